@@ -1,0 +1,163 @@
+"""Small random checkpoints in Hugging Face's format, with a tokenizer beside them.
+
+`make_checkpoint` builds the model with transformers, so that the same folder can be loaded by it as
+the oracle and by the worker as the thing under test.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+BOS_TOKEN = "<|bos|>"
+EOS_TOKEN = "<|eos|>"
+END_OF_TURN_TOKEN = "<|end|>"
+SPECIAL_TOKENS = (BOS_TOKEN, EOS_TOKEN, END_OF_TURN_TOKEN)
+BOS_TOKEN_ID, EOS_TOKEN_ID, END_OF_TURN_TOKEN_ID = range(len(SPECIAL_TOKENS))
+
+CHAT_TEMPLATE = (
+    "{{ bos_token }}"
+    "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+_CORPUS = (
+    "The quick brown fox jumps over the lazy dog while the other dogs are watching.",
+    "def hello(name: str) -> str:\n    return f'Hello, {name}! How are you today?'\n",
+    "for index, value in enumerate(values):\n    print(index, value)\n",
+    "Serving a model means that many requests share the same forward pass.",
+)
+_TOKENIZER_VOCAB_SIZE = 384
+
+# Sizes are small and odd on purpose: heads share KV, and no two dimensions are equal by accident.
+_SIZES: dict[str, dict[str, Any]] = {
+    "llama-like": {
+        "hidden_size": 64,
+        "intermediate_size": 112,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+    },
+    "OPTForCausalLM": {
+        "hidden_size": 64,
+        "word_embed_proj_dim": 64,
+        "ffn_dim": 112,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 512,
+        "pad_token_id": EOS_TOKEN_ID,
+    },
+    "GPT2LMHeadModel": {
+        "n_embd": 64,
+        "n_layer": 2,
+        "n_head": 4,
+        "n_positions": 512,
+    },
+}
+
+
+def make_checkpoint(
+    path: Path,
+    architecture: str = "LlamaForCausalLM",
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    weights: str = "safetensors",
+    chat_template: str | None = CHAT_TEMPLATE,
+    add_bos: bool = False,
+    generation_config: dict[str, Any] | None = None,
+    **overrides: Any,
+) -> Path:
+    """Write a random checkpoint of `architecture` into `path` (created) and return `path`.
+
+    Args:
+        architecture: a causal language model class of transformers, such as "LlamaForCausalLM".
+        seed: the same seed and overrides give the same weights.
+        weights: "safetensors" or "bin" (a state dict written with torch.save).
+        chat_template: Jinja source for tokenizer_config.json; None for a model without one.
+        add_bos: whether the tokenizer itself puts BOS in front of each text.
+        generation_config: the whole of generation_config.json; by default BOS and two EOS ids.
+        overrides: fields of the transformers config, such as `num_key_value_heads=1`.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    vocab_size = save_tokenizer(path, chat_template=chat_template, add_bos=add_bos)
+    model = _random_model(architecture, seed, {"vocab_size": vocab_size, **overrides}).to(dtype)
+    if weights == "safetensors":
+        model.save_pretrained(path)
+    elif weights == "bin":
+        model.config.architectures = [architecture]
+        model.config.save_pretrained(path)
+        torch.save(model.state_dict(), path / "pytorch_model.bin")
+    else:
+        raise ValueError(f"weights must be 'safetensors' or 'bin', not {weights!r}")
+    if generation_config is None:
+        eos_token_ids = [EOS_TOKEN_ID, END_OF_TURN_TOKEN_ID]
+        generation_config = {"bos_token_id": BOS_TOKEN_ID, "eos_token_id": eos_token_ids}
+    (path / "generation_config.json").write_text(json.dumps(generation_config))
+    return path
+
+
+def save_tokenizer(
+    path: Path, *, chat_template: str | None = CHAT_TEMPLATE, add_bos: bool = False
+) -> int:
+    """Write a byte-level BPE tokenizer (any text round-trips) and return its vocabulary's size."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=_TOKENIZER_VOCAB_SIZE,
+        special_tokens=[AddedToken(token, special=True) for token in SPECIAL_TOKENS],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_CORPUS, trainer)
+    if add_bos:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{BOS_TOKEN} $A",
+            pair=f"{BOS_TOKEN} $A {BOS_TOKEN} $B",
+            special_tokens=[(BOS_TOKEN, BOS_TOKEN_ID)],
+        )
+    tokenizer.save(str(path / "tokenizer.json"))
+
+    tokenizer_config: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": BOS_TOKEN,
+        "eos_token": EOS_TOKEN,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": 512,
+    }
+    if chat_template is not None:
+        tokenizer_config["chat_template"] = chat_template
+    (path / "tokenizer_config.json").write_text(json.dumps(tokenizer_config, indent=2))
+    return int(tokenizer.get_vocab_size())
+
+
+def _random_model(
+    architecture: str, seed: int, overrides: dict[str, Any]
+) -> transformers.PreTrainedModel:
+    model_class = getattr(transformers, architecture)
+    settings = {
+        "bos_token_id": BOS_TOKEN_ID,
+        "eos_token_id": EOS_TOKEN_ID,
+        **_SIZES.get(architecture, _SIZES["llama-like"]),
+        **overrides,
+    }
+    config = model_class.config_class(**settings)
+    generator = torch.Generator().manual_seed(seed)
+    model = model_class(config).eval()
+    with torch.no_grad():
+        # Norms and biases start as ones and zeros and matrices so small that logits are nearly
+        # flat: both would hide mistakes, so every parameter is drawn afresh.
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                std = parameter.shape[-1] ** -0.5
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * std * 1.5)
+            else:
+                parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.2)
+    return model
