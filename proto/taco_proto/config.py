@@ -1,0 +1,124 @@
+"""Configuration of each service, parsed once at the edge and never changed afterwards."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+PROTOCOL_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Which model to run and how to load it.
+
+    Attributes:
+        model: a directory that holds config.json, or a hub id.
+        served_model_names: names that clients may use; the first one stands in responses.
+        tokenizer: directory or hub id of the tokenizer; None: the model's own.
+        dtype: auto, half, float16, bfloat16, float or float32.
+        max_model_len: longest sequence (prompt and output) in tokens; None: the model's own limit.
+        rope_scaling, rope_theta: replace what the model's config says.
+    """
+
+    model: str
+    served_model_names: tuple[str, ...] = ()
+    tokenizer: str | None = None
+    tokenizer_mode: str = "auto"
+    skip_tokenizer_init: bool = False
+    revision: str | None = None
+    tokenizer_revision: str | None = None
+    download_dir: str | None = None
+    load_format: str = "auto"
+    dtype: str = "auto"
+    max_model_len: int | None = None
+    rope_scaling: Mapping[str, Any] | None = None
+    rope_theta: float | None = None
+    seed: int = 0
+
+    @property
+    def served_name(self) -> str:
+        return self.served_model_names[0] if self.served_model_names else self.model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig:
+    """One worker.
+
+    Attributes:
+        scheduler: address to dial (`unix:/path` or `host:port`).
+        block_size: tokens a KV block.
+        num_blocks: KV blocks; None: as many as memory allows.
+        max_num_seqs: rows of the persistent batch.
+        num_threads: threads that the model may use; None: all cores.
+    """
+
+    model: ModelConfig
+    scheduler: str = ""
+    name: str = "worker-0"
+    device: str = "cpu"
+    block_size: int = 16
+    num_blocks: int | None = None
+    max_num_seqs: int = 256
+    max_logprobs: int = 20
+    num_threads: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """The scheduler.
+
+    Attributes:
+        listen: address to serve gRPC on (`unix:/path` or `host:port`).
+        max_num_seqs: sequences in a step; the worker's own limit holds beside it.
+        max_num_batched_tokens: token budget of a step.
+        max_waiting_requests: beyond so many, requests are refused with 429.
+        run_ahead: send plan N+1 before output N has arrived.
+        log_stats: log a throughput line every few seconds.
+    """
+
+    listen: str = ""
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    max_waiting_requests: int = 4096
+    enable_prefix_caching: bool = True
+    run_ahead: bool = True
+    log_stats: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayConfig:
+    """One gateway.
+
+    Attributes:
+        scheduler: address of the scheduler.
+        uds: Unix socket to serve HTTP on instead of host and port.
+        grpc_listen: address to serve the Inference service on; None: not served.
+        api_keys: keys that clients may present; empty: none is asked for.
+        chat_template: a Jinja template or the path of one; None: the model's own.
+        max_body_bytes: a larger request body is refused with 413.
+    """
+
+    model: ModelConfig
+    scheduler: str
+    host: str = "0.0.0.0"
+    port: int = 8000
+    uds: str | None = None
+    grpc_listen: str | None = None
+    api_keys: tuple[str, ...] = ()
+    chat_template: str | None = None
+    response_role: str = "assistant"
+    return_tokens_as_token_ids: bool = False
+    allowed_origins: tuple[str, ...] = ("*",)
+    allowed_methods: tuple[str, ...] = ("*",)
+    allowed_headers: tuple[str, ...] = ("*",)
+    allow_credentials: bool = False
+    root_path: str = ""
+    uvicorn_log_level: str = "info"
+    ssl_keyfile: str | None = None
+    ssl_certfile: str | None = None
+    ssl_ca_certs: str | None = None
+    ssl_cert_reqs: int = 0
+    max_body_bytes: int = 32 * 2**20
+    log_requests: bool = True
+    max_log_len: int | None = None
+    middleware: tuple[str, ...] = field(default=())

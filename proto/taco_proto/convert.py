@@ -1,0 +1,388 @@
+"""Protobuf messages to dataclasses and back: the only place that knows both."""
+
+import numpy as np
+
+from taco_proto import scheduler_pb2 as pb
+from taco_proto.config import PROTOCOL_VERSION
+from taco_proto.logprobs import LogprobColumns
+from taco_proto.requests import GenerateRequest, ModelInfo, OutputBatch, RequestError
+from taco_proto.sampling_params import SamplingParams
+from taco_proto.steps import (
+    EMPTY,
+    IntArray,
+    JoinedSequences,
+    StepOutput,
+    StepPlan,
+    WorkerInfo,
+)
+
+NO_LOGPROBS = -1
+
+
+def _ints(values: object) -> IntArray:
+    array = np.array(values, dtype=np.int32)
+    return array if array.size else EMPTY
+
+
+# ------------------------------------------------------------ gateway → scheduler
+
+
+def submit_to_pb(request: GenerateRequest) -> pb.Submit:
+    return pb.Submit(
+        handle=request.handle,
+        request_id=request.request_id,
+        token_ids=request.token_ids,
+        emitted_token_ids=request.emitted_token_ids,
+        sampling=_sampling_to_pb(request.sampling),
+        priority=request.priority,
+        deadline=request.deadline or 0.0,
+        tenant=request.tenant,
+        adapter=request.adapter,
+        cache_salt=request.cache_salt,
+        traceparent=request.traceparent,
+    )
+
+
+def submit_from_pb(message: pb.Submit) -> GenerateRequest:
+    """Raises:
+    InvalidParameterError: a sampling parameter is out of range.
+    """
+    return GenerateRequest(
+        handle=message.handle,
+        request_id=message.request_id,
+        token_ids=message.token_ids,
+        emitted_token_ids=message.emitted_token_ids,
+        sampling=_sampling_from_pb(message.sampling),
+        priority=message.priority,
+        deadline=message.deadline or None,
+        tenant=message.tenant,
+        adapter=message.adapter,
+        cache_salt=message.cache_salt,
+        traceparent=message.traceparent,
+    )
+
+
+def _sampling_to_pb(params: SamplingParams) -> pb.Sampling:
+    assert params.seed is not None
+    assert params.max_tokens is not None
+    bias = params.logit_bias or {}
+    return pb.Sampling(
+        n=params.num_sequences,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        repetition_penalty=params.repetition_penalty,
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_k=params.top_k,
+        min_p=params.min_p,
+        seed=params.seed & (2**64 - 1),
+        stop_token_ids=params.stop_token_ids,
+        ignore_eos=params.ignore_eos,
+        max_tokens=params.max_tokens,
+        min_tokens=params.min_tokens,
+        logprobs=params.logprobs,
+        prompt_logprobs=params.prompt_logprobs,
+        no_repeat_ngram_size=params.no_repeat_ngram_size,
+        logit_bias_token_ids=bias.keys(),
+        logit_bias_values=bias.values(),
+    )
+
+
+def _sampling_from_pb(message: pb.Sampling) -> SamplingParams:
+    return SamplingParams(
+        n=message.n,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        repetition_penalty=message.repetition_penalty,
+        temperature=message.temperature,
+        top_p=message.top_p,
+        top_k=message.top_k,
+        min_p=message.min_p,
+        seed=_signed(message.seed),
+        stop_token_ids=tuple(message.stop_token_ids),
+        ignore_eos=message.ignore_eos,
+        max_tokens=message.max_tokens,
+        min_tokens=message.min_tokens,
+        logprobs=message.logprobs if message.HasField("logprobs") else None,
+        prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
+        no_repeat_ngram_size=message.no_repeat_ngram_size,
+        logit_bias=dict(zip(message.logit_bias_token_ids, message.logit_bias_values, strict=True)),
+        detokenize=False,
+    )
+
+
+def _signed(seed: int) -> int:
+    return seed - 2**64 if seed >= 2**63 else seed
+
+
+# ------------------------------------------------------------ scheduler → gateway
+
+
+def model_info_to_pb(info: ModelInfo) -> pb.ModelInfo:
+    return pb.ModelInfo(
+        model=info.model,
+        max_model_len=info.max_model_len,
+        vocab_size=info.vocab_size,
+        eos_token_ids=info.eos_token_ids,
+        block_size=info.block_size,
+        num_blocks=info.num_blocks,
+        max_logprobs=info.max_logprobs,
+        default_sampling=info.default_sampling,
+        protocol_version=PROTOCOL_VERSION,
+        ready=info.ready,
+    )
+
+
+def model_info_from_pb(message: pb.ModelInfo) -> ModelInfo:
+    return ModelInfo(
+        model=message.model,
+        max_model_len=message.max_model_len,
+        vocab_size=message.vocab_size,
+        eos_token_ids=tuple(message.eos_token_ids),
+        block_size=message.block_size,
+        num_blocks=message.num_blocks,
+        max_logprobs=message.max_logprobs,
+        default_sampling=dict(message.default_sampling),
+        ready=message.ready,
+    )
+
+
+def output_batch_to_pb(batch: OutputBatch) -> pb.OutputBatch:
+    return pb.OutputBatch(
+        handles=batch.handles,
+        indexes=batch.indexes,
+        num_tokens=batch.num_tokens,
+        token_ids=batch.token_ids,
+        finish_reasons=batch.finish_reasons,
+        stop_token_ids=batch.stop_token_ids,
+        num_cached_tokens=batch.num_cached_tokens,
+        logprobs=_logprobs_to_pb(batch.logprobs),
+        prompt_logprob_handles=batch.prompt_logprob_handles,
+        prompt_logprob_positions=batch.prompt_logprob_positions,
+        prompt_logprobs=_logprobs_to_pb(batch.prompt_logprobs),
+        error_handles=[error.handle for error in batch.errors],
+        error_codes=[error.code for error in batch.errors],
+        error_messages=[error.message for error in batch.errors],
+    )
+
+
+def output_batch_from_pb(message: pb.OutputBatch) -> OutputBatch:
+    errors = zip(message.error_handles, message.error_codes, message.error_messages, strict=True)
+    return OutputBatch(
+        handles=list(message.handles),
+        indexes=list(message.indexes),
+        num_tokens=list(message.num_tokens),
+        token_ids=list(message.token_ids),
+        finish_reasons=list(message.finish_reasons),
+        stop_token_ids=list(message.stop_token_ids),
+        num_cached_tokens=list(message.num_cached_tokens),
+        logprobs=_logprobs_from_pb(message, "logprobs"),
+        prompt_logprob_handles=list(message.prompt_logprob_handles),
+        prompt_logprob_positions=list(message.prompt_logprob_positions),
+        prompt_logprobs=_logprobs_from_pb(message, "prompt_logprobs"),
+        errors=[RequestError(handle, code, text) for handle, code, text in errors],
+    )
+
+
+def _logprobs_to_pb(columns: LogprobColumns | None) -> pb.LogprobColumns | None:
+    if columns is None:
+        return None
+    return pb.LogprobColumns(
+        num_entries=columns.num_entries,
+        token_ids=columns.token_ids,
+        logprobs=columns.logprobs,
+        ranks=columns.ranks,
+    )
+
+
+def _logprobs_from_pb(message: pb.OutputBatch | pb.StepOutput, name: str) -> LogprobColumns | None:
+    if not message.HasField(name):
+        return None
+    columns: pb.LogprobColumns = getattr(message, name)
+    return LogprobColumns(
+        num_entries=list(columns.num_entries),
+        token_ids=list(columns.token_ids),
+        logprobs=list(columns.logprobs),
+        ranks=list(columns.ranks),
+    )
+
+
+# ------------------------------------------------------------ worker ↔ scheduler
+
+
+def worker_info_to_pb(info: WorkerInfo) -> pb.WorkerHello:
+    return pb.WorkerHello(
+        protocol_version=PROTOCOL_VERSION,
+        name=info.name,
+        model=info.model,
+        max_model_len=info.max_model_len,
+        vocab_size=info.vocab_size,
+        eos_token_ids=info.eos_token_ids,
+        block_size=info.block_size,
+        num_blocks=info.num_blocks,
+        max_num_seqs=info.max_num_seqs,
+        max_logprobs=info.max_logprobs,
+        default_sampling=info.default_sampling,
+    )
+
+
+def worker_info_from_pb(message: pb.WorkerHello) -> WorkerInfo:
+    return WorkerInfo(
+        name=message.name,
+        model=message.model,
+        max_model_len=message.max_model_len,
+        vocab_size=message.vocab_size,
+        eos_token_ids=tuple(message.eos_token_ids),
+        block_size=message.block_size,
+        num_blocks=message.num_blocks,
+        max_num_seqs=message.max_num_seqs,
+        max_logprobs=message.max_logprobs,
+        default_sampling=dict(message.default_sampling),
+    )
+
+
+def step_plan_to_pb(plan: StepPlan) -> pb.StepPlan:
+    all_ones = bool((plan.num_tokens == 1).all())
+    return pb.StepPlan(
+        epoch=plan.epoch,
+        step_id=plan.step_id,
+        left_slots=plan.left_slots.tolist(),
+        joined=None if plan.joined is None else _joined_to_pb(plan.joined),
+        appended_slots=plan.appended_slots.tolist(),
+        appended_blocks=plan.appended_blocks.tolist(),
+        slots=plan.slots.tolist(),
+        num_tokens=() if all_ones else plan.num_tokens.tolist(),
+    )
+
+
+def step_plan_from_pb(message: pb.StepPlan) -> StepPlan:
+    slots = _ints(message.slots)
+    num_tokens = _ints(message.num_tokens) if message.num_tokens else np.ones_like(slots)
+    return StepPlan(
+        epoch=message.epoch,
+        step_id=message.step_id,
+        slots=slots,
+        num_tokens=num_tokens,
+        left_slots=_ints(message.left_slots),
+        joined=_joined_from_pb(message.joined) if message.HasField("joined") else None,
+        appended_slots=_ints(message.appended_slots),
+        appended_blocks=_ints(message.appended_blocks),
+    )
+
+
+def _joined_to_pb(joined: JoinedSequences) -> pb.JoinedSequences:
+    return pb.JoinedSequences(
+        slots=joined.slots.tolist(),
+        num_prompt_tokens=joined.num_prompt_tokens.tolist(),
+        num_tokens=joined.num_tokens.tolist(),
+        num_computed_tokens=joined.num_computed_tokens.tolist(),
+        token_ids=joined.token_ids.astype("<i4").tobytes(),
+        num_blocks=joined.num_blocks.tolist(),
+        block_ids=joined.block_ids.tolist(),
+        sampling=_sampling_columns_to_pb(joined.sampling),
+    )
+
+
+def _joined_from_pb(message: pb.JoinedSequences) -> JoinedSequences:
+    return JoinedSequences(
+        slots=_ints(message.slots),
+        num_prompt_tokens=_ints(message.num_prompt_tokens),
+        num_tokens=_ints(message.num_tokens),
+        num_computed_tokens=_ints(message.num_computed_tokens),
+        token_ids=np.frombuffer(message.token_ids, dtype="<i4"),
+        num_blocks=_ints(message.num_blocks),
+        block_ids=_ints(message.block_ids),
+        sampling=_sampling_columns_from_pb(message.sampling),
+    )
+
+
+def _sampling_columns_to_pb(rows: tuple[SamplingParams, ...]) -> pb.SamplingColumns:
+    columns = pb.SamplingColumns()
+    for p in rows:
+        assert p.seed is not None
+        assert p.stop_token_ids is not None
+        assert p.logit_bias is not None
+        columns.presence_penalty.append(p.presence_penalty)
+        columns.frequency_penalty.append(p.frequency_penalty)
+        columns.repetition_penalty.append(p.repetition_penalty)
+        columns.temperature.append(p.temperature)
+        columns.top_p.append(p.top_p)
+        columns.top_k.append(p.top_k)
+        columns.min_p.append(p.min_p)
+        columns.seed.append(p.seed & (2**64 - 1))
+        columns.ignore_eos.append(p.ignore_eos)
+        columns.min_tokens.append(p.min_tokens)
+        columns.logprobs.append(NO_LOGPROBS if p.logprobs is None else p.logprobs)
+        columns.prompt_logprobs.append(
+            NO_LOGPROBS if p.prompt_logprobs is None else p.prompt_logprobs
+        )
+        columns.no_repeat_ngram_size.append(p.no_repeat_ngram_size)
+        columns.num_stop_token_ids.append(len(p.stop_token_ids))
+        columns.stop_token_ids.extend(p.stop_token_ids)
+        columns.num_logit_bias.append(len(p.logit_bias))
+        columns.logit_bias_token_ids.extend(p.logit_bias.keys())
+        columns.logit_bias_values.extend(p.logit_bias.values())
+    return columns
+
+
+def _sampling_columns_from_pb(c: pb.SamplingColumns) -> tuple[SamplingParams, ...]:
+    rows = []
+    stop_start = bias_start = 0
+    for i, seed in enumerate(c.seed):
+        stop_end = stop_start + c.num_stop_token_ids[i]
+        bias_end = bias_start + c.num_logit_bias[i]
+        bias_ids = c.logit_bias_token_ids[bias_start:bias_end]
+        bias_values = c.logit_bias_values[bias_start:bias_end]
+        rows.append(
+            SamplingParams(
+                presence_penalty=c.presence_penalty[i],
+                frequency_penalty=c.frequency_penalty[i],
+                repetition_penalty=c.repetition_penalty[i],
+                temperature=c.temperature[i],
+                top_p=c.top_p[i],
+                top_k=c.top_k[i],
+                min_p=c.min_p[i],
+                seed=_signed(seed),
+                ignore_eos=c.ignore_eos[i],
+                max_tokens=None,  # the scheduler counts them
+                min_tokens=c.min_tokens[i],
+                logprobs=None if c.logprobs[i] == NO_LOGPROBS else c.logprobs[i],
+                prompt_logprobs=(
+                    None if c.prompt_logprobs[i] == NO_LOGPROBS else c.prompt_logprobs[i]
+                ),
+                no_repeat_ngram_size=c.no_repeat_ngram_size[i],
+                stop_token_ids=tuple(c.stop_token_ids[stop_start:stop_end]),
+                logit_bias=dict(zip(bias_ids, bias_values, strict=True)),
+                detokenize=False,
+            )
+        )
+        stop_start, bias_start = stop_end, bias_end
+    return tuple(rows)
+
+
+def step_output_to_pb(output: StepOutput) -> pb.StepOutput:
+    return pb.StepOutput(
+        epoch=output.epoch,
+        step_id=output.step_id,
+        slots=output.slots.tolist(),
+        token_ids=output.token_ids.tolist(),
+        logprobs=_logprobs_to_pb(output.logprobs),
+        prompt_logprob_slots=output.prompt_logprob_slots.tolist(),
+        prompt_logprob_positions=output.prompt_logprob_positions.tolist(),
+        prompt_logprobs=_logprobs_to_pb(output.prompt_logprobs),
+        error=output.error,
+    )
+
+
+def step_output_from_pb(message: pb.StepOutput) -> StepOutput:
+    return StepOutput(
+        epoch=message.epoch,
+        step_id=message.step_id,
+        slots=_ints(message.slots),
+        token_ids=_ints(message.token_ids),
+        logprobs=_logprobs_from_pb(message, "logprobs"),
+        prompt_logprob_slots=_ints(message.prompt_logprob_slots),
+        prompt_logprob_positions=_ints(message.prompt_logprob_positions),
+        prompt_logprobs=_logprobs_from_pb(message, "prompt_logprobs"),
+        error=message.error,
+    )

@@ -1,0 +1,99 @@
+"""What flows between a client of the engine and the scheduler: token ids in, token ids out."""
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from taco_proto.logprobs import LogprobColumns
+from taco_proto.sampling_params import SamplingParams
+
+
+class FinishReason(enum.IntEnum):
+    """Why a sequence ended. Values are those of `FinishReason` in scheduler.proto."""
+
+    RUNNING = 0
+    STOP = 1
+    LENGTH = 2
+    ABORTED = 3
+    FAILED = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateRequest:
+    """One request as the scheduler sees it.
+
+    Attributes:
+        handle: names the request within its client's stream.
+        request_id: names it in logs.
+        token_ids: the prompt, packed little-endian int32.
+        sampling: its `seed` and `max_tokens` are set (the client of the engine draws a seed).
+        emitted_token_ids: tokens that the client has seen already, packed likewise; generation goes
+            on behind them. Only for requests of one sequence.
+        priority: lower runs sooner.
+        deadline: seconds since the epoch until which the request may wait; None: for ever.
+        tenant: whose request it is.
+        adapter: name of the adapter to run it with; empty: the base model.
+        cache_salt: requests with different salts share no cached prefix.
+    """
+
+    handle: int
+    request_id: str
+    token_ids: bytes
+    sampling: SamplingParams
+    emitted_token_ids: bytes = b""
+    priority: int = 0
+    deadline: float | None = None
+    tenant: str = ""
+    adapter: str = ""
+    cache_salt: str = ""
+    traceparent: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInfo:
+    """What a client of the engine must know of the model that is served."""
+
+    model: str
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    block_size: int
+    num_blocks: int
+    max_logprobs: int
+    default_sampling: Mapping[str, float] = field(default_factory=dict)
+    ready: bool = True
+
+
+@dataclass(slots=True)
+class RequestError:
+    """A request that failed as a whole. `code` is an HTTP status."""
+
+    handle: int
+    code: int
+    message: str
+
+
+@dataclass(slots=True)
+class OutputBatch:
+    """All news for one client of the engine, as columns.
+
+    Row i is sequence `indexes[i]` of request `handles[i]` and owns the next `num_tokens[i]` entries
+    of `token_ids`. A sequence may own several rows, in order. `logprobs`, if any sequence asked for
+    them, has one row a token.
+    """
+
+    handles: list[int] = field(default_factory=list)
+    indexes: list[int] = field(default_factory=list)
+    num_tokens: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    finish_reasons: list[int] = field(default_factory=list)
+    stop_token_ids: list[int] = field(default_factory=list)
+    num_cached_tokens: list[int] = field(default_factory=list)
+    logprobs: LogprobColumns | None = None
+    prompt_logprob_handles: list[int] = field(default_factory=list)
+    prompt_logprob_positions: list[int] = field(default_factory=list)
+    prompt_logprobs: LogprobColumns | None = None
+    errors: list[RequestError] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.handles or self.errors or self.prompt_logprob_handles)

@@ -1,0 +1,190 @@
+"""How the next token is chosen, and when a sequence ends."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from taco_proto.errors import InvalidParameterError
+
+MAX_SEQUENCES = 128
+MAX_STOP_STRINGS = 64
+MAX_STOP_STRING_CHARS = 8192
+MAX_STOP_TOKEN_IDS = 1024
+MAX_LOGIT_BIAS = 1024
+MAX_TOKENS = 2**31 - 2
+MAX_SEED = 2**63 - 1
+GREEDY_EPSILON = 1e-5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """Sampling parameters of one request.
+
+    Names and defaults are those of the OpenAI completions API and of the engines users come from.
+
+    Attributes:
+        n: sequences to return.
+        best_of: sequences to generate, of which the `n` with the highest mean log probability are
+            returned. None: as many as `n`.
+        presence_penalty: subtracted once from the logit of every token generated so far.
+        frequency_penalty: subtracted once an occurrence.
+        repetition_penalty: divides positive and multiplies negative logits of every token in the
+            prompt or the output (Keskar et al., 2019, CTRL).
+        temperature: 0 is greedy.
+        top_p: smallest set of tokens whose probability reaches `top_p`; in (0, 1].
+        top_k: the `top_k` most likely tokens; -1 or 0 is all of them.
+        min_p: drops tokens below `min_p` times the highest probability.
+        seed: makes a request's tokens repeatable, whatever runs beside it. None: drawn at random.
+        stop: strings that end a sequence; they are cut from the text.
+        stop_token_ids: tokens that end a sequence.
+        ignore_eos: go on after the model's end-of-sequence token.
+        max_tokens: most tokens to generate. None: as many as the model's length allows.
+        min_tokens: no end-of-sequence and no stop token before so many tokens.
+        logprobs: log probabilities of so many most likely tokens at every position, and of the
+            chosen one. They are the model's own: before temperature, penalties and bias.
+        prompt_logprobs: the same for every prompt position but the first.
+        detokenize: give text, not only token ids.
+        skip_special_tokens: leave special tokens out of the text.
+        spaces_between_special_tokens: put spaces between special tokens in the text.
+        include_stop_str_in_output: keep the stop string at the end of the text.
+        truncate_prompt_tokens: keep only so many tokens at the end of the prompt.
+        no_repeat_ngram_size: an n-gram of that size occurs at most once; 0 is off.
+        logit_bias: added to the logits of the given token ids.
+
+    Raises:
+        InvalidParameterError: a value is out of range; `param` names it.
+    """
+
+    n: int = 1
+    best_of: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: str | Sequence[str] | None = None
+    stop_token_ids: Sequence[int] | None = None
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    truncate_prompt_tokens: int | None = None
+    no_repeat_ngram_size: int = 0
+    logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
+
+    def __post_init__(self) -> None:
+        # Normal forms, so that everything downstream sees one type.
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        object.__setattr__(self, "stop", stop)
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        object.__setattr__(self, "logit_bias", dict(self.logit_bias or {}))
+        if self.top_k == 0:
+            object.__setattr__(self, "top_k", -1)
+        self._check_counts()
+        self._check_numbers()
+        self._check_lists()
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences to run for this request."""
+        return self.best_of or self.n
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature < GREEDY_EPSILON
+
+    def with_updates(self, **changes: Any) -> "SamplingParams":
+        """A copy with some fields changed, checked again."""
+        return replace(self, **changes)
+
+    def _check_counts(self) -> None:
+        _check_int("n", self.n, 1, MAX_SEQUENCES)
+        if self.best_of is not None:
+            _check_int("best_of", self.best_of, 1, MAX_SEQUENCES)
+            if self.best_of < self.n:
+                raise InvalidParameterError(
+                    f"best_of must be at least n, got best_of={self.best_of} and n={self.n}",
+                    "best_of",
+                )
+        if self.max_tokens is not None:
+            _check_int("max_tokens", self.max_tokens, 1, MAX_TOKENS)
+        _check_int("min_tokens", self.min_tokens, 0, MAX_TOKENS)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidParameterError(
+                f"min_tokens must not exceed max_tokens, got {self.min_tokens} > {self.max_tokens}",
+                "min_tokens",
+            )
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                _check_int(name, getattr(self, name), 0, 2**16)
+        if self.truncate_prompt_tokens is not None:
+            _check_int("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, MAX_TOKENS)
+        _check_int("no_repeat_ngram_size", self.no_repeat_ngram_size, 0, 2**16)
+        _check_int("top_k", self.top_k, -1, MAX_TOKENS)
+        if self.seed is not None:
+            _check_int("seed", self.seed, -MAX_SEED - 1, MAX_SEED)
+
+    def _check_numbers(self) -> None:
+        _check_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _check_float("repetition_penalty", self.repetition_penalty, 0.0, 100.0, open_low=True)
+        _check_float("temperature", self.temperature, 0.0, 2.0)
+        _check_float("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        _check_float("min_p", self.min_p, 0.0, 1.0)
+
+    def _check_lists(self) -> None:
+        assert self.stop is not None
+        assert self.stop_token_ids is not None
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise InvalidParameterError(f"stop takes at most {MAX_STOP_STRINGS} strings", "stop")
+        for text in self.stop:
+            if not isinstance(text, str) or not text:
+                raise InvalidParameterError("stop strings must be non-empty strings", "stop")
+            if len(text) > MAX_STOP_STRING_CHARS:
+                raise InvalidParameterError(
+                    f"a stop string may have at most {MAX_STOP_STRING_CHARS} characters", "stop"
+                )
+        if self.stop and not self.detokenize:
+            raise InvalidParameterError("stop strings need detokenize=True", "stop")
+        if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+            raise InvalidParameterError(
+                f"stop_token_ids takes at most {MAX_STOP_TOKEN_IDS} ids", "stop_token_ids"
+            )
+        for token_id in self.stop_token_ids:
+            _check_int("stop_token_ids", token_id, 0, MAX_TOKENS)
+        if len(self.logit_bias or {}) > MAX_LOGIT_BIAS:
+            raise InvalidParameterError(
+                f"logit_bias takes at most {MAX_LOGIT_BIAS} ids", "logit_bias"
+            )
+        for token_id, bias in (self.logit_bias or {}).items():
+            _check_int("logit_bias", token_id, 0, MAX_TOKENS)
+            _check_float("logit_bias", bias, -100.0, 100.0)
+
+
+SAMPLING_FIELDS = tuple(f.name for f in fields(SamplingParams))
+
+
+def _check_int(name: str, value: object, low: int, high: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise InvalidParameterError(f"{name} must be an integer, got {value!r}", name)
+    if not low <= value <= high:
+        raise InvalidParameterError(f"{name} must be between {low} and {high}, got {value}", name)
+
+
+def _check_float(
+    name: str, value: object, low: float, high: float, *, open_low: bool = False
+) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise InvalidParameterError(f"{name} must be a number, got {value!r}", name)
+    if math.isnan(value) or not low <= value <= high or (open_low and value == low):
+        bounds = f"{'(' if open_low else '['}{low:g}, {high:g}]"
+        raise InvalidParameterError(f"{name} must be in {bounds}, got {value}", name)

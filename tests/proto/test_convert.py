@@ -1,0 +1,188 @@
+"""Everything that crosses a process boundary survives the round trip through its message."""
+
+from typing import Any
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from taco_proto import convert
+from taco_proto import scheduler_pb2 as pb
+from taco_proto.logprobs import LogprobColumns
+from taco_proto.requests import GenerateRequest, ModelInfo, OutputBatch, RequestError
+from taco_proto.sampling_params import SamplingParams
+from taco_proto.steps import EMPTY, JoinedSequences, StepOutput, StepPlan, WorkerInfo
+
+token_ids = st.integers(0, 2**31 - 2)
+small = st.integers(0, 2**16)
+f32 = st.floats(0.0625, 1.0, width=32)
+
+
+def _array(values: list[int]) -> np.ndarray:
+    return np.array(values, dtype=np.int32)
+
+
+@st.composite
+def sampling_params(draw: st.DrawFn, max_tokens: int | None = 64) -> SamplingParams:
+    return SamplingParams(
+        presence_penalty=draw(st.floats(-2, 2, width=32)),
+        frequency_penalty=draw(st.floats(-2, 2, width=32)),
+        repetition_penalty=draw(f32),
+        temperature=draw(st.floats(0, 2, width=32)),
+        top_p=draw(f32),
+        top_k=draw(st.sampled_from([-1, 1, 50])),
+        min_p=draw(f32),
+        seed=draw(st.integers(-(2**63), 2**63 - 1)),
+        ignore_eos=draw(st.booleans()),
+        max_tokens=max_tokens,
+        min_tokens=draw(st.integers(0, 64)),
+        logprobs=draw(st.none() | st.integers(0, 20)),
+        prompt_logprobs=draw(st.none() | st.integers(0, 20)),
+        no_repeat_ngram_size=draw(st.integers(0, 8)),
+        stop_token_ids=draw(st.lists(token_ids, max_size=3)),
+        logit_bias=draw(st.dictionaries(token_ids, st.floats(-100, 100, width=32), max_size=3)),
+        detokenize=False,
+    )
+
+
+@st.composite
+def joined_sequences(draw: st.DrawFn) -> JoinedSequences:
+    counts = draw(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 3)), min_size=1, max_size=4))
+    tokens, blocks = [c[0] for c in counts], [c[1] for c in counts]
+    return JoinedSequences(
+        slots=_array(list(range(len(counts)))),
+        num_prompt_tokens=_array(tokens),
+        num_tokens=_array(tokens),
+        num_computed_tokens=_array([0] * len(counts)),
+        token_ids=_array(draw(st.lists(token_ids, min_size=sum(tokens), max_size=sum(tokens)))),
+        num_blocks=_array(blocks),
+        block_ids=_array(list(range(sum(blocks)))),
+        sampling=tuple(draw(sampling_params(max_tokens=None)) for _ in counts),
+    )
+
+
+@st.composite
+def logprob_columns(draw: st.DrawFn) -> LogprobColumns:
+    columns = LogprobColumns()
+    for count in draw(st.lists(st.integers(0, 3), max_size=4)):
+        columns.append_row(
+            draw(st.lists(token_ids, min_size=count, max_size=count)),
+            draw(st.lists(st.floats(-100, 0, width=32), min_size=count, max_size=count)),
+            draw(st.lists(small, min_size=count, max_size=count)),
+        )
+    return columns
+
+
+def assert_equal(left: Any, right: Any) -> None:
+    """Dataclasses field by field, arrays element by element."""
+    if isinstance(left, np.ndarray):
+        assert left.dtype == right.dtype
+        assert left.tolist() == right.tolist()
+    elif isinstance(left, StepPlan | StepOutput | JoinedSequences):
+        for name in left.__dataclass_fields__:
+            assert_equal(getattr(left, name), getattr(right, name))
+    else:
+        assert left == right
+
+
+@given(params=sampling_params(), prompt=st.binary(max_size=16), handle=small)
+def test_submit(params: SamplingParams, prompt: bytes, handle: int) -> None:
+    request = GenerateRequest(
+        handle=handle,
+        request_id="cmpl-1",
+        token_ids=prompt,
+        emitted_token_ids=prompt,
+        sampling=params,
+        priority=-3,
+        deadline=12.5,
+        tenant="a",
+        adapter="b",
+        cache_salt="c",
+        traceparent="d",
+    )
+    wire = convert.submit_to_pb(request).SerializeToString()
+    assert convert.submit_from_pb(pb.Submit.FromString(wire)) == request
+
+
+@given(data=st.data())
+def test_step_plan(data: st.DataObject) -> None:
+    slots = data.draw(st.lists(small, max_size=8))
+    ones = data.draw(st.booleans())
+    plan = StepPlan(
+        epoch=3,
+        step_id=2**40,
+        slots=_array(slots),
+        num_tokens=_array([1 if ones else i + 1 for i in range(len(slots))]),
+        left_slots=_array(data.draw(st.lists(small, max_size=3))),
+        joined=data.draw(st.none() | joined_sequences()),
+        appended_slots=_array([1, 1]),
+        appended_blocks=_array([7, 9]),
+    )
+    wire = convert.step_plan_to_pb(plan).SerializeToString()
+    assert_equal(plan, convert.step_plan_from_pb(pb.StepPlan.FromString(wire)))
+
+
+def test_a_decode_step_costs_a_few_bytes_a_sequence() -> None:
+    plan = StepPlan(
+        epoch=1,
+        step_id=1000,
+        slots=np.arange(256, dtype=np.int32),
+        num_tokens=np.ones(256, dtype=np.int32),
+    )
+    assert len(convert.step_plan_to_pb(plan).SerializeToString()) < 2 * 256
+
+
+@given(data=st.data())
+def test_step_output(data: st.DataObject) -> None:
+    slots = data.draw(st.lists(small, max_size=8))
+    output = StepOutput(
+        epoch=1,
+        step_id=9,
+        slots=_array(slots),
+        token_ids=_array(data.draw(st.lists(token_ids, min_size=len(slots), max_size=len(slots)))),
+        logprobs=data.draw(st.none() | logprob_columns()),
+        prompt_logprob_slots=EMPTY,
+        prompt_logprob_positions=EMPTY,
+        prompt_logprobs=data.draw(st.none() | logprob_columns()),
+        error=data.draw(st.sampled_from(["", "out of memory"])),
+    )
+    wire = convert.step_output_to_pb(output).SerializeToString()
+    assert_equal(output, convert.step_output_from_pb(pb.StepOutput.FromString(wire)))
+
+
+@given(logprobs=st.none() | logprob_columns(), prompt_logprobs=st.none() | logprob_columns())
+def test_output_batch(
+    logprobs: LogprobColumns | None, prompt_logprobs: LogprobColumns | None
+) -> None:
+    batch = OutputBatch(
+        handles=[1, 2],
+        indexes=[0, 3],
+        num_tokens=[2, 0],
+        token_ids=[5, 6],
+        finish_reasons=[0, 2],
+        stop_token_ids=[-1, 7],
+        num_cached_tokens=[16, 0],
+        logprobs=logprobs,
+        prompt_logprob_handles=[4],
+        prompt_logprob_positions=[1],
+        prompt_logprobs=prompt_logprobs,
+        errors=[RequestError(9, 429, "busy")],
+    )
+    wire = convert.output_batch_to_pb(batch).SerializeToString()
+    assert convert.output_batch_from_pb(pb.OutputBatch.FromString(wire)) == batch
+
+
+def test_model_and_worker_info() -> None:
+    common: dict[str, Any] = {
+        "model": "m",
+        "max_model_len": 1024,
+        "vocab_size": 512,
+        "eos_token_ids": (1, 2),
+        "block_size": 16,
+        "num_blocks": 100,
+        "max_logprobs": 20,
+        "default_sampling": {"temperature": 0.6},
+    }
+    info = ModelInfo(**common, ready=False)
+    assert convert.model_info_from_pb(convert.model_info_to_pb(info)) == info
+    worker = WorkerInfo(**common, name="w", max_num_seqs=8)
+    assert convert.worker_info_from_pb(convert.worker_info_to_pb(worker)) == worker
