@@ -1,0 +1,56 @@
+# Everything from a bare machine with Python 3.11 to 3.13:
+#   make serve    installs what is missing and serves the demo model on port 8000
+#   make test     installs what is missing and runs the tests
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+MODEL ?= demo
+ARGS ?=
+
+# The first interpreter that really runs (a shim may be on the path without its version).
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
+	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$p && break; done)
+
+.PHONY: install serve test lint format proto docs bench wheel clean
+
+install: $(STAMP)
+
+# torch is named first and alone: any other order lets a dependency pull in a build with CUDA.
+$(STAMP): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "make: no Python 3.11, 3.12 or 3.13 found" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+serve: install
+	$(BIN)/taco_llm serve $(MODEL) $(ARGS)
+
+test: install
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+format: install
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+proto: install
+	PYTHON=$(CURDIR)/$(BIN)/python proto/generate.sh
+
+docs: install
+	$(BIN)/mkdocs build --strict
+
+bench: install
+	$(BIN)/python bench/scheduler_step.py
+	$(BIN)/python bench/gateway_stream.py
+
+wheel: install
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+
+clean:
+	rm -rf $(VENV) build dist site *.egg-info
