@@ -1,0 +1,108 @@
+"""The references against other ways of saying the same."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from taco_kernels.reference.activation import silu_mul
+from taco_kernels.reference.attention import paged_attention
+from taco_kernels.reference.norm import layer_norm, rms_norm
+from taco_kernels.reference.rotary import apply_rotary
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_norms_agree_with_torch(dtype: torch.dtype) -> None:
+    x, weight, bias = torch.randn(7, 96), torch.randn(96), torch.randn(96)
+    x, weight, bias = (x * 3 + 1).to(dtype), weight.to(dtype), bias.to(dtype)
+    wide = (x.float(), (96,), weight.float())
+    torch.testing.assert_close(
+        rms_norm(x, weight, 1e-5), F.rms_norm(*wide, eps=1e-5).to(dtype), atol=2e-5, rtol=2e-2
+    )
+    torch.testing.assert_close(
+        layer_norm(x, weight, bias, 1e-5),
+        F.layer_norm(*wide, bias.float(), eps=1e-5).to(dtype),
+        atol=2e-5,
+        rtol=1e-2,
+    )
+
+
+def test_norms_do_not_overflow_in_float16() -> None:
+    x = torch.full((1, 64), 60_000.0, dtype=torch.float16)
+    weight = torch.ones(64, dtype=torch.float16)
+    torch.testing.assert_close(rms_norm(x, weight, 1e-6), torch.ones_like(x))
+
+
+def test_rotary_is_a_complex_rotation() -> None:
+    x, angles = torch.randn(5, 3, 16), torch.randn(5, 8)
+    rotated = torch.complex(x[..., :8], x[..., 8:]) * torch.polar(
+        torch.ones(5, 1, 8), angles.unsqueeze(1)
+    )
+    expected = torch.cat((rotated.real, rotated.imag), dim=-1)
+    torch.testing.assert_close(apply_rotary(x, angles.cos(), angles.sin()), expected)
+
+
+def test_rotary_leaves_products_to_distances() -> None:
+    """What the embedding is for: a query-key product depends on how far apart the two are."""
+    query, key = torch.randn(1, 1, 16), torch.randn(1, 1, 16)
+    frequencies = torch.rand(1, 8)
+
+    def product(query_position: int, key_position: int) -> torch.Tensor:
+        turned = [
+            apply_rotary(x, (frequencies * position).cos(), (frequencies * position).sin())
+            for x, position in ((query, query_position), (key, key_position))
+        ]
+        return (turned[0] * turned[1]).sum()
+
+    torch.testing.assert_close(product(9, 4), product(25, 20), atol=1e-4, rtol=1e-4)
+
+
+def test_silu_mul_takes_the_gate_first() -> None:
+    gate, up = torch.randn(4, 6), torch.randn(4, 6)
+    expected = gate * torch.sigmoid(gate) * up
+    torch.testing.assert_close(silu_mul(torch.cat((gate, up), dim=-1)), expected)
+
+
+def test_paged_attention_of_one_token_is_its_value() -> None:
+    key_cache, value_cache = torch.randn(2, 4, 8, 2, 16)
+    query = torch.randn(1, 4, 16)
+    output = paged_attention(
+        query,
+        key_cache,
+        value_cache,
+        query_start_loc=torch.tensor([0, 1]),
+        seq_lens=torch.tensor([1]),
+        block_tables=torch.tensor([[3]]),
+        scale=0.25,
+    )
+    torch.testing.assert_close(output[0], value_cache[3, 0].repeat_interleave(2, dim=0))
+
+
+@pytest.mark.parametrize("window", [None, 5])
+def test_paged_attention_agrees_with_dense(window: int | None) -> None:
+    query_len, seq_len, block_size = 6, 11, 4
+    key_cache, value_cache = torch.randn(2, 5, block_size, 2, 8)
+    table = [4, 0, 2]
+    query = torch.randn(query_len, 6, 8)
+    keys, values = (
+        cache[table].flatten(0, 1)[:seq_len].repeat_interleave(3, dim=1).transpose(0, 1)
+        for cache in (key_cache, value_cache)
+    )
+    distance = torch.arange(5, 11).unsqueeze(1) - torch.arange(seq_len)
+    seen = (distance >= 0) & (distance < (window or seq_len))
+    expected = F.scaled_dot_product_attention(
+        query.transpose(0, 1), keys, values, attn_mask=seen, scale=0.3
+    )
+    output = paged_attention(
+        query,
+        key_cache,
+        value_cache,
+        query_start_loc=torch.tensor([0, query_len]),
+        seq_lens=torch.tensor([seq_len]),
+        block_tables=torch.tensor([table]),
+        scale=0.3,
+        sliding_window=window,
+    )
+    torch.testing.assert_close(output, expected.transpose(0, 1))
