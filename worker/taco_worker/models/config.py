@@ -1,0 +1,120 @@
+"""What a checkpoint's config says, in our words: read once, frozen after that."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from taco_worker.models.decoder_config import DecoderConfig, LearnedPositions
+from taco_worker.models.registry import find_recipe
+
+SAMPLING_DEFAULT_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """One model directory's config.json and generation_config.json.
+
+    Attributes:
+        architecture: the entry of `architectures` that a recipe was found for.
+        checkpoint_dtype: name of the dtype that the weights are said to be stored in, if any.
+        eos_token_ids: ids that end a sequence, in the order of the files, without repeats.
+        sampling_defaults: those of SAMPLING_DEFAULT_KEYS that generation_config.json sets.
+    """
+
+    architecture: str
+    decoder: DecoderConfig
+    checkpoint_dtype: str | None
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+    sampling_defaults: Mapping[str, float]
+
+
+def load_hf_config(
+    model_dir: Path,
+    *,
+    rope_scaling: Mapping[str, Any] | None = None,
+    rope_theta: float | None = None,
+) -> ModelConfig:
+    """Read a model directory's configuration.
+
+    Args:
+        rope_scaling, rope_theta: replace what config.json says about rotary positions.
+
+    Raises:
+        ValueError: a file is missing, is not JSON or lacks a field, the architecture has no
+            recipe, or the checkpoint needs what no recipe supports.
+    """
+    hf_config = _read_json(model_dir / "config.json")
+    architecture, recipe = find_recipe(hf_config.get("architectures") or [])
+    if quantization := hf_config.get("quantization_config"):
+        method = quantization.get("quant_method", "unknown")
+        raise ValueError(f"{model_dir} is quantized ({method}), which is not supported")
+    hf_config = _override_rope(hf_config, rope_scaling, rope_theta)
+    try:
+        decoder = recipe.decoder_config(hf_config)
+    except KeyError as error:
+        raise ValueError(f"{model_dir / 'config.json'} has no {error}") from None
+    except (TypeError, ZeroDivisionError) as error:
+        raise ValueError(f"{model_dir / 'config.json'} has a field of no use: {error}") from None
+    if isinstance(decoder.positions, LearnedPositions) and (rope_scaling or rope_theta):
+        raise ValueError(f"{architecture} has learned positions: rope settings do not apply to it")
+
+    generation_path = model_dir / "generation_config.json"
+    generation = _read_json(generation_path) if generation_path.exists() else {}
+    return ModelConfig(
+        architecture=architecture,
+        decoder=decoder,
+        checkpoint_dtype=hf_config.get("dtype") or hf_config.get("torch_dtype"),
+        bos_token_id=hf_config.get("bos_token_id"),
+        eos_token_ids=_eos_token_ids(generation, hf_config),
+        sampling_defaults=MappingProxyType(
+            {
+                key: generation[key]
+                for key in SAMPLING_DEFAULT_KEYS
+                if generation.get(key) is not None
+            }
+        ),
+    )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise ValueError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} does not hold a JSON object")
+    return content
+
+
+def _override_rope(
+    hf_config: dict[str, Any], rope_scaling: Mapping[str, Any] | None, rope_theta: float | None
+) -> dict[str, Any]:
+    """Put the overrides where `parse_rotary` looks first."""
+    if rope_scaling is None and rope_theta is None:
+        return hf_config
+    current = hf_config.get("rope_parameters") or {
+        **(hf_config.get("rope_scaling") or {}),
+        "rope_theta": hf_config.get("rope_theta"),
+    }
+    theta = rope_theta if rope_theta is not None else current.get("rope_theta")
+    scaling = rope_scaling if rope_scaling is not None else current
+    return {**hf_config, "rope_parameters": {**scaling, "rope_theta": theta}}
+
+
+def _eos_token_ids(*configs: Mapping[str, Any]) -> tuple[int, ...]:
+    """Both files count: each is known to name an end that the other one lacks."""
+    ids: dict[int, None] = {}
+    for config in configs:
+        value = config.get("eos_token_id")
+        for token_id in value if isinstance(value, list) else [value]:
+            if token_id is not None:
+                ids[int(token_id)] = None
+    return tuple(ids)

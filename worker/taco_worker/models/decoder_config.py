@@ -1,0 +1,66 @@
+"""The options of the decoder: what one architecture or size differs in from another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from taco_worker.models.rope import RotaryConfig
+
+
+@dataclass(frozen=True, slots=True)
+class LearnedPositions:
+    """A table of position embeddings; position p is row p + offset."""
+
+    size: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderConfig:
+    """Everything that makes one decoder differ from another.
+
+    Attributes:
+        embedding_size: width of the token embeddings; where it is not hidden_size, a projection
+            leads from it into the first layer and another one back before the logits (OPT-350m).
+        pre_norm: norms stand before attention and MLP, else after the residual sum.
+        final_norm: whether a norm follows the last layer.
+        sliding_windows: per layer, how many tokens a token sees (itself included); None is all.
+        attention_scale: factor on query-key products.
+        max_position_embeddings: longest sequence in tokens, rope scaling included.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    embedding_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    positions: RotaryConfig | LearnedPositions
+    norm: Literal["rms", "layer"]
+    norm_eps: float
+    pre_norm: bool
+    final_norm: bool
+    activation: str
+    gated_mlp: bool
+    qkv_bias: bool
+    attn_out_bias: bool
+    mlp_bias: bool
+    sliding_windows: tuple[int | None, ...]
+    attention_scale: float
+    tied_embeddings: bool
+
+    def __post_init__(self) -> None:
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"{self.num_heads} attention heads cannot share {self.num_kv_heads} KV heads evenly"
+            )
+        if isinstance(self.positions, RotaryConfig) and self.head_dim % 2:
+            raise ValueError(f"rotary positions need an even head_dim, not {self.head_dim}")
+        if len(self.sliding_windows) != self.num_layers:
+            raise ValueError(
+                f"{len(self.sliding_windows)} sliding windows for {self.num_layers} layers"
+            )

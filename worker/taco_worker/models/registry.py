@@ -1,0 +1,37 @@
+"""Architectures by name; a recipe is imported when a model asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+
+from taco_worker.models.recipe import Recipe
+
+_RECIPE_MODULES = {
+    "GPT2LMHeadModel": "gpt2",
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "OPTForCausalLM": "opt",
+    "Qwen2ForCausalLM": "qwen2",
+}
+
+
+def supported_architectures() -> list[str]:
+    return sorted(_RECIPE_MODULES)
+
+
+def find_recipe(architectures: Sequence[str]) -> tuple[str, Recipe]:
+    """The first of `architectures` that has a recipe, with the recipe.
+
+    Raises:
+        ValueError: none has one; the message lists those there are.
+    """
+    for architecture in architectures:
+        if module_name := _RECIPE_MODULES.get(architecture):
+            module = import_module(f"taco_worker.models.recipes.{module_name}")
+            recipe: Recipe = module.RECIPE
+            return architecture, recipe
+    named = ", ".join(architectures) or "(config.json names none)"
+    raise ValueError(
+        f"no recipe for architecture {named}; supported: {', '.join(supported_architectures())}"
+    )
