@@ -1,0 +1,229 @@
+"""Attention over paged KV in plain torch: correct on every device, fast on none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from taco_worker.attention.metadata import AttentionMetadata
+from taco_worker.kv_memory import KVCache
+
+
+@dataclass(frozen=True, slots=True)
+class _Prefill:
+    """One sequence with several query tokens.
+
+    Attributes:
+        tokens: its rows of the query.
+        blocks: [num_blocks], the blocks that its tokens can see.
+        kv: the part of those blocks' tokens that can be seen.
+        mask: [query_len, kv_len], true where a token is seen; None for the plain triangle.
+    """
+
+    tokens: slice
+    blocks: Tensor
+    kv: slice
+    mask: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class _DecodeGroup:
+    """Sequences with one query token each and KV of about the same length.
+
+    Attributes:
+        rows: [num_rows], their rows of the query.
+        blocks: [num_rows, num_blocks], the blocks that can be seen, padded to a common number.
+        seen: [num_rows, num_blocks * block_size], true where a token is seen.
+    """
+
+    rows: Tensor
+    blocks: Tensor
+    seen: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _BatchPlan:
+    prefills: list[_Prefill]
+    decode_groups: list[_DecodeGroup]
+
+
+class TorchAttention:
+    """Prefills one sequence at a time, decodes in groups that are padded alike.
+
+    A group's padding follows from the sequence's own length, never from its neighbours', and
+    padding is zeroed before use, so that not even an infinity in a stale block can leak.
+    """
+
+    def __init__(self) -> None:
+        self._metadata: AttentionMetadata | None = None
+        self._plans: dict[int | None, _BatchPlan] = {}
+
+    def write_kv(
+        self,
+        key: Tensor,
+        value: Tensor,
+        kv_cache: KVCache,
+        layer: int,
+        metadata: AttentionMetadata,
+    ) -> None:
+        kv_cache.key(layer).flatten(0, 1).index_copy_(0, metadata.kv_slot_mapping, key)
+        kv_cache.value(layer).flatten(0, 1).index_copy_(0, metadata.kv_slot_mapping, value)
+
+    def attend(
+        self,
+        query: Tensor,
+        kv_cache: KVCache,
+        layer: int,
+        metadata: AttentionMetadata,
+        scale: float,
+        sliding_window: int | None,
+    ) -> Tensor:
+        plan = self._plan(metadata, kv_cache.block_size, sliding_window)
+        keys, values = kv_cache.key(layer), kv_cache.value(layer)
+        output = torch.empty_like(query)
+        for prefill in plan.prefills:
+            output[prefill.tokens] = _prefill(query[prefill.tokens], keys, values, prefill, scale)
+        for group in plan.decode_groups:
+            output[group.rows] = _decode(query[group.rows], keys, values, group, scale)
+        return output
+
+    def _plan(
+        self, metadata: AttentionMetadata, block_size: int, sliding_window: int | None
+    ) -> _BatchPlan:
+        """The batch's plan, made at the first layer of a step and used again by the others."""
+        if metadata is not self._metadata:
+            self._metadata = metadata
+            self._plans = {}
+        if sliding_window not in self._plans:
+            self._plans[sliding_window] = _plan_batch(metadata, block_size, sliding_window)
+        return self._plans[sliding_window]
+
+
+def _plan_batch(
+    metadata: AttentionMetadata, block_size: int, sliding_window: int | None
+) -> _BatchPlan:
+    prefills: list[_Prefill] = []
+    decodes: dict[int, list[tuple[int, int]]] = {}
+    row = 0
+    for sequence, query_len in enumerate(metadata.query_lens_host):
+        seq_len = metadata.seq_lens_host[sequence]
+        if query_len == 1:
+            first = _first_seen(seq_len - 1, sliding_window) // block_size
+            num_blocks = -(-seq_len // block_size) - first
+            padded = 1 << (num_blocks - 1).bit_length()
+            decodes.setdefault(padded, []).append((sequence, row))
+        elif query_len > 1:
+            table = metadata.block_tables[sequence]
+            prefills.append(
+                _plan_prefill(row, query_len, seq_len, table, block_size, sliding_window)
+            )
+        row += query_len
+    groups = [
+        _plan_decode_group(members, metadata, padded, block_size, sliding_window)
+        for padded, members in decodes.items()
+    ]
+    return _BatchPlan(prefills, groups)
+
+
+def _first_seen(position: int, sliding_window: int | None) -> int:
+    return 0 if sliding_window is None else max(0, position - sliding_window + 1)
+
+
+def _plan_prefill(
+    row: int,
+    query_len: int,
+    seq_len: int,
+    block_table: Tensor,
+    block_size: int,
+    sliding_window: int | None,
+) -> _Prefill:
+    context_len = seq_len - query_len
+    first = _first_seen(context_len, sliding_window)
+    first_block, last_block = first // block_size, -(-seq_len // block_size)
+    mask = None
+    if context_len > 0 or (sliding_window is not None and sliding_window < seq_len):
+        device = block_table.device
+        query_positions = torch.arange(context_len, seq_len, device=device).unsqueeze(1)
+        kv_positions = torch.arange(first, seq_len, device=device)
+        mask = kv_positions <= query_positions
+        if sliding_window is not None:
+            mask &= kv_positions > query_positions - sliding_window
+    return _Prefill(
+        tokens=slice(row, row + query_len),
+        blocks=block_table[first_block:last_block],
+        kv=slice(first - first_block * block_size, seq_len - first_block * block_size),
+        mask=mask,
+    )
+
+
+def _plan_decode_group(
+    members: list[tuple[int, int]],
+    metadata: AttentionMetadata,
+    num_blocks: int,
+    block_size: int,
+    sliding_window: int | None,
+) -> _DecodeGroup:
+    device = metadata.block_tables.device
+    sequences = torch.tensor([sequence for sequence, _ in members], device=device)
+    rows = torch.tensor([row for _, row in members], device=device)
+    seq_lens = metadata.seq_lens[sequences].unsqueeze(1)
+    first_seen = torch.zeros_like(seq_lens)
+    if sliding_window is not None:
+        first_seen = (seq_lens - sliding_window).clamp(min=0)
+    first_blocks = first_seen // block_size
+
+    columns = first_blocks + torch.arange(num_blocks, device=device)
+    # Past the last block the table's entries mean nothing: the last one is gathered again.
+    last_columns = (seq_lens - 1) // block_size
+    blocks = metadata.block_tables[sequences].gather(1, columns.minimum(last_columns).long())
+    positions = first_blocks * block_size + torch.arange(num_blocks * block_size, device=device)
+    seen = (positions >= first_seen) & (positions < seq_lens)
+    return _DecodeGroup(rows, blocks, seen)
+
+
+def _prefill(query: Tensor, keys: Tensor, values: Tensor, plan: _Prefill, scale: float) -> Tensor:
+    """query [query_len, num_heads, head_dim], and the same shape back."""
+    query_len, num_heads, head_dim = query.shape
+    num_kv_heads = keys.shape[2]
+    group_size = num_heads // num_kv_heads
+
+    def per_query_head(cache: Tensor) -> Tensor:
+        """[num_kv_heads, group_size, kv_len, head_dim], each KV head repeated as a view."""
+        rows = cache[plan.blocks].flatten(0, 1)[plan.kv]
+        return rows.transpose(0, 1).unsqueeze(1).expand(-1, group_size, -1, -1)
+
+    output = F.scaled_dot_product_attention(
+        query.view(query_len, num_kv_heads, group_size, head_dim).permute(1, 2, 0, 3),
+        per_query_head(keys),
+        per_query_head(values),
+        attn_mask=plan.mask,
+        is_causal=plan.mask is None,
+        scale=scale,
+    )
+    return output.permute(2, 0, 1, 3).reshape(query_len, num_heads, head_dim)
+
+
+def _decode(
+    query: Tensor, keys: Tensor, values: Tensor, group: _DecodeGroup, scale: float
+) -> Tensor:
+    """query [num_rows, num_heads, head_dim], and the same shape back."""
+    num_rows, num_heads, head_dim = query.shape
+    num_kv_heads = keys.shape[2]
+    unseen = ~group.seen[:, :, None, None]
+
+    def per_kv_head(cache: Tensor) -> Tensor:
+        """[num_rows, num_kv_heads, kv_len, head_dim]"""
+        return cache[group.blocks].flatten(1, 2).masked_fill_(unseen, 0).transpose(1, 2)
+
+    output = F.scaled_dot_product_attention(
+        # The query heads that share a KV head stand where the tokens of a prefill would.
+        query.view(num_rows, num_kv_heads, num_heads // num_kv_heads, head_dim),
+        per_kv_head(keys),
+        per_kv_head(values),
+        attn_mask=group.seen[:, None, None, :],
+        scale=scale,
+    )
+    return output.reshape(num_rows, num_heads, head_dim)
