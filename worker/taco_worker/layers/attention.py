@@ -1,0 +1,65 @@
+"""The attention half of a layer: projections around a back end."""
+
+from __future__ import annotations
+
+import torch
+from taco_kernels.reference.rotary import apply_rotary
+from torch import Tensor, nn
+
+from taco_worker.attention.backend import AttentionBackend
+from taco_worker.attention.metadata import AttentionMetadata
+from taco_worker.kv_memory import KVCache
+from taco_worker.layers.linear import Linear
+from taco_worker.models.decoder_config import DecoderConfig
+
+
+class Attention(nn.Module):
+    def __init__(
+        self,
+        config: DecoderConfig,
+        layer: int,
+        backend: AttentionBackend,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        super().__init__()
+        self.layer = layer
+        self.backend = backend
+        self.head_dim = config.head_dim
+        self.scale = config.attention_scale
+        self.sliding_window = config.sliding_windows[layer]
+        self.num_heads, self.num_kv_heads = config.num_heads, config.num_kv_heads
+        self.qkv_proj = Linear(
+            config.hidden_size,
+            (config.num_heads + 2 * config.num_kv_heads) * config.head_dim,
+            bias=config.qkv_bias,
+            dtype=dtype,
+            device=device,
+        )
+        self.out_proj = Linear(
+            config.num_heads * config.head_dim,
+            config.hidden_size,
+            bias=config.attn_out_bias,
+            dtype=dtype,
+            device=device,
+        )
+
+    def forward(
+        self,
+        hidden: Tensor,
+        rotary: tuple[Tensor, Tensor] | None,
+        kv_cache: KVCache,
+        metadata: AttentionMetadata,
+    ) -> Tensor:
+        heads = self.qkv_proj(hidden).view(hidden.shape[0], -1, self.head_dim)
+        query, key, value = heads.split(
+            (self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1
+        )
+        if rotary is not None:
+            query, key = apply_rotary(query, *rotary), apply_rotary(key, *rotary)
+        self.backend.write_kv(key, value, kv_cache, self.layer, metadata)
+        output = self.backend.attend(
+            query, kv_cache, self.layer, metadata, self.scale, self.sliding_window
+        )
+        return self.out_proj(output.flatten(1))

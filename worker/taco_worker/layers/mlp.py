@@ -1,0 +1,38 @@
+"""The feed-forward half of a layer."""
+
+import torch
+from taco_kernels.reference.activation import silu_mul
+from torch import Tensor, nn
+
+from taco_worker.layers.activation import find_activation
+from taco_worker.layers.linear import Linear
+from taco_worker.models.decoder_config import DecoderConfig
+
+
+class MLP(nn.Module):
+    """down(activation(up(x)))"""
+
+    def __init__(self, config: DecoderConfig, *, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+        self.activation = find_activation(config.activation)
+        self.up_proj = Linear(hidden, inner, bias=bias, dtype=dtype, device=device)
+        self.down_proj = Linear(inner, hidden, bias=bias, dtype=dtype, device=device)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(self.activation(self.up_proj(x)))
+
+
+class GatedMLP(nn.Module):
+    """down(silu(gate(x)) * up(x)), gate and up fused"""
+
+    def __init__(self, config: DecoderConfig, *, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        if config.activation != "silu":
+            raise ValueError(f"gated MLPs use silu, not {config.activation!r}")
+        hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+        self.gate_up_proj = Linear(hidden, 2 * inner, bias=bias, dtype=dtype, device=device)
+        self.down_proj = Linear(inner, hidden, bias=bias, dtype=dtype, device=device)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(silu_mul(self.gate_up_proj(x)))

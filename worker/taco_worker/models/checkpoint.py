@@ -1,0 +1,83 @@
+"""The weight files of a model directory, and the tensors in them."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+LoadFormat = Literal["auto", "safetensors", "pt", "dummy"]
+
+
+def find_weight_files(model_dir: Path, load_format: LoadFormat) -> list[Path]:
+    """The files to read: of an index, or a single file; "auto" takes safetensors first.
+
+    Raises:
+        ValueError: there are none, or the index is damaged or names a file that is missing.
+    """
+    bases = {
+        "safetensors": ["model.safetensors"],
+        "pt": ["pytorch_model.bin"],
+        "auto": ["model.safetensors", "pytorch_model.bin"],
+    }
+    for base in bases[load_format]:
+        if (index := model_dir / f"{base}.index.json").exists():
+            return _indexed_files(index)
+        if (single := model_dir / base).exists():
+            return [single]
+    raise ValueError(f"no weights in {model_dir}: looked for {' and '.join(bases[load_format])}")
+
+
+def iterate_tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
+    """Names and tensors of one file, as views of the mapped file where its form allows it.
+
+    Raises:
+        ValueError: the file is damaged, or holds something else than tensors.
+    """
+    if path.suffix == ".safetensors":
+        yield from _iterate_safetensors(path)
+    else:
+        yield from _iterate_state_dict(path)
+
+
+def _indexed_files(index: Path) -> list[Path]:
+    try:
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        files = [index.parent / Path(name).name for name in sorted(names)]
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise ValueError(f"{index} is not an index of weight files: {error!r}") from None
+    if missing := [file.name for file in files if not file.exists()]:
+        raise ValueError(f"{index} names files that are missing: {', '.join(missing)}")
+    return files
+
+
+def _iterate_safetensors(path: Path) -> Iterator[tuple[str, Tensor]]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 (not a dict)
+                yield name, file.get_tensor(name)
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"cannot read {path}: {error}") from None
+
+
+def _iterate_state_dict(path: Path) -> Iterator[tuple[str, Tensor]]:
+    try:
+        # Files from before torch 1.6 are no archives and cannot be mapped.
+        content = torch.load(
+            path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
+        )
+    except (RuntimeError, OSError, EOFError, pickle.UnpicklingError) as error:
+        raise ValueError(f"cannot read {path}: {error}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds a {type(content).__name__} instead of tensors by name")
+    for name, tensor in content.items():
+        if not isinstance(tensor, Tensor):
+            raise ValueError(f"{path} holds a {type(tensor).__name__} under {name!r}")
+        yield name, tensor
