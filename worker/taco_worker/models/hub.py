@@ -1,0 +1,71 @@
+"""From the MODEL that a user names to a directory on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HFValidationError
+
+_CONFIG_PATTERNS = ["*.json", "*.txt", "*.model", "*.jinja"]
+_SAFETENSORS_PATTERNS = ["*.safetensors"]
+_STATE_DICT_PATTERNS = ["*.bin"]
+# Copies of the same weights in other layouts, and what only training needs.
+_IGNORED_PATTERNS = ["original/**", "consolidated*", "training_args.bin", "optimizer.bin"]
+
+
+def resolve_model(
+    model: str, *, revision: str | None = None, download_dir: Path | None = None
+) -> Path:
+    """A directory that holds `model`: itself, or a download of that name from the hub.
+
+    Weights come as safetensors; as .bin only where the hub has nothing else.
+
+    Args:
+        model: a path or a hub id ("owner/name").
+        revision: branch, tag or commit on the hub.
+        download_dir: where downloads are kept; by default Hugging Face's own cache.
+
+    Raises:
+        ValueError: a directory without config.json, a path that does not exist, or a hub id that
+            does not exist or cannot be reached.
+    """
+    path = Path(model).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ValueError(f"{model} is no model: it holds no config.json")
+        return path
+    if model.startswith(("/", "./", "../", "~")) or path.exists():
+        raise ValueError(f"{model} is not a model directory")
+    try:
+        directory = _download(
+            model, _CONFIG_PATTERNS + _SAFETENSORS_PATTERNS, revision, download_dir
+        )
+        if not any(directory.glob("*.safetensors")):
+            _download(model, _STATE_DICT_PATTERNS, revision, download_dir)
+    except HFValidationError:
+        raise ValueError(f"{model} is neither a directory nor a hub id") from None
+    except Exception as error:
+        # The hub's client lets through what its HTTP library raises, which is requests in some
+        # versions and httpx in others.
+        reason = (str(error).strip() or repr(error)).splitlines()[0]
+        raise ValueError(
+            f"{model} is no directory, and cannot be downloaded from the hub: {reason}"
+        ) from None
+    if not (directory / "config.json").is_file():
+        raise ValueError(f"{model} on the hub is no model: it holds no config.json")
+    return directory
+
+
+def _download(
+    model: str, patterns: list[str], revision: str | None, download_dir: Path | None
+) -> Path:
+    return Path(
+        snapshot_download(
+            model,
+            revision=revision,
+            cache_dir=download_dir,
+            allow_patterns=patterns,
+            ignore_patterns=_IGNORED_PATTERNS,
+        )
+    )
