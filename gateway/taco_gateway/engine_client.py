@@ -1,0 +1,93 @@
+"""What the text layer needs of an engine, whichever link leads to it."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from taco_proto.logprobs import LogprobColumns
+from taco_proto.requests import FinishReason, GenerateRequest, ModelInfo
+
+RETRYABLE_CODES = frozenset({429, 503})
+
+
+class EngineError(Exception):
+    """A request that failed as a whole.
+
+    Attributes:
+        code: HTTP status: 400, 409, 429 (queue full), 500, 503 (no engine), 504 (deadline passed).
+        message: one sentence for the client.
+    """
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+@dataclass(slots=True)
+class SequenceUpdate:
+    """News of one sequence.
+
+    Attributes:
+        index: which sequence of the request.
+        token_ids: its new tokens; the one that ended it is among them.
+        finish_reason: RUNNING until the sequence has ended.
+        stop_token_id: the token that ended it; -1 if it ended otherwise.
+        num_cached_tokens: prompt tokens that were found in the prefix cache.
+        logprobs: one row a token of `token_ids`; None if none were asked for.
+        prompt_logprobs: one row a prompt position, going on where the update before ended; the first row
+            of all belongs to position 1. Only on the sequence of index 0, and only if asked for.
+    """
+
+    index: int
+    token_ids: list[int]
+    finish_reason: int = FinishReason.RUNNING
+    stop_token_id: int = -1
+    num_cached_tokens: int = 0
+    logprobs: LogprobColumns | None = None
+    prompt_logprobs: LogprobColumns | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    """Counters of the scheduler; `prometheus` is its own page in exposition format."""
+
+    num_running: int
+    num_waiting: int
+    kv_cache_usage: float
+    num_free_blocks: int
+    num_blocks: int
+    num_workers: int
+    prometheus: bytes = b""
+
+
+class UpdateStream(AsyncIterator[SequenceUpdate], Protocol):
+    """The news of one request. Ends when all its sequences have ended; raises `EngineError`.
+
+    Whoever leaves it early calls `close`, which is idempotent and does not wait.
+    """
+
+    def cancel(self, index: int) -> None:
+        """Ends one sequence upstream; no more news of it."""
+
+    def close(self) -> None:
+        """Ends whatever still runs, upstream too."""
+
+
+class EngineClient(Protocol):
+    """An engine: token ids in, token ids out. Belongs to one event loop."""
+
+    def model_info(self) -> ModelInfo | None:
+        """The model that is served; None or `ready=False` while no worker serves it."""
+
+    def generate(self, request: GenerateRequest) -> UpdateStream:
+        """Submits a request; `request.handle` is 0 and is given by the client. Never raises: what fails,
+        fails in the stream."""
+
+    async def stats(self) -> EngineStats:
+        """Raises:
+        EngineError: the scheduler does not answer (503).
+        """
+
+    async def close(self) -> None:
+        """Fails what still runs with 503 and lets go of the engine."""

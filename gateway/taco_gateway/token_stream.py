@@ -1,0 +1,262 @@
+"""Hands the columns of an `OutputBatch` to the requests that they belong to.
+
+The path of every token: a row costs a look-up, an append and at most one wake-up of the task that reads.
+A reader that is behind finds its rows merged, so that nothing but tokens piles up.
+"""
+
+import asyncio
+import itertools
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Protocol
+
+from taco_gateway.engine_client import EngineError, SequenceUpdate
+from taco_proto.logprobs import LogprobColumns
+from taco_proto.requests import FinishReason, GenerateRequest, OutputBatch
+
+# A reader that lets so many token ids and log probabilities pile up is not reading any more.
+MAX_BUFFERED_VALUES = 2**17
+MAX_HANDLE = 2**32
+
+
+class Upstream(Protocol):
+    """Where requests go: a `ClientSession` of the scheduler, or the gRPC stream to one."""
+
+    def submit(self, request: GenerateRequest) -> None: ...
+
+    def cancel(self, handle: int, index: int | None = None) -> None: ...
+
+
+class TokenStream:
+    """The news of one request as an async iterator of `SequenceUpdate`, for one reader.
+
+    Attributes:
+        request: what was submitted.
+        emitted: all tokens of the first sequence so far.
+        num_prompt_logprobs: prompt positions whose log probabilities have come.
+    """
+
+    def __init__(
+        self, request: GenerateRequest, on_cancel: Callable[["TokenStream", int | None], None]
+    ) -> None:
+        self.request = request
+        self.emitted = array("i")
+        self.num_prompt_logprobs = 0
+        self._on_cancel = on_cancel
+        self._running = set(range(request.sampling.num_sequences))
+        self._pending: deque[SequenceUpdate] = deque()
+        self._num_buffered = 0
+        self._error: EngineError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def running(self) -> bool:
+        return bool(self._running)
+
+    # ------------------------------------------------------------ the reader's side
+
+    def __aiter__(self) -> "TokenStream":
+        return self
+
+    async def __anext__(self) -> SequenceUpdate:
+        while not self._pending:
+            if self._error is not None:
+                raise self._error
+            if not self._running:
+                raise StopAsyncIteration
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        update = self._pending.popleft()
+        if not self._pending:
+            self._num_buffered = 0
+        return update
+
+    def cancel(self, index: int) -> None:
+        if index in self._running:
+            self._running.discard(index)
+            self._on_cancel(self, index)
+            self._wake()
+
+    def close(self) -> None:
+        if self._running:
+            self._running.clear()
+            self._on_cancel(self, None)
+        self._pending.clear()
+        self._wake()
+
+    # ------------------------------------------------------------ the engine's side
+
+    def push(self, update: SequenceUpdate) -> None:
+        """Adds news; those of a sequence that has ended or was cancelled are dropped."""
+        if update.index not in self._running:
+            return
+        if update.index == 0:
+            self.emitted.extend(update.token_ids)
+        if update.finish_reason != FinishReason.RUNNING:
+            self._running.discard(update.index)
+        if not (self._pending and _merge(self._pending[-1], update)):
+            self._pending.append(update)
+        self._num_buffered += _num_values(update)
+        if self._num_buffered > MAX_BUFFERED_VALUES:
+            self.close()
+            self.fail(EngineError(503, "The client does not read its answer."))
+        self._wake()
+
+    def push_prompt_logprobs(self, position: int, row: LogprobColumns) -> None:
+        """Adds the row of one prompt position; one that came before (resubmission) is dropped."""
+        if position == self.num_prompt_logprobs + 1:
+            self.num_prompt_logprobs = position
+            self.push(SequenceUpdate(0, [], prompt_logprobs=row))
+
+    def fail(self, error: EngineError) -> None:
+        """Ends the request; what the reader has not read yet comes before the error."""
+        self._running.clear()
+        self._error = error
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class RequestTable:
+    """The open requests of one link to a scheduler, by handle."""
+
+    def __init__(self, upstream: Upstream) -> None:
+        self._upstream = upstream
+        self._streams: dict[int, TokenStream] = {}
+        self._handles = itertools.count(1)
+
+    def __iter__(self) -> Iterator[TokenStream]:
+        return iter(tuple(self._streams.values()))
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def generate(self, request: GenerateRequest) -> TokenStream:
+        """Gives the request a handle and submits it."""
+        handle = next(h for i in self._handles if (h := i % MAX_HANDLE) not in self._streams)
+        stream = TokenStream(replace(request, handle=handle), self._cancel)
+        self._streams[handle] = stream
+        self._upstream.submit(stream.request)
+        return stream
+
+    def dispatch(self, batch: OutputBatch) -> None:
+        """Gives every open request its news; rows of requests that are gone are dropped."""
+        if batch.prompt_logprobs is not None:
+            self._dispatch_prompt_logprobs(batch, batch.prompt_logprobs)
+        streams = self._streams
+        logprobs = None if batch.logprobs is None else _RowSlicer(batch.logprobs)
+        token_ids = batch.token_ids
+        start = 0
+        for handle, index, count, finish_reason, stop_token_id, num_cached_tokens in zip(
+            batch.handles,
+            batch.indexes,
+            batch.num_tokens,
+            batch.finish_reasons,
+            batch.stop_token_ids,
+            batch.num_cached_tokens,
+            strict=True,
+        ):
+            end = start + count
+            rows = None if logprobs is None else logprobs.take(count)
+            stream = streams.get(handle)
+            if stream is not None:
+                stream.push(
+                    SequenceUpdate(
+                        index,
+                        token_ids[start:end],
+                        finish_reason,
+                        stop_token_id,
+                        num_cached_tokens,
+                        rows,
+                    )
+                )
+                if not stream.running:
+                    streams.pop(handle, None)
+            start = end
+        for error in batch.errors:
+            failed = streams.pop(error.handle, None)
+            if failed is not None:
+                failed.fail(EngineError(error.code, error.message))
+
+    def fail_all(self, error: EngineError) -> None:
+        for stream in self:
+            self.fail(stream, error)
+
+    def fail(self, stream: TokenStream, error: EngineError) -> None:
+        self._streams.pop(stream.request.handle, None)
+        stream.fail(error)
+
+    def _cancel(self, stream: TokenStream, index: int | None) -> None:
+        handle = stream.request.handle
+        self._upstream.cancel(handle, index)
+        if not stream.running:
+            self._streams.pop(handle, None)
+
+    def _dispatch_prompt_logprobs(self, batch: OutputBatch, columns: LogprobColumns) -> None:
+        slicer = _RowSlicer(columns)
+        for handle, position in zip(
+            batch.prompt_logprob_handles, batch.prompt_logprob_positions, strict=True
+        ):
+            row = slicer.take(1)
+            stream = self._streams.get(handle)
+            if stream is not None:
+                stream.push_prompt_logprobs(position, row)
+
+
+class _RowSlicer:
+    """Cuts columns of log probabilities into runs of rows, front to back."""
+
+    def __init__(self, columns: LogprobColumns) -> None:
+        self._columns = columns
+        self._row = 0
+        self._entry = 0
+
+    def take(self, num_rows: int) -> LogprobColumns:
+        columns, first_row, first = self._columns, self._row, self._entry
+        self._row = first_row + num_rows
+        num_entries = columns.num_entries[first_row : self._row]
+        self._entry = last = first + sum(num_entries)
+        return LogprobColumns(
+            num_entries,
+            columns.token_ids[first:last],
+            columns.logprobs[first:last],
+            columns.ranks[first:last],
+        )
+
+
+def _num_values(update: SequenceUpdate) -> int:
+    count = 1 + len(update.token_ids)
+    for columns in (update.logprobs, update.prompt_logprobs):
+        if columns is not None:
+            count += len(columns.token_ids)
+    return count
+
+
+def _merge(waiting: SequenceUpdate, update: SequenceUpdate) -> bool:
+    """Adds `update` to news of the same sequence that has not been read yet, if it can be."""
+    if waiting.index != update.index:
+        return False
+    waiting.token_ids.extend(update.token_ids)
+    waiting.logprobs = _joined(waiting.logprobs, update.logprobs)
+    waiting.prompt_logprobs = _joined(waiting.prompt_logprobs, update.prompt_logprobs)
+    waiting.finish_reason = update.finish_reason
+    waiting.stop_token_id = update.stop_token_id
+    waiting.num_cached_tokens = max(waiting.num_cached_tokens, update.num_cached_tokens)
+    return True
+
+
+def _joined(front: LogprobColumns | None, back: LogprobColumns | None) -> LogprobColumns | None:
+    if front is None or back is None:
+        return back if front is None else front
+    front.num_entries.extend(back.num_entries)
+    front.token_ids.extend(back.token_ids)
+    front.logprobs.extend(back.logprobs)
+    front.ranks.extend(back.ranks)
+    return front
