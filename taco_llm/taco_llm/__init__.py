@@ -1,0 +1,53 @@
+"""TACO: serving and offline inference of large language models.
+
+Names are imported when they are first used, so that `import taco_llm` costs no torch.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from taco_proto.sampling_params import SamplingParams
+
+    from taco_llm.async_engine import AsyncLLMEngine
+    from taco_llm.engine_args import EngineArgs
+    from taco_llm.llm import LLM
+    from taco_llm.outputs import CompletionOutput, RequestOutput
+
+    __version__: str
+
+_HOMES = {
+    "LLM": "taco_llm.llm",
+    "AsyncLLMEngine": "taco_llm.async_engine",
+    "CompletionOutput": "taco_llm.outputs",
+    "EngineArgs": "taco_llm.engine_args",
+    "RequestOutput": "taco_llm.outputs",
+    "SamplingParams": "taco_proto.sampling_params",
+}
+
+__all__ = [
+    "LLM",
+    "AsyncLLMEngine",
+    "CompletionOutput",
+    "EngineArgs",
+    "RequestOutput",
+    "SamplingParams",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        value: Any = version("taco-llm")
+    elif name in _HOMES:
+        value = getattr(importlib.import_module(_HOMES[name]), name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

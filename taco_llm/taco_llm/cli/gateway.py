@@ -1,0 +1,45 @@
+"""`taco_llm gateway`: one gateway alone, for containers and several machines."""
+
+import argparse
+
+from taco_llm.cli.options import (
+    Subparsers,
+    add_config_argument,
+    add_model_argument,
+    add_scheduler_argument,
+    add_superseded_flags,
+    collect,
+    require,
+)
+from taco_llm.engine_args import EngineArgs
+from taco_llm.flags import GATEWAY, Parser, add_flags, given
+from taco_llm.gateway_args import GatewayArgs
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser(
+        "gateway",
+        usage="taco_llm gateway MODEL --scheduler ADDRESS [options]",
+        help="Run a gateway, which serves the OpenAI API and dials the scheduler.",
+        description="Runs one gateway alone. It serves the OpenAI API, turns text into token ids "
+        "and back, and dials the scheduler. It needs the model's tokenizer, not its weights.",
+    )
+    add_model_argument(parser)
+    add_scheduler_argument(parser)
+    add_config_argument(parser)
+    add_flags(parser, "HTTP and gRPC", GatewayArgs)
+    add_flags(parser, "model", EngineArgs, GATEWAY)
+    add_superseded_flags(parser)
+    parser.set_defaults(run=run, parser=parser)
+
+
+def run(parser: Parser, namespace: argparse.Namespace) -> int:
+    values = collect(parser, namespace)
+    require(values, "model", "a model is needed: taco_llm gateway MODEL")
+    require(values, "scheduler", "--scheduler is needed: the address of the scheduler")
+    model = EngineArgs(**given(EngineArgs, values)).model_config()
+    config = GatewayArgs(**given(GatewayArgs, values)).gateway_config(model, values["scheduler"])
+
+    from taco_gateway.server import run_gateway
+
+    return run_gateway(config)

@@ -1,0 +1,43 @@
+"""The `taco_llm` command."""
+
+import sys
+from collections.abc import Sequence
+
+from taco_proto.errors import ConfigurationError
+from taco_proto.logging import configure_logging
+
+from taco_llm.cli import gateway, scheduler, serve, version, worker
+from taco_llm.flags import Parser
+
+_COMMANDS = (serve, gateway, scheduler, worker, version)
+
+
+def build_parser() -> Parser:
+    """The parser of the whole command; a parse holds only what was given (see `flags.Parser`)."""
+    parser = Parser(
+        prog="taco_llm",
+        description="TACO serves large language models: an OpenAI-compatible gateway, a scheduler "
+        "and workers.",
+    )
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for command in _COMMANDS:
+        command.add_parser(subparsers)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit code. Wrong flags exit with 2 and one line."""
+    namespace = build_parser().parse_args(sys.argv[1:] if argv is None else argv)
+    options = vars(namespace)
+    command, parser = options.pop("command"), options.pop("parser")
+    run = options.pop("run")
+    configure_logging(command)
+    try:
+        return int(run(parser, namespace))
+    except ConfigurationError as error:
+        print(f"{parser.prog}: error: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

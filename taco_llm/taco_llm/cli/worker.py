@@ -1,0 +1,50 @@
+"""`taco_llm worker`: one worker alone, for containers and several machines."""
+
+import argparse
+import os
+import socket
+
+from taco_llm.cli.options import (
+    Subparsers,
+    add_config_argument,
+    add_model_argument,
+    add_scheduler_argument,
+    add_superseded_flags,
+    collect,
+    require,
+)
+from taco_llm.engine_args import EngineArgs
+from taco_llm.flags import WORKER, Parser, add_flags, given
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser(
+        "worker",
+        usage="taco_llm worker MODEL --scheduler ADDRESS [options]",
+        help="Run a worker, which loads the model and dials the scheduler.",
+        description="Runs one worker alone. It loads the model, dials the scheduler and runs the "
+        "steps that the scheduler plans.",
+    )
+    add_model_argument(parser)
+    add_scheduler_argument(parser)
+    parser.add_argument(
+        "--name",
+        metavar="NAME",
+        help="Name of the worker in logs. Default: the host's name and the process id.",
+    )
+    add_config_argument(parser)
+    add_flags(parser, "engine", EngineArgs, WORKER)
+    add_superseded_flags(parser)
+    parser.set_defaults(run=run, parser=parser)
+
+
+def run(parser: Parser, namespace: argparse.Namespace) -> int:
+    values = collect(parser, namespace)
+    require(values, "model", "a model is needed: taco_llm worker MODEL")
+    require(values, "scheduler", "--scheduler is needed: the address of the scheduler")
+    name = values.get("name", f"{socket.gethostname()}-{os.getpid()}")
+    config = EngineArgs(**given(EngineArgs, values)).worker_config(values["scheduler"], name)
+
+    from taco_worker.server import run_worker
+
+    return run_worker(config)

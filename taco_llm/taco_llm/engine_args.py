@@ -1,0 +1,285 @@
+"""The engine's arguments: which model, how much memory, how large a step."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from taco_proto.config import ModelConfig, SchedulerConfig, WorkerConfig
+from taco_proto.errors import ConfigurationError
+
+from taco_llm.flags import GATEWAY, SCHEDULER, WORKER, flag, json_object
+from taco_llm.model_location import locate_model
+
+_MODEL = (GATEWAY, WORKER)
+_TEXT = (GATEWAY,)
+_WORKER = (WORKER,)
+_SCHEDULER = (SCHEDULER,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerArgs:
+    """Arguments of the scheduler.
+
+    Raises:
+        ConfigurationError: a value is out of range.
+    """
+
+    max_num_seqs: int = flag(
+        "The most sequences that run in one step. More of them raise throughput and memory use.",
+        (SCHEDULER, WORKER),
+        default=256,
+        parse=int,
+        metavar="SEQUENCES",
+    )
+    max_num_batched_tokens: int = flag(
+        "The most tokens that one step computes, decodes and chunks of prompts together. A smaller "
+        "number keeps the time between tokens short, a larger one reads long prompts faster.",
+        _SCHEDULER,
+        default=2048,
+        parse=int,
+        metavar="TOKENS",
+    )
+    max_waiting_requests: int = flag(
+        "The most requests that wait for their turn. Beyond it a request is refused with status "
+        "429.",
+        _SCHEDULER,
+        default=4096,
+        parse=int,
+        metavar="REQUESTS",
+    )
+    enable_prefix_caching: bool = flag(
+        "Keep the KV cache of finished requests and reuse it for prompts that begin alike.",
+        _SCHEDULER,
+        default=True,
+    )
+    enable_chunked_prefill: bool = flag(
+        "Read long prompts in chunks beside the sequences that decode. It cannot be turned off.",
+        _SCHEDULER,
+        default=True,
+    )
+    disable_log_stats: bool = flag(
+        "Do not log a line with the throughput every few seconds.", _SCHEDULER, default=False
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens"):
+            _check_at_least(name, getattr(self, name), 1)
+        _check_at_least("max_waiting_requests", self.max_waiting_requests, 0)
+        if not self.enable_chunked_prefill:
+            raise ConfigurationError("enable_chunked_prefill cannot be turned off")
+
+    def scheduler_config(self, listen: str = "") -> SchedulerConfig:
+        return SchedulerConfig(
+            listen=listen,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_waiting_requests=self.max_waiting_requests,
+            enable_prefix_caching=self.enable_prefix_caching,
+            log_stats=not self.disable_log_stats,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineArgs(SchedulerArgs):
+    """Arguments of the engine, for `LLM`, `AsyncLLMEngine` and the command line alike.
+
+    Each is described by its flag: `taco_llm serve --help` prints all of them.
+
+    Raises:
+        ConfigurationError: a value is out of range or contradicts another.
+    """
+
+    model: str = flag(
+        "The model to serve: a directory with config.json and weights, a Hugging Face hub id such "
+        "as facebook/opt-125m, or the name of a bundled model such as demo.",
+        _MODEL,
+    )
+    served_model_name: tuple[str, ...] = flag(
+        "The names that clients may put into a request's model field. The first one stands in "
+        "responses; without this flag it is the model as it was given.",
+        _MODEL,
+        default=(),
+        several="extend",
+        metavar="NAME",
+    )
+    tokenizer: str | None = flag(
+        "Directory or hub id of the tokenizer. Without it the model's own tokenizer is used.",
+        _TEXT,
+        default=None,
+        metavar="PATH",
+    )
+    tokenizer_mode: str = flag(
+        "auto reads tokenizer.json with the fast tokenizers library; slow always uses the "
+        "tokenizer of transformers.",
+        _TEXT,
+        default="auto",
+        choices=("auto", "slow"),
+    )
+    skip_tokenizer_init: bool = flag(
+        "Load no tokenizer: requests bring token ids and answers hold token ids only.",
+        _TEXT,
+        default=False,
+    )
+    revision: str | None = flag(
+        "Branch, tag or commit of the model on the Hugging Face hub. Without it the default branch "
+        "is taken.",
+        _MODEL,
+        default=None,
+    )
+    tokenizer_revision: str | None = flag(
+        "Branch, tag or commit of the tokenizer on the Hugging Face hub.",
+        _TEXT,
+        default=None,
+        metavar="REVISION",
+    )
+    download_dir: str | None = flag(
+        "Directory to download models into. Without it the Hugging Face cache is used.",
+        _MODEL,
+        default=None,
+        metavar="DIR",
+    )
+    load_format: str = flag(
+        "Which weights to load: auto prefers safetensors and falls back to .bin files, pt takes "
+        "only .bin files, safetensors only safetensors, and dummy makes random weights for "
+        "profiling.",
+        _WORKER,
+        default="auto",
+        choices=("auto", "pt", "safetensors", "dummy"),
+    )
+    dtype: str = flag(
+        "Number format of weights and activations. auto takes the format that the checkpoint "
+        "names; half is float16 and float is float32.",
+        _WORKER,
+        default="auto",
+        choices=("auto", "half", "float16", "bfloat16", "float", "float32"),
+    )
+    max_model_len: int | None = flag(
+        "The longest sequence, prompt and answer together, in tokens. Without it the limit in the "
+        "model's own configuration holds.",
+        _WORKER,
+        default=None,
+        parse=int,
+        metavar="TOKENS",
+    )
+    rope_scaling: Mapping[str, Any] | None = flag(
+        "Rotary position scaling as a JSON object, for example "
+        '\'{"rope_type": "linear", "factor": 2.0}\'. It replaces the one in the model\'s '
+        "configuration.",
+        _WORKER,
+        default=None,
+        parse=json_object,
+        metavar="JSON",
+    )
+    rope_theta: float | None = flag(
+        "Base of the rotary position frequencies. It replaces the one in the model's "
+        "configuration.",
+        _WORKER,
+        default=None,
+        parse=float,
+    )
+    seed: int = flag(
+        "Seed of offline requests that bring no seed of their own, and of the random weights that "
+        "--load-format dummy makes.",
+        _WORKER,
+        default=0,
+        parse=int,
+    )
+    device: str = flag(
+        "The device that runs the model. auto takes the best one there is, at present the CPU.",
+        _WORKER,
+        default="auto",
+        choices=("auto", "cpu"),
+    )
+    num_threads: int | None = flag(
+        "CPU threads that the model may use. Without it all cores are used.",
+        _WORKER,
+        default=None,
+        parse=int,
+    )
+    block_size: int = flag(
+        "Tokens in a block of the KV cache. Smaller blocks waste less memory and share prefixes "
+        "more finely.",
+        _WORKER,
+        default=16,
+        parse=int,
+        choices=(8, 16, 32),
+    )
+    num_gpu_blocks_override: int | None = flag(
+        "Number of KV blocks on the device that runs the model, a CPU included. Without it as many "
+        "are made as memory allows.",
+        _WORKER,
+        default=None,
+        parse=int,
+        metavar="BLOCKS",
+    )
+    max_logprobs: int = flag(
+        "The most log probabilities that a request may ask for at each position.",
+        _WORKER,
+        default=20,
+        parse=int,
+    )
+
+    def __post_init__(self) -> None:
+        SchedulerArgs.__post_init__(self)
+        names = self.served_model_name
+        object.__setattr__(
+            self, "served_model_name", (names,) if isinstance(names, str) else tuple(names or ())
+        )
+        if not self.model:
+            raise ConfigurationError("no model is given")
+        for name in ("max_model_len", "num_gpu_blocks_override", "num_threads"):
+            _check_at_least(name, getattr(self, name), 1)
+        for name in ("max_logprobs", "seed"):
+            _check_at_least(name, getattr(self, name), 0)
+        if self.rope_theta is not None and not self.rope_theta > 0:
+            raise ConfigurationError(f"rope_theta must be positive, got {self.rope_theta}")
+        for item in fields(self):
+            choices = item.metadata["flag"].choices
+            if choices is not None and getattr(self, item.name) not in choices:
+                shown = ", ".join(map(str, choices))
+                raise ConfigurationError(
+                    f"{item.name} must be one of {shown}, got {getattr(self, item.name)!r}"
+                )
+        if self.skip_tokenizer_init and self.tokenizer is not None:
+            raise ConfigurationError("tokenizer and skip_tokenizer_init contradict each other")
+
+    def model_config(self) -> ModelConfig:
+        """The model as gateway and worker see it; the names of bundled models become directories.
+
+        Raises:
+            ConfigurationError: the model is a directory without config.json.
+        """
+        return ModelConfig(
+            model=locate_model(self.model),
+            served_model_names=self.served_model_name or (self.model,),
+            tokenizer=None if self.tokenizer is None else locate_model(self.tokenizer, "tokenizer"),
+            tokenizer_mode=self.tokenizer_mode,
+            skip_tokenizer_init=self.skip_tokenizer_init,
+            revision=self.revision,
+            tokenizer_revision=self.tokenizer_revision,
+            download_dir=self.download_dir,
+            load_format=self.load_format,
+            dtype=self.dtype,
+            max_model_len=self.max_model_len,
+            rope_scaling=self.rope_scaling,
+            rope_theta=self.rope_theta,
+            seed=self.seed,
+        )
+
+    def worker_config(self, scheduler: str = "", name: str = "worker-0") -> WorkerConfig:
+        return WorkerConfig(
+            model=self.model_config(),
+            scheduler=scheduler,
+            name=name,
+            device="cpu" if self.device == "auto" else self.device,
+            block_size=self.block_size,
+            num_blocks=self.num_gpu_blocks_override,
+            max_num_seqs=self.max_num_seqs,
+            max_logprobs=self.max_logprobs,
+            num_threads=self.num_threads,
+        )
+
+
+def _check_at_least(name: str, value: int | None, low: int) -> None:
+    if value is not None and (not isinstance(value, int) or value < low):
+        raise ConfigurationError(f"{name} must be an integer of at least {low}, got {value!r}")

@@ -1,0 +1,206 @@
+"""The gateway's arguments: where it listens, whom it lets in, how it answers."""
+
+import os
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+from taco_proto.config import GatewayConfig, ModelConfig
+from taco_proto.errors import ConfigurationError
+
+from taco_llm.flags import GATEWAY, flag, strings
+
+API_KEY_VARIABLE = "TACO_API_KEY"
+
+_GATEWAY = (GATEWAY,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayArgs:
+    """Arguments of the HTTP and gRPC front end.
+
+    Raises:
+        ConfigurationError: a value is out of range or contradicts another.
+    """
+
+    host: str = flag(
+        "Address to listen on. 0.0.0.0 is every network of this machine, 127.0.0.1 only the "
+        "machine itself.",
+        _GATEWAY,
+        default="0.0.0.0",
+    )
+    port: int = flag("TCP port of the HTTP API.", _GATEWAY, default=8000, parse=int)
+    uds: str | None = flag(
+        "Unix socket to serve HTTP on instead of host and port.",
+        _GATEWAY,
+        default=None,
+        metavar="PATH",
+    )
+    grpc_port: int | None = flag(
+        "TCP port of the Inference gRPC service for internal callers. Without it the service is "
+        "off.",
+        _GATEWAY,
+        default=None,
+        parse=int,
+        metavar="PORT",
+    )
+    api_key: tuple[str, ...] = flag(
+        "A key that clients must present as a bearer token. Give the flag once a key; the variable "
+        f"{API_KEY_VARIABLE} (keys separated by commas) keeps keys out of the process list.",
+        _GATEWAY,
+        default=(),
+        several="append",
+        metavar="KEY",
+    )
+    chat_template: str | None = flag(
+        "File with the Jinja chat template, or the template itself. Without it the one in the "
+        "checkpoint is used.",
+        _GATEWAY,
+        default=None,
+        metavar="TEMPLATE",
+    )
+    response_role: str = flag(
+        "The role that answers carry.", _GATEWAY, default="assistant", metavar="ROLE"
+    )
+    return_tokens_as_token_ids: bool = flag(
+        "Show tokens in log probabilities as token_id:NUMBER, so that tokens that are no whole "
+        "characters can be told apart.",
+        _GATEWAY,
+        default=False,
+    )
+    allowed_origins: tuple[str, ...] = flag(
+        "Origins that browsers may call from (CORS), one or a JSON list.",
+        _GATEWAY,
+        default=("*",),
+        parse=strings,
+        metavar="ORIGINS",
+    )
+    allowed_methods: tuple[str, ...] = flag(
+        "HTTP methods that browsers may use from other origins, one or a JSON list.",
+        _GATEWAY,
+        default=("*",),
+        parse=strings,
+        metavar="METHODS",
+    )
+    allowed_headers: tuple[str, ...] = flag(
+        "HTTP headers that browsers may send from other origins, one or a JSON list.",
+        _GATEWAY,
+        default=("*",),
+        parse=strings,
+        metavar="HEADERS",
+    )
+    allow_credentials: bool = flag(
+        "Let browsers send cookies and credentials from other origins.", _GATEWAY, default=False
+    )
+    root_path: str = flag(
+        "Path under which a reverse proxy serves this API.", _GATEWAY, default="", metavar="PATH"
+    )
+    middleware: tuple[str, ...] = flag(
+        "Import path of an ASGI middleware, a class or a function, to add to the app. Give the "
+        "flag once a middleware.",
+        _GATEWAY,
+        default=(),
+        several="append",
+        metavar="IMPORT_PATH",
+    )
+    ssl_keyfile: str | None = flag(
+        "File with the private key for TLS.", _GATEWAY, default=None, metavar="FILE"
+    )
+    ssl_certfile: str | None = flag(
+        "File with the certificate for TLS.", _GATEWAY, default=None, metavar="FILE"
+    )
+    ssl_ca_certs: str | None = flag(
+        "File with the authorities that client certificates are checked against.",
+        _GATEWAY,
+        default=None,
+        metavar="FILE",
+    )
+    ssl_cert_reqs: int = flag(
+        "Whether clients need a certificate: 0 no, 1 it is checked if there is one, 2 yes.",
+        _GATEWAY,
+        default=0,
+        parse=int,
+        choices=(0, 1, 2),
+    )
+    uvicorn_log_level: str = flag(
+        "Log level of uvicorn, the HTTP server.",
+        _GATEWAY,
+        default="info",
+        choices=("critical", "error", "warning", "info", "debug", "trace"),
+    )
+    disable_log_requests: bool = flag(
+        "Do not log a line for every request.", _GATEWAY, default=False
+    )
+    max_log_len: int | None = flag(
+        "The most characters of a prompt, or token ids of it, that a request's log line shows. "
+        "Without it there is no limit.",
+        _GATEWAY,
+        default=None,
+        parse=int,
+        metavar="LENGTH",
+    )
+
+    def __post_init__(self) -> None:
+        for name in (
+            "api_key",
+            "middleware",
+            "allowed_origins",
+            "allowed_methods",
+            "allowed_headers",
+        ):
+            value = getattr(self, name)
+            object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
+        for name in ("port", "grpc_port"):
+            port = getattr(self, name)
+            if port is not None and not 0 < port < 65536:
+                raise ConfigurationError(f"{name} must be between 1 and 65535, got {port}")
+        if self.uds is None and self.port == self.grpc_port:
+            raise ConfigurationError(f"port and grpc_port are both {self.port}")
+        if self.max_log_len is not None and self.max_log_len < 0:
+            raise ConfigurationError(f"max_log_len must be at least 0, got {self.max_log_len}")
+        if not all(self.api_key):
+            raise ConfigurationError("api_key is empty")
+        self._check_tls()
+
+    def _check_tls(self) -> None:
+        for name in ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs"):
+            path = getattr(self, name)
+            if path is not None and not Path(path).is_file():
+                raise ConfigurationError(f"{name} {path!r} does not exist")
+        if self.ssl_keyfile is not None and self.ssl_certfile is None:
+            raise ConfigurationError("ssl_keyfile needs ssl_certfile")
+        if self.ssl_cert_reqs != ssl.CERT_NONE and self.ssl_ca_certs is None:
+            raise ConfigurationError(
+                "ssl_cert_reqs needs ssl_ca_certs to check certificates against"
+            )
+
+    def gateway_config(self, model: ModelConfig, scheduler: str) -> GatewayConfig:
+        """The configuration; API keys come from the environment where no flag gives one."""
+        keys = self.api_key or tuple(
+            key for key in os.environ.get(API_KEY_VARIABLE, "").split(",") if key
+        )
+        return GatewayConfig(
+            model=model,
+            scheduler=scheduler,
+            host=self.host,
+            port=self.port,
+            uds=self.uds,
+            grpc_listen=None if self.grpc_port is None else f"{self.host}:{self.grpc_port}",
+            api_keys=keys,
+            chat_template=self.chat_template,
+            response_role=self.response_role,
+            return_tokens_as_token_ids=self.return_tokens_as_token_ids,
+            allowed_origins=self.allowed_origins,
+            allowed_methods=self.allowed_methods,
+            allowed_headers=self.allowed_headers,
+            allow_credentials=self.allow_credentials,
+            root_path=self.root_path,
+            uvicorn_log_level=self.uvicorn_log_level,
+            ssl_keyfile=self.ssl_keyfile,
+            ssl_certfile=self.ssl_certfile,
+            ssl_ca_certs=self.ssl_ca_certs,
+            ssl_cert_reqs=self.ssl_cert_reqs,
+            log_requests=not self.disable_log_requests,
+            max_log_len=self.max_log_len,
+            middleware=self.middleware,
+        )

@@ -1,0 +1,40 @@
+"""From what an operator calls a model to the directory or hub id that holds it."""
+
+import re
+from pathlib import Path
+
+from taco_proto.errors import ConfigurationError
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+_NEEDED_FILES = {
+    "model": ("config.json",),
+    "tokenizer": ("tokenizer.json", "tokenizer_config.json", "vocab.json"),
+}
+
+
+def locate_model(name: str, what: str = "model") -> str:
+    """The directory of `name`, or `name` itself where it can be a hub id.
+
+    A directory counts as a model only if it holds config.json, so that a folder that happens to be
+    called like a bundled or a hub model does not hide it.
+
+    Raises:
+        ConfigurationError: `name` is neither a model's directory, nor bundled, nor a hub id.
+    """
+    from taco_demo.locate import find_model
+
+    directory = Path(name).expanduser()
+    needed = _NEEDED_FILES[what]
+    if any((directory / file).is_file() for file in needed):
+        return str(directory.resolve())
+    bundled = find_model(name)
+    if bundled is not None:
+        return str(bundled)
+    if directory.is_dir():
+        raise ConfigurationError(f"{what} path {name!r} holds no {needed[0]}")
+    if directory.exists():
+        raise ConfigurationError(f"{what} path {name!r} is a file; give the directory of the model")
+    if not _HUB_ID.fullmatch(name):
+        raise ConfigurationError(f"{what} path {name!r} does not exist")
+    return name

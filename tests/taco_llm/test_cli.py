@@ -1,0 +1,212 @@
+"""The command line: one table of flags, one-line errors, a configuration file beneath the flags."""
+
+import argparse
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from taco_llm.cli.main import build_parser, main
+from taco_llm.cli.options import collect
+from taco_llm.engine_args import EngineArgs, SchedulerArgs
+from taco_llm.flags import Parser, given
+from taco_llm.gateway_args import GatewayArgs
+from taco_llm.superseded import SUPERSEDED
+from taco_proto.errors import ConfigurationError
+
+COMMANDS = ("serve", "gateway", "scheduler", "worker", "version")
+
+
+def parse(*argv: str) -> dict[str, Any]:
+    namespace = build_parser().parse_args(argv)
+    options = vars(namespace)
+    parser = options.pop("parser")
+    options.pop("command")
+    options.pop("run")
+    return collect(parser, namespace)
+
+
+def subparser(command: str) -> Parser:
+    namespace = build_parser().parse_args([command])
+    assert isinstance(namespace.parser, Parser)
+    return namespace.parser
+
+
+def flags_of(command: str) -> set[str]:
+    actions = subparser(command)._actions
+    return {action.dest for action in actions if action.help is not argparse.SUPPRESS}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_names_every_flag_with_a_sentence(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        main([command, "--help"])
+    assert exit_info.value.code == 0
+    text = capsys.readouterr().out
+    for action in subparser(command)._actions:
+        assert action.help, f"{command} {action.dest} has no help"
+        assert all(option in text for option in action.option_strings)
+
+
+def test_serve_takes_every_field_of_the_tables() -> None:
+    tables = {item.name for table in (EngineArgs, GatewayArgs) for item in fields(table)}
+    assert tables <= flags_of("serve")
+    assert set(SUPERSEDED) <= flags_of("serve")
+
+
+def test_each_service_takes_its_own_flags_only() -> None:
+    assert "port" in flags_of("gateway")
+    assert "port" not in flags_of("worker")
+    assert "block_size" in flags_of("worker")
+    assert "block_size" not in flags_of("gateway")
+    assert "max_num_seqs" in flags_of("worker") & flags_of("scheduler")
+    assert "model" not in flags_of("scheduler")
+
+
+def test_only_what_was_given_is_kept() -> None:
+    assert parse("serve", "demo", "--port", "9000", "--max_num_seqs=4") == {
+        "model": "demo",
+        "port": 9000,
+        "max_num_seqs": 4,
+    }
+
+
+def test_switches_take_a_value_and_a_negation() -> None:
+    assert parse("serve", "m", "--enable-prefix-caching=False")["enable_prefix_caching"] is False
+    assert parse("serve", "m", "--no-enable-prefix-caching")["enable_prefix_caching"] is False
+    assert parse("serve", "m", "--enable-chunked-prefill=true")["enable_chunked_prefill"] is True
+    assert parse("serve", "--disable-log-stats", "m") == {"disable_log_stats": True, "model": "m"}
+
+
+def test_several_values() -> None:
+    values = parse("serve", "m", "--api-key", "a", "--api-key=b", "--served-model-name", "x", "y")
+    assert GatewayArgs(**given(GatewayArgs, values)).api_key == ("a", "b")
+    assert EngineArgs(**given(EngineArgs, values)).served_model_name == ("x", "y")
+    origins = parse("serve", "m", "--allowed-origins", '["http://a", "http://b"]')
+    assert origins["allowed_origins"] == ("http://a", "http://b")
+
+
+def test_flags_win_over_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        "model: m\nport: 9000\nserved_model_name: [a, b]\nenable-prefix-caching: false\n"
+        "disable-log-stats: true\nrope-scaling: {rope_type: linear, factor: 2.0}\ndtype: float\n"
+    )
+    values = parse("serve", "--config", str(path), "--port", "9001", "--no-disable-log-stats")
+    assert values == {
+        "model": "m",
+        "port": 9001,
+        "served_model_name": ["a", "b"],
+        "enable_prefix_caching": False,
+        "disable_log_stats": False,
+        "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+        "dtype": "float",
+    }
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("bogus: 1\n", "unrecognized arguments: --bogus=1"),
+        ("port: many\n", "invalid int value"),
+        ("- port\n", "must be a YAML mapping"),
+        ("port: [\n", "is not valid YAML"),
+        ("config: other.yaml\n", "names another configuration file"),
+        ("model: other\n", ""),
+    ],
+)
+def test_a_bad_file_is_one_line(
+    content: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(content)
+    argv = ["serve", str(tmp_path / "no-model"), "--config", str(path)]
+    assert_one_line_error(argv, message, capsys)
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ([], "COMMAND"),
+        (["serve"], "a model is needed"),
+        (["serve", "demo", "--bogus"], "unrecognized arguments: --bogus"),
+        (["serve", "demo", "--max-model", "5"], "unrecognized arguments"),
+        (["serve", "demo", "--tensor-parallel-size", "2"], "unrecognized arguments"),
+        (["serve", "demo", "--quantization", "awq"], "unrecognized arguments"),
+        (["serve", "demo", "--port", "x"], "invalid int value"),
+        (["serve", "demo", "--port", "70000"], "port must be between"),
+        (["serve", "demo", "--grpc-port", "8000"], "port and grpc_port are both 8000"),
+        (["serve", "demo", "--model", "other"], "two models are named"),
+        (["serve", "demo", "--enable-chunked-prefill=False"], "cannot be turned off"),
+        (["serve", "demo", "--block-size", "7"], "invalid choice: 7"),
+        (["serve", "demo", "--max-num-seqs", "0"], "max_num_seqs must be an integer"),
+        (["serve", "demo", "--rope-scaling", "{"], "not JSON"),
+        (["serve", "demo", "--skip-tokenizer-init", "--tokenizer", "x"], "contradict"),
+        (["serve", "demo", "--ssl-keyfile", "/no/such/file"], "does not exist"),
+        (["serve", "demo", "--config", "/no/such/file.yaml"], "cannot read"),
+        (["serve", "/no/such/model"], "does not exist"),
+        (["worker", "demo"], "--scheduler is needed"),
+        (["gateway", "--scheduler", "unix:/x"], "a model is needed"),
+    ],
+)
+def test_a_wrong_command_is_one_line(
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert_one_line_error(argv, message, capsys)
+
+
+def assert_one_line_error(
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code = main(argv)
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else -1
+    captured = capsys.readouterr()
+    assert code == 2
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert "error: " in captured.err
+    assert message in captured.err
+
+
+@pytest.mark.parametrize("name", SUPERSEDED)
+def test_superseded_flags_are_answered_with_one_line(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    flag = "--" + name.replace("_", "-")
+    argv = [flag, "1"] if SUPERSEDED[name].takes_value else [flag]
+    with caplog.at_level("INFO", logger="taco.cli"):
+        assert parse("serve", "demo", *argv)["model"] == "demo"
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{name} has no effect: {SUPERSEDED[name].instead}"
+    ]
+
+
+def test_api_keys_come_from_the_environment_unless_flags_give_some(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    model = EngineArgs(model=str(tmp_path)).model_config()
+    monkeypatch.setenv("TACO_API_KEY", "a,b")
+    assert GatewayArgs().gateway_config(model, "unix:/x").api_keys == ("a", "b")
+    assert GatewayArgs(api_key=("c",)).gateway_config(model, "unix:/x").api_keys == ("c",)
+
+
+def test_configurations_carry_what_was_given(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    args = EngineArgs(
+        model=str(tmp_path), num_gpu_blocks_override=8, block_size=32, enable_prefix_caching=False
+    )
+    worker = args.worker_config("unix:/x", "w")
+    assert (worker.num_blocks, worker.block_size, worker.device) == (8, 32, "cpu")
+    assert worker.model.served_name == str(tmp_path)
+    assert args.scheduler_config("unix:/x").enable_prefix_caching is False
+    assert SchedulerArgs().scheduler_config().max_num_batched_tokens == 2048
+
+
+def test_a_folder_without_a_model_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"holds no config\.json"):
+        EngineArgs(model=str(tmp_path)).model_config()
