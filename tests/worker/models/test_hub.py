@@ -1,0 +1,111 @@
+"""MODEL arguments, against a hub of our own on the loopback interface."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+
+from support.fake_hub import COMMIT, serve_hub
+from taco_worker.models.hub import resolve_model
+
+COMMON = {"config.json": b"{}", "tokenizer.json": b"[]", "README.md": b"#"}
+REPOSITORIES = {
+    "org/both": {
+        **COMMON,
+        "model.safetensors": b"s",
+        "pytorch_model.bin": b"b",
+        "original/consolidated.00.pth": b"o",
+        "original/model.safetensors": b"o",
+        "consolidated.safetensors": b"o",
+    },
+    "org/only-bin": {**COMMON, "pytorch_model.bin": b"b", "training_args.bin": b"t"},
+    "org/dataset": {"README.md": b"#"},
+}
+
+
+@pytest.fixture
+def fetched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    with serve_hub(REPOSITORIES) as (address, fetched):
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", address)
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(
+            huggingface_hub.constants,
+            "HUGGINGFACE_CO_URL_TEMPLATE",
+            address + "/{repo_id}/resolve/{revision}/{filename}",
+        )
+        yield fetched
+
+
+def test_directory_with_a_config_is_itself(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert resolve_model(str(tmp_path)) == tmp_path
+
+
+def test_directory_without_a_config(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"is no model: it holds no config\.json"):
+        resolve_model(str(tmp_path))
+
+
+def test_path_that_does_not_exist(tmp_path: Path) -> None:
+    for path in (str(tmp_path / "nothing"), "./nothing", "../nothing", "~/nothing-of-that-name"):
+        with pytest.raises(ValueError, match="is not a model directory"):
+            resolve_model(path)
+    file = tmp_path / "model.gguf"
+    file.touch()
+    with pytest.raises(ValueError, match="is not a model directory"):
+        resolve_model(str(file))
+
+
+def test_neither_path_nor_hub_id(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="neither a directory nor a hub id"):
+        resolve_model("what is this?", download_dir=tmp_path)
+
+
+def test_safetensors_without_the_copies(tmp_path: Path, fetched: list[str]) -> None:
+    path = resolve_model("org/both", download_dir=tmp_path)
+    assert sorted(fetched) == ["config.json", "model.safetensors", "tokenizer.json"]
+    assert path.is_relative_to(tmp_path)
+    assert path.name == COMMIT
+    assert (path / "model.safetensors").read_bytes() == b"s"
+
+
+def test_bin_where_there_is_nothing_else(tmp_path: Path, fetched: list[str]) -> None:
+    path = resolve_model("org/only-bin", revision="main", download_dir=tmp_path)
+    assert sorted(fetched) == ["config.json", "pytorch_model.bin", "tokenizer.json"]
+    assert (path / "pytorch_model.bin").read_bytes() == b"b"
+
+
+def test_second_time_costs_no_download(tmp_path: Path, fetched: list[str]) -> None:
+    first = resolve_model("org/both", download_dir=tmp_path)
+    fetched.clear()
+    assert resolve_model("org/both", download_dir=tmp_path) == first
+    assert fetched == []
+
+
+@pytest.mark.usefixtures("fetched")
+def test_unknown_repository(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="org/nothing is neither a directory nor a model on"):
+        resolve_model("org/nothing", download_dir=tmp_path)
+
+
+@pytest.mark.usefixtures("fetched")
+def test_unknown_revision(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"org/both has no revision v7 on the hub"):
+        resolve_model("org/both", revision="v7", download_dir=tmp_path)
+
+
+@pytest.mark.usefixtures("fetched")
+def test_repository_that_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="org/dataset on the hub is no model"):
+        resolve_model("org/dataset", download_dir=tmp_path)
+
+
+def test_hub_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serve_hub({}) as (address, _):
+        pass
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", address)
+    with pytest.raises(ValueError, match=r"cannot be downloaded from the hub: .+"):
+        resolve_model("org/both", download_dir=tmp_path)
