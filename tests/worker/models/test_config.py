@@ -1,0 +1,236 @@
+"""config.json and generation_config.json, in their old form and their new one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from support.checkpoints import make_checkpoint
+from taco_worker.models.config import load_hf_config
+from taco_worker.models.decoder_config import DecoderConfig
+from taco_worker.models.dtypes import resolve_dtype
+from taco_worker.models.rope import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    RotaryConfig,
+    YarnScaling,
+)
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 2048,
+}
+LLAMA3 = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 256,
+}
+
+
+def _write(path: Path, **fields: Any) -> Path:
+    (path / "config.json").write_text(json.dumps({**LLAMA, **fields}))
+    return path
+
+
+def _decoder(path: Path, **fields: Any) -> DecoderConfig:
+    return load_hf_config(_write(path, **fields)).decoder
+
+
+def test_old_and_new_form_agree(tmp_path: Path) -> None:
+    old = load_hf_config(
+        _write(
+            tmp_path,
+            rope_theta=500000.0,
+            rope_scaling={"rope_type": "llama3", **LLAMA3},
+            torch_dtype="bfloat16",
+        )
+    )
+    new = load_hf_config(
+        _write(
+            tmp_path,
+            rope_parameters={"rope_type": "llama3", "rope_theta": 500000.0, **LLAMA3},
+            dtype="bfloat16",
+        )
+    )
+    assert old == new
+    assert new.checkpoint_dtype == "bfloat16"
+    assert new.decoder.positions == RotaryConfig(500000.0, Llama3Scaling(8.0, 1.0, 4.0, 256))
+
+
+def test_defaults_of_old_llama(tmp_path: Path) -> None:
+    config = _decoder(tmp_path)
+    assert config.num_kv_heads == config.num_heads
+    assert config.head_dim == 16
+    assert config.positions == RotaryConfig(10000.0)
+    assert not config.tied_embeddings
+
+
+@pytest.mark.parametrize(
+    ("scaling", "expected", "length"),
+    [
+        ({"type": "linear", "factor": 4}, LinearScaling(4.0), 8192),
+        ({"type": "dynamic", "factor": 2.5}, DynamicScaling(2.5, 2048), 5120),
+        ({"rope_type": "llama3", **LLAMA3}, Llama3Scaling(8.0, 1.0, 4.0, 256), 2048),
+        (
+            {
+                "type": "yarn",
+                "factor": 4.0,
+                "attention_factor": 1.5,
+                "original_max_position_embeddings": 1024,
+            },
+            YarnScaling(4.0, 32.0, 1.0, 1.5, True, 1024),
+            4096,
+        ),
+        ({"rope_type": "default"}, None, 2048),
+    ],
+)
+def test_rope_scaling_override(
+    tmp_path: Path, scaling: dict[str, Any], expected: Any, length: int
+) -> None:
+    in_file = {"rope_type": "linear", "factor": 16.0, "rope_theta": 77.0}
+    for path_fields in ({"rope_parameters": in_file}, {"rope_scaling": in_file, "rope_theta": 77}):
+        path = _write(tmp_path, **path_fields)
+        decoder = load_hf_config(path, rope_scaling=scaling).decoder
+        assert decoder.positions == RotaryConfig(77.0, expected)
+        assert decoder.max_position_embeddings == length
+
+
+def test_rope_theta_override_keeps_the_scaling(tmp_path: Path) -> None:
+    for fields in (
+        {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5.0}},
+        {"rope_scaling": {"type": "linear", "factor": 2.0}},
+    ):
+        decoder = load_hf_config(_write(tmp_path, **fields), rope_theta=1e6).decoder
+        assert decoder.positions == RotaryConfig(1e6, LinearScaling(2.0))
+
+
+@pytest.mark.parametrize(
+    ("scaling", "message"),
+    [
+        ({"type": "spiral"}, "unknown rope scaling 'spiral'"),
+        ({"type": "linear"}, "'linear' needs a positive 'factor', not None"),
+        ({"type": "linear", "factor": -1}, "not -1"),
+        ({"type": "linear", "factor": "8"}, "not '8'"),
+        ({"rope_type": "llama3", **LLAMA3, "high_freq_factor": 0.5}, "low_freq_factor 1.0 <"),
+    ],
+)
+def test_bad_rope_scaling(tmp_path: Path, scaling: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        load_hf_config(_write(tmp_path), rope_scaling=scaling)
+
+
+def test_rope_settings_on_learned_positions(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path, "GPT2LMHeadModel")
+    with pytest.raises(ValueError, match="GPT2LMHeadModel has learned positions"):
+        load_hf_config(path, rope_theta=1e6)
+
+
+def test_qwen2_windows_with_and_without_layer_types(tmp_path: Path) -> None:
+    fields = {
+        "architectures": ["Qwen2ForCausalLM"],
+        "use_sliding_window": True,
+        "sliding_window": 32,
+        "max_window_layers": 1,
+    }
+    assert _decoder(tmp_path, **fields).sliding_windows == (None, 32)
+    layer_types = ["sliding_attention", "full_attention"]
+    assert _decoder(tmp_path, **fields, layer_types=layer_types).sliding_windows == (32, None)
+    unused = {**fields, "use_sliding_window": False}
+    assert _decoder(tmp_path, **unused).sliding_windows == (None, None)
+
+
+def test_end_tokens_of_both_files(tmp_path: Path) -> None:
+    path = _write(tmp_path, eos_token_id=7, bos_token_id=1)
+    assert load_hf_config(path).eos_token_ids == (7,)
+    assert load_hf_config(path).bos_token_id == 1
+    (path / "generation_config.json").write_text('{"eos_token_id": [9, 7, 8]}')
+    assert load_hf_config(path).eos_token_ids == (9, 7, 8)
+    (path / "generation_config.json").write_text('{"eos_token_id": 5}')
+    assert load_hf_config(path).eos_token_ids == (5, 7)
+    assert load_hf_config(_write(tmp_path, eos_token_id=None)).eos_token_ids == (5,)
+
+
+def test_sampling_defaults(tmp_path: Path) -> None:
+    path = _write(tmp_path)
+    assert load_hf_config(path).sampling_defaults == {}
+    generation = {"temperature": 0.7, "top_k": 20, "top_p": None, "do_sample": True}
+    (path / "generation_config.json").write_text(json.dumps(generation))
+    assert load_hf_config(path).sampling_defaults == {"temperature": 0.7, "top_k": 20}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "not valid JSON"),
+        ("[]", "not hold a JSON object"),
+        ("{}", r"no recipe for architecture \(config.json names none\)"),
+        ('{"architectures": ["MambaForCausalLM"]}', "MambaForCausalLM; supported: GPT2LMHead"),
+        ('{"architectures": ["LlamaForCausalLM"]}', "has no 'num_attention_heads'"),
+    ],
+)
+def test_bad_config(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ValueError, match=message):
+        load_hf_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"hidden_size": "64"}, "of no use"),
+        ({"num_key_value_heads": 3}, "4 attention heads cannot share 3"),
+        ({"head_dim": 15}, "even head_dim"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
+        ({"quantization_config": {"quant_method": "gptq"}}, r"quantized \(gptq\)"),
+        ({"architectures": ["MistralForCausalLM"], "hidden_size": None}, "of no use"),
+    ],
+)
+def test_unusable_fields(tmp_path: Path, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        load_hf_config(_write(tmp_path, **fields))
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"cannot read .*config.json: No such file"):
+        load_hf_config(tmp_path)
+
+
+def test_dtype_names() -> None:
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    assert resolve_dtype("auto", "bfloat16", cpu) == torch.bfloat16
+    assert resolve_dtype("auto", "float16", cpu) == torch.bfloat16
+    assert resolve_dtype("auto", "float16", cuda) == torch.float16
+    assert resolve_dtype("auto", "torch.float32", cpu) == torch.float32
+    assert resolve_dtype("auto", None, cuda) == torch.float32
+    assert resolve_dtype("half", "bfloat16", cpu) == torch.float16
+    assert resolve_dtype("float", "bfloat16", cpu) == torch.float32
+    with pytest.raises(ValueError, match="unknown dtype 'int8'"):
+        resolve_dtype("int8", None, cpu)
+    with pytest.raises(ValueError, match="unknown dtype 'float64'"):
+        resolve_dtype("auto", "float64", cpu)
+
+
+def test_models_load_without_transformers(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path)
+    program = (
+        "import sys, torch; sys.modules['transformers'] = None\n"
+        "from pathlib import Path\n"
+        "from taco_worker.models.config import load_hf_config\n"
+        "from taco_worker.models.loader import load_model\n"
+        f"path = Path({str(path)!r})\n"
+        "load_model(path, load_hf_config(path), dtype=torch.float32, device=torch.device('cpu'))\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from support.checkpoints import make_checkpoint
+from taco_worker.kv_memory import KVCache, available_cpu_memory, bytes_per_block, num_cpu_blocks
+from taco_worker.models.config import load_hf_config
+
+
+def test_views_share_memory_and_overlap_nowhere() -> None:
+    cache = KVCache(3, 5, 8, 2, 4, torch.float32, torch.device("cpu"))
+    views = [view(layer) for layer in range(3) for view in (cache.key, cache.value)]
+    for number, view in enumerate(views, start=1):
+        assert view.shape == (5, 8, 2, 4)
+        assert view.is_contiguous()
+        assert not view.any()
+        view.fill_(number)
+    for number, view in enumerate(views, start=1):
+        assert bool((view == number).all())
+
+
+def test_bytes_per_block_is_what_a_cache_takes(tmp_path: Path) -> None:
+    config = load_hf_config(make_checkpoint(tmp_path, num_key_value_heads=1)).decoder
+    cache = KVCache(
+        config.num_layers,
+        7,
+        32,
+        config.num_kv_heads,
+        config.head_dim,
+        torch.bfloat16,
+        torch.device("cpu"),
+    )
+    views = [view(i) for i in range(config.num_layers) for view in (cache.key, cache.value)]
+    taken = sum(view.nbytes for view in views)
+    assert 7 * bytes_per_block(config, 32, torch.bfloat16) == taken
+
+
+def test_a_full_batch_is_enough() -> None:
+    def blocks(available_bytes: int) -> int:
+        return num_cpu_blocks(
+            1000,
+            block_size=16,
+            max_num_seqs=4,
+            max_model_len=100,
+            available_bytes=available_bytes,
+        )
+
+    assert blocks(10**9) == 4 * 7
+    assert blocks(20_000) == 10
+    assert blocks(2_000) == 1
+    with pytest.raises(ValueError, match="no memory for the KV cache"):
+        blocks(1_999)
+
+
+def test_some_memory_is_available() -> None:
+    assert available_cpu_memory() > 2**20
