@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+
 from taco_kernels.reference.activation import silu_mul
 from taco_kernels.reference.attention import paged_attention
 from taco_kernels.reference.norm import layer_norm, rms_norm

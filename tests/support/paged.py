@@ -6,10 +6,11 @@ import random
 from collections.abc import Mapping, Sequence
 
 import torch
+from torch import Tensor
+
 from taco_worker.attention.metadata import AttentionMetadata
 from taco_worker.kv_memory import KVCache
 from taco_worker.models.decoder import Decoder
-from torch import Tensor
 
 
 def make_metadata(
@@ -76,7 +77,7 @@ class PagedRunner:
             [self._block_tables[name] for name in chunks],
             self._kv_cache.block_size,
         )
-        token_ids = torch.tensor([token for chunk in chunks.values() for token in chunk])
-        hidden = self._decoder(token_ids, torch.tensor(positions), self._kv_cache, metadata)
+        batch = torch.tensor([token for chunk in chunks.values() for token in chunk])
+        hidden = self._decoder(batch, torch.tensor(positions), self._kv_cache, metadata)
         logits = self._decoder.compute_logits(hidden)
         return dict(zip(chunks, logits.split(query_lens), strict=True))

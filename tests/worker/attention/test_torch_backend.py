@@ -9,13 +9,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
+
 from support.paged import make_metadata
 from taco_kernels.reference.attention import paged_attention
 from taco_worker.attention.backend import create_attention_backend
 from taco_worker.attention.metadata import AttentionMetadata
 from taco_worker.attention.torch_backend import TorchAttention
 from taco_worker.kv_memory import KVCache
-from torch import Tensor
 
 SCALE = 0.2
 # Enough blocks that ids are large beside the numbers of sequences and tokens.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-from taco_kernels.reference.rotary import apply_rotary
 from torch import Tensor, nn
 
+from taco_kernels.reference.rotary import apply_rotary
 from taco_worker.attention.backend import AttentionBackend
 from taco_worker.attention.metadata import AttentionMetadata
 from taco_worker.kv_memory import KVCache

@@ -1,9 +1,9 @@
 """The feed-forward half of a layer."""
 
 import torch
-from taco_kernels.reference.activation import silu_mul
 from torch import Tensor, nn
 
+from taco_kernels.reference.activation import silu_mul
 from taco_worker.layers.activation import find_activation
 from taco_worker.layers.linear import Linear
 from taco_worker.models.decoder_config import DecoderConfig

@@ -1,8 +1,9 @@
 """Norm layers whose weights are left for the loader to fill."""
 
 import torch
-from taco_kernels.reference.norm import layer_norm, rms_norm
 from torch import Tensor, nn
+
+from taco_kernels.reference.norm import layer_norm, rms_norm
 
 
 class RMSNorm(nn.Module):
