@@ -1,0 +1,119 @@
+"""Sampling parameters of all slots, as columns."""
+
+import enum
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from taco_proto.sampling_params import SamplingParams
+
+NO_LOGPROBS = -1
+
+Array = npt.NDArray[Any]
+
+
+class Feature(enum.IntFlag):
+    """What a slot asks of the sampler beyond the most likely token."""
+
+    RANDOM = enum.auto()  # temperature above 0
+    MIN_P = enum.auto()
+    TOP_K = enum.auto()
+    TOP_P = enum.auto()
+    LOGIT_BIAS = enum.auto()
+    REPETITION_PENALTY = enum.auto()
+    COUNT_PENALTIES = enum.auto()  # presence, frequency
+    MIN_TOKENS = enum.auto()
+    NO_REPEAT_NGRAM = enum.auto()
+    LOGPROBS = enum.auto()
+    PROMPT_LOGPROBS = enum.auto()
+
+
+class SamplingColumns:
+    """One row a slot; a row means something from `set_row` on, until the next one overwrites it.
+
+    Numbers are float32 wherever they came from, so that a sequence's tokens do not depend on
+    whether its parameters travelled through protobuf.
+
+    Attributes:
+        features: bits of `Feature`; 0 is plain greedy decoding.
+        suppressed_token_ids: per slot, the tokens that `min_tokens` keeps from ending it.
+        bias_token_ids, bias_values: per slot, its logit bias.
+    """
+
+    def __init__(self, max_num_seqs: int, *, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        self._vocab_size = vocab_size
+        self._eos_token_ids = tuple(eos_token_ids)
+        self.features = np.zeros(max_num_seqs, dtype=np.int32)
+        self.seed = np.zeros(max_num_seqs, dtype=np.int64)
+        self.temperature = np.ones(max_num_seqs, dtype=np.float32)
+        self.top_p = np.ones(max_num_seqs, dtype=np.float32)
+        self.top_k = np.zeros(max_num_seqs, dtype=np.int32)
+        self.min_p = np.zeros(max_num_seqs, dtype=np.float32)
+        self.presence_penalty = np.zeros(max_num_seqs, dtype=np.float32)
+        self.frequency_penalty = np.zeros(max_num_seqs, dtype=np.float32)
+        self.repetition_penalty = np.ones(max_num_seqs, dtype=np.float32)
+        self.no_repeat_ngram_size = np.zeros(max_num_seqs, dtype=np.int32)
+        self.min_tokens = np.zeros(max_num_seqs, dtype=np.int32)
+        self.logprobs = np.full(max_num_seqs, NO_LOGPROBS, dtype=np.int32)
+        self.prompt_logprobs = np.full(max_num_seqs, NO_LOGPROBS, dtype=np.int32)
+        no_ids = np.zeros(0, dtype=np.int64)
+        self.suppressed_token_ids: list[Array] = [no_ids] * max_num_seqs
+        self.bias_token_ids: list[Array] = [no_ids] * max_num_seqs
+        self.bias_values: list[Array] = [np.zeros(0, dtype=np.float32)] * max_num_seqs
+
+    def set_row(self, slot: int, params: SamplingParams) -> None:
+        """Take in a sequence's parameters, of which `seed` must be set.
+
+        Token ids beyond the vocabulary can never be sampled: bias and suppression leave them out.
+        """
+        assert params.seed is not None
+        self.seed[slot] = params.seed
+        self.temperature[slot] = params.temperature
+        self.top_p[slot] = params.top_p
+        self.top_k[slot] = min(params.top_k, self._vocab_size)
+        self.min_p[slot] = params.min_p
+        self.presence_penalty[slot] = params.presence_penalty
+        self.frequency_penalty[slot] = params.frequency_penalty
+        self.repetition_penalty[slot] = params.repetition_penalty
+        self.no_repeat_ngram_size[slot] = params.no_repeat_ngram_size
+        self.min_tokens[slot] = params.min_tokens
+        self.logprobs[slot] = self._num_logprobs(params.logprobs)
+        self.prompt_logprobs[slot] = self._num_logprobs(params.prompt_logprobs)
+        self._set_suppressed(slot, params)
+        self._set_bias(slot, params)
+        self.features[slot] = self._features(slot, params)
+
+    def _num_logprobs(self, asked: int | None) -> int:
+        return NO_LOGPROBS if asked is None else min(asked, self._vocab_size)
+
+    def _set_suppressed(self, slot: int, params: SamplingParams) -> None:
+        ids = set(params.stop_token_ids or ())
+        if not params.ignore_eos:
+            ids.update(self._eos_token_ids)
+        known = sorted(token_id for token_id in ids if token_id < self._vocab_size)
+        self.suppressed_token_ids[slot] = np.array(known, dtype=np.int64)
+
+    def _set_bias(self, slot: int, params: SamplingParams) -> None:
+        bias = {i: value for i, value in (params.logit_bias or {}).items() if i < self._vocab_size}
+        self.bias_token_ids[slot] = np.fromiter(bias.keys(), dtype=np.int64, count=len(bias))
+        self.bias_values[slot] = np.fromiter(bias.values(), dtype=np.float32, count=len(bias))
+
+    def _features(self, slot: int, params: SamplingParams) -> Feature:
+        random = not params.is_greedy
+        wanted = {
+            Feature.RANDOM: random,
+            # Filters keep the most likely token, so that they change nothing for greedy decoding.
+            Feature.MIN_P: random and params.min_p > 0.0,
+            Feature.TOP_K: random and 0 < params.top_k < self._vocab_size,
+            Feature.TOP_P: random and self.top_p[slot] < 1.0,
+            Feature.LOGIT_BIAS: self.bias_token_ids[slot].size > 0,
+            Feature.REPETITION_PENALTY: params.repetition_penalty != 1.0,
+            Feature.COUNT_PENALTIES: bool(params.presence_penalty or params.frequency_penalty),
+            Feature.MIN_TOKENS: params.min_tokens > 0 and self.suppressed_token_ids[slot].size > 0,
+            Feature.NO_REPEAT_NGRAM: params.no_repeat_ngram_size > 0,
+            Feature.LOGPROBS: params.logprobs is not None,
+            Feature.PROMPT_LOGPROBS: params.prompt_logprobs is not None,
+        }
+        return Feature(sum(feature for feature, is_wanted in wanted.items() if is_wanted))

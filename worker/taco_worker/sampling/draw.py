@@ -1,0 +1,128 @@
+"""From logits to random tokens: temperature, filters, inverse CDF.
+
+A row's token depends on that row alone, bit for bit: the operations that add up along a row are
+those that torch runs row by row (softmax, cumsum), or over a fixed number of elements.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# The nucleus seldom reaches further down; sorting a whole vocabulary costs 20 times as much.
+_NUCLEUS_CANDIDATES = 256
+_GROUP_SIZE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class RowValues:
+    """Rows that ask for a filter (int64 indices) and the parameter of each."""
+
+    rows: Tensor
+    values: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """Which rows to filter; None where no row asks for it. `max_top_k` is the largest top_k."""
+
+    min_p: RowValues | None = None
+    top_k: RowValues | None = None
+    max_top_k: int = 0
+    top_p: RowValues | None = None
+
+
+def draw_tokens(logits: Tensor, temperature: Tensor, uniforms: Tensor, filters: Filters) -> Tensor:
+    """Draw one token a row.
+
+    The order is min_p, top_k, top_p (over what the others have left), as in vLLM. A filter is a
+    threshold on the probability: tokens that tie with the least likely one kept are kept too, so
+    that no sorting order decides.
+
+    Args:
+        logits: float32 [num_rows, vocab_size].
+        temperature: float32 [num_rows], above 0.
+        uniforms: float64 [num_rows] in [0, 1).
+
+    Returns:
+        int64 [num_rows]. A row in which every token is ruled out gives some valid token.
+    """
+    probs = torch.softmax(logits / temperature.unsqueeze(1), dim=-1)
+    if filters.min_p is not None:
+        rows, min_p = filters.min_p.rows, filters.min_p.values
+        _drop_below(probs, rows, probs.amax(-1)[rows] * min_p)
+    if filters.top_k is not None:
+        rows, top_k = filters.top_k.rows, filters.top_k.values
+        best = probs[rows].topk(filters.max_top_k).values
+        _drop_below(probs, rows, best.gather(1, top_k.unsqueeze(1) - 1).squeeze(1))
+    if filters.top_p is not None:
+        rows, top_p = filters.top_p.rows, filters.top_p.values
+        _drop_below(probs, rows, _nucleus_threshold(probs[rows], top_p))
+    return inverse_cdf(probs, uniforms)
+
+
+def inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
+    """The first token of each row, in vocabulary order, whose cumulative weight exceeds its share.
+
+    Two levels, groups of tokens and then the tokens of one group: a cumulative sum of whole rows in
+    float64 takes ten times as long.
+
+    Args:
+        weights: float32 [num_rows, vocab_size], not negative, of any sum.
+        uniforms: float64 [num_rows] in [0, 1): the share of the sum.
+
+    Returns:
+        int64 [num_rows]; tokens of weight 0 are never chosen.
+    """
+    vocab_size = weights.shape[1]
+    grouped_size = vocab_size // _GROUP_SIZE * _GROUP_SIZE
+    groups = weights[:, :grouped_size].unflatten(1, (-1, _GROUP_SIZE)).sum(-1)
+    rest = weights[:, grouped_size:].sum(-1, keepdim=True)
+    group_cdf = torch.cat((groups, rest), dim=1).cumsum(-1, dtype=torch.float64)
+
+    share = (uniforms * group_cdf[:, -1]).unsqueeze(1)
+    group = _first_above(group_cdf, share)
+    below = torch.where(group > 0, group_cdf.gather(1, (group - 1).clamp_(min=0)), 0.0)
+
+    offsets = torch.arange(_GROUP_SIZE, device=weights.device)
+    members = group * _GROUP_SIZE + offsets
+    member_weights = weights.gather(1, members.clamp(max=vocab_size - 1))
+    member_weights = torch.where(members < vocab_size, member_weights, 0.0)
+    chosen = _first_above(member_weights.cumsum(-1, dtype=torch.float64), share - below)
+    # The group's own sum was rounded to float32: the share may lie a hair beyond its last token.
+    last = torch.where(member_weights > 0, offsets, 0).amax(-1, keepdim=True)
+    return (group * _GROUP_SIZE + chosen.minimum(last)).squeeze(1)
+
+
+def _first_above(cdf: Tensor, share: Tensor) -> Tensor:
+    """int64 [num_rows, 1], the first column whose value exceeds the row's share."""
+    return torch.searchsorted(cdf, share, right=True).clamp_(max=cdf.shape[1] - 1)
+
+
+def _drop_below(probs: Tensor, rows: Tensor, thresholds: Tensor) -> None:
+    if rows.numel() == probs.shape[0]:
+        probs.masked_fill_(probs < thresholds.unsqueeze(1), 0.0)
+        return
+    chosen = probs[rows]
+    probs[rows] = chosen.masked_fill_(chosen < thresholds.unsqueeze(1), 0.0)
+
+
+def _nucleus_threshold(probs: Tensor, top_p: Tensor) -> Tensor:
+    """The probability of the last token of each row's nucleus (Holtzman et al., 2020, section 3.1):
+    the smallest set of most likely tokens that holds `top_p` of the row's sum."""
+    target = probs.sum(-1, dtype=torch.float64) * top_p
+    candidates = min(_NUCLEUS_CANDIDATES, probs.shape[1])
+    threshold, is_found = _threshold_among(probs.topk(candidates).values, target)
+    if not bool(is_found.all()):
+        rows = (~is_found).nonzero().squeeze(1)
+        ranked = probs[rows].sort(-1, descending=True).values
+        threshold[rows], _ = _threshold_among(ranked, target[rows])
+    return threshold
+
+
+def _threshold_among(ranked: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """The first value at which the sum of `ranked` (falling) reaches `target`; whether it does."""
+    reaches = ranked.cumsum(-1, dtype=torch.float64) >= target.unsqueeze(1)
+    count_below = (~reaches).sum(-1, keepdim=True)
+    threshold = ranked.gather(1, count_below.clamp(max=ranked.shape[1] - 1)).squeeze(1)
+    return threshold, reaches[:, -1]

@@ -1,0 +1,94 @@
+"""Changes to logits that depend on a sequence's tokens so far, or on a fixed list of tokens.
+
+Each function changes `logits` [num_rows, vocab_size] in place, and in it only the rows that it is
+given. `tokens` [num_chosen_rows, max_len] holds the tokens of the chosen rows' sequences; what lies
+outside a row's range is ignored.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def add_logit_bias(logits: Tensor, rows: Tensor, token_ids: Tensor, values: Tensor) -> None:
+    """Add values[i] to logits[rows[i], token_ids[i]]; no pair occurs twice."""
+    logits[rows, token_ids] += values
+
+
+def apply_repetition_penalty(
+    logits: Tensor, rows: Tensor, tokens: Tensor, lengths: Tensor, penalty: Tensor
+) -> None:
+    """Divide positive and multiply negative logits of every token of the prompt or the output.
+
+    Keskar et al., "CTRL" (2019), section 4.1, with the later correction for negative logits.
+
+    Args:
+        lengths: tokens of each sequence; at least one.
+        penalty: [num_chosen_rows].
+    """
+    # Padding repeats the first token, which is changed to the same value once more.
+    tokens = torch.where(_before(tokens, lengths), tokens, tokens[:, :1])
+    index = (rows.unsqueeze(1), tokens)
+    seen, penalty = logits[index], penalty.unsqueeze(1)
+    logits[index] = torch.where(seen > 0, seen / penalty, seen * penalty)
+
+
+def apply_count_penalties(
+    logits: Tensor,
+    rows: Tensor,
+    tokens: Tensor,
+    starts: Tensor,
+    lengths: Tensor,
+    presence: Tensor,
+    frequency: Tensor,
+) -> None:
+    """Subtract `frequency` once an occurrence, and `presence` once, from every token of the output.
+
+    Args:
+        starts: where each sequence's output begins.
+        lengths: where it ends.
+        presence, frequency: [num_chosen_rows].
+    """
+    is_output = _before(tokens, lengths) & ~_before(tokens, starts)
+    chosen = logits[rows]
+    counts = torch.zeros_like(chosen)
+    counts.scatter_add_(1, torch.where(is_output, tokens, 0), is_output.to(counts.dtype))
+    chosen -= frequency.unsqueeze(1) * counts
+    chosen -= presence.unsqueeze(1) * (counts > 0)
+    logits[rows] = chosen
+
+
+def ban_tokens(logits: Tensor, rows: Tensor, token_ids: Tensor) -> None:
+    """Rule out token_ids[i] for row rows[i]."""
+    logits[rows, token_ids] = -math.inf
+
+
+def ban_repeated_ngrams(
+    logits: Tensor, rows: Tensor, tokens: Tensor, lengths: Tensor, sizes: Tensor
+) -> None:
+    """Rule out every token that would complete an n-gram which the sequence already holds.
+
+    Follows the places where the sequence's last n - 1 tokens occurred before, from their last token
+    backwards; few are left after the first one.
+
+    Args:
+        sizes: n of each row, at least 1.
+    """
+    # A place is (row, position of the token that would be banned).
+    places = _before(tokens, lengths).nonzero()
+    row, position = places[:, 0], places[:, 1]
+    back = 1
+    while row.numel():
+        done = sizes[row] <= back
+        ban_tokens(logits, rows[row[done]], tokens[row[done], position[done]])
+        alive = ~done & (position >= back)
+        row, position = row[alive], position[alive]
+        same = tokens[row, position - back] == tokens[row, lengths[row] - back]
+        row, position = row[same], position[same]
+        back += 1
+
+
+def _before(tokens: Tensor, ends: Tensor) -> Tensor:
+    """[num_chosen_rows, max_len], true at positions before each row's end."""
+    return torch.arange(tokens.shape[1], device=tokens.device) < ends.unsqueeze(1)
