@@ -1,0 +1,109 @@
+"""Which requests and workers the engine accepts, checked before any work."""
+
+import numpy as np
+
+from taco_proto.requests import GenerateRequest
+from taco_proto.steps import WorkerInfo
+from taco_scheduler.sequence import Request, token_array
+
+MAX_BLOCKS = 2**26
+MAX_SLOTS = 2**16
+MAX_VOCABULARY = 2**24
+MAX_SALT_CHARS = 4096
+TOKEN_BYTES = 4
+
+
+class RefusedError(Exception):
+    """A request cannot be served. `code` is an HTTP status."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class InvalidWorkerError(ValueError):
+    """A worker says of itself what cannot be."""
+
+
+def check_worker(info: WorkerInfo) -> None:
+    """Raises: InvalidWorkerError: a size is out of range."""
+    ranges = {
+        "block_size": (1, 2**16),
+        "num_blocks": (1, MAX_BLOCKS),
+        "max_num_seqs": (1, MAX_SLOTS),
+        "max_model_len": (2, 2**30),
+        "vocab_size": (1, MAX_VOCABULARY),
+    }
+    for name, (low, high) in ranges.items():
+        if not low <= getattr(info, name) <= high:
+            raise InvalidWorkerError(
+                f"{name} must be between {low} and {high}, got {getattr(info, name)}"
+            )
+
+
+def check_message(message: GenerateRequest) -> None:
+    """What can be checked without a worker.
+
+    Raises:
+        RefusedError: the request makes no sense.
+    """
+    sampling = message.sampling
+    for packed in (message.token_ids, message.emitted_token_ids):
+        if len(packed) % TOKEN_BYTES:
+            raise RefusedError(400, "token ids must be packed int32")
+        if packed and token_array(packed).min() < 0:
+            raise RefusedError(400, "token ids must not be negative")
+    if not message.token_ids:
+        raise RefusedError(400, "the prompt has no tokens")
+    if message.emitted_token_ids and sampling.num_sequences > 1:
+        raise RefusedError(400, "only requests of one sequence can be resumed")
+    if sampling.seed is None or sampling.max_tokens is None:
+        raise RefusedError(400, "seed and max_tokens must be set")
+    if message.adapter:
+        raise RefusedError(404, f"there is no adapter {message.adapter!r}")
+    if len(message.cache_salt) > MAX_SALT_CHARS:
+        raise RefusedError(400, f"cache_salt may have at most {MAX_SALT_CHARS} characters")
+
+
+def check_fit(request: Request, info: WorkerInfo) -> None:
+    """Whether the model that is served can run a request.
+
+    Raises:
+        RefusedError: it cannot.
+    """
+    num_tokens = request.num_prompt_tokens
+    if num_tokens >= info.max_model_len:
+        raise RefusedError(
+            400,
+            f"context_length_exceeded: this model's maximum context length is {info.max_model_len} "
+            f"tokens, and a prompt of {num_tokens} tokens leaves no room for an answer",
+        )
+    if num_tokens > info.num_blocks * info.block_size:
+        raise RefusedError(
+            400,
+            f"context_length_exceeded: the KV memory holds {info.num_blocks * info.block_size} "
+            f"tokens, the prompt has {num_tokens}",
+        )
+    sampling = request.sampling
+    for name in ("logprobs", "prompt_logprobs"):
+        if (getattr(sampling, name) or 0) > info.max_logprobs:
+            raise RefusedError(400, f"{name} must be at most {info.max_logprobs}")
+    if np.max(request.sequences[0].tokens) >= info.vocab_size:
+        raise RefusedError(400, f"token ids must be below {info.vocab_size}")
+    if any(token >= info.vocab_size for token in sampling.logit_bias or ()):
+        raise RefusedError(400, f"logit_bias token ids must be below {info.vocab_size}")
+    if any(token >= info.vocab_size for token in request.stop_token_ids):
+        raise RefusedError(400, f"stop_token_ids must be below {info.vocab_size}")
+
+
+def length_limit(request: Request, info: WorkerInfo) -> int:
+    """Length in tokens, prompt included, at which a sequence of the request ends.
+
+    The last token is never computed, so it needs no KV.
+    """
+    assert request.sampling.max_tokens is not None
+    return min(
+        request.num_prompt_tokens + request.sampling.max_tokens,
+        info.max_model_len,
+        info.num_blocks * info.block_size + 1,
+    )

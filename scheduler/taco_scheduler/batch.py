@@ -1,0 +1,111 @@
+"""The running sequences as columns over slots, so that a decode step is array arithmetic."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from taco_proto.steps import IntArray
+from taco_scheduler.kv.block_manager import BlockTable
+from taco_scheduler.sequence import Sequence, Status
+
+LongArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+
+
+class Batch:
+    """Mirrors the worker's persistent batch as it will be once every plan that was sent has run.
+
+    A slot may be given away while steps of its last owner are in flight. A *tenure* names one stay
+    of a sequence in a slot and is never used twice: what a step computed belongs to the slot's
+    owner only if the tenure is still the one that the plan was made for.
+
+    Columns, by slot:
+        active: a sequence runs here.
+        tenure: of the owner; -1 if there is none.
+        num_tokens: tokens of the sequence, those that steps in flight will sample included.
+        num_committed: tokens of the sequence whose values are known.
+        num_computed: tokens whose KV is computed once the steps in flight are done.
+        limit: length at which the sequence ends.
+        capacity: tokens that its block table covers.
+        ignore_eos, has_stop_tokens: how it ends before.
+        no_token_yet: it has not generated a token since its request came.
+        client, handle, index, num_cached: what its client calls it; the prompt tokens that were
+            cached.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        self.sequences: list[Sequence | None] = [None] * num_slots
+        self.active = np.zeros(num_slots, dtype=np.bool_)
+        self.tenure = np.full(num_slots, -1, dtype=np.int64)
+        self.num_tokens = np.zeros(num_slots, dtype=np.int32)
+        self.num_committed = np.zeros(num_slots, dtype=np.int32)
+        self.num_computed = np.zeros(num_slots, dtype=np.int32)
+        self.limit = np.zeros(num_slots, dtype=np.int32)
+        self.capacity = np.zeros(num_slots, dtype=np.int32)
+        self.ignore_eos = np.zeros(num_slots, dtype=np.bool_)
+        self.has_stop_tokens = np.zeros(num_slots, dtype=np.bool_)
+        self.no_token_yet = np.zeros(num_slots, dtype=np.bool_)
+        self.client = np.zeros(num_slots, dtype=np.int64)
+        self.handle = np.zeros(num_slots, dtype=np.int64)
+        self.index = np.zeros(num_slots, dtype=np.int32)
+        self.num_cached = np.zeros(num_slots, dtype=np.int32)
+        self.left_slots: list[int] = []  # since the last plan
+        self._free_slots = list(range(num_slots))[::-1]
+        self._next_tenure = 0
+
+    @property
+    def num_free_slots(self) -> int:
+        return len(self._free_slots)
+
+    @property
+    def num_running(self) -> int:
+        return len(self.sequences) - len(self._free_slots)
+
+    def running(self) -> Iterator[Sequence]:
+        return (sequence for sequence in self.sequences if sequence is not None)
+
+    def owner(self, slot: int) -> Sequence:
+        sequence = self.sequences[slot]
+        assert sequence is not None
+        return sequence
+
+    def join(self, sequence: Sequence, table: BlockTable, limit: int, block_size: int) -> None:
+        slot = self._free_slots.pop()
+        request = sequence.request
+        num_tokens = len(sequence.tokens)
+        sequence.status = Status.RUNNING
+        sequence.slot = slot
+        sequence.tenure = self._next_tenure
+        sequence.table = table
+        self._next_tenure += 1
+        self.sequences[slot] = sequence
+        self.active[slot] = True
+        self.tenure[slot] = sequence.tenure
+        self.num_tokens[slot] = self.num_committed[slot] = num_tokens
+        self.num_computed[slot] = table.num_cached_tokens
+        self.limit[slot] = limit
+        self.capacity[slot] = len(table.blocks) * block_size
+        self.ignore_eos[slot] = request.sampling.ignore_eos
+        self.has_stop_tokens[slot] = bool(request.stop_token_ids)
+        self.no_token_yet[slot] = sequence.first_token_time is None
+        self.client[slot] = request.outbox.client
+        self.handle[slot] = request.handle
+        self.index[slot] = sequence.index
+        self.num_cached[slot] = sequence.num_cached_tokens or 0
+
+    def leave(self, sequence: Sequence) -> None:
+        """Frees the slot; outputs that are still to come for this tenure find no owner."""
+        slot = sequence.slot
+        self.sequences[slot] = None
+        self.active[slot] = False
+        self.tenure[slot] = -1
+        self.left_slots.append(slot)
+        self._free_slots.append(slot)
+        sequence.slot = -1
+        sequence.table = None
+
+    def take_left_slots(self) -> IntArray:
+        left = np.array(self.left_slots, dtype=np.int32)
+        self.left_slots.clear()
+        return left

@@ -1,0 +1,411 @@
+"""The continuous-batching engine: a state machine without I/O and without a clock."""
+
+import logging
+from dataclasses import dataclass
+
+from taco_proto.config import SchedulerConfig
+from taco_proto.requests import FinishReason, GenerateRequest
+from taco_proto.steps import StepOutput, StepPlan, WorkerInfo
+from taco_scheduler.admission import (
+    RefusedError,
+    check_fit,
+    check_message,
+    check_worker,
+    length_limit,
+)
+from taco_scheduler.batch import Batch
+from taco_scheduler.commit import Committer
+from taco_scheduler.counters import Counters
+from taco_scheduler.in_flight import InFlight, InFlightStep, check_output
+from taco_scheduler.kv.block_manager import BlockManager, BlockTable
+from taco_scheduler.outbox import Outbox
+from taco_scheduler.planner import make_plan
+from taco_scheduler.policy import Policy, StepRows
+from taco_scheduler.sequence import Request, Sequence, Status, new_request
+from taco_scheduler.stop import StopChecker
+from taco_scheduler.waiting import Deadlines, WaitingQueue
+
+logger = logging.getLogger("taco.scheduler")
+
+
+@dataclass(slots=True)
+class AttachedWorker:
+    """All that is lost with a worker."""
+
+    info: WorkerInfo
+    batch: Batch
+    blocks: BlockManager
+    stops: StopChecker
+    policy: Policy
+    committer: Committer
+    in_flight: InFlight
+    landing: dict[int, Sequence]  # by tenure
+
+
+class Engine:
+    """Requests in, step plans out; step outputs in, tokens out to each client's outbox.
+
+    Time is seconds since the epoch and only ever passed in. Nothing here waits: whoever drives the
+    engine sends each plan to the worker and hands every output back, in the order of the plans.
+    """
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.counters = Counters()
+        self._config = config
+        self._max_in_flight = 2 if config.run_ahead else 1
+        self._worker: AttachedWorker | None = None
+        self._epoch = 0
+        self._step_id = 0
+        self._num_clients = 0
+        self._num_arrivals = 0
+        self._num_new = 0  # requests that have never run
+        self._requests: dict[Outbox, dict[int, Request]] = {}
+        self._waiting = WaitingQueue()
+        self._deadlines = Deadlines()
+        self._suspects: set[Request] = set()  # they were in a step that failed
+
+    # ------------------------------------------------------------------ state
+
+    @property
+    def info(self) -> WorkerInfo | None:
+        return self._worker.info if self._worker else None
+
+    @property
+    def num_requests(self) -> int:
+        return sum(len(requests) for requests in self._requests.values())
+
+    @property
+    def num_running(self) -> int:
+        return self._worker.batch.num_running if self._worker else 0
+
+    @property
+    def num_waiting(self) -> int:
+        unfinished = (
+            r.unfinished for by_handle in self._requests.values() for r in by_handle.values()
+        )
+        return sum(len(sequences) for sequences in unfinished) - self.num_running
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._worker.in_flight) if self._worker else 0
+
+    @property
+    def kv_usage(self) -> float:
+        return self._worker.blocks.usage if self._worker else 0.0
+
+    @property
+    def num_free_blocks(self) -> int:
+        return self._worker.blocks.num_free_blocks if self._worker else 0
+
+    def next_deadline(self) -> float | None:
+        """When `plan` should be called even if nothing else happens."""
+        return self._deadlines.next()
+
+    # ---------------------------------------------------------------- clients
+
+    def connect(self) -> Outbox:
+        self._num_clients += 1
+        outbox = Outbox(self._num_clients)
+        self._requests[outbox] = {}
+        return outbox
+
+    def disconnect(self, outbox: Outbox) -> None:
+        """Ends whatever the client still has, silently."""
+        for request in list(self._requests[outbox].values()):
+            self._drop(request)
+        del self._requests[outbox]
+
+    def submit(self, outbox: Outbox, message: GenerateRequest, now: float) -> None:
+        """Queues a request; a refusal becomes an error in the outbox."""
+        try:
+            request = self._accept(outbox, message, now)
+        except RefusedError as error:
+            outbox.add_error(message.handle, error.code, str(error))
+            return
+        self._num_arrivals += 1
+        self._num_new += 1
+        self._requests[outbox][request.handle] = request
+        self._deadlines.push(request)
+        self._waiting.push(request.sequences[0])
+        self._end_if_complete(request)
+
+    def cancel(self, outbox: Outbox, handle: int, index: int | None = None) -> None:
+        """Ends a request or one of its sequences; what has ended already is left alone."""
+        request = self._requests[outbox].get(handle)
+        if request is None:
+            return
+        for sequence in request.unfinished:
+            if index is None or sequence.index == index:
+                self._end(sequence, FinishReason.ABORTED)
+
+    # ---------------------------------------------------------------- workers
+
+    def attach(self, info: WorkerInfo) -> None:
+        """A worker with empty KV memory is there.
+
+        Raises:
+            InvalidWorkerError: its description is out of range.
+        """
+        check_worker(info)
+        assert self._worker is None
+        self._epoch += 1
+        self._worker = self._worker_with(info)
+        for requests in self._requests.values():
+            for request in list(requests.values()):
+                self._check_again(request)
+
+    def detach(self) -> None:
+        """The worker is lost, with its KV. Its sequences wait for the next one, up to their
+        deadlines.
+        """
+        worker = self._worker
+        assert worker is not None
+        steps = worker.in_flight.steps
+        suspects = {request for step in steps for request in self._requests_in(worker, step)}
+        self._requeue_all(worker)
+        self._worker = None
+        self._strike(suspects)
+        for requests in self._requests.values():
+            for request in requests.values():
+                self._deadlines.push(request)
+
+    # ------------------------------------------------------------------ steps
+
+    def plan(self, now: float) -> StepPlan | None:
+        """The next step, to be sent to the worker at once; None if there is nothing to run now."""
+        for request in self._deadlines.pop_passed(now):
+            self._fail(request, 504, "the deadline passed while the request was waiting")
+        worker = self._worker
+        if worker is None or len(worker.in_flight) >= self._max_in_flight:
+            return None
+        rows = worker.policy.fill_step()
+        if not rows:
+            return None
+        self._step_id += 1
+        plan, step = make_plan(worker.batch, rows, self._epoch, self._step_id)
+        worker.in_flight.steps.append(step)
+        self._after_planning(worker, rows, now)
+        self.counters.num_steps += 1
+        self.counters.iteration_tokens.observe(int(plan.num_tokens.sum()))
+        return plan
+
+    def commit(self, output: StepOutput, now: float) -> None:
+        """Takes the output of the oldest step in flight; outputs of an older epoch are dropped.
+
+        Raises:
+            InvalidOutputError: it does not answer that step; nothing has changed.
+        """
+        worker = self._worker
+        if worker is None or output.epoch != self._epoch:
+            return
+        step = worker.in_flight.oldest(output.step_id)
+        if output.error:
+            self._fail_step(worker, step, output.error)
+            return
+        check_output(step, output, worker.info.vocab_size)
+        worker.in_flight.steps.popleft()
+        worker.blocks.confirm(step.step_id)
+        worker.committer.commit(step, output, now)
+
+    # ---------------------------------------------------------------- requests
+
+    def _accept(self, outbox: Outbox, message: GenerateRequest, now: float) -> Request:
+        """Raises RefusedError."""
+        if message.handle in self._requests[outbox]:
+            raise RefusedError(409, f"handle {message.handle} names a request that has not ended")
+        check_message(message)
+        is_resumed = bool(message.emitted_token_ids)
+        if self._num_new >= self._config.max_waiting_requests and not is_resumed:
+            raise RefusedError(429, f"{self._num_new} requests are waiting already")
+        request = new_request(outbox, message, self._num_arrivals, now)
+        if self._worker is not None:
+            check_fit(request, self._worker.info)
+        return request
+
+    def _check_again(self, request: Request) -> None:
+        """A worker came after the request: does its model fit?"""
+        assert self._worker is not None
+        try:
+            check_fit(request, self._worker.info)
+        except RefusedError as error:
+            self._fail(request, error.code, str(error))
+        else:
+            self._end_if_complete(request)
+
+    def _end_if_complete(self, request: Request) -> None:
+        """A resumed request may have had all its tokens already."""
+        if self._worker is None:
+            return
+        limit = length_limit(request, self._worker.info)
+        for sequence in request.unfinished:
+            reason = self._worker.stops.finish_reason(sequence, limit)
+            if reason is not FinishReason.RUNNING:
+                self._end(sequence, reason)
+
+    def _end(self, sequence: Sequence, reason: FinishReason) -> None:
+        """Ends a sequence without a new token."""
+        request = sequence.request
+        stop_token_id = sequence.tokens[-1] if reason is FinishReason.STOP else -1
+        request.outbox.add_end(request.handle, sequence.index, reason, stop_token_id)
+        self._retire(sequence)
+
+    def _fail(self, request: Request, code: int, message: str) -> None:
+        request.outbox.add_error(request.handle, code, message)
+        self._drop(request)
+
+    def _drop(self, request: Request) -> None:
+        for sequence in request.unfinished:
+            self._retire(sequence)
+
+    def _retire(self, sequence: Sequence) -> None:
+        """Frees whatever an ended sequence holds, once; its outputs still in flight find no owner."""
+        worker = self._worker
+        request = sequence.request
+        if sequence.status is Status.RUNNING:
+            assert worker is not None
+            self._release(worker, sequence)
+        elif sequence.status is Status.LANDING:
+            assert worker is not None
+            del worker.landing[sequence.tenure]
+        sequence.status = Status.FINISHED
+        unfinished = request.unfinished
+        if not unfinished:
+            del self._requests[request.outbox][request.handle]
+            self._suspects.discard(request)
+            if not request.admitted:
+                self._num_new -= 1
+        elif all(s.status is Status.HELD for s in unfinished):
+            self._waiting.push(unfinished[0])  # it takes over as the first of its request
+
+    # ----------------------------------------------------------------- running
+
+    def _worker_with(self, info: WorkerInfo) -> AttachedWorker:
+        config = self._config
+        num_slots = min(config.max_num_seqs, info.max_num_seqs, config.max_num_batched_tokens)
+        batch = Batch(num_slots)
+        blocks = BlockManager(
+            info.num_blocks, info.block_size, enable_prefix_caching=config.enable_prefix_caching
+        )
+        stops = StopChecker(info.vocab_size, info.eos_token_ids)
+        landing: dict[int, Sequence] = {}
+        policy = Policy(
+            batch,
+            blocks,
+            self._waiting,
+            self._suspects,
+            config.max_num_batched_tokens,
+            admit=self._admit,
+            preempt=self._preempt,
+        )
+        committer = Committer(
+            batch,
+            stops,
+            landing,
+            self._suspects,
+            self.counters,
+            retire=self._retire,
+            requeue=self._waiting.push,
+            limit_of=lambda request: length_limit(request, info),
+        )
+        return AttachedWorker(info, batch, blocks, stops, policy, committer, InFlight(), landing)
+
+    def _admit(self, sequence: Sequence, table: BlockTable) -> None:
+        worker = self._worker
+        assert worker is not None
+        request = sequence.request
+        if not request.admitted:
+            request.admitted = True
+            self._num_new -= 1
+        if sequence.num_cached_tokens is None:
+            sequence.num_cached_tokens = min(table.num_cached_tokens, request.num_prompt_tokens)
+            self.counters.prompt_tokens += request.num_prompt_tokens
+        self.counters.prefix_cache_queries += len(sequence.tokens)
+        self.counters.prefix_cache_hits += table.num_cached_tokens
+        limit = length_limit(request, worker.info)
+        worker.batch.join(sequence, table, limit, worker.info.block_size)
+
+    def _after_planning(self, worker: AttachedWorker, rows: StepRows, now: float) -> None:
+        """What the step computes of prompts can be matched from the next step on."""
+        for sequence in rows.joined:
+            if sequence.first_run_time is None:
+                sequence.first_run_time = now
+                self.counters.queue_seconds.observe(now - sequence.request.arrival_time)
+        for slot in rows.chunk_slots:
+            sequence = worker.batch.owner(slot)
+            num_computed = int(worker.batch.num_computed[slot])
+            assert sequence.table is not None
+            tokens = sequence.tokens.tobytes()
+            worker.blocks.publish(sequence.table, tokens, num_computed, self._step_id)
+            if num_computed >= sequence.request.num_prompt_tokens:
+                self._release_held(sequence.request)
+
+    def _release_held(self, request: Request) -> None:
+        for sequence in request.sequences:
+            if sequence.status is Status.HELD:
+                self._waiting.push(sequence)
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Back to the queue, at once or when the outputs of the steps it is in have come."""
+        worker = self._worker
+        assert worker is not None
+        self.counters.num_preemptions += 1
+        sequence.num_landing = worker.in_flight.num_sampled_tokens(sequence.tenure)
+        self._release(worker, sequence)
+        if sequence.num_landing:
+            sequence.status = Status.LANDING
+            worker.landing[sequence.tenure] = sequence
+        else:
+            self._waiting.push(sequence)
+
+    def _release(self, worker: AttachedWorker, sequence: Sequence) -> None:
+        """Takes slot and blocks away. What steps in flight compute is not known to succeed, so it
+        is not cached here.
+        """
+        assert sequence.table is not None
+        num_computed = int(worker.batch.num_computed[sequence.slot])
+        num_valid = num_computed - worker.in_flight.num_unconfirmed_tokens(sequence.tenure)
+        worker.blocks.release(sequence.table, sequence.tokens.tobytes(), num_valid)
+        worker.batch.leave(sequence)
+
+    # ------------------------------------------------------------------ faults
+
+    def _fail_step(self, worker: AttachedWorker, step: InFlightStep, error: str) -> None:
+        """Starts a new epoch: its first plan makes the worker drop its batch and take plans again."""
+        logger.error("step %d failed on %s: %s", step.step_id, worker.info.name, error)
+        self.counters.num_failed_steps += 1
+        suspects = self._requests_in(worker, step)
+        worker.blocks.withdraw()
+        self._requeue_all(worker)
+        self._epoch += 1
+        self._strike(suspects)
+
+    def _requeue_all(self, worker: AttachedWorker) -> None:
+        for sequence in list(worker.batch.running()):
+            self._release(worker, sequence)
+            self._waiting.push(sequence)
+        for sequence in worker.landing.values():
+            self._waiting.push(sequence)
+        worker.landing.clear()
+        worker.in_flight.steps.clear()
+        worker.batch.left_slots.clear()
+
+    def _requests_in(self, worker: AttachedWorker, step: InFlightStep) -> set[Request]:
+        requests = set()
+        for slot, tenure in zip(step.slots.tolist(), step.tenures.tolist(), strict=True):
+            if worker.batch.tenure[slot] == tenure:
+                requests.add(worker.batch.owner(slot).request)
+            elif tenure in worker.landing:
+                requests.add(worker.landing[tenure].request)
+        return requests
+
+    def _strike(self, requests: set[Request]) -> None:
+        """A request that does not survive two steps in a row must not take the others down again.
+
+        Until a suspect has got a token, `Policy` runs it without other suspects: the next failure
+        tells which one it was.
+        """
+        for request in requests:
+            if request in self._suspects:
+                self._fail(request, 500, "the step that ran this request failed twice in a row")
+            else:
+                self._suspects.add(request)

@@ -1,0 +1,70 @@
+"""Turns the rows of a step into the message for the worker, and moves the counters on."""
+
+import numpy as np
+
+from taco_proto.steps import EMPTY, JoinedSequences, StepPlan
+from taco_scheduler.batch import Batch
+from taco_scheduler.in_flight import InFlightStep
+from taco_scheduler.policy import StepRows
+from taco_scheduler.sequence import Sequence
+
+
+def make_plan(
+    batch: Batch, rows: StepRows, epoch: int, step_id: int
+) -> tuple[StepPlan, InFlightStep]:
+    """The plan of a step and the record that its output will be read against.
+
+    Advances `num_computed` and `num_tokens` of the rows: the scheduler counts tokens when it plans
+    them, not when they arrive.
+    """
+    if rows.chunk_slots:
+        chunk_slots = np.array(rows.chunk_slots, dtype=np.int32)
+        chunk_tokens = np.array(rows.chunk_tokens, dtype=np.int32)
+        slots = np.concatenate([rows.decode_slots, chunk_slots])
+        num_tokens = np.concatenate([np.ones(len(rows.decode_slots), np.int32), chunk_tokens])
+    else:
+        slots = rows.decode_slots
+        num_tokens = np.ones(len(slots), np.int32)
+    # Before the counters move: a joining sequence names what was computed when it joins.
+    joined = _joined(batch, rows.joined) if rows.joined else None
+    batch.num_computed[slots] += num_tokens
+    if rows.chunk_slots:
+        sampled = slots[batch.num_computed[slots] == batch.num_tokens[slots]]
+    else:
+        sampled = slots
+    batch.num_tokens[sampled] += 1
+    plan = StepPlan(
+        epoch=epoch,
+        step_id=step_id,
+        slots=slots,
+        num_tokens=num_tokens,
+        left_slots=batch.take_left_slots() if batch.left_slots else EMPTY,
+        joined=joined,
+        appended_slots=np.array(rows.appended_slots, dtype=np.int32),
+        appended_blocks=np.array(rows.appended_blocks, dtype=np.int32),
+    )
+    tenures = batch.tenure[slots]
+    step = InFlightStep(
+        step_id=step_id,
+        slots=slots,
+        num_tokens=num_tokens,
+        tenures=tenures,
+        sampled_slots=sampled,
+        sampled_tenures=tenures if sampled is slots else batch.tenure[sampled],
+    )
+    return plan, step
+
+
+def _joined(batch: Batch, sequences: list[Sequence]) -> JoinedSequences:
+    slots = np.array([s.slot for s in sequences], dtype=np.int32)
+    tables = [s.table.blocks for s in sequences if s.table is not None]
+    return JoinedSequences(
+        slots=slots,
+        num_prompt_tokens=np.array([s.request.num_prompt_tokens for s in sequences], np.int32),
+        num_tokens=batch.num_tokens[slots],
+        num_computed_tokens=batch.num_computed[slots],
+        token_ids=np.concatenate([np.array(s.tokens, dtype=np.int32) for s in sequences]),
+        num_blocks=np.array([len(blocks) for blocks in tables], dtype=np.int32),
+        block_ids=np.concatenate([np.array(blocks, dtype=np.int32) for blocks in tables]),
+        sampling=tuple(s.sampling_for_worker() for s in sequences),
+    )

@@ -1,0 +1,193 @@
+"""Who runs in the next step: fills the step's token budget.
+
+There are no separate phases: a sequence runs whatever it has left to compute, one token or a chunk
+of its prompt. Running decodes come first, then chunks of running prefills, then sequences that
+wait, by priority and arrival.
+"""
+
+from collections.abc import Callable, Set
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from taco_proto.steps import EMPTY, IntArray
+from taco_scheduler.batch import Batch
+from taco_scheduler.kv.block_manager import BlockManager, BlockTable, CacheNamespace
+from taco_scheduler.sequence import Request, Sequence
+from taco_scheduler.waiting import WaitingQueue
+
+FirstBlock = tuple[CacheNamespace, bytes]
+
+
+@dataclass(slots=True)
+class StepRows:
+    """The rows of one step, decodes first.
+
+    Attributes:
+        decode_slots: rows of one token whose block table was long enough or has grown.
+        chunk_slots, chunk_tokens: rows that compute a part of a prompt, or all of it.
+        joined: sequences whose first row this is.
+        appended_slots, appended_blocks: growth of block tables, one entry a block.
+    """
+
+    decode_slots: IntArray = field(default_factory=lambda: EMPTY)
+    chunk_slots: list[int] = field(default_factory=list)
+    chunk_tokens: list[int] = field(default_factory=list)
+    joined: list[Sequence] = field(default_factory=list)
+    appended_slots: list[int] = field(default_factory=list)
+    appended_blocks: list[int] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.decode_slots.size or self.chunk_slots)
+
+    def add_chunk(self, slot: int, num_tokens: int) -> None:
+        self.chunk_slots.append(slot)
+        self.chunk_tokens.append(num_tokens)
+
+
+class Policy:
+    """Fills steps for one worker.
+
+    Args:
+        suspects: requests that were in a step that failed; one at a time is admitted.
+        max_num_batched_tokens: token budget of a step. Every running sequence gets at least a token
+            a step, so `batch` has no more slots than that.
+        preempt: takes a running sequence's slot and blocks away and queues it again.
+        admit: gives a waiting sequence a slot, with the block table made for it.
+    """
+
+    def __init__(
+        self,
+        batch: Batch,
+        blocks: BlockManager,
+        waiting: WaitingQueue,
+        suspects: Set[Request],
+        max_num_batched_tokens: int,
+        *,
+        preempt: Callable[[Sequence], None],
+        admit: Callable[[Sequence, BlockTable], None],
+    ) -> None:
+        self._batch = batch
+        self._blocks = blocks
+        self._waiting = waiting
+        self._suspects = suspects
+        self._budget = max_num_batched_tokens
+        self._preempt = preempt
+        self._admit = admit
+        self._free_blocks_at_refusal: int | None = None
+
+    def fill_step(self) -> StepRows:
+        """The rows of the next step; blocks and slots are taken, the columns' counters are
+        untouched.
+        """
+        rows = StepRows()
+        remaining = self._remaining_tokens()
+        has_preempted = self._grow_tables(remaining, rows)
+        if has_preempted:
+            remaining = self._remaining_tokens()
+        rows.decode_slots = np.flatnonzero(remaining == 1).astype(np.int32)
+        budget = self._budget - len(rows.decode_slots)
+        budget = self._continue_prefills(np.flatnonzero(remaining > 1), rows, budget)
+        # What a preemption freed belongs to those that still run.
+        if not has_preempted and budget > 0:
+            self._admit_waiting(rows, budget)
+        return rows
+
+    def _remaining_tokens(self) -> IntArray:
+        """Tokens that each slot could run now; 0 for those that are empty or wait for their last
+        output.
+        """
+        batch = self._batch
+        runs = batch.active & (batch.num_tokens < batch.limit)
+        return np.where(runs, batch.num_tokens - batch.num_computed, 0)
+
+    def _grow_tables(self, remaining: IntArray, rows: StepRows) -> bool:
+        """Gives each decode that is at the end of its table a block; True if that took a
+        preemption.
+
+        The table of a sequence that still has prompt to compute covers all of it since its
+        admission.
+        """
+        batch = self._batch
+        needy = np.flatnonzero((remaining == 1) & (batch.num_computed >= batch.capacity))
+        has_preempted = False
+        # The most urgent first: a victim is then never one that has just got a block.
+        for sequence in sorted(map(batch.owner, needy.tolist()), key=lambda s: s.urgency):
+            while sequence.table is not None:
+                blocks = self._blocks.extend(sequence.table, int(batch.num_tokens[sequence.slot]))
+                if blocks is not None:
+                    rows.appended_slots += [sequence.slot] * len(blocks)
+                    rows.appended_blocks += blocks
+                    batch.capacity[sequence.slot] += len(blocks) * self._blocks.block_size
+                    break
+                self._preempt(max(batch.running(), key=lambda s: s.urgency))
+                has_preempted = True
+        return has_preempted
+
+    def _continue_prefills(self, slots: np.ndarray, rows: StepRows, budget: int) -> int:
+        """Chunks of prefills that run; returns what is left of the budget."""
+        batch = self._batch
+        for sequence in sorted(map(batch.owner, slots.tolist()), key=lambda s: s.urgency):
+            if budget == 0:
+                break
+            slot = sequence.slot
+            chunk = min(budget, int(batch.num_tokens[slot] - batch.num_computed[slot]))
+            rows.add_chunk(slot, chunk)
+            budget -= chunk
+        return budget
+
+    def _admit_waiting(self, rows: StepRows, budget: int) -> None:
+        if not self._may_admit():
+            return
+        self._free_blocks_at_refusal = None
+        batch = self._batch
+        suspects_run = any(request.is_running for request in self._suspects)
+        first_blocks: set[FirstBlock] = set()
+        passed_over: list[Sequence] = []
+        while budget > 0 and batch.num_free_slots and (sequence := self._waiting.pop()):
+            is_suspect = sequence.request in self._suspects
+            if is_suspect and suspects_run:
+                passed_over.append(sequence)
+                continue
+            first_block = self._first_block(sequence)
+            if first_block in first_blocks:
+                # Its prefix is being computed in this very step and can be matched in the next.
+                passed_over.append(sequence)
+                continue
+            table = self._allocate(sequence)
+            if table is None:
+                self._free_blocks_at_refusal = self._blocks.num_free_blocks
+                passed_over.append(sequence)
+                break
+            self._admit(sequence, table)
+            suspects_run |= is_suspect
+            if first_block is not None and table.num_cached_tokens == 0:
+                first_blocks.add(first_block)
+            chunk = min(budget, len(sequence.tokens) - table.num_cached_tokens)
+            rows.add_chunk(sequence.slot, chunk)
+            rows.joined.append(sequence)
+            budget -= chunk
+        for sequence in passed_over:
+            self._waiting.push(sequence)
+
+    def _may_admit(self) -> bool:
+        """Asking for blocks again is vain until some were freed since the last refusal."""
+        refused_at = self._free_blocks_at_refusal
+        if refused_at is None or self._batch.num_running == 0:
+            return True
+        return self._blocks.num_free_blocks > refused_at
+
+    def _allocate(self, sequence: Sequence) -> BlockTable | None:
+        return self._blocks.allocate(
+            sequence.tokens.tobytes(),
+            len(sequence.tokens),
+            sequence.request.namespace,
+            read_cache=not sequence.computes_prompt_logprobs,
+        )
+
+    def _first_block(self, sequence: Sequence) -> FirstBlock | None:
+        """What a sequence must share to match another's blocks; None if it can match none."""
+        block_size = self._blocks.block_size
+        if len(sequence.tokens) <= block_size or not self._blocks.enable_prefix_caching:
+            return None
+        return (sequence.request.namespace, sequence.tokens[:block_size].tobytes())

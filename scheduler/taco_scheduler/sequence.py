@@ -1,0 +1,170 @@
+"""What the scheduler keeps of a request and of each of its sequences.
+
+A sequence is its committed tokens: the prompt and what was generated. Where it stands on a worker
+(slot, blocks, tokens in flight) can be dropped at any time and rebuilt from them, so preemption,
+the loss of a worker and the resubmission of a request are one operation: back to the queue, with
+the tokens.
+"""
+
+import enum
+from array import array
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from taco_proto.requests import GenerateRequest
+from taco_proto.sampling_params import SamplingParams
+from taco_scheduler.kv.block_manager import BlockTable, CacheNamespace
+from taco_scheduler.outbox import Outbox
+
+# Sooner first: priority, arrival of the request, index of the sequence.
+Urgency = tuple[int, int, int]
+
+
+class Status(enum.Enum):
+    """HELD sequences wait until the first sequence of their request has its prefill planned,
+    LANDING ones were preempted and wait for the outputs of the steps they are still in.
+    """
+
+    HELD = enum.auto()
+    WAITING = enum.auto()
+    RUNNING = enum.auto()
+    LANDING = enum.auto()
+    FINISHED = enum.auto()
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """What a client asked for: `sampling.num_sequences` continuations of one prompt.
+
+    Attributes:
+        arrival: counts requests in the order in which they came.
+        num_prompt_logprobs: prompt positions up to which log probabilities were emitted (the first
+            one, which has none, counts).
+        admitted: one of its sequences has run.
+    """
+
+    outbox: Outbox
+    handle: int
+    request_id: str
+    sampling: SamplingParams
+    stop_token_ids: frozenset[int]
+    namespace: CacheNamespace
+    num_prompt_tokens: int
+    priority: int
+    arrival: int
+    arrival_time: float
+    deadline: float | None
+    num_prompt_logprobs: int = 1
+    admitted: bool = False
+    sequences: list["Sequence"] = field(default_factory=list)
+
+    @property
+    def unfinished(self) -> list["Sequence"]:
+        return [s for s in self.sequences if s.status is not Status.FINISHED]
+
+    @property
+    def is_running(self) -> bool:
+        return any(s.status is Status.RUNNING for s in self.sequences)
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Prompt log probabilities were asked for and are not complete yet."""
+        asked = self.sampling.prompt_logprobs is not None
+        return asked and self.num_prompt_logprobs < self.num_prompt_tokens
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One continuation of a request's prompt.
+
+    Attributes:
+        tokens: prompt and committed tokens.
+        slot, tenure, table: its place in the batch while it runs; a tenure names one stay in a
+            slot.
+        num_cached_tokens: prompt tokens found in the prefix cache when it first ran; None before.
+        num_landing: steps in flight that may still bring a token of a preempted sequence.
+    """
+
+    request: Request
+    index: int
+    tokens: "array[int]"
+    status: Status
+    slot: int = -1
+    tenure: int = -1
+    table: BlockTable | None = None
+    num_cached_tokens: int | None = None
+    num_landing: int = 0
+    first_run_time: float | None = None
+    first_token_time: float | None = None
+
+    @property
+    def urgency(self) -> Urgency:
+        return (self.request.priority, self.request.arrival, self.index)
+
+    @property
+    def num_generated(self) -> int:
+        return len(self.tokens) - self.request.num_prompt_tokens
+
+    def sampling_for_worker(self) -> SamplingParams:
+        """Parameters of this sequence alone: its own seed; prompt log probabilities if it is to
+        compute them.
+        """
+        params = self.request.sampling
+        assert params.seed is not None
+        if params.num_sequences == 1 and params.prompt_logprobs is None:
+            return params
+        return params.with_updates(
+            n=1,
+            best_of=None,
+            seed=sequence_seed(params.seed, self.index),
+            prompt_logprobs=params.prompt_logprobs if self.computes_prompt_logprobs else None,
+        )
+
+    @property
+    def computes_prompt_logprobs(self) -> bool:
+        request = self.request
+        return request.wants_prompt_logprobs and request.unfinished[0] is self
+
+
+def new_request(outbox: Outbox, message: GenerateRequest, arrival: int, now: float) -> Request:
+    """The request and its sequences; all but the first are held back (see `Status`)."""
+    sampling = message.sampling
+    prompt = array("i", message.token_ids)
+    request = Request(
+        outbox=outbox,
+        handle=message.handle,
+        request_id=message.request_id,
+        sampling=sampling,
+        stop_token_ids=frozenset(sampling.stop_token_ids or ()),
+        namespace=CacheNamespace(message.adapter, message.cache_salt),
+        num_prompt_tokens=len(prompt),
+        priority=message.priority,
+        arrival=arrival,
+        arrival_time=now,
+        deadline=message.deadline,
+    )
+    emitted = array("i", message.emitted_token_ids)
+    for index in range(sampling.num_sequences):
+        status = Status.WAITING if index == 0 else Status.HELD
+        request.sequences.append(Sequence(request, index, prompt + emitted, status))
+    return request
+
+
+def sequence_seed(seed: int, index: int) -> int:
+    """The seed of sequence `index`: the request's own for the first one, mixed with the index for
+    the others (splitmix64; Steele, Lea and Flood, 2014), as a signed 64-bit integer.
+    """
+    if index == 0:
+        return seed
+    mask = 2**64 - 1
+    z = (seed + index * 0x9E3779B97F4A7C15) & mask
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+    z ^= z >> 31
+    return z - 2**64 if z >= 2**63 else z
+
+
+def token_array(packed: bytes) -> np.ndarray:
+    """Packed little-endian int32 ids as an array, without a copy."""
+    return np.frombuffer(packed, dtype="<i4")

@@ -1,0 +1,159 @@
+"""Drives an engine and a fake worker without a clock or a thread, collecting what clients receive."""
+
+from array import array
+from collections import deque
+from dataclasses import dataclass, field
+
+from support.fake_worker import FakeWorker, worker_info
+from taco_proto.config import SchedulerConfig
+from taco_proto.requests import FinishReason, GenerateRequest, OutputBatch
+from taco_proto.sampling_params import SamplingParams
+from taco_proto.steps import StepOutput, StepPlan, WorkerInfo
+from taco_scheduler.engine import Engine
+from taco_scheduler.outbox import Outbox
+
+
+def pack(tokens: list[int]) -> bytes:
+    return array("i", tokens).tobytes()
+
+
+def make_request(
+    handle: int, prompt: list[int], *, emitted: list[int] | None = None, **fields: object
+) -> GenerateRequest:
+    """Fields of `GenerateRequest` and of `SamplingParams` alike."""
+    names = {"priority", "deadline", "cache_salt", "adapter", "request_id"}
+    own = {name: value for name, value in fields.items() if name in names}
+    sampling: dict[str, object] = {"seed": 1, "max_tokens": 8}
+    sampling |= {name: value for name, value in fields.items() if name not in names}
+    return GenerateRequest(
+        handle=handle,
+        request_id=str(own.pop("request_id", f"request-{handle}")),
+        token_ids=pack(prompt),
+        emitted_token_ids=pack(emitted or []),
+        sampling=SamplingParams(**sampling),  # type: ignore[arg-type]
+        **own,  # type: ignore[arg-type]
+    )
+
+
+@dataclass
+class Received:
+    """What one client has got, by (handle, index) and by handle."""
+
+    tokens: dict[tuple[int, int], list[int]] = field(default_factory=dict)
+    reasons: dict[tuple[int, int], FinishReason] = field(default_factory=dict)
+    stop_tokens: dict[tuple[int, int], int] = field(default_factory=dict)
+    cached: dict[tuple[int, int], int] = field(default_factory=dict)
+    logprobs: dict[tuple[int, int], list[float]] = field(default_factory=dict)
+    prompt_logprobs: dict[int, list[tuple[int, float]]] = field(default_factory=dict)
+    errors: dict[int, tuple[int, str]] = field(default_factory=dict)
+
+    def add(self, batch: OutputBatch) -> None:
+        rows = batch.logprobs.rows() if batch.logprobs else iter(())
+        start = 0
+        for i, key in enumerate(zip(batch.handles, batch.indexes, strict=True)):
+            assert key not in self.reasons, f"news of {key} after its end"
+            end = start + batch.num_tokens[i]
+            self.tokens.setdefault(key, []).extend(batch.token_ids[start:end])
+            if batch.logprobs is not None:
+                for _ in range(start, end):
+                    self.logprobs.setdefault(key, []).extend(next(rows)[1][:1])
+            start = end
+            if batch.num_tokens[i]:
+                self.cached[key] = batch.num_cached_tokens[i]
+            if batch.finish_reasons[i]:
+                self.reasons[key] = FinishReason(batch.finish_reasons[i])
+                self.stop_tokens[key] = batch.stop_token_ids[i]
+        assert start == len(batch.token_ids)
+        assert next(rows, None) is None
+        if batch.prompt_logprobs is not None:
+            columns = zip(
+                batch.prompt_logprob_handles,
+                batch.prompt_logprob_positions,
+                batch.prompt_logprobs.rows(),
+                strict=True,
+            )
+            for handle, position, row in columns:
+                self.prompt_logprobs.setdefault(handle, []).append((position, row[1][0]))
+        for error in batch.errors:
+            assert error.handle not in self.errors
+            self.errors[error.handle] = (error.code, error.message)
+
+
+class Driver:
+    """One engine, one worker at a time, any number of clients.
+
+    Outputs wait in `outputs` until they are delivered, so that a test chooses how late they are.
+    """
+
+    def __init__(self, info: WorkerInfo | None = None, **config: object) -> None:
+        self.config = SchedulerConfig(**config)  # type: ignore[arg-type]
+        self.info = info or worker_info()
+        self.engine = Engine(self.config)
+        self.worker = self.new_worker()
+        self.outputs: deque[StepOutput] = deque()
+        self.plans: list[StepPlan] = []
+        self.received: dict[Outbox, Received] = {}
+        self.client = self.connect()
+        self.now = 1000.0
+
+    @property
+    def got(self) -> Received:
+        """What the first client has received."""
+        return self.received[self.client]
+
+    def new_worker(self) -> FakeWorker:
+        return FakeWorker(self.info, self.config.max_num_batched_tokens)
+
+    def connect(self) -> Outbox:
+        outbox = self.engine.connect()
+        self.received[outbox] = Received()
+        return outbox
+
+    def attach(self) -> None:
+        self.engine.attach(self.info)
+
+    def lose_worker(self) -> None:
+        """The process dies, with all plans that it was sent; another one takes its place."""
+        self.engine.detach()
+        self.outputs.clear()
+        self.worker = self.new_worker()
+
+    def submit(self, handle: int, prompt: list[int], **fields: object) -> None:
+        self.engine.submit(self.client, make_request(handle, prompt, **fields), self.now)
+
+    def plan(self) -> bool:
+        """Plans and sends one step; False if there was none."""
+        plan = self.engine.plan(self.now)
+        if plan is None:
+            return False
+        self.plans.append(plan)
+        self.outputs.append(self.worker.execute(plan))
+        return True
+
+    def deliver(self) -> bool:
+        """Hands over the oldest output; False if there is none."""
+        if not self.outputs:
+            return False
+        self.engine.commit(self.outputs.popleft(), self.now)
+        return True
+
+    def collect(self) -> None:
+        for outbox, received in self.received.items():
+            received.add(outbox.take())
+
+    def step(self) -> bool:
+        """Plans as far ahead as allowed, then takes one output; False if nothing happened."""
+        progress = False
+        while self.plan():
+            progress = True
+        progress |= self.deliver()
+        self.collect()
+        self.now += 0.01
+        return progress
+
+    def run(self, max_steps: int = 10_000) -> None:
+        """Until nothing is left to do."""
+        for _ in range(max_steps):
+            if not self.step():
+                return
+        raise AssertionError(f"still busy after {max_steps} steps")

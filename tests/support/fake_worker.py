@@ -1,0 +1,247 @@
+"""A worker without a model: it keeps the state a real one keeps and checks every plan against it.
+
+Its next token is a function of all tokens before it, the seed and nothing else, so a sequence's
+output must be the same under every schedule. A shadow of the KV memory holds the (token, position)
+that was written to each place; every read must find the sequence's own tokens there.
+"""
+
+import zlib
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from taco_proto.logprobs import LogprobColumns
+from taco_proto.sampling_params import SamplingParams
+from taco_proto.steps import IntArray, JoinedSequences, StepOutput, StepPlan, WorkerInfo
+
+EOS = 0
+
+
+def worker_info(**changes: object) -> WorkerInfo:
+    values: dict[str, object] = {
+        "name": "fake",
+        "model": "fake-model",
+        "max_model_len": 128,
+        "vocab_size": 64,
+        "eos_token_ids": (EOS,),
+        "block_size": 4,
+        "num_blocks": 64,
+        "max_num_seqs": 8,
+        "max_logprobs": 20,
+    }
+    return WorkerInfo(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def next_token(tokens: Sequence[int], seed: int, vocab_size: int) -> int:
+    """What the fake model says after `tokens`."""
+    state = zlib.crc32(array("i", tokens).tobytes(), seed & 0xFFFFFFFF)
+    return ((state * 0x9E3779B97F4A7C15) >> 20) % vocab_size
+
+
+def token_logprob(tokens: Sequence[int], token: int) -> float:
+    """The fake model's log probability of `token` after `tokens`; exact in 32-bit floats."""
+    return -float(zlib.crc32(array("i", [*tokens, token]).tobytes()) % 4096) / 256
+
+
+def generate(
+    prompt: Sequence[int], sampling: SamplingParams, info: WorkerInfo, seed: int
+) -> list[int]:
+    """The tokens that any correct schedule gives."""
+    tokens = list(prompt)
+    stops = set(sampling.stop_token_ids or ())
+    if not sampling.ignore_eos:
+        stops.update(info.eos_token_ids)
+    assert sampling.max_tokens is not None
+    limit = min(
+        len(prompt) + sampling.max_tokens,
+        info.max_model_len,
+        info.num_blocks * info.block_size + 1,
+    )
+    while len(tokens) < limit:
+        tokens.append(next_token(tokens, seed, info.vocab_size))
+        if tokens[-1] in stops:
+            break
+    return tokens[len(prompt) :]
+
+
+class IllegalPlanError(AssertionError):
+    """The scheduler sent a plan that a worker cannot run."""
+
+
+@dataclass(slots=True)
+class Row:
+    tokens: list[int]
+    num_prompt_tokens: int
+    num_computed: int
+    blocks: list[int]
+    sampling: SamplingParams
+
+
+@dataclass
+class FakeWorker:
+    """A `StepExecutor`.
+
+    Args:
+        fails: tells which steps fail, by their step id.
+    """
+
+    info: WorkerInfo = field(default_factory=worker_info)
+    max_num_batched_tokens: int | None = None
+    fails: Callable[[StepPlan], bool] = lambda plan: False
+
+    def __post_init__(self) -> None:
+        size = (self.info.num_blocks, self.info.block_size)
+        self.kv_tokens = np.full(size, -1, dtype=np.int64)
+        self.kv_positions = np.full(size, -1, dtype=np.int64)
+        self.rows: dict[int, Row] = {}
+        self.epoch = -1
+        self.failed_epoch = -1
+        self.num_computed_tokens = 0
+
+    def execute(self, plan: StepPlan) -> StepOutput:
+        if plan.epoch == self.failed_epoch:
+            return StepOutput(epoch=plan.epoch, step_id=plan.step_id, error="refused")
+        if plan.epoch != self.epoch:
+            require(plan.epoch > self.epoch, "the epoch goes back")
+            self.rows.clear()
+            self.epoch = plan.epoch
+        self._update(plan)
+        self._check_limits(plan)
+        if self.fails(plan):
+            self._scribble(plan)
+            self.failed_epoch = plan.epoch
+            return StepOutput(epoch=plan.epoch, step_id=plan.step_id, error="injected failure")
+        return self._run(plan)
+
+    # ------------------------------------------------------------------- state
+
+    def _update(self, plan: StepPlan) -> None:
+        for slot in plan.left_slots.tolist():
+            require(slot in self.rows, f"slot {slot} leaves but nobody is there")
+            del self.rows[slot]
+        if plan.joined is not None:
+            self._join(plan.joined)
+        for slot, block in zip(
+            plan.appended_slots.tolist(), plan.appended_blocks.tolist(), strict=True
+        ):
+            require(slot in self.rows, f"a block for the empty slot {slot}")
+            self.rows[slot].blocks.append(block)
+        for row in self.rows.values():
+            require(len(set(row.blocks)) == len(row.blocks), "a block twice in a table")
+            require(all(0 <= b < self.info.num_blocks for b in row.blocks), "a block out of range")
+
+    def _join(self, joined: JoinedSequences) -> None:
+        token_ends = np.cumsum(joined.num_tokens)
+        block_ends = np.cumsum(joined.num_blocks)
+        for i, slot in enumerate(joined.slots.tolist()):
+            require(0 <= slot < self.info.max_num_seqs, f"slot {slot} is out of range")
+            require(slot not in self.rows, f"slot {slot} is taken")
+            tokens = joined.token_ids[token_ends[i] - joined.num_tokens[i] : token_ends[i]]
+            blocks = joined.block_ids[block_ends[i] - joined.num_blocks[i] : block_ends[i]]
+            num_computed = int(joined.num_computed_tokens[i])
+            require(num_computed < len(tokens), "nothing is left to compute")
+            self.rows[slot] = Row(
+                tokens.tolist(),
+                int(joined.num_prompt_tokens[i]),
+                num_computed,
+                blocks.tolist(),
+                joined.sampling[i],
+            )
+
+    def _check_limits(self, plan: StepPlan) -> None:
+        slots = plan.slots.tolist()
+        require(len(set(slots)) == len(slots) > 0, "rows are missing or doubled")
+        require(len(slots) <= self.info.max_num_seqs, "too many rows")
+        if self.max_num_batched_tokens is not None:
+            require(int(plan.num_tokens.sum()) <= self.max_num_batched_tokens, "too many tokens")
+        written: set[int] = set()
+        for slot, count in zip(slots, plan.num_tokens.tolist(), strict=True):
+            require(slot in self.rows, f"slot {slot} is empty")
+            row = self.rows[slot]
+            end = row.num_computed + count
+            require(count >= 1, "a row without tokens")
+            require(end <= len(row.tokens), "a row runs past its tokens")
+            require(
+                len(row.tokens) <= self.info.max_model_len - 1, "a row is past the model's length"
+            )
+            num_needed = -(-end // self.info.block_size)
+            require(num_needed <= len(row.blocks), "a block table is too short")
+            # Waste: at most what one more block holds, and never more than the known tokens need.
+            num_useful = -(-len(row.tokens) // self.info.block_size)
+            require(len(row.blocks) <= num_useful, "a block table is too long")
+            own = row.blocks[row.num_computed // self.info.block_size : num_needed]
+            require(not written.intersection(own), "two rows write to one block")
+            written.update(own)
+
+    # --------------------------------------------------------------------- run
+
+    def _run(self, plan: StepPlan) -> StepOutput:
+        slots = plan.slots.tolist()
+        # All reads come before all writes: what a row relies on was there before the step.
+        for slot in slots:
+            self._check_reads(self.rows[slot])
+        logprobs, prompt_logprobs = LogprobColumns(), LogprobColumns()
+        sampled: list[tuple[int, int]] = []
+        prompt_rows: list[tuple[int, int]] = []
+        for slot, count in zip(slots, plan.num_tokens.tolist(), strict=True):
+            row = self.rows[slot]
+            start, end = row.num_computed, row.num_computed + count
+            self._write(row, start, row.tokens[start:end])
+            row.num_computed = end
+            self.num_computed_tokens += count
+            if row.sampling.prompt_logprobs is not None:
+                for position in range(start + 1, min(end + 1, row.num_prompt_tokens)):
+                    before, token = row.tokens[:position], row.tokens[position]
+                    prompt_logprobs.append_row([token], [token_logprob(before, token)], [1])
+                    prompt_rows.append((slot, position))
+            if end == len(row.tokens):
+                seed = row.sampling.seed
+                assert seed is not None
+                token = next_token(row.tokens, seed, self.info.vocab_size)
+                if row.sampling.logprobs is None:
+                    logprobs.append_row([], [], [])
+                else:
+                    logprobs.append_row([token], [token_logprob(row.tokens, token)], [1])
+                row.tokens.append(token)
+                sampled.append((slot, token))
+        return StepOutput(
+            epoch=plan.epoch,
+            step_id=plan.step_id,
+            slots=_column(sampled, 0),
+            token_ids=_column(sampled, 1),
+            logprobs=logprobs if logprobs.token_ids else None,
+            prompt_logprob_slots=_column(prompt_rows, 0),
+            prompt_logprob_positions=_column(prompt_rows, 1),
+            prompt_logprobs=prompt_logprobs if prompt_rows else None,
+        )
+
+    def _check_reads(self, row: Row) -> None:
+        positions = np.arange(row.num_computed)
+        blocks = np.array(row.blocks, dtype=np.int64)[positions // self.info.block_size]
+        offsets = positions % self.info.block_size
+        tokens = self.kv_tokens[blocks, offsets]
+        require(np.array_equal(tokens, row.tokens[: row.num_computed]), "KV of other tokens")
+        require(np.array_equal(self.kv_positions[blocks, offsets], positions), "KV of other places")
+
+    def _write(self, row: Row, start: int, tokens: list[int]) -> None:
+        positions = np.arange(start, start + len(tokens))
+        blocks = np.array(row.blocks, dtype=np.int64)[positions // self.info.block_size]
+        self.kv_tokens[blocks, positions % self.info.block_size] = tokens
+        self.kv_positions[blocks, positions % self.info.block_size] = positions
+
+    def _scribble(self, plan: StepPlan) -> None:
+        """A failed step leaves garbage where it would have written."""
+        for slot, count in zip(plan.slots.tolist(), plan.num_tokens.tolist(), strict=True):
+            row = self.rows[slot]
+            self._write(row, row.num_computed, [-7] * count)
+
+
+def require(condition: object, problem: str) -> None:
+    if not condition:
+        raise IllegalPlanError(problem)
+
+
+def _column(pairs: list[tuple[int, int]], which: int) -> IntArray:
+    return np.array([pair[which] for pair in pairs], dtype=np.int32)
