@@ -1,0 +1,105 @@
+"""The links to a worker: in this process, or over its Attach stream. One interface, two links."""
+
+import asyncio
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from taco_proto import scheduler_pb2 as pb
+from taco_proto.convert import step_plan_to_pb
+from taco_proto.steps import StepOutput, StepPlan, WorkerInfo
+
+logger = logging.getLogger("taco.scheduler")
+
+
+class StepExecutor(Protocol):
+    """A worker in this process. It never raises for a failed step: see `StepOutput.error`."""
+
+    @property
+    def info(self) -> WorkerInfo: ...
+
+    def execute(self, plan: StepPlan) -> StepOutput: ...
+
+
+class Replica(Protocol):
+    """A worker as the service sees it. Its outputs come in the order of the plans."""
+
+    @property
+    def info(self) -> WorkerInfo: ...
+
+    def send(self, plan: StepPlan) -> None:
+        """Hands a plan over and returns at once."""
+
+    def close(self, reason: str = "") -> None:
+        """No more plans. `reason` tells the worker what it did wrong, if it did."""
+
+
+class LocalReplica:
+    """Runs an executor in a thread of its own, so that planning goes on while a step runs.
+
+    Args:
+        deliver: called on the running event loop with this replica and each output.
+    """
+
+    def __init__(
+        self, executor: StepExecutor, deliver: Callable[["LocalReplica", StepOutput], None]
+    ) -> None:
+        """Raises RuntimeError without a running event loop."""
+        self.info = executor.info
+        self._executor = executor
+        self._deliver = deliver
+        self._loop = asyncio.get_running_loop()
+        self._plans: queue.SimpleQueue[StepPlan | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=self.info.name, daemon=True)
+        self._thread.start()
+
+    def send(self, plan: StepPlan) -> None:
+        self._plans.put(plan)
+
+    def close(self, reason: str = "") -> None:
+        if reason:
+            logger.error("worker %s: %s", self.info.name, reason)
+        self._plans.put(None)
+
+    async def join(self) -> None:
+        """Waits until the thread has ended."""
+        await asyncio.to_thread(self._thread.join)
+
+    def _run(self) -> None:
+        while (plan := self._plans.get()) is not None:
+            output = self._execute(plan)
+            if self._loop.is_closed():
+                return
+            self._loop.call_soon_threadsafe(self._deliver, self, output)
+
+    def _execute(self, plan: StepPlan) -> StepOutput:
+        try:
+            return self._executor.execute(plan)
+        except Exception as error:  # an executor's bug must not leave every request waiting
+            logger.exception("worker %s raised", self.info.name)
+            return StepOutput(epoch=plan.epoch, step_id=plan.step_id, error=repr(error))
+
+
+class RemoteReplica:
+    """A worker that dialled in: plans wait in a queue until its stream has taken them."""
+
+    def __init__(self, info: WorkerInfo) -> None:
+        self.info = info
+        self._commands: asyncio.Queue[pb.WorkerCommand] = asyncio.Queue()
+        self._closed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    def send(self, plan: StepPlan) -> None:
+        self._commands.put_nowait(pb.WorkerCommand(plan=step_plan_to_pb(plan)))
+
+    def close(self, reason: str = "") -> None:
+        if not self._closed.done():
+            self._closed.set_result(reason)
+
+    async def next_command(self) -> pb.WorkerCommand:
+        return await self._commands.get()
+
+    async def closed(self) -> str:
+        """Waits for `close`; returns its reason."""
+        return await asyncio.shield(self._closed)

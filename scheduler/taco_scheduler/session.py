@@ -1,0 +1,96 @@
+"""One client of the scheduler: a gateway's stream, or the engine in the same process."""
+
+import asyncio
+from typing import Protocol
+
+from taco_proto.requests import GenerateRequest, ModelInfo, OutputBatch
+from taco_scheduler.outbox import Outbox
+
+
+class SessionClosedError(Exception):
+    """The session has ended, and why."""
+
+
+class SessionHost(Protocol):
+    """What a session needs of the service. Nothing of it waits, but for the first worker."""
+
+    async def first_model_info(self) -> ModelInfo: ...
+
+    def submit(self, outbox: Outbox, request: GenerateRequest) -> None: ...
+
+    def cancel(self, outbox: Outbox, handle: int, index: int | None) -> None: ...
+
+    def disconnect(self, session: "ClientSession") -> None: ...
+
+
+class ClientSession:
+    """Submits requests and takes their news. To be used on the service's event loop."""
+
+    def __init__(self, host: SessionHost, outbox: Outbox, name: str, model: ModelInfo) -> None:
+        self.name = name
+        self.outbox = outbox
+        self._host = host
+        self._model: ModelInfo | None = model
+        self._news = asyncio.Event()
+        self._closed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def model_info(self) -> ModelInfo:
+        """What is served; waits for the first worker."""
+        return await self._host.first_model_info()
+
+    def submit(self, request: GenerateRequest) -> None:
+        """Queues a request. Refusals come as errors of a batch."""
+        self._host.submit(self.outbox, request)
+
+    def cancel(self, handle: int, index: int | None = None) -> None:
+        """Ends a request, or one of its sequences; of no effect if it has ended."""
+        self._host.cancel(self.outbox, handle, index)
+
+    async def next_batch(self) -> OutputBatch:
+        """Waits for news; all that has gathered comes at once.
+
+        Raises:
+            SessionClosedError: the service stopped, or this client was hopelessly behind.
+        """
+        while not isinstance(message := await self.next_message(), OutputBatch):
+            pass
+        return message
+
+    async def next_message(self) -> ModelInfo | OutputBatch:
+        """The same, with a `ModelInfo` first and whenever a worker comes or goes.
+
+        Raises:
+            SessionClosedError: see `next_batch`.
+        """
+        while True:
+            if self._closed.done():
+                raise SessionClosedError(self._closed.result())
+            if self._model is not None:
+                model, self._model = self._model, None
+                return model
+            if self.outbox:
+                return self.outbox.take()
+            self._news.clear()
+            await self._news.wait()
+
+    def close(self, reason: str = "the client closed its session") -> None:
+        """Cancels whatever the client still has."""
+        if not self._closed.done():
+            self._closed.set_result(reason)
+            self._news.set()
+            self._host.disconnect(self)
+
+    async def closed(self) -> str:
+        """Waits for `close`; returns its reason."""
+        return await asyncio.shield(self._closed)
+
+    def notify(self) -> None:
+        """The service calls it when the engine may have put something into the outbox."""
+        if self.outbox.overflowed:
+            self.close("the client does not take its tokens")
+        elif self.outbox:
+            self._news.set()
+
+    def notify_model(self, model: ModelInfo) -> None:
+        self._model = model
+        self._news.set()
