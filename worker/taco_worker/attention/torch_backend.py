@@ -37,11 +37,13 @@ class _DecodeGroup:
         rows: [num_rows], their rows of the query.
         blocks: [num_rows, num_blocks], the blocks that can be seen, padded to a common number.
         seen: [num_rows, num_blocks * block_size], true where a token is seen.
+        unseen: where it is not, as indices into all rows' tokens one after the other.
     """
 
     rows: Tensor
     blocks: Tensor
     seen: Tensor
+    unseen: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +115,7 @@ def _plan_batch(
         if query_len == 1:
             first = _first_seen(seq_len - 1, sliding_window) // block_size
             num_blocks = -(-seq_len // block_size) - first
-            padded = 1 << (num_blocks - 1).bit_length()
-            decodes.setdefault(padded, []).append((sequence, row))
+            decodes.setdefault(_padded(num_blocks), []).append((sequence, row))
         elif query_len > 1:
             table = metadata.block_tables[sequence]
             prefills.append(
@@ -130,6 +131,12 @@ def _plan_batch(
 
 def _first_seen(position: int, sliding_window: int | None) -> int:
     return 0 if sliding_window is None else max(0, position - sliding_window + 1)
+
+
+def _padded(num_blocks: int) -> int:
+    """The next of four sizes an octave: little is padded, and groups stay few."""
+    step = 1 << max(0, num_blocks.bit_length() - 3)
+    return -(-num_blocks // step) * step
 
 
 def _plan_prefill(
@@ -181,7 +188,7 @@ def _plan_decode_group(
     blocks = metadata.block_tables[sequences].gather(1, columns.minimum(last_columns).long())
     positions = first_blocks * block_size + torch.arange(num_blocks * block_size, device=device)
     seen = (positions >= first_seen) & (positions < seq_lens)
-    return _DecodeGroup(rows, blocks, seen)
+    return _DecodeGroup(rows, blocks, seen, unseen=(~seen).flatten().nonzero().squeeze(1))
 
 
 def _prefill(query: Tensor, keys: Tensor, values: Tensor, plan: _Prefill, scale: float) -> Tensor:
@@ -192,7 +199,7 @@ def _prefill(query: Tensor, keys: Tensor, values: Tensor, plan: _Prefill, scale:
 
     def per_query_head(cache: Tensor) -> Tensor:
         """[num_kv_heads, group_size, kv_len, head_dim], each KV head repeated as a view."""
-        rows = cache[plan.blocks].flatten(0, 1)[plan.kv]
+        rows = cache.index_select(0, plan.blocks).flatten(0, 1)[plan.kv]
         return rows.transpose(0, 1).unsqueeze(1).expand(-1, group_size, -1, -1)
 
     output = F.scaled_dot_product_attention(
@@ -212,11 +219,12 @@ def _decode(
     """query [num_rows, num_heads, head_dim], and the same shape back."""
     num_rows, num_heads, head_dim = query.shape
     num_kv_heads = keys.shape[2]
-    unseen = ~group.seen[:, :, None, None]
 
     def per_kv_head(cache: Tensor) -> Tensor:
         """[num_rows, num_kv_heads, kv_len, head_dim]"""
-        return cache[group.blocks].flatten(1, 2).masked_fill_(unseen, 0).transpose(1, 2)
+        tokens = cache.index_select(0, group.blocks.flatten()).flatten(0, 1)
+        tokens.index_fill_(0, group.unseen, 0)
+        return tokens.unflatten(0, group.seen.shape).transpose(1, 2)
 
     output = F.scaled_dot_product_attention(
         # The query heads that share a KV head stand where the tokens of a prefill would.
