@@ -55,5 +55,13 @@ def test_a_full_batch_is_enough() -> None:
         blocks(1_999)
 
 
-def test_some_memory_is_available() -> None:
-    assert available_cpu_memory() > 2**20
+def test_memory_of_a_container(tmp_path: Path) -> None:
+    assert available_cpu_memory(tmp_path) > 2**20
+    (tmp_path / "memory.max").write_text("max\n")
+    assert available_cpu_memory(tmp_path) > 2**20
+    (tmp_path / "memory.max").write_text("1000\n")
+    (tmp_path / "memory.current").write_text("900\n")
+    (tmp_path / "memory.stat").write_text("anon 500\ninactive_file 300\n")
+    assert available_cpu_memory(tmp_path) == 400
+    (tmp_path / "memory.current").write_text("1400\n")
+    assert available_cpu_memory(tmp_path) == 0

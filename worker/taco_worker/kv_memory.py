@@ -12,7 +12,6 @@ from taco_worker.models.decoder_config import DecoderConfig
 
 # The rest is left to activations, the page cache that holds mapped weights, and other processes.
 _CPU_MEMORY_SHARE = 0.5
-_CGROUP = Path("/sys/fs/cgroup")
 
 
 class KVCache:
@@ -79,12 +78,22 @@ def num_cpu_blocks(
     return min(blocks_per_sequence * max_num_seqs, fitting)
 
 
-def available_cpu_memory() -> int:
-    """Bytes this process may still take: the machine's, or its container's where that is less."""
+def available_cpu_memory(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes this process may still take: the machine's, or its container's where that is less.
+
+    Args:
+        cgroup: the container's control group, version 2.
+    """
     available = int(psutil.virtual_memory().available)
     try:
-        limit = (_CGROUP / "memory.max").read_text().strip()
-        used = int((_CGROUP / "memory.current").read_text())
-    except (OSError, ValueError):
+        limit = (cgroup / "memory.max").read_text().strip()
+        if limit == "max":
+            return available
+        statistics = dict(
+            line.split() for line in (cgroup / "memory.stat").read_text().splitlines()
+        )
+        # Files that were read, the weights among them, count as used but give way.
+        used = int((cgroup / "memory.current").read_text()) - int(statistics["inactive_file"])
+        return min(available, max(0, int(limit) - used))
+    except FileNotFoundError:
         return available
-    return available if limit == "max" else min(available, max(0, int(limit) - used))
