@@ -117,6 +117,14 @@ def test_rope_theta_override_keeps_the_scaling(tmp_path: Path) -> None:
         assert decoder.positions == RotaryConfig(1e6, LinearScaling(2.0))
 
 
+def test_theta_inside_the_scaling_override(tmp_path: Path) -> None:
+    path = _write(tmp_path, rope_theta=5.0)
+    scaling = {"rope_type": "linear", "factor": 2.0, "rope_theta": 9.0}
+    for override, theta in ((None, 9.0), (11.0, 11.0)):
+        decoder = load_hf_config(path, rope_scaling=scaling, rope_theta=override).decoder
+        assert decoder.positions == RotaryConfig(theta, LinearScaling(2.0))
+
+
 @pytest.mark.parametrize(
     ("scaling", "message"),
     [

@@ -104,8 +104,8 @@ def _override_rope(
         **(hf_config.get("rope_scaling") or {}),
         "rope_theta": hf_config.get("rope_theta"),
     }
-    theta = rope_theta if rope_theta is not None else current.get("rope_theta")
-    scaling = rope_scaling if rope_scaling is not None else current
+    scaling = current if rope_scaling is None else rope_scaling
+    theta = rope_theta or scaling.get("rope_theta") or current.get("rope_theta")
     return {**hf_config, "rope_parameters": {**scaling, "rope_theta": theta}}
 
 
