@@ -19,6 +19,7 @@ REPOSITORIES = {
         "pytorch_model.bin": b"b",
         "original/consolidated.00.pth": b"o",
         "original/model.safetensors": b"o",
+        "onnx/config.json": b"o",
         "consolidated.safetensors": b"o",
     },
     "org/only-bin": {**COMMON, "pytorch_model.bin": b"b", "training_args.bin": b"t"},

@@ -15,8 +15,8 @@ from huggingface_hub.errors import (
 _CONFIG_PATTERNS = ["*.json", "*.txt", "*.model", "*.jinja"]
 _SAFETENSORS_PATTERNS = ["*.safetensors"]
 _STATE_DICT_PATTERNS = ["*.bin"]
-# Copies of the same weights in other layouts, and what only training needs.
-_IGNORED_PATTERNS = ["original/**", "consolidated*", "training_args.bin", "optimizer.bin"]
+# Folders and consolidated files hold the same weights in other layouts; the rest is for training.
+_IGNORED_PATTERNS = ["*/*", "consolidated*", "training_args.bin", "optimizer.bin"]
 
 
 def resolve_model(
