@@ -1,0 +1,214 @@
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.sampling_reference import Row, acceptable_tokens, changed_logits
+from taco_proto.sampling_params import SamplingParams
+from taco_worker.sampling.columns import SamplingColumns
+from taco_worker.sampling.sampler import SampledRows, SampledTokens, Sampler
+
+EOS_TOKEN_IDS = [1, 2]
+MAX_LEN = 48
+
+
+def sample(rows: list[Row], slots: list[int] | None = None) -> SampledTokens:
+    """Run the sampler on a batch of `rows`, each in a slot of its own."""
+    slots = slots or list(range(len(rows)))
+    vocab_size = rows[0].logits.size
+    columns = SamplingColumns(max(slots) + 1, vocab_size=vocab_size, eos_token_ids=EOS_TOKEN_IDS)
+    # What lies behind a sequence's end must not matter.
+    token_ids = torch.randint(0, vocab_size, (max(slots) + 1, MAX_LEN), dtype=torch.int32)
+    for slot, row in zip(slots, rows, strict=True):
+        columns.set_row(slot, row.params)
+        token_ids[slot, : len(row.tokens)] = torch.tensor(row.tokens, dtype=torch.int32)
+    logits = torch.from_numpy(np.stack([row.logits for row in rows]))
+    sampled_rows = SampledRows(
+        slots=np.array(slots, dtype=np.int32),
+        num_prompt_tokens=np.array([len(row.prompt) for row in rows], dtype=np.int32),
+        num_tokens=np.array([len(row.tokens) for row in rows], dtype=np.int32),
+    )
+    return Sampler(columns, token_ids).sample(logits, sampled_rows)
+
+
+def chosen(rows: list[Row], slots: list[int] | None = None) -> list[int]:
+    return [int(token_id) for token_id in sample(rows, slots).token_ids]
+
+
+def make_row(params: SamplingParams, seed: int = 0, vocab_size: int = 100) -> Row:
+    rng = np.random.default_rng(seed)
+    return Row(
+        params=params,
+        prompt=rng.integers(0, vocab_size, 12).tolist(),
+        output=rng.integers(0, vocab_size, 9).tolist(),
+        logits=(rng.standard_normal(vocab_size) * 3).astype(np.float32),
+    )
+
+
+@st.composite
+def sampling_params(draw: st.DrawFn, vocab_size: int) -> SamplingParams:
+    token_ids = st.integers(0, vocab_size + 3)
+    return SamplingParams(
+        temperature=draw(st.sampled_from([0.0, 0.3, 1.0, 2.0])),
+        top_p=draw(st.sampled_from([1.0, 1.0, 0.01, 0.5, 0.9])),
+        top_k=draw(st.sampled_from([-1, -1, 1, 3, 2 * vocab_size])),
+        min_p=draw(st.sampled_from([0.0, 0.0, 0.1, 1.0])),
+        presence_penalty=draw(st.sampled_from([0.0, 0.0, -2.0, 1.5])),
+        frequency_penalty=draw(st.sampled_from([0.0, 0.0, -1.0, 0.7])),
+        repetition_penalty=draw(st.sampled_from([1.0, 1.0, 0.5, 1.8])),
+        no_repeat_ngram_size=draw(st.sampled_from([0, 0, 1, 2, 3])),
+        min_tokens=draw(st.sampled_from([0, 0, 4, 15])),
+        stop_token_ids=draw(st.lists(token_ids, max_size=3)),
+        ignore_eos=draw(st.booleans()),
+        logit_bias=draw(st.dictionaries(token_ids, st.floats(-5, 5), max_size=4)),
+        logprobs=draw(st.sampled_from([None, None, 0, 3])),
+        seed=draw(st.integers(-(2**63), 2**63 - 1)),
+    )
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> list[Row]:
+    # Around the sizes of the sampler's groups of tokens; small ones make repeats and ties likely.
+    vocab_size = draw(st.sampled_from([7, 64, 100, 300]))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    grid = draw(st.sampled_from([0.0, 0.5]))
+    rows = []
+    for _ in range(draw(st.integers(1, 6))):
+        logits = rng.standard_normal(vocab_size) * rng.choice([0.5, 3.0])
+        if grid:
+            logits = np.round(logits / grid) * grid
+        # Never all of a vocabulary: n-grams of size 1 would leave nothing.
+        alphabet = rng.permutation(vocab_size)[: max(2, vocab_size // 2)]
+        rows.append(
+            Row(
+                params=draw(sampling_params(vocab_size)),
+                prompt=rng.choice(alphabet, draw(st.integers(1, 20))).tolist(),
+                output=rng.choice(alphabet, draw(st.integers(0, 20))).tolist(),
+                logits=logits.astype(np.float32),
+            )
+        )
+    return rows
+
+
+@given(batches())
+@settings(max_examples=300, deadline=None)
+def test_every_row_of_a_mixed_batch_gets_the_token_of_the_reference(rows: list[Row]) -> None:
+    for row, token_id in zip(rows, chosen(rows), strict=True):
+        if np.isfinite(changed_logits(row, EOS_TOKEN_IDS)).any():
+            assert token_id in acceptable_tokens(row, EOS_TOKEN_IDS)
+
+
+@given(batches(), st.randoms(use_true_random=False))
+@settings(max_examples=150, deadline=None)
+def test_a_row_does_not_depend_on_the_other_rows_nor_on_its_slot(
+    rows: list[Row], random: Random
+) -> None:
+    together = chosen(rows)
+    order = list(range(len(rows)))
+    random.shuffle(order)
+    kept = order[: random.randint(1, len(order))]
+    slots = random.sample(range(10), len(kept))
+    assert chosen([rows[i] for i in kept], slots) == [together[i] for i in kept]
+
+
+def test_rows_are_independent_when_torch_splits_a_large_batch_over_threads() -> None:
+    params = [
+        SamplingParams(temperature=1.0, seed=1),
+        SamplingParams(temperature=1.3, top_p=0.95, seed=2),
+        SamplingParams(temperature=0.7, top_k=50, min_p=0.001, seed=3),
+        SamplingParams(temperature=0.0, seed=4),
+    ]
+    rows = [make_row(params[i % 4], seed=i, vocab_size=20_011) for i in range(48)]
+    assert chosen(rows) == [chosen([row])[0] for row in rows]
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=1.5, top_k=1, seed=3),
+        SamplingParams(temperature=1.5, top_p=1e-9, seed=3),
+        SamplingParams(temperature=1.5, min_p=1.0, seed=3),
+        SamplingParams(temperature=1.1e-5, seed=3),
+    ],
+)
+def test_the_narrowest_filter_is_greedy(params: SamplingParams) -> None:
+    row = make_row(params)
+    assert chosen([row]) == [int(row.logits.argmax())]
+
+
+def test_a_wide_nucleus_of_a_flat_distribution_reaches_beyond_the_first_candidates() -> None:
+    """Of 1,000 nearly equal tokens, top_p 0.9 keeps 900: the most likely ones."""
+    logits = np.linspace(0.0, 1e-2, 1000).astype(np.float32)
+    rows = [Row(SamplingParams(top_p=0.9, seed=seed), [3], [], logits) for seed in range(2000)]
+    tokens = chosen(rows)
+    assert min(tokens) == pytest.approx(100, abs=3)
+
+
+def test_min_tokens_hides_the_ends_until_it_is_reached() -> None:
+    logits = np.zeros(10, dtype=np.float32)
+    logits[[1, 5]] = [9.0, 8.0]  # an EOS token, then a stop token
+    params = SamplingParams(temperature=0, seed=0, min_tokens=2, stop_token_ids=[5])
+    assert chosen([Row(params, [3], [4], logits)]) == [0]
+    assert chosen([Row(params, [3], [4, 4], logits)]) == [1]
+    ignoring = params.with_updates(ignore_eos=True)
+    assert chosen([Row(ignoring, [3], [4], logits)]) == [1]
+
+
+def test_a_row_with_nothing_left_to_choose_disturbs_nobody() -> None:
+    everything = list(range(7))
+    banned = SamplingParams(temperature=1.0, no_repeat_ngram_size=1, seed=5)
+    rows = [make_row(SamplingParams(temperature=1.0, seed=seed), seed, 7) for seed in range(3)]
+    alone = chosen(rows)
+    spoilt = Row(banned, everything, [], rows[0].logits)
+    greedy = Row(banned.with_updates(temperature=0.0), everything, [], rows[0].logits)
+    mixed = chosen([rows[0], spoilt, rows[1], greedy, rows[2]])
+    assert [mixed[0], mixed[2], mixed[4]] == alone
+    assert mixed[1] in everything
+    assert mixed[3] in everything
+
+
+def test_logprobs_are_those_of_the_raw_logits() -> None:
+    params = SamplingParams(
+        temperature=2.0,
+        logit_bias={4: 50.0},
+        repetition_penalty=1.5,
+        presence_penalty=1.0,
+        top_k=2,
+        seed=0,
+    )
+    counts = [3, None, 0, 5]
+    rows = [
+        make_row(params.with_updates(logprobs=count, seed=i), seed=i)
+        for i, count in enumerate(counts)
+    ]
+    sampled = sample(rows)
+    assert sampled.logprobs is not None
+    entries = list(sampled.logprobs.rows())
+    assert len(entries) == len(rows)
+    for row, token_id, count, (ids, values, ranks) in zip(
+        rows, sampled.token_ids.tolist(), counts, entries, strict=True
+    ):
+        if count is None:
+            assert (ids, values, ranks) == ([], [], [])
+            continue
+        logits = row.logits.astype(np.float64)
+        expected = logits - np.log(np.exp(logits - logits.max()).sum()) - logits.max()
+        best = np.argsort(-expected)[:count]
+        assert ids == [token_id, *best.tolist()]
+        assert values == pytest.approx(expected[ids], abs=1e-5)
+        assert ranks == [int((expected > expected[token_id]).sum()) + 1, *range(1, count + 1)]
+
+
+def test_without_logprobs_asked_for_there_are_none() -> None:
+    assert sample([make_row(SamplingParams(temperature=0, seed=0))]).logprobs is None
+
+
+def test_more_logprobs_than_the_vocabulary_gives_all_of_it() -> None:
+    params = SamplingParams(temperature=0, logprobs=50, seed=0)
+    logprobs = sample([make_row(params, vocab_size=7)]).logprobs
+    assert logprobs is not None
+    assert logprobs.num_entries == [8]
+    assert sorted(logprobs.token_ids[1:]) == list(range(7))
