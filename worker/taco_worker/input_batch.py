@@ -85,7 +85,7 @@ class InputBatch:
         """
         if plan.left_slots.size:
             self._leave(plan.left_slots)
-        if plan.joined is not None:
+        if plan.joined is not None and plan.joined.slots.size:
             self._join(plan.joined)
         if plan.appended_slots.size or plan.appended_blocks.size:
             self._append(plan.appended_slots, plan.appended_blocks)

@@ -1,0 +1,248 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from support.checkpoints import make_checkpoint
+from support.plans import GREEDY, Join, make_plan
+from taco_proto.config import ModelConfig, WorkerConfig
+from taco_proto.errors import ConfigurationError
+from taco_proto.steps import StepOutput
+from taco_worker.worker import Worker
+
+PROMPT = [5, 17, 300, 42, 9, 77, 130, 6, 250]
+BLOCKS = [3, 11]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(
+        tmp_path_factory.mktemp("llama"),
+        generation_config={"eos_token_id": [1, 2], "temperature": 0.6, "top_k": 20},
+    )
+
+
+@pytest.fixture(scope="module")
+def oracle(checkpoint: Path) -> transformers.PreTrainedModel:
+    return transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+
+
+@pytest.fixture(scope="module")
+def worker(checkpoint: Path) -> Worker:
+    return make_worker(checkpoint)
+
+
+@pytest.fixture(autouse=True)
+def _empty_batch(worker: Worker) -> None:
+    worker.reset()
+
+
+def make_worker(model_dir: Path | str, **changes: object) -> Worker:
+    model_fields = {"max_model_len", "dtype", "load_format", "rope_scaling", "served_model_names"}
+    model_changes = {name: changes.pop(name) for name in model_fields & changes.keys()}
+    model = replace(ModelConfig(model=str(model_dir)), **model_changes)  # type: ignore[arg-type]
+    config = WorkerConfig(model=model, num_blocks=64, max_num_seqs=8, num_threads=1)
+    return Worker(replace(config, **changes))  # type: ignore[arg-type]
+
+
+def sampled(output: StepOutput) -> dict[int, int]:
+    assert output.error == ""
+    return dict(zip(output.slots.tolist(), output.token_ids.tolist(), strict=True))
+
+
+def greedy_continuation(model: transformers.PreTrainedModel, prompt: list[int]) -> list[int]:
+    tokens = list(prompt)
+    for _ in range(6):
+        with torch.inference_mode():
+            tokens.append(int(model(torch.tensor([tokens])).logits[0, -1].argmax()))
+    return tokens[len(prompt) :]
+
+
+def test_it_says_what_it_serves(checkpoint: Path) -> None:
+    info = make_worker(checkpoint, max_model_len=100, served_model_names=("m", "n"), name="w7").info
+    assert (info.name, info.model, info.max_model_len, info.vocab_size) == ("w7", "m", 100, 384)
+    assert (info.block_size, info.num_blocks, info.max_num_seqs) == (16, 64, 8)
+    assert info.eos_token_ids == (1, 2)
+    assert dict(info.default_sampling) == {"temperature": 0.6, "top_k": 20}
+
+
+def test_steps_that_split_a_prompt_and_mix_with_decodes_give_the_oracles_tokens(
+    worker: Worker, oracle: transformers.PreTrainedModel
+) -> None:
+    other = [250, 3, 3, 99]
+    tokens: dict[int, list[int]] = {2: [], 5: []}
+    plans = [
+        make_plan({2: 4}, joined=[Join(2, PROMPT, BLOCKS)]),
+        make_plan({5: 4, 2: 3}, joined=[Join(5, other, [0])]),
+        make_plan({2: 2, 5: 1}),
+        *(make_plan({5: 1, 2: 1}) for _ in range(5)),
+    ]
+    for plan in plans:
+        for slot, token_id in sampled(worker.execute(plan)).items():
+            tokens[slot].append(token_id)
+    assert tokens[2] == greedy_continuation(oracle, PROMPT)
+    assert tokens[5][:6] == greedy_continuation(oracle, other)
+
+
+def test_a_preempted_sequence_goes_on_from_its_tokens(worker: Worker) -> None:
+    first = sampled(worker.execute(make_plan({0: 9}, joined=[Join(0, PROMPT, BLOCKS)])))[0]
+    second = sampled(worker.execute(make_plan({0: 1})))[0]
+    third = sampled(worker.execute(make_plan({0: 1})))[0]
+    back = Join(4, [*PROMPT, first, second], [40], num_prompt_tokens=9)
+    plan = make_plan({4: 11}, left=[0], joined=[back])
+    assert sampled(worker.execute(plan)) == {4: third}
+
+
+def test_cached_blocks_are_read_and_not_computed_again(worker: Worker) -> None:
+    prompt = [*PROMPT, *PROMPT]
+    whole = sampled(worker.execute(make_plan({0: 18}, joined=[Join(0, prompt, BLOCKS)])))[0]
+    shared = Join(1, prompt, [BLOCKS[0], 20], num_computed_tokens=16)
+    assert sampled(worker.execute(make_plan({1: 2}, joined=[shared]))) == {1: whole}
+
+
+def test_prompt_logprobs_cover_every_position_but_the_first_whatever_the_chunks(
+    worker: Worker, oracle: transformers.PreTrainedModel
+) -> None:
+    params = GREEDY.with_updates(prompt_logprobs=2)
+    join = Join(0, PROMPT, BLOCKS, sampling=params)
+    quiet = Join(1, PROMPT, [30])
+    outputs = [
+        worker.execute(make_plan({1: 2, 0: 4}, joined=[join, quiet])),
+        worker.execute(make_plan({0: 1, 1: 7})),
+        worker.execute(make_plan({1: 1, 0: 4})),
+        worker.execute(make_plan({0: 1})),
+    ]
+    with torch.inference_mode():
+        expected = oracle(torch.tensor([PROMPT])).logits[0].log_softmax(-1)
+    positions = [position for output in outputs for position in output.prompt_logprob_positions]
+    assert positions == list(range(1, len(PROMPT)))
+    assert outputs[3].prompt_logprobs is None
+    rows = [
+        row for output in outputs if output.prompt_logprobs for row in output.prompt_logprobs.rows()
+    ]
+    for position, (token_ids, logprobs, ranks) in zip(positions, rows, strict=True):
+        row = expected[position - 1]
+        assert token_ids == [PROMPT[position], *row.topk(2).indices.tolist()]
+        assert logprobs == pytest.approx(row[token_ids].tolist(), abs=1e-4)
+        assert ranks == [int((row > row[PROMPT[position]]).sum()) + 1, 1, 2]
+
+
+def test_prompt_logprobs_end_with_the_prompt_when_a_sequence_comes_back(worker: Worker) -> None:
+    params = GREEDY.with_updates(prompt_logprobs=0)
+    back = Join(0, [*PROMPT, 8, 9], BLOCKS, num_prompt_tokens=9, sampling=params)
+    output = worker.execute(make_plan({0: 11}, joined=[back]))
+    assert output.prompt_logprob_positions.tolist() == list(range(1, 9))
+
+
+def test_prompt_logprobs_do_not_depend_on_how_many_logits_are_made_at_a_time(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = GREEDY.with_updates(prompt_logprobs=3)
+    plan = make_plan({0: 9}, joined=[Join(0, PROMPT, BLOCKS, sampling=params)])
+    whole = worker.execute(plan).prompt_logprobs
+    worker.reset()
+    monkeypatch.setattr("taco_worker.model_runner._MAX_PROMPT_LOGITS", 3 * 384)
+    pieces = worker.execute(plan).prompt_logprobs
+    assert whole is not None
+    assert pieces is not None
+    assert pieces.token_ids == whole.token_ids
+    assert pieces.num_entries == whole.num_entries
+    assert pieces.logprobs == pytest.approx(whole.logprobs, abs=1e-5)
+
+
+def test_a_plan_without_rows_only_changes_the_batch(worker: Worker) -> None:
+    output = worker.execute(make_plan({}, joined=[Join(0, PROMPT, BLOCKS)]))
+    assert (output.error, output.slots.size) == ("", 0)
+    assert sampled(worker.execute(make_plan({0: 9}, step_id=2))).keys() == {0}
+
+
+def test_after_a_failed_step_its_epoch_is_refused_and_the_next_starts_empty(worker: Worker) -> None:
+    good = make_plan({0: 9}, joined=[Join(0, PROMPT, BLOCKS)])
+    token_id = sampled(worker.execute(good))[0]
+    bad = worker.execute(make_plan({7: 1}, step_id=2))
+    assert (bad.epoch, bad.step_id, bad.slots.size) == (1, 2, 0)
+    assert "a run slot is empty" in bad.error
+    assert "earlier step of epoch 1 failed" in worker.execute(make_plan({0: 1}, step_id=3)).error
+    assert sampled(worker.execute(replace(good, epoch=2))) == {0: token_id}
+
+
+def test_a_lower_epoch_is_refused_and_changes_nothing(worker: Worker) -> None:
+    token_id = sampled(
+        worker.execute(make_plan({0: 9}, joined=[Join(0, PROMPT, BLOCKS)], epoch=5))
+    )[0]
+    assert "epoch 4 is over" in worker.execute(make_plan({}, left=[0], epoch=4)).error
+    worker.execute(make_plan({0: 1}, epoch=5))
+    again = make_plan({1: 9}, joined=[Join(1, PROMPT, BLOCKS)], epoch=5)
+    assert sampled(worker.execute(again)) == {1: token_id}
+
+
+def test_an_exception_inside_the_model_fails_the_step_and_the_worker_lives(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = make_plan({0: 9}, joined=[Join(0, PROMPT, BLOCKS)])
+    with monkeypatch.context() as patch:
+
+        def out_of_memory(*_: object) -> None:
+            raise RuntimeError("out of memory")
+
+        patch.setattr(worker._runner._decoder, "compute_logits", out_of_memory)
+        assert worker.execute(good).error == "RuntimeError: out of memory"
+    assert worker.execute(make_plan({0: 1})).error
+    assert sampled(worker.execute(replace(good, epoch=2))).keys() == {0}
+
+
+def test_ids_beyond_the_vocabulary_in_bias_and_stops_are_harmless(worker: Worker) -> None:
+    plain = make_plan({0: 9}, joined=[Join(0, PROMPT, BLOCKS)])
+    expected = sampled(worker.execute(plain))
+    params = GREEDY.with_updates(logit_bias={10**9: 5.0}, stop_token_ids=[10**9], min_tokens=1)
+    odd = make_plan({0: 9}, joined=[Join(0, PROMPT, BLOCKS, sampling=params)], epoch=2)
+    assert sampled(worker.execute(odd)) == expected
+
+
+def test_the_length_nobody_asked_for_is_cut_to_what_the_blocks_hold(checkpoint: Path) -> None:
+    assert make_worker(checkpoint, num_blocks=4).info.max_model_len == 64
+
+
+def test_dummy_weights_need_no_weight_file(checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes((checkpoint / "config.json").read_bytes())
+    worker = make_worker(tmp_path, load_format="dummy")
+    output = worker.execute(make_plan({0: 9}, joined=[Join(0, PROMPT, BLOCKS)]))
+    assert 0 <= sampled(output)[0] < 384
+
+
+def test_rope_scaling_extends_the_longest_sequence(checkpoint: Path) -> None:
+    scaling = {"rope_type": "linear", "factor": 2.0}
+    assert make_worker(checkpoint, rope_scaling=scaling).info.max_model_len == 1024
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_model_len": 513}, "512 tokens that the model allows"),
+        ({"max_model_len": 65, "num_blocks": 4}, "64 tokens that 4 KV blocks of 16 hold"),
+        ({"num_blocks": 10**9}, "memory are available"),
+        ({"device": "tpu"}, "device 'tpu' is not supported"),
+        ({"dtype": "int8"}, "int8"),
+        ({"load_format": "gguf"}, "unknown load format 'gguf'"),
+    ],
+)
+def test_a_setting_that_cannot_be_met_is_one_line(
+    checkpoint: Path, changes: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        make_worker(checkpoint, **changes)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_architecture_without_a_recipe_is_named_with_those_there_are(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["NoSuchForCausalLM"]}))
+    with pytest.raises(ConfigurationError, match=r"NoSuchForCausalLM.*LlamaForCausalLM"):
+        make_worker(tmp_path)
+
+
+def test_an_unknown_path_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="no-such-model"):
+        make_worker(tmp_path / "no-such-model")
