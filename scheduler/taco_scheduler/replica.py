@@ -5,7 +5,8 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
-from typing import Protocol
+from contextlib import suppress
+from typing import Any, Protocol
 
 from taco_proto import scheduler_pb2 as pb
 from taco_proto.convert import step_plan_to_pb
@@ -52,6 +53,7 @@ class LocalReplica:
         self._deliver = deliver
         self._loop = asyncio.get_running_loop()
         self._plans: queue.SimpleQueue[StepPlan | None] = queue.SimpleQueue()
+        self._ended = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name=self.info.name, daemon=True)
         self._thread.start()
 
@@ -64,15 +66,17 @@ class LocalReplica:
         self._plans.put(None)
 
     async def join(self) -> None:
-        """Waits until the thread has ended."""
-        await asyncio.to_thread(self._thread.join)
+        """Waits until the thread has ended, without a thread pool: an ending program has none."""
+        await self._ended.wait()
 
     def _run(self) -> None:
         while (plan := self._plans.get()) is not None:
-            output = self._execute(plan)
-            if self._loop.is_closed():
-                return
-            self._loop.call_soon_threadsafe(self._deliver, self, output)
+            self._call(self._deliver, self, self._execute(plan))
+        self._call(self._ended.set)
+
+    def _call(self, callback: Callable[..., None], *arguments: Any) -> None:
+        with suppress(RuntimeError):  # the loop is closed: nobody waits for news any more
+            self._loop.call_soon_threadsafe(callback, *arguments)
 
     def _execute(self, plan: StepPlan) -> StepOutput:
         try:
