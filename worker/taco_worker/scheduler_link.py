@@ -18,7 +18,7 @@ from taco_worker.model_thread import ModelThread
 
 HEARTBEAT_SECONDS = 2.0
 _GOODBYE_SECONDS = 2.0
-_MAX_MESSAGE_BYTES = 256 * 2**20
+_MAX_MESSAGE_BYTES = 64 * 2**20
 _CHANNEL_OPTIONS = (
     ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
@@ -54,6 +54,7 @@ class SchedulerLink:
         self._outbox: asyncio.Queue[pb.WorkerMessage | None] = asyncio.Queue()
         self._steps: set[Future[None]] = set()
         self._steps_done = 0
+        self._is_leaving = False
 
     async def run(self, stop: asyncio.Event) -> str:
         """Serve until `stop` is set or the stream ends; says why it ended.
@@ -68,10 +69,8 @@ class SchedulerLink:
             stopped = asyncio.create_task(stop.wait())
             try:
                 await asyncio.wait({reader, writer, stopped}, return_when=asyncio.FIRST_COMPLETED)
-                if stopped.done() and not writer.done():
-                    reader.cancel()
-                    heart.cancel()
-                    await self._say_goodbye(writer)
+                if stopped.done():
+                    await self._say_goodbye(reader, writer)
                 return await _reason(stream, reader)
             finally:
                 self._drop_waiting_steps()
@@ -83,7 +82,7 @@ class SchedulerLink:
         hello = worker_info_to_pb(self._worker.info)
         self._outbox.put_nowait(pb.WorkerMessage(hello=hello))
         async for command in stream:
-            if command.WhichOneof("body") == "plan":
+            if command.WhichOneof("body") == "plan" and not self._is_leaving:
                 self.num_plans += 1
                 plan = step_plan_from_pb(command.plan)
                 step = self._thread.submit(partial(self._execute, plan))
@@ -108,12 +107,14 @@ class SchedulerLink:
         message = pb.WorkerMessage(output=output)
         self._loop.call_soon_threadsafe(self._outbox.put_nowait, message)
 
-    async def _say_goodbye(self, writer: asyncio.Task[None]) -> None:
+    async def _say_goodbye(self, reader: asyncio.Task[None], writer: asyncio.Task[None]) -> None:
+        """Leaves the reader alone, since a read that is cancelled takes the stream with it."""
+        self._is_leaving = True
         self._drop_waiting_steps()
         # Behind the step in hand, whose output is then in the outbox.
         await asyncio.wrap_future(self._thread.submit(_do_nothing))
         self._outbox.put_nowait(None)
-        await asyncio.wait({writer}, timeout=_GOODBYE_SECONDS)
+        await asyncio.wait({reader, writer}, timeout=_GOODBYE_SECONDS)
 
     def _drop_waiting_steps(self) -> None:
         for step in tuple(self._steps):

@@ -1,0 +1,233 @@
+import asyncio
+import contextlib
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Awaitable
+from pathlib import Path
+from typing import TypeVar
+
+import grpc
+import grpc.aio
+import pytest
+
+from support.checkpoints import make_checkpoint
+from support.plans import Join, make_plan
+from taco_proto import scheduler_pb2 as pb
+from taco_proto.config import PROTOCOL_VERSION, ModelConfig, WorkerConfig
+from taco_proto.convert import step_plan_to_pb
+from taco_proto.scheduler_pb2_grpc import SchedulerServicer, add_SchedulerServicer_to_server
+from taco_proto.steps import StepOutput, StepPlan
+from taco_worker.model_thread import ModelThread
+from taco_worker.scheduler_link import SchedulerLink
+from taco_worker.worker import Worker
+
+T = TypeVar("T")
+
+FIRST = make_plan({0: 3}, joined=[Join(0, [5, 6, 7], [1])], epoch=9)
+
+
+class FakeScheduler(SchedulerServicer):
+    """Sends the plans that a test gives it, and keeps what the worker says."""
+
+    def __init__(self) -> None:
+        self.plans: asyncio.Queue[StepPlan | pb.StepPlan | None] = asyncio.Queue()
+        self.hellos: asyncio.Queue[pb.WorkerHello] = asyncio.Queue()
+        self.outputs: asyncio.Queue[pb.StepOutput] = asyncio.Queue()
+        self.heartbeats: asyncio.Queue[pb.Heartbeat] = asyncio.Queue()
+        self.goodbyes: asyncio.Queue[None] = asyncio.Queue()
+
+    async def Attach(  # noqa: N802
+        self, request_iterator: AsyncIterator[pb.WorkerMessage], context: object
+    ) -> AsyncIterator[pb.WorkerCommand]:
+        listener = asyncio.create_task(self._listen(request_iterator))
+        try:
+            while (plan := await self.plans.get()) is not None:
+                message = step_plan_to_pb(plan) if isinstance(plan, StepPlan) else plan
+                yield pb.WorkerCommand(plan=message)
+        finally:
+            listener.cancel()
+
+    async def _listen(self, messages: AsyncIterator[pb.WorkerMessage]) -> None:
+        async for message in messages:
+            match message.WhichOneof("body"):
+                case "hello":
+                    self.hellos.put_nowait(message.hello)
+                case "output":
+                    self.outputs.put_nowait(message.output)
+                case "heartbeat":
+                    self.heartbeats.put_nowait(message.heartbeat)
+        self.goodbyes.put_nowait(None)
+        self.plans.put_nowait(None)
+
+
+class GatedWorker(Worker):
+    """Its steps wait at a gate."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        super().__init__(config)
+        self.gate = threading.Event()
+        self.step_begun = threading.Event()
+
+    def execute(self, plan: StepPlan) -> StepOutput:
+        self.step_begun.set()
+        self.gate.wait()
+        return super().execute(plan)
+
+
+async def soon(awaitable: Awaitable[T]) -> T:
+    return await asyncio.wait_for(awaitable, 60)
+
+
+@contextlib.asynccontextmanager
+async def serve(address: str) -> AsyncIterator[FakeScheduler]:
+    scheduler = FakeScheduler()
+    server = grpc.aio.server()
+    add_SchedulerServicer_to_server(scheduler, server)
+    server.add_insecure_port(address)
+    await server.start()
+    try:
+        yield scheduler
+    finally:
+        await server.stop(None)
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> WorkerConfig:
+    checkpoint = make_checkpoint(tmp_path_factory.mktemp("llama"))
+    return WorkerConfig(
+        model=ModelConfig(model=str(checkpoint)), num_blocks=64, max_num_seqs=8, num_threads=1
+    )
+
+
+@pytest.fixture(scope="module")
+def worker(config: WorkerConfig) -> Worker:
+    return Worker(config)
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> str:
+    return f"unix:{tmp_path}/scheduler.sock"
+
+
+async def test_hello_then_plans_down_and_outputs_up(worker: Worker, address: str) -> None:
+    stop = asyncio.Event()
+    async with serve(address) as scheduler:
+        link = asyncio.create_task(SchedulerLink(address, worker, ModelThread()).run(stop))
+        hello = await soon(scheduler.hellos.get())
+        assert hello.protocol_version == PROTOCOL_VERSION
+        assert (hello.num_blocks, hello.max_num_seqs) == (64, 8)
+        for plan in (FIRST, make_plan({0: 1}, epoch=9, step_id=2), make_plan({7: 1}, epoch=9)):
+            scheduler.plans.put_nowait(plan)
+        outputs = [await soon(scheduler.outputs.get()) for _ in range(3)]
+        assert [len(output.token_ids) for output in outputs] == [1, 1, 0]
+        assert [output.step_id for output in outputs] == [1, 2, 1]
+        assert "invalid plan" in outputs[2].error
+        stop.set()
+        assert await soon(link) == "the stream was closed"
+        await soon(scheduler.goodbyes.get())
+
+
+async def test_a_new_stream_starts_from_an_empty_batch(worker: Worker, address: str) -> None:
+    """Also from a lower epoch: the scheduler may have lost its memory."""
+    stop = asyncio.Event()
+    thread = ModelThread()
+    async with serve(address) as scheduler:
+        for plan in (FIRST, make_plan({0: 3}, joined=[Join(0, [5, 6, 7], [2])], epoch=1)):
+            link = asyncio.create_task(SchedulerLink(address, worker, thread).run(stop))
+            scheduler.plans.put_nowait(plan)
+            assert (await soon(scheduler.outputs.get())).error == ""
+            scheduler.plans.put_nowait(None)
+            await soon(link)
+
+
+async def test_a_message_that_is_no_plan_ends_the_stream(worker: Worker, address: str) -> None:
+    garbage = step_plan_to_pb(FIRST)
+    garbage.joined.sampling.top_p[0] = -1.0
+    async with serve(address) as scheduler:
+        scheduler.plans.put_nowait(garbage)
+        reason = await soon(SchedulerLink(address, worker, ModelThread()).run(asyncio.Event()))
+        assert "top_p" in reason
+
+
+async def test_the_heart_beats_while_a_step_runs_and_stopping_finishes_that_step(
+    config: WorkerConfig, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("taco_worker.scheduler_link.HEARTBEAT_SECONDS", 0.01)
+    worker = GatedWorker(config)
+    stop = asyncio.Event()
+    async with serve(address) as scheduler:
+        link = asyncio.create_task(SchedulerLink(address, worker, ModelThread()).run(stop))
+        scheduler.plans.put_nowait(FIRST)
+        scheduler.plans.put_nowait(make_plan({0: 1}, epoch=9, step_id=2))
+        await asyncio.to_thread(worker.step_begun.wait)
+        while not scheduler.heartbeats.empty():
+            scheduler.heartbeats.get_nowait()
+        assert (await soon(scheduler.heartbeats.get())).steps_done == 0
+        stop.set()
+        for _ in range(3):  # it has heard, and waits for the step
+            await soon(scheduler.heartbeats.get())
+        worker.gate.set()
+        await soon(link)
+        await soon(scheduler.goodbyes.get())
+        assert [scheduler.outputs.get_nowait().step_id] == [1]
+        assert scheduler.outputs.empty()
+
+
+async def test_no_scheduler_is_a_reason_and_no_error(worker: Worker, address: str) -> None:
+    reason = await soon(SchedulerLink(address, worker, ModelThread()).run(asyncio.Event()))
+    assert reason.startswith("UNAVAILABLE")
+
+
+RUN_WORKER = """
+import sys
+from taco_proto.config import ModelConfig, WorkerConfig
+from taco_worker.server import run_worker
+model = ModelConfig(model=sys.argv[1])
+sys.exit(run_worker(WorkerConfig(model=model, scheduler=sys.argv[2], num_threads=1, num_blocks=64)))
+"""
+
+
+def start_process(model: str, address: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", RUN_WORKER, model, address], stderr=subprocess.PIPE, text=True
+    )
+
+
+async def test_the_process_dials_until_the_scheduler_is_there_and_leaves_when_told(
+    config: WorkerConfig, address: str
+) -> None:
+    process = start_process(config.model.model, address)
+    assert process.stderr is not None
+    lines = iter(process.stderr)
+    while "dialling again" not in await asyncio.to_thread(next, lines):
+        pass
+    for _ in range(2):  # the second time after the scheduler went away
+        async with serve(address) as scheduler:
+            await soon(scheduler.hellos.get())
+            scheduler.plans.put_nowait(FIRST)
+            assert (await soon(scheduler.outputs.get())).error == ""
+    async with serve(address) as scheduler:
+        await soon(scheduler.hellos.get())
+        process.send_signal(signal.SIGTERM)
+        await soon(scheduler.goodbyes.get())
+        _, errors = await asyncio.to_thread(process.communicate)
+    assert process.returncode == 0
+    assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize("broken", ["no directory", "no weights"])
+def test_a_model_that_cannot_be_loaded_is_one_line_and_exit_code_1(
+    config: WorkerConfig, tmp_path: Path, broken: str
+) -> None:
+    model = tmp_path / "model"
+    if broken == "no weights":
+        model.mkdir()
+        config_file = Path(config.model.model) / "config.json"
+        (model / "config.json").write_bytes(config_file.read_bytes())
+    process = start_process(str(model), "unix:nowhere")
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert len(errors.splitlines()) == 1
+    assert str(model) in errors
