@@ -154,7 +154,7 @@ class Engine:
             for request in list(requests.values()):
                 self._check_again(request)
 
-    def detach(self) -> None:
+    def detach(self, *, is_fault: bool = True) -> None:
         """The worker is lost, with its KV. Its sequences wait for the next one, up to their
         deadlines.
         """
@@ -164,7 +164,8 @@ class Engine:
         suspects = {request for step in steps for request in self._requests_in(worker, step)}
         self._requeue_all(worker)
         self._worker = None
-        self._strike(suspects)
+        if is_fault:
+            self._strike(suspects)
         for requests in self._requests.values():
             for request in requests.values():
                 self._deadlines.push(request)
@@ -258,7 +259,7 @@ class Engine:
             self._retire(sequence)
 
     def _retire(self, sequence: Sequence) -> None:
-        """Frees whatever an ended sequence holds, once; its outputs still in flight find no owner."""
+        """Frees what an ended sequence holds, once; its outputs still in flight find no owner."""
         worker = self._worker
         request = sequence.request
         if sequence.status is Status.RUNNING:
@@ -370,7 +371,7 @@ class Engine:
     # ------------------------------------------------------------------ faults
 
     def _fail_step(self, worker: AttachedWorker, step: InFlightStep, error: str) -> None:
-        """Starts a new epoch: its first plan makes the worker drop its batch and take plans again."""
+        """Starts a new epoch: its first plan makes the worker drop its batch and go on."""
         logger.error("step %d failed on %s: %s", step.step_id, worker.info.name, error)
         self.counters.num_failed_steps += 1
         suspects = self._requests_in(worker, step)

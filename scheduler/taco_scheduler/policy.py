@@ -88,8 +88,8 @@ class Policy:
         rows.decode_slots = np.flatnonzero(remaining == 1).astype(np.int32)
         budget = self._budget - len(rows.decode_slots)
         budget = self._continue_prefills(np.flatnonzero(remaining > 1), rows, budget)
-        # What a preemption freed belongs to those that still run.
-        if not has_preempted and budget > 0:
+        # What a preemption freed belongs to those that still run, if any does.
+        if budget > 0 and not (has_preempted and rows):
             self._admit_waiting(rows, budget)
         return rows
 

@@ -1,4 +1,4 @@
-"""Drives the engine on an event loop: arrivals in, plans out to the replica, tokens out to clients."""
+"""Drives the engine on an event loop: arrivals in, plans to the replica, tokens to clients."""
 
 import asyncio
 import logging
@@ -10,11 +10,15 @@ from taco_proto.requests import GenerateRequest, ModelInfo
 from taco_proto.steps import StepOutput, WorkerInfo
 from taco_scheduler.engine import Engine
 from taco_scheduler.in_flight import InvalidOutputError
+from taco_scheduler.metrics import Metrics
 from taco_scheduler.outbox import Outbox
 from taco_scheduler.replica import LocalReplica, Replica, StepExecutor
 from taco_scheduler.session import ClientSession
+from taco_scheduler.stats_log import log_stats
 
 logger = logging.getLogger("taco.scheduler")
+
+DRAIN_POLL_SECONDS = 0.02
 
 NO_MODEL = ModelInfo(
     model="",
@@ -48,21 +52,23 @@ class SchedulerService:
         self._model = NO_MODEL
         self._first_worker = asyncio.Event()
         self._wake = asyncio.Event()
-        self._idle = asyncio.Event()
         self._draining = False
-        self._task: asyncio.Task[None] | None = None
+        self._metrics = Metrics(self.engine)
+        self._tasks: list[asyncio.Task[None]] = []
 
     # ------------------------------------------------------------------- life
 
     async def start(self) -> None:
-        self._task = asyncio.create_task(self._run(), name="scheduler loop")
+        self._tasks = [asyncio.create_task(self._run(), name="scheduler loop")]
+        if self._config.log_stats:
+            self._tasks.append(asyncio.create_task(log_stats(self.engine)))
 
     async def stop(self) -> None:
         """Ends the loop, all sessions and the link to the worker; safe to call twice."""
-        task, self._task = self._task, None
-        if task is not None:
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
             task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         self._close_sessions("the scheduler has stopped")
         replica, self._replica = self._replica, None
         if replica is not None:
@@ -75,21 +81,24 @@ class SchedulerService:
         seconds.
         """
         self._draining = True
-        self._wake.set()
         try:
             async with asyncio.timeout(limit):
-                await self._idle.wait()
+                while self._has_work():  # noqa: ASYNC110  # many things end it, and only once
+                    await asyncio.sleep(DRAIN_POLL_SECONDS)
         except TimeoutError:
             logger.warning("%d requests did not end in time", self.engine.num_requests)
 
-    async def died(self) -> None:
-        """Waits until the loop has ended.
+    def _has_work(self) -> bool:
+        sessions = self._sessions.values()
+        return self.engine.num_requests > 0 or not all(s.has_taken_all for s in sessions)
 
-        Raises:
-            Exception: what ended it, if it was not `stop`.
-        """
-        assert self._task is not None
-        await asyncio.shield(self._task)
+    async def died(self) -> None:
+        """Waits until the loop has ended: only `stop` or a bug ends it."""
+        await asyncio.wait([self._tasks[0]])
+
+    def prometheus(self) -> bytes:
+        """The engine's metrics in exposition format."""
+        return self._metrics.exposition()
 
     # ---------------------------------------------------------------- workers
 
@@ -125,13 +134,13 @@ class SchedulerService:
         self._first_worker.set()
         self._wake.set()
 
-    def lose(self, replica: Replica, reason: str) -> None:
-        """The link to a worker is gone: its sequences wait for another. Nothing if it was before."""
+    def lose(self, replica: Replica, reason: str, *, is_fault: bool = True) -> None:
+        """The link to a worker is gone: its sequences wait for another one."""
         if replica is not self._replica:
             return
         logger.warning("worker %s lost: %s", replica.info.name, reason)
         self._replica = None
-        self.engine.detach()
+        self.engine.detach(is_fault=is_fault)
         replica.close()
         self._announce(_model_info(replica.info, ready=False))
         self._wake.set()
@@ -205,8 +214,6 @@ class SchedulerService:
     def _notify_clients(self) -> None:
         for session in list(self._sessions.values()):
             session.notify()
-        if self._draining and self.engine.num_requests == 0:
-            self._idle.set()
 
     async def _sleep(self) -> None:
         """Until something happens, or the next deadline passes."""

@@ -32,6 +32,7 @@ class ClientSession:
         self._host = host
         self._model: ModelInfo | None = model
         self._news = asyncio.Event()
+        self._waits = False
         self._closed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def model_info(self) -> ModelInfo:
@@ -45,6 +46,11 @@ class ClientSession:
     def cancel(self, handle: int, index: int | None = None) -> None:
         """Ends a request, or one of its sequences; of no effect if it has ended."""
         self._host.cancel(self.outbox, handle, index)
+
+    def refuse(self, handle: int, code: int, message: str) -> None:
+        """The client's request cannot even be read."""
+        self.outbox.add_error(handle, code, message)
+        self.notify()
 
     async def next_batch(self) -> OutputBatch:
         """Waits for news; all that has gathered comes at once.
@@ -70,8 +76,12 @@ class ClientSession:
                 return model
             if self.outbox:
                 return self.outbox.take()
-            self._news.clear()
-            await self._news.wait()
+            await self._wait_for_news()
+
+    @property
+    def has_taken_all(self) -> bool:
+        """The client has everything and waits for more."""
+        return self._waits and not self.outbox
 
     def close(self, reason: str = "the client closed its session") -> None:
         """Cancels whatever the client still has."""
@@ -90,6 +100,14 @@ class ClientSession:
             self.close("the client does not take its tokens")
         elif self.outbox:
             self._news.set()
+
+    async def _wait_for_news(self) -> None:
+        self._news.clear()
+        self._waits = True
+        try:
+            await self._news.wait()
+        finally:
+            self._waits = False
 
     def notify_model(self, model: ModelInfo) -> None:
         self._model = model

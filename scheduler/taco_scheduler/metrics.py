@@ -1,0 +1,116 @@
+"""The engine's counters in Prometheus' exposition format, under the names that dashboards know.
+
+Nothing is done per step: a collector reads the engine when somebody asks.
+"""
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from taco_scheduler.counters import Histogram
+from taco_scheduler.engine import Engine
+
+
+class Metrics:
+    """Metrics of one engine, in a registry of their own."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(_EngineCollector(engine))
+
+    def exposition(self) -> bytes:
+        return generate_latest(self._registry)
+
+
+class _EngineCollector(Collector):
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._model = ""
+
+    def collect(self) -> Iterator[Metric]:
+        # The last model keeps its label while no worker is there, so that series do not break.
+        if self._engine.info is not None:
+            self._model = self._engine.info.model
+        yield from self._gauges()
+        yield from self._counters()
+        yield from self._histograms()
+
+    def _gauges(self) -> Iterator[Metric]:
+        engine = self._engine
+        gauges: dict[str, tuple[str, float]] = {
+            "num_requests_running": ("Sequences in the running batch.", engine.num_running),
+            "num_requests_waiting": ("Sequences that wait.", engine.num_waiting),
+            "kv_cache_usage_perc": ("Share of KV blocks in use, 0 to 1.", engine.kv_usage),
+            "gpu_cache_usage_perc": ("The same, under its older name.", engine.kv_usage),
+            "cpu_cache_usage_perc": ("Share of host KV blocks in use.", 0.0),
+        }
+        for name, (text, value) in gauges.items():
+            family = GaugeMetricFamily(f"vllm:{name}", text, labels=["model_name"])
+            family.add_metric([self._model], value)
+            yield family
+
+    def _counters(self) -> Iterator[Metric]:
+        counters = self._engine.counters
+        totals: dict[str, tuple[str, int]] = {
+            "vllm:num_preemptions": ("Preemptions.", counters.num_preemptions),
+            "vllm:prefix_cache_queries": (
+                "Tokens looked up in the prefix cache.",
+                counters.prefix_cache_queries,
+            ),
+            "vllm:prefix_cache_hits": (
+                "Tokens found in the prefix cache.",
+                counters.prefix_cache_hits,
+            ),
+            "vllm:prompt_tokens": ("Prompt tokens.", counters.prompt_tokens),
+            "vllm:generation_tokens": ("Generated tokens.", counters.generation_tokens),
+            "taco:steps": ("Steps planned.", counters.num_steps),
+            "taco:failed_steps": ("Steps that failed.", counters.num_failed_steps),
+        }
+        for name, (text, value) in totals.items():
+            family = CounterMetricFamily(name, text, labels=["model_name"])
+            family.add_metric([self._model], value)
+            yield family
+
+    def _histograms(self) -> Iterator[Metric]:
+        counters = self._engine.counters
+        histograms = {
+            "iteration_tokens_total": ("Tokens a step.", counters.iteration_tokens),
+            "request_queue_time_seconds": (
+                "From arrival to the first step.",
+                counters.queue_seconds,
+            ),
+            "request_prefill_time_seconds": (
+                "From the first step to the first token.",
+                counters.prefill_seconds,
+            ),
+            "request_decode_time_seconds": (
+                "From the first token to the last.",
+                counters.decode_seconds,
+            ),
+            "request_inference_time_seconds": (
+                "From the first step to the last token.",
+                counters.inference_seconds,
+            ),
+        }
+        for name, (text, histogram) in histograms.items():
+            family = HistogramMetricFamily(f"vllm:{name}", text, labels=["model_name"])
+            family.add_metric([self._model], _buckets(histogram), histogram.sum)
+            yield family
+
+
+def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
+    """Cumulative counts by upper bound."""
+    bounds = [*(str(float(bound)) for bound in histogram.bounds), "+Inf"]
+    total = 0
+    buckets: list[tuple[str, float]] = []
+    for bound, count in zip(bounds, histogram.counts, strict=True):
+        total += count
+        buckets.append((bound, total))
+    return buckets

@@ -1,0 +1,207 @@
+"""The scheduler as a process: a gRPC server around `SchedulerService`."""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import stat
+from collections.abc import AsyncIterator, Awaitable
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from taco_proto import scheduler_pb2 as pb
+from taco_proto.config import SchedulerConfig
+from taco_proto.errors import ConfigurationError
+from taco_proto.logging import configure_logging
+from taco_proto.scheduler_pb2_grpc import SchedulerServicer, add_SchedulerServicer_to_server
+from taco_scheduler.service import SchedulerService
+from taco_scheduler.streams import serve_gateway, serve_worker
+
+MAX_MESSAGE_BYTES = 64 * 2**20
+DRAIN_SECONDS = 30.0
+CLOSE_SECONDS = 1.0
+UNIX_PREFIX = "unix:"
+
+OPTIONS = (
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.so_reuseport", 0),  # two schedulers on one port are a mistake
+    # A peer that vanished without a word is found within 10 s; peers may ping as often.
+    ("grpc.keepalive_time_ms", 5_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
+    ("grpc.http2.max_ping_strikes", 0),
+)
+
+logger = logging.getLogger("taco.scheduler")
+
+
+class SchedulerServer:
+    """Serves a `SchedulerService` on an address (`unix:/path` or `host:port`)."""
+
+    def __init__(self, service: SchedulerService, address: str) -> None:
+        self.address = address
+        self._service = service
+        self._server = grpc.aio.server(options=OPTIONS)
+        self._health = health.aio.HealthServicer()
+        add_SchedulerServicer_to_server(_Servicer(service), self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+
+    async def start(self) -> None:
+        """Raises:
+        ConfigurationError: the address cannot be bound.
+        """
+        _bind(self._server, self.address)
+        await self._server.start()
+        await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
+        logger.info("listening on %s", self.address)
+
+    async def leave(self) -> None:
+        """Tells load balancers to look elsewhere."""
+        await self._health.enter_graceful_shutdown()
+
+    async def stop(self) -> None:
+        """Ends all streams, then the socket."""
+        await self._server.stop(CLOSE_SECONDS)
+        if self.address.startswith(UNIX_PREFIX):
+            _remove_socket(self.address.removeprefix(UNIX_PREFIX))
+
+
+class _Servicer(SchedulerServicer):
+    def __init__(self, service: SchedulerService) -> None:
+        self._service = service
+
+    async def Generate(  # noqa: N802
+        self,
+        request_iterator: AsyncIterator[pb.GatewayMessage],
+        context: grpc.aio.ServicerContext,
+    ) -> None:
+        await serve_gateway(self._service, request_iterator, context)
+
+    async def Attach(  # noqa: N802
+        self,
+        request_iterator: AsyncIterator[pb.WorkerMessage],
+        context: grpc.aio.ServicerContext,
+    ) -> None:
+        await serve_worker(self._service, request_iterator, context)
+
+    async def Stats(  # noqa: N802
+        self, request: pb.StatsRequest, context: grpc.aio.ServicerContext
+    ) -> pb.StatsReply:
+        engine = self._service.engine
+        return pb.StatsReply(
+            num_running=engine.num_running,
+            num_waiting=engine.num_waiting,
+            kv_cache_usage=engine.kv_usage,
+            num_free_blocks=engine.num_free_blocks,
+            num_blocks=engine.info.num_blocks if engine.info else 0,
+            num_workers=self._service.num_workers,
+            prometheus=self._service.prometheus(),
+        )
+
+
+# ----------------------------------------------------------------- process
+
+
+def run_scheduler(config: SchedulerConfig) -> int:
+    """Serves until SIGTERM or SIGINT, drains, and returns the exit code.
+
+    A second signal does not wait for running requests.
+    """
+    configure_logging("scheduler")
+    try:
+        return asyncio.run(_serve(config))
+    except ConfigurationError as error:
+        logger.error("%s", error)
+        return 1
+
+
+async def _serve(config: SchedulerConfig) -> int:
+    service = SchedulerService(config)
+    server = SchedulerServer(service, config.listen)
+    await service.start()
+    stopping, hurried = asyncio.Event(), asyncio.Event()
+    _on_signals(stopping, hurried)
+    try:
+        await server.start()
+        died = asyncio.create_task(service.died())
+        await _first_of(stopping.wait(), died)
+        if died.done():
+            return 1
+        logger.info("draining: running requests have %g s", DRAIN_SECONDS)
+        await server.leave()
+        await _first_of(service.drain(DRAIN_SECONDS), hurried.wait(), died)
+        died.cancel()
+        return 0
+    finally:
+        await service.stop()  # which ends the streams
+        await server.stop()
+
+
+def _on_signals(stopping: asyncio.Event, hurried: asyncio.Event) -> None:
+    def on_signal() -> None:
+        (hurried if stopping.is_set() else stopping).set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, on_signal)
+
+
+async def _first_of(*parts: Awaitable[object]) -> None:
+    """Waits until one is done; the others are cancelled, but for tasks."""
+    tasks = [asyncio.ensure_future(part) for part in parts]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task, part in zip(tasks, parts, strict=True):
+        if task is not part:
+            task.cancel()
+
+
+# ----------------------------------------------------------------- address
+
+
+def _bind(server: grpc.aio.Server, address: str) -> None:
+    """Raises ConfigurationError, with the reason in one line."""
+    if not address.startswith(UNIX_PREFIX):
+        _add_port(server, address)
+        return
+    path = address.removeprefix(UNIX_PREFIX)
+    if _somebody_listens(path):
+        raise ConfigurationError(f"cannot listen on {address}: it is in use")
+    _remove_socket(path)
+    # The socket is made with its final mode: at no moment may others connect.
+    old_mask = os.umask(0o177)
+    try:
+        _add_port(server, address)
+    finally:
+        os.umask(old_mask)
+
+
+def _add_port(server: grpc.aio.Server, address: str) -> None:
+    try:
+        server.add_insecure_port(address)
+    except RuntimeError:
+        raise ConfigurationError(
+            f"cannot listen on {address}: it is in use, or no address of this machine"
+        ) from None
+
+
+def _somebody_listens(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(path)
+        except OSError:
+            return False
+    return True
+
+
+def _remove_socket(path: str) -> None:
+    """Removes the socket that a process left behind; never a file of another kind."""
+    try:
+        if stat.S_ISSOCK(os.stat(path).st_mode):
+            os.unlink(path)
+    except FileNotFoundError:
+        pass

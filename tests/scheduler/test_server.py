@@ -1,0 +1,315 @@
+"""The scheduler over real gRPC on a Unix socket: gateways, workers, and peers that misbehave."""
+
+import stat
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import pytest
+
+from support.engine_driver import make_request
+from support.fake_worker import FakeWorker, generate, worker_info
+from support.grpc_peers import GatewayPeer, WorkerPeer, background, dial, status
+from taco_proto import scheduler_pb2 as pb
+from taco_proto.config import PROTOCOL_VERSION, SchedulerConfig
+from taco_proto.errors import ConfigurationError
+from taco_proto.requests import FinishReason
+from taco_proto.scheduler_pb2_grpc import SchedulerStub
+from taco_scheduler.server import SchedulerServer
+from taco_scheduler.service import SchedulerService
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[SchedulerServer]:
+    service = SchedulerService(SchedulerConfig(log_stats=False))
+    server = SchedulerServer(service, f"unix:{tmp_path}/scheduler.sock")
+    await service.start()
+    await server.start()
+    yield server
+    await service.stop()
+    await server.stop()
+
+
+@pytest.fixture
+async def stub(server: SchedulerServer) -> AsyncIterator[SchedulerStub]:
+    async with dial(server.address) as stub:
+        yield stub
+
+
+@pytest.fixture
+async def worker(stub: SchedulerStub) -> AsyncIterator[WorkerPeer]:
+    """A worker that serves until the test ends."""
+    peer = WorkerPeer(stub, FakeWorker())
+    await peer.hello()
+    async with background(peer.serve()):
+        yield peer
+
+
+async def gateway(stub: SchedulerStub) -> GatewayPeer:
+    peer = GatewayPeer(stub)
+    await peer.hello()
+    return peer
+
+
+async def assert_alive(stub: SchedulerStub) -> None:
+    """A new gateway gets right tokens, and afterwards no block is held."""
+    peer = await gateway(stub)
+    request = make_request(1, [9, 8, 7], max_tokens=5, ignore_eos=True)
+    await peer.submit(request)
+    received = await peer.read_ends(1)
+    assert received.tokens[1, 0] == generate([9, 8, 7], request.sampling, worker_info(), 1)
+    peer.call.cancel()
+    stats = await stub.Stats(pb.StatsRequest())
+    assert stats.num_free_blocks == stats.num_blocks == worker_info().num_blocks
+
+
+async def test_two_gateways_share_a_worker(stub: SchedulerStub, worker: WorkerPeer) -> None:
+    peers = [await gateway(stub), await gateway(stub)]
+    requests = [
+        [make_request(h, [g + 1, h + 1, 5], seed=h, max_tokens=30, n=2) for h in range(8)]
+        for g in range(2)
+    ]
+    for peer, own in zip(peers, requests, strict=True):
+        for request in own:
+            await peer.submit(request)
+    for g, peer in enumerate(peers):
+        received = await peer.read_ends(16)
+        for h, request in enumerate(requests[g]):
+            expected = generate([g + 1, h + 1, 5], request.sampling, worker_info(), h)
+            assert received.tokens[h, 0] == expected
+    assert peers[0].models[0].protocol_version == PROTOCOL_VERSION
+    await assert_alive(stub)
+
+
+async def test_requests_wait_for_a_worker_and_survive_its_loss(stub: SchedulerStub) -> None:
+    peer = await gateway(stub)
+    requests = [make_request(h, [h + 1] * 9, seed=h, max_tokens=40) for h in range(6)]
+    for request in requests:
+        await peer.submit(request)
+    first = WorkerPeer(stub, FakeWorker())
+    await first.hello()
+    await first.serve(num_steps=5)
+    first.call.cancel()  # as if it was killed: no goodbye
+    second = WorkerPeer(stub, FakeWorker(worker_info(name="replacement")))
+    # The scheduler may see the hello before the end of the first stream.
+    while True:
+        await second.hello()
+        async with background(second.serve()) as serving:
+            received = await peer.read_until(
+                lambda got: serving.done() or len(got.reasons) == len(requests)
+            )
+        if len(received.reasons) == len(requests):
+            break
+        second = WorkerPeer(stub, second.worker)
+    for h, request in enumerate(requests):
+        expected = generate([h + 1] * 9, request.sampling, worker_info(), h)
+        assert received.tokens[h, 0] == expected
+    assert not peer.models[0].ready
+    assert peer.models[-1].ready
+
+
+async def test_a_disconnect_frees_the_blocks(stub: SchedulerStub, worker: WorkerPeer) -> None:
+    leaver = await gateway(stub)
+    for handle in range(5):
+        await leaver.submit(make_request(handle, [3] * 20, max_tokens=100, ignore_eos=True))
+    await leaver.read_until(lambda got: len(got.tokens) == 5)
+    leaver.call.cancel()
+    await assert_alive(stub)
+
+
+async def test_cancel_ends_one_sequence_or_all(stub: SchedulerStub, worker: WorkerPeer) -> None:
+    peer = await gateway(stub)
+    long = {"max_tokens": 100, "ignore_eos": True}
+    await peer.submit(make_request(1, [3] * 5, n=2, **long))
+    await peer.submit(make_request(2, [4] * 5, **long))
+    await peer.read_until(lambda got: len(got.tokens) == 3)
+    cancel = pb.Cancel(handles=[1, 2, 77], indexes=[1, 0, 0])
+    await peer.call.write(pb.GatewayMessage(cancel=cancel))
+    received = await peer.read_ends(3)
+    # What had ended before the cancel came is not aborted.
+    assert received.reasons[1, 0] is FinishReason.LENGTH
+    assert received.reasons[2, 0] in (FinishReason.ABORTED, FinishReason.LENGTH)
+
+
+# --------------------------------------------------------------- misbehaviour
+
+
+@pytest.mark.parametrize(
+    ("messages", "code"),
+    [
+        ([pb.GatewayMessage()], grpc.StatusCode.INVALID_ARGUMENT),
+        ([pb.GatewayMessage(cancel=pb.Cancel())], grpc.StatusCode.INVALID_ARGUMENT),
+        (
+            [pb.GatewayMessage(hello=pb.GatewayHello(protocol_version=99))],
+            grpc.StatusCode.FAILED_PRECONDITION,
+        ),
+        (
+            [
+                pb.GatewayMessage(hello=pb.GatewayHello(protocol_version=PROTOCOL_VERSION)),
+                pb.GatewayMessage(cancel=pb.Cancel(handles=[1, 2], indexes=[1])),
+            ],
+            grpc.StatusCode.INVALID_ARGUMENT,
+        ),
+    ],
+)
+async def test_a_confused_gateway_loses_its_stream(
+    stub: SchedulerStub,
+    worker: WorkerPeer,
+    messages: list[pb.GatewayMessage],
+    code: grpc.StatusCode,
+) -> None:
+    peer = GatewayPeer(stub)
+    for message in messages:
+        await peer.call.write(message)
+    assert await status(peer.call) is code
+    await assert_alive(stub)
+
+
+async def test_bad_requests_are_refused_alone(stub: SchedulerStub, worker: WorkerPeer) -> None:
+    peer = await gateway(stub)
+    good = pb.Sampling(n=1, temperature=1, top_p=1, repetition_penalty=1, max_tokens=4)
+    submits = {
+        1: pb.Submit(handle=1, token_ids=b"abc", sampling=good),
+        2: pb.Submit(handle=2, token_ids=b"", sampling=good),
+        3: pb.Submit(handle=3, token_ids=b"\x00\x10\x00\x00", sampling=good),
+        4: pb.Submit(handle=4, token_ids=b"\xff\xff\xff\xff", sampling=good),
+        5: pb.Submit(handle=5, token_ids=b"\1\0\0\0", sampling=pb.Sampling(n=0)),
+        6: pb.Submit(handle=6, token_ids=b"\1\0\0\0" * 500, sampling=good),
+        7: pb.Submit(handle=7, token_ids=b"\1\0\0\0", sampling=pb.Sampling(n=10**6)),
+    }
+    skewed = pb.Sampling()
+    skewed.CopyFrom(good)
+    skewed.logit_bias_token_ids.extend([1, 2])
+    submits[8] = pb.Submit(handle=8, token_ids=b"\1\0\0\0", sampling=skewed)
+    for submit in submits.values():
+        await peer.call.write(pb.GatewayMessage(submit=submit))
+    received = await peer.read_ends(len(submits))
+    assert {handle: code for handle, (code, _) in received.errors.items()} == dict.fromkeys(
+        submits, 400
+    )
+    await assert_alive(stub)
+
+
+async def test_a_doubled_handle_is_a_conflict(stub: SchedulerStub, worker: WorkerPeer) -> None:
+    peer = await gateway(stub)
+    await peer.submit(make_request(1, [3] * 5, max_tokens=100, ignore_eos=True))
+    await peer.submit(make_request(1, [4] * 5))
+    received = await peer.read_until(lambda got: bool(got.errors))
+    assert received.errors[1][0] == 409
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda output: output.slots.append(63),
+        lambda output: output.token_ids.append(1),
+        lambda output: output.slots.__setitem__(0, 2**31 - 1),
+        lambda output: output.token_ids.__setitem__(0, 2**31 - 1),
+        lambda output: setattr(output, "step_id", 2**63),
+        lambda output: output.logprobs.num_entries.append(7),
+        lambda output: output.ClearField("slots"),
+    ],
+)
+async def test_a_worker_that_sends_garbage_is_replaced(stub: SchedulerStub, spoil: object) -> None:
+    peer = await gateway(stub)
+    await peer.submit(make_request(1, [3, 4, 5], max_tokens=20))
+    liar = WorkerPeer(stub, FakeWorker())
+    await liar.hello()
+    await liar.call.read()
+    output = pb.StepOutput(epoch=1, step_id=1, slots=[0], token_ids=[1])
+    spoil(output)  # type: ignore[operator]
+    await liar.call.write(pb.WorkerMessage(output=output))
+    assert await status(liar.call) is grpc.StatusCode.INVALID_ARGUMENT
+
+    honest = WorkerPeer(stub, FakeWorker())
+    await honest.hello()
+    async with background(honest.serve()):
+        received = await peer.read_ends(1)
+        expected = generate(
+            [3, 4, 5], make_request(1, [1], max_tokens=20).sampling, worker_info(), 1
+        )
+        assert received.tokens[1, 0] == expected
+        await assert_alive(stub)
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"block_size": 0}, grpc.StatusCode.INVALID_ARGUMENT),
+        ({"num_blocks": 2**31}, grpc.StatusCode.INVALID_ARGUMENT),
+        ({"max_num_seqs": 0}, grpc.StatusCode.INVALID_ARGUMENT),
+    ],
+)
+async def test_an_impossible_worker_is_turned_away(
+    stub: SchedulerStub, change: dict[str, int], code: grpc.StatusCode
+) -> None:
+    peer = WorkerPeer(stub, FakeWorker())
+    peer.worker.info = replace(peer.worker.info, **change)  # type: ignore[arg-type]
+    await peer.hello()
+    assert await status(peer.call) is code
+
+
+async def test_protocol_versions_must_match(stub: SchedulerStub) -> None:
+    peer = WorkerPeer(stub, FakeWorker())
+    await peer.hello(version=PROTOCOL_VERSION + 1)
+    assert await status(peer.call) is grpc.StatusCode.FAILED_PRECONDITION
+
+
+async def test_a_second_worker_waits_its_turn(stub: SchedulerStub, worker: WorkerPeer) -> None:
+    await assert_alive(stub)
+    other = WorkerPeer(stub, FakeWorker(worker_info(name="other")))
+    await other.hello()
+    assert await status(other.call) is grpc.StatusCode.RESOURCE_EXHAUSTED
+    await assert_alive(stub)
+
+
+async def test_garbage_bytes_and_oversize_end_only_their_call(
+    server: SchedulerServer, stub: SchedulerStub, worker: WorkerPeer
+) -> None:
+    async with grpc.aio.insecure_channel(
+        server.address, options=[("grpc.max_send_message_length", -1)]
+    ) as channel:
+        for payload in (b"\xff" * 100, bytes(65 * 2**20)):
+            call = channel.stream_stream("/taco.v1.Scheduler/Generate")()
+            await call.write(payload)
+            assert await status(call) is not grpc.StatusCode.OK
+    await assert_alive(stub)
+
+
+# -------------------------------------------------------------------- address
+
+
+async def test_the_socket_is_private_and_goes_with_the_server(tmp_path: Path) -> None:
+    path = tmp_path / "scheduler.sock"
+    service = SchedulerService(SchedulerConfig(log_stats=False))
+    server = SchedulerServer(service, f"unix:{path}")
+    await server.start()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    with pytest.raises(ConfigurationError, match="in use"):
+        await SchedulerServer(service, f"unix:{path}").start()
+    await server.stop()
+    assert not path.exists()
+
+
+async def test_a_port_in_use_is_one_line(server: SchedulerServer) -> None:
+    service = SchedulerService(SchedulerConfig(log_stats=False))
+    holder = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    port = holder.add_insecure_port("127.0.0.1:0")
+    await holder.start()
+    with pytest.raises(ConfigurationError, match=f"127.0.0.1:{port}"):
+        await SchedulerServer(service, f"127.0.0.1:{port}").start()
+    await holder.stop(None)
+
+
+async def test_stats_hold_the_metrics_that_dashboards_read(
+    stub: SchedulerStub, worker: WorkerPeer
+) -> None:
+    await assert_alive(stub)
+    stats = await stub.Stats(pb.StatsRequest())
+    text = stats.prometheus.decode()
+    assert 'vllm:generation_tokens_total{model_name="fake-model"} 5.0' in text
+    for name in ("num_requests_running", "kv_cache_usage_perc", "num_preemptions_total"):
+        assert f"vllm:{name}{{" in text
+    assert "vllm:request_queue_time_seconds_bucket" in text
+    assert stats.num_workers == 1
