@@ -1,0 +1,236 @@
+"""Where the KV of each sequence lives: block tables over the pool and the prefix cache."""
+
+from dataclasses import dataclass
+
+from taco_scheduler.kv.block_pool import BlockPool
+from taco_scheduler.kv.radix_tree import Node, RadixTree
+
+TOKEN_BYTES = 4  # token ids travel as packed little-endian int32
+
+
+@dataclass(frozen=True, slots=True)
+class CacheNamespace:
+    """Sequences share cached blocks only within a namespace: it names a root of the radix tree."""
+
+    adapter: str = ""
+    cache_salt: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class BlockTable:
+    """The blocks of one sequence.
+
+    Attributes:
+        blocks: block i holds the KV of tokens [i * block_size, (i + 1) * block_size). Append-only
+            while the sequence runs.
+        num_cached_tokens: tokens found in the prefix cache at allocation, in whole blocks. Their
+            blocks are shared and must not be written.
+        node: end of the prefix that the sequence pins in the radix tree.
+        num_pinned_blocks: its length. The tree may hold another sequence's blocks for it.
+        sealed: a failed step took part of the prefix back: nothing more of this table is cached.
+    """
+
+    blocks: list[int]
+    num_cached_tokens: int
+    node: Node | None
+    num_pinned_blocks: int
+    sealed: bool = False
+
+
+class BlockManager:
+    """Owns every device block.
+
+    A block is *free*, *cached* (only the radix tree holds it, and no sequence pins it: evictable)
+    or *active* (all others). What is free or cached, an allocation can get.
+
+    Attributes:
+        prefix_cache_queries: tokens of sequences that were looked up in the prefix cache.
+        prefix_cache_hits: tokens of these that were found.
+        num_evicted_blocks: cached blocks given to other sequences.
+    """
+
+    def __init__(
+        self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool = True
+    ) -> None:
+        """Raises ValueError if `num_blocks` or `block_size` is below 1."""
+        if block_size < 1:
+            raise ValueError(f"block_size must be at least 1, got {block_size}")
+        self.block_size = block_size
+        self.num_blocks = num_blocks
+        self.enable_prefix_caching = enable_prefix_caching
+        self.prefix_cache_queries = 0
+        self.prefix_cache_hits = 0
+        self.num_evicted_blocks = 0
+        self._block_bytes = block_size * TOKEN_BYTES
+        self._live: set[BlockTable] = set()
+        self._pool = BlockPool(num_blocks)
+        self._tree = RadixTree(self._block_bytes)
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that an allocation could get: free and cached ones."""
+        return self._pool.num_free + self._tree.num_evictable
+
+    @property
+    def usage(self) -> float:
+        """Share of the blocks that are active, 0 to 1."""
+        return 1 - self.num_free_blocks / self.num_blocks
+
+    def allocate(
+        self,
+        tokens: memoryview | bytes,
+        num_tokens: int,
+        namespace: CacheNamespace,
+        *,
+        read_cache: bool = True,
+    ) -> BlockTable | None:
+        """Makes a sequence's table: its longest cached prefix, pinned, and new blocks behind it.
+
+        Args:
+            tokens: packed int32 ids of the whole sequence, prompt and emitted tokens. At least one
+                of them is left to compute.
+            num_tokens: tokens that the table must cover; it covers the cached prefix in any case.
+            read_cache: False takes new blocks only. The sequence's blocks are cached nevertheless.
+
+        Returns:
+            None, and nothing has changed, if there are too few blocks.
+        """
+        read_cache = read_cache and self.enable_prefix_caching
+        num_ids = memoryview(tokens).nbytes // TOKEN_BYTES
+        num_readable = (num_ids - 1) // self.block_size if read_cache else 0
+        match = self._tree.match(namespace, self._packed(tokens, 0, num_readable))
+        num_matched = len(match.blocks)
+        num_new = max(0, self._num_blocks_for(num_tokens) - num_matched)
+        if num_new > self.num_free_blocks - match.num_evictable:
+            return None
+        node = self._tree.pin(match)
+        self._pool.retain(match.blocks)
+        table = BlockTable(
+            match.blocks + self._take(num_new), num_matched * self.block_size, node, num_matched
+        )
+        self._live.add(table)
+        if read_cache:
+            self.prefix_cache_queries += num_ids
+            self.prefix_cache_hits += table.num_cached_tokens
+        return table
+
+    def extend(self, table: BlockTable, num_tokens: int) -> list[int] | None:
+        """Appends blocks until the table covers `num_tokens` tokens.
+
+        Returns:
+            The appended blocks; None, and nothing has changed, if there are too few.
+
+        Raises:
+            RuntimeError: the table has been released.
+        """
+        self._check_live(table)
+        missing = self._num_blocks_for(num_tokens) - len(table.blocks)
+        if missing <= 0:
+            return []
+        if missing > self.num_free_blocks:
+            return None
+        blocks = self._take(missing)
+        table.blocks += blocks
+        return blocks
+
+    def publish(
+        self, table: BlockTable, tokens: memoryview | bytes, num_tokens: int, step_id: int
+    ) -> None:
+        """Makes the full blocks of tokens[:num_tokens] matchable: the plan that fills them is sent.
+
+        Where another sequence published the same tokens first, the tree keeps that one's blocks and
+        this sequence keeps its own.
+
+        Raises:
+            RuntimeError: the table has been released.
+            ValueError: `num_tokens` is more than the table or `tokens` holds.
+        """
+        self._check_live(table)
+        self._cache_full_blocks(table, tokens, num_tokens, step_id)
+
+    def confirm(self, step_id: int) -> None:
+        """The steps up to `step_id` are done: what they published cannot be withdrawn any more."""
+        self._tree.confirm(step_id)
+
+    def withdraw(self) -> None:
+        """A step failed: what unconfirmed steps published leaves the cache, with all behind it.
+
+        Tables that shared such a block hold tokens that were never computed. They, and all that had
+        a part in the failed steps, are to be released and their sequences allocated anew; until
+        then they are sealed, so that nothing of that kind gets into the cache.
+        """
+        removed = self._tree.withdraw()
+        for table in self._live:
+            while table.node in removed:
+                table.sealed = True
+                table.num_pinned_blocks -= len(table.node.blocks)
+                table.node = table.node.parent
+        for node in removed:
+            self._pool.release(node.blocks)
+
+    def release(self, table: BlockTable, tokens: memoryview | bytes, num_valid_tokens: int) -> None:
+        """Ends a table, once, because its sequence finished, was aborted or is preempted.
+
+        The full blocks of tokens[:num_valid_tokens], the tokens whose KV has been computed, stay
+        cached; the others become free unless another sequence shares them.
+
+        Raises:
+            RuntimeError: the table has been released.
+            ValueError: `num_valid_tokens` is more than the table or `tokens` holds.
+        """
+        self._check_live(table)
+        self._cache_full_blocks(table, tokens, num_valid_tokens, None)
+        self._live.remove(table)
+        assert table.node is not None
+        self._tree.unpin(table.node)
+        self._pool.release(table.blocks)
+        table.node = None
+        table.blocks = []
+
+    def reset(self) -> None:
+        """Forgets all cached blocks: the memory they were in is lost.
+
+        Raises:
+            RuntimeError: a table has not been released.
+        """
+        if self._live:
+            raise RuntimeError(f"{len(self._live)} block tables are still in use")
+        self._pool = BlockPool(self.num_blocks)
+        self._tree = RadixTree(self._block_bytes)
+
+    def _cache_full_blocks(
+        self, table: BlockTable, tokens: memoryview | bytes, num_tokens: int, step_id: int | None
+    ) -> None:
+        start, end = table.num_pinned_blocks, num_tokens // self.block_size
+        if end <= start or table.sealed or not self.enable_prefix_caching:
+            return
+        key = self._packed(tokens, start, end)
+        if end > len(table.blocks) or len(key) < (end - start) * self._block_bytes:
+            raise ValueError(f"{num_tokens} tokens are more than the sequence has")
+        assert table.node is not None
+        table.node, taken = self._tree.insert(table.node, key, table.blocks[start:end], step_id)
+        table.num_pinned_blocks = end
+        self._pool.retain(taken)
+
+    def _take(self, count: int) -> list[int]:
+        """`count` blocks; the caller knows that there are as many, free or cached."""
+        shortage = count - self._pool.num_free
+        if shortage > 0:
+            self._pool.release(self._tree.evict(shortage))
+            self.num_evicted_blocks += shortage
+        blocks = self._pool.allocate(count)
+        assert blocks is not None
+        return blocks
+
+    def _packed(self, tokens: memoryview | bytes, start: int, end: int) -> bytes:
+        """The packed ids of the blocks start … end - 1."""
+        return bytes(
+            memoryview(tokens).cast("B")[start * self._block_bytes : end * self._block_bytes]
+        )
+
+    def _num_blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def _check_live(self, table: BlockTable) -> None:
+        if table not in self._live:
+            raise RuntimeError("the block table has been released")
