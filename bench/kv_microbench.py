@@ -1,0 +1,117 @@
+"""What the block manager costs a step: `python bench/kv_microbench.py` prints microseconds.
+
+Every figure is the median of many runs in one process, without a device.
+"""
+
+import statistics
+import struct
+import time
+from collections.abc import Callable
+
+from taco_scheduler.kv.block_manager import BlockManager, CacheNamespace
+
+BLOCK_SIZE = 16
+NAMESPACE = CacheNamespace()
+
+
+def pack(tokens: range) -> bytes:
+    return struct.pack(f"<{len(tokens)}i", *tokens)
+
+
+def median_us(run: Callable[[], object], repeats: int) -> float:
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter_ns()
+        run()
+        times.append(time.perf_counter_ns() - start)
+    return statistics.median(times) / 1000
+
+
+def warm_manager(tokens: bytes, chunk: int) -> BlockManager:
+    """A pool of 65,536 blocks whose tree holds one sequence, prefilled in chunks."""
+    manager = BlockManager(65_536, BLOCK_SIZE)
+    num_tokens = len(tokens) // 4
+    table = manager.allocate(tokens, num_tokens, NAMESPACE)
+    assert table is not None
+    for step, end in enumerate(range(chunk, num_tokens + chunk, chunk)):
+        manager.publish(table, tokens, min(end, num_tokens), step)
+        manager.confirm(step)
+    manager.release(table, tokens, num_tokens)
+    return manager
+
+
+def full_hit(num_tokens: int) -> float:
+    """Match, allocate and release a prompt of which all but the last block is cached."""
+    tokens = pack(range(num_tokens))
+    manager = warm_manager(tokens, chunk=512)
+
+    def run() -> None:
+        table = manager.allocate(tokens, num_tokens, NAMESPACE)
+        assert table is not None
+        assert table.num_cached_tokens == num_tokens - BLOCK_SIZE
+        manager.release(table, tokens, num_tokens)
+
+    return median_us(run, 2000)
+
+
+def miss(num_tokens: int) -> float:
+    """Allocate a prompt that is not cached, and give all its blocks back."""
+    tokens = pack(range(num_tokens))
+    manager = BlockManager(65_536, BLOCK_SIZE)
+
+    def run() -> None:
+        table = manager.allocate(tokens, num_tokens, NAMESPACE)
+        assert table is not None
+        manager.release(table, tokens, 0)
+
+    return median_us(run, 2000)
+
+
+def extend_within_block() -> float:
+    """256 decoding sequences, none of which needs a block; per sequence."""
+    return _extend_step(num_tokens=BLOCK_SIZE, manager=BlockManager(65_536, BLOCK_SIZE))
+
+
+def extend_by_free_block() -> float:
+    """256 decoding sequences, each of which gets a free block; per sequence."""
+    return _extend_step(num_tokens=None, manager=BlockManager(65_536, BLOCK_SIZE))
+
+
+def extend_by_eviction() -> float:
+    """The same when every block has to be evicted from a cached sequence of 65,536 × 16 tokens."""
+    num_tokens = 65_536 * BLOCK_SIZE
+    return _extend_step(num_tokens=None, manager=warm_manager(pack(range(num_tokens)), num_tokens))
+
+
+def _extend_step(num_tokens: int | None, manager: BlockManager) -> float:
+    first = [pack(range(-1 - i * BLOCK_SIZE, -1 - (i + 1) * BLOCK_SIZE, -1)) for i in range(256)]
+    tables = [manager.allocate(tokens, BLOCK_SIZE, NAMESPACE) for tokens in first]
+    live = [table for table in tables if table is not None]
+    assert len(live) == 256
+    covered = BLOCK_SIZE
+
+    def run() -> None:
+        nonlocal covered
+        covered += BLOCK_SIZE
+        target = num_tokens or covered
+        for table in live:
+            manager.extend(table, target)
+
+    return median_us(run, 200) / len(live)
+
+
+def main() -> None:
+    figures = {
+        "full prefix hit, 4,096 tokens: allocate + release": full_hit(4096),
+        "full prefix hit, 131,072 tokens: allocate + release": full_hit(131_072),
+        "no hit, 4,096 tokens: allocate + release": miss(4096),
+        "extend, no block needed": extend_within_block(),
+        "extend by a free block": extend_by_free_block(),
+        "extend by an evicted block": extend_by_eviction(),
+    }
+    for name, microseconds in figures.items():
+        print(f"{name:<55} {microseconds:10.2f} µs")
+
+
+if __name__ == "__main__":
+    main()
