@@ -1,0 +1,66 @@
+"""The whole engine in this process: a scheduler with a worker in a thread, and one client."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from support.engine_driver import Received
+from taco_proto.config import SchedulerConfig
+from taco_proto.requests import GenerateRequest, OutputBatch
+from taco_scheduler.replica import StepExecutor
+from taco_scheduler.service import SchedulerService
+
+_SECONDS = 120
+
+
+@dataclass
+class Generated(Received):
+    """`gaps`: by how much each token's two best log probabilities differ, if asked for two."""
+
+    gaps: dict[tuple[int, int], list[float]] = field(default_factory=dict)
+
+    def add(self, batch: OutputBatch) -> None:
+        super().add(batch)
+        if batch.logprobs is None:
+            return
+        rows = batch.logprobs.rows()
+        for key, count in zip(
+            zip(batch.handles, batch.indexes, strict=True), batch.num_tokens, strict=True
+        ):
+            for _, (_, logprobs, _) in zip(range(count), rows, strict=False):
+                if len(logprobs) > 2:
+                    self.gaps.setdefault(key, []).append(logprobs[1] - logprobs[2])
+
+
+@asynccontextmanager
+async def serve(executor: StepExecutor, **config: object) -> AsyncIterator[SchedulerService]:
+    """`config` holds fields of SchedulerConfig."""
+    settings = {"log_stats": False, **config}
+    service = SchedulerService(SchedulerConfig(**settings))  # type: ignore[arg-type]
+    await service.start()
+    try:
+        service.attach_local(executor)
+        yield service
+    finally:
+        await service.stop()
+
+
+async def generate(service: SchedulerService, requests: Sequence[GenerateRequest]) -> Generated:
+    """Submit all at once and wait for the end of all; handles must differ."""
+    session = service.connect("test")
+    received = Generated()
+    waiting = {(request.handle, i) for request in requests for i in range(request.sampling.n)}
+    try:
+        async with asyncio.timeout(_SECONDS):
+            for request in requests:
+                session.submit(request)
+            while not waiting <= received.reasons.keys() | _failed(received, waiting):
+                received.add(await session.next_batch())
+    finally:
+        session.close()
+    return received
+
+
+def _failed(received: Received, keys: set[tuple[int, int]]) -> set[tuple[int, int]]:
+    return {key for key in keys if key[0] in received.errors}
