@@ -1,0 +1,112 @@
+"""What each token spells, in bytes.
+
+A token may hold part of a character, so that only bytes can be joined. Two families of decoders
+spell every token by itself and are known here: byte-level BPE (GPT-2, Llama 3, Qwen) and
+SentencePiece with byte fallback (Llama 2, Mistral, Gemma). The rules are those of `tokenizers`
+(`decoders/byte_level.rs`, `byte_fallback.rs`, `strip.rs`).
+"""
+
+import re
+from collections.abc import Callable, Container
+from dataclasses import dataclass
+from typing import Any
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+@dataclass(frozen=True, slots=True)
+class ByteSpelling:
+    """How a decoder spells tokens.
+
+    Attributes:
+        spell: a token of the vocabulary to its bytes.
+        strips_space: one space at the very beginning of a text is left out.
+        per_byte: malformed UTF-8 gives U+FFFD once a byte, not once a malformed piece.
+    """
+
+    spell: Callable[[str], bytes]
+    strips_space: bool = False
+    per_byte: bool = False
+
+
+class TokenBytes(dict[int, bytes]):
+    """The bytes of each token id, filled as they are asked for; empty outside the vocabulary.
+
+    Args:
+        hidden: ids that spell nothing.
+    """
+
+    def __init__(
+        self,
+        token_of_id: Callable[[int], str | None],
+        spell: Callable[[str], bytes],
+        hidden: Container[int] = (),
+    ) -> None:
+        super().__init__()
+        self._token_of_id = token_of_id
+        self._spell = spell
+        self._hidden = hidden
+
+    def __missing__(self, token_id: int) -> bytes:
+        token = None if token_id in self._hidden else self._token_of_id(token_id)
+        spelled = b"" if token is None else self._spell(token)
+        self[token_id] = spelled
+        return spelled
+
+
+def byte_spelling(decoder: dict[str, Any] | None) -> ByteSpelling | None:
+    """The spelling that a decoder of tokenizer.json stands for; None if it is of neither family."""
+    if decoder is None:
+        return None
+    steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
+    names = [step["type"] for step in steps if step["type"] != "Fuse"]
+    if names == ["ByteLevel"]:
+        return ByteSpelling(_spell_byte_level)
+    return _sentencepiece_spelling(steps)
+
+
+def _byte_level_alphabet() -> dict[str, int]:
+    # GPT-2's alphabet: printable bytes stand for themselves, the others are moved behind U+0100.
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    moved = [byte for byte in range(256) if byte not in printable]
+    alphabet = {chr(byte): byte for byte in printable}
+    alphabet.update({chr(256 + i): byte for i, byte in enumerate(moved)})
+    return alphabet
+
+
+_BYTE_OF_CHAR = _byte_level_alphabet()
+
+
+def _spell_byte_level(token: str) -> bytes:
+    try:
+        return bytes([_BYTE_OF_CHAR[char] for char in token])
+    except KeyError:  # an added token outside the alphabet spells itself
+        return token.encode()
+
+
+def _sentencepiece_spelling(steps: list[dict[str, Any]]) -> ByteSpelling | None:
+    replacements: list[tuple[str, str]] = []
+    byte_fallback = fused = strips_space = False
+    for step in steps:
+        match step:
+            case {"type": "Replace", "pattern": {"String": old}, "content": new} if not fused:
+                replacements.append((old, new))
+            case {"type": "ByteFallback"} if not fused:
+                byte_fallback = True
+            case {"type": "Fuse"}:
+                fused = True
+            case {"type": "Strip", "content": " ", "start": 1, "stop": 0} if fused:
+                strips_space = True
+            case _:
+                return None
+    if not replacements:
+        return None
+
+    def spell(token: str) -> bytes:
+        for old, new in replacements:
+            token = token.replace(old, new)
+        if byte_fallback and (byte := _BYTE_TOKEN.fullmatch(token)):
+            return bytes([int(byte[1], 16)])
+        return token.encode()
+
+    return ByteSpelling(spell, strips_space=strips_space, per_byte=True)
