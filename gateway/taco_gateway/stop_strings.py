@@ -1,0 +1,89 @@
+"""Finds stop strings in text that arrives piece by piece."""
+
+from collections.abc import Sequence
+
+
+class StopStrings:
+    """Holds back what could be the beginning of a stop string, and no more.
+
+    The hit is the stop string whose last character comes first, so that the result does not depend
+    on how the text was cut; of several that end there, the longest.
+
+    Args:
+        strings: non-empty.
+        include: the stop string stays in the text.
+    """
+
+    def __init__(self, strings: Sequence[str], *, include: bool = False) -> None:
+        self._matchers = [_Matcher(s) for s in sorted(strings, key=len, reverse=True)]
+        self._include = include
+        self._held = ""
+        self.hit: str | None = None
+
+    @property
+    def num_held(self) -> int:
+        """Characters that are held back."""
+        return len(self._held)
+
+    def feed(self, text: str) -> str:
+        """Adds text; returns what is now sure to stay. After a hit (`hit` is set), this is all."""
+        end = len(text)
+        for matcher in self._matchers:
+            found = matcher.feed(text, end)
+            if found and (self.hit is None or found < end):
+                self.hit, end = matcher.string, found
+        whole = self._held + text[:end]
+        if self.hit is not None:
+            self._held = ""
+            return whole if self._include else whole[: len(whole) - len(self.hit)]
+        num_held = max(matcher.num_matched for matcher in self._matchers)
+        self._held = whole[len(whole) - num_held :]
+        return whole[: len(whole) - num_held]
+
+    def flush(self) -> str:
+        """Gives what was held back: no more text comes."""
+        held, self._held = self._held, ""
+        return held
+
+
+class _Matcher:
+    """One string, matched character by character (Knuth, Morris, Pratt 1977).
+
+    The failure table grows with the match, so that a long string costs nothing until text resembles
+    it.
+    """
+
+    def __init__(self, string: str) -> None:
+        self.string = string
+        self.num_matched = 0
+        self._failure = [0]  # entry i: longest proper border of the first i + 1 characters
+
+    def feed(self, text: str, end: int) -> int:
+        """Goes through `text[:end]`; the position behind the first match, or 0."""
+        string, matched = self.string, self.num_matched
+        position = 0
+        while position < end:
+            if matched == 0:  # leap to where a match may begin
+                position = text.find(string[0], position, end)
+                if position < 0:
+                    break
+            char = text[position]
+            while matched and string[matched] != char:
+                matched = self._border(matched)
+            if string[matched] == char:
+                matched += 1
+            position += 1
+            if matched == len(string):
+                return position
+        self.num_matched = matched
+        return 0
+
+    def _border(self, length: int) -> int:
+        failure, string = self._failure, self.string
+        while len(failure) < length:
+            i = len(failure)
+            border = failure[i - 1]
+            while border and string[border] != string[i]:
+                border = failure[border - 1]
+            failure.append(border + (string[border] == string[i]))
+        return failure[length - 1]
