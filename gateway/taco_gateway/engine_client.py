@@ -7,8 +7,6 @@ from typing import Protocol
 from taco_proto.logprobs import LogprobColumns
 from taco_proto.requests import FinishReason, GenerateRequest, ModelInfo
 
-RETRYABLE_CODES = frozenset({429, 503})
-
 
 class EngineError(Exception):
     """A request that failed as a whole.
@@ -35,8 +33,8 @@ class SequenceUpdate:
         stop_token_id: the token that ended it; -1 if it ended otherwise.
         num_cached_tokens: prompt tokens that were found in the prefix cache.
         logprobs: one row a token of `token_ids`; None if none were asked for.
-        prompt_logprobs: one row a prompt position, going on where the update before ended; the first row
-            of all belongs to position 1. Only on the sequence of index 0, and only if asked for.
+        prompt_logprobs: one row a prompt position, going on where the update before ended; the very
+            first row belongs to position 1. Only on the sequence of index 0, and only if asked for.
     """
 
     index: int
@@ -61,11 +59,15 @@ class EngineStats:
     prometheus: bytes = b""
 
 
-class UpdateStream(AsyncIterator[SequenceUpdate], Protocol):
+class UpdateStream(Protocol):
     """The news of one request. Ends when all its sequences have ended; raises `EngineError`.
 
     Whoever leaves it early calls `close`, which is idempotent and does not wait.
     """
+
+    def __aiter__(self) -> AsyncIterator[SequenceUpdate]: ...
+
+    async def __anext__(self) -> SequenceUpdate: ...
 
     def cancel(self, index: int) -> None:
         """Ends one sequence upstream; no more news of it."""
@@ -81,8 +83,10 @@ class EngineClient(Protocol):
         """The model that is served; None or `ready=False` while no worker serves it."""
 
     def generate(self, request: GenerateRequest) -> UpdateStream:
-        """Submits a request; `request.handle` is 0 and is given by the client. Never raises: what fails,
-        fails in the stream."""
+        """Submits a request; its handle is 0 and is given by the client.
+
+        Never raises: what fails, fails in the stream.
+        """
 
     async def stats(self) -> EngineStats:
         """Raises:

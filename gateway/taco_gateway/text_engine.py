@@ -1,87 +1,41 @@
 """Text in, text out: what the HTTP routes, the Inference service and `taco_llm` generate with."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import asyncio
+import math
+import secrets
+from array import array
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import fields
 from typing import Any
 
-from taco_gateway.engine_client import EngineClient
+from taco_gateway.chat_prompt import ChatPrompter
+from taco_gateway.engine_client import EngineClient, EngineError
+from taco_gateway.output_processor import OutputProcessor, PromptLogprobs, TextUpdate
+from taco_gateway.request_checks import check_prompt, check_sampling, resolve_max_tokens
+from taco_gateway.token_logprobs import Candidate, CandidateReader, TokenLogprob
 from taco_gateway.tokenizer import Tokenizer
-from taco_proto.requests import ModelInfo
-from taco_proto.sampling_params import SamplingParams
+from taco_proto.errors import InvalidParameterError
+from taco_proto.requests import FinishReason, GenerateRequest, ModelInfo
+from taco_proto.sampling_params import MAX_SEED, SamplingParams
 
+__all__ = ["Candidate", "TextEngine", "TextUpdate", "TokenLogprob"]
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """One token that was possible at a position.
-
-    Attributes:
-        token: its text; of a token that holds part of a character, `bytes:` and its bytes as `\\x..`.
-        token_bytes: its bytes in UTF-8.
-        logprob: natural logarithm; may be -inf.
-        rank: 1 for the most likely token of the vocabulary.
-    """
-
-    token_id: int
-    token: str
-    token_bytes: bytes
-    logprob: float
-    rank: int
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
-    """The token at a position, and the most likely ones there, best first (as many as were asked for).
-
-    Attributes:
-        text_offset: characters of the sequence's text (of the prompt's text, for prompt log
-            probabilities) before this token.
-        in_text: False for a token that ended the sequence and is hidden from the text: EOS, a stop
-            token, or one that lies wholly in a stop string that was cut off.
-    """
-
-    chosen: Candidate
-    top: list[Candidate]
-    text_offset: int
-    in_text: bool = True
-
-
-@dataclass(slots=True)
-class TextUpdate:
-    """News of one sequence.
-
-    Attributes:
-        index: which of the `n` sequences.
-        text: the new piece; never half a character, nothing of a stop string that is cut off.
-        token_ids: the new tokens. Text may lag behind them. Tokens that ended the sequence are among
-            them (EOS, those of a stop string), tokens behind the hit of a stop string are not.
-        logprobs: one entry a token of `token_ids`; None if none were asked for.
-        finish_reason: "stop", "length" or "abort" on the sequence's last update, None before.
-        stop_reason: the stop string or the id of the stop token that ended it; None for EOS.
-        num_prompt_tokens, num_completion_tokens, num_cached_tokens: usage so far; `token_ids` is counted
-            in `num_completion_tokens`.
-        prompt_logprobs: one entry a prompt token, None for the first one. Whole, on one update of the
-            request (index 0), if asked for.
-    """
-
-    index: int
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprob] | None = None
-    finish_reason: str | None = None
-    stop_reason: int | str | None = None
-    num_prompt_tokens: int = 0
-    num_completion_tokens: int = 0
-    num_cached_tokens: int = 0
-    prompt_logprobs: list[TokenLogprob | None] | None = None
+_NO_TOKENIZER = "The model is served without a tokenizer: give token ids."
+_FLOAT_FIELDS = frozenset(f.name for f in fields(SamplingParams) if f.type is float)
+_NUMBER_FIELDS = _FLOAT_FIELDS | frozenset(f.name for f in fields(SamplingParams) if f.type is int)
 
 
 class TextEngine:
     """Generates text with an engine that knows token ids only. Belongs to the client's event loop.
 
     Args:
-        client: the engine.
+        client: the engine; whoever made it closes it.
         tokenizer: None (`skip_tokenizer_init`): token ids in and out, all text empty.
         chat_template: a Jinja template or the path of one; None: the tokenizer's own.
+
+    Raises:
+        ConfigurationError: the chat template cannot be read.
     """
 
     def __init__(
@@ -91,28 +45,57 @@ class TextEngine:
         *,
         chat_template: str | None = None,
     ) -> None:
-        raise NotImplementedError
-
-    client: EngineClient
-    tokenizer: Tokenizer | None
+        self.client = client
+        self.tokenizer = tokenizer
+        self._prompter = None if tokenizer is None else ChatPrompter(tokenizer, chat_template)
+        self._candidates = CandidateReader(tokenizer)
 
     def model_info(self) -> ModelInfo:
         """Raises:
         EngineError: no worker serves the model (503).
         """
-        raise NotImplementedError
+        info = self.client.model_info()
+        if info is None or not info.ready:
+            raise EngineError(503, "The model is not ready: no worker serves it.")
+        return info
 
     def sampling_params(self, given: Mapping[str, Any]) -> SamplingParams:
-        """The parameters that a client gave, on top of the model's defaults (generation_config.json).
+        """The parameters that a client gave, on top of the model's defaults
+        (generation_config.json).
+
+        Args:
+            given: fields of `SamplingParams`; those that are absent or None take the defaults, but
+                `max_tokens=None` is as many as fit.
 
         Raises:
             InvalidParameterError: a value is out of range.
+            EngineError: no worker serves the model (503).
         """
-        raise NotImplementedError
+        defaults = {
+            name: value if name in _FLOAT_FIELDS else int(value)
+            for name, value in self.model_info().default_sampling.items()
+            if name in _NUMBER_FIELDS
+        }
+        return SamplingParams(
+            **defaults
+            | {
+                name: value
+                for name, value in given.items()
+                if value is not None or name == "max_tokens"
+            }
+        )
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a prompt, off the event loop. Special tokens in the text count as such."""
-        raise NotImplementedError
+        """Token ids of a prompt, off the event loop. Special tokens in the text count as such.
+
+        Raises:
+            InvalidParameterError: the model is served without a tokenizer.
+        """
+        if self.tokenizer is None:
+            raise InvalidParameterError(_NO_TOKENIZER, "prompt")
+        return await asyncio.to_thread(
+            self.tokenizer.encode, text, add_special_tokens=add_special_tokens
+        )
 
     async def encode_chat(
         self,
@@ -124,20 +107,33 @@ class TextEngine:
         chat_template: str | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Token ids of a conversation. Special tokens in messages stay plain text.
+        """Token ids of a conversation, off the event loop. Special tokens in messages stay plain
+        text.
 
         Args:
             messages: role, content (a string or a list of `{"type": "text", "text": …}` parts) and
                 whatever else the template reads.
-            add_special_tokens: let the tokenizer put its own (BOS) in front, never twice. None: only
-                where the model has no template.
-            chat_template: a template of the caller's own instead (trusted: the offline API only).
-            template_kwargs: variables that the template names; others are refused.
+            continue_final_message: the prompt ends within the last message, which is to be
+                continued; excludes `add_generation_prompt`.
+            add_special_tokens: let the tokenizer put its own (BOS) in front, never twice. None:
+                only where the model has no template.
+            chat_template: Jinja source to use instead of the model's (the offline API's callers).
+            template_kwargs: variables that the template reads; others are refused.
 
         Raises:
-            InvalidParameterError: the template refuses the messages, or takes too long.
+            InvalidParameterError: the template refuses the messages, or runs into a limit.
         """
-        raise NotImplementedError
+        if self._prompter is None:
+            raise InvalidParameterError(_NO_TOKENIZER, "messages")
+        return await asyncio.to_thread(
+            self._prompter.encode,
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            add_special_tokens=add_special_tokens,
+            chat_template=chat_template,
+            template_kwargs=template_kwargs,
+        )
 
     def generate(
         self,
@@ -152,18 +148,121 @@ class TextEngine:
         adapter: str = "",
         traceparent: str = "",
         clamp_max_tokens: bool = False,
-    ) -> AsyncIterator[TextUpdate]:
-        """Runs a request. Leaving the iterator (`aclose`) cancels it upstream.
+    ) -> AsyncGenerator[TextUpdate, None]:
+        """Runs a request: news of its sequences as they come.
 
-        All checks are done before this returns, so that a bad request fails before a stream has begun.
+        The request is checked at once and submitted when iteration begins. Leaving the iterator
+        (`aclose`, a cancelled task) cancels it upstream.
 
         Args:
-            params: `max_tokens=None` is as many as fit; a seed is drawn where none is given.
+            params: `max_tokens=None` is as many as fit; a seed is drawn where none is given. With
+                `best_of > n` nothing comes before all sequences have ended.
+            deadline: seconds since the epoch until which the request may wait to be run.
             clamp_max_tokens: shorten `max_tokens` to what fits instead of refusing it.
 
         Raises:
-            InvalidParameterError: the prompt is empty or too long (`context_length_exceeded`), a token id
+            InvalidParameterError: the prompt is empty or too long (`context_length_exceeded`), a
+            token id
                 or a parameter is out of the model's range.
-            EngineError: no worker serves the model (503); while iterating, the request failed.
+            EngineError: no worker serves the model (503). Also while iterating: the request failed.
         """
-        raise NotImplementedError
+        info = self.model_info()
+        if params.truncate_prompt_tokens is not None:
+            prompt_token_ids = prompt_token_ids[-params.truncate_prompt_tokens :]
+        check_prompt(prompt_token_ids, info)
+        check_sampling(params, info)
+        if params.stop and self.tokenizer is None:
+            raise InvalidParameterError(f"stop: {_NO_TOKENIZER}", "stop")
+        max_tokens = resolve_max_tokens(
+            params.max_tokens, len(prompt_token_ids), info, clamp=clamp_max_tokens
+        )
+        ranks = params.num_sequences > params.n
+        request = GenerateRequest(
+            handle=0,
+            request_id=request_id,
+            token_ids=array("i", prompt_token_ids).tobytes(),
+            sampling=params.with_updates(
+                n=params.num_sequences,
+                best_of=None,
+                max_tokens=max_tokens,
+                min_tokens=min(params.min_tokens, max_tokens),
+                seed=secrets.randbelow(MAX_SEED) if params.seed is None else params.seed,
+                logprobs=params.logprobs or 0 if ranks else params.logprobs,
+            ),
+            priority=priority,
+            deadline=deadline,
+            tenant=tenant,
+            adapter=adapter,
+            cache_salt=cache_salt,
+            traceparent=traceparent,
+        )
+        if ranks:
+            return self._best(request, prompt_token_ids, params, info)
+        return self._run(request, prompt_token_ids, info)
+
+    def close(self) -> None:
+        """Ends the processes that render chat templates."""
+        if self._prompter is not None:
+            self._prompter.close()
+
+    async def _run(
+        self, request: GenerateRequest, prompt_token_ids: Sequence[int], info: ModelInfo
+    ) -> AsyncGenerator[TextUpdate, None]:
+        params = request.sampling
+        processors = [
+            OutputProcessor(
+                index,
+                prompt_token_ids,
+                params,
+                self.tokenizer,
+                self._candidates,
+                info.eos_token_ids,
+            )
+            for index in range(params.n)
+        ]
+        prompt = None
+        if params.prompt_logprobs is not None:
+            prompt = PromptLogprobs(prompt_token_ids, self.tokenizer, self._candidates)
+        stream = self.client.generate(request)
+        try:
+            async for update in stream:
+                if prompt is not None and update.prompt_logprobs is not None:
+                    prompt.add(update.prompt_logprobs)
+                if not update.token_ids and update.finish_reason == FinishReason.RUNNING:
+                    continue
+                processor = processors[update.index]
+                news = processor.feed(update)
+                if prompt is not None and update.index == 0:
+                    news.prompt_logprobs = prompt.entries()
+                    prompt = None
+                if processor.hit_stop_string:
+                    stream.cancel(update.index)
+                yield news
+        finally:
+            stream.close()
+
+    async def _best(
+        self,
+        request: GenerateRequest,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        info: ModelInfo,
+    ) -> AsyncGenerator[TextUpdate, None]:
+        """The `n` sequences with the highest mean log probability, best first, one update each."""
+        whole = [TextUpdate(index, logprobs=[]) for index in range(params.num_sequences)]
+        async with aclosing(self._run(request, prompt_token_ids, info)) as updates:
+            async for news in updates:
+                whole[news.index].extend(news)
+        prompt_logprobs = whole[0].prompt_logprobs
+        whole.sort(key=_mean_logprob, reverse=True)
+        for index, update in enumerate(whole[: params.n]):
+            update.index = index
+            update.prompt_logprobs = prompt_logprobs if index == 0 else None
+            if params.logprobs is None:
+                update.logprobs = None
+            yield update
+
+
+def _mean_logprob(update: TextUpdate) -> float:
+    entries = update.logprobs or []
+    return sum([entry.chosen.logprob for entry in entries]) / len(entries) if entries else -math.inf

@@ -1,7 +1,7 @@
 """Hands the columns of an `OutputBatch` to the requests that they belong to.
 
-The path of every token: a row costs a look-up, an append and at most one wake-up of the task that reads.
-A reader that is behind finds its rows merged, so that nothing but tokens piles up.
+Every token comes by here: a row costs a look-up, an append and at most one wake-up of the task that
+reads. A reader that is behind finds its rows merged, so that nothing but tokens piles up.
 """
 
 import asyncio
@@ -48,12 +48,18 @@ class TokenStream:
         self._running = set(range(request.sampling.num_sequences))
         self._pending: deque[SequenceUpdate] = deque()
         self._num_buffered = 0
+        self._touched = False
         self._error: EngineError | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     @property
     def running(self) -> bool:
         return bool(self._running)
+
+    @property
+    def is_untouched(self) -> bool:
+        """Nothing has come yet, so that the whole request can be submitted again."""
+        return not self._touched
 
     # ------------------------------------------------------------ the reader's side
 
@@ -95,6 +101,7 @@ class TokenStream:
         """Adds news; those of a sequence that has ended or was cancelled are dropped."""
         if update.index not in self._running:
             return
+        self._touched = True
         if update.index == 0:
             self.emitted.extend(update.token_ids)
         if update.finish_reason != FinishReason.RUNNING:

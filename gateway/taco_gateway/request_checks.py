@@ -1,0 +1,73 @@
+"""What a request must keep to on the model that is served. What fails here never runs."""
+
+from collections.abc import Sequence
+
+from taco_proto.errors import InvalidParameterError
+from taco_proto.requests import ModelInfo
+from taco_proto.sampling_params import SamplingParams
+
+CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
+
+
+def check_prompt(token_ids: Sequence[int], info: ModelInfo) -> None:
+    """Raises:
+    InvalidParameterError: the prompt is empty, leaves no room for a token, or has a token id that
+        the model does not know.
+    """
+    if not token_ids:
+        raise InvalidParameterError("The prompt is empty.", "prompt")
+    if len(token_ids) >= info.max_model_len:
+        raise InvalidParameterError(
+            f"This model's maximum context length is {info.max_model_len} tokens, and the prompt "
+            f"has {len(token_ids)}, which leaves no room for an answer. Shorten the prompt.",
+            "prompt",
+            CONTEXT_LENGTH_EXCEEDED,
+        )
+    if not all(type(token_id) is int for token_id in token_ids):
+        raise InvalidParameterError("Token ids must be integers.", "prompt")
+    for token_id in (min(token_ids), max(token_ids)):
+        if not 0 <= token_id < info.vocab_size:
+            raise InvalidParameterError(
+                f"The prompt has token id {token_id}, which is not in 0…{info.vocab_size - 1}.",
+                "prompt",
+            )
+
+
+def check_sampling(params: SamplingParams, info: ModelInfo) -> None:
+    """Raises:
+    InvalidParameterError: a parameter is out of this model's range.
+    """
+    for name in ("logprobs", "prompt_logprobs"):
+        value = getattr(params, name)
+        if value is not None and value > info.max_logprobs:
+            raise InvalidParameterError(
+                f"{name} may be at most {info.max_logprobs} here, got {value}", name
+            )
+    for name in ("stop_token_ids", "logit_bias"):
+        for token_id in getattr(params, name):
+            if token_id >= info.vocab_size:
+                raise InvalidParameterError(
+                    f"{name} has token id {token_id}, which is not in 0…{info.vocab_size - 1}", name
+                )
+
+
+def resolve_max_tokens(
+    max_tokens: int | None, num_prompt_tokens: int, info: ModelInfo, *, clamp: bool
+) -> int:
+    """Tokens that may be generated behind the prompt; as many as fit where `max_tokens` is None.
+
+    Raises:
+        InvalidParameterError: prompt and `max_tokens` do not fit together (unless `clamp`).
+    """
+    room = info.max_model_len - num_prompt_tokens
+    if max_tokens is None:
+        return room
+    if max_tokens > room and not clamp:
+        raise InvalidParameterError(
+            f"This model's maximum context length is {info.max_model_len} tokens. However, you "
+            f"requested {num_prompt_tokens + max_tokens} tokens ({num_prompt_tokens} in the "
+            f"prompt, {max_tokens} for the answer). Shorten the prompt, or ask for fewer tokens.",
+            "max_tokens",
+            CONTEXT_LENGTH_EXCEEDED,
+        )
+    return min(max_tokens, room)
