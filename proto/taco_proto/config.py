@@ -96,6 +96,11 @@ class GatewayConfig:
         api_keys: keys that clients may present; empty: none is asked for.
         chat_template: a Jinja template or the path of one; None: the model's own.
         max_body_bytes: a larger request body is refused with 413.
+        body_timeout: seconds within which a request body must have arrived, else 408.
+        queue_timeout: seconds that a request may wait to run, else 504.
+        ping_interval: seconds after which a quiet event stream carries a comment.
+        stall_timeout: seconds after which a client that reads nothing is cut off.
+        drain_timeout: seconds that running requests get to finish after SIGTERM.
     """
 
     model: ModelConfig
@@ -119,6 +124,11 @@ class GatewayConfig:
     ssl_ca_certs: str | None = None
     ssl_cert_reqs: int = 0
     max_body_bytes: int = 32 * 2**20
+    body_timeout: float = 60.0
+    queue_timeout: float = 600.0
+    ping_interval: float = 15.0
+    stall_timeout: float = 30.0
+    drain_timeout: float = 30.0
     log_requests: bool = True
     max_log_len: int | None = None
     middleware: tuple[str, ...] = field(default=())
