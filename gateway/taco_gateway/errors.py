@@ -1,0 +1,142 @@
+"""Errors that clients see, always in OpenAI's envelope.
+
+A response never holds a path, an address or a traceback: what we did not expect becomes a plain
+500, and the log has the rest.
+"""
+
+import json
+import logging
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+
+from taco_gateway.engine_client import EngineError
+from taco_proto.errors import InvalidParameterError
+
+logger = logging.getLogger("taco.gateway")
+
+INVALID_REQUEST = "invalid_request_error"
+RETRY_AFTER_SECONDS = 1
+
+_TYPES = {
+    403: "permission_error",
+    408: "timeout_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    503: "service_unavailable_error",
+    504: "timeout_error",
+}
+_CODES = {429: "rate_limit_exceeded"}
+CLIENT_CLOSED_REQUEST = 499  # nginx's number; nobody reads it but the metrics
+
+
+class ApiError(Exception):
+    """A request that is refused or failed.
+
+    Attributes:
+        status: HTTP status.
+        param: the offending parameter, as the client wrote it.
+        code: OpenAI's machine-readable code, where there is one.
+        headers: further response headers.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code or _CODES.get(status)
+        self.headers = dict(headers or {})
+        if status in (429, 503):
+            self.headers.setdefault("retry-after", str(RETRY_AFTER_SECONDS))
+
+    @property
+    def body(self) -> dict[str, Any]:
+        return {
+            "error": {
+                "message": self.message,
+                "type": _TYPES.get(self.status, INVALID_REQUEST),
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+
+def as_api_error(error: Exception) -> ApiError:
+    """What a client may be told of `error`; the unexpected is logged and becomes a plain 500."""
+    match error:
+        case ApiError():
+            return error
+        case InvalidParameterError():
+            return ApiError(400, str(error), param=error.param, code=error.code)
+        case ValidationError():
+            return _from_validation(error)
+        case EngineError():
+            return ApiError(error.code, error.message)
+        case HTTPException():
+            return ApiError(error.status_code, _http_message(error), headers=error.headers)
+    logger.error("Unexpected error while serving a request", exc_info=error)
+    return ApiError(500, "The server failed to process this request.")
+
+
+def error_response(error: Exception) -> Response:
+    api_error = as_api_error(error)
+    return Response(
+        error_bytes(api_error),
+        status_code=api_error.status,
+        headers=api_error.headers,
+        media_type="application/json",
+    )
+
+
+def error_bytes(error: ApiError) -> bytes:
+    return json.dumps(error.body).encode()
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    async def handle(_: Request, error: Exception) -> Response:
+        return error_response(error)
+
+    for kind in (ApiError, InvalidParameterError, ValidationError, EngineError, HTTPException):
+        app.add_exception_handler(kind, handle)
+
+
+def _from_validation(error: ValidationError) -> ApiError:
+    first = error.errors(include_url=False, include_input=False)[0]
+    cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, InvalidParameterError):  # raised by a validator of ours
+        return as_api_error(cause)
+    location = [part for part in first["loc"] if not _is_union_tag(part)]
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
+    path = path.lstrip(".")
+    message = first["msg"].removeprefix("Value error, ")
+    param = str(location[0]) if location else None
+    return ApiError(400, f"{path}: {message}" if path else message, param=param)
+
+
+def _is_union_tag(part: int | str) -> bool:
+    """Pydantic names the branch of a union (`list[str]`, `function-after[…]`) inside a location."""
+    return isinstance(part, str) and not part.isidentifier()
+
+
+def _http_message(error: HTTPException) -> str:
+    match error.status_code:
+        case 404:
+            return "There is no such route."
+        case 405:
+            return "This route does not accept that method."
+        case _:
+            return HTTPStatus(error.status_code).phrase
