@@ -1,0 +1,72 @@
+from prometheus_client.parser import text_string_to_metric_families
+
+from taco_gateway.metrics import GatewayMetrics, Histogram
+
+SCHEDULER = b"""# HELP vllm:num_requests_running Running.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{model_name="m"} 3.0
+# HELP vllm:e2e_request_latency_seconds The scheduler's idea of it.
+# TYPE vllm:e2e_request_latency_seconds histogram
+vllm:e2e_request_latency_seconds_bucket{le="+Inf",model_name="m"} 7.0
+vllm:e2e_request_latency_seconds_count{model_name="m"} 7.0
+vllm:e2e_request_latency_seconds_sum{model_name="m"} 7.0
+# HELP vllm:num_preemptions_total Preemptions.
+# TYPE vllm:num_preemptions_total counter
+vllm:num_preemptions_total{model_name="m"} 2.0
+"""
+
+
+def samples(exposition: bytes) -> dict[str, float]:
+    """By name and labels; a sample that comes twice fails."""
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families(exposition.decode()):
+        for sample in family.samples:
+            labels = {k: v for k, v in sample.labels.items() if k != "model_name"}
+            key = sample.name + "".join(f" {k}={v}" for k, v in sorted(labels.items()))
+            assert key not in found
+            assert sample.labels["model_name"] == "m"
+            found[key] = sample.value
+    return found
+
+
+def test_histogram_buckets_are_cumulative_and_inclusive() -> None:
+    histogram = Histogram("h", "help", (1.0, 2.0))
+    for value in (0.5, 1.0, 1.5, 9.0):
+        histogram.observe(value)
+    histogram.observe(2.0, count=3)
+    by_bound = {
+        sample.labels.get("le", sample.name): sample.value
+        for sample in histogram.collect("m").samples
+    }
+    assert by_bound == {"1.0": 2, "2.0": 6, "+Inf": 7, "h_count": 7, "h_sum": 18.0}
+
+
+def test_merges_with_the_scheduler_without_duplicates() -> None:
+    metrics = GatewayMetrics("m")
+    timer = metrics.track_request(0.0)
+    timer.update(0, 1, None)
+    timer.update(0, 4, "stop")
+    timer.update(1, 2, "length")
+    timer.close()
+    timer.close()
+    metrics.observe_response(200)
+    found = samples(metrics.exposition(SCHEDULER))
+    assert found["vllm:num_requests_running"] == 3
+    assert found["vllm:num_preemptions_total"] == 2
+    assert found["vllm:e2e_request_latency_seconds_count"] == 1
+    assert found["vllm:time_to_first_token_seconds_count"] == 1
+    assert found["vllm:inter_token_latency_seconds_count"] == 4
+    assert found["vllm:request_time_per_output_token_seconds_count"] == 2
+    assert found["vllm:request_success_total finished_reason=stop"] == 1
+    assert found["vllm:request_success_total finished_reason=length"] == 1
+    assert found["vllm:request_success_total finished_reason=abort"] == 0
+    assert found["taco:http_responses_total status=200"] == 1
+    assert found["taco:http_requests_active"] == 0
+
+
+def test_a_request_without_tokens_is_no_observation() -> None:
+    metrics = GatewayMetrics("m")
+    metrics.track_request(0.0).close()
+    found = samples(metrics.exposition())
+    assert found["vllm:e2e_request_latency_seconds_count"] == 0
+    assert found["taco:http_requests_active"] == 0
