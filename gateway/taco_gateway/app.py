@@ -1,0 +1,84 @@
+"""The HTTP application: routes, who may use them, and what stands around them."""
+
+import importlib
+import inspect
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import Depends, FastAPI
+from starlette.middleware.cors import CORSMiddleware
+
+from taco_gateway.auth import Authenticator, KeyRing
+from taco_gateway.engine_client import EngineClient
+from taco_gateway.errors import install_error_handlers
+from taco_gateway.gateway import Gateway
+from taco_gateway.middleware import RequestContextMiddleware
+from taco_gateway.routes import chat, completions, health, metrics, models, tokenize
+from taco_gateway.tokenizer import Tokenizer
+from taco_proto.config import GatewayConfig
+from taco_proto.errors import ConfigurationError
+
+ROUTERS = (
+    chat.router,
+    completions.router,
+    models.router,
+    health.router,
+    metrics.router,
+    tokenize.router,
+)
+
+
+def create_app(config: GatewayConfig, client: EngineClient, tokenizer: Tokenizer | None) -> FastAPI:
+    """The gateway's application. Its `state.gateway` is the `Gateway` behind the routes.
+
+    Raises:
+        ConfigurationError: a middleware or the chat template cannot be loaded.
+    """
+    gateway = Gateway(config, client, tokenizer)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        gateway.engine.close()
+
+    app = FastAPI(
+        lifespan=lifespan,
+        title="TACO-LLM",
+        root_path=config.root_path,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        dependencies=[Depends(Authenticator(KeyRing(config.api_keys)))],
+    )
+    app.state.gateway = gateway
+    for router in ROUTERS:
+        app.include_router(router)
+    install_error_handlers(app)
+    for path in config.middleware:
+        _add_middleware(app, path)
+    app.add_middleware(
+        CORSMiddleware,
+        allow_origins=config.allowed_origins,
+        allow_methods=config.allowed_methods,
+        allow_headers=config.allowed_headers,
+        allow_credentials=config.allow_credentials,
+        expose_headers=["x-request-id"],
+    )
+    app.add_middleware(RequestContextMiddleware, metrics=gateway.metrics)  # added last: outermost
+    return app
+
+
+def _add_middleware(app: FastAPI, path: str) -> None:
+    """Adds what the operator named `package.module.name`: an ASGI class or a coroutine function."""
+    module_name, _, name = path.rpartition(".")
+    try:
+        middleware: Any = getattr(importlib.import_module(module_name), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigurationError(f"--middleware {path}: {error}") from None
+    if inspect.iscoroutinefunction(middleware):
+        app.middleware("http")(middleware)
+    elif callable(middleware):
+        app.add_middleware(middleware)
+    else:
+        raise ConfigurationError(f"--middleware {path}: neither a class nor a coroutine function")

@@ -1,0 +1,130 @@
+"""What every route works with."""
+
+import logging
+import time
+from collections.abc import AsyncGenerator, Coroutine
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import Response
+from pydantic import BaseModel
+
+from taco_gateway.engine_client import EngineClient
+from taco_gateway.errors import ApiError
+from taco_gateway.metrics import GatewayMetrics
+from taco_gateway.protocol.generation import GenerationRequest
+from taco_gateway.protocol.logprobs import LogprobFormatter
+from taco_gateway.request_body import read_json_object
+from taco_gateway.streaming import EventStream, until_disconnect
+from taco_gateway.text_engine import TextEngine
+from taco_gateway.tokenizer import Tokenizer
+from taco_proto.config import GatewayConfig
+from taco_proto.errors import InvalidParameterError
+from taco_proto.sampling_params import SamplingParams
+
+logger = logging.getLogger("taco.gateway")
+
+
+class Gateway:
+    """One gateway's parts and the checks that its routes share.
+
+    Attributes:
+        created: when this process began to serve, in seconds since the epoch.
+        draining: no new requests are taken.
+    """
+
+    def __init__(self, config: GatewayConfig, client: EngineClient, tokenizer: Tokenizer | None):
+        self.config = config
+        self.client = client
+        self.tokenizer = tokenizer
+        self.engine = TextEngine(client, tokenizer, chat_template=config.chat_template)
+        self.metrics = GatewayMetrics(config.model.served_name)
+        self.created = int(time.time())
+        self.draining = False
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """The names that clients may use; the first one stands in responses."""
+        return self.config.model.served_model_names or (self.config.model.served_name,)
+
+    @property
+    def ready(self) -> bool:
+        """Whether requests are taken."""
+        info = self.client.model_info()
+        return not self.draining and info is not None and info.ready
+
+    def check_accepting(self) -> None:
+        """Raises:
+        ApiError: 503, this gateway is going down.
+        EngineError: 503, no worker serves the model.
+        """
+        if self.draining:
+            raise ApiError(503, "The server is shutting down.")
+        self.engine.model_info()
+
+    def require_tokenizer(self) -> Tokenizer:
+        """Raises:
+        InvalidParameterError: the server runs without a tokenizer.
+        """
+        if self.tokenizer is None:
+            raise InvalidParameterError(
+                "This server runs without a tokenizer; send the prompt as token ids.", "prompt"
+            )
+        return self.tokenizer
+
+    def check_model(self, name: str | None) -> None:
+        """A request without a model is answered by the one that there is.
+
+        Raises:
+            ApiError: 404.
+        """
+        if name is not None and name not in self.model_names:
+            raise model_not_found(name)
+
+    async def read_body(self, request: Request) -> dict[str, Any]:
+        """Raises:
+        ApiError: the body is not an acceptable JSON object.
+        """
+        limit = self.config
+        return await read_json_object(
+            request, max_bytes=limit.max_body_bytes, seconds=limit.body_timeout
+        )
+
+    async def answer(self, request: Request, work: Coroutine[Any, Any, BaseModel]) -> Response:
+        """The response that `work` gives, unless the client goes away before."""
+        model = await until_disconnect(work, request.receive, self.metrics)
+        return Response(model.model_dump_json(), media_type="application/json")
+
+    def event_stream(self, frames: AsyncGenerator[bytes, None]) -> EventStream:
+        return EventStream(
+            frames,
+            ping_interval=self.config.ping_interval,
+            stall_timeout=self.config.stall_timeout,
+            metrics=self.metrics,
+        )
+
+    def logprob_formatter(self, request: GenerationRequest) -> LogprobFormatter:
+        as_token_ids = request.return_tokens_as_token_ids
+        if as_token_ids is None:
+            as_token_ids = self.config.return_tokens_as_token_ids
+        return LogprobFormatter(as_token_ids=as_token_ids)
+
+    def deadline(self) -> float:
+        """Until when a request that arrives now may wait to run, in seconds since the epoch."""
+        return time.time() + self.config.queue_timeout
+
+    def log_request(self, request_id: str, prompt: str | list[int], params: SamplingParams) -> None:
+        if self.config.log_requests and logger.isEnabledFor(logging.INFO):
+            shown = prompt[: self.config.max_log_len]
+            logger.info("Request %s: prompt %r, %s", request_id, shown, params)
+
+
+def model_not_found(name: str) -> ApiError:
+    message = f"The model {name[:200]!r} does not exist."
+    return ApiError(404, message, param="model", code="model_not_found")
+
+
+def gateway_of(request: Request) -> Gateway:
+    gateway = request.app.state.gateway
+    assert isinstance(gateway, Gateway)
+    return gateway

@@ -1,0 +1,55 @@
+"""What stands around every route: a request id, and a last net for errors. Pure ASGI."""
+
+import re
+import secrets
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from taco_gateway.errors import error_response
+from taco_gateway.metrics import GatewayMetrics
+
+REQUEST_ID_HEADER = b"x-request-id"
+_SANE_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
+
+
+class RequestContextMiddleware:
+    """Gives every request an id, and turns what nobody caught into a 500.
+
+    The id is the client's own `x-request-id` where it is printable and short, else a new one; it
+    stands in `scope["state"]["request_id"]`.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: GatewayMetrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = _request_id(scope)
+        scope.setdefault("state", {})["request_id"] = request_id.decode()
+        started = False
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                message["headers"] = [*message["headers"], (REQUEST_ID_HEADER, request_id)]
+                self._metrics.observe_response(message["status"])
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        except Exception as error:
+            response = error_response(error)
+            if started:
+                raise  # too late to answer; the server closes the connection
+            await response(scope, receive, send_with_id)
+
+
+def _request_id(scope: Scope) -> bytes:
+    for name, value in scope["headers"]:
+        if name == REQUEST_ID_HEADER and _SANE_REQUEST_ID.fullmatch(value):
+            return bytes(value)
+    return secrets.token_hex(16).encode()

@@ -1,0 +1,75 @@
+"""`POST /v1/completions`: what comes in."""
+
+from typing import Any
+
+from pydantic import Field, field_validator
+
+from taco_gateway.protocol.generation import MAX_TOP_LOGPROBS, GenerationRequest
+from taco_proto.errors import InvalidParameterError
+
+DEFAULT_MAX_TOKENS = 16  # OpenAI's
+MAX_PROMPTS = 1024
+
+Prompt = str | list[int]
+
+
+class CompletionRequest(GenerationRequest):
+    """`prompt` is a string, a list of strings, a list of token ids, or a list of those."""
+
+    prompt: Any
+    echo: bool = False
+    logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+
+    @field_validator("prompt")
+    @classmethod
+    def _check_prompt(cls, value: object) -> object:
+        if not split_prompts(value):
+            raise ValueError(
+                "must be a string, a list of strings, a list of token ids or a list of such lists"
+            )
+        return value
+
+    @property
+    def prompts(self) -> list[Prompt]:
+        return split_prompts(self.prompt)
+
+    @property
+    def wants_no_tokens(self) -> bool:
+        """Only the prompt is asked for, with its log probabilities."""
+        return self.max_tokens == 0
+
+    def sampling_values(self) -> dict[str, Any]:
+        """Raises:
+        InvalidParameterError: `max_tokens=0` without `echo`.
+        """
+        values = super().sampling_values()
+        if self.wants_no_tokens and not self.echo:
+            raise InvalidParameterError("max_tokens=0 needs echo=true.", "max_tokens")
+        # The engine makes at least one token; it is dropped where none was asked for.
+        values["max_tokens"] = (
+            DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens or 1
+        )
+        if self.logprobs is not None:
+            values["logprobs"] = self.logprobs
+            if self.echo:
+                values.setdefault("prompt_logprobs", self.logprobs)
+        return values
+
+
+def split_prompts(value: object) -> list[Prompt]:
+    """The single prompts in `value`, in order; none where it is not of any form that is allowed."""
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list) or not value:
+        return []
+    if _is_token_ids(value):
+        return [value]
+    if len(value) > MAX_PROMPTS:
+        raise ValueError(f"at most {MAX_PROMPTS} prompts are allowed, got {len(value)}")
+    if all(isinstance(item, str) for item in value) or all(_is_token_ids(item) for item in value):
+        return value
+    return []
+
+
+def _is_token_ids(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)

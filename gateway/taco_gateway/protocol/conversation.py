@@ -1,0 +1,90 @@
+"""A conversation as OpenAI's chat surface writes it; text only."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from taco_proto.errors import InvalidParameterError
+
+MAX_MESSAGES = 2048
+
+
+class TextPart(BaseModel):
+    model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
+
+    type: Literal["text"]
+    text: str
+
+    @field_validator("type", mode="before")
+    @classmethod
+    def _only_text(cls, value: object) -> object:
+        if isinstance(value, str) and value != "text":
+            raise ValueError(f"content parts of type {value[:40]!r} are not supported")
+        return value
+
+
+class ChatMessage(BaseModel):
+    """One turn. What a model said of its own reasoning may come back with it."""
+
+    model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart]
+    name: str | None = None
+    reasoning_content: str | None = None
+
+    @property
+    def text(self) -> str:
+        if isinstance(self.content, str):
+            return self.content
+        return "\n".join(part.text for part in self.content)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_tool_calls(cls, value: object) -> object:
+        if isinstance(value, dict):
+            for name in ("tool_calls", "function_call"):
+                if value.get(name):
+                    raise ValueError(f"{name} are not supported by this server")
+        return value
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _content_is_there(cls, value: object) -> object:
+        if value is None or value == []:
+            raise ValueError("must be a string or a list of text parts")
+        return value
+
+
+class Conversation(BaseModel):
+    """Raises:
+    InvalidParameterError: the messages do not follow on one another.
+    """
+
+    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+
+    @model_validator(mode="after")
+    def _check_order(self) -> "Conversation":
+        if any(message.role == "tool" for message in self.messages):
+            raise InvalidParameterError(
+                "A message of role 'tool' must follow an assistant message with its tool call.",
+                "messages",
+            )
+        if self.continue_final_message and self.messages[-1].role != "assistant":
+            raise InvalidParameterError(
+                "continue_final_message needs a last message of role 'assistant'.",
+                "continue_final_message",
+            )
+        return self
+
+    @property
+    def template_messages(self) -> list[dict[str, Any]]:
+        """The messages as chat templates know them."""
+        return [message.model_dump(exclude_none=True) for message in self.messages]
+
+    @property
+    def opens_turn(self) -> bool:
+        """Whether the model begins a turn of its own rather than going on with the last one."""
+        return self.add_generation_prompt and not self.continue_final_message

@@ -1,0 +1,158 @@
+"""The parameters that chat and completions share: OpenAI's, and those that vLLM made common.
+
+Schemas check types and what only HTTP limits; ranges are `SamplingParams`' own. A field that is
+null counts as absent, an unknown one is ignored, and one whose feature does not exist is refused by
+name.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from taco_proto.errors import InvalidParameterError
+from taco_proto.sampling_params import SAMPLING_FIELDS
+
+MAX_STOP = 4  # OpenAI's limit
+MAX_TOP_LOGPROBS = 20
+MAX_CACHE_SALT_CHARS = 256
+MAX_PRIORITY = 2**31 - 1
+
+
+def _empty(value: object) -> bool:
+    return not value
+
+
+def _never(_: object) -> bool:
+    return False
+
+
+def _one_of(*values: object) -> Callable[[object], bool]:
+    return lambda value: not value or value in values
+
+
+# Parameters of features that this server does not have, each with the values that ask for nothing.
+UNSUPPORTED: Mapping[str, Callable[[object], bool]] = {
+    "tools": _empty,
+    "tool_choice": _one_of("none", "auto"),
+    "functions": _empty,
+    "function_call": _one_of("none", "auto"),
+    "response_format": _one_of({"type": "text"}),
+    "guided_json": _empty,
+    "guided_regex": _empty,
+    "guided_choice": _empty,
+    "guided_grammar": _empty,
+    "structured_outputs": _empty,
+    "use_beam_search": _empty,
+    "logits_processors": _empty,
+    "chat_template": _never,
+    "chat_template_kwargs": _empty,
+    "documents": _empty,
+    "audio": _empty,
+    "modalities": _one_of(["text"]),
+    "suffix": _empty,
+    "prompt_embeds": _empty,
+}
+
+
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
+
+    include_usage: bool = False
+
+
+class GenerationRequest(BaseModel):
+    """Fields named as in `SamplingParams` go there as they are; None means the model's default."""
+
+    model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
+
+    model: str | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+
+    n: int | None = None
+    best_of: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    no_repeat_ngram_size: int | None = None
+    logit_bias: dict[int, float] | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    stop: list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    truncate_prompt_tokens: int | None = None
+
+    priority: int = Field(default=0, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
+    cache_salt: str = Field(default="", max_length=MAX_CACHE_SALT_CHARS)
+    add_special_tokens: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+
+    @classmethod
+    def from_body(cls, body: Mapping[str, Any]) -> Self:
+        """Raises:
+        InvalidParameterError: a feature that does not exist, or parameters that contradict.
+        pydantic.ValidationError: a value of the wrong type.
+        """
+        given = {name: value for name, value in body.items() if value is not None}
+        for name, asks_nothing in UNSUPPORTED.items():
+            if name in given and not asks_nothing(given[name]):
+                raise InvalidParameterError(
+                    f"{name} is not supported by this server.", name, "unsupported_parameter"
+                )
+        request = cls.model_validate(given)
+        if request.stream_options is not None and not request.stream:
+            raise InvalidParameterError(
+                "stream_options is only allowed when stream is true.", "stream_options"
+            )
+        if request.stream and request.prompt_logprobs is not None:
+            raise InvalidParameterError("prompt_logprobs cannot be streamed.", "prompt_logprobs")
+        if request.stream and (request.best_of or 0) > (request.n or 1):
+            raise InvalidParameterError("best_of above n cannot be streamed.", "best_of")
+        return request
+
+    @property
+    def num_choices(self) -> int:
+        """Sequences to return, for each prompt."""
+        return 1 if self.n is None else self.n
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def sampling_values(self) -> dict[str, Any]:
+        """The sampling parameters that the client gave, under their names in `SamplingParams`."""
+        own_meaning = {"logprobs", "max_tokens"}  # each surface has its own
+        return {
+            name: value
+            for name in SAMPLING_FIELDS
+            if name not in own_meaning and (value := getattr(self, name, None)) is not None
+        }
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _stop_as_list(cls, value: object) -> object:
+        stop = [value] if isinstance(value, str) else value
+        if isinstance(stop, list) and len(stop) > MAX_STOP:
+            raise ValueError(f"at most {MAX_STOP} stop strings are allowed, got {len(stop)}")
+        return stop
+
+    @field_validator("logit_bias", mode="before")
+    @classmethod
+    def _integer_keys(cls, value: object) -> object:
+        if not isinstance(value, dict):
+            return value
+        try:
+            return {int(token_id): bias for token_id, bias in value.items()}
+        except ValueError:
+            raise ValueError("its keys must be token ids") from None

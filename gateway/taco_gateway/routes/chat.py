@@ -1,0 +1,120 @@
+"""`POST /v1/chat/completions`."""
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from time import perf_counter
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from taco_gateway.chunks import ChatChunkWriter, StreamHead
+from taco_gateway.gateway import Gateway, gateway_of
+from taco_gateway.generation import Choice, Updates, UsageCounter, timed
+from taco_gateway.protocol.chat import ChatCompletionRequest
+from taco_gateway.protocol.logprobs import LogprobFormatter, PromptLogprobs
+from taco_gateway.protocol.responses import ChatChoice, ChatCompletion, ChatResponseMessage
+
+router = APIRouter()
+
+
+@router.post("/v1/chat/completions")
+async def create_chat_completion(request: Request) -> Response:
+    arrival = perf_counter()
+    gateway = gateway_of(request)
+    chat = ChatCompletionRequest.from_body(await gateway.read_body(request))
+    gateway.check_model(chat.model)
+    request_id = f"chatcmpl-{request.state.request_id}"
+    with chat.errors_by_own_names():
+        updates = await _generate(gateway, chat, request_id)
+    answer = _ChatAnswer(gateway, chat, request_id)
+    watched = timed(updates, gateway.metrics, arrival)
+    if chat.stream:
+        return gateway.event_stream(answer.frames(watched))
+    return await gateway.answer(request, answer.whole(watched))
+
+
+async def _generate(gateway: Gateway, chat: ChatCompletionRequest, request_id: str) -> Updates:
+    params = gateway.engine.sampling_params(chat.sampling_values())
+    gateway.check_accepting()
+    prompt_token_ids = await gateway.engine.encode_chat(
+        chat.template_messages,
+        add_generation_prompt=chat.opens_turn,
+        continue_final_message=chat.continue_final_message,
+        add_special_tokens=chat.add_special_tokens,
+    )
+    gateway.log_request(request_id, chat.messages[-1].text, params)
+    return gateway.engine.generate(
+        prompt_token_ids,
+        params,
+        request_id=request_id,
+        priority=chat.priority,
+        cache_salt=chat.cache_salt,
+        deadline=gateway.deadline(),
+    )
+
+
+class _ChatAnswer:
+    """Turns the updates of one request into its response, streamed or whole."""
+
+    def __init__(self, gateway: Gateway, chat: ChatCompletionRequest, request_id: str) -> None:
+        self._formatter: LogprobFormatter | None = None
+        if chat.logprobs:
+            self._formatter = gateway.logprob_formatter(chat)
+        self._prompt_formatter = gateway.logprob_formatter(chat)
+        self._include_usage = chat.include_usage
+        self._num_choices = chat.num_choices
+        self._role = gateway.config.response_role if chat.opens_turn else chat.messages[-1].role
+        self._id = request_id
+        self._model = chat.model or gateway.model_names[0]
+        self._created = int(time.time())
+
+    async def whole(self, updates: Updates) -> ChatCompletion:
+        choices = [Choice() for _ in range(self._num_choices)]
+        usage = UsageCounter(self._num_choices)
+        prompt_logprobs: PromptLogprobs | None = None
+        async with aclosing(updates):
+            async for update in updates:
+                choices[update.index].add(update)
+                usage.add(update)
+                if update.prompt_logprobs is not None:
+                    prompt_logprobs = self._prompt_formatter.prompt(update.prompt_logprobs)
+        return ChatCompletion(
+            id=self._id,
+            created=self._created,
+            model=self._model,
+            choices=[self._choice(index, choice) for index, choice in enumerate(choices)],
+            usage=usage.usage(),
+            prompt_logprobs=prompt_logprobs,
+        )
+
+    async def frames(self, updates: Updates) -> AsyncGenerator[bytes, None]:
+        head = StreamHead(
+            id=self._id, object="chat.completion.chunk", created=self._created, model=self._model
+        )
+        writer = ChatChunkWriter(
+            head,
+            include_usage=self._include_usage,
+            formatter=self._formatter,
+            role=self._role,
+            num_choices=self._num_choices,
+        )
+        usage = UsageCounter(self._num_choices)
+        opening = writer.roles()
+        async with aclosing(updates):
+            async for update in updates:
+                usage.add(update)
+                frame = opening + writer.update(update)
+                opening = b""
+                if frame:
+                    yield frame
+        yield writer.end(usage.usage())
+
+    def _choice(self, index: int, choice: Choice) -> ChatChoice:
+        return ChatChoice(
+            index=index,
+            message=ChatResponseMessage(role=self._role, content=choice.text),
+            logprobs=self._formatter.chat(choice.logprobs) if self._formatter else None,
+            finish_reason=choice.finish_reason,
+            stop_reason=choice.stop_reason,
+        )

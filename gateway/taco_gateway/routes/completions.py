@@ -1,0 +1,186 @@
+"""`POST /v1/completions`."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from time import perf_counter
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from taco_gateway.chunks import CompletionChunkWriter, EchoedPrompt, StreamHead
+from taco_gateway.gateway import Gateway, gateway_of
+from taco_gateway.generation import Choice, Updates, UsageCounter, merge, timed, without_tokens
+from taco_gateway.protocol.completions import CompletionRequest, Prompt
+from taco_gateway.protocol.logprobs import CompletionLogprobs, PromptLogprobs
+from taco_gateway.protocol.responses import Completion, CompletionChoice
+from taco_gateway.text_engine import TokenLogprob
+from taco_proto.errors import InvalidParameterError
+from taco_proto.sampling_params import SamplingParams
+
+MAX_SEQUENCES = 4096  # of one request, over all its prompts
+
+router = APIRouter()
+
+
+@router.post("/v1/completions")
+async def create_completion(request: Request) -> Response:
+    arrival = perf_counter()
+    gateway = gateway_of(request)
+    body = CompletionRequest.from_body(await gateway.read_body(request))
+    gateway.check_model(body.model)
+    params = gateway.engine.sampling_params(body.sampling_values())
+    if len(body.prompts) * params.num_sequences > MAX_SEQUENCES:
+        raise InvalidParameterError(
+            f"A request may ask for at most {MAX_SEQUENCES} sequences over all its prompts.", "n"
+        )
+    gateway.check_accepting()
+    prompts = await asyncio.gather(*(_encode(gateway, body, prompt) for prompt in body.prompts))
+    request_id = f"cmpl-{request.state.request_id}"
+    for prompt in body.prompts:
+        gateway.log_request(request_id, prompt, params)
+    answer = _CompletionAnswer(gateway, body, params, prompts, request_id)
+    updates = _generate(gateway, body, params, prompts, request_id)
+    watched = timed(updates, gateway.metrics, arrival)
+    if body.stream:
+        return gateway.event_stream(answer.frames(watched))
+    return await gateway.answer(request, answer.whole(watched))
+
+
+async def _encode(gateway: Gateway, body: CompletionRequest, prompt: Prompt) -> list[int]:
+    if not isinstance(prompt, str):
+        return prompt
+    gateway.require_tokenizer()
+    add_special_tokens = body.add_special_tokens is not False
+    return await gateway.engine.encode(prompt, add_special_tokens=add_special_tokens)
+
+
+def _generate(
+    gateway: Gateway,
+    body: CompletionRequest,
+    params: SamplingParams,
+    prompts: Sequence[list[int]],
+    request_id: str,
+) -> Updates:
+    streams = [
+        gateway.engine.generate(
+            token_ids,
+            params,
+            request_id=request_id if len(prompts) == 1 else f"{request_id}-{number}",
+            priority=body.priority,
+            cache_salt=body.cache_salt,
+            deadline=gateway.deadline(),
+            clamp_max_tokens=body.max_tokens is None,
+        )
+        for number, token_ids in enumerate(prompts)
+    ]
+    updates = merge(streams, params.n)
+    return without_tokens(updates) if body.wants_no_tokens else updates
+
+
+class _CompletionAnswer:
+    """Turns the updates of one request into its response, streamed or whole."""
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        body: CompletionRequest,
+        params: SamplingParams,
+        prompts: Sequence[list[int]],
+        request_id: str,
+    ) -> None:
+        self._formatter = gateway.logprob_formatter(body)
+        self._body = body
+        self._n = params.n
+        self._num_choices = len(prompts) * params.n
+        self._id = request_id
+        self._model = body.model or gateway.model_names[0]
+        self._created = int(time.time())
+        self._echo: list[EchoedPrompt] = []
+        if body.echo:
+            self._echo = [
+                _echoed(gateway, prompt, token_ids, params.truncate_prompt_tokens)
+                for prompt, token_ids in zip(body.prompts, prompts, strict=True)
+                for _ in range(params.n)
+            ]
+
+    async def whole(self, updates: Updates) -> Completion:
+        choices = [Choice() for _ in range(self._num_choices)]
+        prompt_rows: dict[int, list[TokenLogprob | None]] = {}
+        usage = UsageCounter(self._n)
+        async with aclosing(updates):
+            async for update in updates:
+                choices[update.index].add(update)
+                usage.add(update)
+                if update.prompt_logprobs is not None:
+                    prompt_rows[update.index // self._n] = update.prompt_logprobs
+        return Completion(
+            id=self._id,
+            created=self._created,
+            model=self._model,
+            choices=[
+                self._choice(index, choice, prompt_rows.get(index // self._n))
+                for index, choice in enumerate(choices)
+            ],
+            usage=usage.usage(),
+        )
+
+    async def frames(self, updates: Updates) -> AsyncGenerator[bytes, None]:
+        head = StreamHead(
+            id=self._id, object="text_completion", created=self._created, model=self._model
+        )
+        writer = CompletionChunkWriter(
+            head,
+            include_usage=self._body.include_usage,
+            formatter=self._formatter if self._body.logprobs is not None else None,
+            num_choices=self._num_choices,
+            sequences_per_prompt=self._n,
+            echo=self._echo,
+        )
+        usage = UsageCounter(self._n)
+        async with aclosing(updates):
+            async for update in updates:
+                usage.add(update)
+                if frame := writer.update(update):
+                    yield frame
+        yield writer.end(usage.usage())
+
+    def _choice(
+        self, index: int, choice: Choice, prompt_rows: list[TokenLogprob | None] | None
+    ) -> CompletionChoice:
+        echoed = self._echo[index].text if self._echo else ""
+        prompt_logprobs: PromptLogprobs | None = None
+        if self._body.prompt_logprobs is not None and prompt_rows is not None:
+            prompt_logprobs = self._formatter.prompt(prompt_rows)
+        return CompletionChoice(
+            index=index,
+            text=echoed + choice.text,
+            logprobs=self._logprobs(index, choice, prompt_rows),
+            finish_reason=choice.finish_reason,
+            stop_reason=choice.stop_reason,
+            prompt_logprobs=prompt_logprobs,
+        )
+
+    def _logprobs(
+        self, index: int, choice: Choice, prompt_rows: list[TokenLogprob | None] | None
+    ) -> CompletionLogprobs | None:
+        if self._body.logprobs is None:
+            return None
+        if not self._echo:
+            return self._formatter.completion(choice.logprobs)
+        echoed = self._echo[index]
+        columns = self._formatter.echoed_prompt(echoed.first_token, prompt_rows or [])
+        columns.extend(self._formatter.completion(choice.logprobs, offset=len(echoed.text)))
+        return columns
+
+
+def _echoed(
+    gateway: Gateway, prompt: Prompt, token_ids: list[int], truncate_to: int | None
+) -> EchoedPrompt:
+    """What `echo` gives back: the client's own text, unless that was cut or came as token ids."""
+    tokenizer = gateway.require_tokenizer()
+    kept = token_ids if truncate_to is None else token_ids[-truncate_to:]
+    text = prompt if isinstance(prompt, str) and kept == token_ids else tokenizer.decode(kept)
+    first_token = tokenizer.decode(kept[:1], skip_special_tokens=False)
+    return EchoedPrompt(text=text, first_token=first_token)

@@ -1,0 +1,30 @@
+"""`/health`, `/ping` and `/version`: for load balancers and operators; no key is asked for."""
+
+from importlib.metadata import version
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from taco_gateway.auth import public
+from taco_gateway.errors import ApiError
+from taco_gateway.gateway import gateway_of
+
+router = APIRouter()
+VERSION = version("taco-llm")
+
+
+@router.get("/health")
+@router.get("/ping")
+@router.post("/ping")
+@public
+async def health(request: Request) -> Response:
+    """200 while requests are taken: a worker serves, and this gateway is not going down."""
+    if not gateway_of(request).ready:
+        raise ApiError(503, "The server is not ready.")
+    return Response()
+
+
+@router.get("/version")
+@public
+async def show_version() -> dict[str, str]:
+    return {"version": VERSION}

@@ -1,0 +1,27 @@
+"""`GET /metrics`: the gateway's own numbers and the scheduler's, for Prometheus."""
+
+import logging
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from taco_gateway.auth import public
+from taco_gateway.engine_client import EngineError
+from taco_gateway.gateway import gateway_of
+
+router = APIRouter()
+logger = logging.getLogger("taco.gateway")
+
+
+@router.get("/metrics")
+@public
+async def metrics(request: Request) -> Response:
+    """Without the scheduler's part while that does not answer."""
+    gateway = gateway_of(request)
+    scheduler = b""
+    try:
+        scheduler = (await gateway.client.stats()).prometheus
+    except EngineError as error:
+        logger.warning("No metrics from the scheduler: %s", error.message)
+    return Response(gateway.metrics.exposition(scheduler), media_type=CONTENT_TYPE_LATEST)

@@ -1,0 +1,53 @@
+"""`POST /tokenize` and `POST /detokenize`: the tokenizer that the model is served with."""
+
+from fastapi import APIRouter, Request
+
+from taco_gateway.gateway import gateway_of
+from taco_gateway.protocol.responses import DetokenizeResponse, TokenizeResponse
+from taco_gateway.protocol.tokenize import (
+    DetokenizeRequest,
+    TokenizeChatRequest,
+    TokenizeTextRequest,
+)
+
+router = APIRouter()
+
+
+@router.post("/tokenize")
+async def tokenize(request: Request) -> TokenizeResponse:
+    """Token ids of a prompt, or of a conversation as the model would see it."""
+    gateway = gateway_of(request)
+    body = await gateway.read_body(request)
+    wanted = (TokenizeChatRequest if "messages" in body else TokenizeTextRequest).from_body(body)
+    gateway.check_model(wanted.model)
+    tokenizer = gateway.require_tokenizer()
+    if isinstance(wanted, TokenizeChatRequest):
+        token_ids = await gateway.engine.encode_chat(
+            wanted.template_messages,
+            add_generation_prompt=wanted.opens_turn,
+            continue_final_message=wanted.continue_final_message,
+            add_special_tokens=wanted.add_special_tokens,
+        )
+    else:
+        token_ids = await gateway.engine.encode(
+            wanted.prompt, add_special_tokens=wanted.add_special_tokens
+        )
+    token_strs: list[str] | None = None
+    if wanted.return_token_strs:
+        token_strs = [tokenizer.decode([i], skip_special_tokens=False) for i in token_ids]
+    info = gateway.client.model_info()
+    return TokenizeResponse(
+        tokens=token_ids,
+        count=len(token_ids),
+        max_model_len=info.max_model_len if info is not None else None,
+        token_strs=token_strs,
+    )
+
+
+@router.post("/detokenize")
+async def detokenize(request: Request) -> DetokenizeResponse:
+    gateway = gateway_of(request)
+    wanted = DetokenizeRequest.from_body(await gateway.read_body(request))
+    gateway.check_model(wanted.model)
+    tokenizer = gateway.require_tokenizer()
+    return DetokenizeResponse(prompt=tokenizer.decode(wanted.tokens, skip_special_tokens=False))

@@ -1,0 +1,268 @@
+"""Whatever comes in, the answer is OpenAI's envelope, and the next request is served."""
+
+from typing import Any
+
+import pytest
+
+from support.gateway_app import App, AppMaker
+from support.scripted_engine import replay
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+USER = {"role": "user", "content": "x"}
+KIB_10 = "x" * 10 * 1024
+
+# Parameters that both surfaces have: (name that the error must give, body).
+SHARED: list[tuple[str, dict[str, Any]]] = [
+    ("n", {"n": 0}),
+    ("n", {"n": -1}),
+    ("n", {"n": 10**9}),
+    ("n", {"n": 1.5}),
+    ("n", {"n": "2"}),
+    ("n", {"n": True}),
+    ("best_of", {"n": 3, "best_of": 2}),
+    ("best_of", {"best_of": 2, "stream": True}),
+    ("temperature", {"temperature": -1}),
+    ("temperature", {"temperature": 3}),
+    ("temperature", {"temperature": "x"}),
+    ("temperature", {"temperature": True}),
+    ("temperature", {"temperature": []}),
+    ("top_p", {"top_p": 0}),
+    ("top_p", {"top_p": 1.5}),
+    ("top_k", {"top_k": -2}),
+    ("min_p", {"min_p": 1.5}),
+    ("max_tokens", {"max_tokens": -1}),
+    ("max_tokens", {"max_tokens": 2**31}),
+    ("max_tokens", {"max_tokens": 10**30}),
+    ("max_tokens", {"max_tokens": 512}),
+    ("min_tokens", {"min_tokens": 9, "max_tokens": 8}),
+    ("presence_penalty", {"presence_penalty": 2.5}),
+    ("frequency_penalty", {"frequency_penalty": -2.5}),
+    ("repetition_penalty", {"repetition_penalty": 0}),
+    ("no_repeat_ngram_size", {"no_repeat_ngram_size": -1}),
+    ("stop", {"stop": ["a", "b", "c", "d", "e"]}),
+    ("stop", {"stop": ""}),
+    ("stop", {"stop": ["a", ""]}),
+    ("stop", {"stop": KIB_10}),
+    ("stop", {"stop": 3}),
+    ("stop", {"stop": [3]}),
+    ("stop_token_ids", {"stop_token_ids": [1000]}),
+    ("stop_token_ids", {"stop_token_ids": [-1]}),
+    ("stop_token_ids", {"stop_token_ids": ["1"]}),
+    ("logit_bias", {"logit_bias": {"1000000000": 1}}),
+    ("logit_bias", {"logit_bias": {"5": 101}}),
+    ("logit_bias", {"logit_bias": {"x": 1}}),
+    ("logit_bias", {"logit_bias": {"5": "1"}}),
+    ("logit_bias", {"logit_bias": [5]}),
+    ("seed", {"seed": 2**70}),
+    ("seed", {"seed": 0.5}),
+    ("cache_salt", {"cache_salt": KIB_10}),
+    ("priority", {"priority": 2**40}),
+    ("prompt_logprobs", {"prompt_logprobs": 21}),
+    ("prompt_logprobs", {"prompt_logprobs": 1, "stream": True}),
+    ("truncate_prompt_tokens", {"truncate_prompt_tokens": 0}),
+    ("stream", {"stream": "yes"}),
+    ("stream_options", {"stream_options": {"include_usage": True}}),
+    ("stream_options", {"stream": True, "stream_options": "usage"}),
+    ("stream_options", {"stream": True, "stream_options": {"include_usage": 1}}),
+    ("tools", {"tools": [{"type": "function", "function": {"name": "f"}}]}),
+    ("tool_choice", {"tool_choice": "required"}),
+    ("functions", {"functions": [{"name": "f"}]}),
+    ("function_call", {"function_call": {"name": "f"}}),
+    ("response_format", {"response_format": {"type": "json_object"}}),
+    ("response_format", {"response_format": {"type": "json_schema", "json_schema": {}}}),
+    ("response_format", {"response_format": "yaml"}),
+    ("guided_json", {"guided_json": {"type": "object"}}),
+    ("guided_regex", {"guided_regex": "("}),
+    ("guided_choice", {"guided_choice": ["a"]}),
+    ("guided_grammar", {"guided_grammar": "root ::= 'x'"}),
+    ("structured_outputs", {"structured_outputs": {"regex": "x"}}),
+    ("use_beam_search", {"use_beam_search": True}),
+    ("chat_template", {"chat_template": "{{ 7 * 7 }}"}),
+    ("suffix", {"suffix": "end"}),
+    ("model", {"model": 7}),
+]
+CHAT_ONLY: list[tuple[str, dict[str, Any]]] = [
+    ("messages", {"messages": []}),
+    ("messages", {"messages": None}),
+    ("messages", {"messages": "hello"}),
+    ("messages", {"messages": [USER] * 5000}),
+    ("messages", {"messages": [{"role": "root", "content": "x"}]}),
+    ("messages", {"messages": [{"content": "x"}]}),
+    ("messages", {"messages": [{"role": "user"}]}),
+    ("messages", {"messages": [{"role": "user", "content": None}]}),
+    ("messages", {"messages": [{"role": "user", "content": []}]}),
+    ("messages", {"messages": [{"role": "user", "content": 3}]}),
+    ("messages", {"messages": [{"role": "user", "content": [{"type": "text"}]}]}),
+    (
+        "messages",
+        {
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [{"type": "image_url", "image_url": {"url": "http://169.254.1.1/"}}],
+                }
+            ]
+        },
+    ),
+    ("messages", {"messages": [USER, {"role": "tool", "tool_call_id": "1", "content": "x"}]}),
+    (
+        "messages",
+        {"messages": [{"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}]},
+    ),
+    ("messages", {"messages": ["x"]}),
+    ("messages", {"messages": [{"role": "user", "content": "fox " * 2000}]}),
+    ("max_completion_tokens", {"max_completion_tokens": 0}),
+    ("max_completion_tokens", {"max_completion_tokens": 2**31, "max_tokens": 3}),
+    ("max_tokens", {"max_tokens": 0}),
+    ("top_logprobs", {"logprobs": True, "top_logprobs": 21}),
+    ("top_logprobs", {"logprobs": True, "top_logprobs": -1}),
+    ("top_logprobs", {"top_logprobs": 2}),
+    ("logprobs", {"logprobs": 5}),
+    ("continue_final_message", {"continue_final_message": True}),
+]
+COMPLETIONS_ONLY: list[tuple[str, dict[str, Any]]] = [
+    ("prompt", {"prompt": None}),
+    ("prompt", {"prompt": ""}),
+    ("prompt", {"prompt": []}),
+    ("prompt", {"prompt": [[]]}),
+    ("prompt", {"prompt": ["x", ""]}),
+    ("prompt", {"prompt": ["x", 1]}),
+    ("prompt", {"prompt": [1, "x"]}),
+    ("prompt", {"prompt": [True]}),
+    ("prompt", {"prompt": [1.5]}),
+    ("prompt", {"prompt": {"text": "x"}}),
+    ("prompt", {"prompt": ["x"] * 2000}),
+    ("prompt", {"prompt": [-1]}),
+    ("prompt", {"prompt": [1000]}),
+    ("prompt", {"prompt": [2**70]}),
+    ("prompt", {"prompt": [5] * 512}),
+    ("n", {"prompt": ["x"] * 100, "n": 100}),
+    ("max_tokens", {"max_tokens": 0}),
+    ("logprobs", {"logprobs": 21}),
+    ("logprobs", {"logprobs": -1}),
+    ("logprobs", {"logprobs": True}),
+    ("echo", {"echo": "yes"}),
+]
+CASES = [
+    *((CHAT, name, {"messages": [USER], **body}) for name, body in SHARED + CHAT_ONLY),
+    *((COMPLETIONS, name, {"prompt": "x", **body}) for name, body in SHARED + COMPLETIONS_ONLY),
+]
+
+
+def check_envelope(payload: dict[str, Any]) -> dict[str, Any]:
+    assert set(payload) == {"error"}
+    error = payload["error"]
+    assert isinstance(error, dict)
+    assert set(error) == {"message", "type", "param", "code"}
+    assert 0 < len(error["message"]) < 600
+    for secret in ("Traceback", ".py", "/work", "/models", "0x", "site-packages", "pydantic"):
+        assert secret not in error["message"]
+    return error
+
+
+@pytest.fixture
+def app(make_app: AppMaker) -> App:
+    return make_app(replay([50]))
+
+
+async def test_a_bad_parameter_is_named(app: App) -> None:
+    for path, name, body in CASES:
+        response = await app.http.post(path, json=body)
+        assert response.status_code == 400, (path, name, str(body)[:200], response.text)
+        error = check_envelope(response.json())
+        assert error["type"] == "invalid_request_error"
+        named = str(error["param"])
+        assert named.partition("[")[0] == name, (path, str(body)[:200], error)
+    assert not app.engine.streams
+    for path, good in ((CHAT, {"messages": [USER]}), (COMPLETIONS, {"prompt": "x"})):
+        assert (await app.http.post(path, json=good)).status_code == 200
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize("model", ["gpt-4", "../../x", "", "/models/scripted"])
+async def test_unknown_models(app: App, path: str, model: str) -> None:
+    body = {"messages": [USER], "prompt": "x", "model": model}
+    response = await app.http.post(path, json=body)
+    assert response.status_code == 404
+    error = response.json()["error"]
+    assert (error["param"], error["code"]) == ("model", "model_not_found")
+
+
+async def test_too_long_a_prompt_says_so(app: App) -> None:
+    response = await app.http.post(COMPLETIONS, json={"prompt": [5] * 600})
+    error = check_envelope(response.json())
+    assert error["code"] == "context_length_exceeded"
+    assert "512" in error["message"]
+    assert "600" in error["message"]
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"n": NaN}', b'{"a": 1, "a": 1}', b"\xff"])
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, "/tokenize", "/detokenize"])
+async def test_bodies_that_are_no_json(app: App, path: str, body: bytes) -> None:
+    response = await app.http.post(path, content=body)
+    assert response.status_code == 400
+    assert check_envelope(response.json())["code"] == "invalid_json"
+
+
+@pytest.mark.parametrize(
+    "content_type", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data"]
+)
+async def test_other_content_types(app: App, content_type: str) -> None:
+    headers = {"content-type": content_type}
+    response = await app.http.post(COMPLETIONS, content=b'{"prompt": "x"}', headers=headers)
+    assert response.status_code == 415
+    check_envelope(response.json())
+
+
+async def test_a_charset_is_no_other_content_type(app: App) -> None:
+    headers = {"content-type": "application/json; charset=utf-8"}
+    response = await app.http.post(COMPLETIONS, content=b'{"prompt": "x"}', headers=headers)
+    assert response.status_code == 200
+
+
+async def test_large_bodies(make_app: AppMaker) -> None:
+    app = make_app(replay([50]), max_body_bytes=1000)
+    body = b'{"prompt": "' + b"x" * 1000 + b'"}'
+
+    async def pieces() -> Any:
+        for start in range(0, len(body), 100):
+            yield body[start : start + 100]
+
+    headers = {"content-type": "application/json"}
+    for content in (body, pieces()):
+        response = await app.http.post(COMPLETIONS, content=content, headers=headers)
+        assert response.status_code == 413
+        check_envelope(response.json())
+
+
+async def test_routes_that_are_not_there(app: App) -> None:
+    for method, path, status in (
+        ("GET", "/", 404),
+        ("GET", "/docs", 404),
+        ("GET", "/openapi.json", 404),
+        ("POST", "/v1/embeddings", 404),
+        ("GET", CHAT, 405),
+        ("GET", COMPLETIONS, 405),
+        ("DELETE", "/v1/models", 405),
+        ("POST", "/health", 405),
+    ):
+        response = await app.http.request(method, path)
+        assert response.status_code == status, (method, path)
+        check_envelope(response.json())
+        assert response.headers["x-request-id"]
+
+
+async def test_the_unexpected_tells_nothing(
+    app: App, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def explode(_: object) -> None:
+        raise RuntimeError("/secret/path")
+
+    monkeypatch.setattr(app.engine, "script", explode)
+    response = await app.http.post(COMPLETIONS, json={"prompt": "x"})
+    assert response.status_code == 500
+    assert check_envelope(response.json())["type"] == "server_error"
+    assert "secret" not in response.text
+    assert "/secret/path" in caplog.text
+    assert response.headers["x-request-id"]
