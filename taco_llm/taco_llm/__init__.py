@@ -7,12 +7,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from taco_proto.sampling_params import SamplingParams
-
     from taco_llm.async_engine import AsyncLLMEngine
     from taco_llm.engine_args import EngineArgs
     from taco_llm.llm import LLM
     from taco_llm.outputs import CompletionOutput, RequestOutput
+    from taco_proto.sampling_params import SamplingParams
 
     __version__: str
 

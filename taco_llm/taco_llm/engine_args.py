@@ -4,11 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from taco_proto.config import ModelConfig, SchedulerConfig, WorkerConfig
-from taco_proto.errors import ConfigurationError
-
 from taco_llm.flags import GATEWAY, SCHEDULER, WORKER, flag, json_object
 from taco_llm.model_location import locate_model
+from taco_proto.config import ModelConfig, SchedulerConfig, WorkerConfig
+from taco_proto.errors import ConfigurationError
 
 _MODEL = (GATEWAY, WORKER)
 _TEXT = (GATEWAY,)

@@ -5,10 +5,9 @@ import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
+from taco_llm.flags import GATEWAY, flag, strings
 from taco_proto.config import GatewayConfig, ModelConfig
 from taco_proto.errors import ConfigurationError
-
-from taco_llm.flags import GATEWAY, flag, strings
 
 API_KEY_VARIABLE = "TACO_API_KEY"
 

@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+from taco_demo.locate import find_model
 from taco_proto.errors import ConfigurationError
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -22,8 +23,6 @@ def locate_model(name: str, what: str = "model") -> str:
     Raises:
         ConfigurationError: `name` is neither a model's directory, nor bundled, nor a hub id.
     """
-    from taco_demo.locate import find_model
-
     directory = Path(name).expanduser()
     needed = _NEEDED_FILES[what]
     if any((directory / file).is_file() for file in needed):

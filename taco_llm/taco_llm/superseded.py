@@ -78,7 +78,7 @@ def report_superseded(names: Mapping[str, Any], logger: logging.Logger) -> None:
     """Logs one line for every argument in `names` that has no effect any more."""
     for name in names:
         if name in SUPERSEDED:
-            logger.info("%s has no effect: %s", name, SUPERSEDED[name].instead)
+            logger.warning("%s has no effect: %s", name, SUPERSEDED[name].instead)
 
 
 def drop_superseded(arguments: Mapping[str, Any], logger: logging.Logger) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from taco_llm.cli.main import build_parser, main
 from taco_llm.cli.options import collect
 from taco_llm.engine_args import EngineArgs, SchedulerArgs
@@ -19,11 +20,7 @@ COMMANDS = ("serve", "gateway", "scheduler", "worker", "version")
 
 def parse(*argv: str) -> dict[str, Any]:
     namespace = build_parser().parse_args(argv)
-    options = vars(namespace)
-    parser = options.pop("parser")
-    options.pop("command")
-    options.pop("run")
-    return collect(parser, namespace)
+    return collect(namespace.parser, namespace)
 
 
 def subparser(command: str) -> Parser:

@@ -1,0 +1,173 @@
+"""`AsyncLLMEngine`: the whole engine in this process, for asyncio programs."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any
+
+from taco_gateway.engine_client import EngineError
+from taco_gateway.text_engine import TextEngine
+from taco_gateway.tokenizer_files import load_tokenizer
+from taco_llm.engine_args import EngineArgs
+from taco_llm.local_client import LocalClient
+from taco_llm.outputs import CompletionOutput, RequestOutput
+from taco_llm.running_request import RunningRequest
+from taco_proto.errors import InvalidParameterError
+from taco_proto.sampling_params import SamplingParams
+from taco_scheduler.service import SchedulerService
+from taco_worker.worker import Worker
+
+# A text, its token ids, or a mapping with either under "prompt" or "prompt_token_ids".
+Prompt = str | Sequence[int] | Mapping[str, Any]
+
+
+class AsyncLLMEngine:
+    """Scheduler and worker in this process, without sockets.
+
+    Made anywhere, used from one event loop: the one that first generates.
+    """
+
+    def __init__(self, args: EngineArgs) -> None:
+        """Loads the model; blocks.
+
+        Raises:
+            ConfigurationError: the model cannot be found, read or run as `args` say.
+        """
+        worker_config = args.worker_config()
+        self._tokenizer = load_tokenizer(worker_config.model)
+        self._worker = Worker(worker_config)
+        self._scheduler = SchedulerService(args.scheduler_config())
+        self._starting: asyncio.Task[TextEngine] | None = None
+        self._requests: dict[str, RunningRequest] = {}
+        self._closed = False
+
+    @classmethod
+    def from_engine_args(cls, args: EngineArgs) -> "AsyncLLMEngine":
+        return cls(args)
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Generates for one prompt; every item holds all there is so far, the last is finished.
+
+        Leaving the iterator early cancels the request.
+
+        Args:
+            sampling_params: None: the model's defaults.
+            request_id: names the request for `abort`; None: a random one.
+            priority: lower runs sooner.
+
+        Raises:
+            InvalidParameterError: the prompt or a parameter is out of the model's range.
+            EngineError: the request failed.
+            ValueError: `request_id` is in use.
+        """
+        request = await self._submit(prompt, sampling_params, request_id, priority)
+        try:
+            async for output in request.outputs():
+                yield output
+        finally:
+            await self.abort(request.output.request_id)
+
+    async def complete(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+    ) -> RequestOutput:
+        """Generates for one prompt and returns the finished output; raises what `generate` does."""
+        request = await self._submit(prompt, sampling_params, request_id, priority)
+        try:
+            return await request.finished()
+        finally:
+            await self.abort(request.output.request_id)
+
+    async def abort(self, request_id: str) -> None:
+        """Cancels a request; its reader gets what there is, with finish_reason "abort"."""
+        request = self._requests.pop(request_id, None)
+        if request is not None:
+            await request.close()
+
+    async def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
+        """Token ids of a conversation; see `TextEngine.encode_chat`."""
+        text_engine = await self._started()
+        return await text_engine.encode_chat(messages, **options)
+
+    async def default_sampling_params(self) -> SamplingParams:
+        """The defaults of the model's generation_config.json."""
+        return (await self._started()).sampling_params({})
+
+    async def shutdown(self) -> None:
+        """Aborts what still runs and stops the engine. Idempotent."""
+        self._closed = True
+        for request_id in list(self._requests):
+            await self.abort(request_id)
+        if self._starting is None:
+            return
+        text_engine = await self._starting
+        text_engine.close()
+        await text_engine.client.close()
+        await self._scheduler.stop()
+
+    async def _submit(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        request_id: str | None,
+        priority: int,
+    ) -> RunningRequest:
+        text_engine = await self._started()
+        request_id = request_id or uuid.uuid4().hex
+        if request_id in self._requests:
+            raise ValueError(f"request id {request_id!r} is in use")
+        if params is None:
+            params = text_engine.sampling_params({})
+        text, token_ids = _parse_prompt(prompt)
+        if text is not None:
+            token_ids = await text_engine.encode(text)
+        elif self._tokenizer is not None:
+            text = self._tokenizer.decode(token_ids, skip_special_tokens=False)
+        if params.truncate_prompt_tokens is not None:
+            token_ids = token_ids[-params.truncate_prompt_tokens :]
+        updates = text_engine.generate(token_ids, params, request_id=request_id, priority=priority)
+        output = RequestOutput(
+            request_id=request_id,
+            prompt=text,
+            prompt_token_ids=list(token_ids),
+            outputs=[CompletionOutput(index) for index in range(params.n)],
+        )
+        request = RunningRequest(output, updates)
+        self._requests[request_id] = request
+        return request
+
+    async def _started(self) -> TextEngine:
+        """The text engine, started by whoever needs it first."""
+        if self._closed:
+            raise EngineError(503, "The engine has been shut down.")
+        if self._starting is None:
+            self._starting = asyncio.create_task(self._start())
+        return await asyncio.shield(self._starting)
+
+    async def _start(self) -> TextEngine:
+        await self._scheduler.start()
+        self._scheduler.attach_local(self._worker)
+        client = await LocalClient.connect(self._scheduler.connect("local"))
+        return TextEngine(client, self._tokenizer)
+
+
+def _parse_prompt(prompt: Prompt) -> tuple[str | None, Sequence[int]]:
+    """The text of a prompt, or None and its token ids."""
+    if isinstance(prompt, str):
+        return prompt, ()
+    if not isinstance(prompt, Mapping):
+        return None, prompt
+    if ("prompt" in prompt) == ("prompt_token_ids" in prompt):
+        raise InvalidParameterError("a prompt needs either prompt or prompt_token_ids", "prompt")
+    return _parse_prompt(prompt["prompt"] if "prompt" in prompt else prompt["prompt_token_ids"])

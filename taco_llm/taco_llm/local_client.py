@@ -1,0 +1,44 @@
+"""The in-process link to the scheduler: what `SchedulerClient` is over gRPC."""
+
+import asyncio
+
+from taco_gateway.engine_client import EngineError, EngineStats
+from taco_gateway.token_stream import RequestTable, TokenStream
+from taco_proto.requests import GenerateRequest, ModelInfo
+from taco_scheduler.session import ClientSession, SessionClosedError
+
+
+class LocalClient:
+    """An `EngineClient` over a scheduler in this process. Belongs to one event loop."""
+
+    def __init__(self, session: ClientSession, model: ModelInfo) -> None:
+        self._session = session
+        self._model = model
+        self._requests = RequestTable(session)
+        self._reader = asyncio.get_running_loop().create_task(self._read(), name="local-client")
+
+    @classmethod
+    async def connect(cls, session: ClientSession) -> "LocalClient":
+        """Waits until a worker is attached."""
+        return cls(session, await session.model_info())
+
+    def model_info(self) -> ModelInfo:
+        return self._model
+
+    def generate(self, request: GenerateRequest) -> TokenStream:
+        return self._requests.generate(request)
+
+    async def stats(self) -> EngineStats:
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        self._reader.cancel()
+        self._requests.fail_all(EngineError(503, "The engine is shutting down."))
+        self._session.close()
+
+    async def _read(self) -> None:
+        try:
+            while True:
+                self._requests.dispatch(await self._session.next_batch())
+        except SessionClosedError as error:
+            self._requests.fail_all(EngineError(503, f"The engine has stopped: {error}."))

@@ -1,0 +1,61 @@
+"""An event loop in a thread of its own, for callers that are not asynchronous.
+
+A notebook's cell already runs inside an event loop, so that the caller's thread cannot run another.
+"""
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """Runs coroutines for other threads until it is stopped, or until the program ends.
+
+    Args:
+        name: the thread's name.
+        on_stop: awaited on the loop before it ends.
+    """
+
+    def __init__(self, name: str, on_stop: Callable[[], Awaitable[None]]) -> None:
+        self._on_stop = on_stop
+        self._started = threading.Event()
+        self._loop: asyncio.AbstractEventLoop
+        self._stopping: asyncio.Event
+        self._thread = threading.Thread(target=asyncio.run, args=(self._main(),), name=name)
+        self._thread.daemon = True
+        self._thread.start()
+        self._started.wait()
+
+    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Runs `coroutine` and returns its result; an interrupt of the caller cancels it.
+
+        Raises:
+            RuntimeError: the loop has been stopped.
+        """
+        if not self._thread.is_alive():
+            coroutine.close()
+            raise RuntimeError("the engine has been closed")
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def stop(self) -> None:
+        """Ends the loop and waits for it. Idempotent."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._stopping.set)
+            # The garbage collector may call from the loop's own thread.
+            if self._thread is not threading.current_thread():
+                self._thread.join()
+
+    async def _main(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stopping = asyncio.Event()
+        self._started.set()
+        await self._stopping.wait()
+        await self._on_stop()

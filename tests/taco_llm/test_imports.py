@@ -1,0 +1,44 @@
+"""What must not be imported where it is not needed."""
+
+import subprocess
+import sys
+
+import pytest
+
+WITHOUT_TORCH = (
+    "import sys\n"
+    "class NoTorch:\n"
+    "    def find_spec(self, name, path=None, target=None):\n"
+    "        if name.split('.')[0] in {'torch', 'triton'}:\n"
+    "            raise AssertionError(f'{name} was imported')\n"
+    "sys.meta_path.insert(0, NoTorch())\n"
+)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import taco_llm; taco_llm.SamplingParams(); taco_llm.EngineArgs(model='m')",
+        "import taco_gateway.server",
+        "import taco_scheduler.server",
+        "from taco_llm.cli.main import build_parser; build_parser()",
+        "import taco_llm.supervisor, taco_llm.child",
+    ],
+)
+def test_runs_where_torch_cannot_be_imported(program: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH + program],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_public_name_can_be_imported() -> None:
+    import taco_llm
+
+    assert {name for name in taco_llm.__all__ if getattr(taco_llm, name) is None} == set()
+    with pytest.raises(AttributeError):
+        _ = taco_llm.bogus

@@ -1,0 +1,248 @@
+"""`LLM` and `AsyncLLMEngine`: the whole engine in this process, on a small random checkpoint."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.checkpoints import make_checkpoint
+from taco_llm import LLM, AsyncLLMEngine, EngineArgs, RequestOutput, SamplingParams
+from taco_proto.errors import ConfigurationError, InvalidParameterError
+
+ENGINE: dict[str, Any] = {"num_gpu_blocks_override": 256, "num_threads": 1, "max_num_seqs": 8}
+GREEDY = SamplingParams(temperature=0, max_tokens=6)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def llm(checkpoint: Path) -> Iterator[LLM]:
+    with LLM(str(checkpoint), **ENGINE) as engine:
+        yield engine
+
+
+def eventually(condition: Any, seconds: float = 20.0) -> None:
+    """Polls until `condition()` holds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the condition never held"
+        time.sleep(0.01)
+
+
+def num_requests(llm: LLM) -> int:
+    return llm._engine._scheduler.engine.num_requests
+
+
+def test_outputs_stand_in_the_order_of_the_prompts(llm: LLM) -> None:
+    prompts = [f"Prompt {'x' * (i % 7)} {i}" for i in range(24)]
+    params = [
+        SamplingParams(temperature=0, max_tokens=1 + i % 5, ignore_eos=True) for i in range(24)
+    ]
+    together = llm.generate(prompts, params, use_tqdm=False)
+    assert [output.prompt for output in together] == prompts
+    assert [len(output.outputs[0].token_ids) for output in together] == [
+        1 + i % 5 for i in range(24)
+    ]
+    alone = llm.generate(prompts[5], params[5], use_tqdm=False)[0]
+    assert alone.outputs[0].token_ids == together[5].outputs[0].token_ids
+    assert all(output.finished for output in together)
+
+
+def test_a_prompt_may_be_text_or_token_ids(llm: LLM) -> None:
+    expected = llm.generate("Hello, world", GREEDY, use_tqdm=False)[0]
+    token_ids = expected.prompt_token_ids
+    for outputs in (
+        llm.generate({"prompt": "Hello, world"}, GREEDY, use_tqdm=False),
+        llm.generate([{"prompt_token_ids": token_ids}], GREEDY, use_tqdm=False),
+        llm.generate(prompt_token_ids=token_ids, sampling_params=GREEDY, use_tqdm=False),
+        llm.generate(prompt_token_ids=[token_ids], sampling_params=GREEDY, use_tqdm=False),
+    ):
+        assert len(outputs) == 1
+        assert outputs[0].outputs[0].text == expected.outputs[0].text
+        assert outputs[0].prompt == "Hello, world"
+
+
+def test_logprobs(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=3, logprobs=2, prompt_logprobs=1)
+    output = llm.generate("Hello, world", params, use_tqdm=False)[0]
+    sequence = output.outputs[0]
+    assert sequence.logprobs is not None
+    assert len(sequence.logprobs) == 3
+    chosen = [sequence.logprobs[i][token] for i, token in enumerate(sequence.token_ids)]
+    assert sequence.cumulative_logprob == pytest.approx(sum(entry.logprob for entry in chosen))
+    assert [entry.rank for entry in chosen] == [1, 1, 1]
+    assert output.prompt_logprobs is not None
+    assert len(output.prompt_logprobs) == len(output.prompt_token_ids)
+    assert output.prompt_logprobs[0] is None
+
+
+def test_chat_takes_one_conversation_or_several(llm: LLM) -> None:
+    one = [{"role": "user", "content": "Hi"}]
+    two = [{"role": "user", "content": "Bye"}]
+    single = llm.chat(one, GREEDY, use_tqdm=False)
+    both = llm.chat([one, two], GREEDY, use_tqdm=False)
+    assert len(single) == 1
+    assert [output.outputs[0].text for output in both[:1]] == [single[0].outputs[0].text]
+    assert single[0].prompt == "<|bos|>user: Hi<|end|>\nassistant: "
+    bare = llm.chat(one, GREEDY, use_tqdm=False, add_generation_prompt=False)
+    assert bare[0].prompt == "<|bos|>user: Hi<|end|>\n"
+    own = llm.chat(one, GREEDY, use_tqdm=False, chat_template="{{ messages[0].content }}!")
+    assert own[0].prompt == "Hi!"
+
+
+def test_the_seed_makes_sampling_repeatable(checkpoint: Path) -> None:
+    texts = []
+    for seed in (1, 1, 2):
+        with LLM(str(checkpoint), seed=seed, **ENGINE) as llm:
+            outputs = llm.generate(["a", "a"], SamplingParams(max_tokens=8), use_tqdm=False)
+            texts.append([output.outputs[0].text for output in outputs])
+    assert texts[0] == texts[1] != texts[2]
+    assert texts[0][0] != texts[0][1]
+
+
+def test_the_progress_bar_counts_prompts(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    llm.generate(["a", "b"], GREEDY)
+    assert "2/2" in capsys.readouterr().err
+
+
+def test_a_bad_prompt_fails_alone(llm: LLM) -> None:
+    prompts: list[Any] = ["fine", {"prompt_token_ids": [10**6]}, "fine"]
+    with pytest.raises(InvalidParameterError):
+        llm.generate(prompts, GREEDY, use_tqdm=False)
+    eventually(lambda: num_requests(llm) == 0)
+    with pytest.raises(InvalidParameterError, match="maximum context length"):
+        llm.generate("x " * 2000, GREEDY, use_tqdm=False)
+    with pytest.raises(ValueError, match="2 prompts need as many sampling_params"):
+        llm.generate(["a", "b"], [GREEDY], use_tqdm=False)
+    with pytest.raises(ValueError, match="either prompts or prompt_token_ids"):
+        llm.generate()
+    assert llm.generate("fine", GREEDY, use_tqdm=False)[0].finished
+
+
+def test_it_works_inside_a_running_loop(llm: LLM) -> None:
+    async def cell() -> str:
+        return llm.generate("Hello", GREEDY, use_tqdm=False)[0].outputs[0].text
+
+    assert asyncio.run(cell()) == llm.generate("Hello", GREEDY, use_tqdm=False)[0].outputs[0].text
+
+
+def test_an_interrupt_aborts_what_runs(llm: LLM) -> None:
+    def interrupt() -> None:
+        eventually(lambda: num_requests(llm) > 0)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    params = SamplingParams(max_tokens=480, ignore_eos=True)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(["a"] * 64, params, use_tqdm=False)
+    thread.join()
+    eventually(lambda: num_requests(llm) == 0)
+    assert llm.generate("a", GREEDY, use_tqdm=False)[0].finished
+
+
+def test_close_is_idempotent_and_final(checkpoint: Path) -> None:
+    llm = LLM(str(checkpoint), **ENGINE)
+    llm.close()
+    llm.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        llm.generate("a", use_tqdm=False)
+
+
+def test_a_program_may_end_without_closing(checkpoint: Path) -> None:
+    program = (
+        "import sys\nfrom taco_llm import LLM, SamplingParams\n"
+        f"llm = LLM({str(checkpoint)!r}, num_gpu_blocks_override=64, num_threads=1)\n"
+        "print(len(llm.generate('a', SamplingParams(max_tokens=3, ignore_eos=True), use_tqdm=False)"
+        "[0].outputs[0].token_ids))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "3\n", "")
+
+
+def test_arguments_of_other_engines(checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = str(checkpoint)
+    neutral: dict[str, Any] = {
+        "tensor_parallel_size": 1,
+        "quantization": None,
+        "enforce_eager": None,
+    }
+    with LLM(path, **ENGINE, **neutral, swap_space=4, trust_remote_code=False):
+        pass
+    assert [r.getMessage() for r in caplog.records if r.name == "taco.llm"] == [
+        "swap_space has no effect: A preempted sequence is computed again, nothing is swapped."
+    ]
+    with pytest.raises(ConfigurationError, match="tensor_parallel_size=2 is not available"):
+        LLM(path, tensor_parallel_size=2)
+    with pytest.raises(TypeError, match="bogus"):
+        LLM(path, bogus=1)
+    with pytest.raises(ConfigurationError, match="block_size must be one of 8, 16, 32, got 7"):
+        LLM(path, block_size=7)
+
+
+def test_without_a_tokenizer(checkpoint: Path) -> None:
+    with LLM(str(checkpoint), skip_tokenizer_init=True, **ENGINE) as llm:
+        output = llm.generate(prompt_token_ids=[5, 6], sampling_params=GREEDY, use_tqdm=False)[0]
+        assert len(output.outputs[0].token_ids) == 6
+        assert output.outputs[0].text == ""
+        assert output.prompt is None
+        with pytest.raises(InvalidParameterError):
+            llm.generate("text", GREEDY, use_tqdm=False)
+
+
+async def test_the_async_engine_streams_growing_outputs(checkpoint: Path) -> None:
+    engine = AsyncLLMEngine.from_engine_args(EngineArgs(model=str(checkpoint), **ENGINE))
+    params = SamplingParams(temperature=0, max_tokens=12, n=2, ignore_eos=True)
+    outputs = [output async for output in engine.generate("Hello", params, "r1")]
+    assert [output.request_id for output in outputs] == ["r1"] * len(outputs)
+    assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
+    for index in range(2):
+        texts = [output.outputs[index].text for output in outputs]
+        assert all(new.startswith(old) for old, new in pairwise(texts))
+        assert len(outputs[-1].outputs[index].token_ids) == 12
+    await engine.shutdown()
+
+
+async def test_the_async_engine_aborts(checkpoint: Path) -> None:
+    engine = AsyncLLMEngine.from_engine_args(EngineArgs(model=str(checkpoint), **ENGINE))
+    scheduler = engine._scheduler.engine
+    long = SamplingParams(max_tokens=400, ignore_eos=True)
+
+    async def read(request_id: str) -> RequestOutput:
+        outputs = []
+        async for output in engine.generate("Hello", long, request_id):
+            outputs.append(output)
+            if not first.done():
+                first.set_result(None)
+        return outputs[-1]
+
+    first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    reader = asyncio.create_task(read("r1"))
+    await first
+    with pytest.raises(ValueError, match="in use"):
+        await anext(engine.generate("x", long, "r1"))
+    await engine.abort("r1")
+    output = await reader
+    assert output.finished
+    assert output.outputs[0].finish_reason == "abort"
+
+    leaver = engine.generate("Hello", long, "r2")
+    await anext(leaver)
+    await leaver.aclose()
+    await engine.abort("r2")
+    await asyncio.to_thread(eventually, lambda: scheduler.num_requests == 0)
+    await engine.shutdown()
