@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
 from taco_proto.errors import ConfigurationError
 
 

@@ -3,11 +3,10 @@
 import sys
 from collections.abc import Sequence
 
-from taco_proto.errors import ConfigurationError
-from taco_proto.logging import configure_logging
-
 from taco_llm.cli import gateway, scheduler, serve, version, worker
 from taco_llm.flags import Parser
+from taco_proto.errors import ConfigurationError
+from taco_proto.logging import configure_logging
 
 _COMMANDS = (serve, gateway, scheduler, worker, version)
 
@@ -28,12 +27,10 @@ def build_parser() -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code. Wrong flags exit with 2 and one line."""
     namespace = build_parser().parse_args(sys.argv[1:] if argv is None else argv)
-    options = vars(namespace)
-    command, parser = options.pop("command"), options.pop("parser")
-    run = options.pop("run")
-    configure_logging(command)
+    parser: Parser = namespace.parser
+    configure_logging(namespace.command)
     try:
-        return int(run(parser, namespace))
+        return int(namespace.run(parser, namespace))
     except ConfigurationError as error:
         print(f"{parser.prog}: error: {error}", file=sys.stderr)
         return 2

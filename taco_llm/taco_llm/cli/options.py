@@ -4,14 +4,16 @@ import argparse
 import logging
 from typing import Any, TypeAlias
 
-from taco_proto.errors import ConfigurationError
-
 from taco_llm.cli.config_file import read_config_file
 from taco_llm.flags import Parser
 from taco_llm.superseded import SUPERSEDED, report_superseded
+from taco_proto.errors import ConfigurationError
 
 # The class takes a type argument only for type checkers.
 Subparsers: TypeAlias = "argparse._SubParsersAction[Parser]"
+
+# What main() needs to find the command, beside the options.
+_DISPATCH = frozenset({"command", "run", "parser"})
 
 LOGGER = logging.getLogger("taco.cli")
 
@@ -62,7 +64,7 @@ def collect(parser: Parser, namespace: argparse.Namespace) -> dict[str, Any]:
     Raises:
         ConfigurationError: the file is unusable, or two models are named.
     """
-    values = _with_model(vars(namespace))
+    values = _options(vars(namespace))
     path = values.pop("config", None)
     if path is not None:
         values = {**_file_values(parser, path), **values}
@@ -79,12 +81,12 @@ def _file_values(parser: Parser, path: str) -> dict[str, Any]:
         parser.prog = file_parser_name
     if "config" in values:
         raise ConfigurationError(f"{path} names another configuration file")
-    return _with_model(values)
+    return _options(values)
 
 
-def _with_model(values: dict[str, Any]) -> dict[str, Any]:
-    """`values` with the positional MODEL under the name of its flag."""
-    values = dict(values)
+def _options(values: dict[str, Any]) -> dict[str, Any]:
+    """The options among `values`, the positional MODEL under the name of its flag."""
+    values = {name: value for name, value in values.items() if name not in _DISPATCH}
     tag = values.pop("model_tag", None)
     if tag is not None:
         if values.get("model", tag) != tag:

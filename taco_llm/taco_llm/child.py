@@ -1,0 +1,84 @@
+"""One service as a child of the supervisor: `python -m taco_llm.child SERVICE`.
+
+Its configuration comes as JSON on standard input: it needs no file, shows no API key in the process
+list, and is parsed from flags once, by the command that started the supervisor.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any, TypeVar
+
+from taco_llm.flags import GATEWAY, SCHEDULER, WORKER
+from taco_proto.config import GatewayConfig, ModelConfig, SchedulerConfig, WorkerConfig
+from taco_proto.errors import ConfigurationError
+from taco_proto.logging import configure_logging
+
+PR_SET_PDEATHSIG = 1
+
+ServiceConfig = GatewayConfig | SchedulerConfig | WorkerConfig
+Config = TypeVar("Config")
+
+
+def encode_config(config: ServiceConfig, parent: int) -> bytes:
+    """The standard input of a child whose supervisor is process `parent`."""
+    return json.dumps({"parent": parent, "config": asdict(config)}).encode()
+
+
+def main() -> int:
+    """Runs the service until SIGTERM; returns its exit code."""
+    service = sys.argv[1]
+    message = json.loads(sys.stdin.buffer.read())
+    die_with_parent(message["parent"])
+    configure_logging(service)
+    try:
+        return run(service, message["config"])
+    except ConfigurationError as error:
+        print(f"taco_llm {service}: error: {error}", file=sys.stderr)
+        return 1
+
+
+def run(service: str, values: Mapping[str, Any]) -> int:
+    """Imports only what this service needs, so that the three start side by side."""
+    if service == GATEWAY:
+        from taco_gateway.server import run_gateway
+
+        return run_gateway(_decode(GatewayConfig, values))
+    if service == SCHEDULER:
+        from taco_scheduler.server import run_scheduler
+
+        return run_scheduler(_decode(SchedulerConfig, values))
+    if service == WORKER:
+        from taco_worker.server import run_worker
+
+        return run_worker(_decode(WorkerConfig, values))
+    raise ValueError(f"no service is called {service!r}")
+
+
+def die_with_parent(parent: int) -> None:
+    """Makes the kernel kill this process when its parent dies, however it dies.
+
+    Set by the child itself: code between fork and exec of a process with threads is not safe. The
+    parent may have died before, which its changed id shows.
+    """
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _decode(kind: Callable[..., Config], values: Mapping[str, Any]) -> Config:
+    """A configuration from its JSON, which knows no tuples and no dataclasses."""
+    decoded: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
+    }
+    if isinstance(values.get("model"), dict):
+        decoded["model"] = _decode(ModelConfig, values["model"])
+    return kind(**decoded)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

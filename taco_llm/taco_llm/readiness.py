@@ -1,0 +1,91 @@
+"""Whether a gateway's address is free, and whether the service behind it is ready."""
+
+import asyncio
+import socket
+import ssl
+from contextlib import closing
+
+from taco_proto.config import GatewayConfig
+from taco_proto.errors import ConfigurationError
+
+POLL_SECONDS = 0.05
+ANSWER_SECONDS = 5.0
+
+_ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
+
+
+def url(config: GatewayConfig) -> str:
+    """Where clients reach the OpenAI API."""
+    if config.uds is not None:
+        return f"unix:{config.uds}"
+    scheme = "http" if config.ssl_certfile is None else "https"
+    host = "localhost" if config.host in _ANY_HOST else config.host
+    host = f"[{host}]" if ":" in host else host
+    return f"{scheme}://{host}:{config.port}{config.root_path}/v1"
+
+
+def check_address_free(config: GatewayConfig) -> None:
+    """Fails at once for what the gateway would find out after seconds of start-up.
+
+    Raises:
+        ConfigurationError: the address is in use or is none of this machine's.
+    """
+    if config.uds is not None:
+        return
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(
+            config.host or None, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with closing(socket.socket(family, kind)) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(1)
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot listen on {config.host}:{config.port}: {error.strerror or error}"
+        ) from None
+
+
+async def wait_until_ready(config: GatewayConfig) -> None:
+    """Returns when the gateway says that a worker serves the model."""
+    while True:
+        if await _is_ready(config):
+            return
+        await asyncio.sleep(POLL_SECONDS)
+
+
+async def _is_ready(config: GatewayConfig) -> bool:
+    try:
+        async with asyncio.timeout(ANSWER_SECONDS):
+            return await _health(config) == 200
+    except ssl.SSLError:
+        # It wants a client certificate, which the supervisor has not got: it does listen.
+        return config.ssl_cert_reqs == ssl.CERT_REQUIRED
+    except (OSError, TimeoutError):
+        return False
+
+
+async def _health(config: GatewayConfig) -> int:
+    """The status of GET /health; 0 if what answers does not speak HTTP."""
+    if config.uds is not None:
+        reader, writer = await asyncio.open_unix_connection(config.uds)
+    else:
+        host = _ANY_HOST.get(config.host, config.host)
+        reader, writer = await asyncio.open_connection(host, config.port, ssl=_tls(config))
+    try:
+        writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        await writer.drain()
+        words = (await reader.readline()).split()
+        return int(words[1]) if len(words) > 1 and words[1].isdigit() else 0
+    finally:
+        writer.close()
+
+
+def _tls(config: GatewayConfig) -> ssl.SSLContext | None:
+    if config.ssl_certfile is None:
+        return None
+    # It asks its own child on this machine, whose certificate names another host.
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context

@@ -1,0 +1,96 @@
+"""`taco_llm serve` as a command: what it refuses, how it ends."""
+
+import signal
+import socket
+from contextlib import closing
+from pathlib import Path
+
+import psutil
+import pytest
+import safetensors.torch
+
+from support.checkpoints import make_checkpoint
+from support.serving import Serving, wait_until
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("model"))
+
+
+def assert_ends_with_one_line(serving: Serving, *words: str) -> None:
+    """It exits with an error code and one error line, which holds `words`."""
+    with serving:
+        assert serving.wait_ended() != 0
+        errors = [line for line in serving.stderr.splitlines() if "rror" in line]
+        assert len(errors) == 1, serving.stderr
+        assert errors[0].startswith("taco_llm serve: error: ")
+        assert all(word in errors[0] for word in words), errors[0]
+        assert "Traceback" not in serving.stderr
+        assert serving.stdout == ""
+
+
+def test_an_unknown_model_path(tmp_path: Path) -> None:
+    assert_ends_with_one_line(Serving(tmp_path, "/no/such/model"), "/no/such/model")
+
+
+def test_a_port_in_use(tmp_path: Path, checkpoint: Path) -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
+        port = listener.getsockname()[1]
+        serving = Serving(tmp_path, checkpoint, "--port", str(port))
+        assert_ends_with_one_line(serving, f"127.0.0.1:{port}", "in use")
+
+
+def test_missing_tensors(tmp_path: Path) -> None:
+    model = make_checkpoint(tmp_path / "model")
+    file = model / "model.safetensors"
+    tensors = safetensors.torch.load_file(file)
+    del tensors["model.norm.weight"]
+    safetensors.torch.save_file(tensors, file, metadata={"format": "pt"})
+    assert_ends_with_one_line(
+        Serving(tmp_path, model), "the worker did not start", "model.norm.weight"
+    )
+
+
+def test_an_architecture_without_a_recipe(tmp_path: Path) -> None:
+    model = make_checkpoint(tmp_path / "model")
+    config = model / "config.json"
+    config.write_text(config.read_text().replace("LlamaForCausalLM", "MambaForCausalLM"))
+    assert_ends_with_one_line(
+        Serving(tmp_path, model), "MambaForCausalLM", "LlamaForCausalLM", "OPTForCausalLM"
+    )
+
+
+def test_a_worker_that_does_not_start(tmp_path: Path, checkpoint: Path) -> None:
+    serving = Serving(tmp_path, checkpoint, "--max-model-len", "100000")
+    assert_ends_with_one_line(serving, "the worker did not start", "100000")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_all_in_order(
+    tmp_path: Path, checkpoint: Path, number: signal.Signals
+) -> None:
+    with Serving(tmp_path, checkpoint, "--num-gpu-blocks-override", "64") as serving:
+        serving.wait_ready()
+        children = list(serving.children().values())
+        assert len(children) == 3
+        serving.process.send_signal(number)
+        assert serving.process.wait(60) == 0
+        assert not any(child.is_running() for child in children)
+        assert "Traceback" not in serving.stderr
+        assert serving.stdout.count("\n") == 1
+
+
+def test_children_die_with_a_killed_supervisor(tmp_path: Path, checkpoint: Path) -> None:
+    with Serving(tmp_path, checkpoint, "--num-gpu-blocks-override", "64") as serving:
+        serving.wait_ready()
+        children = list(serving.children().values())
+        serving.process.kill()
+        wait_until(lambda: not any(map(_runs, children)), "the end of every child")
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

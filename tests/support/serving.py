@@ -1,0 +1,120 @@
+"""`taco_llm serve` as a real process, for end-to-end tests."""
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import psutil
+
+START_SECONDS = 90.0
+WAIT_SECONDS = 60.0
+
+
+def wait_until(condition: Callable[[], bool], what: str, seconds: float = WAIT_SECONDS) -> None:
+    """Polls until `condition()` holds; fails after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not come about"
+        time.sleep(0.02)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Serving:
+    """The command `taco_llm serve MODEL FLAGS`, with its output in files of `directory`."""
+
+    def __init__(self, directory: Path, model: Path | str, *flags: str) -> None:
+        self.port = free_port()
+        self._out, self._err = directory / "serve.out", directory / "serve.err"
+        with self._out.open("wb") as out, self._err.open("wb") as err:
+            command = [sys.executable, "-m", "taco_llm.cli.main", "serve", str(model)]
+            address = ["--host", "127.0.0.1", "--port", str(self.port)]
+            self.process = subprocess.Popen(
+                [*command, *address, "--num-threads", "1", *flags],
+                stdout=out,
+                stderr=err,
+                cwd=directory,
+            )
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def stdout(self) -> str:
+        return self._out.read_text()
+
+    @property
+    def stderr(self) -> str:
+        return self._err.read_text()
+
+    def wait_ready(self) -> Self:
+        wait_until(
+            lambda: "TACO serves" in self.stdout or self.process.poll() is not None,
+            "the start",
+            START_SECONDS,
+        )
+        assert self.process.poll() is None, self.stderr
+        return self
+
+    def wait_ended(self) -> int:
+        """The exit code of a command that ends by itself."""
+        return self.process.wait(START_SECONDS)
+
+    def children(self) -> dict[str, psutil.Process]:
+        """The services that run, by name."""
+        services = {}
+        for child in psutil.Process(self.process.pid).children():
+            arguments = child.cmdline()
+            if "taco_llm.child" in arguments:
+                services[arguments[-1]] = child
+        return services
+
+    def metric(self, name: str) -> float:
+        """The sum of a metric of /metrics over its labels."""
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=10) as response:
+            text = response.read().decode()
+        values = re.findall(rf"^{re.escape(name)}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)
+        assert values, f"no metric {name}"
+        return sum(map(float, values))
+
+    def is_idle(self) -> bool:
+        """No request is there, and every KV block is free or can be evicted."""
+        return all(
+            self.metric(f"vllm:{name}") == 0
+            for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+        )
+
+    def stop(self) -> int:
+        """SIGTERM; the exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(WAIT_SECONDS)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            self.stop()
+        finally:
+            if self.process.poll() is None:
+                self.process.kill()
+                self.process.wait()
