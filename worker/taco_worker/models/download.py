@@ -1,0 +1,65 @@
+"""Models from the Hugging Face hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HFValidationError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+_CONFIG_PATTERNS = ["*.json", "*.txt", "*.model", "*.jinja"]
+_SAFETENSORS_PATTERNS = ["*.safetensors"]
+_STATE_DICT_PATTERNS = ["*.bin"]
+# Folders and consolidated files hold the same weights in other layouts; the rest is for training.
+_IGNORED_PATTERNS = ["*/*", "consolidated*", "training_args.bin", "optimizer.bin"]
+
+
+def download_model(model: str, revision: str | None, download_dir: Path | None) -> Path:
+    """A directory with the files of a hub id; raises as `resolve_model` does."""
+    try:
+        directory = _download(
+            model, _CONFIG_PATTERNS + _SAFETENSORS_PATTERNS, revision, download_dir
+        )
+        if not any(directory.glob("*.safetensors")):
+            _download(model, _STATE_DICT_PATTERNS, revision, download_dir)
+    except Exception as error:
+        # The hub's client lets through what its HTTP library raises, which is requests in some
+        # versions and httpx in others.
+        raise ValueError(_explain(error, model, revision)) from None
+    if not (directory / "config.json").is_file():
+        raise ValueError(f"{model} on the hub is no model: it holds no config.json")
+    return directory
+
+
+def _explain(error: Exception, model: str, revision: str | None) -> str:
+    match error:
+        case HFValidationError():
+            return f"{model} is neither a directory nor a hub id"
+        case GatedRepoError():
+            return f"{model} is gated on the hub: set HF_TOKEN to a token that has access"
+        case RepositoryNotFoundError():
+            return f"{model} is neither a directory nor a model on the hub (or it is private)"
+        case RevisionNotFoundError():
+            return f"{model} has no revision {revision} on the hub"
+        case _:
+            reason = " ".join(str(error).split()) or repr(error)
+            return f"{model} is no directory, and cannot be downloaded from the hub: {reason}"
+
+
+def _download(
+    model: str, patterns: list[str], revision: str | None, download_dir: Path | None
+) -> Path:
+    return Path(
+        snapshot_download(
+            model,
+            revision=revision,
+            cache_dir=download_dir,
+            allow_patterns=patterns,
+            ignore_patterns=_IGNORED_PATTERNS,
+        )
+    )
