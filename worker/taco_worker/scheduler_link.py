@@ -61,6 +61,9 @@ class SchedulerLink:
 
         When told to stop, it finishes the step in hand and sends its output.
         """
+        await asyncio.wrap_future(self._thread.submit(self._worker.reset))
+        hello = worker_info_to_pb(self._worker.info)
+        self._outbox.put_nowait(pb.WorkerMessage(hello=hello))
         async with grpc.aio.insecure_channel(self._address, options=_CHANNEL_OPTIONS) as channel:
             stream = SchedulerStub(channel).Attach()
             reader = asyncio.create_task(self._read(stream))
@@ -78,9 +81,6 @@ class SchedulerLink:
                 stream.cancel()
 
     async def _read(self, stream: grpc.aio.StreamStreamCall) -> None:
-        await asyncio.wrap_future(self._thread.submit(self._worker.reset))
-        hello = worker_info_to_pb(self._worker.info)
-        self._outbox.put_nowait(pb.WorkerMessage(hello=hello))
         async for command in stream:
             if command.WhichOneof("body") == "plan" and not self._is_leaving:
                 self.num_plans += 1

@@ -53,7 +53,9 @@ async def _serve(config: WorkerConfig) -> None:
 
 
 def _load(config: WorkerConfig) -> Executor:
-    # Torch takes seconds to import: not before the signal handlers are there.
+    # Torch takes seconds to import: not before the signal handlers are there. What it would say
+    # when a signal comes meanwhile concerns nobody.
+    logging.getLogger("torch").setLevel(logging.WARNING)
     from taco_worker.worker import Worker
 
     worker = Worker(config)
