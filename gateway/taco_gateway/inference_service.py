@@ -1,0 +1,248 @@
+"""The Inference service: what the HTTP routes offer, over gRPC, for services within the house.
+
+Errors are gRPC statuses: INVALID_ARGUMENT (trailing metadata `param` names the field), NOT_FOUND,
+UNAUTHENTICATED, RESOURCE_EXHAUSTED, UNAVAILABLE, DEADLINE_EXCEEDED, INTERNAL. A client that goes
+away frees its request.
+"""
+
+import time
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import aclosing
+from typing import Any, NoReturn
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from taco_gateway.auth import KeyRing
+from taco_gateway.engine_client import EngineError
+from taco_gateway.errors import ApiError
+from taco_gateway.gateway import Gateway
+from taco_gateway.generation import UsageCounter, timed
+from taco_proto import inference_pb2 as pb
+from taco_proto.errors import ConfigurationError, InvalidParameterError
+from taco_proto.inference_pb2_grpc import InferenceServicer, add_InferenceServicer_to_server
+
+SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Inference"].full_name
+MAX_MESSAGE_BYTES = 32 * 2**20
+ROLES = frozenset({"system", "developer", "user", "assistant"})
+
+_STATUS_CODES = {
+    400: grpc.StatusCode.INVALID_ARGUMENT,
+    404: grpc.StatusCode.NOT_FOUND,
+    409: grpc.StatusCode.ALREADY_EXISTS,
+    429: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    503: grpc.StatusCode.UNAVAILABLE,
+    504: grpc.StatusCode.DEADLINE_EXCEEDED,
+}
+_SERVER_OPTIONS = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.so_reuseport", 0),  # a port in use is an error
+)
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+async def start_inference_server(listen: str, gateway: Gateway) -> grpc.aio.Server:
+    """Serves Inference, reflection and health on `listen` (`host:port` or `unix:/path`).
+
+    The caller stops what is returned: `await server.stop(grace_seconds)`.
+
+    Raises:
+        ConfigurationError: the address cannot be bound.
+    """
+    keys = KeyRing(gateway.config.api_keys)
+    server = grpc.aio.server(interceptors=[KeyInterceptor(keys)], options=_SERVER_OPTIONS)
+    add_InferenceServicer_to_server(InferenceService(gateway), server)
+    health_pb2_grpc.add_HealthServicer_to_server(HealthService(lambda: gateway.ready), server)
+    services = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
+    reflection.enable_server_reflection(services, server)
+    try:
+        server.add_insecure_port(listen)
+    except RuntimeError:
+        raise ConfigurationError(f"cannot serve gRPC on {listen}: is it in use?") from None
+    await server.start()
+    return server
+
+
+class InferenceService(InferenceServicer):
+    """Text in, text out, streamed."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def Chat(  # noqa: N802 (the name in inference.proto)
+        self, request: pb.ChatRequest, context: Context
+    ) -> AsyncIterator[pb.TextReply]:
+        async def prompt() -> list[int]:
+            messages = [_message(message) for message in request.messages]
+            return await self._gateway.engine.encode_chat(messages)
+
+        async for reply in self._answer(request, context, prompt, default_max_tokens=None):
+            yield reply
+
+    async def Complete(  # noqa: N802 (the name in inference.proto)
+        self, request: pb.CompleteRequest, context: Context
+    ) -> AsyncIterator[pb.TextReply]:
+        async def prompt() -> list[int]:
+            if request.WhichOneof("prompt") == "token_ids":
+                return list(request.token_ids.ids)
+            return await self._gateway.engine.encode(request.text)
+
+        async for reply in self._answer(request, context, prompt, default_max_tokens=16):
+            yield reply
+
+    async def _answer(
+        self,
+        request: pb.ChatRequest | pb.CompleteRequest,
+        context: Context,
+        prompt: Callable[[], Awaitable[list[int]]],
+        *,
+        default_max_tokens: int | None,
+    ) -> AsyncIterator[pb.TextReply]:
+        try:
+            async with aclosing(
+                self._replies(request, context, prompt, default_max_tokens)
+            ) as replies:
+                async for reply in replies:
+                    yield reply
+        except (InvalidParameterError, ApiError, EngineError) as error:
+            await _abort(context, error)
+
+    async def _replies(
+        self,
+        request: pb.ChatRequest | pb.CompleteRequest,
+        context: Context,
+        prompt: Callable[[], Awaitable[list[int]]],
+        default_max_tokens: int | None,
+    ) -> AsyncGenerator[pb.TextReply, None]:
+        arrival = time.monotonic()
+        gateway = self._gateway
+        gateway.check_accepting()
+        gateway.check_model(request.model or None)
+        given = _given(request.sampling)
+        params = gateway.engine.sampling_params(given)
+        if "max_tokens" not in given:
+            params = params.with_updates(max_tokens=default_max_tokens)
+        token_ids = await prompt()
+        request_id = f"grpc-{uuid.uuid4().hex}"
+        gateway.log_request(request_id, token_ids, params)
+        updates = gateway.engine.generate(
+            token_ids,
+            params,
+            request_id=request_id,
+            priority=request.priority,
+            cache_salt=request.cache_salt,
+            deadline=_deadline(context, gateway.deadline()),
+            clamp_max_tokens="max_tokens" not in given,
+        )
+        usage = UsageCounter(params.n)
+        num_running = params.n
+        async with aclosing(timed(updates, gateway.metrics, arrival)) as updates:
+            async for update in updates:
+                usage.add(update)
+                if update.finish_reason is not None:
+                    num_running -= 1
+                elif not update.text:
+                    continue
+                reply = pb.TextReply(
+                    index=update.index,
+                    text=update.text,
+                    finish_reason=update.finish_reason or "",
+                )
+                if num_running == 0:
+                    reply.usage.CopyFrom(_usage(usage))
+                yield reply
+
+
+class HealthService(health_pb2_grpc.HealthServicer):
+    """SERVING while requests are taken: a worker is attached, and this gateway is not draining."""
+
+    def __init__(self, is_ready: Callable[[], bool]) -> None:
+        self._is_ready = is_ready
+
+    async def Check(  # noqa: N802 (the name in health.proto)
+        self, request: health_pb2.HealthCheckRequest, context: Context
+    ) -> health_pb2.HealthCheckResponse:
+        if request.service not in ("", SERVICE_NAME):
+            await context.abort(grpc.StatusCode.NOT_FOUND, "no such service")
+        status = health_pb2.HealthCheckResponse
+        return status(status=status.SERVING if self._is_ready() else status.NOT_SERVING)
+
+
+class KeyInterceptor(grpc.aio.ServerInterceptor):
+    """Denies every call but health checks without a good API key, where keys are configured."""
+
+    def __init__(self, keys: KeyRing) -> None:
+        self._keys = keys
+        self._denial: grpc.RpcMethodHandler[Any, Any] = grpc.unary_unary_rpc_method_handler(_deny)
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        is_health_check = str(handler_call_details.method).startswith(f"/{health.SERVICE_NAME}/")
+        if is_health_check or self._keys.is_empty or self._admits(handler_call_details):
+            return await continuation(handler_call_details)
+        return self._denial
+
+    def _admits(self, details: grpc.HandlerCallDetails) -> bool:
+        values = [value for name, value in details.invocation_metadata if name == "authorization"]
+        if len(values) != 1:
+            return False
+        value = values[0] if isinstance(values[0], bytes) else values[0].encode()
+        scheme, _, key = value.partition(b" ")
+        return scheme.lower() == b"bearer" and self._keys.admits(key.strip())
+
+
+async def _deny(request: object, context: Context) -> NoReturn:
+    await context.abort(grpc.StatusCode.UNAUTHENTICATED, "no good API key was given")
+
+
+async def _abort(
+    context: Context, error: InvalidParameterError | ApiError | EngineError
+) -> NoReturn:
+    match error:
+        case InvalidParameterError():
+            status, param = 400, error.param
+        case ApiError():
+            status, param = error.status, error.param
+        case EngineError():
+            status, param = error.code, None
+    await context.abort(
+        _STATUS_CODES.get(status, grpc.StatusCode.INTERNAL),
+        str(error),
+        (("param", param),) if param else (),
+    )
+
+
+def _message(message: pb.ChatMessage) -> dict[str, str]:
+    if message.role not in ROLES:
+        raise InvalidParameterError(
+            f"role must be one of {', '.join(sorted(ROLES))}, got {message.role[:50]!r}", "messages"
+        )
+    return {"role": message.role, "content": message.content}
+
+
+def _given(sampling: pb.TextSampling) -> Mapping[str, Any]:
+    """The fields that are set, under the names of `SamplingParams`, which are the same."""
+    return {
+        field.name: list(value) if field.is_repeated else value
+        for field, value in sampling.ListFields()
+    }
+
+
+def _deadline(context: Context, latest: float) -> float:
+    remaining = context.time_remaining()
+    return latest if remaining is None else min(latest, time.time() + remaining)
+
+
+def _usage(counter: UsageCounter) -> pb.Usage:
+    usage = counter.usage()
+    return pb.Usage(
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        cached_tokens=usage.prompt_tokens_details.cached_tokens,
+    )

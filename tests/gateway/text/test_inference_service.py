@@ -1,0 +1,245 @@
+"""The Inference service through a real gRPC server on a Unix socket, over a scripted engine."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from support.gateway_app import MODEL, build_app, small_tokenizer
+from support.scripted_engine import Hold, Script, ScriptedEngine, prompt_of, replay
+from taco_gateway.engine_client import EngineError, SequenceUpdate
+from taco_gateway.inference_service import start_inference_server
+from taco_gateway.tokenizer import Tokenizer
+from taco_proto import inference_pb2 as pb
+from taco_proto.errors import ConfigurationError
+from taco_proto.inference_pb2_grpc import InferenceStub
+from taco_proto.requests import FinishReason
+
+Connect = Callable[..., Awaitable[tuple[ScriptedEngine, grpc.aio.Channel]]]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return small_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture
+async def connect(tokenizer: Tokenizer, tmp_path: Path) -> AsyncIterator[Connect]:
+    """Starts a server over a script; gives the engine and a channel to it."""
+    opened = []
+
+    async def start(script: Script, **config: object) -> tuple[ScriptedEngine, grpc.aio.Channel]:
+        app = build_app(script, tokenizer, **config)
+        address = f"unix:{tmp_path}/inference.sock"
+        server = await start_inference_server(address, app.gateway)
+        channel = grpc.aio.insecure_channel(address)
+        opened.append((app, server, channel))
+        return app.engine, channel
+
+    yield start
+    for app, server, channel in opened:
+        await channel.close()
+        await server.stop(None)
+        await app.http.aclose()
+        app.gateway.engine.close()
+
+
+def words(tokenizer: Tokenizer, text: str) -> list[int]:
+    return tokenizer.encode(text, add_special_tokens=False)
+
+
+async def test_chat_streams_text_and_ends_with_usage(
+    connect: Connect, tokenizer: Tokenizer
+) -> None:
+    ids = words(tokenizer, "the fox jumps")
+    engine, channel = await connect(replay(ids, FinishReason.STOP))
+    request = pb.ChatRequest(messages=[pb.ChatMessage(role="user", content="Hi")])
+    replies = [reply async for reply in InferenceStub(channel).Chat(request)]
+    assert "".join(reply.text for reply in replies) == "the fox jumps"
+    assert [reply.finish_reason for reply in replies][-1] == "stop"
+    assert not any(reply.HasField("usage") for reply in replies[:-1])
+    prompt = prompt_of(engine.requests[0])
+    assert tokenizer.decode(prompt, skip_special_tokens=False) == (
+        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    )
+    usage = replies[-1].usage
+    assert (usage.prompt_tokens, usage.completion_tokens) == (len(prompt), len(ids))
+
+
+async def test_complete_takes_text_or_token_ids_and_every_parameter(
+    connect: Connect, tokenizer: Tokenizer
+) -> None:
+    engine, channel = await connect(replay(words(tokenizer, "lazy dog")))
+    stub = InferenceStub(channel)
+    sampling = pb.TextSampling(n=2, temperature=0, max_tokens=3, stop=["dog"], seed=-5, top_k=7)
+    async for _ in stub.Complete(pb.CompleteRequest(text="the", sampling=sampling)):
+        pass
+    async for _ in stub.Complete(pb.CompleteRequest(token_ids=pb.TokenIds(ids=[5, 6, 7]))):
+        pass
+    first, second = engine.requests
+    assert prompt_of(first) == words(tokenizer, "the")
+    given = first.sampling
+    assert (given.n, given.temperature, given.max_tokens, given.top_k) == (2, 0.0, 3, 7)
+    assert (given.seed, given.stop) == (-5, ("dog",))
+    assert prompt_of(second) == [5, 6, 7]
+    assert second.sampling.max_tokens == 16
+
+
+@pytest.mark.parametrize(
+    ("request_", "code", "param"),
+    [
+        (pb.ChatRequest(), grpc.StatusCode.INVALID_ARGUMENT, "messages"),
+        (
+            pb.ChatRequest(messages=[pb.ChatMessage(role="root", content="x")]),
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "messages",
+        ),
+        (
+            pb.ChatRequest(
+                messages=[pb.ChatMessage(role="user", content="x")],
+                sampling=pb.TextSampling(top_p=1.5),
+            ),
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "top_p",
+        ),
+        (
+            pb.ChatRequest(model="nobody", messages=[pb.ChatMessage(role="user", content="x")]),
+            grpc.StatusCode.NOT_FOUND,
+            "model",
+        ),
+        (pb.CompleteRequest(), grpc.StatusCode.INVALID_ARGUMENT, "prompt"),
+        (
+            pb.CompleteRequest(token_ids=pb.TokenIds(ids=[2**31])),
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "prompt",
+        ),
+        (
+            pb.CompleteRequest(token_ids=pb.TokenIds(ids=[5] * 512)),
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "prompt",
+        ),
+    ],
+)
+async def test_a_bad_request_is_a_status_that_names_the_field(
+    connect: Connect,
+    tokenizer: Tokenizer,
+    request_: pb.ChatRequest | pb.CompleteRequest,
+    code: grpc.StatusCode,
+    param: str,
+) -> None:
+    engine, channel = await connect(replay(words(tokenizer, "fox")))
+    stub = InferenceStub(channel)
+    call = stub.Chat if isinstance(request_, pb.ChatRequest) else stub.Complete
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        async for _ in call(request_):
+            pass
+    assert raised.value.code() == code
+    assert dict(raised.value.trailing_metadata() or ())["param"] == param
+    assert engine.streams == []
+    ok = [reply async for reply in stub.Complete(pb.CompleteRequest(model=MODEL, text="the"))]
+    assert ok[-1].finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    ("http_status", "code"),
+    [
+        (429, grpc.StatusCode.RESOURCE_EXHAUSTED),
+        (503, grpc.StatusCode.UNAVAILABLE),
+        (504, grpc.StatusCode.DEADLINE_EXCEEDED),
+        (500, grpc.StatusCode.INTERNAL),
+    ],
+)
+async def test_an_engine_error_keeps_its_meaning(
+    connect: Connect, http_status: int, code: grpc.StatusCode
+) -> None:
+    _, channel = await connect(lambda _: [EngineError(http_status, "no")])
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        async for _ in InferenceStub(channel).Complete(pb.CompleteRequest(text="the")):
+            pass
+    assert raised.value.code() == code
+    assert raised.value.details() == "no"
+
+
+async def test_a_client_that_leaves_frees_its_request(
+    connect: Connect, tokenizer: Tokenizer
+) -> None:
+    fox = words(tokenizer, "fox")
+    engine, channel = await connect(lambda _: [SequenceUpdate(0, fox), Hold()])
+    call = InferenceStub(channel).Complete(pb.CompleteRequest(text="the"))
+    assert (await call.read()).text == "fox"
+    call.cancel()
+    async with asyncio.timeout(20):
+        await engine.streams[0].closed.wait()
+    assert engine.streams[0].given_up
+
+
+async def test_a_deadline_frees_the_request(connect: Connect, tokenizer: Tokenizer) -> None:
+    engine, channel = await connect(lambda _: [Hold()])
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        async for _ in InferenceStub(channel).Complete(pb.CompleteRequest(text="the"), timeout=0.5):
+            pass
+    assert raised.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+    async with asyncio.timeout(20):
+        await engine.streams[0].closed.wait()
+    assert engine.requests[0].deadline is not None
+
+
+async def test_keys_are_asked_for_everywhere_but_at_health_checks(
+    connect: Connect, tokenizer: Tokenizer
+) -> None:
+    _, channel = await connect(replay(words(tokenizer, "fox")), api_keys=("secret",))
+    stub = InferenceStub(channel)
+    request = pb.CompleteRequest(text="the")
+    for metadata in (
+        [],
+        [("authorization", "Bearer wrong")],
+        [("authorization", "Basic secret")],
+        [("authorization", "secret")],
+        [("authorization", "Bearer secret"), ("authorization", "Bearer secret")],
+    ):
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            async for _ in stub.Complete(request, metadata=metadata):
+                pass
+        assert raised.value.code() == grpc.StatusCode.UNAUTHENTICATED
+    replies = [
+        r async for r in stub.Complete(request, metadata=[("authorization", "Bearer secret")])
+    ]
+    assert replies
+    health = health_pb2_grpc.HealthStub(channel)
+    reply = await health.Check(health_pb2.HealthCheckRequest())
+    assert reply.status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_health_follows_the_worker(connect: Connect) -> None:
+    engine, channel = await connect(replay([5]))
+    stub = health_pb2_grpc.HealthStub(channel)
+    engine.info = None
+    reply = await stub.Check(health_pb2.HealthCheckRequest(service="taco.v1.Inference"))
+    assert reply.status == health_pb2.HealthCheckResponse.NOT_SERVING
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await stub.Check(health_pb2.HealthCheckRequest(service="nobody"))
+    assert raised.value.code() == grpc.StatusCode.NOT_FOUND
+
+
+async def test_reflection_lists_the_service(connect: Connect) -> None:
+    _, channel = await connect(replay([5]))
+    stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+    asked = reflection_pb2.ServerReflectionRequest(list_services="")
+    replies = [reply async for reply in stub.ServerReflectionInfo(iter([asked]))]
+    names = {service.name for service in replies[0].list_services_response.service}
+    assert "taco.v1.Inference" in names
+
+
+async def test_an_address_in_use_is_one_clear_error(tokenizer: Tokenizer) -> None:
+    app = build_app(replay([5]), tokenizer)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(ConfigurationError, match=address):
+            await start_inference_server(address, app.gateway)
+    await app.http.aclose()
+    app.gateway.engine.close()
