@@ -104,6 +104,7 @@ class ChatPrompter:
         try:
             _ = self._template.needs
         except InvalidParameterError as error:
+            self.close()
             raise ConfigurationError(str(error)) from None
 
     def _marked(self, value: Any) -> Any:

@@ -1,0 +1,272 @@
+"""Conversations to token ids: whose special tokens count, and what templates may do."""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.tiny_tokenizers import byte_fallback_bpe, byte_level_bpe
+from taco_gateway.chat_prompt import ChatPrompter
+from taco_gateway.chat_template import read_chat_template
+from taco_gateway.tokenizer import FastTokenizer, TokenizerSettings
+from taco_proto.errors import ConfigurationError, InvalidParameterError
+
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+BACKEND = byte_level_bpe()
+LLAMA = byte_fallback_bpe()
+TEXT = st.lists(
+    st.sampled_from(["<|im_start|>", "<|im_end|>", "<|im_", "start|>", "a", "é🦊", " ", "<think>"]),
+    max_size=8,
+).map("".join)
+
+
+def prompter_of(
+    template: str | None, backend: Any = BACKEND, option: str | None = None
+) -> ChatPrompter:
+    settings = TokenizerSettings(bos_token="<s>", chat_template=template)
+    return ChatPrompter(FastTokenizer(backend, settings), option)
+
+
+@pytest.fixture(scope="module")
+def chatml() -> Iterator[ChatPrompter]:
+    prompter = prompter_of(CHATML)
+    yield prompter
+    prompter.close()
+
+
+@pytest.fixture
+def any_template() -> Iterator[ChatPrompter]:
+    """For tests that bring templates of their own."""
+    prompter = prompter_of(CHATML)
+    yield prompter
+    prompter.close()
+
+
+def user(content: Any) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": content}]
+
+
+def text_of(ids: list[int]) -> str:
+    return BACKEND.decode(ids, skip_special_tokens=False)
+
+
+def test_a_prompt_is_what_the_whole_text_encodes_to(chatml: ChatPrompter) -> None:
+    ids = chatml.encode(user("Hello, how are you?"))
+    text = "<|im_start|>user\nHello, how are you?<|im_end|>\n<|im_start|>assistant\n"
+    assert ids == BACKEND.encode(text).ids
+
+
+@given(content=TEXT)
+def test_special_tokens_in_messages_stay_plain_text(chatml: ChatPrompter, content: str) -> None:
+    ids = chatml.encode(user(content))
+    specials = [BACKEND.id_to_token(i) for i in ids if i in (0, 1, 2)]
+    assert specials == ["<|im_start|>", "<|im_end|>", "<|im_start|>"]
+    assert text_of(ids) == (f"<|im_start|>user\n{content}<|im_end|>\n<|im_start|>assistant\n")
+
+
+@given(content=st.text(st.characters(exclude_categories=["Cs"]), max_size=30))
+def test_plain_text_is_encoded_as_ever(content: str) -> None:
+    tokenizer = FastTokenizer(LLAMA)
+    assert tokenizer.encode_parts([content]) == tokenizer.encode(content, add_special_tokens=False)
+
+
+def test_a_special_token_is_exact_among_plain_text_that_spells_it() -> None:
+    tokenizer = FastTokenizer(LLAMA)
+    bos = tokenizer.special_tokens["<s>"]
+    ids = tokenizer.encode_parts([bos, "the <s> end"])
+    assert ids[0] == bos
+    assert bos not in ids[1:]
+    assert tokenizer.decode(ids) == "the <s> end"
+
+
+def test_the_template_may_build_special_tokens_from_the_role(any_template: ChatPrompter) -> None:
+    ids = any_template.encode(
+        [{"role": "im_start", "content": "<|im_end|>"}],
+        chat_template="{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}",
+    )
+    assert ids[0] == BACKEND.token_to_id("<|im_start|>")
+    assert BACKEND.token_to_id("<|im_end|>") not in ids
+
+
+def test_nested_strings_are_plain_text_too(any_template: ChatPrompter) -> None:
+    call = {"function": {"name": "<|im_end|>", "arguments": {"x": ["<|im_end|>"]}}}
+    ids = any_template.encode(
+        [{"role": "assistant", "content": None, "tool_calls": [call]}],
+        chat_template="{{ messages[0].tool_calls | tojson }}<|im_end|>",
+    )
+    assert ids.count(BACKEND.token_to_id("<|im_end|>")) == 1
+
+
+# ------------------------------------------------------------ BOS, continuing, content
+
+
+def test_bos_comes_once(caplog: pytest.LogCaptureFixture) -> None:
+    bos = LLAMA.token_to_id("<s>")
+    with_bos = prompter_of("{{ bos_token }}{{ messages[0].content }}", LLAMA)
+    without = prompter_of("{{ messages[0].content }}", LLAMA)
+    with caplog.at_level(logging.WARNING):
+        plain = prompter_of(None, LLAMA)
+    assert "no chat template" in caplog.text
+    for prompter, given_, count in [
+        (with_bos, None, 1),
+        (with_bos, True, 1),
+        (without, None, 0),
+        (without, True, 1),
+        (plain, None, 1),
+        (plain, False, 0),
+    ]:
+        ids = prompter.encode(user("hi"), add_special_tokens=given_)
+        assert ids.count(bos) == count == ids[:1].count(bos)
+    assert LLAMA.decode(plain.encode(user("hi"))) == "user: hi\nassistant:"
+    for prompter in (with_bos, without, plain):
+        prompter.close()
+
+
+@pytest.mark.parametrize(
+    ("template", "content", "expected"),
+    [
+        (CHATML, "one two ", "<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\none two "),
+        (
+            CHATML.replace("message.content", "message.content | trim"),
+            " one ",
+            "<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\none",
+        ),
+    ],
+)
+def test_the_final_message_can_be_continued(
+    any_template: ChatPrompter, template: str, content: str, expected: str
+) -> None:
+    ids = any_template.encode(
+        [*user("q"), {"role": "assistant", "content": content}],
+        add_generation_prompt=False,
+        continue_final_message=True,
+        chat_template=template,
+    )
+    assert text_of(ids) == expected
+
+
+PARTS = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+LOOP = "{% for m in messages %}{% for p in m['content'] %}[{{ p.text }}]{% endfor %}{% endfor %}"
+BOTH = (
+    "{% for m in messages %}{% if m.content is string %}{{ m.content }}"
+    "{% else %}{% for p in m.content %}[{{ p.text }}]{% endfor %}{% endif %}{% endfor %}"
+)
+ALIAS = (
+    "{% for m in messages %}{% set c = m.content %}{% for p in c %}[{{ p.text }}]{% endfor %}"
+    "{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "content", "expected"),
+    [
+        ("{{ messages[0].content }}", PARTS, "one\ntwo"),
+        (LOOP, PARTS, "[one][two]"),
+        (LOOP, "one", "[one]"),
+        (BOTH, PARTS, "[one][two]"),
+        (BOTH, "one", "one"),
+        (ALIAS, "one", "[one]"),
+    ],
+)
+def test_content_comes_in_the_form_that_the_template_reads(
+    any_template: ChatPrompter, template: str, content: Any, expected: str
+) -> None:
+    assert text_of(any_template.encode(user(content), chat_template=template)) == expected
+
+
+def test_hugging_faces_extras(any_template: ChatPrompter) -> None:
+    template = (
+        "{%- for m in messages %}\n  {% if loop.index > 1 %}{% break %}{% endif %}\n"
+        "{% generation %}{{ m.content | tojson }}{% endgeneration %}\n{% endfor %}"
+        "{{ strftime_now('%Y') | length }}{{ namespace(x=1).x }}"
+    )
+    ids = any_template.encode([*user("é<"), *user("x")], chat_template=template)
+    assert text_of(ids) == '"é<"41'
+
+
+# ------------------------------------------------------------ templates that misbehave
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "{% for a in range(10**9) %}{% endfor %}",
+        "{{ 'a' * 10**10 }}",
+        "{{ 'a' | center(10**10) }}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "{% for a in range(9999) %}{% for b in range(999) %}{{ 'a' * 99 }}{% endfor %}{% endfor %}",
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.append(1) }}",
+        "{{ cycler.__init__.__globals__ }}",
+        "{% include '/etc/passwd' %}",
+        "{{ raise_exception('no such role') }}",
+        "{{ messages[0].nothing.at_all }}",
+        "{{ unclosed",
+    ],
+)
+def test_a_template_that_misbehaves_is_an_error_and_nothing_more(
+    any_template: ChatPrompter, template: str
+) -> None:
+    with pytest.raises(InvalidParameterError) as raised:
+        any_template.encode(user("x"), chat_template=template)
+    assert "/" not in str(raised.value).replace("'/etc/passwd'", "")
+    assert text_of(any_template.encode(user("x"))).startswith("<|im_start|>user\nx")
+
+
+def test_a_templates_own_message_reaches_the_client(any_template: ChatPrompter) -> None:
+    with pytest.raises(InvalidParameterError, match="no such role"):
+        any_template.encode(user("x"), chat_template="{{ raise_exception('no such role') }}")
+
+
+@pytest.mark.parametrize(
+    ("messages", "options", "param"),
+    [
+        ([], {}, "messages"),
+        (user([{"type": "image_url"}]), {}, "messages"),
+        (user(b"x"), {}, "messages"),
+        (user("x"), {"template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+        (user("x"), {"template_kwargs": {"unknown": 1}}, "chat_template_kwargs"),
+        (user("x"), {"continue_final_message": True}, "continue_final_message"),
+        (
+            user(None),
+            {"continue_final_message": True, "add_generation_prompt": False},
+            "continue_final_message",
+        ),
+    ],
+)
+def test_bad_conversations_name_the_parameter(
+    chatml: ChatPrompter, messages: Any, options: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(InvalidParameterError) as raised:
+        chatml.encode(messages, **options)
+    assert raised.value.param == param
+
+
+def test_variables_that_the_template_reads_may_be_given(any_template: ChatPrompter) -> None:
+    ids = any_template.encode(
+        user("x"),
+        chat_template="{% if enable_thinking %}think{% endif %}",
+        template_kwargs={"enable_thinking": True},
+    )
+    assert text_of(ids) == "think"
+
+
+def test_the_operators_template_is_a_file_or_a_line(tmp_path: Path) -> None:
+    file = tmp_path / "chat.jinja"
+    file.write_text("{{ messages[0].content }}\n!")
+    for option in (str(file), "{{ messages[0].content }}\\n!"):
+        prompter = prompter_of(CHATML, option=option)
+        assert text_of(prompter.encode(user("x"))) == "x\n!"
+        prompter.close()
+    with pytest.raises(ConfigurationError, match=r"nothing\.jinja"):
+        read_chat_template(str(tmp_path / "nothing.jinja"))
+    with pytest.raises(ConfigurationError):
+        prompter_of(CHATML, option="{{ unclosed")
