@@ -45,12 +45,12 @@ def create_app(config: GatewayConfig, client: EngineClient, tokenizer: Tokenizer
     app = FastAPI(
         lifespan=lifespan,
         title="TACO-LLM",
-        root_path=config.root_path,
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
         dependencies=[Depends(Authenticator(KeyRing(config.api_keys)))],
     )
+    app.root_path = config.root_path
     app.state.gateway = gateway
     for router in ROUTERS:
         app.include_router(router)

@@ -10,9 +10,11 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from taco_gateway.errors import ApiError, error_bytes
+from taco_gateway.request_id import REQUEST_ID_HEADER, new_request_id
 
 MAX_HEADER_BYTES = 48 * 1024
 HEADER_SECONDS = 30.0
+LINGER_SECONDS = 1.0
 ABORT_EXTENSION = "taco.abort"
 
 
@@ -26,6 +28,7 @@ class GatewayHttpProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._in_headers = True
+        self._refused = False
         self._num_header_bytes = 0
         self._header_timer: asyncio.TimerHandle | None = None
         self._refusal = ApiError(400, "The HTTP request is malformed.")
@@ -39,8 +42,8 @@ class GatewayHttpProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self.transport.is_closing():
-            return  # refused already
+        if self._refused:
+            return
         self._num_header_bytes += len(data)
         super().data_received(data)
         if self._in_headers and self._num_header_bytes > MAX_HEADER_BYTES:
@@ -71,22 +74,37 @@ class GatewayHttpProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Answers with the refusal that stands, and closes."""
-        if self.cycle is not None and not self.cycle.response_complete:
+        cycle = self.cycle
+        if cycle is not None and cycle.response_started and not cycle.response_complete:
             # Another answer is on its way on this connection: nothing may be put in between.
             self.transport.close()
             return
+        self._refused = True
+        self._stop_header_timer()
+        if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True  # it was still reading its body
+            cycle.message_event.set()
         body = error_bytes(self._refusal)
         self.transport.write(
             b"".join(
                 [
                     STATUS_LINE[self._refusal.status],
                     b"content-type: application/json\r\nconnection: close\r\n",
+                    b"%b: %b\r\n" % (REQUEST_ID_HEADER, new_request_id()),
                     b"content-length: %d\r\n\r\n" % len(body),
                     body,
                 ]
             )
         )
-        self.transport.close()
+        self._close_after_reading()
+
+    def _close_after_reading(self) -> None:
+        """A connection that is closed on unread data is reset, and the client may never see why."""
+        if not self.transport.can_write_eof():
+            self.transport.close()
+            return
+        self.transport.write_eof()
+        self.loop.call_later(LINGER_SECONDS, self.transport.close)
 
     def _refuse_large_headers(self) -> None:
         message = f"The request's headers are larger than the limit of {MAX_HEADER_BYTES} bytes."

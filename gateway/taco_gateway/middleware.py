@@ -1,15 +1,10 @@
 """What stands around every route: a request id, and a last net for errors. Pure ASGI."""
 
-import re
-import secrets
-
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from taco_gateway.errors import error_response
 from taco_gateway.metrics import GatewayMetrics
-
-REQUEST_ID_HEADER = b"x-request-id"
-_SANE_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
+from taco_gateway.request_id import REQUEST_ID_HEADER, request_id_of
 
 
 class RequestContextMiddleware:
@@ -27,7 +22,7 @@ class RequestContextMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = _request_id(scope)
+        request_id = request_id_of(scope)
         scope.setdefault("state", {})["request_id"] = request_id.decode()
         started = False
 
@@ -46,10 +41,3 @@ class RequestContextMiddleware:
             if started:
                 raise  # too late to answer; the server closes the connection
             await response(scope, receive, send_with_id)
-
-
-def _request_id(scope: Scope) -> bytes:
-    for name, value in scope["headers"]:
-        if name == REQUEST_ID_HEADER and _SANE_REQUEST_ID.fullmatch(value):
-            return bytes(value)
-    return secrets.token_hex(16).encode()

@@ -4,13 +4,16 @@ import asyncio
 import json
 import math
 import re
+from contextlib import suppress
 from typing import Any, NoReturn
 
 from fastapi import Request
+from starlette.requests import ClientDisconnect
 
-from taco_gateway.errors import ApiError
+from taco_gateway.errors import CLIENT_CLOSED_REQUEST, ApiError
 
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
+_DISCARD_SECONDS = 1.0
 _CLOSE = {"connection": "close"}  # the rest of the body is not worth reading
 
 
@@ -29,6 +32,9 @@ async def read_json_object(request: Request, *, max_bytes: int, seconds: float) 
     try:
         async with asyncio.timeout(seconds):
             raw = await _read(request, max_bytes)
+    except ClientDisconnect:
+        message = "The client closed the connection."
+        raise ApiError(CLIENT_CLOSED_REQUEST, message) from None
     except TimeoutError:
         message = f"The request body did not arrive within {seconds:g} seconds."
         raise ApiError(408, message, headers=_CLOSE) from None
@@ -80,18 +86,24 @@ def _check_content_type(request: Request) -> None:
 async def _read(request: Request, max_bytes: int) -> bytes:
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > max_bytes:
-        raise _too_large(max_bytes)
+        await _refuse_large(request, max_bytes)
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
         if len(body) > max_bytes:
-            raise _too_large(max_bytes)
+            await _refuse_large(request, max_bytes)
     return bytes(body)
 
 
-def _too_large(max_bytes: int) -> ApiError:
+async def _refuse_large(request: Request, max_bytes: int) -> NoReturn:
+    if "expect" not in request.headers:
+        # A connection that is closed on unread data is reset, and the client may never see why.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_DISCARD_SECONDS):
+                async for _ in request.stream():
+                    pass
     message = f"The request body is larger than the limit of {max_bytes} bytes."
-    return ApiError(413, message, headers=_CLOSE)
+    raise ApiError(413, message, headers=_CLOSE)
 
 
 def _object_without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -69,35 +69,46 @@ class EventStream(StreamingResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         first = asyncio.ensure_future(self._first_frame())
         gone = asyncio.ensure_future(_disconnected(receive))
-        tasks: list[asyncio.Future[Any]] = [first, gone]
+        writer: asyncio.Future[None] | None = None
         try:
             await asyncio.wait(
-                tasks, timeout=self._ping_interval, return_when=asyncio.FIRST_COMPLETED
+                (first, gone), timeout=self._ping_interval, return_when=asyncio.FIRST_COMPLETED
             )
             if first.done():
                 first.result()  # a failure now is answered like that of any route
             writer = asyncio.ensure_future(self._write_all(first, send))
-            tasks = [first, gone, writer]
+            if not await self._watch(writer, gone, send):
+                self._metrics.observe_disconnect()
+                _abort(scope)
+        finally:
+            await _cancel(first, gone, *([writer] if writer else []))
+            await self._frames.aclose()
+
+    async def _watch(
+        self, writer: asyncio.Future[None], gone: asyncio.Future[None], send: Send
+    ) -> bool:
+        """Waits until all is written; False if the client has gone, or does not read."""
+        ping: asyncio.Future[None] | None = None
+        try:
             while not writer.done():
                 if gone.done():
-                    self._metrics.observe_disconnect()
-                    return
-                if self._num_writing and self._quiet_for() >= self._stall_timeout:
-                    self._metrics.observe_disconnect()
-                    _abort(scope)
-                    return
-                if not self._num_writing and self._quiet_for() >= self._ping_interval:
-                    tasks[3:] = [asyncio.ensure_future(self._write(PING, send))]
-                limit = self._stall_timeout if self._num_writing else self._ping_interval
+                    return False
+                quiet = self._quiet_for()
+                if self._num_writing and quiet >= self._stall_timeout:
+                    return False
+                if not self._num_writing and quiet >= self._ping_interval:
+                    # A task of its own: what it has to wait for is a stall like any other.
+                    ping = asyncio.ensure_future(self._write(PING, send))
                 await asyncio.wait(
                     (writer, gone),
-                    timeout=max(limit - self._quiet_for(), 0.001),
+                    timeout=self._until_next_check(),
                     return_when=asyncio.FIRST_COMPLETED,
                 )
             writer.result()
+            return True
         finally:
-            await _cancel(*tasks)
-            await self._frames.aclose()
+            if ping is not None:
+                await _cancel(ping)
 
     async def _first_frame(self) -> bytes:
         return await anext(self._frames, b"")
@@ -119,6 +130,13 @@ class EventStream(StreamingResponse):
             await send({"type": "http.response.body", "body": body, "more_body": True})
         finally:
             self._num_writing -= 1
+
+    def _until_next_check(self) -> float:
+        if self._num_writing:
+            wait = self._stall_timeout - self._quiet_for()
+        else:
+            wait = min(self._ping_interval - self._quiet_for(), self._stall_timeout)
+        return max(wait, 0.001)
 
     def _quiet_for(self) -> float:
         return monotonic() - self._last_write

@@ -5,7 +5,9 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from starlette.types import ASGIApp, Message, Scope
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
 class AsgiCall:
@@ -68,3 +70,27 @@ class AsgiCall:
             self.chunks.append(message["body"])
             if self._on_body is not None:
                 await self._on_body(message["body"])
+
+
+class AddHeader:
+    """A middleware as an ASGI class."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with_header(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], (b"x-class", b"yes")]
+            await send(message)
+
+        await self._app(scope, receive, send_with_header)
+
+
+async def add_other_header(
+    request: Request, call_next: Callable[[Request], Awaitable[Response]]
+) -> Response:
+    """A middleware as a function."""
+    response = await call_next(request)
+    response.headers["x-function"] = "yes"
+    return response

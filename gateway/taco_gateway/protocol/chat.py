@@ -25,7 +25,7 @@ class ChatCompletionRequest(Conversation, GenerationRequest):
 
     @contextmanager
     def errors_by_own_names(self) -> Iterator[None]:
-        """Inside, a parameter that the engine refuses is named as this surface's clients know it."""
+        """Inside, a parameter that the engine refuses is named as chat clients know it."""
         names = {"prompt": "messages", "logprobs": "top_logprobs"}
         if self.max_completion_tokens is not None:
             names["max_tokens"] = "max_completion_tokens"

@@ -1,0 +1,186 @@
+from dataclasses import replace
+
+import pytest
+
+from support.gateway_app import MODEL, AppMaker
+from support.scripted_engine import MODEL_INFO, replay
+from taco_gateway.tokenizer import Tokenizer
+from taco_proto.errors import ConfigurationError
+
+NOT_READY = replace(MODEL_INFO, ready=False)
+USER = {"role": "user", "content": "x"}
+
+
+async def test_models(make_app: AppMaker) -> None:
+    app = make_app(replay([50]))
+    listing = (await app.http.get("/v1/models")).json()
+    assert listing["object"] == "list"
+    assert [card["id"] for card in listing["data"]] == [MODEL, "alias"]
+    card = (await app.http.get(f"/v1/models/{MODEL}")).json()
+    assert card == listing["data"][0]
+    assert (card["object"], card["max_model_len"]) == ("model", 512)
+    assert isinstance(card["created"], int)
+    assert card["owned_by"]
+    missing = await app.http.get("/v1/models/no/such/model")
+    assert missing.status_code == 404
+    assert missing.json()["error"]["code"] == "model_not_found"
+
+
+@pytest.mark.parametrize("info", [None, NOT_READY])
+async def test_without_a_worker_requests_are_refused_for_now(
+    make_app: AppMaker, info: None
+) -> None:
+    app = make_app(replay([50]), info=info)
+    for method, path, body in (
+        ("GET", "/health", None),
+        ("GET", "/ping", None),
+        ("POST", "/v1/completions", {"prompt": "x"}),
+        ("POST", "/v1/chat/completions", {"messages": [USER]}),
+        ("POST", "/v1/chat/completions", {"messages": [USER], "stream": True}),
+    ):
+        response = await app.http.request(method, path, json=body)
+        assert response.status_code == 503, path
+        assert response.json()["error"]["type"] == "service_unavailable_error"
+        assert int(response.headers["retry-after"]) > 0
+    for path in ("/version", "/metrics", "/v1/models"):
+        assert (await app.http.get(path)).status_code == 200
+    app.engine.info = MODEL_INFO
+    assert (await app.http.get("/health")).status_code == 200
+    assert (await app.http.post("/v1/completions", json={"prompt": "x"})).status_code == 200
+
+
+async def test_a_draining_gateway_takes_nothing_new(make_app: AppMaker) -> None:
+    app = make_app(replay([50]))
+    app.gateway.draining = True
+    assert (await app.http.get("/health")).status_code == 503
+    response = await app.http.post("/v1/completions", json={"prompt": "x"})
+    assert response.status_code == 503
+    assert "retry-after" in response.headers
+
+
+async def test_ping_answers_post(make_app: AppMaker) -> None:
+    app = make_app(replay([50]))
+    assert (await app.http.post("/ping")).status_code == 200
+
+
+async def test_version(make_app: AppMaker) -> None:
+    app = make_app(replay([50]))
+    assert set((await app.http.get("/version")).json()) == {"version"}
+
+
+async def test_metrics_hold_both_parts(make_app: AppMaker) -> None:
+    app = make_app(replay([50, 51, 52]))
+    app.engine.prometheus = (
+        b"# HELP vllm:num_requests_running R.\n# TYPE vllm:num_requests_running gauge\n"
+        b'vllm:num_requests_running{model_name="org/scripted"} 4.0\n'
+    )
+    await app.http.post("/v1/completions", json={"prompt": "x"})
+    response = await app.http.get("/metrics")
+    assert response.headers["content-type"].startswith("text/plain")
+    assert 'vllm:num_requests_running{model_name="org/scripted"} 4.0' in response.text
+    assert 'vllm:time_to_first_token_seconds_count{model_name="org/scripted"} 1.0' in response.text
+    assert 'vllm:inter_token_latency_seconds_count{model_name="org/scripted"} 2.0' in response.text
+    assert (
+        'vllm:request_success_total{finished_reason="length",model_name="org/scripted"} 1.0'
+        in response.text
+    )
+
+
+async def test_tokenize_and_back(make_app: AppMaker, tokenizer: Tokenizer) -> None:
+    app = make_app(replay([50]))
+    found = (
+        await app.http.post("/tokenize", json={"prompt": "The fox", "return_token_strs": True})
+    ).json()
+    assert found["tokens"] == tokenizer.encode("The fox")
+    assert found["count"] == len(found["tokens"])
+    assert found["max_model_len"] == 512
+    assert "".join(found["token_strs"]) == "The fox"
+    back = await app.http.post("/detokenize", json={"tokens": found["tokens"]})
+    assert back.json() == {"prompt": "The fox"}
+
+
+async def test_tokenize_a_conversation(make_app: AppMaker, tokenizer: Tokenizer) -> None:
+    app = make_app(replay([50]))
+    found = (await app.http.post("/tokenize", json={"messages": [USER]})).json()
+    text = tokenizer.decode(found["tokens"], skip_special_tokens=False)
+    assert text == "<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {}),
+        ("/tokenize", {"prompt": ["x"]}),
+        ("/tokenize", {"messages": []}),
+        ("/detokenize", {}),
+        ("/detokenize", {"tokens": [-1]}),
+        ("/detokenize", {"tokens": [2**40]}),
+        ("/detokenize", {"tokens": ["x"]}),
+    ],
+)
+async def test_bad_tokenize_requests(
+    make_app: AppMaker, path: str, body: dict[str, object]
+) -> None:
+    app = make_app(replay([50]))
+    assert (await app.http.post(path, json=body)).status_code == 400
+    assert (await app.http.post(path, json={**body, "model": "other"})).status_code in (400, 404)
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ("trace-1", True),
+        ("a" * 128, True),
+        ("a" * 129, False),
+        ("with space", False),
+        ("new\tline", False),
+        ("", False),
+    ],
+)
+async def test_request_ids(make_app: AppMaker, given: str, kept: bool) -> None:
+    app = make_app(replay([50]))
+    headers = {"x-request-id": given}
+    response = await app.http.post("/v1/completions", json={"prompt": "x"}, headers=headers)
+    answered = response.headers["x-request-id"]
+    assert (answered == given) == kept
+    assert response.json()["id"] == f"cmpl-{answered}"
+    assert app.engine.requests[0].request_id == f"cmpl-{answered}"
+
+
+async def test_cors(make_app: AppMaker) -> None:
+    app = make_app(replay([50]), allowed_origins=("https://ui.example",), api_keys=("k",))
+    preflight = {
+        "origin": "https://ui.example",
+        "access-control-request-method": "POST",
+        "access-control-request-headers": "authorization",
+    }
+    response = await app.http.options("/v1/completions", headers=preflight)
+    assert response.status_code == 200
+    assert response.headers["access-control-allow-origin"] == "https://ui.example"
+    other = await app.http.options(
+        "/v1/completions", headers={**preflight, "origin": "https://evil.example"}
+    )
+    assert "access-control-allow-origin" not in other.headers
+    denied = await app.http.get("/v1/models", headers={"origin": "https://ui.example"})
+    assert denied.status_code == 401
+    assert denied.headers["access-control-allow-origin"] == "https://ui.example"
+
+
+async def test_a_root_path_is_optional_for_clients(make_app: AppMaker) -> None:
+    app = make_app(replay([50]), root_path="/llm")
+    for path in ("/v1/models", "/llm/v1/models"):
+        assert (await app.http.get(path)).status_code == 200
+
+
+async def test_middleware_of_the_operator(make_app: AppMaker) -> None:
+    app = make_app(
+        replay([50]), middleware=("support.asgi.AddHeader", "support.asgi.add_other_header")
+    )
+    headers = (await app.http.get("/version")).headers
+    assert (headers["x-class"], headers["x-function"]) == ("yes", "yes")
+
+
+@pytest.mark.parametrize("path", ["nothing", "no.such.module", "json.nothing", "sys.path"])
+def test_middleware_that_is_none(make_app: AppMaker, path: str) -> None:
+    with pytest.raises(ConfigurationError, match="--middleware"):
+        make_app(replay([50]), middleware=(path,))
