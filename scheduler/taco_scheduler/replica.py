@@ -87,23 +87,24 @@ class LocalReplica:
 
 
 class RemoteReplica:
-    """A worker that dialled in: plans wait in a queue until its stream has taken them."""
+    """A worker that dialled in: plans wait in a queue until its stream has taken them.
+
+    Attributes:
+        close_reason: what the worker did wrong, if it did.
+    """
 
     def __init__(self, info: WorkerInfo) -> None:
         self.info = info
-        self._commands: asyncio.Queue[pb.WorkerCommand] = asyncio.Queue()
-        self._closed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.close_reason = ""
+        self._commands: asyncio.Queue[pb.WorkerCommand | None] = asyncio.Queue()
 
     def send(self, plan: StepPlan) -> None:
         self._commands.put_nowait(pb.WorkerCommand(plan=step_plan_to_pb(plan)))
 
     def close(self, reason: str = "") -> None:
-        if not self._closed.done():
-            self._closed.set_result(reason)
+        self.close_reason = self.close_reason or reason
+        self._commands.put_nowait(None)
 
-    async def next_command(self) -> pb.WorkerCommand:
+    async def next_command(self) -> pb.WorkerCommand | None:
+        """The next plan; None once the replica was closed."""
         return await self._commands.get()
-
-    async def closed(self) -> str:
-        """Waits for `close`; returns its reason."""
-        return await asyncio.shield(self._closed)

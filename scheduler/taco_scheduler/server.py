@@ -1,6 +1,7 @@
 """The scheduler as a process: a gRPC server around `SchedulerService`."""
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -129,6 +130,7 @@ async def _serve(config: SchedulerConfig) -> int:
     _on_signals(stopping, hurried)
     try:
         await server.start()
+        gc.freeze()  # what is loaded stays: the collector need not walk it between steps
         died = asyncio.create_task(service.died())
         await _first_of(stopping.wait(), died)
         if died.done():

@@ -116,17 +116,14 @@ class SchedulerService:
         self.attach(LocalReplica(executor, self.deliver))
 
     def attach(self, replica: Replica) -> None:
-        """Takes a worker in. One of the same name replaces the old one, whose link must be dead.
+        """Takes a worker in.
 
         Raises:
             InvalidWorkerError: its description is out of range.
-            WorkerRefusedError: a worker of another name is attached.
+            WorkerRefusedError: another worker is attached. One that dials on stands by.
         """
-        old = self._replica
-        if old is not None:
-            if old.info.name != replica.info.name:
-                raise WorkerRefusedError(f"worker {old.info.name} is attached already")
-            self.lose(old, "it dialled in again")
+        if self._replica is not None:
+            raise WorkerRefusedError(f"worker {self._replica.info.name} is attached already")
         self.engine.attach(replica.info)
         self._replica = replica
         logger.info("worker %s attached: %s", replica.info.name, replica.info.model)

@@ -33,7 +33,7 @@ class ClientSession:
         self._model: ModelInfo | None = model
         self._news = asyncio.Event()
         self._waits = False
-        self._closed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._close_reason: str | None = None
 
     async def model_info(self) -> ModelInfo:
         """What is served; waits for the first worker."""
@@ -69,8 +69,8 @@ class ClientSession:
             SessionClosedError: see `next_batch`.
         """
         while True:
-            if self._closed.done():
-                raise SessionClosedError(self._closed.result())
+            if self._close_reason is not None:
+                raise SessionClosedError(self._close_reason)
             if self._model is not None:
                 model, self._model = self._model, None
                 return model
@@ -85,14 +85,10 @@ class ClientSession:
 
     def close(self, reason: str = "the client closed its session") -> None:
         """Cancels whatever the client still has."""
-        if not self._closed.done():
-            self._closed.set_result(reason)
+        if self._close_reason is None:
+            self._close_reason = reason
             self._news.set()
             self._host.disconnect(self)
-
-    async def closed(self) -> str:
-        """Waits for `close`; returns its reason."""
-        return await asyncio.shield(self._closed)
 
     def notify(self) -> None:
         """The service calls it when the engine may have put something into the outbox."""

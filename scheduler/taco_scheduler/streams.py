@@ -5,9 +5,8 @@ else.
 """
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, NoReturn
 
 import grpc
@@ -57,14 +56,11 @@ async def serve_gateway(
         hello = await _first(requests, "hello")
         _check_version(hello.hello.protocol_version)
         session = service.connect(hello.hello.name or context.peer())
-        try:
-            await _until_first_ends(
-                _read_gateway(session, requests),
-                _write_gateway(session, context),
-                _gateway_closed(session),
-            )
-        finally:
-            session.close()
+        await _run(
+            _read_gateway(session, requests),
+            _write_gateway(session, context),
+            lambda error: session.close(),
+        )
     except PeerError as error:
         await _abort(context, error)
 
@@ -106,18 +102,15 @@ def _cancel(session: ClientSession, message: pb.Cancel) -> None:
 
 
 async def _write_gateway(session: ClientSession, context: Context) -> None:
-    with contextlib.suppress(SessionClosedError):
-        while True:
+    while True:
+        try:
             news = await session.next_message()
-            if isinstance(news, ModelInfo):
-                await context.write(pb.SchedulerMessage(model=model_info_to_pb(news)))
-            else:
-                await context.write(pb.SchedulerMessage(outputs=output_batch_to_pb(news)))
-
-
-async def _gateway_closed(session: ClientSession) -> None:
-    reason = await session.closed()
-    raise PeerError(grpc.StatusCode.UNAVAILABLE, reason)
+        except SessionClosedError as error:
+            raise PeerError(grpc.StatusCode.UNAVAILABLE, str(error)) from None
+        if isinstance(news, ModelInfo):
+            await context.write(pb.SchedulerMessage(model=model_info_to_pb(news)))
+        else:
+            await context.write(pb.SchedulerMessage(outputs=output_batch_to_pb(news)))
 
 
 # ----------------------------------------------------------------- workers
@@ -132,21 +125,12 @@ async def serve_worker(
         _check_version(hello.hello.protocol_version)
         replica = RemoteReplica(worker_info_from_pb(hello.hello))
         _attach(service, replica)
-        reason, is_fault = "the stream broke", True
-        try:
-            await _until_first_ends(
-                _read_worker(service, replica, messages),
-                _write_worker(replica, context),
-                _worker_closed(replica),
-            )
-            # A peer that died looks the same for a moment, until its call counts as cancelled.
-            await asyncio.sleep(GOODBYE_SECONDS)
-            reason, is_fault = "it left", False
-        except PeerError as error:
-            reason = str(error)
-            raise
-        finally:
-            service.lose(replica, reason, is_fault=is_fault)
+
+        def leave(error: BaseException | None) -> None:
+            reason = "it left" if error is None else str(error) or "the link broke"
+            service.lose(replica, reason, is_fault=error is not None)
+
+        await _run(_read_worker(service, replica, messages), _write_worker(replica, context), leave)
     except PeerError as error:
         await _abort(context, error)
 
@@ -182,16 +166,15 @@ async def _read_worker(
         raise PeerError(
             grpc.StatusCode.DEADLINE_EXCEEDED, f"silent for {WORKER_SILENCE_SECONDS:g} s"
         ) from None
+    # A worker that died looks the same for a moment, until its call counts as cancelled.
+    await asyncio.sleep(GOODBYE_SECONDS)
 
 
 async def _write_worker(replica: RemoteReplica, context: Context) -> None:
-    while True:
-        await context.write(await replica.next_command())
-
-
-async def _worker_closed(replica: RemoteReplica) -> None:
-    if reason := await replica.closed():
-        raise PeerError(grpc.StatusCode.INVALID_ARGUMENT, reason)
+    while (command := await replica.next_command()) is not None:
+        await context.write(command)
+    if replica.close_reason:
+        raise PeerError(grpc.StatusCode.INVALID_ARGUMENT, replica.close_reason)
 
 
 # -------------------------------------------------------------------- both
@@ -221,22 +204,38 @@ def _check_version(version: int) -> None:
         )
 
 
-async def _until_first_ends(*parts: Coroutine[Any, Any, None]) -> None:
-    """Runs the parts of a stream side by side until one ends, then cancels the others.
+async def _run(
+    reader: Coroutine[Any, Any, None],
+    writer: Coroutine[Any, Any, None],
+    close: Callable[[BaseException | None], None],
+) -> None:
+    """Runs both directions of a stream until one ends, or the peer is gone.
+
+    Args:
+        close: told why the stream ends (None: the peer has closed its side), it must make `writer`
+            end by itself. A write that was cancelled midway would leave the call unable to send
+            its status.
 
     Raises:
-        Exception: what the first one raised.
+        Exception: what ended the stream.
     """
-    tasks = [asyncio.create_task(part) for part in parts]
+    reading, writing = asyncio.create_task(reader), asyncio.create_task(writer)
+    tasks = (reading, writing)
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        error = next((error for task in done if (error := task.exception())), None)
+        close(error)
+        reading.cancel()
+        await asyncio.wait(tasks)
+    except asyncio.CancelledError as gone:
+        close(gone)
+        raise
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    errors = [error for task in done if (error := task.exception()) is not None]
-    if errors:
-        raise errors[0]
+    if error is not None:
+        raise error
 
 
 async def _abort(context: Context, error: PeerError) -> NoReturn:
