@@ -74,7 +74,8 @@ class Policy:
         self._budget = max_num_batched_tokens
         self._preempt = preempt
         self._admit = admit
-        self._free_blocks_at_refusal: int | None = None
+        self._refused: Sequence | None = None
+        self._free_blocks_at_refusal = 0
 
     def fill_step(self) -> StepRows:
         """The rows of the next step; blocks and slots are taken, the columns' counters are
@@ -108,20 +109,20 @@ class Policy:
         The table of a sequence that still has prompt to compute covers all of it since its
         admission.
         """
-        batch = self._batch
+        batch, block_size = self._batch, self._blocks.block_size
         needy = np.flatnonzero((remaining == 1) & (batch.num_computed >= batch.capacity))
         has_preempted = False
         # The most urgent first: a victim is then never one that has just got a block.
         for sequence in sorted(map(batch.owner, needy.tolist()), key=lambda s: s.urgency):
-            while sequence.table is not None:
-                blocks = self._blocks.extend(sequence.table, int(batch.num_tokens[sequence.slot]))
+            while (table := sequence.table) is not None:
+                blocks = self._blocks.extend(table, len(table.blocks) * block_size + 1)
                 if blocks is not None:
-                    rows.appended_slots += [sequence.slot] * len(blocks)
+                    rows.appended_slots.append(sequence.slot)
                     rows.appended_blocks += blocks
-                    batch.capacity[sequence.slot] += len(blocks) * self._blocks.block_size
                     break
                 self._preempt(max(batch.running(), key=lambda s: s.urgency))
                 has_preempted = True
+        batch.capacity[rows.appended_slots] += block_size
         return has_preempted
 
     def _continue_prefills(self, slots: np.ndarray, rows: StepRows, budget: int) -> int:
@@ -137,9 +138,9 @@ class Policy:
         return budget
 
     def _admit_waiting(self, rows: StepRows, budget: int) -> None:
-        if not self._may_admit():
+        if self._is_vain():
             return
-        self._free_blocks_at_refusal = None
+        self._refused = None
         batch = self._batch
         suspects_run = any(request.is_running for request in self._suspects)
         first_blocks: set[FirstBlock] = set()
@@ -156,6 +157,7 @@ class Policy:
                 continue
             table = self._allocate(sequence)
             if table is None:
+                self._refused = sequence
                 self._free_blocks_at_refusal = self._blocks.num_free_blocks
                 passed_over.append(sequence)
                 break
@@ -170,20 +172,30 @@ class Policy:
         for sequence in passed_over:
             self._waiting.push(sequence)
 
-    def _may_admit(self) -> bool:
-        """Asking for blocks again is vain until some were freed since the last refusal."""
-        refused_at = self._free_blocks_at_refusal
-        if refused_at is None or self._batch.num_running == 0:
-            return True
-        return self._blocks.num_free_blocks > refused_at
+    def _is_vain(self) -> bool:
+        """The most urgent sequence was refused, and no block has been freed since."""
+        return (
+            self._refused is not None
+            and self._refused is self._waiting.peek()
+            and self._blocks.num_free_blocks <= self._free_blocks_at_refusal
+            and self._batch.num_running > 0
+        )
 
     def _allocate(self, sequence: Sequence) -> BlockTable | None:
-        return self._blocks.allocate(
-            sequence.tokens.tobytes(),
+        """Blocks for all its tokens; None if that would leave less than a block for each sequence
+        that runs to grow into: admitting more only to preempt them soon costs more than it gives.
+        """
+        tokens = sequence.tokens.tobytes()
+        table = self._blocks.allocate(
+            tokens,
             len(sequence.tokens),
             sequence.request.namespace,
             read_cache=not sequence.computes_prompt_logprobs,
         )
+        if table is not None and self._blocks.num_free_blocks < self._batch.num_running:
+            self._blocks.release(table, tokens, table.num_cached_tokens)
+            return None
+        return table
 
     def _first_block(self, sequence: Sequence) -> FirstBlock | None:
         """What a sequence must share to match another's blocks; None if it can match none."""

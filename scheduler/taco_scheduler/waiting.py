@@ -21,20 +21,18 @@ class WaitingQueue:
         sequence.status = Status.WAITING
         heapq.heappush(self._heap, (sequence.urgency, sequence))
 
-    def pop(self) -> Sequence | None:
+    def peek(self) -> Sequence | None:
         """The most urgent sequence; None if nobody waits."""
-        while self._heap:
-            sequence = heapq.heappop(self._heap)[1]
-            if sequence.status is Status.WAITING:
-                return sequence
-        return None
+        while self._heap and self._heap[0][1].status is not Status.WAITING:
+            heapq.heappop(self._heap)
+        return self._heap[0][1] if self._heap else None
 
-    def __iter__(self) -> Iterator[Sequence]:
-        """All that wait, in no order."""
-        return (s for _, s in list(self._heap) if s.status is Status.WAITING)
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
+    def pop(self) -> Sequence | None:
+        """Takes the most urgent sequence off."""
+        sequence = self.peek()
+        if sequence is not None:
+            heapq.heappop(self._heap)
+        return sequence
 
 
 class Deadlines:
