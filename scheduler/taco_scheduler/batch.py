@@ -1,6 +1,6 @@
 """The running sequences as columns over slots, so that a decode step is array arithmetic."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,7 @@ class Batch:
 
     def __init__(self, num_slots: int) -> None:
         self.sequences: list[Sequence | None] = [None] * num_slots
+        self._append_token: list[Callable[[int], None]] = [_append_nothing] * num_slots
         self.active = np.zeros(num_slots, dtype=np.bool_)
         self.tenure = np.full(num_slots, -1, dtype=np.int64)
         self.num_tokens = np.zeros(num_slots, dtype=np.int32)
@@ -70,6 +71,14 @@ class Batch:
         assert sequence is not None
         return sequence
 
+    def append_tokens(self, slots: IntArray, token_ids: list[int]) -> None:
+        """Commits one token to each of some running sequences."""
+        # The one loop over a decode step's sequences, so it looks nothing up but a bound method.
+        append_token = self._append_token
+        for slot, token in zip(slots.tolist(), token_ids, strict=True):
+            append_token[slot](token)
+        self.num_committed[slots] += 1
+
     def join(self, sequence: Sequence, table: BlockTable, limit: int, block_size: int) -> None:
         slot = self._free_slots.pop()
         request = sequence.request
@@ -80,6 +89,7 @@ class Batch:
         sequence.table = table
         self._next_tenure += 1
         self.sequences[slot] = sequence
+        self._append_token[slot] = sequence.tokens.append
         self.active[slot] = True
         self.tenure[slot] = sequence.tenure
         self.num_tokens[slot] = self.num_committed[slot] = num_tokens
@@ -98,6 +108,7 @@ class Batch:
         """Frees the slot; outputs that are still to come for this tenure find no owner."""
         slot = sequence.slot
         self.sequences[slot] = None
+        self._append_token[slot] = _append_nothing
         self.active[slot] = False
         self.tenure[slot] = -1
         self.left_slots.append(slot)
@@ -109,3 +120,7 @@ class Batch:
         left = np.array(self.left_slots, dtype=np.int32)
         self.left_slots.clear()
         return left
+
+
+def _append_nothing(token: int) -> None:
+    raise AssertionError("a token for an empty slot")

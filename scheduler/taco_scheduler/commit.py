@@ -69,18 +69,14 @@ class Committer:
     ) -> None:
         batch = self._batch
         token_ids = tokens.tolist()
-        sequences = [batch.sequences[slot] for slot in slots.tolist()]
-        for sequence, token in zip(sequences, token_ids, strict=True):
-            assert sequence is not None
-            sequence.tokens.append(token)
-        batch.num_committed[slots] += 1
+        batch.append_tokens(slots, token_ids)
         reasons = self._stops.finish_reasons(batch, slots, tokens)
         if batch.no_token_yet[slots].any():
             self._note_first_tokens(slots, now)
         self._emit(slots, tokens, reasons, logprobs)
         self._counters.generation_tokens += len(token_ids)
         if self._suspects:
-            self._suspects.difference_update(s.request for s in sequences if s is not None)
+            self._suspects.difference_update(batch.owner(s).request for s in slots.tolist())
         for row in np.flatnonzero(reasons).tolist():
             sequence = batch.owner(int(slots[row]))
             self._note_end(sequence, now)
