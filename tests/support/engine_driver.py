@@ -1,4 +1,4 @@
-"""Drives an engine and a fake worker without a clock or a thread, collecting what clients receive."""
+"""Drives an engine and a fake worker without a clock; collects what clients receive."""
 
 from array import array
 from collections import deque

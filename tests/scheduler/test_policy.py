@@ -1,0 +1,142 @@
+"""Who runs in a step, and who gives way."""
+
+from support.engine_driver import Driver
+from support.fake_worker import worker_info
+from taco_proto.requests import FinishReason
+
+
+def driver(**changes: object) -> Driver:
+    """Eight slots, 64 blocks of 4 tokens, a budget of 16 tokens unless told otherwise."""
+    info = {key: changes.pop(key) for key in tuple(changes) if hasattr(worker_info(), key)}
+    result = Driver(worker_info(**info), **{"max_num_batched_tokens": 16, **changes})
+    result.attach()
+    return result
+
+
+def test_decodes_come_before_chunks_of_prompts() -> None:
+    d = driver(run_ahead=False)
+    d.submit(1, [1] * 4, ignore_eos=True)
+    d.step()
+    d.submit(2, [2] * 40, ignore_eos=True)
+    d.step()
+    assert d.plans[1].num_tokens.tolist() == [1, 15]
+    d.step()
+    assert d.plans[2].num_tokens.tolist() == [1, 15]
+    d.step()
+    assert d.plans[3].num_tokens.tolist() == [1, 10]
+    d.run()
+    assert len(d.got.tokens[2, 0]) == 8
+
+
+def test_a_step_holds_no_more_sequences_than_slots() -> None:
+    d = driver(max_num_seqs=3)
+    for handle in range(10):
+        d.submit(handle, [handle + 1], ignore_eos=True)
+    d.run()
+    assert max(len(plan.slots) for plan in d.plans) == 3
+    assert len(d.got.reasons) == 10
+
+
+def test_a_budget_below_the_number_of_slots_bounds_the_batch() -> None:
+    d = driver(max_num_batched_tokens=2)
+    for handle in range(5):
+        d.submit(handle, [handle + 1] * 5, ignore_eos=True)
+    d.run()
+    assert max(int(plan.num_tokens.sum()) for plan in d.plans) == 2
+    assert len(d.got.reasons) == 5
+
+
+def test_lower_priority_values_run_first_then_arrival() -> None:
+    d = driver(max_num_seqs=1, run_ahead=False)
+    for handle, priority in [(1, 0), (2, 5), (3, -1), (4, 0)]:
+        d.submit(handle, [handle], priority=priority, max_tokens=1)
+    d.run()
+    assert list(d.got.reasons) == [(3, 0), (1, 0), (4, 0), (2, 0)]
+
+
+def test_the_least_urgent_is_preempted_and_finds_its_blocks_in_the_cache() -> None:
+    # Both have five of the ten blocks when the first one, which is about to end, needs another.
+    d = driver(num_blocks=10, max_num_batched_tokens=32, run_ahead=False)
+    d.submit(1, [1] * 12, priority=1, max_tokens=20, ignore_eos=True)
+    d.submit(2, [2] * 12, priority=0, max_tokens=12, ignore_eos=True)
+    d.run()
+    assert d.engine.counters.num_preemptions == 1
+    assert list(d.got.reasons) == [(2, 0), (1, 0)]
+    rejoined = [plan.joined for plan in d.plans[1:] if plan.joined is not None]
+    assert [joined.num_computed_tokens.tolist() for joined in rejoined] == [[16]]
+    assert all(reason is FinishReason.LENGTH for reason in d.got.reasons.values())
+
+
+def test_of_equal_priority_the_latest_is_preempted() -> None:
+    d = driver(num_blocks=12, max_num_batched_tokens=64, run_ahead=False)
+    for handle in (1, 2, 3):
+        d.submit(handle, [handle] * 9, max_tokens=16, ignore_eos=True)
+    d.run()
+    assert d.engine.counters.num_preemptions > 0
+    assert list(d.got.reasons) == [(1, 0), (2, 0), (3, 0)]
+
+
+def test_the_pool_keeps_room_for_those_that_run() -> None:
+    d = driver(num_blocks=6, run_ahead=False)
+    d.submit(1, [1] * 8, ignore_eos=True)
+    d.submit(2, [2] * 16, ignore_eos=True)
+    d.step()
+    d.step()
+    assert d.engine.num_running == 1, "admitting the second would leave the first nothing"
+    d.run()
+    assert d.engine.counters.num_preemptions == 0
+
+
+def test_requests_that_arrive_together_share_their_prefix() -> None:
+    d = driver(max_num_batched_tokens=100)
+    for handle in range(4):
+        d.submit(handle, [9] * 12 + [handle + 1], ignore_eos=True)
+    d.step()
+    assert d.plans[0].num_tokens.tolist() == [13], "the first computes the prefix"
+    assert d.plans[1].num_tokens.tolist() == [1, 1, 1, 1], "the others match it at once"
+    d.run()
+    assert [d.got.cached[handle, 0] for handle in range(4)] == [0, 12, 12, 12]
+
+
+def test_short_prompts_that_are_equal_do_not_wait_for_each_other() -> None:
+    d = driver()
+    for handle in range(4):
+        d.submit(handle, [9, 9, 9], ignore_eos=True)
+    d.step()
+    assert len(d.plans[0].slots) == 4
+
+
+def test_salts_keep_prefixes_apart() -> None:
+    d = driver(run_ahead=False)
+    for handle, salt in enumerate(["", "a", "b", "a"]):
+        d.submit(handle, [9] * 13, cache_salt=salt, max_tokens=1)
+        d.run()
+    assert [d.got.cached[handle, 0] for handle in range(4)] == [0, 0, 0, 12]
+
+
+def test_without_prefix_caching_nothing_is_shared() -> None:
+    d = driver(enable_prefix_caching=False)
+    for handle in range(3):
+        d.submit(handle, [9] * 13, max_tokens=2, ignore_eos=True)
+    d.run()
+    assert set(d.got.cached.values()) == {0}
+
+
+def test_one_long_sequence_may_use_the_whole_pool_and_ends_there() -> None:
+    d = driver(num_blocks=3)
+    d.submit(1, [1] * 5, max_tokens=100, ignore_eos=True)
+    d.run()
+    assert d.got.reasons[1, 0] is FinishReason.LENGTH
+    assert 5 + len(d.got.tokens[1, 0]) == 3 * 4 + 1, "the last token needs no KV"
+
+
+def test_an_urgent_arrival_is_tried_though_another_was_refused() -> None:
+    d = driver(num_blocks=8, run_ahead=False)
+    d.submit(1, [1] * 16, max_tokens=12, ignore_eos=True)
+    d.submit(2, [2] * 24, max_tokens=2, ignore_eos=True)
+    d.step()
+    d.submit(3, [3], priority=-1, max_tokens=1)
+    d.step()
+    assert (3, 0) in d.got.reasons
+    d.run()
+    assert len(d.got.reasons) == 3
