@@ -1,0 +1,206 @@
+"""Host work of the scheduler: a decode step of a full batch, and the admission of a cached prompt.
+
+The worker costs nothing: its outputs are made while the clock stands still. What remains is all
+that the only thread of the scheduler does for a step, protobuf messages included.
+"""
+
+import argparse
+import gc
+import statistics
+import time
+from array import array
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+from record import save
+
+from taco_proto import scheduler_pb2 as pb
+from taco_proto.config import SchedulerConfig
+from taco_proto.convert import (
+    output_batch_to_pb,
+    step_output_from_pb,
+    step_output_to_pb,
+    step_plan_to_pb,
+    submit_from_pb,
+    submit_to_pb,
+)
+from taco_proto.requests import GenerateRequest
+from taco_proto.sampling_params import SamplingParams
+from taco_proto.steps import EMPTY, StepOutput, StepPlan, WorkerInfo
+from taco_scheduler.engine import Engine
+
+NUM_SEQUENCES = 256
+PROMPT_TOKENS = 512
+CACHED_PROMPT_TOKENS = 4096
+INFO = WorkerInfo(
+    name="none",
+    model="none",
+    max_model_len=131_072,
+    vocab_size=128_256,
+    eos_token_ids=(128_001, 128_009),
+    block_size=16,
+    num_blocks=60_000,
+    max_num_seqs=NUM_SEQUENCES,
+    max_logprobs=20,
+)
+RANDOM = np.random.default_rng(0)
+
+
+class Clock:
+    """Microseconds of each part, one entry a step."""
+
+    def __init__(self) -> None:
+        self.parts: defaultdict[str, list[float]] = defaultdict(list)
+
+    @contextmanager
+    def measure(self, part: str) -> Iterator[None]:
+        start = time.perf_counter_ns()
+        yield
+        self.parts[part].append((time.perf_counter_ns() - start) / 1000)
+
+    def figures(self) -> dict[str, dict[str, float]]:
+        """Median and 99th percentile of each part and of their sum."""
+        columns = dict(self.parts)
+        columns["total"] = [sum(step) for step in zip(*self.parts.values(), strict=True)]
+        return {
+            name: {
+                "median_us": round(statistics.median(times), 1),
+                "p99_us": round(float(np.percentile(times, 99)), 1),
+            }
+            for name, times in columns.items()
+        }
+
+
+def submit_message(handle: int, num_tokens: int, max_tokens: int) -> bytes:
+    tokens = RANDOM.integers(0, 100_000, num_tokens)
+    request = GenerateRequest(
+        handle=handle,
+        request_id=f"request-{handle}",
+        token_ids=array("i", tokens.tolist()).tobytes(),
+        sampling=SamplingParams(seed=handle, max_tokens=max_tokens),
+    )
+    return submit_to_pb(request).SerializeToString()
+
+
+class FreeWorker:
+    """Answers plans at once; it tracks only what it must know to say which rows are sampled."""
+
+    def __init__(self) -> None:
+        self.known = np.zeros(NUM_SEQUENCES, dtype=np.int64)
+        self.computed = np.zeros(NUM_SEQUENCES, dtype=np.int64)
+
+    def answer(self, plan: StepPlan) -> bytes:
+        if plan.joined is not None:
+            self.known[plan.joined.slots] = plan.joined.num_tokens
+            self.computed[plan.joined.slots] = plan.joined.num_computed_tokens
+        self.computed[plan.slots] += plan.num_tokens
+        sampled = plan.slots[self.computed[plan.slots] == self.known[plan.slots]]
+        self.known[sampled] += 1
+        tokens = RANDOM.integers(0, 100_000, len(sampled)).astype(np.int32)
+        output = StepOutput(
+            epoch=plan.epoch,
+            step_id=plan.step_id,
+            slots=sampled if sampled.size else EMPTY,
+            token_ids=tokens,
+        )
+        return step_output_to_pb(output).SerializeToString()
+
+
+class Bench:
+    """An engine with one client, run ahead by one step."""
+
+    def __init__(self, max_num_batched_tokens: int) -> None:
+        config = SchedulerConfig(
+            max_num_seqs=NUM_SEQUENCES, max_num_batched_tokens=max_num_batched_tokens
+        )
+        self.engine = Engine(config)
+        self.engine.attach(INFO)
+        self.outbox = self.engine.connect()
+        self.worker = FreeWorker()
+        self.now = 0.0
+
+    def submit(self, message: bytes) -> None:
+        request = submit_from_pb(pb.Submit.FromString(message))
+        self.engine.submit(self.outbox, request, self.now)
+
+    def step(self, answer: bytes | None, clock: Clock) -> bytes | None:
+        """Plans a step while `answer` is on its way, then takes it; returns the next answer."""
+        self.now += 0.01
+        with clock.measure("plan"):
+            plan = self.engine.plan(self.now)
+        if plan is None:
+            following = None
+        else:
+            with clock.measure("plan to bytes"):
+                step_plan_to_pb(plan).SerializeToString()
+            following = self.worker.answer(plan)
+        if answer is not None:
+            with clock.measure("output from bytes"):
+                output = step_output_from_pb(pb.StepOutput.FromString(answer))
+            with clock.measure("commit"):
+                self.engine.commit(output, self.now)
+            with clock.measure("news to bytes"):
+                output_batch_to_pb(self.outbox.take()).SerializeToString()
+        return following
+
+
+def decode_step(num_steps: int) -> dict[str, dict[str, float]]:
+    """A step of 256 sequences that decode; one in 16 of them needs a block."""
+    bench = Bench(max_num_batched_tokens=8192)
+    for handle in range(NUM_SEQUENCES):
+        num_tokens = PROMPT_TOKENS + int(RANDOM.integers(0, 16))
+        bench.submit(submit_message(handle, num_tokens, max_tokens=100_000))
+    answer = None
+    while bench.engine.num_running < NUM_SEQUENCES or bench.now < 1.0:
+        answer = bench.step(answer, Clock())
+    clock = Clock()
+    for _ in range(num_steps):
+        answer = bench.step(answer, clock)
+    return clock.figures()
+
+
+def cached_admission(num_rounds: int) -> dict[str, dict[str, float]]:
+    """From the bytes of a request of 4,096 tokens, all of them cached, to the bytes of its plan."""
+    bench = Bench(max_num_batched_tokens=8192)
+    message = submit_message(0, CACHED_PROMPT_TOKENS, max_tokens=1)
+    clock = Clock()
+    for i in range(num_rounds + 1):
+        if i == 1:
+            clock = Clock()  # the first one filled the cache
+        with clock.measure("submit"):
+            bench.submit(message)
+        with clock.measure("plan"):
+            plan = bench.engine.plan(bench.now)
+        assert plan is not None
+        with clock.measure("plan to bytes"):
+            step_plan_to_pb(plan).SerializeToString()
+        assert i == 0 or plan.num_tokens.sum() <= INFO.block_size
+        output = step_output_from_pb(pb.StepOutput.FromString(bench.worker.answer(plan)))
+        bench.engine.commit(output, bench.now)
+        bench.outbox.take()
+    return clock.figures()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--save", action="store_true")
+    arguments = parser.parse_args()
+    gc.collect()
+    gc.freeze()  # as the server does once it is up
+    figures = {
+        f"decode step, {NUM_SEQUENCES} sequences": decode_step(arguments.steps),
+        f"admission, {CACHED_PROMPT_TOKENS} cached tokens": cached_admission(arguments.steps // 4),
+    }
+    for title, parts in figures.items():
+        print(title)
+        for name, part in parts.items():
+            print(f"  {name:<20}{part['median_us']:>9.1f} µs median{part['p99_us']:>9.1f} µs p99")
+    if arguments.save:
+        print(save("scheduler_step", figures))
+
+
+if __name__ == "__main__":
+    main()
