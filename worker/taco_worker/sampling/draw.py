@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 # The nucleus seldom reaches further down; sorting a whole vocabulary costs 20 times as much.
-_NUCLEUS_CANDIDATES = 256
+_NUCLEUS_CANDIDATES = 64
 _GROUP_SIZE = 64
 
 
@@ -111,18 +111,17 @@ def _nucleus_threshold(probs: Tensor, top_p: Tensor) -> Tensor:
     """The probability of the last token of each row's nucleus (Holtzman et al., 2020, section 3.1):
     the smallest set of most likely tokens that holds `top_p` of the row's sum."""
     target = probs.sum(-1, dtype=torch.float64) * top_p
-    candidates = min(_NUCLEUS_CANDIDATES, probs.shape[1])
-    threshold, is_found = _threshold_among(probs.topk(candidates).values, target)
-    if not bool(is_found.all()):
-        rows = (~is_found).nonzero().squeeze(1)
-        ranked = probs[rows].sort(-1, descending=True).values
-        threshold[rows], _ = _threshold_among(ranked, target[rows])
+    return _threshold_to_reach(target, probs, _NUCLEUS_CANDIDATES)
+
+
+def _threshold_to_reach(target: Tensor, probs: Tensor, num_candidates: int) -> Tensor:
+    """Looks at the most likely candidates, and at more of them in rows where they do not do."""
+    num_candidates = min(num_candidates, probs.shape[1])
+    ranked = probs.topk(num_candidates).values
+    is_short = ranked.cumsum(-1, dtype=torch.float64) < target.unsqueeze(1)
+    last = is_short.sum(-1, keepdim=True).clamp_(max=num_candidates - 1)
+    threshold = ranked.gather(1, last).squeeze(1)
+    rows = is_short[:, -1].nonzero().squeeze(1)
+    if rows.numel() and num_candidates < probs.shape[1]:
+        threshold[rows] = _threshold_to_reach(target[rows], probs[rows], 16 * num_candidates)
     return threshold
-
-
-def _threshold_among(ranked: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """The first value at which the sum of `ranked` (falling) reaches `target`; whether it does."""
-    reaches = ranked.cumsum(-1, dtype=torch.float64) >= target.unsqueeze(1)
-    count_below = (~reaches).sum(-1, keepdim=True)
-    threshold = ranked.gather(1, count_below.clamp(max=ranked.shape[1] - 1)).squeeze(1)
-    return threshold, reaches[:, -1]

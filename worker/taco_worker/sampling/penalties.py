@@ -51,12 +51,13 @@ def apply_count_penalties(
         presence, frequency: [num_chosen_rows].
     """
     is_output = _before(tokens, lengths) & ~_before(tokens, starts)
-    chosen = logits[rows]
-    counts = torch.zeros_like(chosen)
-    counts.scatter_add_(1, torch.where(is_output, tokens, 0), is_output.to(counts.dtype))
-    chosen -= frequency.unsqueeze(1) * counts
-    chosen -= presence.unsqueeze(1) * (counts > 0)
-    logits[rows] = chosen
+    # What is not output stands for token 0, and counts nothing.
+    tokens = torch.where(is_output, tokens, 0)
+    totals = torch.zeros(tokens.shape[0], logits.shape[1], device=logits.device)
+    counts = totals.scatter_add_(1, tokens, is_output.float()).gather(1, tokens)
+    penalty = frequency.unsqueeze(1) * counts + presence.unsqueeze(1) * (counts > 0)
+    index = (rows.unsqueeze(1), tokens)
+    logits[index] = logits[index] - penalty
 
 
 def ban_tokens(logits: Tensor, rows: Tensor, token_ids: Tensor) -> None:

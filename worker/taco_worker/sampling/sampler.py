@@ -75,14 +75,14 @@ class Sampler:
 
         logprob_rows = np.flatnonzero(features & Feature.LOGPROBS)
         if logprob_rows.size:
-            raw_logprobs = torch.log_softmax(logits[self._upload(logprob_rows)], dim=-1)
+            raw_logprobs = torch.log_softmax(self._pick(logits, logprob_rows), dim=-1)
         if wanted & _CHANGES_LOGITS:
             self._change_logits(logits, rows, features)
         token_ids = self._choose(logits, rows, features)
         logprobs = None
         if logprob_rows.size:
             num_top = self._columns.logprobs[rows.slots]
-            chosen = token_ids[self._upload(logprob_rows)]
+            chosen = self._pick(token_ids, logprob_rows)
             logprobs = gather_logprobs(raw_logprobs, chosen, num_top[logprob_rows])
             logprobs = spread_rows(logprobs, num_top)
         return SampledTokens(token_ids, logprobs)
@@ -128,12 +128,12 @@ class Sampler:
         random_rows = np.flatnonzero(features & Feature.RANDOM)
         if not random_rows.size:
             return logits.argmax(-1)
-        if random_rows.size == features.size:
-            return self._draw(logits, rows.slots, rows.num_tokens)
-        token_ids = logits.argmax(-1)
-        index = self._upload(random_rows)
         slots, positions = rows.slots[random_rows], rows.num_tokens[random_rows]
-        token_ids[index] = self._draw(logits[index], slots, positions)
+        drawn = self._draw(self._pick(logits, random_rows), slots, positions)
+        if random_rows.size == features.size:
+            return drawn
+        token_ids = logits.argmax(-1)
+        token_ids[self._upload(random_rows)] = drawn
         return token_ids
 
     def _draw(self, logits: Tensor, slots: Array, positions: Array) -> Tensor:
@@ -174,6 +174,10 @@ class Sampler:
         lists = [ids_of_slot[slot] for slot in rows.slots[chosen]]
         row_ids = np.repeat(chosen, [ids.size for ids in lists])
         return self._upload(row_ids), self._upload(np.concatenate(lists))
+
+    def _pick(self, values: Tensor, rows: Array) -> Tensor:
+        """Some rows in rising order; a copy unless they are all."""
+        return values if rows.size == values.shape[0] else values[self._upload(rows)]
 
     def _upload(self, array: Array) -> Tensor:
         return torch.from_numpy(array).to(self._device)

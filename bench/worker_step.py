@@ -1,0 +1,127 @@
+"""What a decode step costs a worker's host, without the model: microseconds a step.
+
+    OMP_NUM_THREADS=1 python bench/worker_step.py
+
+The batch and the sampler are the real ones; in place of the model stands one that returns the same
+logits at once. A second column is the step with a model of two small layers.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from taco_proto.config import ModelConfig, WorkerConfig
+from taco_proto.sampling_params import SamplingParams
+from taco_proto.steps import IntArray, JoinedSequences, StepPlan
+from taco_worker.worker import Worker
+
+VOCAB_SIZE = 8192
+PROMPT_LEN = 40
+NUM_STEPS = 80
+BLOCKS_PER_SEQUENCE = 8
+BATCH_SIZES = (1, 64, 256)
+SAMPLING = {
+    "greedy": SamplingParams(temperature=0.0),
+    "temperature": SamplingParams(temperature=0.8),
+    "top_p, top_k": SamplingParams(temperature=0.8, top_p=0.9, top_k=40),
+    "penalties": SamplingParams(presence_penalty=0.5, repetition_penalty=1.1),
+    "logprobs": SamplingParams(temperature=0.0, logprobs=5),
+}
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "dtype": "float32",
+}
+
+
+class NoModel:
+    """Stands where the decoder does."""
+
+    def __init__(self, max_rows: int) -> None:
+        self._hidden = torch.zeros(max_rows, 1)
+        self._logits = torch.randn(max_rows, VOCAB_SIZE, generator=torch.Generator().manual_seed(0))
+
+    def __call__(self, token_ids: Tensor, *_: object) -> Tensor:
+        return self._hidden[: token_ids.shape[0]]
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        return self._logits[: hidden.shape[0]].clone()
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as model_dir:
+        (Path(model_dir) / "config.json").write_text(json.dumps(CONFIG))
+        model = ModelConfig(model=model_dir, load_format="dummy")
+        worker = Worker(WorkerConfig(model=model, num_threads=1))
+    decoder = worker._runner._decoder
+    no_model = NoModel(max(BATCH_SIZES))
+    print(f"{'sampling':14} {'batch':>5} {'host us':>8} {'with model':>10}")
+    for name, params in SAMPLING.items():
+        for batch_size in BATCH_SIZES:
+            start(worker, batch_size, params)
+            worker._runner._decoder = no_model  # type: ignore[assignment]
+            host = median_step(worker, batch_size)
+            worker._runner._decoder = decoder
+            start(worker, batch_size, params)
+            whole = median_step(worker, batch_size)
+            print(f"{name:14} {batch_size:5} {host * 1e6:8.0f} {whole * 1e6:10.0f}")
+
+
+def start(worker: Worker, batch_size: int, params: SamplingParams) -> None:
+    worker.reset()
+    slots = np.arange(batch_size, dtype=np.int32)
+    rng = np.random.default_rng(0)
+
+    def each(value: int) -> IntArray:
+        return np.full(batch_size, value, dtype=np.int32)
+
+    joined = JoinedSequences(
+        slots=slots,
+        num_prompt_tokens=each(PROMPT_LEN),
+        num_tokens=each(PROMPT_LEN),
+        num_computed_tokens=each(0),
+        token_ids=rng.integers(0, VOCAB_SIZE, batch_size * PROMPT_LEN, dtype=np.int32),
+        num_blocks=each(BLOCKS_PER_SEQUENCE),
+        block_ids=np.arange(batch_size * BLOCKS_PER_SEQUENCE, dtype=np.int32),
+        sampling=tuple(params.with_updates(seed=seed) for seed in range(batch_size)),
+    )
+    run(
+        worker,
+        StepPlan(epoch=1, step_id=0, slots=slots, num_tokens=each(PROMPT_LEN), joined=joined),
+    )
+
+
+def median_step(worker: Worker, batch_size: int) -> float:
+    """Seconds."""
+    slots, ones = np.arange(batch_size, dtype=np.int32), np.ones(batch_size, dtype=np.int32)
+    times = []
+    for step_id in range(1, NUM_STEPS + 1):
+        plan = StepPlan(epoch=1, step_id=step_id, slots=slots, num_tokens=ones)
+        begun = time.perf_counter()
+        run(worker, plan)
+        times.append(time.perf_counter() - begun)
+    return float(np.median(times))
+
+
+def run(worker: Worker, plan: StepPlan) -> None:
+    output = worker.execute(plan)
+    if output.error:
+        raise RuntimeError(output.error)
+
+
+if __name__ == "__main__":
+    main()
