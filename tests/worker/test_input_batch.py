@@ -150,6 +150,9 @@ ILLEGAL_FIRST_PLANS = {
     "runs no token": make_plan({0: 0}, joined=[JOIN]),
     "runs a negative number of tokens": make_plan({0: -1}, joined=[JOIN]),
     "runs an unknown token": make_plan({0: 4}, joined=[JOIN]),
+    "runs more tokens than there are numbers": make_plan(
+        {0: 2**31 - 1}, joined=[replace(JOIN, num_computed_tokens=2)]
+    ),
     "runs without blocks": make_plan({0: 3}, joined=[replace(JOIN, blocks=[])]),
     "runs more tokens than blocks hold": make_plan(
         {0: 5}, joined=[replace(JOIN, token_ids=[1] * 6)]

@@ -141,7 +141,7 @@ class InputBatch:
             raise PlanError(f"{num_new_tokens.size} numbers of tokens for {slots.size} slots")
         self._check_slots(slots, "run", occupied=True)
         num_computed_tokens = self.num_computed_tokens[slots]
-        ends = num_computed_tokens + num_new_tokens
+        ends = num_computed_tokens + num_new_tokens.astype(np.int64)  # garbage must not wrap round
         num_tokens = self.num_tokens[slots]
         is_sampled = ends == num_tokens
         if (num_new_tokens < 1).any() or (ends > num_tokens).any():
