@@ -49,7 +49,7 @@ async def _serve(config: WorkerConfig) -> None:
         return
     worker = await loading
     await _stay_attached(config.scheduler, worker, thread, stop)
-    logger.info("left the scheduler")
+    logger.info("stopped")
 
 
 def _load(config: WorkerConfig) -> Executor:
@@ -77,7 +77,7 @@ async def _stay_attached(
         if link.num_plans or time.monotonic() - started > _LONGEST_DELAY_SECONDS:
             delay = _FIRST_DELAY_SECONDS
         if reason != last_reason:
-            logger.warning("lost the scheduler at %s (%s); dialling again", address, reason)
+            logger.warning("no link to the scheduler at %s (%s); dialling again", address, reason)
         # Spread out, so that the workers of a scheduler that restarts do not dial in step.
         await _wait(stop, delay * random.uniform(0.5, 1.0))
         delay = min(2 * delay, _LONGEST_DELAY_SECONDS)
