@@ -1,0 +1,20 @@
+"""Where the models that ship with TACO lie."""
+
+from importlib.resources import files
+from pathlib import Path
+
+BUNDLED_MODELS = ("demo", "demo-draft")
+
+
+def find_model(name: str) -> Path | None:
+    """The directory of the bundled model called name, or None where there is none.
+
+    A directory counts as a model only if it holds config.json.
+    """
+    if name not in BUNDLED_MODELS:
+        return None
+    directory = files("taco_demo") / "models" / name
+    # Weights are memory-mapped, which needs a directory and not a member of a zip archive.
+    if isinstance(directory, Path) and (directory / "config.json").is_file():
+        return directory
+    return None
