@@ -1,7 +1,6 @@
 """The continuous-batching engine: a state machine without I/O and without a clock."""
 
 import logging
-from dataclasses import dataclass
 
 from taco_proto.config import SchedulerConfig
 from taco_proto.requests import FinishReason, GenerateRequest
@@ -13,33 +12,18 @@ from taco_scheduler.admission import (
     check_worker,
     length_limit,
 )
-from taco_scheduler.batch import Batch
+from taco_scheduler.attached_worker import AttachedWorker
 from taco_scheduler.commit import Committer
 from taco_scheduler.counters import Counters
-from taco_scheduler.in_flight import InFlight, InFlightStep, check_output
-from taco_scheduler.kv.block_manager import BlockManager, BlockTable
+from taco_scheduler.in_flight import InFlightStep, check_output
+from taco_scheduler.kv.block_manager import BlockTable
 from taco_scheduler.outbox import Outbox
 from taco_scheduler.planner import make_plan
 from taco_scheduler.policy import Policy, StepRows
 from taco_scheduler.sequence import Request, Sequence, Status, new_request
-from taco_scheduler.stop import StopChecker
 from taco_scheduler.waiting import Deadlines, WaitingQueue
 
 logger = logging.getLogger("taco.scheduler")
-
-
-@dataclass(slots=True)
-class AttachedWorker:
-    """All that is lost with a worker."""
-
-    info: WorkerInfo
-    batch: Batch
-    blocks: BlockManager
-    stops: StopChecker
-    policy: Policy
-    committer: Committer
-    in_flight: InFlight
-    landing: dict[int, Sequence]  # by tenure
 
 
 class Engine:
@@ -54,6 +38,8 @@ class Engine:
         self._config = config
         self._max_in_flight = 2 if config.run_ahead else 1
         self._worker: AttachedWorker | None = None
+        self._policy: Policy | None = None
+        self._committer: Committer | None = None
         self._epoch = 0
         self._step_id = 0
         self._num_clients = 0
@@ -149,7 +135,9 @@ class Engine:
         check_worker(info)
         assert self._worker is None
         self._epoch += 1
-        self._worker = self._worker_with(info)
+        self._worker = AttachedWorker(info, self._config)
+        self._policy = self._policy_for(self._worker)
+        self._committer = self._committer_for(self._worker)
         for requests in self._requests.values():
             for request in list(requests.values()):
                 self._check_again(request)
@@ -161,9 +149,9 @@ class Engine:
         worker = self._worker
         assert worker is not None
         steps = worker.in_flight.steps
-        suspects = {request for step in steps for request in self._requests_in(worker, step)}
+        suspects = {s.request for step in steps for s in worker.sequences_in(step)}
         self._requeue_all(worker)
-        self._worker = None
+        self._worker = self._policy = self._committer = None
         if is_fault:
             self._strike(suspects)
         for requests in self._requests.values():
@@ -179,7 +167,8 @@ class Engine:
         worker = self._worker
         if worker is None or len(worker.in_flight) >= self._max_in_flight:
             return None
-        rows = worker.policy.fill_step()
+        assert self._policy is not None
+        rows = self._policy.fill_step()
         if not rows:
             return None
         self._step_id += 1
@@ -206,7 +195,8 @@ class Engine:
         check_output(step, output, worker.info.vocab_size)
         worker.in_flight.steps.popleft()
         worker.blocks.confirm(step.step_id)
-        worker.committer.commit(step, output, now)
+        assert self._committer is not None
+        self._committer.commit(step, output, now)
 
     # ---------------------------------------------------------------- requests
 
@@ -247,7 +237,8 @@ class Engine:
         """Ends a sequence without a new token."""
         request = sequence.request
         stop_token_id = sequence.tokens[-1] if reason is FinishReason.STOP else -1
-        request.outbox.add_end(request.handle, sequence.index, reason, stop_token_id)
+        num_cached = sequence.num_cached_tokens or 0
+        request.outbox.add_end(request.handle, sequence.index, reason, stop_token_id, num_cached)
         self._retire(sequence)
 
     def _fail(self, request: Request, code: int, message: str) -> None:
@@ -264,7 +255,7 @@ class Engine:
         request = sequence.request
         if sequence.status is Status.RUNNING:
             assert worker is not None
-            self._release(worker, sequence)
+            worker.release(sequence)
         elif sequence.status is Status.LANDING:
             assert worker is not None
             del worker.landing[sequence.tenure]
@@ -280,35 +271,28 @@ class Engine:
 
     # ----------------------------------------------------------------- running
 
-    def _worker_with(self, info: WorkerInfo) -> AttachedWorker:
-        config = self._config
-        num_slots = min(config.max_num_seqs, info.max_num_seqs, config.max_num_batched_tokens)
-        batch = Batch(num_slots)
-        blocks = BlockManager(
-            info.num_blocks, info.block_size, enable_prefix_caching=config.enable_prefix_caching
-        )
-        stops = StopChecker(info.vocab_size, info.eos_token_ids)
-        landing: dict[int, Sequence] = {}
-        policy = Policy(
-            batch,
-            blocks,
+    def _policy_for(self, worker: AttachedWorker) -> Policy:
+        return Policy(
+            worker.batch,
+            worker.blocks,
             self._waiting,
             self._suspects,
-            config.max_num_batched_tokens,
+            self._config.max_num_batched_tokens,
             admit=self._admit,
             preempt=self._preempt,
         )
-        committer = Committer(
-            batch,
-            stops,
-            landing,
+
+    def _committer_for(self, worker: AttachedWorker) -> Committer:
+        return Committer(
+            worker.batch,
+            worker.stops,
+            worker.landing,
             self._suspects,
             self.counters,
             retire=self._retire,
             requeue=self._waiting.push,
-            limit_of=lambda request: length_limit(request, info),
+            limit_of=lambda request: length_limit(request, worker.info),
         )
-        return AttachedWorker(info, batch, blocks, stops, policy, committer, InFlight(), landing)
 
     def _admit(self, sequence: Sequence, table: BlockTable) -> None:
         worker = self._worker
@@ -351,22 +335,12 @@ class Engine:
         assert worker is not None
         self.counters.num_preemptions += 1
         sequence.num_landing = worker.in_flight.num_sampled_tokens(sequence.tenure)
-        self._release(worker, sequence)
+        worker.release(sequence)
         if sequence.num_landing:
             sequence.status = Status.LANDING
             worker.landing[sequence.tenure] = sequence
         else:
             self._waiting.push(sequence)
-
-    def _release(self, worker: AttachedWorker, sequence: Sequence) -> None:
-        """Takes slot and blocks away. What steps in flight compute is not known to succeed, so it
-        is not cached here.
-        """
-        assert sequence.table is not None
-        num_computed = int(worker.batch.num_computed[sequence.slot])
-        num_valid = num_computed - worker.in_flight.num_unconfirmed_tokens(sequence.tenure)
-        worker.blocks.release(sequence.table, sequence.tokens.tobytes(), num_valid)
-        worker.batch.leave(sequence)
 
     # ------------------------------------------------------------------ faults
 
@@ -374,30 +348,15 @@ class Engine:
         """Starts a new epoch: its first plan makes the worker drop its batch and go on."""
         logger.error("step %d failed on %s: %s", step.step_id, worker.info.name, error)
         self.counters.num_failed_steps += 1
-        suspects = self._requests_in(worker, step)
+        suspects = {sequence.request for sequence in worker.sequences_in(step)}
         worker.blocks.withdraw()
         self._requeue_all(worker)
         self._epoch += 1
         self._strike(suspects)
 
     def _requeue_all(self, worker: AttachedWorker) -> None:
-        for sequence in list(worker.batch.running()):
-            self._release(worker, sequence)
+        for sequence in worker.release_all():
             self._waiting.push(sequence)
-        for sequence in worker.landing.values():
-            self._waiting.push(sequence)
-        worker.landing.clear()
-        worker.in_flight.steps.clear()
-        worker.batch.left_slots.clear()
-
-    def _requests_in(self, worker: AttachedWorker, step: InFlightStep) -> set[Request]:
-        requests = set()
-        for slot, tenure in zip(step.slots.tolist(), step.tenures.tolist(), strict=True):
-            if worker.batch.tenure[slot] == tenure:
-                requests.add(worker.batch.owner(slot).request)
-            elif tenure in worker.landing:
-                requests.add(worker.landing[tenure].request)
-        return requests
 
     def _strike(self, requests: set[Request]) -> None:
         """A request that does not survive two steps in a row must not take the others down again.

@@ -57,7 +57,12 @@ class Outbox:
         batch.num_cached_tokens += num_cached_tokens
 
     def add_end(
-        self, handle: int, index: int, reason: FinishReason, stop_token_id: int = -1
+        self,
+        handle: int,
+        index: int,
+        reason: FinishReason,
+        stop_token_id: int,
+        num_cached_tokens: int,
     ) -> None:
         """A sequence ended without a new token."""
         batch = self._batch
@@ -66,7 +71,7 @@ class Outbox:
         batch.num_tokens.append(0)
         batch.finish_reasons.append(reason)
         batch.stop_token_ids.append(stop_token_id)
-        batch.num_cached_tokens.append(0)
+        batch.num_cached_tokens.append(num_cached_tokens)
 
     def add_prompt_logprob(
         self, handle: int, position: int, row: tuple[list[int], list[float], list[int]]

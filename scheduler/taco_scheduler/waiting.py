@@ -6,20 +6,26 @@ from collections.abc import Iterator
 
 from taco_scheduler.sequence import Request, Sequence, Status, Urgency
 
+MIN_SWEEP = 64  # entries; sweeping at twice what was left makes it cost nothing on average
+
 
 class WaitingQueue:
     """Waiting sequences by urgency.
 
-    A sequence that was cancelled stays in the heap and is passed over: whoever ends one only sets
-    its status.
+    Whoever ends one only sets its status: it stays in the heap until a sweep or its turn.
     """
 
     def __init__(self) -> None:
         self._heap: list[tuple[Urgency, Sequence]] = []
+        self._sweep_at = MIN_SWEEP
 
     def push(self, sequence: Sequence) -> None:
         sequence.status = Status.WAITING
         heapq.heappush(self._heap, (sequence.urgency, sequence))
+        if len(self._heap) > self._sweep_at:
+            self._heap = [entry for entry in self._heap if entry[1].status is Status.WAITING]
+            heapq.heapify(self._heap)
+            self._sweep_at = max(MIN_SWEEP, 2 * len(self._heap))
 
     def peek(self) -> Sequence | None:
         """The most urgent sequence; None if nobody waits."""
@@ -36,15 +42,21 @@ class WaitingQueue:
 
 
 class Deadlines:
-    """Requests by the time until which they may wait."""
+    """Requests by the time until which they may wait. Those that run or have ended are swept."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Request]] = []
         self._count = itertools.count()  # so that requests are never compared
+        self._sweep_at = MIN_SWEEP
 
     def push(self, request: Request) -> None:
-        if request.deadline is not None:
-            heapq.heappush(self._heap, (request.deadline, next(self._count), request))
+        if request.deadline is None:
+            return
+        heapq.heappush(self._heap, (request.deadline, next(self._count), request))
+        if len(self._heap) > self._sweep_at:
+            self._heap = [entry for entry in self._heap if _waits(entry[2])]
+            heapq.heapify(self._heap)
+            self._sweep_at = max(MIN_SWEEP, 2 * len(self._heap))
 
     def next(self) -> float | None:
         """Time of the first deadline that still matters, in seconds since the epoch."""

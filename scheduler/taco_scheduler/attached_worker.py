@@ -1,0 +1,61 @@
+"""What the engine knows of the worker that is attached; all of it is lost with the worker."""
+
+from collections.abc import Iterator
+
+from taco_proto.config import SchedulerConfig
+from taco_proto.steps import WorkerInfo
+from taco_scheduler.batch import Batch
+from taco_scheduler.in_flight import InFlight, InFlightStep
+from taco_scheduler.kv.block_manager import BlockManager
+from taco_scheduler.sequence import Sequence
+from taco_scheduler.stop import StopChecker
+
+
+class AttachedWorker:
+    """One worker's slots, blocks and steps in flight.
+
+    Attributes:
+        landing: preempted sequences that wait for outputs of steps they are in, by tenure.
+    """
+
+    def __init__(self, info: WorkerInfo, config: SchedulerConfig) -> None:
+        # Every running sequence gets at least a token a step: no more slots than the budget.
+        num_slots = min(config.max_num_seqs, info.max_num_seqs, config.max_num_batched_tokens)
+        self.info = info
+        self.batch = Batch(num_slots)
+        self.blocks = BlockManager(
+            info.num_blocks, info.block_size, enable_prefix_caching=config.enable_prefix_caching
+        )
+        self.stops = StopChecker(info.vocab_size, info.eos_token_ids)
+        self.in_flight = InFlight()
+        self.landing: dict[int, Sequence] = {}
+
+    def release(self, sequence: Sequence) -> None:
+        """Takes slot and blocks away from a running sequence.
+
+        Its full blocks stay cached, but for what steps in flight compute: that may still fail.
+        """
+        assert sequence.table is not None
+        num_computed = int(self.batch.num_computed[sequence.slot])
+        num_valid = num_computed - self.in_flight.num_unconfirmed_tokens(sequence.tenure)
+        self.blocks.release(sequence.table, sequence.tokens.tobytes(), num_valid)
+        self.batch.leave(sequence)
+
+    def release_all(self) -> list[Sequence]:
+        """Starts over: empties the batch and forgets all steps; returns whom that concerns."""
+        running = list(self.batch.running())
+        for sequence in running:
+            self.release(sequence)
+        concerned = running + list(self.landing.values())
+        self.landing.clear()
+        self.in_flight.steps.clear()
+        self.batch.left_slots.clear()
+        return concerned
+
+    def sequences_in(self, step: InFlightStep) -> Iterator[Sequence]:
+        """Those that a step in flight runs for, unless they have ended."""
+        for slot, tenure in zip(step.slots.tolist(), step.tenures.tolist(), strict=True):
+            if self.batch.tenure[slot] == tenure:
+                yield self.batch.owner(slot)
+            elif tenure in self.landing:
+                yield self.landing[tenure]
