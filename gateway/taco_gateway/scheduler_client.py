@@ -58,8 +58,8 @@ class SchedulerClient:
         self._name = name
         self._info: ModelInfo | None = None
         self._connected = False
-        self._outbox = _Outbox()
-        self._requests = RequestTable(self._outbox)
+        self._outbox = _Outbox()  # a new one for each stream
+        self._requests = RequestTable(self)
         self._channel: grpc.aio.Channel | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -75,6 +75,15 @@ class SchedulerClient:
 
     def generate(self, request: GenerateRequest) -> TokenStream:
         return self._requests.generate(request)
+
+    def submit(self, request: GenerateRequest) -> None:
+        """Sends a request that is in the table, or leaves it to be sent when there is a stream."""
+        if self._connected:
+            self._outbox.submit(request)
+
+    def cancel(self, handle: int, index: int | None = None) -> None:
+        if self._connected:
+            self._outbox.cancel(handle, index)
 
     async def stats(self) -> EngineStats:
         if self._channel is None:
@@ -126,7 +135,8 @@ class SchedulerClient:
 
     async def _run_stream(self, stub: SchedulerStub) -> str:
         """Serves one stream until it breaks; says why it did."""
-        call = stub.Generate(self._outgoing())
+        self._outbox = outbox = _Outbox()
+        call = stub.Generate(self._outgoing(outbox))
         try:
             async for message in call:
                 match message.WhichOneof("body"):
@@ -139,29 +149,29 @@ class SchedulerClient:
         except ValueError as error:  # columns that do not fit together
             return f"it sent nonsense: {error}"
         finally:
-            self._outbox.close()
+            outbox.close()
             call.cancel()
         return "it ended the stream"
 
-    async def _outgoing(self) -> AsyncIterator[pb.GatewayMessage]:
+    async def _outgoing(self, outbox: "_Outbox") -> AsyncIterator[pb.GatewayMessage]:
         hello = pb.GatewayHello(protocol_version=PROTOCOL_VERSION, name=self._name)
         yield pb.GatewayMessage(hello=hello)
-        while True:
-            yield await self._outbox.next_message()
+        while (message := await outbox.next_message()) is not None:
+            yield message
 
     def _meet(self, info: ModelInfo) -> None:
         """The scheduler says what it serves: the first message on a stream, and on every change."""
-        before, self._info = self._info, info
-        if self._connected:
-            return
-        self._connected = True
-        self._outbox.open()
-        _log.info("connected to the scheduler: %s, ready=%s", info.model or "no model", info.ready)
-        for stream in self._requests:
-            if before is not None and info.model and before.model and before.model != info.model:
-                self._requests.fail(stream, EngineError(503, "Another model is served now."))
-            else:
+        before = self._info
+        if before is not None and before.model and not info.model:
+            info = replace(before, ready=False)  # a scheduler that no worker has found yet
+        self._info = info
+        if before is not None and before.model not in ("", info.model):
+            self._requests.fail_all(EngineError(503, "Another model is served now."))
+        if not self._connected:
+            self._connected = True
+            for stream in self._requests:
                 self._resume(stream)
+        _log.info("the scheduler serves %s (ready: %s)", info.model or "no model yet", info.ready)
 
     def _resume(self, stream: TokenStream) -> None:
         request = stream.request
@@ -181,43 +191,37 @@ class SchedulerClient:
 
 
 class _Outbox:
-    """What goes up on the stream: submits first, then cancels, as many as gathered in one message.
-
-    While there is no stream it takes nothing: `SchedulerClient` submits every open request anew.
-    """
+    """What goes up on one stream: submits first, then the cancels that gathered, in one message."""
 
     def __init__(self) -> None:
         self._submits: deque[pb.Submit] = deque()
         self._cancelled: list[tuple[int, int | None]] = []
         self._news = asyncio.Event()
-        self._open = False
-
-    def open(self) -> None:
-        self._open = True
-
-    def close(self) -> None:
-        self._open = False
-        self._submits.clear()
-        self._cancelled.clear()
+        self._closed = False
 
     def submit(self, request: GenerateRequest) -> None:
-        if self._open:
-            self._submits.append(submit_to_pb(request))
-            self._news.set()
+        self._submits.append(submit_to_pb(request))
+        self._news.set()
 
     def cancel(self, handle: int, index: int | None = None) -> None:
-        if self._open:
-            self._cancelled.append((handle, index))
-            self._news.set()
+        self._cancelled.append((handle, index))
+        self._news.set()
 
-    async def next_message(self) -> pb.GatewayMessage:
-        while True:
+    def close(self) -> None:
+        """Ends the reader: gRPC leaves it waiting when the stream breaks."""
+        self._closed = True
+        self._news.set()
+
+    async def next_message(self) -> pb.GatewayMessage | None:
+        """Waits for news; None when the outbox is closed."""
+        while not self._closed:
             if self._submits:
                 return pb.GatewayMessage(submit=self._submits.popleft())
             if self._cancelled:
                 return pb.GatewayMessage(cancel=self._take_cancels())
             self._news.clear()
             await self._news.wait()
+        return None
 
     def _take_cancels(self) -> pb.Cancel:
         # A message names either whole requests or single sequences.

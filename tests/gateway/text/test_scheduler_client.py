@@ -1,0 +1,235 @@
+"""The client against a real scheduler over a Unix socket, with a worker that is exact."""
+
+import asyncio
+import threading
+from array import array
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from support.fake_worker import FakeWorker, generate, worker_info
+from taco_gateway.engine_client import EngineError
+from taco_gateway.scheduler_client import SchedulerClient
+from taco_gateway.token_stream import TokenStream
+from taco_proto.config import SchedulerConfig
+from taco_proto.requests import GenerateRequest
+from taco_proto.sampling_params import SamplingParams
+from taco_proto.steps import StepOutput, StepPlan
+from taco_scheduler.server import SchedulerServer
+from taco_scheduler.service import SchedulerService
+
+PROMPT = [3, 5, 7, 11, 13]
+
+
+class GatedWorker(FakeWorker):
+    """Runs a step only when it has leave to."""
+
+    def __init__(self, **info: object) -> None:
+        super().__init__(worker_info(**info))
+        self._leave = threading.Semaphore(0)
+
+    def execute(self, plan: StepPlan) -> StepOutput:
+        self._leave.acquire()
+        return super().execute(plan)
+
+    def allow(self, num_steps: int) -> None:
+        self._leave.release(num_steps)
+
+
+@asynccontextmanager
+async def scheduler(address: str, worker: FakeWorker | None) -> AsyncIterator[SchedulerService]:
+    service = SchedulerService(SchedulerConfig(listen=address, log_stats=False))
+    await service.start()
+    if worker is not None:
+        service.attach_local(worker)
+    server = SchedulerServer(service, address)
+    await server.start()
+    try:
+        yield service
+    finally:
+        await server._server.stop(None)  # as if it was killed: no goodbye
+        if isinstance(worker, GatedWorker):
+            worker.allow(10_000)
+        await service.stop()
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> str:
+    return f"unix:{tmp_path}/scheduler.sock"
+
+
+@pytest.fixture
+async def client(address: str) -> AsyncIterator[SchedulerClient]:
+    client = SchedulerClient(address)
+    client.start()
+    yield client
+    await client.close()
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(30):
+        while not await condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)  # what is waited for is on the other side of a socket
+
+
+async def until_ready(client: SchedulerClient) -> None:
+    async def ready() -> bool:
+        info = client.model_info()
+        return info is not None and info.ready
+
+    await until(ready)
+
+
+async def until_submitted(client: SchedulerClient, num_sequences: int) -> None:
+    async def all_there() -> bool:
+        stats = await client.stats()
+        return stats.num_running + stats.num_waiting == num_sequences
+
+    await until(all_there)
+
+
+def request(**changes: object) -> GenerateRequest:
+    sampling = SamplingParams(**{"seed": 9, "max_tokens": 40, "ignore_eos": True, **changes})  # type: ignore[arg-type]
+    return GenerateRequest(
+        handle=0, request_id="r", token_ids=array("i", PROMPT).tobytes(), sampling=sampling
+    )
+
+
+def expected_tokens(asked: GenerateRequest) -> list[int]:
+    assert asked.sampling.seed is not None
+    return generate(PROMPT, asked.sampling, worker_info(), asked.sampling.seed)
+
+
+async def read(stream: TokenStream, num_tokens: int | None = None) -> list[int]:
+    """So many tokens of sequence 0, or all to its end."""
+    tokens: list[int] = []
+    async with asyncio.timeout(30):
+        while num_tokens is None or len(tokens) < num_tokens:
+            try:
+                tokens += (await anext(stream)).token_ids
+            except StopAsyncIteration:
+                break
+    return tokens
+
+
+async def test_many_requests_share_a_stream(address: str, client: SchedulerClient) -> None:
+    async with scheduler(address, FakeWorker()):
+        await until_ready(client)
+        info = client.model_info()
+        assert info is not None
+        assert (info.model, info.max_model_len) == ("fake-model", 128)
+        asked = [request(seed=seed) for seed in range(20)]
+        streams = [client.generate(one) for one in asked]
+        for one, stream in zip(asked, streams, strict=True):
+            assert await read(stream) == expected_tokens(one)
+        stats = await client.stats()
+        assert (stats.num_workers, stats.num_running, stats.num_waiting) == (1, 0, 0)
+        assert b"vllm:" in stats.prometheus
+
+
+async def test_closing_frees_the_blocks(address: str, client: SchedulerClient) -> None:
+    worker = GatedWorker()
+    async with scheduler(address, worker):
+        await until_ready(client)
+        stream = client.generate(request(max_tokens=100))
+        worker.allow(6)
+        await read(stream, 3)
+        stream.close()
+        worker.allow(10)
+        await until_submitted(client, 0)
+        stats = await client.stats()
+        assert stats.num_free_blocks == stats.num_blocks
+
+
+async def test_a_refusal_is_an_engine_error(address: str, client: SchedulerClient) -> None:
+    async with scheduler(address, FakeWorker()):
+        await until_ready(client)
+        asked = request()
+        too_long = GenerateRequest(
+            handle=0,
+            request_id="r",
+            token_ids=array("i", [5] * 200).tobytes(),
+            sampling=asked.sampling,
+        )
+        with pytest.raises(EngineError) as raised:
+            await read(client.generate(too_long))
+        assert raised.value.code == 400
+        assert await read(client.generate(asked)) == expected_tokens(asked)
+
+
+async def test_a_schedulers_restart_is_a_pause(address: str, client: SchedulerClient) -> None:
+    asked = [request(seed=seed) for seed in range(5)]
+    async with scheduler(address, worker := GatedWorker()):
+        await until_ready(client)
+        streams = [client.generate(one) for one in asked]
+        await until_submitted(client, 5)
+        worker.allow(8)
+        fronts = [await read(stream, 3) for stream in streams]
+        untouched = client.generate(request(n=2))
+    assert (info := client.model_info()) is not None
+    assert not info.ready
+    async with scheduler(address, FakeWorker()):
+        for one, front, stream in zip(asked, fronts, streams, strict=True):
+            assert front + await read(stream) == expected_tokens(one)
+        # Nothing had come of this one, so that it could begin anew.
+        assert len([update async for update in untouched]) >= 2
+
+
+async def test_several_sequences_that_have_begun_fail_when_the_scheduler_is_lost(
+    address: str, client: SchedulerClient
+) -> None:
+    async with scheduler(address, worker := GatedWorker()):
+        await until_ready(client)
+        stream = client.generate(request(n=2))
+        worker.allow(8)
+        await read(stream, 2)
+    async with scheduler(address, FakeWorker()):
+        with pytest.raises(EngineError) as raised:
+            await read(stream)
+        assert raised.value.code == 503
+
+
+async def test_requests_fail_when_another_model_is_served(
+    address: str, client: SchedulerClient
+) -> None:
+    async with scheduler(address, worker := GatedWorker()):
+        await until_ready(client)
+        stream = client.generate(request())
+        worker.allow(8)
+        await read(stream, 2)
+    async with scheduler(address, GatedWorker(model="other")):
+        with pytest.raises(EngineError) as raised:
+            await read(stream)
+        assert raised.value.code == 503
+
+
+async def test_a_deadline_holds_while_there_is_no_scheduler(client: SchedulerClient) -> None:
+    asked = request()
+    stream = client.generate(
+        GenerateRequest(
+            handle=0,
+            request_id="r",
+            token_ids=asked.token_ids,
+            sampling=asked.sampling,
+            deadline=1.0,
+        )
+    )
+    assert client.model_info() is None
+    with pytest.raises(EngineError) as raised:
+        await read(stream)
+    assert raised.value.code == 504
+    with pytest.raises(EngineError) as raised:
+        await client.stats()
+    assert raised.value.code == 503
+
+
+async def test_closing_the_client_fails_what_runs(address: str) -> None:
+    client = SchedulerClient(address)
+    client.start()
+    stream = client.generate(request())
+    await client.close()
+    with pytest.raises(EngineError) as raised:
+        await read(stream)
+    assert raised.value.code == 503

@@ -1,0 +1,171 @@
+"""Columns to requests, as they come off the link."""
+
+import asyncio
+
+import pytest
+
+from taco_gateway.engine_client import EngineError, SequenceUpdate
+from taco_gateway.token_stream import MAX_BUFFERED_VALUES, RequestTable, TokenStream
+from taco_proto.logprobs import LogprobColumns
+from taco_proto.requests import FinishReason, GenerateRequest, OutputBatch, RequestError
+from taco_proto.sampling_params import SamplingParams
+
+
+class Upstream:
+    def __init__(self) -> None:
+        self.submitted: list[GenerateRequest] = []
+        self.cancelled: list[tuple[int, int | None]] = []
+
+    def submit(self, request: GenerateRequest) -> None:
+        self.submitted.append(request)
+
+    def cancel(self, handle: int, index: int | None = None) -> None:
+        self.cancelled.append((handle, index))
+
+
+@pytest.fixture
+def upstream() -> Upstream:
+    return Upstream()
+
+
+@pytest.fixture
+def table(upstream: Upstream) -> RequestTable:
+    return RequestTable(upstream)
+
+
+def request(**sampling: object) -> GenerateRequest:
+    params = SamplingParams(seed=1, **sampling)  # type: ignore[arg-type]
+    return GenerateRequest(handle=0, request_id="r", token_ids=b"", sampling=params)
+
+
+def batch_of(*rows: tuple[int, int, list[int], int], logprobs: bool = False) -> OutputBatch:
+    """Rows of (handle, index, token ids, finish reason)."""
+    batch = OutputBatch()
+    columns = LogprobColumns()
+    for handle, index, token_ids, reason in rows:
+        batch.handles.append(handle)
+        batch.indexes.append(index)
+        batch.num_tokens.append(len(token_ids))
+        batch.token_ids += token_ids
+        batch.finish_reasons.append(reason)
+        batch.stop_token_ids.append(-1)
+        batch.num_cached_tokens.append(0)
+        for token_id in token_ids:
+            # Only odd handles asked: the others' rows are empty.
+            columns.append_row(*(([token_id], [-1.0], [1]) if handle % 2 else ([], [], [])))
+    batch.logprobs = columns if logprobs else None
+    return batch
+
+
+async def read_all(stream: TokenStream) -> list[SequenceUpdate]:
+    async with asyncio.timeout(20):
+        return [update async for update in stream]
+
+
+RUNNING, LENGTH = FinishReason.RUNNING, FinishReason.LENGTH
+
+
+async def test_every_request_gets_its_own_rows(table: RequestTable, upstream: Upstream) -> None:
+    streams = [table.generate(request()), table.generate(request(n=2))]
+    one, two = (stream.request.handle for stream in streams)
+    assert [submitted.handle for submitted in upstream.submitted] == [one, two]
+    table.dispatch(batch_of((two, 1, [7], RUNNING), (one, 0, [5, 6], RUNNING), logprobs=True))
+    table.dispatch(batch_of((two, 0, [8], LENGTH), (99, 0, [1], RUNNING), (two, 1, [], LENGTH)))
+    table.dispatch(batch_of((one, 0, [9], LENGTH)))
+    assert len(table) == 0
+    first, second = [await read_all(stream) for stream in streams]
+    assert [(u.index, u.token_ids) for u in first] == [(0, [5, 6, 9])]
+    assert first[0].logprobs is not None
+    assert first[0].logprobs.token_ids == [5, 6]
+    assert [(u.index, u.token_ids) for u in second] == [(1, [7]), (0, [8]), (1, [])]
+    assert upstream.cancelled == []
+
+
+async def test_a_reader_that_waits_is_woken(table: RequestTable) -> None:
+    stream = table.generate(request())
+    reader = asyncio.create_task(read_all(stream))
+    for token_id in range(3):
+        await asyncio.sleep(0)
+        table.dispatch(batch_of((stream.request.handle, 0, [token_id], RUNNING)))
+        await asyncio.sleep(0)
+    table.dispatch(batch_of((stream.request.handle, 0, [3], LENGTH)))
+    assert [i for update in await reader for i in update.token_ids] == [0, 1, 2, 3]
+
+
+async def test_closing_cancels_once_and_what_still_comes_is_dropped(
+    table: RequestTable, upstream: Upstream
+) -> None:
+    stream = table.generate(request(n=2))
+    handle = stream.request.handle
+    stream.cancel(1)
+    stream.cancel(1)
+    stream.close()
+    stream.close()
+    assert upstream.cancelled == [(handle, 1), (handle, None)]
+    table.dispatch(batch_of((handle, 0, [5], RUNNING), (handle, 1, [6], FinishReason.ABORTED)))
+    assert await read_all(stream) == []
+    assert len(table) == 0
+
+
+async def test_cancelling_every_sequence_ends_the_request(table: RequestTable) -> None:
+    stream = table.generate(request(n=2))
+    table.dispatch(batch_of((stream.request.handle, 0, [5], RUNNING)))
+    stream.cancel(0)
+    stream.cancel(1)
+    assert [update.token_ids for update in await read_all(stream)] == [[5]]
+    assert len(table) == 0
+
+
+async def test_closing_an_ended_request_cancels_nothing(
+    table: RequestTable, upstream: Upstream
+) -> None:
+    stream = table.generate(request())
+    table.dispatch(batch_of((stream.request.handle, 0, [5], LENGTH)))
+    await read_all(stream)
+    stream.close()
+    assert upstream.cancelled == []
+
+
+async def test_an_error_comes_behind_the_news(table: RequestTable) -> None:
+    stream = table.generate(request())
+    batch = batch_of((stream.request.handle, 0, [5], RUNNING))
+    batch.errors.append(RequestError(stream.request.handle, 429, "full"))
+    table.dispatch(batch)
+    assert (await anext(stream)).token_ids == [5]
+    with pytest.raises(EngineError, match="full") as raised:
+        await anext(stream)
+    assert raised.value.code == 429
+
+
+async def test_a_reader_that_reads_nothing_is_given_up(
+    table: RequestTable, upstream: Upstream
+) -> None:
+    stream = table.generate(request())
+    other = table.generate(request())
+    handle = stream.request.handle
+    for _ in range(MAX_BUFFERED_VALUES // 1000 + 1):
+        table.dispatch(batch_of((handle, 0, [5] * 1000, RUNNING)))
+    assert upstream.cancelled == [(handle, None)]
+    with pytest.raises(EngineError):
+        await anext(stream)
+    table.dispatch(batch_of((other.request.handle, 0, [5], LENGTH)))
+    assert len(await read_all(other)) == 1
+
+
+async def test_prompt_log_probabilities_come_once_and_in_order(table: RequestTable) -> None:
+    stream = table.generate(request(prompt_logprobs=0))
+    handle = stream.request.handle
+    for positions in ([1, 2], [1, 2, 3]):  # the second time after a resubmission
+        columns = LogprobColumns()
+        for position in positions:
+            columns.append_row([position], [-1.0], [1])
+        table.dispatch(
+            OutputBatch(
+                prompt_logprob_handles=[handle] * len(positions),
+                prompt_logprob_positions=positions,
+                prompt_logprobs=columns,
+            )
+        )
+    (update,) = [await anext(stream)]
+    assert update.prompt_logprobs is not None
+    assert update.prompt_logprobs.token_ids == [1, 2, 3]
