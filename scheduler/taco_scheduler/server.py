@@ -47,7 +47,7 @@ class SchedulerServer:
 
     def __init__(self, service: SchedulerService, address: str) -> None:
         self.address = address
-        self._service = service
+        self._is_bound = False
         self._server = grpc.aio.server(options=OPTIONS)
         self._health = health.aio.HealthServicer()
         add_SchedulerServicer_to_server(_Servicer(service), self._server)
@@ -58,6 +58,7 @@ class SchedulerServer:
         ConfigurationError: the address cannot be bound.
         """
         _bind(self._server, self.address)
+        self._is_bound = True
         await self._server.start()
         await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
         logger.info("listening on %s", self.address)
@@ -67,9 +68,9 @@ class SchedulerServer:
         await self._health.enter_graceful_shutdown()
 
     async def stop(self) -> None:
-        """Ends all streams, then the socket."""
+        """Ends all streams and removes the socket, if it is ours."""
         await self._server.stop(CLOSE_SECONDS)
-        if self.address.startswith(UNIX_PREFIX):
+        if self._is_bound and self.address.startswith(UNIX_PREFIX):
             _remove_socket(self.address.removeprefix(UNIX_PREFIX))
 
 
