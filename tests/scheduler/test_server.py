@@ -54,14 +54,18 @@ async def gateway(stub: SchedulerStub) -> GatewayPeer:
 
 async def assert_alive(stub: SchedulerStub) -> None:
     """A new gateway gets right tokens, and afterwards no block is held."""
+    await assert_served(stub)
+    stats = await stub.Stats(pb.StatsRequest())
+    assert stats.num_free_blocks == stats.num_blocks == worker_info().num_blocks
+
+
+async def assert_served(stub: SchedulerStub) -> None:
     peer = await gateway(stub)
-    request = make_request(1, [9, 8, 7], max_tokens=5, ignore_eos=True)
+    request = make_request(1, [9, 8, 7], max_tokens=5, ignore_eos=True, priority=-1)
     await peer.submit(request)
     received = await peer.read_ends(1)
     assert received.tokens[1, 0] == generate([9, 8, 7], request.sampling, worker_info(), 1)
     peer.call.cancel()
-    stats = await stub.Stats(pb.StatsRequest())
-    assert stats.num_free_blocks == stats.num_blocks == worker_info().num_blocks
 
 
 async def test_two_gateways_share_a_worker(stub: SchedulerStub, worker: WorkerPeer) -> None:
@@ -262,6 +266,33 @@ async def test_a_second_worker_waits_its_turn(stub: SchedulerStub, worker: Worke
     await other.hello()
     assert await status(other.call) is grpc.StatusCode.RESOURCE_EXHAUSTED
     await assert_alive(stub)
+
+
+async def test_a_silent_worker_is_given_up(
+    stub: SchedulerStub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("taco_scheduler.streams.WORKER_SILENCE_SECONDS", 0.05)
+    peer = await gateway(stub)
+    await peer.submit(make_request(1, [3, 4, 5], max_tokens=20))
+    silent = WorkerPeer(stub, FakeWorker())
+    await silent.hello()
+    assert await status(silent.call) is grpc.StatusCode.DEADLINE_EXCEEDED
+    monkeypatch.undo()
+    other = WorkerPeer(stub, FakeWorker())
+    await other.hello()
+    async with background(other.serve()):
+        received = await peer.read_ends(1)
+    assert received.reasons[1, 0] in (FinishReason.STOP, FinishReason.LENGTH)
+
+
+async def test_a_gateway_that_never_reads_stalls_nobody(
+    stub: SchedulerStub, worker: WorkerPeer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("taco_scheduler.outbox.MAX_BUFFERED_TOKENS", 2_000)
+    deaf = await gateway(stub)
+    for handle in range(3000):
+        await deaf.submit(make_request(handle, [handle % 60 + 1], max_tokens=120, ignore_eos=True))
+    await assert_served(stub)
 
 
 async def test_garbage_bytes_and_oversize_end_only_their_call(

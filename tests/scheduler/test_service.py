@@ -1,15 +1,18 @@
 """The service's loop, with a worker in this process."""
 
 import asyncio
+import threading
+import time
 from collections.abc import AsyncIterator
 
 import pytest
 
 from support.engine_driver import Received, make_request
-from support.fake_worker import FakeWorker, generate
+from support.fake_worker import FakeWorker, generate, worker_info
 from taco_proto.config import SchedulerConfig
+from taco_proto.steps import StepOutput, StepPlan
 from taco_scheduler.service import SchedulerService
-from taco_scheduler.session import ClientSession
+from taco_scheduler.session import ClientSession, SessionClosedError
 
 
 @pytest.fixture
@@ -51,3 +54,132 @@ async def test_model_info_waits_for_the_first_worker(service: SchedulerService) 
     service.attach_local(FakeWorker())
     assert (await waiting).model == "fake-model"
     assert (await session.next_message()).ready is True  # type: ignore[union-attr]
+
+
+async def test_an_executor_that_raises_fails_its_step_only(service: SchedulerService) -> None:
+    class Clumsy(FakeWorker):
+        num_calls = 0
+
+        def execute(self, plan: StepPlan) -> StepOutput:
+            self.num_calls += 1
+            if self.num_calls == 2:
+                raise RuntimeError("out of memory")
+            return super().execute(plan)
+
+    service.attach_local(Clumsy())
+    session = service.connect("a")
+    request = make_request(1, [4, 5, 6], max_tokens=20, ignore_eos=True)
+    session.submit(request)
+    received = await collect(session, 1)
+    assert received.tokens[1, 0] == generate([4, 5, 6], request.sampling, worker_info(), 1)
+
+
+async def test_steps_run_while_the_next_one_is_planned(service: SchedulerService) -> None:
+    """With run-ahead the executor never waits for its output to be taken."""
+    queued = threading.Semaphore(0)
+
+    class Waiting(FakeWorker):
+        def execute(self, plan: StepPlan) -> StepOutput:
+            output = super().execute(plan)
+            if plan.step_id == 1:
+                assert queued.acquire(timeout=30), "plan 2 was not sent before output 1"
+            return output
+
+    service.attach_local(Waiting())
+    plan, num_plans = service.engine.plan, 0
+
+    def counting_plan(now: float) -> StepPlan | None:
+        nonlocal num_plans
+        result = plan(now)
+        num_plans += result is not None
+        if num_plans == 2:
+            queued.release()
+        return result
+
+    service.engine.plan = counting_plan  # type: ignore[method-assign]
+    session = service.connect("a")
+    session.submit(make_request(1, [4, 5, 6], max_tokens=3, ignore_eos=True))
+    await collect(session, 1)
+
+
+async def test_a_deadline_passes_while_nothing_else_happens(service: SchedulerService) -> None:
+    session = service.connect("a")
+    session.submit(make_request(1, [4], deadline=time.time() + 0.05))
+    received = await collect(session, 1)
+    assert received.errors[1][0] == 504
+
+
+async def test_draining_finishes_what_runs_and_refuses_the_rest(service: SchedulerService) -> None:
+    service.attach_local(FakeWorker())
+    session = service.connect("a")
+    session.submit(make_request(1, [4, 5, 6], max_tokens=60, ignore_eos=True))
+    draining = asyncio.create_task(service.drain(30))
+    await asyncio.sleep(0)
+    session.submit(make_request(2, [4, 5, 6]))
+    received = await collect(session, 2)
+    assert len(received.tokens[1, 0]) == 60
+    assert received.errors[2][0] == 503
+    taking = asyncio.create_task(session.next_batch())
+    await draining
+    taking.cancel()
+
+
+async def test_draining_has_a_limit(service: SchedulerService) -> None:
+    service.connect("a").submit(make_request(1, [4]))
+    await service.drain(0.01)
+    assert service.engine.num_requests == 1
+
+
+async def test_a_closed_session_frees_everything(service: SchedulerService) -> None:
+    service.attach_local(FakeWorker())
+    session = service.connect("a")
+    for handle in range(4):
+        session.submit(make_request(handle, [handle + 1] * 9, max_tokens=100, ignore_eos=True))
+    await session.next_batch()
+    session.close()
+    session.close()
+    assert service.engine.num_requests == 0
+    assert service.engine.num_free_blocks == worker_info().num_blocks
+    with pytest.raises(SessionClosedError):
+        await session.next_batch()
+
+
+async def test_stopping_ends_every_session() -> None:
+    service = SchedulerService(SchedulerConfig(log_stats=True))
+    await service.start()
+    service.attach_local(FakeWorker())
+    session = service.connect("a")
+    waiting = asyncio.create_task(session.next_batch())
+    await asyncio.sleep(0)
+    await service.stop()
+    await service.stop()
+    with pytest.raises(SessionClosedError, match="stopped"):
+        await waiting
+
+
+async def test_a_client_that_is_hopelessly_behind_is_closed(
+    service: SchedulerService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("taco_scheduler.outbox.MAX_BUFFERED_TOKENS", 50)
+    service.attach_local(FakeWorker())
+    idle, reader = service.connect("idle"), service.connect("reader")
+    for session in (idle, reader):
+        session.submit(make_request(1, [4, 5], max_tokens=100, ignore_eos=True))
+    received = await collect(reader, 1)
+    assert len(received.tokens[1, 0]) == 100
+    with pytest.raises(SessionClosedError, match="does not take"):
+        await idle.next_batch()
+    assert service.engine.num_requests == 0
+
+
+async def test_a_bug_in_the_loop_ends_the_sessions_with_it(service: SchedulerService) -> None:
+    session = service.connect("a")
+
+    def broken(now: float) -> None:
+        raise ZeroDivisionError
+
+    service.engine.plan = broken  # type: ignore[method-assign]
+    session.submit(make_request(1, [4]))
+    with pytest.raises(SessionClosedError, match="failed"):
+        await session.next_batch()
+    await service.died()
