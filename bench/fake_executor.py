@@ -1,0 +1,45 @@
+"""A worker that costs nothing: it samples at once, and knows only how long its sequences are."""
+
+import time
+
+import numpy as np
+
+from taco_proto.steps import IntArray, StepOutput, StepPlan, WorkerInfo
+
+
+class FakeExecutor:
+    """A `StepExecutor` that gives token ids in a circle.
+
+    Args:
+        info: what it says of itself.
+        token_ids: what it samples, one after the other, for every sequence alike.
+        step_seconds: how long a step takes; 0: no time at all.
+    """
+
+    def __init__(self, info: WorkerInfo, token_ids: IntArray, *, step_seconds: float = 0.0) -> None:
+        self.info = info
+        self._tokens = token_ids
+        self._step_seconds = step_seconds
+        self._num_known = np.zeros(info.max_num_seqs, dtype=np.int64)
+        self._num_computed = np.zeros(info.max_num_seqs, dtype=np.int64)
+        self._next_step = 0.0
+
+    def execute(self, plan: StepPlan) -> StepOutput:
+        if plan.joined is not None:
+            self._num_known[plan.joined.slots] = plan.joined.num_tokens
+            self._num_computed[plan.joined.slots] = plan.joined.num_computed_tokens
+        self._num_computed[plan.slots] += plan.num_tokens
+        sampled = plan.slots[self._num_computed[plan.slots] >= self._num_known[plan.slots]]
+        token_ids = self._tokens[self._num_known[sampled] % len(self._tokens)]
+        self._num_known[sampled] += 1
+        self._wait_for_step()
+        return StepOutput(
+            epoch=plan.epoch, step_id=plan.step_id, slots=sampled, token_ids=token_ids
+        )
+
+    def _wait_for_step(self) -> None:
+        """Steps end `step_seconds` apart, or at once where the caller is behind."""
+        now = time.perf_counter()
+        self._next_step = max(self._next_step + self._step_seconds, now)
+        if self._next_step > now:
+            time.sleep(self._next_step - now)
