@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from taco_gateway.chat_template import PLAIN_TEMPLATE, ChatTemplate, read_chat_template
+from taco_gateway.request_checks import check_text
 from taco_gateway.template_pool import TemplatePool
 from taco_gateway.tokenizer import Tokenizer
 from taco_proto.errors import ConfigurationError, InvalidParameterError
@@ -90,6 +91,7 @@ class ChatPrompter:
         text = template.render(marked, variables, self._marked(template_kwargs or {}))
         if continue_final_message:
             text = self._cut_at_end_mark(text)
+        check_text(text, "messages")
         token_ids = self._encode_text(text)
         if add_special_tokens is None:
             add_special_tokens = self._template_is_plain and chat_template is None

@@ -9,6 +9,16 @@ from taco_proto.sampling_params import SamplingParams
 CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
 
 
+def check_text(text: str, param: str) -> None:
+    """Raises:
+    InvalidParameterError: the text has half a surrogate pair, which no tokenizer takes.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidParameterError(f"{param} is not valid Unicode", param) from None
+
+
 def check_prompt(token_ids: Sequence[int], info: ModelInfo) -> None:
     """Raises:
     InvalidParameterError: the prompt is empty, leaves no room for a token, or has a token id that

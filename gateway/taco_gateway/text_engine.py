@@ -12,7 +12,7 @@ from typing import Any
 from taco_gateway.chat_prompt import ChatPrompter
 from taco_gateway.engine_client import EngineClient, EngineError
 from taco_gateway.output_processor import OutputProcessor, PromptLogprobs, TextUpdate
-from taco_gateway.request_checks import check_prompt, check_sampling, resolve_max_tokens
+from taco_gateway.request_checks import check_prompt, check_sampling, check_text, resolve_max_tokens
 from taco_gateway.token_logprobs import Candidate, CandidateReader, TokenLogprob
 from taco_gateway.tokenizer import Tokenizer
 from taco_proto.errors import InvalidParameterError
@@ -89,10 +89,11 @@ class TextEngine:
         """Token ids of a prompt, off the event loop. Special tokens in the text count as such.
 
         Raises:
-            InvalidParameterError: the model is served without a tokenizer.
+            InvalidParameterError: the text is no Unicode, or there is no tokenizer.
         """
         if self.tokenizer is None:
             raise InvalidParameterError(_NO_TOKENIZER, "prompt")
+        check_text(text, "prompt")
         return await asyncio.to_thread(
             self.tokenizer.encode, text, add_special_tokens=add_special_tokens
         )

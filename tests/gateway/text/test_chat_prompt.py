@@ -101,14 +101,14 @@ def test_nested_strings_are_plain_text_too(any_template: ChatPrompter) -> None:
         [{"role": "assistant", "content": None, "tool_calls": [call]}],
         chat_template="{{ messages[0].tool_calls | tojson }}<|im_end|>",
     )
-    assert ids.count(BACKEND.token_to_id("<|im_end|>")) == 1
+    assert ids.count(BACKEND.encode("<|im_end|>").ids[0]) == 1
 
 
 # ------------------------------------------------------------ BOS, continuing, content
 
 
 def test_bos_comes_once(caplog: pytest.LogCaptureFixture) -> None:
-    bos = LLAMA.token_to_id("<s>")
+    (bos,) = FastTokenizer(LLAMA).prefix_token_ids()
     with_bos = prompter_of("{{ bos_token }}{{ messages[0].content }}", LLAMA)
     without = prompter_of("{{ messages[0].content }}", LLAMA)
     with caplog.at_level(logging.WARNING):
@@ -232,6 +232,7 @@ def test_a_templates_own_message_reaches_the_client(any_template: ChatPrompter) 
         ([], {}, "messages"),
         (user([{"type": "image_url"}]), {}, "messages"),
         (user(b"x"), {}, "messages"),
+        (user("\ud800"), {}, "messages"),
         (user("x"), {"template_kwargs": {"messages": []}}, "chat_template_kwargs"),
         (user("x"), {"template_kwargs": {"unknown": 1}}, "chat_template_kwargs"),
         (user("x"), {"continue_final_message": True}, "continue_final_message"),

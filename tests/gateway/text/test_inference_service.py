@@ -4,6 +4,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -33,7 +34,7 @@ async def connect(tokenizer: Tokenizer, tmp_path: Path) -> AsyncIterator[Connect
     """Starts a server over a script; gives the engine and a channel to it."""
     opened = []
 
-    async def start(script: Script, **config: object) -> tuple[ScriptedEngine, grpc.aio.Channel]:
+    async def start(script: Script, **config: Any) -> tuple[ScriptedEngine, grpc.aio.Channel]:
         app = build_app(script, tokenizer, **config)
         address = f"unix:{tmp_path}/inference.sock"
         server = await start_inference_server(address, app.gateway)
@@ -210,14 +211,14 @@ async def test_keys_are_asked_for_everywhere_but_at_health_checks(
         r async for r in stub.Complete(request, metadata=[("authorization", "Bearer secret")])
     ]
     assert replies
-    health = health_pb2_grpc.HealthStub(channel)
+    health: Any = health_pb2_grpc.HealthStub(channel)
     reply = await health.Check(health_pb2.HealthCheckRequest())
     assert reply.status == health_pb2.HealthCheckResponse.SERVING
 
 
 async def test_health_follows_the_worker(connect: Connect) -> None:
     engine, channel = await connect(replay([5]))
-    stub = health_pb2_grpc.HealthStub(channel)
+    stub: Any = health_pb2_grpc.HealthStub(channel)
     engine.info = None
     reply = await stub.Check(health_pb2.HealthCheckRequest(service="taco.v1.Inference"))
     assert reply.status == health_pb2.HealthCheckResponse.NOT_SERVING
@@ -228,7 +229,7 @@ async def test_health_follows_the_worker(connect: Connect) -> None:
 
 async def test_reflection_lists_the_service(connect: Connect) -> None:
     _, channel = await connect(replay([5]))
-    stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+    stub: Any = reflection_pb2_grpc.ServerReflectionStub(channel)  # type: ignore[arg-type]
     asked = reflection_pb2.ServerReflectionRequest(list_services="")
     replies = [reply async for reply in stub.ServerReflectionInfo(iter([asked]))]
     names = {service.name for service in replies[0].list_services_response.service}

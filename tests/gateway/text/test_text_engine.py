@@ -85,7 +85,8 @@ async def test_a_stop_string_cuts_everything_at_its_hit(
     hit = 0
     while "dog" not in TOKENIZER.decode(ids[:hit]):
         hit += 1
-    steps, rest = [], ids
+    steps: list[Step] = []
+    rest = ids
     while rest:
         count = cuts[len(steps) % len(cuts)]
         head, rest = rest[:count], rest[count:]
@@ -324,6 +325,12 @@ def test_the_models_defaults_stand_under_what_a_client_gives() -> None:
     assert engine.sampling_params({"temperature": 0.0}).temperature == 0.0
     with pytest.raises(InvalidParameterError):
         engine.sampling_params({"top_p": 2})
+
+
+async def test_half_a_surrogate_pair_is_no_text() -> None:
+    engine, _ = engine_of([])
+    with pytest.raises(InvalidParameterError):
+        await engine.encode("a\ud800b")
 
 
 async def test_without_a_tokenizer_there_are_token_ids_only() -> None:
