@@ -158,7 +158,7 @@ class AsyncLLMEngine:
     async def _start(self) -> TextEngine:
         await self._scheduler.start()
         self._scheduler.attach_local(self._worker)
-        client = await LocalClient.connect(self._scheduler.connect("local"))
+        client = await LocalClient.connect(self._scheduler)
         return TextEngine(client, self._tokenizer)
 
 

@@ -5,22 +5,25 @@ import asyncio
 from taco_gateway.engine_client import EngineError, EngineStats
 from taco_gateway.token_stream import RequestTable, TokenStream
 from taco_proto.requests import GenerateRequest, ModelInfo
+from taco_scheduler.service import SchedulerService
 from taco_scheduler.session import ClientSession, SessionClosedError
 
 
 class LocalClient:
     """An `EngineClient` over a scheduler in this process. Belongs to one event loop."""
 
-    def __init__(self, session: ClientSession, model: ModelInfo) -> None:
+    def __init__(self, service: SchedulerService, session: ClientSession, model: ModelInfo) -> None:
+        self._service = service
         self._session = session
         self._model = model
         self._requests = RequestTable(session)
         self._reader = asyncio.get_running_loop().create_task(self._read(), name="local-client")
 
     @classmethod
-    async def connect(cls, session: ClientSession) -> "LocalClient":
+    async def connect(cls, service: SchedulerService) -> "LocalClient":
         """Waits until a worker is attached."""
-        return cls(session, await session.model_info())
+        session = service.connect("local")
+        return cls(service, session, await session.model_info())
 
     def model_info(self) -> ModelInfo:
         return self._model
@@ -29,7 +32,16 @@ class LocalClient:
         return self._requests.generate(request)
 
     async def stats(self) -> EngineStats:
-        raise NotImplementedError
+        engine = self._service.engine
+        return EngineStats(
+            num_running=engine.num_running,
+            num_waiting=engine.num_waiting,
+            kv_cache_usage=engine.kv_usage,
+            num_free_blocks=engine.num_free_blocks,
+            num_blocks=self._model.num_blocks,
+            num_workers=self._service.num_workers,
+            prometheus=self._service.prometheus(),
+        )
 
     async def close(self) -> None:
         self._reader.cancel()

@@ -245,4 +245,8 @@ async def test_the_async_engine_aborts(checkpoint: Path) -> None:
     await leaver.aclose()
     await engine.abort("r2")
     await asyncio.to_thread(eventually, lambda: scheduler.num_requests == 0)
+    text_engine = await engine._started()
+    stats = await text_engine.client.stats()
+    assert (stats.num_running, stats.num_waiting, stats.num_workers) == (0, 0, 1)
+    assert stats.num_free_blocks == stats.num_blocks == 256
     await engine.shutdown()
