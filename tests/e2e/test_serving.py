@@ -151,8 +151,8 @@ def test_bad_requests_disturb_nothing(serving: Serving, client: openai.OpenAI) -
 
 @pytest.mark.parametrize("service", ["worker", "scheduler"])
 def test_a_killed_service_is_a_pause(serving: Serving, client: openai.OpenAI, service: str) -> None:
-    expected = "".join(completion(client, "Once upon a time", 1500))
-    pieces = completion(client, "Once upon a time", 1500)
+    expected = "".join(completion(client, "Once upon a time", 500))
+    pieces = completion(client, "Once upon a time", 500)
     text = next(pieces)
     victim = serving.children()[service]
     victim.kill()

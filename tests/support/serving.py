@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Callable
@@ -16,6 +17,8 @@ import psutil
 
 START_SECONDS = 90.0
 WAIT_SECONDS = 60.0
+# A service that hangs is killed, so that no stream keeps its reader waiting for ever.
+LIFETIME_SECONDS = 240.0
 
 
 def wait_until(condition: Callable[[], bool], what: str, seconds: float = WAIT_SECONDS) -> None:
@@ -47,6 +50,9 @@ class Serving:
                 stderr=err,
                 cwd=directory,
             )
+        self._watchdog = threading.Timer(LIFETIME_SECONDS, self.process.kill)
+        self._watchdog.daemon = True
+        self._watchdog.start()
 
     @property
     def url(self) -> str:
@@ -115,6 +121,7 @@ class Serving:
         try:
             self.stop()
         finally:
+            self._watchdog.cancel()
             if self.process.poll() is None:
                 self.process.kill()
                 self.process.wait()
