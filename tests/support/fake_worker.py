@@ -99,6 +99,7 @@ class FakeWorker:
         self.epoch = -1
         self.failed_epoch = -1
         self.num_computed_tokens = 0
+        self.num_sampled_tokens = 0
 
     def execute(self, plan: StepPlan) -> StepOutput:
         if plan.epoch == self.failed_epoch:
@@ -206,6 +207,7 @@ class FakeWorker:
                     logprobs.append_row([token], [token_logprob(row.tokens, token)], [1])
                 row.tokens.append(token)
                 sampled.append((slot, token))
+        self.num_sampled_tokens += len(sampled)
         return StepOutput(
             epoch=plan.epoch,
             step_id=plan.step_id,
