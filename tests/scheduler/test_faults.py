@@ -150,10 +150,10 @@ def test_an_impossible_output_changes_nothing(change: dict) -> None:
 def test_failures_with_progress_in_between_are_forgiven() -> None:
     d = Driver(run_ahead=False, max_num_batched_tokens=64)
     d.attach()
-    d.worker.fails = lambda plan: plan.step_id % 3 == 0
+    d.worker.fails = lambda plan: plan.step_id % 7 == 0
     for handle in range(3):
         d.submit(handle, [handle + 1] * 6, max_tokens=20, ignore_eos=True)
     d.run()
-    assert d.engine.counters.num_failed_steps > 5
+    assert d.engine.counters.num_failed_steps > 3
     assert not d.got.errors
     assert {len(tokens) for tokens in d.got.tokens.values()} == {20}
