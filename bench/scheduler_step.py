@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
+from fake_executor import FakeExecutor
 from record import save
 
 from taco_proto import scheduler_pb2 as pb
@@ -28,7 +29,7 @@ from taco_proto.convert import (
 )
 from taco_proto.requests import GenerateRequest
 from taco_proto.sampling_params import SamplingParams
-from taco_proto.steps import EMPTY, StepOutput, StepPlan, WorkerInfo
+from taco_proto.steps import StepPlan, WorkerInfo
 from taco_scheduler.engine import Engine
 
 NUM_SEQUENCES = 256
@@ -84,30 +85,6 @@ def submit_message(handle: int, num_tokens: int, max_tokens: int) -> bytes:
     return submit_to_pb(request).SerializeToString()
 
 
-class FreeWorker:
-    """Answers plans at once; it tracks only what it must know to say which rows are sampled."""
-
-    def __init__(self) -> None:
-        self.known = np.zeros(NUM_SEQUENCES, dtype=np.int64)
-        self.computed = np.zeros(NUM_SEQUENCES, dtype=np.int64)
-
-    def answer(self, plan: StepPlan) -> bytes:
-        if plan.joined is not None:
-            self.known[plan.joined.slots] = plan.joined.num_tokens
-            self.computed[plan.joined.slots] = plan.joined.num_computed_tokens
-        self.computed[plan.slots] += plan.num_tokens
-        sampled = plan.slots[self.computed[plan.slots] == self.known[plan.slots]]
-        self.known[sampled] += 1
-        tokens = RANDOM.integers(0, 100_000, len(sampled)).astype(np.int32)
-        output = StepOutput(
-            epoch=plan.epoch,
-            step_id=plan.step_id,
-            slots=sampled if sampled.size else EMPTY,
-            token_ids=tokens,
-        )
-        return step_output_to_pb(output).SerializeToString()
-
-
 class Bench:
     """An engine with one client, run ahead by one step."""
 
@@ -118,12 +95,15 @@ class Bench:
         self.engine = Engine(config)
         self.engine.attach(INFO)
         self.outbox = self.engine.connect()
-        self.worker = FreeWorker()
+        self.worker = FakeExecutor(INFO, RANDOM.integers(0, 100_000, 10_007).astype(np.int32))
         self.now = 0.0
 
     def submit(self, message: bytes) -> None:
         request = submit_from_pb(pb.Submit.FromString(message))
         self.engine.submit(self.outbox, request, self.now)
+
+    def answer(self, plan: StepPlan) -> bytes:
+        return step_output_to_pb(self.worker.execute(plan)).SerializeToString()
 
     def step(self, answer: bytes | None, clock: Clock) -> bytes | None:
         """Plans a step while `answer` is on its way, then takes it; returns the next answer."""
@@ -135,7 +115,7 @@ class Bench:
         else:
             with clock.measure("plan to bytes"):
                 step_plan_to_pb(plan).SerializeToString()
-            following = self.worker.answer(plan)
+            following = self.answer(plan)
         if answer is not None:
             with clock.measure("output from bytes"):
                 output = step_output_from_pb(pb.StepOutput.FromString(answer))
@@ -177,7 +157,7 @@ def cached_admission(num_rounds: int) -> dict[str, dict[str, float]]:
         with clock.measure("plan to bytes"):
             step_plan_to_pb(plan).SerializeToString()
         assert i == 0 or plan.num_tokens.sum() <= INFO.block_size
-        output = step_output_from_pb(pb.StepOutput.FromString(bench.worker.answer(plan)))
+        output = step_output_from_pb(pb.StepOutput.FromString(bench.answer(plan)))
         bench.engine.commit(output, bench.now)
         bench.outbox.take()
     return clock.figures()
