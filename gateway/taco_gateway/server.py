@@ -7,10 +7,12 @@ import signal
 import socket
 import ssl
 import stat
-from collections.abc import Generator
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import Awaitable, Generator
+from contextlib import contextmanager
 
+import grpc.aio
 import uvicorn
+import uvloop
 from fastapi import FastAPI
 
 from taco_gateway.app import create_app
@@ -26,6 +28,7 @@ from taco_proto.logging import configure_logging
 logger = logging.getLogger("taco.gateway")
 
 BACKLOG = 2048
+CLOSE_SECONDS = 5.0  # for clients to take their last bytes
 UNIX_SOCKET_MODE = 0o660
 
 
@@ -35,9 +38,8 @@ def run_gateway(config: GatewayConfig) -> int:
     A second signal does not wait for running requests.
     """
     configure_logging("gateway")
-    loop_factory = uvicorn.Config("", loop="uvloop").get_loop_factory()
     try:
-        with asyncio.Runner(loop_factory=loop_factory) as runner:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(config))
     except ConfigurationError as error:
         logger.error("%s", error)
@@ -46,44 +48,72 @@ def run_gateway(config: GatewayConfig) -> int:
 
 
 async def _serve(config: GatewayConfig) -> None:
-    async with AsyncExitStack() as stack:
-        listener = stack.enter_context(_bind(config))
+    signals = _Signals()
+    with _bind(config) as listener:
         client = SchedulerClient(config.scheduler)
         client.start()
-        stack.push_async_callback(client.close)
-        # The tokenizer loads while the scheduler is dialled.
-        tokenizer = await asyncio.to_thread(load_tokenizer, config.model)
-        app = create_app(config, client, tokenizer)
-        gateway: Gateway = app.state.gateway
-        inference = None
-        if config.grpc_listen is not None:
-            inference = await start_inference_server(config.grpc_listen, gateway)
-        server = GatewayServer(uvicorn_config(config, app))
-        server.drain_on_signals(gateway)
-        logger.info("listening on %s", _address(config, listener))
-        await server.serve(sockets=[listener])
-        if inference is not None:
-            await inference.stop(0)
+        try:
+            # The tokenizer loads while the scheduler is dialled.
+            loading = asyncio.create_task(asyncio.to_thread(load_tokenizer, config.model))
+            await _first_of(loading, signals.first.wait())
+            if not signals.first.is_set():
+                app = create_app(config, client, await loading)
+                await _serve_until_signal(config, app, listener, signals)
+        finally:
+            await client.close()
+
+
+async def _serve_until_signal(
+    config: GatewayConfig, app: FastAPI, listener: socket.socket, signals: "_Signals"
+) -> None:
+    gateway: Gateway = app.state.gateway
+    server = GatewayServer(uvicorn_config(config, app))
+    inference: grpc.aio.Server | None = None
+    if config.grpc_listen is not None:
+        inference = await start_inference_server(config.grpc_listen, gateway)
+    ending: list[Awaitable[object]] = [asyncio.create_task(server.serve(sockets=[listener]))]
+    logger.info("listening on %s", _address(config, listener))
+    await _first_of(ending[0], signals.first.wait())
+
+    logger.info("draining: running requests have %g s", config.drain_timeout)
+    gateway.draining = True
+    server.should_exit = True
+    if inference is not None:
+        ending.append(inference.stop(config.drain_timeout))
+    ended = asyncio.gather(*ending)
+    await _first_of(ended, signals.second.wait(), asyncio.sleep(config.drain_timeout))
+    # What still runs now fails with 503, which ends its connection.
+    await gateway.client.close()
+    await ended
+
+
+class _Signals:
+    """SIGTERM and SIGINT: the first asks for an end, the second for a quick one."""
+
+    def __init__(self) -> None:
+        self.first = asyncio.Event()
+        self.second = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
+
+    def _on_signal(self) -> None:
+        (self.second if self.first.is_set() else self.first).set()
+
+
+async def _first_of(*parts: Awaitable[object]) -> None:
+    """Waits until one is done. Coroutines that are not are cancelled, futures are left alone."""
+    futures = [asyncio.ensure_future(part) for part in parts]
+    await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+    for part, future in zip(parts, futures, strict=True):
+        if part is not future:
+            future.cancel()
 
 
 class GatewayServer(uvicorn.Server):
-    """uvicorn, going down in two steps: first no new requests, then no more waiting."""
-
-    def drain_on_signals(self, gateway: Gateway) -> None:
-        def on_signal() -> None:
-            if gateway.draining:
-                self.force_exit = True
-                return
-            logger.info("draining: running requests have %g s", gateway.config.drain_timeout)
-            gateway.draining = True
-            self.should_exit = True
-
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, on_signal)
+    """uvicorn, which leaves signals to its caller."""
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """uvicorn's own handlers would raise the signal again in the end; ours stay."""
         yield
 
 
@@ -101,7 +131,7 @@ def uvicorn_config(config: GatewayConfig, app: FastAPI) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         backlog=BACKLOG,
-        timeout_graceful_shutdown=round(config.drain_timeout),
+        timeout_graceful_shutdown=round(config.drain_timeout + CLOSE_SECONDS),
         ssl_keyfile=config.ssl_keyfile,
         ssl_certfile=config.ssl_certfile,
         ssl_ca_certs=config.ssl_ca_certs,
