@@ -87,7 +87,8 @@ async def test_a_second_signal_does_not_wait(
 async def test_it_answers_health_checks(scheduler: tuple[subprocess.Popen[str], str]) -> None:
     _, address = scheduler
     async with grpc.aio.insecure_channel(address) as channel:
-        reply = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+        stub = health_pb2_grpc.HealthStub(channel)
+        reply = await stub.Check(health_pb2.HealthCheckRequest())  # type: ignore[attr-defined]
     assert reply.status == health_pb2.HealthCheckResponse.SERVING
 
 

@@ -4,6 +4,7 @@ import stat
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -124,7 +125,7 @@ async def test_a_disconnect_frees_the_blocks(stub: SchedulerStub, worker: Worker
 
 async def test_cancel_ends_one_sequence_or_all(stub: SchedulerStub, worker: WorkerPeer) -> None:
     peer = await gateway(stub)
-    long = {"max_tokens": 100, "ignore_eos": True}
+    long: dict[str, Any] = {"max_tokens": 100, "ignore_eos": True}
     await peer.submit(make_request(1, [3] * 5, n=2, **long))
     await peer.submit(make_request(2, [4] * 5, **long))
     await peer.read_until(lambda got: len(got.tokens) == 3)
@@ -302,7 +303,7 @@ async def test_garbage_bytes_and_oversize_end_only_their_call(
         server.address, options=[("grpc.max_send_message_length", -1)]
     ) as channel:
         for payload in (b"\xff" * 100, bytes(65 * 2**20)):
-            call = channel.stream_stream("/taco.v1.Scheduler/Generate")()
+            call: grpc.aio.StreamStreamCall = channel.stream_stream("/taco.v1.Scheduler/Generate")()
             await call.write(payload)
             assert await status(call) is not grpc.StatusCode.OK
     await assert_alive(stub)

@@ -3,6 +3,7 @@
 from array import array
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Any
 
 from support.fake_worker import FakeWorker, worker_info
 from taco_proto.config import SchedulerConfig
@@ -118,7 +119,7 @@ class Driver:
         self.outputs.clear()
         self.worker = self.new_worker()
 
-    def submit(self, handle: int, prompt: list[int], **fields: object) -> None:
+    def submit(self, handle: int, prompt: list[int], **fields: Any) -> None:
         self.engine.submit(self.client, make_request(handle, prompt, **fields), self.now)
 
     def plan(self) -> bool:
