@@ -6,7 +6,7 @@ pieces and the rest that `flush` gives make up the text that decoding all tokens
 
 import codecs
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Protocol
 
 from taco_gateway.token_bytes import TokenBytes
@@ -88,17 +88,22 @@ class WindowDetokenizer:
     Args:
         decode: token ids to text.
         prompt_token_ids: what the sequence goes on from; its text is not given again.
+        hidden: tokens without a text; they would fill the window.
     """
 
     def __init__(
-        self, decode: Callable[[Sequence[int]], str], prompt_token_ids: Sequence[int] = ()
+        self,
+        decode: Callable[[Sequence[int]], str],
+        prompt_token_ids: Sequence[int] = (),
+        hidden: Container[int] = (),
     ) -> None:
         self._decode = decode
-        self._window = list(prompt_token_ids[-_WINDOW:])
+        self._hidden = hidden
+        self._window = [i for i in prompt_token_ids if i not in hidden][-_WINDOW:]
         self._num_shown = len(self._window)
 
     def feed(self, token_ids: Sequence[int]) -> str:
-        return "".join([self._feed_one(token_id) for token_id in token_ids])
+        return "".join([self._feed_one(i) for i in token_ids if i not in self._hidden])
 
     def flush(self) -> str:
         return self._show(self._window)

@@ -101,14 +101,14 @@ class FastTokenizer(Tokenizer):
         self._plain_text = PlainTextEncoder(backend)
         added = backend.get_added_tokens_decoder()
         self.special_tokens = {token.content: i for i, token in added.items() if token.special}
+        self._special_ids = frozenset(self.special_tokens.values())
         self.vocab_size = backend.get_vocab_size()
         decoder = backend.decoder
         spelling = byte_spelling(None if decoder is None else json.loads(decoder.__getstate__()))
         self._spelling = spelling
         if spelling is not None:
-            hidden = frozenset(self.special_tokens.values())
             self._bytes = TokenBytes(backend.id_to_token, spelling.spell)
-            self._shown_bytes = TokenBytes(backend.id_to_token, spelling.spell, hidden)
+            self._shown_bytes = TokenBytes(backend.id_to_token, spelling.spell, self._special_ids)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
@@ -147,6 +147,7 @@ class FastTokenizer(Tokenizer):
         return WindowDetokenizer(
             lambda ids: self.decode(ids, skip_special_tokens=skip_special_tokens),
             prompt_token_ids,
+            self._special_ids if skip_special_tokens else (),
         )
 
 
@@ -161,6 +162,7 @@ class SlowTokenizer(Tokenizer):
         self.special_tokens = dict(
             zip(backend.all_special_tokens, backend.all_special_ids, strict=True)
         )
+        self._special_ids = frozenset(self.special_tokens.values())
         self.vocab_size = len(backend)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -209,4 +211,5 @@ class SlowTokenizer(Tokenizer):
                 spaces_between_special_tokens=spaces_between_special_tokens,
             ),
             prompt_token_ids,
+            self._special_ids if skip_special_tokens else (),
         )

@@ -11,12 +11,11 @@ from taco_gateway.detokenizer import Detokenizer
 from taco_gateway.tokenizer import FastTokenizer
 
 BYTE_LEVEL = FastTokenizer(byte_level_bpe())
-BYTE_FALLBACK = FastTokenizer(byte_fallback_bpe())
+_LLAMA = byte_fallback_bpe()
+BYTE_FALLBACK = FastTokenizer(_LLAMA)
 WORD_PIECE = FastTokenizer(word_piece())
 
-BYTE_TOKEN_IDS = {
-    i for token, i in byte_fallback_bpe().get_vocab().items() if re.fullmatch("<0x..>", token)
-}
+BYTE_TOKEN_IDS = {i for token, i in _LLAMA.get_vocab().items() if re.fullmatch("<0x..>", token)}
 
 UNICODE = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 
