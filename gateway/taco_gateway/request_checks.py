@@ -61,6 +61,14 @@ def check_sampling(params: SamplingParams, info: ModelInfo) -> None:
                 )
 
 
+def check_priority(priority: int) -> None:
+    """Raises:
+    InvalidParameterError: it does not fit the 32 bits that it has on the way to the scheduler.
+    """
+    if not -(2**31) <= priority < 2**31:
+        raise InvalidParameterError(f"priority is out of range: {priority}", "priority")
+
+
 def resolve_max_tokens(
     max_tokens: int | None, num_prompt_tokens: int, info: ModelInfo, *, clamp: bool
 ) -> int:

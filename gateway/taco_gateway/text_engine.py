@@ -12,7 +12,13 @@ from typing import Any
 from taco_gateway.chat_prompt import ChatPrompter
 from taco_gateway.engine_client import EngineClient, EngineError
 from taco_gateway.output_processor import OutputProcessor, PromptLogprobs, TextUpdate
-from taco_gateway.request_checks import check_prompt, check_sampling, check_text, resolve_max_tokens
+from taco_gateway.request_checks import (
+    check_priority,
+    check_prompt,
+    check_sampling,
+    check_text,
+    resolve_max_tokens,
+)
 from taco_gateway.token_logprobs import Candidate, CandidateReader, TokenLogprob
 from taco_gateway.tokenizer import Tokenizer
 from taco_proto.errors import InvalidParameterError
@@ -172,6 +178,7 @@ class TextEngine:
             prompt_token_ids = prompt_token_ids[-params.truncate_prompt_tokens :]
         check_prompt(prompt_token_ids, info)
         check_sampling(params, info)
+        check_priority(priority)
         if params.stop and self.tokenizer is None:
             raise InvalidParameterError(f"stop: {_NO_TOKENIZER}", "stop")
         max_tokens = resolve_max_tokens(

@@ -1,5 +1,7 @@
 """Small tokenizers of both families, trained on the spot; every text round-trips."""
 
+import json
+
 from tokenizers import (
     AddedToken,
     Tokenizer,
@@ -82,8 +84,22 @@ def word_piece() -> Tokenizer:
     return tokenizer
 
 
-def _merges(tokenizer: Tokenizer) -> list[tuple[str, str]]:
-    import json
+def unigram() -> Tokenizer:
+    """Like T5: pieces with scores, special tokens among them, a decoder that looks at positions."""
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.normalizer = normalizers.NFKC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    trainer = trainers.UnigramTrainer(
+        vocab_size=120,
+        special_tokens=["<unk>", "<s>", "</s>"],
+        unk_token="<unk>",
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    return tokenizer
 
+
+def _merges(tokenizer: Tokenizer) -> list[tuple[str, str]]:
     merges = json.loads(tokenizer.to_str())["model"]["merges"]
     return [(left, right) for left, right in merges]

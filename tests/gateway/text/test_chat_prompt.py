@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.tiny_tokenizers import byte_fallback_bpe, byte_level_bpe
+from support.tiny_tokenizers import byte_fallback_bpe, byte_level_bpe, unigram, word_piece
 from taco_gateway.chat_prompt import ChatPrompter
 from taco_gateway.chat_template import read_chat_template
 from taco_gateway.tokenizer import FastTokenizer, TokenizerSettings
@@ -21,6 +21,7 @@ CHATML = (
 )
 BACKEND = byte_level_bpe()
 LLAMA = byte_fallback_bpe()
+TOKENIZERS = [FastTokenizer(backend) for backend in (BACKEND, LLAMA, unigram(), word_piece())]
 TEXT = st.lists(
     st.sampled_from(["<|im_start|>", "<|im_end|>", "<|im_", "start|>", "a", "é🦊", " ", "<think>"]),
     max_size=8,
@@ -71,19 +72,19 @@ def test_special_tokens_in_messages_stay_plain_text(chatml: ChatPrompter, conten
     assert text_of(ids) == (f"<|im_start|>user\n{content}<|im_end|>\n<|im_start|>assistant\n")
 
 
+@pytest.mark.parametrize("tokenizer", TOKENIZERS, ids=["level", "fallback", "unigram", "words"])
 @given(content=st.text(st.characters(exclude_categories=["Cs"]), max_size=30))
-def test_plain_text_is_encoded_as_ever(content: str) -> None:
-    tokenizer = FastTokenizer(LLAMA)
+def test_plain_text_is_encoded_as_ever(tokenizer: FastTokenizer, content: str) -> None:
     assert tokenizer.encode_parts([content]) == tokenizer.encode(content, add_special_tokens=False)
 
 
-def test_a_special_token_is_exact_among_plain_text_that_spells_it() -> None:
-    tokenizer = FastTokenizer(LLAMA)
-    bos = tokenizer.special_tokens["<s>"]
-    ids = tokenizer.encode_parts([bos, "the <s> end"])
-    assert ids[0] == bos
-    assert bos not in ids[1:]
-    assert tokenizer.decode(ids) == "the <s> end"
+@pytest.mark.parametrize("tokenizer", TOKENIZERS, ids=["level", "fallback", "unigram", "words"])
+def test_a_special_token_is_exact_among_plain_text_that_spells_it(tokenizer: FastTokenizer) -> None:
+    for text, token_id in tokenizer.special_tokens.items():
+        ids = tokenizer.encode_parts(["the ", token_id, f"the {text} end{text}"])
+        assert ids.count(token_id) == 1 or "unk" in text.lower()
+    if tokenizer is TOKENIZERS[0]:
+        assert tokenizer.decode(ids) == "the the <|im_end|> end<|im_end|>"
 
 
 def test_the_template_may_build_special_tokens_from_the_role(any_template: ChatPrompter) -> None:
