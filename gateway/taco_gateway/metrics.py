@@ -72,12 +72,12 @@ class GatewayMetrics(Collector):
         )
         self.inter_token_latency = Histogram(
             "vllm:inter_token_latency_seconds",
-            "Time between two tokens of one request.",
+            "Time between two tokens of one sequence.",
             _TOKEN_BUCKETS,
         )
         self.time_per_output_token = Histogram(
             "vllm:request_time_per_output_token_seconds",
-            "Mean time per output token after the first, one observation a request.",
+            "Mean time per output token after the first, one observation a sequence.",
             _TOKEN_BUCKETS,
         )
         self.e2e_latency = Histogram(

@@ -22,16 +22,18 @@ class CompletionRequest(GenerationRequest):
 
     @field_validator("prompt")
     @classmethod
-    def _check_prompt(cls, value: object) -> object:
-        if not split_prompts(value):
-            raise ValueError(
-                "must be a string, a list of strings, a list of token ids or a list of such lists"
-            )
-        return value
+    def _split(cls, value: object) -> list[Prompt]:
+        if prompts := split_prompts(value):
+            return prompts
+        raise ValueError(
+            "must be a string, a list of strings, a list of token ids or a list of such lists"
+        )
 
     @property
     def prompts(self) -> list[Prompt]:
-        return split_prompts(self.prompt)
+        """The single prompts, in order."""
+        prompts: list[Prompt] = self.prompt
+        return prompts
 
     @property
     def wants_no_tokens(self) -> bool:
@@ -72,4 +74,4 @@ def split_prompts(value: object) -> list[Prompt]:
 
 
 def _is_token_ids(value: object) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
+    return isinstance(value, list) and set(map(type, value)) == {int}  # bool is no token id

@@ -184,3 +184,20 @@ async def test_middleware_of_the_operator(make_app: AppMaker) -> None:
 def test_middleware_that_is_none(make_app: AppMaker, path: str) -> None:
     with pytest.raises(ConfigurationError, match="--middleware"):
         make_app(replay([50]), middleware=(path,))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "shown"), [("The quick fox", "'The q'"), ([40, 41, 42, 43, 44, 45], "[40, 41, 42")]
+)
+async def test_requests_are_logged_in_one_line(
+    make_app: AppMaker, caplog: pytest.LogCaptureFixture, prompt: object, shown: str
+) -> None:
+    app = make_app(replay([50]), log_requests=True, max_log_len=5)
+    with caplog.at_level("INFO", "taco.gateway"):
+        answer = await app.http.post("/v1/completions", json={"prompt": prompt})
+    (line,) = [message for message in caplog.messages if "Request" in message]
+    assert answer.json()["id"] in line
+    assert shown in line
+    assert "quick" not in line
+    assert "45" not in line
+    assert "\n" not in line
