@@ -1,7 +1,11 @@
 """Which requests and workers the engine accepts, checked before any work."""
 
+import math
+
 import numpy as np
 
+from taco_proto.config import SchedulerConfig
+from taco_proto.errors import ConfigurationError
 from taco_proto.requests import GenerateRequest
 from taco_proto.steps import WorkerInfo
 from taco_scheduler.sequence import Request, token_array
@@ -23,6 +27,15 @@ class RefusedError(Exception):
 
 class InvalidWorkerError(ValueError):
     """A worker says of itself what cannot be."""
+
+
+def check_config(config: SchedulerConfig) -> None:
+    """Raises:
+    ConfigurationError: a limit is below 1.
+    """
+    for name in ("max_num_seqs", "max_num_batched_tokens", "max_waiting_requests"):
+        if getattr(config, name) < 1:
+            raise ConfigurationError(f"{name} must be at least 1, got {getattr(config, name)}")
 
 
 def check_worker(info: WorkerInfo) -> None:
@@ -59,6 +72,8 @@ def check_message(message: GenerateRequest) -> None:
         raise RefusedError(400, "only requests of one sequence can be resumed")
     if sampling.seed is None or sampling.max_tokens is None:
         raise RefusedError(400, "seed and max_tokens must be set")
+    if message.deadline is not None and not math.isfinite(message.deadline):
+        raise RefusedError(400, "the deadline must be a finite time")
     if message.adapter:
         raise RefusedError(404, f"there is no adapter {message.adapter!r}")
     if len(message.cache_salt) > MAX_SALT_CHARS:

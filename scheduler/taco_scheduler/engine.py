@@ -7,6 +7,7 @@ from taco_proto.requests import FinishReason, GenerateRequest
 from taco_proto.steps import StepOutput, StepPlan, WorkerInfo
 from taco_scheduler.admission import (
     RefusedError,
+    check_config,
     check_fit,
     check_message,
     check_worker,
@@ -34,6 +35,8 @@ class Engine:
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
+        """Raises ConfigurationError if a limit makes no sense."""
+        check_config(config)
         self.counters = Counters()
         self._config = config
         self._max_in_flight = 2 if config.run_ahead else 1
@@ -266,6 +269,7 @@ class Engine:
             self._suspects.discard(request)
             if not request.admitted:
                 self._num_new -= 1
+            request.sequences.clear()  # no cycle keeps the tokens alive until the collector comes
         elif all(s.status is Status.HELD for s in unfinished):
             self._waiting.push(unfinished[0])  # it takes over as the first of its request
 

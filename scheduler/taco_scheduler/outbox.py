@@ -3,7 +3,7 @@
 from taco_proto.logprobs import LogprobColumns
 from taco_proto.requests import FinishReason, OutputBatch, RequestError
 
-MAX_BUFFERED_TOKENS = 1_000_000
+MAX_BUFFERED_ROWS = 1_000_000  # a row has a token at most
 
 
 class Outbox:
@@ -41,9 +41,6 @@ class Outbox:
     ) -> None:
         """One row a sequence, each with one token."""
         batch = self._batch
-        if len(batch.token_ids) > MAX_BUFFERED_TOKENS:
-            self._overflow()
-            return
         if logprobs is not None and batch.logprobs is None:
             batch.logprobs = LogprobColumns(num_entries=[0] * len(batch.token_ids))
         if batch.logprobs is not None:
@@ -55,6 +52,7 @@ class Outbox:
         batch.finish_reasons += finish_reasons
         batch.stop_token_ids += stop_token_ids
         batch.num_cached_tokens += num_cached_tokens
+        self._check_size(len(batch.handles))
 
     def add_end(
         self,
@@ -72,6 +70,7 @@ class Outbox:
         batch.finish_reasons.append(reason)
         batch.stop_token_ids.append(stop_token_id)
         batch.num_cached_tokens.append(num_cached_tokens)
+        self._check_size(len(batch.handles))
 
     def add_prompt_logprob(
         self, handle: int, position: int, row: tuple[list[int], list[float], list[int]]
@@ -82,15 +81,16 @@ class Outbox:
         if batch.prompt_logprobs is None:
             batch.prompt_logprobs = LogprobColumns()
         batch.prompt_logprobs.append_row(*row)
-        if len(batch.prompt_logprob_handles) > MAX_BUFFERED_TOKENS:
-            self._overflow()
+        self._check_size(len(batch.prompt_logprob_handles))
 
     def add_error(self, handle: int, code: int, message: str) -> None:
         self._batch.errors.append(RequestError(handle, code, message))
+        self._check_size(len(self._batch.errors))
 
-    def _overflow(self) -> None:
-        self.overflowed = True
-        self._batch = OutputBatch()
+    def _check_size(self, num_rows: int) -> None:
+        if num_rows > MAX_BUFFERED_ROWS:
+            self.overflowed = True
+            self._batch = OutputBatch()
 
 
 def _extend(columns: LogprobColumns, news: LogprobColumns | None, num_rows: int) -> None:

@@ -113,7 +113,12 @@ class SchedulerService:
             InvalidWorkerError: its description is out of range.
             WorkerRefusedError: another worker is attached.
         """
-        self.attach(LocalReplica(executor, self.deliver))
+        replica = LocalReplica(executor, self.deliver)
+        try:
+            self.attach(replica)
+        except Exception:
+            replica.close()
+            raise
 
     def attach(self, replica: Replica) -> None:
         """Takes a worker in.

@@ -41,11 +41,13 @@ class ClientSession:
 
     def submit(self, request: GenerateRequest) -> None:
         """Queues a request. Refusals come as errors of a batch."""
-        self._host.submit(self.outbox, request)
+        if self._close_reason is None:
+            self._host.submit(self.outbox, request)
 
     def cancel(self, handle: int, index: int | None = None) -> None:
         """Ends a request, or one of its sequences; of no effect if it has ended."""
-        self._host.cancel(self.outbox, handle, index)
+        if self._close_reason is None:
+            self._host.cancel(self.outbox, handle, index)
 
     def refuse(self, handle: int, code: int, message: str) -> None:
         """The client's request cannot even be read."""

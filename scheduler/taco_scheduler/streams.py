@@ -23,6 +23,7 @@ from taco_proto.convert import (
 )
 from taco_proto.errors import InvalidParameterError
 from taco_proto.requests import ModelInfo
+from taco_proto.steps import StepOutput
 from taco_scheduler.admission import InvalidWorkerError
 from taco_scheduler.replica import RemoteReplica
 from taco_scheduler.service import SchedulerService, WorkerRefusedError
@@ -154,7 +155,7 @@ async def _read_worker(
                 silence.reschedule(loop.time() + WORKER_SILENCE_SECONDS)
                 match message.WhichOneof("body"):
                     case "output":
-                        service.deliver(replica, step_output_from_pb(message.output))
+                        service.deliver(replica, _read_output(message.output))
                     case "heartbeat":
                         pass
                     case other:
@@ -168,6 +169,13 @@ async def _read_worker(
         ) from None
     # A worker that died looks the same for a moment, until its call counts as cancelled.
     await asyncio.sleep(GOODBYE_SECONDS)
+
+
+def _read_output(message: pb.StepOutput) -> StepOutput:
+    try:
+        return step_output_from_pb(message)
+    except (ValueError, OverflowError) as error:  # slots and tokens are signed 32-bit integers
+        raise PeerError(grpc.StatusCode.INVALID_ARGUMENT, f"invalid output: {error}") from None
 
 
 async def _write_worker(replica: RemoteReplica, context: Context) -> None:

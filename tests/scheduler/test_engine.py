@@ -141,6 +141,7 @@ def test_a_client_that_leaves_takes_its_requests_along(driver: Driver) -> None:
         ({"prompt": [1], "n": 2, "emitted": [1]}, 400),
         ({"prompt": [1], "cache_salt": "x" * 5000}, 400),
         ({"prompt": [1], "seed": None}, 400),
+        ({"prompt": [1], "deadline": float("nan")}, 400),
     ],
 )
 @pytest.mark.parametrize("attached", [True, False])
@@ -312,7 +313,7 @@ def test_news_merge_while_a_client_is_behind(driver: Driver) -> None:
 def test_a_client_that_never_takes_anything_is_given_up(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("taco_scheduler.outbox.MAX_BUFFERED_TOKENS", 20)
+    monkeypatch.setattr("taco_scheduler.outbox.MAX_BUFFERED_ROWS", 20)
     for handle in range(4):
         driver.submit(handle, [handle + 1], max_tokens=50, ignore_eos=True)
     while driver.plan() or driver.deliver():

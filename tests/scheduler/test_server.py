@@ -209,6 +209,7 @@ async def test_a_doubled_handle_is_a_conflict(stub: SchedulerStub, worker: Worke
     [
         lambda output: output.slots.append(63),
         lambda output: output.token_ids.append(1),
+        lambda output: output.token_ids.__setitem__(0, 2**32 - 1),
         lambda output: output.slots.__setitem__(0, 2**31 - 1),
         lambda output: output.token_ids.__setitem__(0, 2**31 - 1),
         lambda output: setattr(output, "step_id", 2**63),
@@ -289,7 +290,7 @@ async def test_a_silent_worker_is_given_up(
 async def test_a_gateway_that_never_reads_stalls_nobody(
     stub: SchedulerStub, worker: WorkerPeer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("taco_scheduler.outbox.MAX_BUFFERED_TOKENS", 2_000)
+    monkeypatch.setattr("taco_scheduler.outbox.MAX_BUFFERED_ROWS", 2_000)
     deaf = await gateway(stub)
     for handle in range(3000):
         await deaf.submit(make_request(handle, [handle % 60 + 1], max_tokens=120, ignore_eos=True))

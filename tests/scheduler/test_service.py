@@ -10,8 +10,9 @@ import pytest
 from support.engine_driver import Received, make_request
 from support.fake_worker import FakeWorker, generate, worker_info
 from taco_proto.config import SchedulerConfig
+from taco_proto.errors import ConfigurationError
 from taco_proto.steps import StepOutput, StepPlan
-from taco_scheduler.service import SchedulerService
+from taco_scheduler.service import SchedulerService, WorkerRefusedError
 from taco_scheduler.session import ClientSession, SessionClosedError
 
 
@@ -138,6 +139,8 @@ async def test_a_closed_session_frees_everything(service: SchedulerService) -> N
     await session.next_batch()
     session.close()
     session.close()
+    session.submit(make_request(9, [1]))
+    session.cancel(1)
     assert service.engine.num_requests == 0
     assert service.engine.num_free_blocks == worker_info().num_blocks
     with pytest.raises(SessionClosedError):
@@ -160,7 +163,7 @@ async def test_stopping_ends_every_session() -> None:
 async def test_a_client_that_is_hopelessly_behind_is_closed(
     service: SchedulerService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("taco_scheduler.outbox.MAX_BUFFERED_TOKENS", 50)
+    monkeypatch.setattr("taco_scheduler.outbox.MAX_BUFFERED_ROWS", 50)
     service.attach_local(FakeWorker())
     idle, reader = service.connect("idle"), service.connect("reader")
     for session in (idle, reader):
@@ -183,3 +186,14 @@ async def test_a_bug_in_the_loop_ends_the_sessions_with_it(service: SchedulerSer
     with pytest.raises(SessionClosedError, match="failed"):
         await session.next_batch()
     await service.died()
+
+
+async def test_a_second_local_worker_is_turned_away(service: SchedulerService) -> None:
+    service.attach_local(FakeWorker())
+    with pytest.raises(WorkerRefusedError):
+        service.attach_local(FakeWorker())
+
+
+def test_limits_of_zero_are_a_configuration_error() -> None:
+    with pytest.raises(ConfigurationError, match="max_num_seqs"):
+        SchedulerService(SchedulerConfig(max_num_seqs=0))
