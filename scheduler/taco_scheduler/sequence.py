@@ -22,8 +22,14 @@ Urgency = tuple[int, int, int]
 
 
 class Status(enum.Enum):
-    """HELD sequences wait until the first sequence of their request has its prefill planned,
-    LANDING ones were preempted and wait for the outputs of the steps they are still in.
+    """Where a sequence stands.
+
+    Attributes:
+        HELD: it waits until the first sequence of its request has its prefill planned.
+        WAITING: it is in the queue.
+        RUNNING: it has a slot and blocks.
+        LANDING: it was preempted and waits for outputs of the steps that it is still in.
+        FINISHED: nothing of it is left but its tokens.
     """
 
     HELD = enum.auto()
