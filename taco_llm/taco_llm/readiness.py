@@ -21,7 +21,7 @@ def url(config: GatewayConfig) -> str:
     scheme = "http" if config.ssl_certfile is None else "https"
     host = "localhost" if config.host in _ANY_HOST else config.host
     host = f"[{host}]" if ":" in host else host
-    return f"{scheme}://{host}:{config.port}{config.root_path}/v1"
+    return f"{scheme}://{host}:{config.port}/v1"
 
 
 def check_address_free(config: GatewayConfig) -> None:
@@ -57,21 +57,16 @@ async def wait_until_ready(config: GatewayConfig) -> None:
 async def _is_ready(config: GatewayConfig) -> bool:
     try:
         async with asyncio.timeout(ANSWER_SECONDS):
+            if config.ssl_cert_reqs == ssl.CERT_REQUIRED:
+                return await _shakes_hands(config) and await _has_worker(config)
             return await _health(config) == 200
-    except ssl.SSLError:
-        # It wants a client certificate, which the supervisor has not got: it does listen.
-        return config.ssl_cert_reqs == ssl.CERT_REQUIRED
     except (OSError, TimeoutError):
         return False
 
 
 async def _health(config: GatewayConfig) -> int:
     """The status of GET /health; 0 if what answers does not speak HTTP."""
-    if config.uds is not None:
-        reader, writer = await asyncio.open_unix_connection(config.uds)
-    else:
-        host = _ANY_HOST.get(config.host, config.host)
-        reader, writer = await asyncio.open_connection(host, config.port, ssl=_tls(config))
+    reader, writer = await _connect(config)
     try:
         writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         await writer.drain()
@@ -79,6 +74,37 @@ async def _health(config: GatewayConfig) -> int:
         return int(words[1]) if len(words) > 1 and words[1].isdigit() else 0
     finally:
         writer.close()
+
+
+async def _shakes_hands(config: GatewayConfig) -> bool:
+    """Whether a gateway is there that wants certificates; the supervisor has none to show."""
+    try:
+        _, writer = await _connect(config)
+    except ssl.SSLError:
+        return True
+    writer.close()
+    return True
+
+
+async def _has_worker(config: GatewayConfig) -> bool:
+    """What /health would say, asked of the scheduler."""
+    import grpc.aio  # it takes a while, and few need it
+
+    from taco_proto.scheduler_pb2 import StatsRequest
+    from taco_proto.scheduler_pb2_grpc import SchedulerStub
+
+    async with grpc.aio.insecure_channel(config.scheduler) as channel:
+        try:
+            return (await SchedulerStub(channel).Stats(StatsRequest())).num_workers > 0
+        except grpc.aio.AioRpcError:
+            return False
+
+
+async def _connect(config: GatewayConfig) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    if config.uds is not None:
+        return await asyncio.open_unix_connection(config.uds)
+    host = _ANY_HOST.get(config.host, config.host)
+    return await asyncio.open_connection(host, config.port, ssl=_tls(config))
 
 
 def _tls(config: GatewayConfig) -> ssl.SSLContext | None:

@@ -1,10 +1,13 @@
 """`taco_llm serve` as a command: what it refuses, how it ends."""
 
+import re
 import signal
 import socket
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
+import openai
 import psutil
 import pytest
 import safetensors.torch
@@ -22,7 +25,7 @@ def assert_ends_with_one_line(serving: Serving, *words: str) -> None:
     """It exits with an error code and one error line, which holds `words`."""
     with serving:
         assert serving.wait_ended() != 0
-        errors = [line for line in serving.stderr.splitlines() if "rror" in line]
+        errors = re.findall(r"^.*(?: ERROR \[| error: ).*$", serving.stderr, re.MULTILINE)
         assert len(errors) == 1, serving.stderr
         assert errors[0].startswith("taco_llm serve: error: ")
         assert all(word in errors[0] for word in words), errors[0]
@@ -67,14 +70,25 @@ def test_a_worker_that_does_not_start(tmp_path: Path, checkpoint: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_stops_all_in_order(
+def test_a_signal_lets_requests_finish_and_stops_all(
     tmp_path: Path, checkpoint: Path, number: signal.Signals
 ) -> None:
     with Serving(tmp_path, checkpoint, "--num-gpu-blocks-override", "64") as serving:
         serving.wait_ready()
         children = list(serving.children().values())
         assert len(children) == 3
-        serving.process.send_signal(number)
+        with openai.OpenAI(base_url=f"{serving.url}/v1", api_key="none") as client:
+            stream = client.completions.create(
+                model=str(checkpoint),
+                prompt="x",
+                max_tokens=300,
+                stream=True,
+                extra_body={"ignore_eos": True},
+            )
+            next(stream)
+            serving.process.send_signal(number)
+            chunks = list(stream)
+        assert chunks[-1].choices[0].finish_reason == "length"
         assert serving.process.wait(60) == 0
         assert not any(child.is_running() for child in children)
         assert "Traceback" not in serving.stderr
@@ -84,7 +98,11 @@ def test_a_signal_stops_all_in_order(
 def test_children_die_with_a_killed_supervisor(tmp_path: Path, checkpoint: Path) -> None:
     with Serving(tmp_path, checkpoint, "--num-gpu-blocks-override", "64") as serving:
         serving.wait_ready()
-        children = list(serving.children().values())
+        with openai.OpenAI(base_url=f"{serving.url}/v1", api_key="none") as client:
+            messages: Any = [{"role": "user", "content": "Hi"}]  # renders a template, in a process
+            client.chat.completions.create(model=str(checkpoint), messages=messages, max_tokens=2)
+        children = psutil.Process(serving.process.pid).children(recursive=True)
+        assert len(children) >= 3
         serving.process.kill()
         wait_until(lambda: not any(map(_runs, children)), "the end of every child")
 
