@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -160,3 +161,20 @@ def test_a_killed_service_is_a_pause(serving: Serving, client: openai.OpenAI, se
     assert text == expected
     assert not victim.is_running() or serving.children()[service].pid != victim.pid
     wait_until(serving.is_idle, "an idle service")
+
+
+def test_a_killed_gateway_loses_only_its_streams(serving: Serving, client: openai.OpenAI) -> None:
+    pieces = completion(client, "Once upon a time", 1900)
+    next(pieces)
+    serving.children()["gateway"].kill()
+    with pytest.raises((openai.APIError, httpx.HTTPError)):
+        list(pieces)
+
+    def answers() -> bool:
+        try:
+            return bool(list(completion(client, "Still there?", 5)))
+        except openai.APIError:
+            return False
+
+    wait_until(answers, "a new gateway")
+    wait_until(serving.is_idle, "free blocks after the gateway's death")
