@@ -39,7 +39,7 @@ _CHANNEL_OPTIONS = (
     ("grpc.max_reconnect_backoff_ms", 1_000),
 )
 _FIRST_BACKOFF_S = 0.05
-_MAX_BACKOFF_S = 2.0
+_MAX_BACKOFF_S = 1.0
 # So long may the scheduler be away before requests that have no deadline fail.
 _PATIENCE_S = 60.0
 _STATS_TIMEOUT_S = 5.0
