@@ -115,21 +115,22 @@ def install_error_handlers(app: FastAPI) -> None:
 
 
 def _from_validation(error: ValidationError) -> ApiError:
-    first = error.errors(include_url=False, include_input=False)[0]
-    cause = first.get("ctx", {}).get("error")
+    # Of a union's branches, the one that got furthest is the one that was meant.
+    errors = error.errors(include_url=False, include_input=False)
+    meant = max(errors, key=lambda details: len(details["loc"]))
+    cause = meant.get("ctx", {}).get("error")
     if isinstance(cause, InvalidParameterError):  # raised by a validator of ours
         return as_api_error(cause)
-    location = [part for part in first["loc"] if not _is_union_tag(part)]
+    location = [part for part in meant["loc"] if not _is_union_tag(part)]
     path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
-    path = path.lstrip(".")
-    message = first["msg"].removeprefix("Value error, ")
-    param = str(location[0]) if location else None
-    return ApiError(400, f"{path}: {message}" if path else message, param=param)
+    path = path.lstrip(".")[:200]
+    message = meant["msg"].removeprefix("Value error, ")
+    return ApiError(400, f"{path}: {message}" if path else message, param=path or None)
 
 
 def _is_union_tag(part: int | str) -> bool:
-    """Pydantic names the branch of a union (`list[str]`, `function-after[…]`) inside a location."""
-    return isinstance(part, str) and not part.isidentifier()
+    """Pydantic names the branch of a union (`str`, `list[TextPart]`) inside a location."""
+    return isinstance(part, str) and (part == "str" or not part.isidentifier())
 
 
 def _http_message(error: HTTPException) -> str:

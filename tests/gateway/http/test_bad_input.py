@@ -1,5 +1,6 @@
 """Whatever comes in, the answer is OpenAI's envelope, and the next request is served."""
 
+import re
 from typing import Any
 
 import pytest
@@ -173,10 +174,29 @@ async def test_a_bad_parameter_is_named(app: App) -> None:
         error = check_envelope(response.json())
         assert error["type"] == "invalid_request_error"
         named = str(error["param"])
-        assert named.partition("[")[0] == name, (path, str(body)[:200], error)
+        assert re.split(r"[.\[]", named)[0] == name, (path, str(body)[:200], error)
     assert not app.engine.streams
     for path, good in ((CHAT, {"messages": [USER]}), (COMPLETIONS, {"prompt": "x"})):
         assert (await app.http.post(path, json=good)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ({"role": "root", "content": "x"}, "messages[1].role"),
+        ({"role": "user", "content": 3}, "messages[1].content"),
+        ({"role": "user", "content": [{"type": "text"}]}, "messages[1].content[0].text"),
+        ({"role": "user", "content": [{"type": "image_url"}]}, "messages[1].content[0].type"),
+        ({"role": "user"}, "messages[1].content"),
+    ],
+)
+async def test_a_bad_message_is_pointed_at(
+    app: App, message: dict[str, object], param: str
+) -> None:
+    response = await app.http.post(CHAT, json={"messages": [USER, message]})
+    error = response.json()["error"]
+    assert error["param"] == param
+    assert error["message"].startswith(param)
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
