@@ -21,12 +21,11 @@ class Batch:
     owner only if the tenure is still the one that the plan was made for.
 
     Columns, by slot:
-        active: a sequence runs here.
         tenure: of the owner; -1 if there is none.
         num_tokens: tokens of the sequence, those that steps in flight will sample included.
         num_committed: tokens of the sequence whose values are known.
         num_computed: tokens whose KV is computed once the steps in flight are done.
-        limit: length at which the sequence ends.
+        limit: length at which the sequence ends; 0 if there is none.
         capacity: tokens that its block table covers.
         ignore_eos, has_stop_tokens: how it ends before.
         no_token_yet: it has not generated a token since its request came.
@@ -37,7 +36,6 @@ class Batch:
     def __init__(self, num_slots: int) -> None:
         self.sequences: list[Sequence | None] = [None] * num_slots
         self._append_token: list[Callable[[int], None]] = [_append_nothing] * num_slots
-        self.active = np.zeros(num_slots, dtype=np.bool_)
         self.tenure = np.full(num_slots, -1, dtype=np.int64)
         self.num_tokens = np.zeros(num_slots, dtype=np.int32)
         self.num_committed = np.zeros(num_slots, dtype=np.int32)
@@ -90,7 +88,6 @@ class Batch:
         self._next_tenure += 1
         self.sequences[slot] = sequence
         self._append_token[slot] = sequence.tokens.append
-        self.active[slot] = True
         self.tenure[slot] = sequence.tenure
         self.num_tokens[slot] = self.num_committed[slot] = num_tokens
         self.num_computed[slot] = table.num_cached_tokens
@@ -109,8 +106,8 @@ class Batch:
         slot = sequence.slot
         self.sequences[slot] = None
         self._append_token[slot] = _append_nothing
-        self.active[slot] = False
         self.tenure[slot] = -1
+        self.limit[slot] = 0
         self.left_slots.append(slot)
         self._free_slots.append(slot)
         sequence.slot = -1

@@ -100,12 +100,17 @@ class Committer:
         self, slots: IntArray, tokens: IntArray, reasons: IntArray, logprobs: LogprobColumns | None
     ) -> None:
         batch = self._batch
+        if reasons.any():
+            reason_list = reasons.tolist()
+            stop_tokens = np.where(reasons == FinishReason.STOP, tokens, -1).tolist()
+        else:
+            reason_list, stop_tokens = [0] * len(slots), [-1] * len(slots)
         batch.owner(int(slots[0])).request.outbox.add_tokens(
             batch.handle[slots].tolist(),
             batch.index[slots].tolist(),
             tokens.tolist(),
-            reasons.tolist(),
-            np.where(reasons == FinishReason.STOP, tokens, -1).tolist(),
+            reason_list,
+            stop_tokens,
             batch.num_cached[slots].tolist(),
             logprobs,
         )

@@ -179,7 +179,7 @@ class Engine:
         worker.in_flight.steps.append(step)
         self._after_planning(worker, rows, now)
         self.counters.num_steps += 1
-        self.counters.iteration_tokens.observe(int(plan.num_tokens.sum()))
+        self.counters.iteration_tokens.observe(rows.num_tokens)
         return plan
 
     def commit(self, output: StepOutput, now: float) -> None:

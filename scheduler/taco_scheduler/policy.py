@@ -38,7 +38,11 @@ class StepRows:
     appended_blocks: list[int] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        return bool(self.decode_slots.size or self.chunk_slots)
+        return self.num_tokens > 0
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.decode_slots) + sum(self.chunk_tokens)
 
     def add_chunk(self, slot: int, num_tokens: int) -> None:
         self.chunk_slots.append(slot)
@@ -99,8 +103,7 @@ class Policy:
         output.
         """
         batch = self._batch
-        runs = batch.active & (batch.num_tokens < batch.limit)
-        return np.where(runs, batch.num_tokens - batch.num_computed, 0)
+        return (batch.num_tokens - batch.num_computed) * (batch.num_tokens < batch.limit)
 
     def _grow_tables(self, remaining: IntArray, rows: StepRows) -> bool:
         """Gives each decode that is at the end of its table a block; True if that took a
@@ -110,10 +113,13 @@ class Policy:
         admission.
         """
         batch, block_size = self._batch, self._blocks.block_size
-        needy = np.flatnonzero((remaining == 1) & (batch.num_computed >= batch.capacity))
+        slots = np.flatnonzero((remaining == 1) & (batch.num_computed >= batch.capacity))
+        needy = [batch.owner(slot) for slot in slots.tolist()]
+        if len(needy) > self._blocks.num_free_blocks:
+            # The most urgent first: a victim is then never one that has just got a block.
+            needy.sort(key=lambda s: s.urgency)
         has_preempted = False
-        # The most urgent first: a victim is then never one that has just got a block.
-        for sequence in sorted(map(batch.owner, needy.tolist()), key=lambda s: s.urgency):
+        for sequence in needy:
             while (table := sequence.table) is not None:
                 blocks = self._blocks.extend(table, len(table.blocks) * block_size + 1)
                 if blocks is not None:

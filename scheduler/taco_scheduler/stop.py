@@ -9,6 +9,9 @@ from taco_proto.steps import IntArray
 from taco_scheduler.batch import Batch
 from taco_scheduler.sequence import Request, Sequence
 
+_STOP = np.int32(FinishReason.STOP)
+_LENGTH = np.int32(FinishReason.LENGTH)
+
 
 class StopChecker:
     """Stop checks for a model with the given vocabulary and end-of-sequence tokens."""
@@ -31,8 +34,9 @@ class StopChecker:
             for row in np.flatnonzero(has_stop_tokens & ~stops).tolist():
                 request = batch.owner(int(slots[row])).request
                 stops[row] = int(tokens[row]) in request.stop_token_ids
-        reasons = np.where(batch.num_committed[slots] >= batch.limit[slots], FinishReason.LENGTH, 0)
-        reasons[stops] = FinishReason.STOP
+        is_full = batch.num_committed[slots] >= batch.limit[slots]
+        reasons = is_full * _LENGTH
+        reasons[stops] = _STOP
         return reasons
 
     def finish_reason(self, sequence: Sequence, limit: int) -> FinishReason:
