@@ -111,9 +111,11 @@ class AsyncLLMEngine:
             await self.abort(request_id)
         if self._starting is None:
             return
-        text_engine = await self._starting
-        text_engine.close()
-        await text_engine.client.close()
+        await asyncio.wait([self._starting])
+        if self._starting.exception() is None:
+            text_engine = self._starting.result()
+            text_engine.close()
+            await text_engine.client.close()
         await self._scheduler.stop()
 
     async def _submit(
@@ -124,19 +126,19 @@ class AsyncLLMEngine:
         priority: int,
     ) -> RunningRequest:
         text_engine = await self._started()
-        request_id = request_id or uuid.uuid4().hex
-        if request_id in self._requests:
-            raise ValueError(f"request id {request_id!r} is in use")
         if params is None:
             params = text_engine.sampling_params({})
         text, token_ids = _parse_prompt(prompt)
         if text is not None:
             token_ids = await text_engine.encode(text)
-        elif self._tokenizer is not None:
-            text = self._tokenizer.decode(token_ids, skip_special_tokens=False)
         if params.truncate_prompt_tokens is not None:
             token_ids = token_ids[-params.truncate_prompt_tokens :]
+        request_id = request_id or uuid.uuid4().hex
+        if request_id in self._requests:
+            raise ValueError(f"request id {request_id!r} is in use")
         updates = text_engine.generate(token_ids, params, request_id=request_id, priority=priority)
+        if text is None and self._tokenizer is not None:
+            text = self._tokenizer.decode(token_ids, skip_special_tokens=False)
         output = RequestOutput(
             request_id=request_id,
             prompt=text,
@@ -162,12 +164,17 @@ class AsyncLLMEngine:
         return TextEngine(client, self._tokenizer)
 
 
-def _parse_prompt(prompt: Prompt) -> tuple[str | None, Sequence[int]]:
+def _parse_prompt(prompt: Any) -> tuple[str | None, Sequence[int]]:
     """The text of a prompt, or None and its token ids."""
     if isinstance(prompt, str):
         return prompt, ()
-    if not isinstance(prompt, Mapping):
+    if isinstance(prompt, Mapping):
+        if ("prompt" in prompt) != ("prompt_token_ids" in prompt):
+            return _parse_prompt(prompt.get("prompt", prompt.get("prompt_token_ids")))
+    elif isinstance(prompt, Sequence):
         return None, prompt
-    if ("prompt" in prompt) == ("prompt_token_ids" in prompt):
-        raise InvalidParameterError("a prompt needs either prompt or prompt_token_ids", "prompt")
-    return _parse_prompt(prompt["prompt"] if "prompt" in prompt else prompt["prompt_token_ids"])
+    raise InvalidParameterError(
+        "a prompt is a text, a list of token ids, or a mapping with one of prompt and "
+        f"prompt_token_ids, not {prompt!r:.80}",
+        "prompt",
+    )

@@ -118,9 +118,10 @@ def test_the_progress_bar_counts_prompts(llm: LLM, capsys: pytest.CaptureFixture
 
 
 def test_a_bad_prompt_fails_alone(llm: LLM) -> None:
-    prompts: list[Any] = ["fine", {"prompt_token_ids": [10**6]}, "fine"]
-    with pytest.raises(InvalidParameterError):
-        llm.generate(prompts, GREEDY, use_tqdm=False)
+    bad: list[Any] = [{"prompt_token_ids": [10**6]}, [-1], [], {}, {"text": "x"}, 2.5]
+    for prompt in bad:
+        with pytest.raises(InvalidParameterError):
+            llm.generate(["fine", prompt, "fine"], GREEDY, use_tqdm=False)
     eventually(lambda: num_requests(llm) == 0)
     with pytest.raises(InvalidParameterError, match="maximum context length"):
         llm.generate("x " * 2000, GREEDY, use_tqdm=False)
