@@ -213,7 +213,7 @@ class RequestTable:
         ):
             row = slicer.take(1)
             stream = self._streams.get(handle)
-            if stream is not None:
+            if stream is not None and row is not None:
                 stream.push_prompt_logprobs(position, row)
 
 
@@ -225,11 +225,14 @@ class _RowSlicer:
         self._row = 0
         self._entry = 0
 
-    def take(self, num_rows: int) -> LogprobColumns:
+    def take(self, num_rows: int) -> LogprobColumns | None:
+        """The next rows; None where they are empty: another request asked, not this one."""
         columns, first_row, first = self._columns, self._row, self._entry
         self._row = first_row + num_rows
         num_entries = columns.num_entries[first_row : self._row]
         self._entry = last = first + sum(num_entries)
+        if first == last:
+            return None
         return LogprobColumns(
             num_entries,
             columns.token_ids[first:last],

@@ -21,10 +21,11 @@ from support.tiny_tokenizers import byte_level_bpe
 from taco_gateway.engine_client import EngineError, SequenceUpdate
 from taco_gateway.output_processor import TextUpdate
 from taco_gateway.text_engine import TextEngine
+from taco_gateway.token_stream import RequestTable
 from taco_gateway.tokenizer import FastTokenizer, TokenizerSettings
 from taco_proto.errors import InvalidParameterError
 from taco_proto.logprobs import LogprobColumns
-from taco_proto.requests import FinishReason
+from taco_proto.requests import FinishReason, GenerateRequest, OutputBatch
 from taco_proto.sampling_params import SamplingParams
 
 TOKENIZER = FastTokenizer(byte_level_bpe(), TokenizerSettings(chat_template="{{ messages }}"))
@@ -42,6 +43,14 @@ def engine_of(steps: Iterable[Step]) -> tuple[TextEngine, ScriptedEngine]:
 async def run(engine: TextEngine, params: SamplingParams, **given_: object) -> list[TextUpdate]:
     updates = engine.generate(PROMPT, params, request_id="r", **given_)  # type: ignore[arg-type]
     return [update async for update in updates]
+
+
+class Upstream:
+    def submit(self, request: GenerateRequest) -> None:
+        pass
+
+    def cancel(self, handle: int, index: int | None = None) -> None:
+        pass
 
 
 def ids_of(text: str) -> list[int]:
@@ -158,6 +167,35 @@ async def test_the_token_that_ends_a_sequence_counts_and_is_hidden(
     assert update.num_completion_tokens == len(ids)
     if update.logprobs is not None:
         assert [entry.in_text for entry in update.logprobs] == [True] * (len(ids) - 1) + [False]
+
+
+async def test_a_neighbours_log_probabilities_do_not_matter() -> None:
+    dog = ids_of("dog")
+    upstream = Upstream()
+    table = RequestTable(upstream)
+    client = ScriptedEngine(replay([5]), INFO)
+    client.generate = table.generate  # type: ignore[method-assign, assignment]
+    engine = TextEngine(client, TOKENIZER)
+    asking = asyncio.create_task(run(engine, SamplingParams(logprobs=0)))
+    stopping = asyncio.create_task(run(engine, SamplingParams(stop="dog")))
+    await asyncio.sleep(0)
+    num = len(dog)
+    table.dispatch(
+        OutputBatch(
+            handles=[1, 2],
+            indexes=[0, 0],
+            num_tokens=[num, num],
+            token_ids=dog + dog,
+            finish_reasons=[FinishReason.LENGTH] * 2,
+            stop_token_ids=[-1, -1],
+            num_cached_tokens=[0, 0],
+            logprobs=LogprobColumns([1] * num + [0] * num, dog, [-1.0] * num, [1] * num),
+        )
+    )
+    (asked,), (stopped,) = await asking, await stopping
+    assert asked.logprobs is not None
+    assert [entry.chosen.token_id for entry in asked.logprobs] == dog
+    assert (stopped.text, stopped.stop_reason, stopped.logprobs) == ("", "dog", None)
 
 
 async def test_one_of_several_sequences_is_cancelled_alone() -> None:

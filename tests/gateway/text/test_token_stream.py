@@ -77,6 +77,7 @@ async def test_every_request_gets_its_own_rows(table: RequestTable, upstream: Up
     assert [(u.index, u.token_ids) for u in first] == [(0, [5, 6, 9])]
     assert first[0].logprobs is not None
     assert first[0].logprobs.token_ids == [5, 6]
+    assert all(update.logprobs is None for update in second)  # others asked for theirs
     assert [(u.index, u.token_ids) for u in second] == [(1, [7]), (0, [8]), (1, [])]
     assert upstream.cancelled == []
 
