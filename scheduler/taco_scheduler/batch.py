@@ -25,6 +25,7 @@ class Batch:
         num_tokens: tokens of the sequence, those that steps in flight will sample included.
         num_committed: tokens of the sequence whose values are known.
         num_computed: tokens whose KV is computed once the steps in flight are done.
+        num_prefill: tokens that it brought along; it decodes when they are computed.
         limit: length at which the sequence ends; 0 if there is none.
         capacity: tokens that its block table covers.
         ignore_eos, has_stop_tokens: how it ends before.
@@ -40,6 +41,7 @@ class Batch:
         self.num_tokens = np.zeros(num_slots, dtype=np.int32)
         self.num_committed = np.zeros(num_slots, dtype=np.int32)
         self.num_computed = np.zeros(num_slots, dtype=np.int32)
+        self.num_prefill = np.zeros(num_slots, dtype=np.int32)
         self.limit = np.zeros(num_slots, dtype=np.int32)
         self.capacity = np.zeros(num_slots, dtype=np.int32)
         self.ignore_eos = np.zeros(num_slots, dtype=np.bool_)
@@ -89,7 +91,7 @@ class Batch:
         self.sequences[slot] = sequence
         self._append_token[slot] = sequence.tokens.append
         self.tenure[slot] = sequence.tenure
-        self.num_tokens[slot] = self.num_committed[slot] = num_tokens
+        self.num_tokens[slot] = self.num_committed[slot] = self.num_prefill[slot] = num_tokens
         self.num_computed[slot] = table.num_cached_tokens
         self.limit[slot] = limit
         self.capacity[slot] = len(table.blocks) * block_size

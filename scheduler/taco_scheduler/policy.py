@@ -90,9 +90,12 @@ class Policy:
         has_preempted = self._grow_tables(remaining, rows)
         if has_preempted:
             remaining = self._remaining_tokens()
-        rows.decode_slots = np.flatnonzero(remaining == 1).astype(np.int32)
+        can_run = remaining > 0
+        # By what is computed: the last chunk of a prompt may be one token long, like a decode.
+        is_prefill = can_run & (self._batch.num_computed < self._batch.num_prefill)
+        rows.decode_slots = np.flatnonzero(can_run & ~is_prefill).astype(np.int32)
         budget = self._budget - len(rows.decode_slots)
-        budget = self._continue_prefills(np.flatnonzero(remaining > 1), rows, budget)
+        budget = self._continue_prefills(np.flatnonzero(is_prefill), rows, budget)
         # What a preemption freed belongs to those that still run, if any does.
         if budget > 0 and not (has_preempted and rows):
             self._admit_waiting(rows, budget)

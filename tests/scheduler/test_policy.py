@@ -98,6 +98,19 @@ def test_requests_that_arrive_together_share_their_prefix() -> None:
     assert [d.got.cached[handle, 0] for handle in range(4)] == [0, 12, 12, 12]
 
 
+def test_a_prompt_whose_last_chunk_is_one_token_is_still_a_prompt() -> None:
+    d = driver(max_num_batched_tokens=15, run_ahead=False)
+    d.submit(1, [9] * 16, n=3, ignore_eos=True)
+    d.step()
+    d.step()
+    d.submit(2, [9] * 16 + [1], max_tokens=1)
+    assert [plan.num_tokens.tolist() for plan in d.plans] == [[15], [1]]
+    d.step()
+    assert sorted(d.plans[2].num_tokens.tolist()) == [1, 1, 4, 4], "siblings and prefix are there"
+    d.run()
+    assert [d.got.cached[key] for key in [(1, 1), (1, 2), (2, 0)]] == [12, 12, 16]
+
+
 def test_short_prompts_that_are_equal_do_not_wait_for_each_other() -> None:
     d = driver()
     for handle in range(4):
