@@ -31,7 +31,11 @@ def _seconds() -> Histogram:
 
 @dataclass(slots=True)
 class Counters:
-    """Totals since the start. Prompt tokens count when they are computed or found in the cache."""
+    """Totals since the start. Prompt tokens count when they are computed or found in the cache.
+
+    `prefix_cache_queries` are the tokens of sequences that were looked up in the prefix cache, each
+    time they were admitted; `prefix_cache_hits` those of them that were found.
+    """
 
     num_steps: int = 0
     num_preemptions: int = 0

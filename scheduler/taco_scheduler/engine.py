@@ -308,8 +308,9 @@ class Engine:
         if sequence.num_cached_tokens is None:
             sequence.num_cached_tokens = min(table.num_cached_tokens, request.num_prompt_tokens)
             self.counters.prompt_tokens += request.num_prompt_tokens
-        self.counters.prefix_cache_queries += len(sequence.tokens)
-        self.counters.prefix_cache_hits += table.num_cached_tokens
+        if self._config.enable_prefix_caching and not sequence.computes_prompt_logprobs:
+            self.counters.prefix_cache_queries += len(sequence.tokens)
+            self.counters.prefix_cache_hits += table.num_cached_tokens
         limit = length_limit(request, worker.info)
         worker.batch.join(sequence, table, limit, worker.info.block_size)
 

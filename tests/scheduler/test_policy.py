@@ -135,6 +135,16 @@ def test_without_prefix_caching_nothing_is_shared() -> None:
     assert set(d.got.cached.values()) == {0}
 
 
+def test_only_what_was_looked_up_counts_as_a_prefix_cache_query() -> None:
+    for caching, expected in [(True, (26, 12)), (False, (0, 0))]:
+        d = driver(enable_prefix_caching=caching)
+        for handle, prompt_logprobs in enumerate([None, 0, None]):
+            d.submit(handle, [9] * 13, max_tokens=1, prompt_logprobs=prompt_logprobs)
+            d.run()
+        counters = d.engine.counters
+        assert (counters.prefix_cache_queries, counters.prefix_cache_hits) == expected
+
+
 def test_one_long_sequence_may_use_the_whole_pool_and_ends_there() -> None:
     d = driver(num_blocks=3)
     d.submit(1, [1] * 5, max_tokens=100, ignore_eos=True)

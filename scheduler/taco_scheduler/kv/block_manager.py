@@ -42,11 +42,6 @@ class BlockManager:
 
     A block is *free*, *cached* (only the radix tree holds it, and no sequence pins it: evictable)
     or *active* (all others). What is free or cached, an allocation can get.
-
-    Attributes:
-        prefix_cache_queries: tokens of sequences that were looked up in the prefix cache.
-        prefix_cache_hits: tokens of these that were found.
-        num_evicted_blocks: cached blocks given to other sequences.
     """
 
     def __init__(
@@ -58,9 +53,6 @@ class BlockManager:
         self.block_size = block_size
         self.num_blocks = num_blocks
         self.enable_prefix_caching = enable_prefix_caching
-        self.prefix_cache_queries = 0
-        self.prefix_cache_hits = 0
-        self.num_evicted_blocks = 0
         self._block_bytes = block_size * TOKEN_BYTES
         self._live: set[BlockTable] = set()
         self._pool = BlockPool(num_blocks)
@@ -109,9 +101,6 @@ class BlockManager:
             match.blocks + self._take(num_new), num_matched * self.block_size, node, num_matched
         )
         self._live.add(table)
-        if read_cache:
-            self.prefix_cache_queries += num_ids
-            self.prefix_cache_hits += table.num_cached_tokens
         return table
 
     def extend(self, table: BlockTable, num_tokens: int) -> list[int] | None:
@@ -187,17 +176,6 @@ class BlockManager:
         table.node = None
         table.blocks = []
 
-    def reset(self) -> None:
-        """Forgets all cached blocks: the memory they were in is lost.
-
-        Raises:
-            RuntimeError: a table has not been released.
-        """
-        if self._live:
-            raise RuntimeError(f"{len(self._live)} block tables are still in use")
-        self._pool = BlockPool(self.num_blocks)
-        self._tree = RadixTree(self._block_bytes)
-
     def _cache_full_blocks(
         self, table: BlockTable, tokens: memoryview | bytes, num_tokens: int, step_id: int | None
     ) -> None:
@@ -217,7 +195,6 @@ class BlockManager:
         shortage = count - self._pool.num_free
         if shortage > 0:
             self._pool.release(self._tree.evict(shortage))
-            self.num_evicted_blocks += shortage
         blocks = self._pool.allocate(count)
         assert blocks is not None
         return blocks

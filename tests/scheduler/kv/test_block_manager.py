@@ -31,7 +31,6 @@ def test_finished_sequence_leaves_its_full_blocks() -> None:
     table = admit(manager, pack(*range(11)))
     assert table.num_cached_tokens == 8
     assert len(table.blocks) == 3
-    assert (manager.prefix_cache_queries, manager.prefix_cache_hits) == (22, 8)
 
 
 def test_one_token_is_left_to_compute() -> None:
@@ -79,7 +78,6 @@ def test_without_reading_the_cache_it_is_filled() -> None:
     assert duplicate is not None
     manager.publish(duplicate, tokens, 9, 0)
     assert not set(duplicate.blocks) & set(table.blocks)
-    assert manager.prefix_cache_queries == 0
     assert admit(manager, tokens).blocks[:2] == table.blocks[:2]
 
 
@@ -91,9 +89,6 @@ def test_without_prefix_caching_nothing_is_kept() -> None:
     assert admit(manager, tokens).num_cached_tokens == 0
     manager.release(table, tokens, 9)
     assert manager.num_free_blocks == 5
-    assert manager.prefix_cache_queries == 0
-    manager.allocate(tokens, 20, NAMESPACE)
-    assert manager.num_evicted_blocks == 0
 
 
 def test_extend_evicts_and_fails_whole() -> None:
@@ -106,8 +101,9 @@ def test_extend_evicts_and_fails_whole() -> None:
     extended = manager.extend(table, 16)
     assert extended is not None
     assert table.blocks[1:] == extended
-    assert manager.num_evicted_blocks == 2
     assert manager.num_free_blocks == 0
+    manager.release(table, pack(20), 1)
+    assert admit(manager, pack(*range(8), 8)).num_cached_tokens == 0, "they were evicted"
 
 
 def test_rejected_tokens_are_not_cached() -> None:
@@ -162,17 +158,6 @@ def test_more_tokens_than_there_are() -> None:
         manager.release(table, tokens, 8)
     manager.release(table, tokens, 4)
     assert manager.num_free_blocks == 4
-
-
-def test_reset_forgets_all_but_needs_all_tables_back() -> None:
-    manager = BlockManager(4, BLOCK_SIZE)
-    tokens = pack(*range(5))
-    table = admit(manager, tokens)
-    with pytest.raises(RuntimeError, match="still in use"):
-        manager.reset()
-    manager.release(table, tokens, 5)
-    manager.reset()
-    assert admit(manager, tokens).num_cached_tokens == 0
 
 
 def test_sizes_are_checked() -> None:
