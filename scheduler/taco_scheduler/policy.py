@@ -194,17 +194,13 @@ class Policy:
         """Blocks for all its tokens; None if that would leave less than a block for each sequence
         that runs to grow into: admitting more only to preempt them soon costs more than it gives.
         """
-        tokens = sequence.tokens.tobytes()
-        table = self._blocks.allocate(
-            tokens,
+        return self._blocks.allocate(
+            sequence.tokens.tobytes(),
             len(sequence.tokens),
             sequence.request.namespace,
             read_cache=not sequence.computes_prompt_logprobs,
+            num_spare_blocks=self._batch.num_running,
         )
-        if table is not None and self._blocks.num_free_blocks < self._batch.num_running:
-            self._blocks.release(table, tokens, table.num_cached_tokens)
-            return None
-        return table
 
     def _first_block(self, sequence: Sequence) -> FirstBlock | None:
         """What a sequence must share to match another's blocks; None if it can match none."""

@@ -87,6 +87,21 @@ def test_the_pool_keeps_room_for_those_that_run() -> None:
     assert d.engine.counters.num_preemptions == 0
 
 
+def test_an_admission_that_fails_evicts_nothing() -> None:
+    d = driver(num_blocks=8, run_ahead=False)
+    d.submit(1, [1] * 16, max_tokens=1)
+    d.run()
+    d.submit(2, [2] * 5, ignore_eos=True)
+    d.step()
+    d.submit(3, [3] * 24, ignore_eos=True)
+    d.step()
+    assert d.engine.num_running == 1, "six blocks are there, but none would be left to grow into"
+    d.engine.cancel(d.client, 3)
+    d.submit(4, [1] * 16, max_tokens=1)
+    d.run()
+    assert d.got.cached[4, 0] == 12
+
+
 def test_requests_that_arrive_together_share_their_prefix() -> None:
     d = driver(max_num_batched_tokens=100)
     for handle in range(4):

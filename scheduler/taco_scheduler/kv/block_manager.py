@@ -75,6 +75,7 @@ class BlockManager:
         namespace: CacheNamespace,
         *,
         read_cache: bool = True,
+        num_spare_blocks: int = 0,
     ) -> BlockTable | None:
         """Makes a sequence's table: its longest cached prefix, pinned, and new blocks behind it.
 
@@ -83,6 +84,7 @@ class BlockManager:
                 of them is left to compute.
             num_tokens: tokens that the table must cover; it covers the cached prefix in any case.
             read_cache: False takes new blocks only. The sequence's blocks are cached nevertheless.
+            num_spare_blocks: so many blocks must be left for others.
 
         Returns:
             None, and nothing has changed, if there are too few blocks.
@@ -93,7 +95,7 @@ class BlockManager:
         match = self._tree.match(namespace, self._packed(tokens, 0, num_readable))
         num_matched = len(match.blocks)
         num_new = max(0, self._num_blocks_for(num_tokens) - num_matched)
-        if num_new > self.num_free_blocks - match.num_evictable:
+        if num_new + num_spare_blocks > self.num_free_blocks - match.num_evictable:
             return None
         node = self._tree.pin(match)
         self._pool.retain(match.blocks)

@@ -102,9 +102,15 @@ class BlockManagerMachine(RuleBasedStateMachine):
         namespace=st.sampled_from(NAMESPACES),
         num_tokens=st.integers(0, 20),
         read_cache=st.sampled_from([True, True, False]),
+        num_spare=st.sampled_from([0, 0, 4]),
     )
     def admit(
-        self, tokens: Tokens, namespace: CacheNamespace, num_tokens: int, read_cache: bool
+        self,
+        tokens: Tokens,
+        namespace: CacheNamespace,
+        num_tokens: int,
+        read_cache: bool,
+        num_spare: int = 0,
     ) -> None:
         num_matched = self.longest_cached_prefix(namespace, tokens) if read_cache else 0
         matched = {(namespace, tokens[: i * BLOCK_SIZE]) for i in range(1, num_matched + 1)}
@@ -113,9 +119,11 @@ class BlockManagerMachine(RuleBasedStateMachine):
         num_evicted = max(0, num_new - len(self.free_blocks()))
         before = self.snapshot()
 
-        table = self.manager.allocate(pack(tokens), num_tokens, namespace, read_cache=read_cache)
+        table = self.manager.allocate(
+            pack(tokens), num_tokens, namespace, read_cache=read_cache, num_spare_blocks=num_spare
+        )
 
-        if num_new > num_available:
+        if num_new + num_spare > num_available:
             assert table is None
             assert self.snapshot() == before
             return
