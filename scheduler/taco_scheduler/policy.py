@@ -154,15 +154,21 @@ class Policy:
         suspects_run = any(request.is_running for request in self._suspects)
         first_blocks: set[FirstBlock] = set()
         passed_over: list[Sequence] = []
-        while budget > 0 and batch.num_free_slots and (sequence := self._waiting.pop()):
+        num_kept_slots = 0
+        while budget > 0 and batch.num_free_slots > num_kept_slots:
+            sequence = self._waiting.pop()
+            if sequence is None:
+                break
             is_suspect = sequence.request in self._suspects
             if is_suspect and suspects_run:
                 passed_over.append(sequence)
                 continue
             first_block = self._first_block(sequence)
             if first_block in first_blocks:
-                # Its prefix is being computed in this very step and can be matched in the next.
+                # Its prefix is being computed in this very step and can be matched in the next. It
+                # keeps its turn: no later one may take the slot that it will need then.
                 passed_over.append(sequence)
+                num_kept_slots += 1
                 continue
             table = self._allocate(sequence)
             if table is None:

@@ -126,6 +126,14 @@ def test_a_prompt_whose_last_chunk_is_one_token_is_still_a_prompt() -> None:
     assert [d.got.cached[key] for key in [(1, 1), (1, 2), (2, 0)]] == [12, 12, 16]
 
 
+def test_who_awaits_a_prefix_keeps_its_turn() -> None:
+    d = driver(max_num_seqs=2, run_ahead=False, max_num_batched_tokens=64)
+    for handle, token in [(1, 9), (2, 9), (3, 8)]:
+        d.submit(handle, [token] * 12, max_tokens=4, ignore_eos=True)
+    d.run()
+    assert list(d.got.reasons) == [(1, 0), (2, 0), (3, 0)]
+
+
 def test_short_prompts_that_are_equal_do_not_wait_for_each_other() -> None:
     d = driver()
     for handle in range(4):
