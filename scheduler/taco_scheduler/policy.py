@@ -18,6 +18,9 @@ from taco_scheduler.waiting import WaitingQueue
 
 FirstBlock = tuple[CacheNamespace, bytes]
 
+# A plan brings a joining sequence's tokens along, cached ones too. They must fit in one message.
+MAX_JOINED_TOKENS = 2**22
+
 
 @dataclass(slots=True)
 class StepRows:
@@ -154,8 +157,12 @@ class Policy:
         suspects_run = any(request.is_running for request in self._suspects)
         first_blocks: set[FirstBlock] = set()
         passed_over: list[Sequence] = []
-        num_kept_slots = 0
-        while budget > 0 and batch.num_free_slots > num_kept_slots:
+        num_kept_slots = num_joined_tokens = 0
+        while (
+            budget > 0
+            and batch.num_free_slots > num_kept_slots
+            and num_joined_tokens < MAX_JOINED_TOKENS
+        ):
             sequence = self._waiting.pop()
             if sequence is None:
                 break
@@ -183,6 +190,7 @@ class Policy:
             chunk = min(budget, len(sequence.tokens) - table.num_cached_tokens)
             rows.add_chunk(sequence.slot, chunk)
             rows.joined.append(sequence)
+            num_joined_tokens += len(sequence.tokens)
             budget -= chunk
         for sequence in passed_over:
             self._waiting.push(sequence)

@@ -1,5 +1,7 @@
 """Who runs in a step, and who gives way."""
 
+import pytest
+
 from support.engine_driver import Driver
 from support.fake_worker import worker_info
 from taco_proto.requests import FinishReason
@@ -132,6 +134,15 @@ def test_who_awaits_a_prefix_keeps_its_turn() -> None:
         d.submit(handle, [token] * 12, max_tokens=4, ignore_eos=True)
     d.run()
     assert list(d.got.reasons) == [(1, 0), (2, 0), (3, 0)]
+
+
+def test_a_plan_names_a_bounded_number_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("taco_scheduler.policy.MAX_JOINED_TOKENS", 30)
+    d = driver(max_num_batched_tokens=64, run_ahead=False)
+    d.submit(1, [9] * 16, n=6, max_tokens=3, ignore_eos=True)
+    d.run()
+    joined = [plan.joined.num_tokens.tolist() for plan in d.plans if plan.joined is not None]
+    assert joined == [[16], [16, 16], [16, 16], [16]]
 
 
 def test_short_prompts_that_are_equal_do_not_wait_for_each_other() -> None:
