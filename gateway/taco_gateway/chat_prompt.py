@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from taco_gateway.chat_template import PLAIN_TEMPLATE, ChatTemplate, read_chat_template
-from taco_gateway.request_checks import check_text
+from taco_gateway.request_checks import check_prompt_length, check_text
 from taco_gateway.template_pool import TemplatePool
 from taco_gateway.tokenizer import Tokenizer
 from taco_proto.errors import ConfigurationError, InvalidParameterError
@@ -65,8 +65,14 @@ class ChatPrompter:
         add_special_tokens: bool | None = None,
         chat_template: str | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
+        max_model_len: int | None = None,
     ) -> list[int]:
-        """Token ids of a conversation; see `TextEngine.encode_chat`."""
+        """Token ids of a conversation; see `TextEngine.encode_chat`.
+
+        Args:
+            max_model_len: refuse a prompt that is sure to have so many tokens, before it is
+                tokenized.
+        """
         if not messages:
             raise InvalidParameterError("messages must not be empty", "messages")
         if continue_final_message and add_generation_prompt:
@@ -92,6 +98,9 @@ class ChatPrompter:
         if continue_final_message:
             text = self._cut_at_end_mark(text)
         check_text(text, "messages")
+        if max_model_len is not None:
+            num_tokens = self._tokenizer.fewest_tokens(self._unmarked(text))
+            check_prompt_length(num_tokens, max_model_len, param="messages", at_least=True)
         token_ids = self._encode_text(text)
         if add_special_tokens is None:
             add_special_tokens = self._template_is_plain and chat_template is None

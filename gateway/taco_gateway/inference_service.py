@@ -77,7 +77,7 @@ class InferenceService(InferenceServicer):
     ) -> AsyncIterator[pb.TextReply]:
         async def prompt() -> list[int]:
             messages = [_message(message) for message in request.messages]
-            return await self._gateway.engine.encode_chat(messages)
+            return await self._gateway.engine.encode_chat(messages, must_fit=True)
 
         async for reply in self._answer(request, context, prompt, default_max_tokens=None):
             yield reply
@@ -88,7 +88,7 @@ class InferenceService(InferenceServicer):
         async def prompt() -> list[int]:
             if request.WhichOneof("prompt") == "token_ids":
                 return list(request.token_ids.ids)
-            return await self._gateway.engine.encode(request.text)
+            return await self._gateway.engine.encode(request.text, must_fit=True)
 
         async for reply in self._answer(request, context, prompt, default_max_tokens=16):
             yield reply
@@ -117,7 +117,7 @@ class InferenceService(InferenceServicer):
         prompt: Callable[[], Awaitable[list[int]]],
         default_max_tokens: int | None,
     ) -> AsyncGenerator[pb.TextReply, None]:
-        arrival = time.monotonic()
+        arrival = time.perf_counter()
         gateway = self._gateway
         gateway.check_accepting()
         gateway.check_model(request.model or None)
@@ -127,7 +127,6 @@ class InferenceService(InferenceServicer):
             params = params.with_updates(max_tokens=default_max_tokens)
         token_ids = await prompt()
         request_id = f"grpc-{uuid.uuid4().hex}"
-        gateway.log_request(request_id, token_ids, params)
         updates = gateway.engine.generate(
             token_ids,
             params,
@@ -137,6 +136,7 @@ class InferenceService(InferenceServicer):
             deadline=_deadline(context, gateway.deadline()),
             clamp_max_tokens="max_tokens" not in given,
         )
+        gateway.log_request(request_id, token_ids, params)
         usage = UsageCounter(params.n)
         num_running = params.n
         async with aclosing(timed(updates, gateway.metrics, arrival)) as updates:

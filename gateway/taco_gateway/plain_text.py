@@ -37,7 +37,8 @@ class PlainTextEncoder:
                 self._copy = self._make_copy()
         text = "".join([self._spellings[p] if isinstance(p, int) else p for p in parts])
         true_ids = self._true_ids
-        return [true_ids.get(i, i) for i in self._copy.encode(text, add_special_tokens=False).ids]
+        (encoding,) = self._copy.encode_batch_fast([text], add_special_tokens=False)
+        return [true_ids.get(i, i) for i in encoding.ids]
 
     def _make_copy(self) -> tokenizers.Tokenizer:
         description = json.loads(self._backend.to_str())

@@ -7,16 +7,43 @@ from taco_proto.requests import ModelInfo
 from taco_proto.sampling_params import SamplingParams
 
 CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
+# More than any model reads; tokenizing a longer text would cost minutes and gigabytes.
+MAX_TEXT_CHARS = 2**23
 
 
 def check_text(text: str, param: str) -> None:
     """Raises:
-    InvalidParameterError: the text has half a surrogate pair, which no tokenizer takes.
+    InvalidParameterError: the text has half a surrogate pair, which no tokenizer takes, or is too
+        long to be tokenized at all.
     """
+    if len(text) > MAX_TEXT_CHARS:
+        raise InvalidParameterError(
+            f"{param} has {len(text)} characters; at most {MAX_TEXT_CHARS} are allowed.",
+            param,
+            CONTEXT_LENGTH_EXCEEDED,
+        )
     try:
         text.encode()
     except UnicodeEncodeError:
         raise InvalidParameterError(f"{param} is not valid Unicode", param) from None
+
+
+def check_prompt_length(
+    num_tokens: int, max_model_len: int, *, param: str = "prompt", at_least: bool = False
+) -> None:
+    """`at_least`: the prompt was not tokenized, but is sure to have so many tokens.
+
+    Raises:
+        InvalidParameterError: the prompt leaves no room for a token.
+    """
+    if num_tokens >= max_model_len:
+        raise InvalidParameterError(
+            f"This model's maximum context length is {max_model_len} tokens, and the prompt has "
+            f"{'at least ' if at_least else ''}{num_tokens}, which leaves no room for an answer. "
+            "Shorten the prompt.",
+            param,
+            CONTEXT_LENGTH_EXCEEDED,
+        )
 
 
 def check_prompt(token_ids: Sequence[int], info: ModelInfo) -> None:
@@ -26,13 +53,7 @@ def check_prompt(token_ids: Sequence[int], info: ModelInfo) -> None:
     """
     if not token_ids:
         raise InvalidParameterError("The prompt is empty.", "prompt")
-    if len(token_ids) >= info.max_model_len:
-        raise InvalidParameterError(
-            f"This model's maximum context length is {info.max_model_len} tokens, and the prompt "
-            f"has {len(token_ids)}, which leaves no room for an answer. Shorten the prompt.",
-            "prompt",
-            CONTEXT_LENGTH_EXCEEDED,
-        )
+    check_prompt_length(len(token_ids), info.max_model_len)
     if not all(type(token_id) is int for token_id in token_ids):
         raise InvalidParameterError("Token ids must be integers.", "prompt")
     for token_id in (min(token_ids), max(token_ids)):

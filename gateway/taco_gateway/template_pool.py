@@ -66,7 +66,7 @@ class TemplatePool:
         reply = self._ask({"template": template, "variables": variables})
         if "error" in reply:
             message = f"The chat template fails on these messages: {reply['error']}"
-            raise InvalidParameterError(message, "messages")
+            raise InvalidParameterError(message, "messages", reply.get("code"))
         return reply["text"]
 
     def close(self) -> None:

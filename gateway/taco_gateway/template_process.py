@@ -7,7 +7,7 @@ doing, and a limit on the address space makes an allocation fail that is out of 
 
 Messages on the socket that is standard input: 4 bytes of length, then JSON. Requests name a
 "template" and, to render it, "variables"; without them the template is looked at. Replies are
-{"text"}, the fields of a look, or {"error"}.
+{"text"}, the fields of a look, or {"error"}, some with OpenAI's "code".
 
 Imports nothing but jinja2, so that it starts fast; its globals are those of Hugging Face's chat
 templates.
@@ -140,7 +140,10 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
             return _look(request["template"])
         return {"text": _render(request["template"], request["variables"])}
     except OutputTooLongError:
-        return {"error": f"it gives more than {MAX_OUTPUT_CHARS} characters"}
+        return {
+            "error": f"it gives more than {MAX_OUTPUT_CHARS} characters",
+            "code": "context_length_exceeded",
+        }
     except (MemoryError, OverflowError, RecursionError):
         return {"error": "it needs too much memory"}
     except Exception as error:  # a template can fail in any way

@@ -15,6 +15,7 @@ from taco_gateway.output_processor import OutputProcessor, PromptLogprobs, TextU
 from taco_gateway.request_checks import (
     check_priority,
     check_prompt,
+    check_prompt_length,
     check_sampling,
     check_text,
     resolve_max_tokens,
@@ -91,15 +92,24 @@ class TextEngine:
             }
         )
 
-    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    async def encode(
+        self, text: str, *, add_special_tokens: bool = True, must_fit: bool = False
+    ) -> list[int]:
         """Token ids of a prompt, off the event loop. Special tokens in the text count as such.
 
+        Args:
+            must_fit: refuse a text at once that is sure to be too long for the model.
+
         Raises:
-            InvalidParameterError: the text is no Unicode, or there is no tokenizer.
+            InvalidParameterError: the text is no Unicode, or too long, or there is no tokenizer.
+            EngineError: `must_fit`, and no worker serves the model (503).
         """
         if self.tokenizer is None:
             raise InvalidParameterError(_NO_TOKENIZER, "prompt")
         check_text(text, "prompt")
+        if must_fit:
+            num_tokens = self.tokenizer.fewest_tokens(text)
+            check_prompt_length(num_tokens, self.model_info().max_model_len, at_least=True)
         return await asyncio.to_thread(
             self.tokenizer.encode, text, add_special_tokens=add_special_tokens
         )
@@ -113,6 +123,7 @@ class TextEngine:
         add_special_tokens: bool | None = None,
         chat_template: str | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
+        must_fit: bool = False,
     ) -> list[int]:
         """Token ids of a conversation, off the event loop. Special tokens in messages stay plain
         text.
@@ -126,9 +137,13 @@ class TextEngine:
                 only where the model has no template.
             chat_template: Jinja source to use instead of the model's (the offline API's callers).
             template_kwargs: variables that the template reads; others are refused.
+            must_fit: refuse a prompt before it is tokenized if it is sure to be too long for the
+                model.
 
         Raises:
-            InvalidParameterError: the template refuses the messages, or runs into a limit.
+            InvalidParameterError: the template refuses the messages, or runs into a limit, or the
+                prompt is too long.
+            EngineError: `must_fit`, and no worker serves the model (503).
         """
         if self._prompter is None:
             raise InvalidParameterError(_NO_TOKENIZER, "messages")
@@ -140,6 +155,7 @@ class TextEngine:
             add_special_tokens=add_special_tokens,
             chat_template=chat_template,
             template_kwargs=template_kwargs,
+            max_model_len=self.model_info().max_model_len if must_fit else None,
         )
 
     def generate(
@@ -169,8 +185,7 @@ class TextEngine:
 
         Raises:
             InvalidParameterError: the prompt is empty or too long (`context_length_exceeded`), a
-            token id
-                or a parameter is out of the model's range.
+                token id or a parameter is out of the model's range.
             EngineError: no worker serves the model (503). Also while iterating: the request failed.
         """
         info = self.model_info()

@@ -11,6 +11,7 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import Any
 
+BYTE_TOKENS = frozenset(f"<0x{byte:02X}>" for byte in range(256))
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -74,12 +75,12 @@ def _byte_level_alphabet() -> dict[str, int]:
     return alphabet
 
 
-_BYTE_OF_CHAR = _byte_level_alphabet()
+BYTE_LEVEL_ALPHABET = _byte_level_alphabet()
 
 
 def _spell_byte_level(token: str) -> bytes:
     try:
-        return bytes([_BYTE_OF_CHAR[char] for char in token])
+        return bytes([BYTE_LEVEL_ALPHABET[char] for char in token])
     except KeyError:  # an added token outside the alphabet spells itself
         return token.encode()
 

@@ -4,11 +4,13 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import tokenizers
 
 from taco_gateway.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from taco_gateway.length_bound import bytes_per_token
 from taco_gateway.plain_text import PlainTextEncoder
 from taco_gateway.token_bytes import TokenBytes, byte_spelling
 
@@ -53,6 +55,10 @@ class Tokenizer(ABC):
 
         Strings are plain text, even where they spell a special token. Nothing is added in front.
         """
+
+    def fewest_tokens(self, text: str) -> int:
+        """A number of tokens that `text` is sure to have, without encoding it; 0 if nothing is."""
+        return 0
 
     @abstractmethod
     def decode(
@@ -111,10 +117,20 @@ class FastTokenizer(Tokenizer):
             self._shown_bytes = TokenBytes(backend.id_to_token, spelling.spell, self._special_ids)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        # A batch of one: plain `encode` holds the interpreter's lock, on a megabyte for seconds.
+        (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return encoding.ids
 
     def encode_parts(self, parts: Sequence[str | int]) -> list[int]:
         return self._plain_text.encode(parts)
+
+    def fewest_tokens(self, text: str) -> int:
+        longest = self._bytes_per_token
+        return 0 if longest is None else -(-len(text.encode()) // longest)
+
+    @cached_property
+    def _bytes_per_token(self) -> int | None:
+        return bytes_per_token(self._backend)
 
     def decode(
         self,

@@ -42,9 +42,9 @@ async def _generate(gateway: Gateway, chat: ChatCompletionRequest, request_id: s
         add_generation_prompt=chat.opens_turn,
         continue_final_message=chat.continue_final_message,
         add_special_tokens=chat.add_special_tokens,
+        must_fit=chat.truncate_prompt_tokens is None,
     )
-    gateway.log_request(request_id, chat.messages[-1].text, params)
-    return gateway.engine.generate(
+    updates = gateway.engine.generate(
         prompt_token_ids,
         params,
         request_id=request_id,
@@ -52,6 +52,8 @@ async def _generate(gateway: Gateway, chat: ChatCompletionRequest, request_id: s
         cache_salt=chat.cache_salt,
         deadline=gateway.deadline(),
     )
+    gateway.log_request(request_id, chat.messages[-1].text, params)
+    return updates
 
 
 class _ChatAnswer:

@@ -38,10 +38,10 @@ async def create_completion(request: Request) -> Response:
     gateway.check_accepting()
     prompts = await asyncio.gather(*(_encode(gateway, body, prompt) for prompt in body.prompts))
     request_id = f"cmpl-{request.state.request_id}"
+    updates = _generate(gateway, body, params, prompts, request_id)
     for prompt in body.prompts:
         gateway.log_request(request_id, prompt, params)
     answer = _CompletionAnswer(gateway, body, params, prompts, request_id)
-    updates = _generate(gateway, body, params, prompts, request_id)
     watched = timed(updates, gateway.metrics, arrival)
     if body.stream:
         return gateway.event_stream(answer.frames(watched))
@@ -53,7 +53,11 @@ async def _encode(gateway: Gateway, body: CompletionRequest, prompt: Prompt) -> 
         return prompt
     gateway.require_tokenizer()
     add_special_tokens = body.add_special_tokens is not False
-    return await gateway.engine.encode(prompt, add_special_tokens=add_special_tokens)
+    return await gateway.engine.encode(
+        prompt,
+        add_special_tokens=add_special_tokens,
+        must_fit=body.truncate_prompt_tokens is None,
+    )
 
 
 def _generate(

@@ -286,3 +286,27 @@ async def test_the_unexpected_tells_nothing(
     assert "secret" not in response.text
     assert "/secret/path" in caplog.text
     assert response.headers["x-request-id"]
+
+
+@pytest.mark.parametrize("truncate", [False, True])
+async def test_a_huge_prompt_is_refused_before_it_is_tokenized(
+    app: App, monkeypatch: pytest.MonkeyPatch, truncate: bool
+) -> None:
+    def encode(*_: object, **__: object) -> None:
+        raise AssertionError("tokenized")
+
+    tokenizer = type(app.gateway.require_tokenizer())
+    monkeypatch.setattr(tokenizer, "encode", encode)
+    monkeypatch.setattr(tokenizer, "encode_parts", encode)
+    num_chars = 9_000_000 if truncate else 20_000
+    extra = {"truncate_prompt_tokens": 5} if truncate else {}
+    text = "<|im_start|>" + "x" * num_chars
+    for path, body, param in (
+        (COMPLETIONS, {"prompt": text}, "prompt"),
+        (COMPLETIONS, {"prompt": ["x", text]}, "prompt"),
+        (CHAT, {"messages": [{"role": "user", "content": text}]}, "messages"),
+    ):
+        response = await app.http.post(path, json={**body, **extra})
+        error = check_envelope(response.json())
+        assert (response.status_code, error["param"]) == (400, param)
+        assert error["code"] == "context_length_exceeded"
