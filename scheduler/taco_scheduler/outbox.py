@@ -3,7 +3,9 @@
 from taco_proto.logprobs import LogprobColumns
 from taco_proto.requests import FinishReason, OutputBatch, RequestError
 
-MAX_BUFFERED_ROWS = 1_000_000  # a row has a token at most
+# Rows, errors and entries of log probabilities: a few dozen bytes each here, and a dozen in the one
+# message that a client gets of them.
+MAX_BUFFERED_VALUES = 2_000_000
 
 
 class Outbox:
@@ -52,7 +54,7 @@ class Outbox:
         batch.finish_reasons += finish_reasons
         batch.stop_token_ids += stop_token_ids
         batch.num_cached_tokens += num_cached_tokens
-        self._check_size(len(batch.handles))
+        self._check_size()
 
     def add_end(
         self,
@@ -70,7 +72,7 @@ class Outbox:
         batch.finish_reasons.append(reason)
         batch.stop_token_ids.append(stop_token_id)
         batch.num_cached_tokens.append(num_cached_tokens)
-        self._check_size(len(batch.handles))
+        self._check_size()
 
     def add_prompt_logprob(
         self, handle: int, position: int, row: tuple[list[int], list[float], list[int]]
@@ -81,14 +83,19 @@ class Outbox:
         if batch.prompt_logprobs is None:
             batch.prompt_logprobs = LogprobColumns()
         batch.prompt_logprobs.append_row(*row)
-        self._check_size(len(batch.prompt_logprob_handles))
+        self._check_size()
 
     def add_error(self, handle: int, code: int, message: str) -> None:
         self._batch.errors.append(RequestError(handle, code, message))
-        self._check_size(len(self._batch.errors))
+        self._check_size()
 
-    def _check_size(self, num_rows: int) -> None:
-        if num_rows > MAX_BUFFERED_ROWS:
+    def _check_size(self) -> None:
+        batch = self._batch
+        num_values = len(batch.handles) + len(batch.errors)
+        for columns in (batch.logprobs, batch.prompt_logprobs):
+            if columns is not None:
+                num_values += len(columns.num_entries) + len(columns.token_ids)
+        if num_values > MAX_BUFFERED_VALUES:
             self.overflowed = True
             self._batch = OutputBatch()
 

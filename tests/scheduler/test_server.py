@@ -290,7 +290,7 @@ async def test_a_silent_worker_is_given_up(
 async def test_a_gateway_that_never_reads_stalls_nobody(
     stub: SchedulerStub, worker: WorkerPeer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("taco_scheduler.outbox.MAX_BUFFERED_ROWS", 2_000)
+    monkeypatch.setattr("taco_scheduler.outbox.MAX_BUFFERED_VALUES", 2_000)
     deaf = await gateway(stub)
     for handle in range(3000):
         await deaf.submit(make_request(handle, [handle % 60 + 1], max_tokens=120, ignore_eos=True))
