@@ -47,7 +47,7 @@ class Engine:
         self._step_id = 0
         self._num_clients = 0
         self._num_arrivals = 0
-        self._num_new = 0  # requests that have never run
+        self._num_new = 0  # requests that have not been admitted
         self._requests: dict[Outbox, dict[int, Request]] = {}
         self._waiting = WaitingQueue()
         self._deadlines = Deadlines()
@@ -157,8 +157,10 @@ class Engine:
         self._worker = self._policy = self._committer = None
         if is_fault:
             self._strike(suspects)
+        self._num_new = self.num_requests
         for requests in self._requests.values():
             for request in requests.values():
+                request.admitted = False
                 self._deadlines.push(request)
 
     # ------------------------------------------------------------------ steps

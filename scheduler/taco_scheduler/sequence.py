@@ -47,7 +47,7 @@ class Request:
         arrival: counts requests in the order in which they came.
         num_prompt_logprobs: prompt positions up to which log probabilities were emitted (the first
             one, which has none, counts).
-        admitted: one of its sequences has run.
+        admitted: one of its sequences has run on the worker that is attached.
     """
 
     outbox: Outbox

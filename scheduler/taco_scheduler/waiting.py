@@ -42,7 +42,7 @@ class WaitingQueue:
 
 
 class Deadlines:
-    """Requests by the time until which they may wait. Those that run or have ended are swept."""
+    """Requests by the time until which they may wait. Those that have been admitted are swept."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Request]] = []
@@ -71,4 +71,5 @@ class Deadlines:
 
 
 def _waits(request: Request) -> bool:
-    return bool(request.unfinished) and not request.is_running
+    # Not "runs": between two of its sequences, or preempted, it is in the middle of its answer.
+    return bool(request.unfinished) and not request.admitted

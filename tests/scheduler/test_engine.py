@@ -195,6 +195,20 @@ def test_a_deadline_ends_the_wait_not_the_run() -> None:
     assert (3, 0) in d.got.reasons
 
 
+def test_a_deadline_does_not_end_what_waits_in_the_middle_of_its_answer() -> None:
+    d = Driver(worker_info(max_num_seqs=1), run_ahead=False)
+    d.attach()
+    d.submit(1, [1], deadline=d.now + 1, max_tokens=100, ignore_eos=True)
+    d.submit(2, [2], deadline=d.now + 0.5, priority=1)
+    d.submit(3, [3], deadline=d.now + 2, n=2, priority=-1, max_tokens=4, ignore_eos=True)
+    while (3, 0) not in d.got.reasons:
+        d.step()
+    d.now += 3  # the second sibling waits for the only slot
+    d.run()
+    assert d.got.errors.keys() == {1, 2}
+    assert len(d.got.tokens[3, 1]) == 4
+
+
 def test_without_a_worker_requests_wait_up_to_their_deadline() -> None:
     d = Driver()
     d.submit(1, [1], deadline=d.now + 1)
