@@ -273,7 +273,7 @@ class Engine:
                 self._num_new -= 1
             request.sequences.clear()  # no cycle keeps the tokens alive until the collector comes
         elif all(s.status is Status.HELD for s in unfinished):
-            self._waiting.push(unfinished[0])  # it takes over as the first of its request
+            self._queue_held(unfinished[0])  # it takes over as the first of its request
 
     # ----------------------------------------------------------------- running
 
@@ -334,7 +334,11 @@ class Engine:
     def _release_held(self, request: Request) -> None:
         for sequence in request.sequences:
             if sequence.status is Status.HELD:
-                self._waiting.push(sequence)
+                self._queue_held(sequence)
+
+    def _queue_held(self, sequence: Sequence) -> None:
+        sequence.take_prompt()
+        self._waiting.push(sequence)
 
     def _preempt(self, sequence: Sequence) -> None:
         """Back to the queue, at once or when the outputs of the steps it is in have come."""

@@ -85,7 +85,7 @@ class Sequence:
     """One continuation of a request's prompt.
 
     Attributes:
-        tokens: prompt and committed tokens.
+        tokens: prompt and committed tokens; empty while it is held.
         slot, tenure, table: its place in the batch while it runs; a tenure names one stay in a
             slot.
         num_cached_tokens: prompt tokens found in the prefix cache when it first ran; None before.
@@ -107,6 +107,10 @@ class Sequence:
     @property
     def urgency(self) -> Urgency:
         return (self.request.priority, self.request.arrival, self.index)
+
+    def take_prompt(self) -> None:
+        """Gives a held sequence its tokens."""
+        self.tokens = self.request.sequences[0].tokens[: self.request.num_prompt_tokens]
 
     @property
     def num_generated(self) -> int:
@@ -150,10 +154,11 @@ def new_request(outbox: Outbox, message: GenerateRequest, arrival: int, now: flo
         arrival_time=now,
         deadline=message.deadline,
     )
-    emitted = array("i", message.emitted_token_ids)
-    for index in range(sampling.num_sequences):
-        status = Status.WAITING if index == 0 else Status.HELD
-        request.sequences.append(Sequence(request, index, prompt + emitted, status))
+    tokens = prompt + array("i", message.emitted_token_ids)
+    request.sequences.append(Sequence(request, 0, tokens, Status.WAITING))
+    for index in range(1, sampling.num_sequences):
+        # A queue of long prompts times 128 would be more than the memory can hold.
+        request.sequences.append(Sequence(request, index, array("i"), Status.HELD))
     return request
 
 

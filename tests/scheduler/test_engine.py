@@ -277,6 +277,13 @@ def test_siblings_share_the_prompts_blocks_and_differ_in_their_seed(driver: Driv
     assert len({sequence_seed(1, index) for index in range(128)}) == 128
 
 
+def test_siblings_that_are_held_back_take_no_memory_of_their_own() -> None:
+    d = Driver()
+    d.submit(1, [7] * 9, n=3)
+    request = next(iter(d.engine._requests[d.client].values()))
+    assert [len(sequence.tokens) for sequence in request.sequences] == [9, 0, 0]
+
+
 def test_the_next_sibling_takes_over_when_the_first_is_cancelled(driver: Driver) -> None:
     driver.submit(1, [7] * 9, n=3, prompt_logprobs=0)
     driver.engine.cancel(driver.client, 1, 0)
