@@ -18,17 +18,16 @@ from taco_gateway.tokenizer import FastTokenizer, SlowTokenizer, Tokenizer, Toke
 from taco_proto.config import ModelConfig
 from taco_proto.errors import ConfigurationError
 
-_FILES = [
-    "config.json",
+# At least one of these makes a tokenizer; the others say more of it.
+_TOKENIZER_FILES = (
     "tokenizer*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template*",
     "vocab*",
     "merges.txt",
     "*.tiktoken",
     "spiece.model",
-]
+    "sentencepiece*.model",
+)
+_OTHER_FILES = ("config.json", "special_tokens_map.json", "added_tokens.json", "chat_template*")
 _NAMED_SPECIAL_TOKENS = (
     "bos_token",
     "eos_token",
@@ -51,6 +50,12 @@ def load_tokenizer(config: ModelConfig) -> Tokenizer | None:
     if config.skip_tokenizer_init:
         return None
     directory = _find_directory(config)
+    if not any(path.is_file() for name in _TOKENIZER_FILES for path in directory.glob(name)):
+        # Found out here, since transformers takes seconds to say it in many lines.
+        raise ConfigurationError(
+            f"there is no tokenizer in {directory}: name one with --tokenizer, or serve token ids "
+            "alone with --skip-tokenizer-init"
+        )
     try:
         settings = _read_json(directory / "tokenizer_config.json")
         for name, value in _read_json(directory / "special_tokens_map.json").items():
@@ -84,7 +89,10 @@ def _find_directory(config: ModelConfig) -> Path:
     try:
         return Path(
             snapshot_download(
-                name, revision=revision, cache_dir=config.download_dir, allow_patterns=_FILES
+                name,
+                revision=revision,
+                cache_dir=config.download_dir,
+                allow_patterns=[*_TOKENIZER_FILES, *_OTHER_FILES],
             )
         )
     except GatedRepoError:

@@ -162,6 +162,21 @@ def test_a_tokenizer_that_is_not_there_is_one_line(tmp_path: Path) -> None:
         assert "\n" not in str(raised.value)
 
 
+def test_a_directory_without_any_tokenizer_is_seen_at_once(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "tokenizer").mkdir()
+    program = (
+        "import sys\n"
+        "sys.modules['transformers'] = None\n"
+        "from taco_gateway.tokenizer_files import load_tokenizer\n"
+        "from taco_proto.config import ModelConfig\n"
+        f"load_tokenizer(ModelConfig(model={str(tmp_path)!r}))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    last = done.stderr.splitlines()[-1]
+    assert f"ConfigurationError: there is no tokenizer in {tmp_path}: name one" in last
+
+
 def test_neither_torch_nor_transformers_is_imported(tmp_path: Path) -> None:
     path = write(tmp_path, byte_level_bpe())
     program = (
