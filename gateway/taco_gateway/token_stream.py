@@ -242,10 +242,11 @@ class _RowSlicer:
 
 
 def _num_values(update: SequenceUpdate) -> int:
+    # Those of the prompt do not count: a single step may bring more of them, and the prompt bounds
+    # them.
     count = 1 + len(update.token_ids)
-    for columns in (update.logprobs, update.prompt_logprobs):
-        if columns is not None:
-            count += len(columns.token_ids)
+    if update.logprobs is not None:
+        count += len(update.logprobs.token_ids)
     return count
 
 

@@ -170,3 +170,22 @@ async def test_prompt_log_probabilities_come_once_and_in_order(table: RequestTab
     (update,) = [await anext(stream)]
     assert update.prompt_logprobs is not None
     assert update.prompt_logprobs.token_ids == [1, 2, 3]
+
+
+async def test_one_step_may_bring_many_prompt_log_probabilities(table: RequestTable) -> None:
+    stream = table.generate(request(prompt_logprobs=20))
+    handle = stream.request.handle
+    num_rows = MAX_BUFFERED_VALUES // 21 + 1
+    columns = LogprobColumns()
+    for _ in range(num_rows):
+        columns.append_row([5] * 21, [-1.0] * 21, [1] * 21)
+    table.dispatch(
+        OutputBatch(
+            prompt_logprob_handles=[handle] * num_rows,
+            prompt_logprob_positions=list(range(1, num_rows + 1)),
+            prompt_logprobs=columns,
+        )
+    )
+    update = await anext(stream)
+    assert update.prompt_logprobs is not None
+    assert len(update.prompt_logprobs.num_entries) == num_rows
