@@ -22,6 +22,7 @@ logger = logging.getLogger("taco.gateway")
 
 INVALID_REQUEST = "invalid_request_error"
 RETRY_AFTER_SECONDS = 1
+MAX_MESSAGE_CHARS = 1000
 
 _TYPES = {
     403: "permission_error",
@@ -54,6 +55,8 @@ class ApiError(Exception):
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
+        if len(message) > MAX_MESSAGE_CHARS:  # it quotes what the client sent
+            message = f"{message[:MAX_MESSAGE_CHARS]}…"
         super().__init__(message)
         self.status = status
         self.message = message

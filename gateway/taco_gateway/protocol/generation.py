@@ -5,6 +5,7 @@ null counts as absent, an unknown one is ignored, and one whose feature does not
 name.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
@@ -13,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from taco_proto.errors import InvalidParameterError
 from taco_proto.sampling_params import SAMPLING_FIELDS
 
+_TOKEN_ID = re.compile(r"0|-?[1-9][0-9]{0,18}")  # one spelling of each number
 MAX_STOP = 4  # OpenAI's limit
 MAX_TOP_LOGPROBS = 20
 MAX_CACHE_SALT_CHARS = 256
@@ -152,7 +154,6 @@ class GenerationRequest(BaseModel):
     def _integer_keys(cls, value: object) -> object:
         if not isinstance(value, dict):
             return value
-        try:
-            return {int(token_id): bias for token_id, bias in value.items()}
-        except ValueError:
-            raise ValueError("its keys must be token ids") from None
+        if not all(_TOKEN_ID.fullmatch(key) for key in value):
+            raise ValueError("its keys must be token ids")
+        return {int(token_id): bias for token_id, bias in value.items()}
