@@ -1,5 +1,7 @@
 """`POST /tokenize` and `POST /detokenize`: the tokenizer that the model is served with."""
 
+import asyncio
+
 from fastapi import APIRouter, Request
 
 from taco_gateway.gateway import gateway_of
@@ -34,7 +36,9 @@ async def tokenize(request: Request) -> TokenizeResponse:
         )
     token_strs: list[str] | None = None
     if wanted.return_token_strs:
-        token_strs = [tokenizer.decode([i], skip_special_tokens=False) for i in token_ids]
+        token_strs = await asyncio.to_thread(
+            lambda: [tokenizer.decode([i], skip_special_tokens=False) for i in token_ids]
+        )
     info = gateway.client.model_info()
     return TokenizeResponse(
         tokens=token_ids,
@@ -50,4 +54,5 @@ async def detokenize(request: Request) -> DetokenizeResponse:
     wanted = DetokenizeRequest.from_body(await gateway.read_body(request))
     gateway.check_model(wanted.model)
     tokenizer = gateway.require_tokenizer()
-    return DetokenizeResponse(prompt=tokenizer.decode(wanted.tokens, skip_special_tokens=False))
+    text = await asyncio.to_thread(tokenizer.decode, wanted.tokens, skip_special_tokens=False)
+    return DetokenizeResponse(prompt=text)
