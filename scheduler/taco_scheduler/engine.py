@@ -16,7 +16,7 @@ from taco_scheduler.admission import (
 from taco_scheduler.attached_worker import AttachedWorker
 from taco_scheduler.commit import Committer
 from taco_scheduler.counters import Counters
-from taco_scheduler.in_flight import InFlightStep, check_output
+from taco_scheduler.in_flight import InFlightStep, InvalidOutputError, check_output
 from taco_scheduler.kv.block_manager import BlockTable
 from taco_scheduler.outbox import Outbox
 from taco_scheduler.planner import make_plan
@@ -191,8 +191,10 @@ class Engine:
             InvalidOutputError: it does not answer that step; nothing has changed.
         """
         worker = self._worker
-        if worker is None or output.epoch != self._epoch:
+        if worker is None or output.epoch < self._epoch:
             return
+        if output.epoch > self._epoch:
+            raise InvalidOutputError(f"epoch {output.epoch} has not begun")
         step = worker.in_flight.oldest(output.step_id)
         if output.error:
             self._fail_step(worker, step, output.error)

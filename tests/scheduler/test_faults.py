@@ -127,6 +127,7 @@ def test_late_outputs_of_an_older_epoch_are_dropped() -> None:
     "change",
     [
         {"step_id": 2},
+        {"epoch": 2},
         {"slots": np.array([1], np.int32)},
         {"slots": np.array([0, 0], np.int32), "token_ids": np.array([1, 1], np.int32)},
         {"token_ids": np.array([64], np.int32)},
