@@ -174,7 +174,10 @@ def _bind(server: grpc.aio.Server, address: str) -> None:
     path = address.removeprefix(UNIX_PREFIX)
     if _somebody_listens(path):
         raise ConfigurationError(f"cannot listen on {address}: it is in use")
-    _remove_socket(path)
+    try:
+        _remove_socket(path)
+    except OSError as error:  # somebody else's, or no directory on the way
+        raise ConfigurationError(f"cannot listen on {address}: {error.strerror}") from None
     # The socket is made with its final mode: at no moment may others connect.
     old_mask = os.umask(0o177)
     try:

@@ -105,6 +105,18 @@ def test_an_address_in_use_is_one_line_and_exit_code_1(tmp_path: Path) -> None:
     assert path.exists(), "another process's socket stays"
 
 
+@pytest.mark.parametrize(
+    "address", ["unix:{}/file/scheduler.sock", "unix:{}/none/x.sock", "", "x:y"]
+)
+def test_an_impossible_address_is_one_line_and_exit_code_1(tmp_path: Path, address: str) -> None:
+    (tmp_path / "file").touch()
+    process = start(address.format(tmp_path))
+    _, stderr = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "cannot listen on" in stderr
+    assert "Traceback" not in stderr
+
+
 def test_a_stale_socket_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "scheduler.sock"
     with socket.socket(socket.AF_UNIX) as dead:
