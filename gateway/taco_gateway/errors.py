@@ -15,7 +15,7 @@ from fastapi.responses import Response
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
-from taco_gateway.engine_client import EngineError
+from taco_gateway.engine.engine_client import EngineError
 from taco_proto.errors import InvalidParameterError
 
 logger = logging.getLogger("taco.gateway")

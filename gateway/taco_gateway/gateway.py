@@ -9,15 +9,15 @@ from fastapi import Request
 from fastapi.responses import Response
 from pydantic import BaseModel
 
-from taco_gateway.engine_client import EngineClient
+from taco_gateway.engine.engine_client import EngineClient
 from taco_gateway.errors import ApiError
+from taco_gateway.http.request_body import read_json_object
+from taco_gateway.http.streaming import EventStream, until_disconnect
 from taco_gateway.metrics import GatewayMetrics
 from taco_gateway.protocol.generation import GenerationRequest
 from taco_gateway.protocol.logprobs import LogprobFormatter
-from taco_gateway.request_body import read_json_object
-from taco_gateway.streaming import EventStream, until_disconnect
-from taco_gateway.text_engine import TextEngine
-from taco_gateway.tokenizer import Tokenizer
+from taco_gateway.text.text_engine import TextEngine
+from taco_gateway.text.tokenizer import Tokenizer
 from taco_proto.config import GatewayConfig
 from taco_proto.errors import InvalidParameterError
 from taco_proto.sampling_params import SamplingParams

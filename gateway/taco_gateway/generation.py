@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from taco_gateway.metrics import GatewayMetrics
 from taco_gateway.protocol.responses import PromptTokensDetails, Usage
-from taco_gateway.text_engine import TextUpdate, TokenLogprob
+from taco_gateway.text.text_engine import TextUpdate, TokenLogprob
 
 Updates = AsyncGenerator[TextUpdate, None]
 

@@ -16,7 +16,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from taco_gateway.auth import KeyRing
-from taco_gateway.engine_client import EngineError
+from taco_gateway.engine.engine_client import EngineError
 from taco_gateway.errors import ApiError
 from taco_gateway.gateway import Gateway
 from taco_gateway.generation import UsageCounter, timed

@@ -16,11 +16,11 @@ import uvloop
 from fastapi import FastAPI
 
 from taco_gateway.app import create_app
+from taco_gateway.engine.scheduler_client import SchedulerClient
 from taco_gateway.gateway import Gateway
-from taco_gateway.http_protocol import GatewayHttpProtocol
+from taco_gateway.http.connection import GatewayHttpProtocol
 from taco_gateway.inference_service import start_inference_server
-from taco_gateway.scheduler_client import SchedulerClient
-from taco_gateway.tokenizer_files import load_tokenizer
+from taco_gateway.text.tokenizer_files import load_tokenizer
 from taco_proto.config import GatewayConfig
 from taco_proto.errors import ConfigurationError
 from taco_proto.logging import configure_logging

@@ -2,8 +2,8 @@
 
 import asyncio
 
-from taco_gateway.engine_client import EngineError, EngineStats
-from taco_gateway.token_stream import RequestTable, TokenStream
+from taco_gateway.engine.engine_client import EngineError, EngineStats
+from taco_gateway.engine.token_stream import RequestTable, TokenStream
 from taco_proto.requests import GenerateRequest, ModelInfo
 from taco_scheduler.service import SchedulerService
 from taco_scheduler.session import ClientSession, SessionClosedError

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
-from taco_gateway.engine_client import EngineError, EngineStats, SequenceUpdate
+from taco_gateway.engine.engine_client import EngineError, EngineStats, SequenceUpdate
 from taco_proto.requests import FinishReason, GenerateRequest, ModelInfo
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from pydantic import BaseModel
 
-from taco_gateway.text_engine import Candidate, TokenLogprob
+from taco_gateway.text.text_engine import Candidate, TokenLogprob
 
 LOWEST_LOGPROB = -9999.0  # JSON has no -inf
 

@@ -8,9 +8,9 @@ from time import perf_counter
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from taco_gateway.chunks import ChatChunkWriter, StreamHead
 from taco_gateway.gateway import Gateway, gateway_of
 from taco_gateway.generation import Choice, Updates, UsageCounter, timed
+from taco_gateway.http.chunks import ChatChunkWriter, StreamHead
 from taco_gateway.protocol.chat import ChatCompletionRequest
 from taco_gateway.protocol.logprobs import LogprobFormatter, PromptLogprobs
 from taco_gateway.protocol.responses import ChatChoice, ChatCompletion, ChatResponseMessage

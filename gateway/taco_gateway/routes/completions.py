@@ -9,13 +9,13 @@ from time import perf_counter
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from taco_gateway.chunks import CompletionChunkWriter, EchoedPrompt, StreamHead
 from taco_gateway.gateway import Gateway, gateway_of
 from taco_gateway.generation import Choice, Updates, UsageCounter, merge, timed, without_tokens
+from taco_gateway.http.chunks import CompletionChunkWriter, EchoedPrompt, StreamHead
 from taco_gateway.protocol.completions import CompletionRequest, Prompt
 from taco_gateway.protocol.logprobs import CompletionLogprobs, PromptLogprobs
 from taco_gateway.protocol.responses import Completion, CompletionChoice
-from taco_gateway.text_engine import TokenLogprob
+from taco_gateway.text.text_engine import TokenLogprob
 from taco_proto.errors import InvalidParameterError
 from taco_proto.sampling_params import SamplingParams
 

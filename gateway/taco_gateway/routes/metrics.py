@@ -7,7 +7,7 @@ from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from taco_gateway.auth import public
-from taco_gateway.engine_client import EngineError
+from taco_gateway.engine.engine_client import EngineError
 from taco_gateway.gateway import gateway_of
 
 router = APIRouter()

@@ -5,7 +5,7 @@ import pytest
 
 from support.gateway_app import App, AppMaker, build_app, small_tokenizer
 from support.scripted_engine import Script
-from taco_gateway.tokenizer import Tokenizer
+from taco_gateway.text.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="session")

@@ -8,8 +8,8 @@ import pytest
 from support.asgi import AsgiCall
 from support.gateway_app import AppMaker
 from support.scripted_engine import Hold, Script, Step, replay
-from taco_gateway.engine_client import SequenceUpdate
-from taco_gateway.http_protocol import ABORT_EXTENSION
+from taco_gateway.engine.engine_client import SequenceUpdate
+from taco_gateway.http.connection import ABORT_EXTENSION
 from taco_proto.requests import FinishReason, GenerateRequest
 
 CHAT = "/v1/chat/completions"

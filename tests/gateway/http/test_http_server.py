@@ -9,9 +9,9 @@ import pytest
 from support.gateway_app import MODEL, AppMaker
 from support.live_gateway import exchange, serve
 from support.scripted_engine import Hold, replay
-from taco_gateway import http_protocol
-from taco_gateway.engine_client import EngineError, SequenceUpdate
-from taco_gateway.tokenizer import Tokenizer
+from taco_gateway.engine.engine_client import EngineError, SequenceUpdate
+from taco_gateway.http import connection
+from taco_gateway.text.tokenizer import Tokenizer
 from taco_proto.requests import FinishReason
 
 POST = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
@@ -79,7 +79,7 @@ async def test_a_client_that_goes_away_while_it_sends(
 
 
 async def test_headers_that_never_end(make_app: AppMaker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_protocol, "HEADER_SECONDS", 0.05)
+    monkeypatch.setattr(connection, "HEADER_SECONDS", 0.05)
     async with serve(make_app(replay([50]))) as port:
         assert status_and_error(await exchange(port, POST))[0] == 408
         assert await exchange(port, b"") == b""
@@ -88,7 +88,7 @@ async def test_headers_that_never_end(make_app: AppMaker, monkeypatch: pytest.Mo
 async def test_a_long_answer_outlives_the_limit_on_headers(
     make_app: AppMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_protocol, "HEADER_SECONDS", 0.05)
+    monkeypatch.setattr(connection, "HEADER_SECONDS", 0.05)
     hold = Hold()
     last = SequenceUpdate(0, [50], finish_reason=FinishReason.LENGTH)
     app = make_app(lambda _: [hold, last])

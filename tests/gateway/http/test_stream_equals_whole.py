@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from support.gateway_app import App, AppMaker
 from support.scripted_engine import Step, prompt_of
-from taco_gateway.engine_client import SequenceUpdate
+from taco_gateway.engine.engine_client import SequenceUpdate
 from taco_proto.logprobs import LogprobColumns
 from taco_proto.requests import FinishReason, GenerateRequest
 

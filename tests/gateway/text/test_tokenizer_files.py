@@ -9,8 +9,8 @@ import pytest
 import tokenizers
 
 from support.tiny_tokenizers import byte_fallback_bpe, byte_level_bpe
-from taco_gateway.tokenizer import FastTokenizer, SlowTokenizer, Tokenizer
-from taco_gateway.tokenizer_files import load_tokenizer
+from taco_gateway.text.tokenizer import FastTokenizer, SlowTokenizer, Tokenizer
+from taco_gateway.text.tokenizer_files import load_tokenizer
 from taco_proto.config import ModelConfig
 from taco_proto.errors import ConfigurationError
 
@@ -168,7 +168,7 @@ def test_a_directory_without_any_tokenizer_is_seen_at_once(tmp_path: Path) -> No
     program = (
         "import sys\n"
         "sys.modules['transformers'] = None\n"
-        "from taco_gateway.tokenizer_files import load_tokenizer\n"
+        "from taco_gateway.text.tokenizer_files import load_tokenizer\n"
         "from taco_proto.config import ModelConfig\n"
         f"load_tokenizer(ModelConfig(model={str(tmp_path)!r}))\n"
     )
@@ -182,8 +182,8 @@ def test_neither_torch_nor_transformers_is_imported(tmp_path: Path) -> None:
     program = (
         "import sys\n"
         "sys.modules['torch'] = sys.modules['transformers'] = None\n"
-        "from taco_gateway import inference_service, scheduler_client, text_engine\n"
-        "from taco_gateway.tokenizer_files import load_tokenizer\n"
+        "from taco_gateway import server\n"
+        "from taco_gateway.text.tokenizer_files import load_tokenizer\n"
         "from taco_proto.config import ModelConfig\n"
         f"print(load_tokenizer(ModelConfig(model={str(path)!r})).vocab_size)\n"
     )

@@ -9,10 +9,10 @@ from contextlib import aclosing
 from dataclasses import fields
 from typing import Any
 
-from taco_gateway.chat_prompt import ChatPrompter
-from taco_gateway.engine_client import EngineClient, EngineError
-from taco_gateway.output_processor import OutputProcessor, PromptLogprobs, TextUpdate
-from taco_gateway.request_checks import (
+from taco_gateway.engine.engine_client import EngineClient, EngineError
+from taco_gateway.text.chat_prompt import ChatPrompter
+from taco_gateway.text.output_processor import OutputProcessor, PromptLogprobs, TextUpdate
+from taco_gateway.text.request_checks import (
     check_priority,
     check_prompt,
     check_prompt_length,
@@ -20,8 +20,8 @@ from taco_gateway.request_checks import (
     check_text,
     resolve_max_tokens,
 )
-from taco_gateway.token_logprobs import Candidate, CandidateReader, TokenLogprob
-from taco_gateway.tokenizer import Tokenizer
+from taco_gateway.text.token_logprobs import Candidate, CandidateReader, TokenLogprob
+from taco_gateway.text.tokenizer import Tokenizer
 from taco_proto.errors import InvalidParameterError
 from taco_proto.requests import FinishReason, GenerateRequest, ModelInfo
 from taco_proto.sampling_params import MAX_SEED, SamplingParams

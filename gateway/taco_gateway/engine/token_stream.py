@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Protocol
 
-from taco_gateway.engine_client import EngineError, SequenceUpdate
+from taco_gateway.engine.engine_client import EngineError, SequenceUpdate
 from taco_proto.logprobs import LogprobColumns
 from taco_proto.requests import FinishReason, GenerateRequest, OutputBatch
 

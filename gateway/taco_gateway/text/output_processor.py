@@ -4,10 +4,10 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from taco_gateway.engine_client import SequenceUpdate
-from taco_gateway.stop_strings import StopStrings
-from taco_gateway.token_logprobs import Candidate, CandidateReader, TokenLogprob
-from taco_gateway.tokenizer import Tokenizer
+from taco_gateway.engine.engine_client import SequenceUpdate
+from taco_gateway.text.stop_strings import StopStrings
+from taco_gateway.text.token_logprobs import Candidate, CandidateReader, TokenLogprob
+from taco_gateway.text.tokenizer import Tokenizer
 from taco_proto.logprobs import LogprobColumns
 from taco_proto.requests import FinishReason
 from taco_proto.sampling_params import SamplingParams

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from taco_gateway.tokenizer import Tokenizer
+from taco_gateway.text.tokenizer import Tokenizer
 from taco_proto.logprobs import LogprobColumns
 
 

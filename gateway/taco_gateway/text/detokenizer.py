@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Container, Sequence
 from typing import Protocol
 
-from taco_gateway.token_bytes import TokenBytes
+from taco_gateway.text.token_bytes import TokenBytes
 
 REPLACEMENT = "\ufffd"
 _ESCAPED_BYTE = re.compile("[\udc80-\udcff]")

@@ -14,7 +14,7 @@ from huggingface_hub.errors import (
 )
 from tokenizers.processors import TemplateProcessing
 
-from taco_gateway.tokenizer import FastTokenizer, SlowTokenizer, Tokenizer, TokenizerSettings
+from taco_gateway.text.tokenizer import FastTokenizer, SlowTokenizer, Tokenizer, TokenizerSettings
 from taco_proto.config import ModelConfig
 from taco_proto.errors import ConfigurationError
 

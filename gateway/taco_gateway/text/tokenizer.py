@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import tokenizers
 
-from taco_gateway.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
-from taco_gateway.length_bound import bytes_per_token
-from taco_gateway.plain_text import PlainTextEncoder
-from taco_gateway.token_bytes import TokenBytes, byte_spelling
+from taco_gateway.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from taco_gateway.text.length_bound import bytes_per_token
+from taco_gateway.text.plain_text import PlainTextEncoder
+from taco_gateway.text.token_bytes import TokenBytes, byte_spelling
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -13,9 +13,9 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from support.gateway_app import MODEL, build_app, small_tokenizer
 from support.scripted_engine import Hold, Script, ScriptedEngine, prompt_of, replay
-from taco_gateway.engine_client import EngineError, SequenceUpdate
+from taco_gateway.engine.engine_client import EngineError, SequenceUpdate
 from taco_gateway.inference_service import start_inference_server
-from taco_gateway.tokenizer import Tokenizer
+from taco_gateway.text.tokenizer import Tokenizer
 from taco_proto import inference_pb2 as pb
 from taco_proto.errors import ConfigurationError
 from taco_proto.inference_pb2_grpc import InferenceStub

@@ -10,7 +10,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from taco_gateway.errors import ApiError, error_bytes
-from taco_gateway.request_id import REQUEST_ID_HEADER, new_request_id
+from taco_gateway.http.request_id import REQUEST_ID_HEADER, new_request_id
 
 MAX_HEADER_BYTES = 48 * 1024
 HEADER_SECONDS = 30.0

@@ -16,8 +16,8 @@ from dataclasses import replace
 
 import grpc
 
-from taco_gateway.engine_client import EngineError, EngineStats
-from taco_gateway.token_stream import RequestTable, TokenStream
+from taco_gateway.engine.engine_client import EngineError, EngineStats
+from taco_gateway.engine.token_stream import RequestTable, TokenStream
 from taco_proto import scheduler_pb2 as pb
 from taco_proto.config import PROTOCOL_VERSION
 from taco_proto.convert import model_info_from_pb, output_batch_from_pb, submit_to_pb

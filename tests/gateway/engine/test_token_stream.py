@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from taco_gateway.engine_client import EngineError, SequenceUpdate
-from taco_gateway.token_stream import MAX_BUFFERED_VALUES, RequestTable, TokenStream
+from taco_gateway.engine.engine_client import EngineError, SequenceUpdate
+from taco_gateway.engine.token_stream import MAX_BUFFERED_VALUES, RequestTable, TokenStream
 from taco_proto.logprobs import LogprobColumns
 from taco_proto.requests import FinishReason, GenerateRequest, OutputBatch, RequestError
 from taco_proto.sampling_params import SamplingParams

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from taco_gateway.errors import ApiError, error_bytes
 from taco_gateway.protocol.logprobs import LogprobFormatter
 from taco_gateway.protocol.responses import Usage
-from taco_gateway.text_engine import TextUpdate, TokenLogprob
+from taco_gateway.text.text_engine import TextUpdate, TokenLogprob
 
 DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"

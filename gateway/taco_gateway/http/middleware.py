@@ -3,8 +3,8 @@
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from taco_gateway.errors import error_response
+from taco_gateway.http.request_id import REQUEST_ID_HEADER, request_id_of
 from taco_gateway.metrics import GatewayMetrics
-from taco_gateway.request_id import REQUEST_ID_HEADER, request_id_of
 
 
 class RequestContextMiddleware:

@@ -11,7 +11,7 @@ from typing import Any
 import tokenizers
 from tokenizers import models
 
-from taco_gateway.token_bytes import BYTE_LEVEL_ALPHABET, BYTE_TOKENS
+from taco_gateway.text.token_bytes import BYTE_LEVEL_ALPHABET, BYTE_TOKENS
 
 # Composing shortens by three at most: a Hangul syllable has 3 bytes and its letters have 9, and the
 # Kelvin sign becomes a K.

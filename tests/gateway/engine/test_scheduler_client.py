@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from support.fake_worker import FakeWorker, generate, worker_info
-from taco_gateway.engine_client import EngineError
-from taco_gateway.scheduler_client import SchedulerClient
-from taco_gateway.token_stream import TokenStream
+from taco_gateway.engine.engine_client import EngineError
+from taco_gateway.engine.scheduler_client import SchedulerClient
+from taco_gateway.engine.token_stream import TokenStream
 from taco_proto.config import SchedulerConfig
 from taco_proto.requests import GenerateRequest
 from taco_proto.sampling_params import SamplingParams

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from taco_gateway.template_pool import TemplateNeeds, TemplatePool
+from taco_gateway.text.template_pool import TemplateNeeds, TemplatePool
 from taco_proto.errors import ConfigurationError, InvalidParameterError
 
 # For models without a template: the form of dialogue that text on the web has most.

@@ -12,10 +12,10 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from taco_gateway.chat_template import PLAIN_TEMPLATE, ChatTemplate, read_chat_template
-from taco_gateway.request_checks import check_prompt_length, check_text
-from taco_gateway.template_pool import TemplatePool
-from taco_gateway.tokenizer import Tokenizer
+from taco_gateway.text.chat_template import PLAIN_TEMPLATE, ChatTemplate, read_chat_template
+from taco_gateway.text.request_checks import check_prompt_length, check_text
+from taco_gateway.text.template_pool import TemplatePool
+from taco_gateway.text.tokenizer import Tokenizer
 from taco_proto.errors import ConfigurationError, InvalidParameterError
 
 _log = logging.getLogger("taco.gateway.chat")

@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from taco_gateway.chunks import PING, error_frame
 from taco_gateway.errors import CLIENT_CLOSED_REQUEST, ApiError, as_api_error
-from taco_gateway.http_protocol import ABORT_EXTENSION
+from taco_gateway.http.chunks import PING, error_frame
+from taco_gateway.http.connection import ABORT_EXTENSION
 from taco_gateway.metrics import GatewayMetrics
 
 T = TypeVar("T")
