@@ -75,10 +75,6 @@ class Engine:
         return sum(len(sequences) for sequences in unfinished) - self.num_running
 
     @property
-    def num_in_flight(self) -> int:
-        return len(self._worker.in_flight) if self._worker else 0
-
-    @property
     def kv_usage(self) -> float:
         return self._worker.blocks.usage if self._worker else 0.0
 
@@ -379,6 +375,7 @@ class Engine:
         """
         for request in requests:
             if request in self._suspects:
+                logger.error("request %s is given up: two steps with it failed", request.request_id)
                 self._fail(request, 500, "the step that ran this request failed twice in a row")
             else:
                 self._suspects.add(request)

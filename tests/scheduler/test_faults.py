@@ -18,7 +18,9 @@ def poisoned(plan: StepPlan) -> bool:
 
 
 @pytest.mark.parametrize("kills", [False, True], ids=["fails its steps", "kills its workers"])
-def test_one_poisonous_request_is_quarantined_and_the_others_live(kills: bool) -> None:
+def test_one_poisonous_request_is_quarantined_and_the_others_live(
+    kills: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     d = Driver(max_num_batched_tokens=64)
     d.attach()
     d.worker.fails = poisoned
@@ -33,6 +35,7 @@ def test_one_poisonous_request_is_quarantined_and_the_others_live(kills: bool) -
             d.worker.fails = poisoned
             d.attach()
     assert {handle: code for handle, (code, _) in d.got.errors.items()} == {5: 500}
+    assert "request-5 is given up" in caplog.text
     for handle, prompt in prompts.items():
         if handle != 5:
             expected = generate(prompt, SamplingParams(max_tokens=12), d.info, 1)
