@@ -55,10 +55,9 @@ class StepPlan:
     """One forward step as the difference from the step before.
 
     Order of effect: `left_slots` leave, `joined` enter, `appended_blocks` are added to the block
-        tables,
-    then the rows `slots` run `num_tokens` tokens each, from where each of them stands. A row whose
-    tokens reach the end of what is known of its sequence is sampled; the worker keeps the sampled
-    token as the sequence's next one, so that the next plan need not name it.
+    tables, then the rows `slots` run `num_tokens` tokens each, from where each of them stands. A
+    row whose tokens reach the end of what is known of its sequence is sampled; the worker keeps the
+    sampled token as the sequence's next one, so that the next plan need not name it.
     """
 
     epoch: int

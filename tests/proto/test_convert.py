@@ -24,6 +24,7 @@ def _array(values: list[int]) -> np.ndarray:
 @st.composite
 def sampling_params(draw: st.DrawFn, max_tokens: int | None = 64) -> SamplingParams:
     return SamplingParams(
+        n=1 if max_tokens is None else draw(st.integers(1, 128)),
         presence_penalty=draw(st.floats(-2, 2, width=32)),
         frequency_penalty=draw(st.floats(-2, 2, width=32)),
         repetition_penalty=draw(f32),

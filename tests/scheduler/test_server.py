@@ -22,7 +22,11 @@ from taco_scheduler.service import SchedulerService
 
 
 @pytest.fixture
-async def server(tmp_path: Path) -> AsyncIterator[SchedulerServer]:
+async def server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[SchedulerServer]:
+    # The workers of these tests send no heartbeats, and the machine may be busy.
+    monkeypatch.setattr("taco_scheduler.streams.WORKER_SILENCE_SECONDS", 120.0)
     service = SchedulerService(SchedulerConfig(log_stats=False))
     server = SchedulerServer(service, f"unix:{tmp_path}/scheduler.sock")
     await service.start()
@@ -256,6 +260,15 @@ async def test_an_impossible_worker_is_turned_away(
     assert await status(peer.call) is code
 
 
+@pytest.mark.parametrize("rpc", ["Generate", "Attach"])
+async def test_a_peer_that_never_says_hello_is_sent_away(
+    stub: SchedulerStub, monkeypatch: pytest.MonkeyPatch, rpc: str
+) -> None:
+    monkeypatch.setattr("taco_scheduler.streams.HELLO_SECONDS", 0.05)
+    call = getattr(stub, rpc)()
+    assert await status(call) is grpc.StatusCode.INVALID_ARGUMENT
+
+
 async def test_protocol_versions_must_match(stub: SchedulerStub) -> None:
     peer = WorkerPeer(stub, FakeWorker())
     await peer.hello(version=PROTOCOL_VERSION + 1)
@@ -279,7 +292,7 @@ async def test_a_silent_worker_is_given_up(
     silent = WorkerPeer(stub, FakeWorker())
     await silent.hello()
     assert await status(silent.call) is grpc.StatusCode.DEADLINE_EXCEEDED
-    monkeypatch.undo()
+    monkeypatch.setattr("taco_scheduler.streams.WORKER_SILENCE_SECONDS", 120.0)
     other = WorkerPeer(stub, FakeWorker())
     await other.hello()
     async with background(other.serve()):
