@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+
 from taco_proto import convert
 from taco_proto import scheduler_pb2 as pb
 from taco_proto.logprobs import LogprobColumns

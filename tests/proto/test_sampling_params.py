@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+
 from taco_proto.errors import InvalidParameterError
 from taco_proto.sampling_params import SamplingParams
 

@@ -22,9 +22,7 @@ from taco_scheduler.service import SchedulerService
 
 
 @pytest.fixture
-async def server(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[SchedulerServer]:
+async def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SchedulerServer]:
     # The workers of these tests send no heartbeats, and the machine may be busy.
     monkeypatch.setattr("taco_scheduler.streams.WORKER_SILENCE_SECONDS", 120.0)
     service = SchedulerService(SchedulerConfig(log_stats=False))
