@@ -217,6 +217,36 @@ async def test_the_process_dials_until_the_scheduler_is_there_and_leaves_when_to
     assert "Traceback" not in errors
 
 
+LOAD_FOR_EVER = """
+import sys
+from taco_proto.config import ModelConfig, WorkerConfig
+from taco_worker import server
+
+def load(config):
+    import torch
+    print("loading", flush=True)
+    while True:
+        torch.ones(32, 32).sum()
+
+server._load = load
+sys.exit(server.run_worker(WorkerConfig(model=ModelConfig(model="none"))))
+"""
+
+
+def test_a_signal_ends_a_worker_that_is_still_loading() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", LOAD_FOR_EVER],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "loading\n"
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (0, "")
+
+
 @pytest.mark.parametrize("broken", ["no directory", "no weights"])
 def test_a_model_that_cannot_be_loaded_is_one_line_and_exit_code_1(
     config: WorkerConfig, tmp_path: Path, broken: str

@@ -10,9 +10,14 @@ T = TypeVar("T")
 
 
 class ModelThread:
-    """Runs what it is given, in order. It ends with the process, whatever it is doing."""
+    """Runs what it is given, in order. It ends with the process, whatever it is doing.
+
+    Attributes:
+        is_busy: whether it is running something now.
+    """
 
     def __init__(self) -> None:
+        self.is_busy = False
         self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
         threading.Thread(target=self._run, name="model", daemon=True).start()
 
@@ -27,7 +32,9 @@ class ModelThread:
             future, call = self._calls.get()
             if not future.set_running_or_notify_cancel():
                 continue
+            self.is_busy = True
             try:
                 future.set_result(call())
             except BaseException as error:
                 future.set_exception(error)
+            self.is_busy = False

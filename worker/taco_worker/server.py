@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import logging
+import os
 import random
 import signal
 import time
@@ -26,21 +27,25 @@ def run_worker(config: WorkerConfig) -> int:
     A scheduler that is not there, or goes away, is dialled again with growing delays.
     """
     configure_logging("worker")
+    thread = ModelThread()
     try:
-        asyncio.run(_serve(config))
+        asyncio.run(_serve(config, thread))
     except ConfigurationError as error:
         logger.error("%s", error)
         return 1
+    if thread.is_busy:
+        # An interpreter that ends while a thread is inside torch aborts.
+        logging.shutdown()
+        os._exit(0)
     return 0
 
 
-async def _serve(config: WorkerConfig) -> None:
+async def _serve(config: WorkerConfig, thread: ModelThread) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signal_number, stop.set)
 
-    thread = ModelThread()
     loading = asyncio.wrap_future(thread.submit(lambda: _load(config)))
     stopped = asyncio.ensure_future(stop.wait())
     first: set[asyncio.Future[Any]] = {loading, stopped}
