@@ -1,8 +1,9 @@
 """Whatever happens on the way, a sequence's tokens depend on its prompt, seed and parameters.
 
 Random workloads run through random schedules: tiny pools that force preemption, chunked prefill,
-shared prefixes, cancels at any moment, outputs that come late, failing steps and lost workers. The
-fake worker checks every plan and every read of the KV memory on the way.
+shared prefixes, cancels at any moment, outputs that come late, failing steps, lost workers, and
+clients that come back and submit again what they had. The fake worker checks every plan and every
+read of the KV memory on the way.
 """
 
 from hypothesis import event, given, settings
@@ -43,7 +44,7 @@ moves = st.one_of(
     st.just(("submit",)),
     st.tuples(st.just("cancel"), st.integers(0, 7), st.sampled_from([None, None, 0, 1])),
 )
-faults = st.one_of(st.just(("fail",)), st.just(("lose",)))
+faults = st.sampled_from([("fail",), ("lose",), ("leave",), ("reconnect",)])
 
 
 @settings(max_examples=300)
@@ -75,6 +76,7 @@ def test_tokens_do_not_depend_on_the_schedule(
     driver.attach()
     waiting = list(enumerate(workload))
     cancelled: set[tuple[int, int | None]] = set()
+    dropped: set[int] = set()
 
     def play(move: tuple) -> None:
         match move:
@@ -92,9 +94,12 @@ def test_tokens_do_not_depend_on_the_schedule(
                 driver.worker.fails = lambda plan: True
                 driver.plan()
                 driver.worker.fails = lambda plan: False
-            case ("lose",):
-                driver.lose_worker()
+            case ("lose",) | ("leave",):
+                driver.lose_worker(is_fault=move[0] == "lose")
                 driver.attach()
+            case ("reconnect",):
+                submitted = dict(enumerate(workload[: len(workload) - len(waiting)]))
+                dropped.update(reconnect(driver, submitted))
         driver.collect()
 
     for move in script:
@@ -109,12 +114,31 @@ def test_tokens_do_not_depend_on_the_schedule(
             code, _ = got.errors[handle]
             assert code == 500, "only quarantine can fail these requests"
             event("quarantined")
-        for index in range(fields["n"]):
+        for index in () if handle in dropped else range(fields["n"]):
             check_sequence(driver, handle, index, fields, cancelled)
     event(f"preempted: {driver.engine.counters.num_preemptions > 0}")
     assert driver.engine.num_requests == 0
     assert driver.engine.num_running == 0
     assert driver.engine.num_free_blocks == num_blocks, "blocks leaked"
+
+
+def reconnect(driver: Driver, submitted: dict[int, dict]) -> set[int]:
+    """The client's stream breaks: on a new one it asks for the rest of what it has seen in part.
+
+    Returns what cannot be resumed: requests of several sequences. Prompt log probabilities would
+    come twice, which is the client's to sort out.
+    """
+    got = driver.received.pop(driver.client)
+    driver.engine.disconnect(driver.client)
+    driver.client = driver.connect()
+    driver.received[driver.client] = got
+    dropped = set()
+    for handle, fields in submitted.items():
+        if fields["n"] > 1 or fields["prompt_logprobs"] is not None:
+            dropped.add(handle)
+        elif (handle, 0) not in got.reasons and handle not in got.errors:
+            driver.submit(handle, emitted=got.tokens.get((handle, 0)), **fields)
+    return dropped
 
 
 def check_sequence(

@@ -101,9 +101,7 @@ def test_a_worker_that_leaves_by_itself_makes_nobody_a_suspect() -> None:
         d.submit(handle, [handle + 1] * 6, max_tokens=20, ignore_eos=True)
     for _ in range(3):
         d.plan()
-        d.engine.detach(is_fault=False)
-        d.outputs.clear()
-        d.worker = d.new_worker()
+        d.lose_worker(is_fault=False)
         d.attach()
     d.run()
     assert not d.got.errors

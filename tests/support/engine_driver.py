@@ -113,9 +113,9 @@ class Driver:
     def attach(self) -> None:
         self.engine.attach(self.info)
 
-    def lose_worker(self) -> None:
-        """The process dies, with all plans that it was sent; another one takes its place."""
-        self.engine.detach()
+    def lose_worker(self, *, is_fault: bool = True) -> None:
+        """The process ends, with all plans that it was sent; another one takes its place."""
+        self.engine.detach(is_fault=is_fault)
         self.outputs.clear()
         self.worker = self.new_worker()
 
