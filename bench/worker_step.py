@@ -1,6 +1,6 @@
 """What a decode step costs a worker's host, without the model: microseconds a step.
 
-    OMP_NUM_THREADS=1 python bench/worker_step.py
+    OMP_NUM_THREADS=1 python bench/worker_step.py [--save]
 
 The batch and the sampler are the real ones; in place of the model stands one that returns the same
 logits at once. A second column is the step with a model of two small layers.
@@ -8,12 +8,14 @@ logits at once. A second column is the step with a model of two small layers.
 
 from __future__ import annotations
 
+import argparse
 import json
 import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
+import record
 import torch
 from torch import Tensor
 
@@ -25,7 +27,6 @@ from taco_worker.worker import Worker
 VOCAB_SIZE = 8192
 PROMPT_LEN = 40
 NUM_STEPS = 80
-BLOCKS_PER_SEQUENCE = 8
 BATCH_SIZES = (1, 64, 256)
 SAMPLING = {
     "greedy": SamplingParams(temperature=0.0),
@@ -51,9 +52,11 @@ CONFIG = {
 class NoModel:
     """Stands where the decoder does."""
 
-    def __init__(self, max_rows: int) -> None:
-        self._hidden = torch.zeros(max_rows, 1)
-        self._logits = torch.randn(max_rows, VOCAB_SIZE, generator=torch.Generator().manual_seed(0))
+    def __init__(self, max_batch_size: int) -> None:
+        self._hidden = torch.zeros(max_batch_size * PROMPT_LEN, 1)
+        self._logits = torch.randn(
+            max_batch_size, VOCAB_SIZE, generator=torch.Generator().manual_seed(0)
+        )
 
     def __call__(self, token_ids: Tensor, *_: object) -> Tensor:
         return self._hidden[: token_ids.shape[0]]
@@ -63,27 +66,40 @@ class NoModel:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--save", action="store_true")
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as model_dir:
         (Path(model_dir) / "config.json").write_text(json.dumps(CONFIG))
         model = ModelConfig(model=model_dir, load_format="dummy")
         worker = Worker(WorkerConfig(model=model, num_threads=1))
     decoder = worker._runner._decoder
     no_model = NoModel(max(BATCH_SIZES))
+    figures: dict[str, dict[str, int]] = {}
     print(f"{'sampling':14} {'batch':>5} {'host us':>8} {'with model':>10}")
     for name, params in SAMPLING.items():
         for batch_size in BATCH_SIZES:
-            start(worker, batch_size, params)
             worker._runner._decoder = no_model  # type: ignore[assignment]
-            host = median_step(worker, batch_size)
+            host = median_step(worker, batch_size, params)
             worker._runner._decoder = decoder
-            start(worker, batch_size, params)
-            whole = median_step(worker, batch_size)
-            print(f"{name:14} {batch_size:5} {host * 1e6:8.0f} {whole * 1e6:10.0f}")
+            whole = median_step(worker, batch_size, params)
+            print(f"{name:14} {batch_size:5} {host:8} {whole:10}")
+            figures[f"{name}, {batch_size}"] = {"host": host, "with model": whole}
+    if args.save:
+        record.save("worker_step", {"microseconds_per_step": figures})
 
 
-def start(worker: Worker, batch_size: int, params: SamplingParams) -> None:
+def median_step(worker: Worker, batch_size: int, params: SamplingParams) -> int:
+    """Microseconds."""
+    join(worker, batch_size, PROMPT_LEN, params)
+    return round(1e6 * float(np.median(timed_steps(worker, batch_size, NUM_STEPS))))
+
+
+def join(worker: Worker, batch_size: int, prompt_len: int, params: SamplingParams) -> float:
+    """Seconds of a step that prefills a fresh batch; it has room for NUM_STEPS more."""
     worker.reset()
     slots = np.arange(batch_size, dtype=np.int32)
+    num_blocks = -(-(prompt_len + NUM_STEPS + 1) // worker.info.block_size)
     rng = np.random.default_rng(0)
 
     def each(value: int) -> IntArray:
@@ -91,36 +107,34 @@ def start(worker: Worker, batch_size: int, params: SamplingParams) -> None:
 
     joined = JoinedSequences(
         slots=slots,
-        num_prompt_tokens=each(PROMPT_LEN),
-        num_tokens=each(PROMPT_LEN),
+        num_prompt_tokens=each(prompt_len),
+        num_tokens=each(prompt_len),
         num_computed_tokens=each(0),
-        token_ids=rng.integers(0, VOCAB_SIZE, batch_size * PROMPT_LEN, dtype=np.int32),
-        num_blocks=each(BLOCKS_PER_SEQUENCE),
-        block_ids=np.arange(batch_size * BLOCKS_PER_SEQUENCE, dtype=np.int32),
+        token_ids=rng.integers(0, worker.info.vocab_size, batch_size * prompt_len, dtype=np.int32),
+        num_blocks=each(num_blocks),
+        block_ids=np.arange(batch_size * num_blocks, dtype=np.int32),
         sampling=tuple(params.with_updates(seed=seed) for seed in range(batch_size)),
     )
-    run(
-        worker,
-        StepPlan(epoch=1, step_id=0, slots=slots, num_tokens=each(PROMPT_LEN), joined=joined),
-    )
+    plan = StepPlan(epoch=1, step_id=0, slots=slots, num_tokens=each(prompt_len), joined=joined)
+    return timed(worker, plan)
 
 
-def median_step(worker: Worker, batch_size: int) -> float:
-    """Seconds."""
+def timed_steps(worker: Worker, batch_size: int, num_steps: int) -> list[float]:
+    """Seconds of each of the decode steps that follow."""
     slots, ones = np.arange(batch_size, dtype=np.int32), np.ones(batch_size, dtype=np.int32)
-    times = []
-    for step_id in range(1, NUM_STEPS + 1):
-        plan = StepPlan(epoch=1, step_id=step_id, slots=slots, num_tokens=ones)
-        begun = time.perf_counter()
-        run(worker, plan)
-        times.append(time.perf_counter() - begun)
-    return float(np.median(times))
+    return [
+        timed(worker, StepPlan(epoch=1, step_id=step_id, slots=slots, num_tokens=ones))
+        for step_id in range(1, num_steps + 1)
+    ]
 
 
-def run(worker: Worker, plan: StepPlan) -> None:
+def timed(worker: Worker, plan: StepPlan) -> float:
+    begun = time.perf_counter()
     output = worker.execute(plan)
+    seconds = time.perf_counter() - begun
     if output.error:
         raise RuntimeError(output.error)
+    return seconds
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 import asyncio
 import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -189,9 +190,12 @@ sys.exit(run_worker(WorkerConfig(model=model, scheduler=sys.argv[2], num_threads
 """
 
 
-def start_process(model: str, address: str) -> subprocess.Popen[str]:
+def start_process(model: str, address: str, **environment: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", RUN_WORKER, model, address], stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", RUN_WORKER, model, address],
+        env=os.environ | environment,
+        stderr=subprocess.PIPE,
+        text=True,
     )
 
 
@@ -215,6 +219,20 @@ async def test_the_process_dials_until_the_scheduler_is_there_and_leaves_when_to
         _, errors = await asyncio.to_thread(process.communicate)
     assert process.returncode == 0
     assert "Traceback" not in errors
+
+
+def test_threads_that_wait_sleep_unless_the_environment_says_so(tmp_path: Path) -> None:
+    """As the OpenMP library, which is read in with torch, says of itself."""
+
+    def spin_count(**environment: str) -> int:
+        process = start_process(
+            str(tmp_path), "unix:nowhere", OMP_DISPLAY_ENV="VERBOSE", **environment
+        )
+        _, errors = process.communicate(timeout=60)
+        return int(errors.partition("GOMP_SPINCOUNT = '")[2].partition("'")[0])
+
+    assert spin_count() == 0
+    assert spin_count(OMP_WAIT_POLICY="ACTIVE") > 0
 
 
 LOAD_FOR_EVER = """
