@@ -87,6 +87,7 @@ class TokenStream:
             self._running.discard(index)
             self._on_cancel(self, index)
             self._wake()
+        self._pending = deque([update for update in self._pending if update.index != index])
 
     def close(self) -> None:
         if self._running:

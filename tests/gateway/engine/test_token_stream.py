@@ -113,7 +113,7 @@ async def test_cancelling_every_sequence_ends_the_request(table: RequestTable) -
     table.dispatch(batch_of((stream.request.handle, 0, [5], RUNNING)))
     stream.cancel(0)
     stream.cancel(1)
-    assert [update.token_ids for update in await read_all(stream)] == [[5]]
+    assert await read_all(stream) == []
     assert len(table) == 0
 
 
@@ -170,6 +170,18 @@ async def test_prompt_log_probabilities_come_once_and_in_order(table: RequestTab
     (update,) = [await anext(stream)]
     assert update.prompt_logprobs is not None
     assert update.prompt_logprobs.token_ids == [1, 2, 3]
+
+
+async def test_a_cancelled_sequence_is_silent_though_news_of_it_waits(table: RequestTable) -> None:
+    stream = table.generate(request(n=2))
+    handle = stream.request.handle
+    for index, token_id in ((0, 5), (1, 6), (0, 7), (1, 8)):
+        table.dispatch(batch_of((handle, index, [token_id], RUNNING)))
+    assert (await anext(stream)).token_ids == [5]
+    stream.cancel(0)
+    table.dispatch(batch_of((handle, 0, [9], RUNNING), (handle, 1, [10], LENGTH)))
+    rest = await read_all(stream)
+    assert [(update.index, update.token_ids) for update in rest] == [(1, [6]), (1, [8, 10])]
 
 
 async def test_one_step_may_bring_many_prompt_log_probabilities(table: RequestTable) -> None:
