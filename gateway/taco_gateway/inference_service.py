@@ -86,9 +86,12 @@ class InferenceService(InferenceServicer):
         self, request: pb.CompleteRequest, context: Context
     ) -> AsyncIterator[pb.TextReply]:
         async def prompt() -> list[int]:
-            if request.WhichOneof("prompt") == "token_ids":
-                return list(request.token_ids.ids)
-            return await self._gateway.engine.encode(request.text, must_fit=True)
+            match request.WhichOneof("prompt"):
+                case "token_ids":
+                    return list(request.token_ids.ids)
+                case "text":
+                    return await self._gateway.engine.encode(request.text, must_fit=True)
+            raise InvalidParameterError("Give text or token_ids.", "prompt")
 
         async for reply in self._answer(request, context, prompt, default_max_tokens=16):
             yield reply
