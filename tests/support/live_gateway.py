@@ -28,7 +28,7 @@ async def exchange(port: int, request: bytes, *, until_close: bool = True) -> by
     try:
         writer.write(request)
         await writer.drain()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             return await (reader.read() if until_close else reader.read(65536))
     finally:
         writer.close()

@@ -27,7 +27,7 @@ def stuck_after_a_token(holds: list[Hold]) -> Script:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not condition():  # noqa: ASYNC110 (what is waited for has no event)
             await asyncio.sleep(0)
 
@@ -46,7 +46,7 @@ async def test_a_disconnect_ends_the_request_upstream(
     await until(lambda: bool(holds))
     await holds[0].reached.wait()
     call.disconnect()
-    await asyncio.wait_for(task, 5)
+    await asyncio.wait_for(task, 30)
     assert app.engine.streams[0].given_up
     exposition = app.gateway.metrics.exposition().decode()
     assert 'disconnects_total{model_name="org/scripted"} 1.0' in exposition
@@ -62,7 +62,7 @@ async def test_a_disconnect_ends_all_prompts(make_app: AppMaker) -> None:
     for hold in holds:
         await hold.reached.wait()
     call.disconnect()
-    await asyncio.wait_for(task, 5)
+    await asyncio.wait_for(task, 30)
     assert [stream.given_up for stream in app.engine.streams] == [True] * 3
 
 
@@ -73,7 +73,7 @@ async def test_a_disconnect_before_the_first_token(make_app: AppMaker) -> None:
     task = asyncio.create_task(call.run())
     await hold.reached.wait()
     call.disconnect()
-    await asyncio.wait_for(task, 5)
+    await asyncio.wait_for(task, 30)
     assert app.engine.streams[0].given_up
     assert not call.chunks
 
@@ -104,7 +104,7 @@ async def test_a_client_that_does_not_read_is_cut_off(make_app: AppMaker) -> Non
     extensions = {ABORT_EXTENSION: {"abort": lambda: aborted.append(True)}}
     body = {"prompt": "x", "stream": True}
     call = AsgiCall(app.app, COMPLETIONS, body, on_body=never_read, extensions=extensions)
-    await asyncio.wait_for(call.run(), 5)
+    await asyncio.wait_for(call.run(), 30)
     assert aborted == [True]
     assert app.engine.streams[0].given_up
 
