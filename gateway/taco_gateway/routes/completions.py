@@ -1,6 +1,5 @@
 """`POST /v1/completions`."""
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -36,7 +35,9 @@ async def create_completion(request: Request) -> Response:
             f"A request may ask for at most {MAX_SEQUENCES} sequences over all its prompts.", "n"
         )
     gateway.check_accepting()
-    prompts = await asyncio.gather(*(_encode(gateway, body, prompt) for prompt in body.prompts))
+    # One after the other: a request takes no more than one thread, and ends at the first prompt
+    # that is too long.
+    prompts = [await _encode(gateway, body, prompt) for prompt in body.prompts]
     request_id = f"cmpl-{request.state.request_id}"
     updates = _generate(gateway, body, params, prompts, request_id)
     for prompt in body.prompts:

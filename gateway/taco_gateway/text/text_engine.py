@@ -98,7 +98,8 @@ class TextEngine:
         """Token ids of a prompt, off the event loop. Special tokens in the text count as such.
 
         Args:
-            must_fit: refuse a text at once that is sure to be too long for the model.
+            must_fit: refuse a text that is too long for the model, if possible before it is
+                tokenized.
 
         Raises:
             InvalidParameterError: the text is no Unicode, or too long, or there is no tokenizer.
@@ -107,12 +108,15 @@ class TextEngine:
         if self.tokenizer is None:
             raise InvalidParameterError(_NO_TOKENIZER, "prompt")
         check_text(text, "prompt")
-        if must_fit:
-            num_tokens = self.tokenizer.fewest_tokens(text)
-            check_prompt_length(num_tokens, self.model_info().max_model_len, at_least=True)
-        return await asyncio.to_thread(
+        max_model_len = self.model_info().max_model_len if must_fit else None
+        if max_model_len is not None:
+            check_prompt_length(self.tokenizer.fewest_tokens(text), max_model_len, at_least=True)
+        token_ids = await asyncio.to_thread(
             self.tokenizer.encode, text, add_special_tokens=add_special_tokens
         )
+        if max_model_len is not None:
+            check_prompt_length(len(token_ids), max_model_len)
+        return token_ids
 
     async def encode_chat(
         self,

@@ -223,6 +223,24 @@ async def test_too_long_a_prompt_says_so(app: App) -> None:
     assert "600" in error["message"]
 
 
+async def test_the_first_prompt_that_is_too_long_ends_the_work(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = app.gateway.require_tokenizer()
+    encode = tokenizer.encode
+    encoded: list[str] = []
+
+    def watched(text: str, *, add_special_tokens: bool = True) -> list[int]:
+        encoded.append(text)
+        return encode(text, add_special_tokens=add_special_tokens)
+
+    monkeypatch.setattr(tokenizer, "encode", watched)
+    prompts = ["The fox", "~ " * 300, *["dog"] * 50]
+    response = await app.http.post(COMPLETIONS, json={"prompt": prompts})
+    assert check_envelope(response.json())["code"] == "context_length_exceeded"
+    assert encoded == prompts[:2]
+
+
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"n": NaN}', b'{"a": 1, "a": 1}', b"\xff"])
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, "/tokenize", "/detokenize"])
 async def test_bodies_that_are_no_json(app: App, path: str, body: bytes) -> None:
@@ -309,7 +327,7 @@ async def test_a_huge_prompt_is_refused_before_it_is_tokenized(
     text = "<|im_start|>" + "x" * num_chars
     for path, body, param in (
         (COMPLETIONS, {"prompt": text}, "prompt"),
-        (COMPLETIONS, {"prompt": ["x", text]}, "prompt"),
+        (COMPLETIONS, {"prompt": [text, "x"]}, "prompt"),
         (CHAT, {"messages": [{"role": "user", "content": text}]}, "messages"),
     ):
         response = await app.http.post(path, json={**body, **extra})
