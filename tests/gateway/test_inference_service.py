@@ -244,3 +244,11 @@ async def test_an_address_in_use_is_one_clear_error(tokenizer: Tokenizer) -> Non
             await start_inference_server(address, app.gateway)
     await app.http.aclose()
     app.gateway.engine.close()
+
+
+async def test_a_call_without_a_prompt_is_not_an_empty_prompt(connect: Connect) -> None:
+    engine, channel = await connect(replay([5]))
+    with pytest.raises(grpc.aio.AioRpcError, match="Give text or token_ids"):
+        async for _ in InferenceStub(channel).Complete(pb.CompleteRequest()):
+            pass
+    assert not engine.streams
