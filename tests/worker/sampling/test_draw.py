@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taco_worker.sampling.draw import inverse_cdf
+from taco_worker.sampling.draw import Filters, draw_tokens, inverse_cdf
 
 
 @given(st.data(), st.sampled_from([1, 2, 63, 64, 65, 130]))
@@ -39,3 +39,18 @@ def test_rounding_never_chooses_a_token_without_weight() -> None:
     shares = torch.full((4000,), 1.0 - 2.0**-52, dtype=torch.float64)
     chosen = inverse_cdf(weights, shares)
     assert (weights.gather(1, chosen.unsqueeze(1)) > 0).all()
+
+
+@pytest.mark.parametrize("size", [3, 64, 384, 1000])
+@pytest.mark.parametrize("logit", [-torch.inf, torch.nan])
+def test_a_row_without_any_choice_gives_some_token_and_disturbs_no_other(
+    logit: float, size: int
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(3, size, generator=generator)
+    shares = torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64)
+    alone = draw_tokens(logits, torch.ones(3), shares, Filters())
+    logits[1] = logit
+    chosen = draw_tokens(logits, torch.ones(3), shares, Filters())
+    assert 0 <= chosen[1] < size
+    assert chosen[[0, 2]].tolist() == alone[[0, 2]].tolist()

@@ -91,7 +91,8 @@ def inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
     chosen = _first_above(member_weights.cumsum(-1, dtype=torch.float64), share - below)
     # The group's own sum was rounded to float32: the share may lie a hair beyond its last token.
     last = torch.where(member_weights > 0, offsets, 0).amax(-1, keepdim=True)
-    return (group * _GROUP_SIZE + chosen.minimum(last)).squeeze(1)
+    # Where nothing has weight, the group found may be the empty rest of the vocabulary.
+    return (group * _GROUP_SIZE + chosen.minimum(last)).clamp_(max=vocab_size - 1).squeeze(1)
 
 
 def _first_above(cdf: Tensor, share: Tensor) -> Tensor:
