@@ -17,7 +17,8 @@ _CPU_MEMORY_SHARE = 0.5
 class KVCache:
     """Keys and values of all layers in blocks of a fixed number of tokens.
 
-    Memory starts as zeros, which the operating system hands out as it is first written.
+    Memory is not initialised, so that the operating system hands it out as it is first written: a
+    back end must not let what it reads past a sequence's end into a result.
     """
 
     def __init__(
@@ -33,7 +34,7 @@ class KVCache:
         self.num_blocks = num_blocks
         self.block_size = block_size
         shape = (num_layers, 2, num_blocks, block_size, num_kv_heads, head_dim)
-        self._data = torch.zeros(shape, dtype=dtype, device=device)
+        self._data = torch.empty(shape, dtype=dtype, device=device)
 
     def key(self, layer: int) -> Tensor:
         """A view of one layer's keys, [num_blocks, block_size, num_kv_heads, head_dim]."""

@@ -142,6 +142,8 @@ def test_neighbours_change_no_bit(batch: Batch) -> None:
 def test_write_kv_touches_only_its_slots(batch: Batch) -> None:
     torch.manual_seed(batch.seed)
     cache = _cache(batch)
+    for stored in (cache.key(0), cache.value(0)):
+        stored.zero_()
     metadata = _metadata(batch, _tables(batch))
     num_tokens = sum(metadata.query_lens_host)
     key, value = _random_kv(batch, num_tokens)
