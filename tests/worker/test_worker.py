@@ -1,5 +1,5 @@
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -41,7 +41,7 @@ def _empty_batch(worker: Worker) -> None:
 
 
 def make_worker(model_dir: Path | str, **changes: object) -> Worker:
-    model_fields = {"max_model_len", "dtype", "load_format", "rope_scaling", "served_model_names"}
+    model_fields = {field.name for field in fields(ModelConfig)}
     model_changes = {name: changes.pop(name) for name in model_fields & changes.keys()}
     model = replace(ModelConfig(model=str(model_dir)), **model_changes)  # type: ignore[arg-type]
     config = WorkerConfig(model=model, num_blocks=64, max_num_seqs=8, num_threads=1)
@@ -208,9 +208,16 @@ def test_the_length_nobody_asked_for_is_cut_to_what_the_blocks_hold(checkpoint: 
 
 def test_dummy_weights_need_no_weight_file(checkpoint: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes((checkpoint / "config.json").read_bytes())
-    worker = make_worker(tmp_path, load_format="dummy")
-    output = worker.execute(make_plan({0: 9}, joined=[Join(0, PROMPT, BLOCKS)]))
-    assert 0 <= sampled(output)[0] < 384
+    join = Join(0, PROMPT, BLOCKS, sampling=GREEDY.with_updates(logprobs=0))
+
+    def logprob(**changes: object) -> float:
+        worker = make_worker(tmp_path, load_format="dummy", **changes)
+        output = worker.execute(make_plan({0: 9}, joined=[join]))
+        assert 0 <= sampled(output)[0] < 384
+        assert output.logprobs is not None
+        return output.logprobs.logprobs[0]
+
+    assert logprob() == logprob(seed=0) != logprob(seed=1)
 
 
 def test_rope_scaling_extends_the_longest_sequence(checkpoint: Path) -> None:

@@ -121,7 +121,9 @@ def _load(config: WorkerConfig, device: torch.device) -> tuple[ModelConfig, Deco
         model_dir, rope_scaling=wanted.rope_scaling, rope_theta=wanted.rope_theta
     )
     dtype = resolve_dtype(wanted.dtype, model.checkpoint_dtype, device)
-    decoder = load_model(model_dir, model, dtype=dtype, device=device, load_format=load_format)
+    decoder = load_model(
+        model_dir, model, dtype=dtype, device=device, load_format=load_format, seed=wanted.seed
+    )
     return model, decoder
 
 

@@ -24,13 +24,15 @@ def load_model(
     dtype: torch.dtype,
     device: torch.device,
     load_format: LoadFormat = "auto",
+    seed: int = 0,
     attention_backend: str = "torch",
 ) -> Decoder:
     """Build the decoder that `config` describes, with the weights of `model_dir`.
 
     Args:
         load_format: "auto" (safetensors, else .bin), "safetensors", "pt" (.bin), or "dummy"
-            (random weights, the same in every process; no weight file is read).
+            (random weights; no weight file is read).
+        seed: of random weights, which are the same in every process.
 
     Raises:
         ValueError: weight files are missing or damaged, or their tensors are not exactly those
@@ -39,7 +41,7 @@ def load_model(
     backend = create_attention_backend(attention_backend)
     decoder = Decoder(config.decoder, backend, dtype=dtype, device=device)
     if load_format == "dummy":
-        _fill_randomly(decoder)
+        _fill_randomly(decoder, seed)
     else:
         files = find_weight_files(model_dir, load_format)
         _fill_from_files(decoder, config.architecture, files)
@@ -107,9 +109,9 @@ def _listed(names: list[str]) -> str:
     return f"{shown} and {rest} more" if rest > 0 else shown
 
 
-def _fill_randomly(decoder: Decoder) -> None:
+def _fill_randomly(decoder: Decoder, seed: int) -> None:
     """Weights that keep activations in range: norms as they would start, matrices small."""
-    generator = torch.Generator(device=decoder.device).manual_seed(0)
+    generator = torch.Generator(device=decoder.device).manual_seed(seed)
     for name, parameter in decoder.named_parameters():
         if parameter.ndim > 1:
             parameter.data.normal_(std=parameter.shape[1] ** -0.5, generator=generator)
