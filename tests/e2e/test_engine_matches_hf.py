@@ -249,17 +249,34 @@ async def test_a_sequence_ends_at_its_stop_token_and_counts_it(worker: Worker) -
 
 
 class FailingWorker(Worker):
-    """Every step of a number in `failing` gets a plan that it cannot run."""
+    """Gets a plan that it cannot run, and later another one.
 
-    failing: frozenset[int] = frozenset()
-    num_steps = 0
+    The second time all sequences of the step have had a token since the first: those that are in
+    two failed steps in a row are given up.
+    """
+
+    def __init__(self, config: WorkerConfig) -> None:
+        super().__init__(config)
+        self._num_steps = 0
+        self._num_failures = 0
+        self._slots_with_progress: set[int] = set()
 
     def execute(self, plan: StepPlan) -> StepOutput:
-        self.num_steps += 1
-        if self.num_steps in self.failing:
-            broken = replace(plan, slots=plan.slots + 1000)
-            return super().execute(broken)
-        return super().execute(plan)
+        self._num_steps += 1
+        if plan.joined is not None:
+            self._slots_with_progress -= set(plan.joined.slots.tolist())
+        if self._num_failures == 0:
+            fails = self._num_steps == 3
+        else:
+            has_progress = self._slots_with_progress.issuperset(plan.slots.tolist())
+            fails = self._num_failures == 1 and plan.slots.size > 1 and has_progress
+        if fails:
+            self._num_failures += 1
+            self._slots_with_progress = set()
+            return super().execute(replace(plan, slots=plan.slots + 1000))
+        output = super().execute(plan)
+        self._slots_with_progress |= set(output.slots.tolist())
+        return output
 
 
 @pytest.mark.parametrize("run_ahead", [True, False])
@@ -276,7 +293,6 @@ async def test_failed_steps_lose_and_repeat_no_token(
             num_threads=1,
         )
     )
-    failing.failing = frozenset({3, 16})
     async with serve(failing, run_ahead=run_ahead, max_num_batched_tokens=64) as service:
         received = await generate(service, requests)
         assert service.engine.counters.num_failed_steps == 2
