@@ -3,9 +3,9 @@
 from taco_proto.logprobs import LogprobColumns
 from taco_proto.requests import FinishReason, OutputBatch, RequestError
 
-# Rows, errors and entries of log probabilities. They cost about a dozen bytes each in the one message
-# that a client gets of them, which may have 64 MiB; and a single step of a large token budget brings
-# 22 a token where a prompt's log probabilities are asked for.
+# Rows, errors and entries of log probabilities. They cost about a dozen bytes each in the one
+# message that a client gets of them, which may have 64 MiB; and a single step of a large token
+# budget brings 22 a token where a prompt's log probabilities are asked for.
 MAX_BUFFERED_VALUES = 4_000_000
 
 
