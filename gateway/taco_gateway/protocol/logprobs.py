@@ -62,7 +62,7 @@ class LogprobFormatter:
         return ChatLogprobs(
             content=[
                 ChatTokenLogprob(
-                    token=self.name(row.chosen),
+                    token=self.name(row.chosen.token_id, row.chosen.token),
                     logprob=finite(row.chosen.logprob),
                     bytes=list(row.chosen.token_bytes),
                     top_logprobs=[self._top(candidate) for candidate in row.top],
@@ -85,7 +85,7 @@ class LogprobFormatter:
     def echoed_prompt(
         self, first_token: str, rows: Sequence[TokenLogprob | None]
     ) -> CompletionLogprobs:
-        """An echoed prompt's columns. Its first token, `first_token`, has no log probability."""
+        """An echoed prompt's columns. Its first token, named so, has no log probability."""
         columns = CompletionLogprobs(
             tokens=[first_token], token_logprobs=[None], top_logprobs=[None], text_offset=[0]
         )
@@ -109,23 +109,25 @@ class LogprobFormatter:
             for row in rows
         ]
 
-    def name(self, candidate: Candidate) -> str:
-        return f"token_id:{candidate.token_id}" if self._as_token_ids else candidate.token
+    def name(self, token_id: int, token: str) -> str:
+        return f"token_id:{token_id}" if self._as_token_ids else token
 
     def _top(self, candidate: Candidate) -> TopLogprob:
         return TopLogprob(
-            token=self.name(candidate),
+            token=self.name(candidate.token_id, candidate.token),
             logprob=finite(candidate.logprob),
             bytes=list(candidate.token_bytes),
         )
 
     def _append(self, columns: CompletionLogprobs, row: TokenLogprob, offset: int) -> None:
-        columns.tokens.append(self.name(row.chosen))
+        columns.tokens.append(self.name(row.chosen.token_id, row.chosen.token))
         columns.token_logprobs.append(finite(row.chosen.logprob))
         # Tokens of the same text share a key; the likelier one comes first and stays.
         top: dict[str, float] = {}
         for candidate in (*row.top, row.chosen):
-            top.setdefault(self.name(candidate), finite(candidate.logprob))
+            top.setdefault(
+                self.name(candidate.token_id, candidate.token), finite(candidate.logprob)
+            )
         columns.top_logprobs.append(top)
         columns.text_offset.append(row.text_offset + offset)
 

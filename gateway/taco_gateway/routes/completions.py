@@ -12,7 +12,7 @@ from taco_gateway.gateway import Gateway, gateway_of
 from taco_gateway.generation import Choice, Updates, UsageCounter, merge, timed, without_tokens
 from taco_gateway.http.chunks import CompletionChunkWriter, EchoedPrompt, StreamHead
 from taco_gateway.protocol.completions import CompletionRequest, Prompt
-from taco_gateway.protocol.logprobs import CompletionLogprobs, PromptLogprobs
+from taco_gateway.protocol.logprobs import CompletionLogprobs, LogprobFormatter, PromptLogprobs
 from taco_gateway.protocol.responses import Completion, CompletionChoice
 from taco_gateway.text.text_engine import TokenLogprob
 from taco_proto.errors import InvalidParameterError
@@ -105,7 +105,7 @@ class _CompletionAnswer:
         self._echo: list[EchoedPrompt] = []
         if body.echo:
             self._echo = [
-                _echoed(gateway, prompt, token_ids, params.truncate_prompt_tokens)
+                _echoed(gateway, self._formatter, prompt, token_ids, params.truncate_prompt_tokens)
                 for prompt, token_ids in zip(body.prompts, prompts, strict=True)
                 for _ in range(params.n)
             ]
@@ -181,11 +181,15 @@ class _CompletionAnswer:
 
 
 def _echoed(
-    gateway: Gateway, prompt: Prompt, token_ids: list[int], truncate_to: int | None
+    gateway: Gateway,
+    formatter: LogprobFormatter,
+    prompt: Prompt,
+    token_ids: list[int],
+    truncate_to: int | None,
 ) -> EchoedPrompt:
     """What `echo` gives back: the client's own text, unless that was cut or came as token ids."""
     tokenizer = gateway.require_tokenizer()
     kept = token_ids if truncate_to is None else token_ids[-truncate_to:]
     text = prompt if isinstance(prompt, str) and kept == token_ids else tokenizer.decode(kept)
-    first_token = tokenizer.decode(kept[:1], skip_special_tokens=False)
+    first_token = formatter.name(kept[0], gateway.engine.spell(kept[0]))
     return EchoedPrompt(text=text, first_token=first_token)

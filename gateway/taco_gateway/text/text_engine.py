@@ -162,6 +162,10 @@ class TextEngine:
             max_model_len=self.model_info().max_model_len if must_fit else None,
         )
 
+    def spell(self, token_id: int) -> str:
+        """A token's text as it stands in log probabilities."""
+        return self._candidates.spell(token_id)[0]
+
     def generate(
         self,
         prompt_token_ids: Sequence[int],

@@ -63,10 +63,14 @@ class CandidateReader:
         return rows
 
     def _candidate(self, token_id: int, logprob: float, rank: int) -> Candidate:
+        return Candidate(token_id, *self.spell(token_id), logprob, rank)
+
+    def spell(self, token_id: int) -> tuple[str, bytes]:
+        """`token` and `token_bytes` of a `Candidate`."""
         spelling = self._spellings.get(token_id)
         if spelling is None:
             spelling = self._spellings[token_id] = self._spell(token_id)
-        return Candidate(token_id, *spelling, logprob, rank)
+        return spelling
 
     def _spell(self, token_id: int) -> tuple[str, bytes]:
         if self._tokenizer is None:

@@ -175,6 +175,18 @@ async def test_echo_with_logprobs(
         assert column["text_offset"] == [len("".join(names[:i])) for i in range(len(names))]
 
 
+async def test_every_token_of_an_echoed_prompt_is_named_alike(make_app: AppMaker) -> None:
+    app = make_app(with_logprobs)
+    half = "é".encode()[0]
+    ids = [next(i for i in range(400) if app.gateway.engine.spell(i) == f"bytes:\\x{half:x}"), 40]
+    body = {"prompt": ids, "echo": True, "logprobs": 0, "max_tokens": 0}
+    columns = (await complete(app, **body))["choices"][0]["logprobs"]
+    assert columns["tokens"] == ["bytes:\\xc3", app.gateway.engine.spell(40)]
+    body["return_tokens_as_token_ids"] = True
+    columns = (await complete(app, **body))["choices"][0]["logprobs"]
+    assert columns["tokens"] == [f"token_id:{i}" for i in ids]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_loglikelihood_of_a_prompt(
     make_app: AppMaker, tokenizer: Tokenizer, stream: bool
