@@ -161,14 +161,14 @@ def test_qwen2_windows_with_and_without_layer_types(tmp_path: Path) -> None:
 
 
 def test_end_tokens_of_both_files(tmp_path: Path) -> None:
-    path = _write(tmp_path, eos_token_id=7, bos_token_id=1)
+    path = _write(tmp_path, eos_token_id=7)
     assert load_hf_config(path).eos_token_ids == (7,)
-    assert load_hf_config(path).bos_token_id == 1
     (path / "generation_config.json").write_text('{"eos_token_id": [9, 7, 8]}')
     assert load_hf_config(path).eos_token_ids == (9, 7, 8)
     (path / "generation_config.json").write_text('{"eos_token_id": 5}')
     assert load_hf_config(path).eos_token_ids == (5, 7)
-    assert load_hf_config(_write(tmp_path, eos_token_id=None)).eos_token_ids == (5,)
+    for none in (None, -1):
+        assert load_hf_config(_write(tmp_path, eos_token_id=none)).eos_token_ids == (5,)
 
 
 def test_sampling_defaults(tmp_path: Path) -> None:
@@ -203,12 +203,27 @@ def test_bad_config(tmp_path: Path, content: str, message: str) -> None:
         ({"head_dim": 15}, "even head_dim"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
         ({"quantization_config": {"quant_method": "gptq"}}, r"quantized \(gptq\)"),
+        ({"quantization_config": "gptq"}, "of no use"),
         ({"architectures": ["MistralForCausalLM"], "hidden_size": None}, "of no use"),
+        ({"architectures": 7}, "of no use"),
+        ({"rope_parameters": "linear"}, "of no use"),
+        ({"eos_token_id": {}}, "of no use"),
+        ({"vocab_size": None}, "vocab_size must be a positive integer, not None"),
+        ({"intermediate_size": -1}, "intermediate_size must be a positive integer, not -1"),
+        ({"max_position_embeddings": 1.5}, "max_position_embeddings must be a positive integer"),
     ],
 )
 def test_unusable_fields(tmp_path: Path, fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         load_hf_config(_write(tmp_path, **fields))
+
+
+@pytest.mark.parametrize("value", ["hot", [], {}])
+def test_a_sampling_default_that_is_no_number(tmp_path: Path, value: object) -> None:
+    path = _write(tmp_path)
+    (path / "generation_config.json").write_text(json.dumps({"temperature": value}))
+    with pytest.raises(ValueError, match=r"of no use|could not convert"):
+        load_hf_config(path)
 
 
 def test_missing_file(tmp_path: Path) -> None:

@@ -29,7 +29,6 @@ class ModelConfig:
     architecture: str
     decoder: DecoderConfig
     checkpoint_dtype: str | None
-    bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     sampling_defaults: Mapping[str, float]
 
@@ -50,31 +49,35 @@ def load_hf_config(
             recipe, or the checkpoint needs what no recipe supports.
     """
     hf_config = _read_json(model_dir / "config.json")
+    generation_path = model_dir / "generation_config.json"
+    generation = _read_json(generation_path) if generation_path.exists() else {}
+    try:
+        config = _parse(_override_rope(hf_config, rope_scaling, rope_theta), generation)
+    except KeyError as error:
+        raise ValueError(f"{model_dir / 'config.json'} has no {error}") from None
+    except (TypeError, AttributeError, ZeroDivisionError) as error:
+        raise ValueError(f"{model_dir} has a config with a field of no use: {error}") from None
+    if isinstance(config.decoder.positions, LearnedPositions) and (rope_scaling or rope_theta):
+        raise ValueError(
+            f"{config.architecture} has learned positions: rope settings do not apply to it"
+        )
+    return config
+
+
+def _parse(hf_config: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelConfig:
     architecture, recipe = find_recipe(hf_config.get("architectures") or [])
     if quantization := hf_config.get("quantization_config"):
         method = quantization.get("quant_method", "unknown")
-        raise ValueError(f"{model_dir} is quantized ({method}), which is not supported")
-    hf_config = _override_rope(hf_config, rope_scaling, rope_theta)
-    try:
-        decoder = recipe.decoder_config(hf_config)
-    except KeyError as error:
-        raise ValueError(f"{model_dir / 'config.json'} has no {error}") from None
-    except (TypeError, ZeroDivisionError) as error:
-        raise ValueError(f"{model_dir / 'config.json'} has a field of no use: {error}") from None
-    if isinstance(decoder.positions, LearnedPositions) and (rope_scaling or rope_theta):
-        raise ValueError(f"{architecture} has learned positions: rope settings do not apply to it")
-
-    generation_path = model_dir / "generation_config.json"
-    generation = _read_json(generation_path) if generation_path.exists() else {}
+        raise ValueError(f"the checkpoint is quantized ({method}), which is not supported")
+    dtype = hf_config.get("dtype") or hf_config.get("torch_dtype")
     return ModelConfig(
         architecture=architecture,
-        decoder=decoder,
-        checkpoint_dtype=hf_config.get("dtype") or hf_config.get("torch_dtype"),
-        bos_token_id=hf_config.get("bos_token_id"),
+        decoder=recipe.decoder_config(hf_config),
+        checkpoint_dtype=None if dtype is None else str(dtype),
         eos_token_ids=_eos_token_ids(generation, hf_config),
         sampling_defaults=MappingProxyType(
             {
-                key: generation[key]
+                key: float(generation[key])
                 for key in SAMPLING_DEFAULT_KEYS
                 if generation.get(key) is not None
             }
@@ -115,6 +118,6 @@ def _eos_token_ids(*configs: Mapping[str, Any]) -> tuple[int, ...]:
     for config in configs:
         value = config.get("eos_token_id")
         for token_id in value if isinstance(value, list) else [value]:
-            if token_id is not None:
+            if token_id is not None and int(token_id) >= 0:  # some say -1 for none
                 ids[int(token_id)] = None
     return tuple(ids)

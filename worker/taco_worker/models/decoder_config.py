@@ -16,6 +16,19 @@ class LearnedPositions:
     offset: int
 
 
+_SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "embedding_size",
+    "intermediate_size",
+    "num_layers",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "max_position_embeddings",
+)
+
+
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
     """Everything that makes one decoder differ from another.
@@ -54,6 +67,10 @@ class DecoderConfig:
     tied_embeddings: bool
 
     def __post_init__(self) -> None:
+        for name in _SIZES:
+            size = getattr(self, name)
+            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+                raise ValueError(f"{name} must be a positive integer, not {size!r}")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"{self.num_heads} attention heads cannot share {self.num_kv_heads} KV heads evenly"
