@@ -1,6 +1,7 @@
 """The in-process link to the scheduler: what `SchedulerClient` is over gRPC."""
 
 import asyncio
+from dataclasses import replace
 
 from taco_gateway.engine.engine_client import EngineError, EngineStats
 from taco_gateway.engine.token_stream import RequestTable, TokenStream
@@ -53,4 +54,6 @@ class LocalClient:
             while True:
                 self._requests.dispatch(await self._session.next_batch())
         except SessionClosedError as error:
+            # Nobody reads from here on: later requests are refused instead of waiting for ever.
+            self._model = replace(self._model, ready=False)
             self._requests.fail_all(EngineError(503, f"The engine has stopped: {error}."))

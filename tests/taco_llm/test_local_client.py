@@ -1,0 +1,35 @@
+"""The in-process link: what becomes of requests when the engine behind it is gone."""
+
+import asyncio
+
+import pytest
+
+from support.fake_worker import FakeWorker
+from taco_gateway.engine.engine_client import EngineError
+from taco_gateway.text.text_engine import TextEngine
+from taco_llm.local_client import LocalClient
+from taco_proto.config import SchedulerConfig
+from taco_proto.sampling_params import SamplingParams
+from taco_scheduler.service import SchedulerService
+
+
+async def test_a_stopped_engine_refuses_requests_at_once() -> None:
+    service = SchedulerService(SchedulerConfig(log_stats=False))
+    await service.start()
+    service.attach_local(FakeWorker())
+    client = await LocalClient.connect(service)
+    engine = TextEngine(client, tokenizer=None)
+    params = SamplingParams(max_tokens=3, ignore_eos=True)
+    async for _ in engine.generate([1, 2, 3], params, request_id="served"):
+        pass
+    running = engine.generate([1, 2, 3], params.with_updates(max_tokens=60), request_id="cut")
+    await anext(running)
+    await service.stop()
+    with pytest.raises(EngineError) as cut:
+        async for _ in running:
+            pass
+    assert cut.value.code == 503
+    with pytest.raises(EngineError) as refused:
+        await asyncio.wait_for(anext(engine.generate([1], params, request_id="late")), 30)
+    assert refused.value.code == 503
+    await client.close()
