@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 PROTOCOL_VERSION = 1
+# Largest message of the Scheduler service; all sides must agree on it.
+MAX_MESSAGE_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -61,9 +61,8 @@ class SchedulerArgs:
     )
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens"):
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_waiting_requests"):
             _check_at_least(name, getattr(self, name), 1)
-        _check_at_least("max_waiting_requests", self.max_waiting_requests, 0)
         if not self.enable_chunked_prefill:
             raise ConfigurationError("enable_chunked_prefill cannot be turned off")
 

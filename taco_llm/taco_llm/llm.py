@@ -45,7 +45,7 @@ class LLM:
         # Requests without a seed get theirs from here, so that a program gives the same text again.
         self._seeds = random.Random(args.seed)
         # So many at once keep every step full; more would only wait in the scheduler's queue.
-        self._max_in_flight = max(1, min(args.max_waiting_requests, 4 * args.max_num_seqs))
+        self._max_in_flight = min(args.max_waiting_requests, 4 * args.max_num_seqs)
         self._engine = AsyncLLMEngine(args)
         self._loop = LoopThread("taco-llm", on_stop=self._engine.shutdown)
         # Runs when the program ends, too.

@@ -11,6 +11,7 @@ import grpc
 import grpc.aio
 
 from taco_proto import scheduler_pb2 as pb
+from taco_proto.config import MAX_MESSAGE_BYTES
 from taco_proto.convert import step_output_to_pb, step_plan_from_pb, worker_info_to_pb
 from taco_proto.scheduler_pb2_grpc import SchedulerStub
 from taco_proto.steps import StepOutput, StepPlan, WorkerInfo
@@ -18,10 +19,9 @@ from taco_worker.model_thread import ModelThread
 
 HEARTBEAT_SECONDS = 2.0
 _GOODBYE_SECONDS = 2.0
-_MAX_MESSAGE_BYTES = 64 * 2**20
 _CHANNEL_OPTIONS = (
-    ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
-    ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     # A peer that vanishes without closing is found after 15 s.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),

@@ -19,14 +19,13 @@ import grpc
 from taco_gateway.engine.engine_client import EngineError, EngineStats
 from taco_gateway.engine.token_stream import RequestTable, TokenStream
 from taco_proto import scheduler_pb2 as pb
-from taco_proto.config import PROTOCOL_VERSION
+from taco_proto.config import MAX_MESSAGE_BYTES, PROTOCOL_VERSION
 from taco_proto.convert import model_info_from_pb, output_batch_from_pb, submit_to_pb
 from taco_proto.requests import GenerateRequest, ModelInfo
 from taco_proto.scheduler_pb2_grpc import SchedulerStub
 
 _log = logging.getLogger("taco.gateway.scheduler")
 
-MAX_MESSAGE_BYTES = 64 * 2**20
 _CHANNEL_OPTIONS = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
