@@ -58,6 +58,9 @@ async def _serve(config: GatewayConfig) -> None:
             await _first_of(loading, signals.first.wait())
             if not signals.first.is_set():
                 app = create_app(config, client, await loading)
+                # The worker takes longer to load: this costs no time to the first answer.
+                gateway: Gateway = app.state.gateway
+                await gateway.engine.warm_up()
                 await _serve_until_signal(config, app, listener, signals)
         finally:
             await client.close()

@@ -111,6 +111,14 @@ class ChatPrompter:
     def close(self) -> None:
         self._pool.close()
 
+    def warm_up(self) -> None:
+        """Does now what the first conversation would wait for: a process starts, and looks at the
+        template. A model whose own template is broken is still good for completions."""
+        try:
+            _ = self._template.needs
+        except InvalidParameterError as error:
+            _log.warning("chats will be refused: %s", error)
+
     def _check_template(self) -> None:
         try:
             _ = self._template.needs

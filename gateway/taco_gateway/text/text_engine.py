@@ -231,6 +231,11 @@ class TextEngine:
             return self._best(request, prompt_token_ids, params, info)
         return self._run(request, prompt_token_ids, info)
 
+    async def warm_up(self) -> None:
+        """Starts what the first chat would wait for."""
+        if self._prompter is not None:
+            await asyncio.to_thread(self._prompter.warm_up)
+
     def close(self) -> None:
         """Ends the processes that render chat templates."""
         if self._prompter is not None:
