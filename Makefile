@@ -7,6 +7,7 @@ STAMP := $(VENV)/.installed
 PACKAGE_DIRS := proto kernels worker scheduler gateway taco_llm demo
 MODEL ?= demo
 ARGS ?=
+BENCHMARKS := scheduler_step kv_microbench text_hot_path gateway_stream worker_step worker_threads startup
 
 # The first interpreter that really runs (a shim may be on the path without its version).
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
@@ -50,9 +51,10 @@ proto: install
 docs: install
 	$(BIN)/mkdocs build --strict
 
+# On a quiet machine: what each script measured replaces its file in bench/results/.
 bench: install
-	$(BIN)/python bench/scheduler_step.py
-	$(BIN)/python bench/gateway_stream.py
+	for script in $(BENCHMARKS); do $(BIN)/python bench/$$script.py --save || exit 1; done
+	$(BIN)/python bench/gateway_stream.py --step-ms 4 --save
 
 wheel: install
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .

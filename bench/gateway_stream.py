@@ -140,7 +140,7 @@ def main() -> None:
     parser.add_argument("--step-ms", type=float, default=0.0, help="what a step takes; 0: nothing")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--port", type=int, default=18_080)
-    parser.add_argument("--save", action="store_true", help="write results/gateway_stream.json")
+    parser.add_argument("--save", action="store_true", help="write bench/results/")
     arguments = parser.parse_args()
 
     model = ModelConfig(model=arguments.tokenizer)
@@ -195,7 +195,8 @@ def main() -> None:
     for name, value in figures.items():
         print(f"{name:>26}: {value:,}")
     if arguments.save:
-        print(f"saved {save('gateway_stream', figures)}")
+        paced = f"_{arguments.step_ms:g}ms" if arguments.step_ms else ""
+        print(f"saved {save(f'gateway_stream{paced}', figures)}")
 
 
 if __name__ == "__main__":
