@@ -139,6 +139,7 @@ def test_a_bad_file_is_one_line(
         (["serve", "demo", "--enable-chunked-prefill=False"], "cannot be turned off"),
         (["serve", "demo", "--block-size", "7"], "invalid choice: 7"),
         (["serve", "demo", "--max-num-seqs", "0"], "max_num_seqs must be an integer"),
+        (["serve", "demo", "--max-waiting-requests", "0"], "max_waiting_requests must be"),
         (["serve", "demo", "--rope-scaling", "{"], "not JSON"),
         (["serve", "demo", "--skip-tokenizer-init", "--tokenizer", "x"], "contradict"),
         (["serve", "demo", "--ssl-keyfile", "/no/such/file"], "does not exist"),
