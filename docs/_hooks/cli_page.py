@@ -5,13 +5,14 @@ from collections.abc import Iterator
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+
 from taco_llm.cli.main import build_parser
 
 INTRODUCTION = """\
 # Command line
 
-Every flag may also stand in a YAML file that `--config` names; flags on the command line win. An unknown
-or contradictory flag ends the command with one line and exit code 2.
+Every flag may also stand in a YAML file that `--config` names; flags on the command line win. An
+unknown or contradictory flag ends the command with one line and exit code 2.
 """
 
 
