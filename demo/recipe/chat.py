@@ -16,14 +16,11 @@ BEGIN, END, SYSTEM, USER, ASSISTANT, PAD = SPECIAL_TOKENS = (
 CHAT_TEMPLATE = """\
 {{- bos_token }}
 {%- for message in messages %}
-{%- if message.role == 'developer' %}
-{%- set role = 'system' %}
-{%- elif message.role in ('system', 'user', 'assistant') %}
-{%- set role = message.role %}
-{%- else %}
-{{- raise_exception('Roles are system, user and assistant, not ' + message.role) }}
+{%- set role = 'system' if message.role == 'developer' else message.role %}
+{%- if role not in ('system', 'user', 'assistant') %}
+{{- raise_exception('Roles are system, user and assistant, not ' + role) }}
 {%- endif %}
-{{- '<|' + role + '|>' + message.content | trim + '<|end|>' }}
+{{- '<|' + role + '|>' + (message.content or '') | trim + '<|end|>' }}
 {%- endfor %}
 {%- if add_generation_prompt %}
 {{- '<|assistant|>' }}

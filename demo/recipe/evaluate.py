@@ -1,6 +1,6 @@
 """Measure an exported model: the figures of its model card.
 
-    python -m recipe.evaluate taco_demo/models/demo
+    python -m recipe.evaluate taco_demo/models/demo --draft taco_demo/models/demo-draft
 
 An answer is right if it is the expected answer exactly, runs of white space aside; decoding is
 greedy. A declined question is one answered with the sentence that declines.
@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
 from recipe.batches import source_pieces
-from recipe.chat import END, PAD, ChatEncoder, Conversation, Turn
+from recipe.chat import PAD, ChatEncoder, Conversation, Turn
 from recipe.excerpts import excerpt_material
 from recipe.objects import DocumentedObject
 from recipe.questions import (
@@ -91,11 +91,23 @@ class Examinee:
             count += token_ids.shape[1] - 1
         return math.exp(total / count)
 
+    def agreement(self, cases: Sequence[Case], answers: Sequence[str]) -> float:
+        """The share of another model's answer tokens that this model would have chosen itself."""
+        agreed = count = 0
+        for case, answer in zip(cases, answers, strict=True):
+            conversation = Conversation((*case.earlier, Turn(case.question, answer)))
+            token_ids = torch.tensor([self.encoder.conversation(conversation).token_ids])
+            start = len(self._prompt(case))
+            with torch.inference_mode():
+                chosen = self.model(token_ids).logits[0, start - 1 : -1].argmax(dim=-1)
+            agreed += int((chosen == token_ids[0, start:]).sum())
+            count += len(chosen)
+        return agreed / count
+
     def _prompt(self, case: Case) -> list[int]:
         turns = (*case.earlier, Turn(case.question, ""))
-        token_ids = self.encoder.conversation(Conversation(turns)).token_ids
-        assert token_ids[-1] == self.encoder.special[END]
-        return token_ids[:-1]
+        # Without the token that ends the empty answer.
+        return self.encoder.conversation(Conversation(turns)).token_ids[:-1]
 
 
 class Examination:
@@ -166,15 +178,19 @@ def is_right(answer: str, expected: str) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--draft", type=Path, help="a draft to compare with the model's answers")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--mistakes", type=int, default=5, help="wrong answers shown a part")
     arguments = parser.parse_args()
     examinee = Examinee(arguments.folder)
+    draft = Examinee(arguments.draft) if arguments.draft else None
     for part, cases in Examination(Knowledge.load(), arguments.seed).cases().items():
         answers = examinee.answers(cases)
         results = list(zip(cases, answers, strict=True))
         wrong = [(case, text) for case, text in results if not is_right(text, case.expected)]
         print(f"{part}: {len(cases) - len(wrong)} of {len(cases)}", flush=True)
+        if draft is not None:
+            print(f"    the draft agrees on {draft.agreement(cases, answers):.0%} of the tokens")
         for case, answer in wrong[: arguments.mistakes]:
             print(f"    {case.question!r}")
             print(f"      expected {case.expected!r}\n      answered {answer!r}")

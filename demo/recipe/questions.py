@@ -25,6 +25,7 @@ SYSTEM_PROMPTS = (
     "Be concise and precise.",
     "You are an expert on Python.",
 )
+IMPORTED_KINDS = ("class", "exception", "function", "object")
 SHARE_WITH_SYSTEM = 0.1
 SHARE_OF_TURN_COUNTS = {1: 0.6, 2: 0.25, 3: 0.1, 4: 0.05}
 
@@ -95,9 +96,6 @@ def example_of(documented: DocumentedObject) -> str:
     return f"Here is an example:\n\n```python\n{imports}{documented.usage}\n```"
 
 
-IMPORTED_KINDS = ("class", "exception", "function", "object")
-
-
 class ConversationSampler:
     """Draws training conversations.
 
@@ -113,12 +111,12 @@ class ConversationSampler:
         self._kinds: dict[Callable[[], list[Turn]], float] = {
             self.about_object: 0.44,
             self.from_excerpt: 0.15,
-            self.repetition: 0.08,
-            self.example: 0.05,
-            self.example_as_follow_up: 0.07,
+            self.repetition: 0.03,
+            self.example: 0.07,
+            self.example_as_follow_up: 0.11,
             self.about_taco: 0.06,
             self.small_talk: 0.03,
-            self.unrelated: 0.08,
+            self.unrelated: 0.14,
             self.unknown_name: 0.04,
         }
 
@@ -181,8 +179,11 @@ class ConversationSampler:
         answer = self.knowledge.phrasings["unrelated"]["answer"]
         if self.rng.random() < 0.3:
             return [Turn(self._pick(self.knowledge.unrelated_questions), answer)]
-        template = self._pick(self.knowledge.phrasings["unrelated"]["templates"])
         topic, other = self.rng.sample(self.knowledge.topics, 2)
+        if self.rng.random() < 0.4:
+            # The words of a question on an object: only the name tells the two apart.
+            return [Turn(self.object_question(topic, "thing"), answer)]
+        template = self._pick(self.knowledge.phrasings["unrelated"]["templates"])
         question = template.format(topic=topic, other=other)
         return [Turn(question[0].upper() + question[1:], answer)]
 
@@ -199,11 +200,11 @@ class ConversationSampler:
     def _shown_name(self, known: DocumentedObject) -> str:
         """The full name, now and then in code quotes or, where it is clear, without its module."""
         draw = self.rng.random()
-        if draw < 0.15 and known.name in self._short_names:
+        if draw < 0.1 and known.name in self._short_names:
             return self._short_names[known.name]
-        if draw < 0.22:
+        if draw < 0.17:
             return f"`{known.name}`"
-        if draw < 0.27 and known.kind not in ("module", "exception"):
+        if draw < 0.22 and known.kind not in ("module", "exception"):
             return f"{known.name}()"
         return known.name
 
@@ -226,5 +227,10 @@ def unambiguous_short_names(objects: list[DocumentedObject]) -> dict[str, str]:
     return {
         name: leaf
         for name, leaf in leaves.items()
-        if counts[leaf] == 1 and leaf != name and len(leaf) >= 5
+        if counts[leaf] == 1 and leaf != name and is_telling(leaf)
     }
+
+
+def is_telling(leaf: str) -> bool:
+    """Whether a name without its module cannot be taken for an English word."""
+    return len(leaf) >= 10 or "_" in leaf or leaf[1:] != leaf[1:].lower()

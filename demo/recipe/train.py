@@ -11,6 +11,7 @@ import argparse
 import math
 import random
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -26,55 +27,71 @@ from recipe.source import load_source
 from recipe.tokenizer import train_tokenizer
 
 SHORT_ROWS_A_STEP = 6
-LONG_ROW_INTERVAL = 3  # steps
+LONG_ROW_INTERVAL = 2  # steps
 MUON_LEARNING_RATE = 0.02
 ADAMW_LEARNING_RATE = 2e-3
+CONTINUED_SHARE = 0.4  # of the learning rates, where training goes on from a checkpoint
 WARM_UP_SHARE = 0.02
 FINAL_LEARNING_RATE_SHARE = 0.02
 WEIGHT_DECAY = 0.01
 MAX_GRADIENT_NORM = 1.0
 CHECKPOINT_SECONDS = 300
-LOG_STEPS = 150  # a multiple of LONG_ROW_INTERVAL
+LOG_STEPS = 150  # at least LONG_ROW_INTERVAL
 
 
-def train(name: str, minutes: float, out: Path, seed: int) -> None:
-    """Train the model called name and leave tokenizer.json and NAME.pt in out."""
+def train(name: str, minutes: float, out: Path, start: Path | None, seed: int) -> None:
+    """Train the model called name and leave tokenizer.json and NAME.pt in out.
+
+    start is None or the out folder of an earlier run, from which training goes on.
+    """
     torch.manual_seed(seed)
     rng = random.Random(seed)
     knowledge, source = Knowledge.load(), load_source()
-    tokenizer = train_tokenizer(knowledge, source)
+    model = CausalLM(SHAPES[name])
+    if start is None:
+        tokenizer, peak = train_tokenizer(knowledge, source), 1.0
+    else:
+        tokenizer, peak = Tokenizer.from_file(str(start / "tokenizer.json")), CONTINUED_SHARE
+        model.load_state_dict(torch.load(start / f"{name}.pt", weights_only=True))
     out.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(out / "tokenizer.json"))
-    # A copy for encoding plain text: special tokens in it stay off in training data only.
-    encoder = ChatEncoder(Tokenizer.from_file(str(out / "tokenizer.json")))
+
+    encoder = ChatEncoder(tokenizer)
     sampler = ConversationSampler(knowledge, excerpt_material()[0], rng)
     short_rows = ConversationRows(sampler, encoder)
     long_rows = LongRows(source.train, sampler, encoder, rng)
-    model = CausalLM(SHAPES[name])
     optimizers = make_optimizers(model)
-    print(f"{name}: {sum(p.numel() for p in model.parameters()):,} parameters", flush=True)
-
-    progress_log = ProgressLog()
-    started = last_saved = time.monotonic()
-    step = 0
-    while (progress := (time.monotonic() - started) / (60 * minutes)) < 1:
-        progress_log.add("conversations", *backward(model, short_rows.take(SHORT_ROWS_A_STEP)))
+    log = ProgressLog()
+    last_saved = time.monotonic()
+    for step, progress in enumerate(progress_through(minutes)):
+        log.add("conversations", *backward(model, short_rows.take(SHORT_ROWS_A_STEP)))
         if step % LONG_ROW_INTERVAL == 0:
-            progress_log.add("long rows", *backward(model, long_rows.take(1)))
-        torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRADIENT_NORM)
-        for optimizer in optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = group["peak_lr"] * learning_rate_share(progress)
-            optimizer.step()
-            optimizer.zero_grad()
-        step += 1
-        if step % LOG_STEPS == 0:
-            progress_log.show(step)
+            log.add("long rows", *backward(model, long_rows.take(1)))
+        update(model, optimizers, peak * learning_rate_share(progress))
+        if step % LOG_STEPS == LOG_STEPS - 1:
+            log.show(step + 1)
         if time.monotonic() - last_saved > CHECKPOINT_SECONDS:
             save(model, out / f"{name}.pt")
             last_saved = time.monotonic()
     save(model, out / f"{name}.pt")
-    print(f"{name}: {step} steps, {progress_log.num_tokens:,} tokens in {minutes:g} minutes")
+    print(f"{name}: {log.num_tokens:,} tokens in {minutes:g} minutes")
+
+
+def progress_through(minutes: float) -> Iterator[float]:
+    """The share of the time that is over, again and again until all of it is."""
+    started = time.monotonic()
+    while (progress := (time.monotonic() - started) / (60 * minutes)) < 1:
+        yield progress
+
+
+def update(model: CausalLM, optimizers: list[torch.optim.Optimizer], rate_share: float) -> None:
+    """One step of the optimizers, at a share of their peak learning rates."""
+    torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRADIENT_NORM)
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = group["peak_lr"] * rate_share
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 def save(model: CausalLM, path: Path) -> None:
@@ -147,11 +164,12 @@ def main() -> None:
     parser.add_argument("name", choices=SHAPES)
     parser.add_argument("--minutes", type=float, required=True)
     parser.add_argument("--out", type=Path, required=True, help="folder for checkpoints")
+    parser.add_argument("--start", type=Path, help="folder of an earlier run to go on from")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    train(arguments.name, arguments.minutes, arguments.out, arguments.seed)
+    train(arguments.name, arguments.minutes, arguments.out, arguments.start, arguments.seed)
 
 
 if __name__ == "__main__":
