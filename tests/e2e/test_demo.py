@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -24,13 +25,11 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
 def ask(client: openai.OpenAI, *contents: str) -> str:
     """The streamed answer to a conversation whose turns alternate, beginning with the user's."""
     roles = ("user", "assistant")
+    messages: Any = [
+        {"role": roles[i % 2], "content": content} for i, content in enumerate(contents)
+    ]
     stream = client.chat.completions.create(
-        model="demo",
-        messages=[  # type: ignore[arg-type, misc]  # the stubs want one class a role
-            {"role": roles[i % 2], "content": content} for i, content in enumerate(contents)
-        ],
-        temperature=0,
-        stream=True,
+        model="demo", messages=messages, temperature=0, stream=True
     )
     return "".join([chunk.choices[0].delta.content or "" for chunk in stream])
 
