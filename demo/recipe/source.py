@@ -7,6 +7,7 @@ from pathlib import Path
 
 from recipe.objects import public_modules
 
+SKIPPED_MODULES = ("encodings",)  # character tables
 HELD_OUT_MODULES = ("heapq", "shlex", "textwrap", "bisect", "queue", "fnmatch", "sched", "calendar")
 
 
@@ -20,7 +21,7 @@ def load_source() -> SourceFiles:
     """The text of the library's public modules and packages, tests and tables left out."""
     files = SourceFiles([], [])
     for module in public_modules():
-        if "." in module:
+        if "." in module or module in SKIPPED_MODULES:
             continue
         target = files.held_out if module in HELD_OUT_MODULES else files.train
         target.extend(path.read_text(encoding="utf-8") for path in _files_of(module))

@@ -1,6 +1,6 @@
 """Train a demo model for a number of minutes.
 
-    python -m recipe.train demo --minutes 60 --out /tmp/demo-checkpoints
+    python -m recipe.train demo --minutes 95 --out /tmp/demo-checkpoints
     python -m recipe.train demo-draft --minutes 10 --out /tmp/demo-checkpoints
 
 The learning rate follows the clock, not the step count, so that a run ends on time on any machine.
