@@ -2,19 +2,21 @@
 
 import random
 import re
+import shutil
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from tokenizers import Tokenizer
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from recipe.average import average
 from recipe.batches import LONG_ROW, SHORT_ROW, ConversationRows, pack
 from recipe.chat import SPECIAL_TOKENS, ChatEncoder, Conversation, TokenizedDocument, Turn
 from recipe.excerpts import excerpt_material
-from recipe.export import model_config
+from recipe.export import export, model_config
 from recipe.model import SHAPES, CausalLM, ModelShape
 from recipe.objects import first_sentence, load_objects
 from recipe.questions import (
@@ -25,7 +27,7 @@ from recipe.questions import (
     unambiguous_short_names,
     unrelated_test_questions,
 )
-from recipe.train import learning_rate_share
+from recipe.train import backward, learning_rate_share, make_optimizers, save, update
 from taco_demo.locate import find_model
 
 TINY = ModelShape(
@@ -184,6 +186,35 @@ def test_training_model_agrees_with_transformers(shape: ModelShape) -> None:
     reference.tie_weights()
     with torch.inference_mode():
         torch.testing.assert_close(model(token_ids), reference(token_ids).logits)
+
+
+def test_updates_learn_a_batch(sampler: ConversationSampler, encoder: ChatEncoder) -> None:
+    torch.manual_seed(0)
+    model = CausalLM(replace(TINY, vocab_size=SHAPES["demo"].vocab_size))
+    optimizers = make_optimizers(model)
+    batch = ConversationRows(sampler, encoder).take(1)
+    losses = []
+    for _ in range(20):
+        loss, num_tokens = backward(model, batch)
+        losses.append(loss)
+        update(model, optimizers, 1.0)
+    assert num_tokens == SHORT_ROW
+    assert losses[-1] < losses[0] - 1
+
+
+def test_exported_checkpoints_load_in_transformers(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    trained = CausalLM(SHAPES["demo-draft"])
+    save(trained, tmp_path / "demo-draft.pt")
+    shutil.copy(f"{find_model('demo')}/tokenizer.json", tmp_path)
+    export("demo-draft", tmp_path, tmp_path / "exported")
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "exported")
+    token_ids = torch.arange(40)[None]
+    with torch.inference_mode():
+        logits = exported(token_ids).logits
+        torch.testing.assert_close(logits, trained.bfloat16()(token_ids), rtol=0.05, atol=0.05)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "exported")
+    assert tokenizer.eos_token_id == exported.generation_config.eos_token_id[0]
 
 
 def test_learning_rate_warms_up_and_falls() -> None:
