@@ -1,0 +1,21 @@
+// AMX tiles. Tile numbers are part of the instruction, so these are macros.
+#pragma once
+
+#include <immintrin.h>
+
+#include "tile_config.h"
+
+namespace TACO_ISA {
+
+inline void configure_tiles(const TileConfig& config) { _tile_loadconfig(&config); }
+inline void release_tiles() { _tile_release(); }
+
+}  // namespace TACO_ISA
+
+#define TILE_ZERO(tile) _tile_zero(tile)
+#define TILE_LOAD(tile, pointer, stride_bytes) _tile_loadd(tile, pointer, stride_bytes)
+#define TILE_STORE(tile, pointer, stride_bytes) _tile_stored(tile, pointer, stride_bytes)
+// sum += a (rows of pairs) x b (pairs of columns)
+#define TILE_DOT_BF16(sum, a, b) _tile_dpbf16ps(sum, a, b)
+// the same with quads of signed bytes
+#define TILE_DOT_INT8(sum, a, b) _tile_dpbssd(sum, a, b)

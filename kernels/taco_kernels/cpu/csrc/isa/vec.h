@@ -1,0 +1,18 @@
+// The vectors of the instruction set that is being compiled for.
+#pragma once
+
+#if defined(TACO_EMULATED)
+#include "vec_emulated.h"
+#elif defined(__AVX512F__)
+#include "vec_avx512.h"
+#else
+#include "vec_avx2.h"
+#endif
+
+#if defined(TACO_EMULATE_AMX)
+#include "tiles_emulated.h"
+#define TACO_HAS_TILES 1
+#elif defined(__AMX_TILE__)
+#include "tiles_amx.h"
+#define TACO_HAS_TILES 1
+#endif

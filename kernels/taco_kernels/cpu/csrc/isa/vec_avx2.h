@@ -1,0 +1,205 @@
+// Sixteen-lane vectors on AVX2 and FMA: two 256-bit registers each.
+//
+// Every kernel is written once, over the names that the three vec_*.h files define alike; the
+// build includes one of them. A name that stands in one must stand in all.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+
+#include "../types.h"
+
+namespace TACO_ISA {
+
+constexpr int LANES = 16;
+// Accumulators of sixteen lanes that fit in registers beside two operands.
+constexpr int MAX_ACCUMULATORS = 6;
+
+// What a bf16 matrix is multiplied with: full floats, since they must be widened anyway.
+using Bf16Operand = float;
+// What an int8 matrix is multiplied with: four in the order 0, 2, 1, 3 (see `dot_quads`).
+using Int8Operand = int16_t;
+// Added to each quantized activation before the product, and taken off again by the column sums.
+constexpr int INT8_OFFSET = 0;
+
+struct F32 {
+    __m256 low, high;
+};
+
+struct I32 {
+    __m256i low, high;
+};
+
+inline F32 zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+inline F32 set1(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+inline F32 load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+inline void store(float* p, F32 v) {
+    _mm256_storeu_ps(p, v.low);
+    _mm256_storeu_ps(p + 8, v.high);
+}
+
+inline F32 add(F32 a, F32 b) {
+    return {_mm256_add_ps(a.low, b.low), _mm256_add_ps(a.high, b.high)};
+}
+inline F32 sub(F32 a, F32 b) {
+    return {_mm256_sub_ps(a.low, b.low), _mm256_sub_ps(a.high, b.high)};
+}
+inline F32 mul(F32 a, F32 b) {
+    return {_mm256_mul_ps(a.low, b.low), _mm256_mul_ps(a.high, b.high)};
+}
+inline F32 div(F32 a, F32 b) {
+    return {_mm256_div_ps(a.low, b.low), _mm256_div_ps(a.high, b.high)};
+}
+// a * b + c, rounded once.
+inline F32 fma(F32 a, F32 b, F32 c) {
+    return {_mm256_fmadd_ps(a.low, b.low, c.low), _mm256_fmadd_ps(a.high, b.high, c.high)};
+}
+inline F32 max(F32 a, F32 b) {
+    return {_mm256_max_ps(a.low, b.low), _mm256_max_ps(a.high, b.high)};
+}
+inline F32 min(F32 a, F32 b) {
+    return {_mm256_min_ps(a.low, b.low), _mm256_min_ps(a.high, b.high)};
+}
+inline F32 round_to_even(F32 a) {
+    constexpr int mode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+    return {_mm256_round_ps(a.low, mode), _mm256_round_ps(a.high, mode)};
+}
+// 2 to the power of whole numbers from -126 to 127.
+inline F32 pow2(F32 n) {
+    const __m256i bias = _mm256_set1_epi32(127);
+    const auto half = [bias](__m256 x) {
+        const __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(x), bias);
+        return _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23));
+    };
+    return {half(n.low), half(n.high)};
+}
+
+// 0, 1, ... 15
+inline F32 lane_numbers() {
+    return {_mm256_setr_ps(0, 1, 2, 3, 4, 5, 6, 7), _mm256_setr_ps(8, 9, 10, 11, 12, 13, 14, 15)};
+}
+// Lane by lane: a < b ? x : y.
+inline F32 select_less(F32 a, F32 b, F32 x, F32 y) {
+    return {_mm256_blendv_ps(y.low, x.low, _mm256_cmp_ps(a.low, b.low, _CMP_LT_OQ)),
+            _mm256_blendv_ps(y.high, x.high, _mm256_cmp_ps(a.high, b.high, _CMP_LT_OQ))};
+}
+// Bit i is set where a[i] < b[i].
+inline uint32_t less_bits(F32 a, F32 b) {
+    const int low = _mm256_movemask_ps(_mm256_cmp_ps(a.low, b.low, _CMP_LT_OQ));
+    const int high = _mm256_movemask_ps(_mm256_cmp_ps(a.high, b.high, _CMP_LT_OQ));
+    return uint32_t(low) | uint32_t(high) << 8;
+}
+
+inline float reduce_add(F32 v) {
+    const __m256 eight = _mm256_add_ps(v.low, v.high);
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+inline float reduce_max(F32 v) {
+    const __m256 eight = _mm256_max_ps(v.low, v.high);
+    const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+}
+
+inline F32 load_bf16(const bf16* p) {
+    const auto widen = [](__m128i x) {
+        return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16));
+    };
+    return {widen(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
+            widen(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8)))};
+}
+// Rounds to nearest even; a NaN stays one.
+inline void store_bf16(bf16* p, F32 v) {
+    const auto narrow = [](__m256 x) {
+        const __m256i bits = _mm256_castps_si256(x);
+        const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+        const __m256i rounded =
+            _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+        const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+        const __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+        return _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, is_nan), 16);
+    };
+    const __m256i mixed = _mm256_packus_epi32(narrow(v.low), narrow(v.high));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(mixed, 0xd8));
+}
+inline F32 load_i8(const int8_t* p) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)),
+            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8)))};
+}
+// Rounds to nearest even and saturates.
+inline void store_i8(int8_t* p, F32 v) {
+    const __m256i words =
+        _mm256_packs_epi32(_mm256_cvtps_epi32(v.low), _mm256_cvtps_epi32(v.high));
+    const __m256i ordered = _mm256_permute4x64_epi64(words, 0xd8);
+    const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(ordered),
+                                          _mm256_extracti128_si256(ordered, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
+}
+
+inline I32 zero_i32() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+inline I32 load_i32(const int32_t* p) {
+    return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
+            _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 8))};
+}
+inline I32 sub(I32 a, I32 b) {
+    return {_mm256_sub_epi32(a.low, b.low), _mm256_sub_epi32(a.high, b.high)};
+}
+inline F32 to_float(I32 v) { return {_mm256_cvtepi32_ps(v.low), _mm256_cvtepi32_ps(v.high)}; }
+
+// A row of a bf16 panel: sixteen columns at two consecutive k.
+struct PairRow {
+    F32 even, odd;
+};
+inline PairRow load_pairs(const bf16* row) {
+    const __m256i low = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row));
+    const __m256i high = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row + 16));
+    const __m256i upper = _mm256_set1_epi32(int(0xffff0000u));
+    return {{_mm256_castsi256_ps(_mm256_slli_epi32(low, 16)),
+             _mm256_castsi256_ps(_mm256_slli_epi32(high, 16))},
+            {_mm256_castsi256_ps(_mm256_and_si256(low, upper)),
+             _mm256_castsi256_ps(_mm256_and_si256(high, upper))}};
+}
+// sum + a[0] * row at the first k + a[1] * row at the second.
+inline F32 dot_pairs(F32 sum, PairRow row, const Bf16Operand* a) {
+    return fma(set1(a[1]), row.odd, fma(set1(a[0]), row.even, sum));
+}
+
+// A row of an int8 panel: sixteen columns at four consecutive k, widened to pairs of int16.
+struct QuadRow {
+    I32 even, odd;
+};
+inline QuadRow load_quads(const int8_t* row) {
+    const __m256i low = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row));
+    const __m256i high = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row + 32));
+    const auto even = [](__m256i x) { return _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8); };
+    const auto odd = [](__m256i x) { return _mm256_srai_epi16(x, 8); };
+    return {{even(low), even(high)}, {odd(low), odd(high)}};
+}
+// sum + the products at the four k; exact.
+inline I32 dot_quads(I32 sum, QuadRow row, const Int8Operand* a) {
+    int32_t words[2];
+    std::memcpy(words, a, sizeof words);
+    const __m256i even = _mm256_set1_epi32(words[0]), odd = _mm256_set1_epi32(words[1]);
+    const auto dot = [](__m256i s, __m256i x, __m256i y) {
+        return _mm256_add_epi32(s, _mm256_madd_epi16(x, y));
+    };
+    return {dot(dot(sum.low, row.even.low, even), row.odd.low, odd),
+            dot(dot(sum.high, row.even.high, even), row.odd.high, odd)};
+}
+// Four quantized activations, as `dot_quads` takes them.
+inline void encode_quad(Int8Operand* out, const int8_t* q) {
+    out[0] = q[0];
+    out[1] = q[2];
+    out[2] = q[1];
+    out[3] = q[3];
+}
+// One float, as `dot_pairs` takes it.
+inline Bf16Operand encode_bf16(float x) { return x; }
+inline void store_bf16_operand(Bf16Operand* p, F32 v) { store(p, v); }
+
+}  // namespace TACO_ISA

@@ -1,0 +1,141 @@
+// Sixteen-lane vectors on AVX-512: one register each. See vec_avx2.h for what the names mean.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+
+#include "../types.h"
+
+namespace TACO_ISA {
+
+constexpr int LANES = 16;
+constexpr int MAX_ACCUMULATORS = 28;
+
+#ifdef __AVX512BF16__
+using Bf16Operand = bf16;
+#else
+using Bf16Operand = float;
+#endif
+#ifdef __AMX_INT8__
+using Int8Operand = int8_t;
+constexpr int INT8_OFFSET = 0;
+#else
+// The VNNI instruction multiplies unsigned by signed bytes.
+using Int8Operand = uint8_t;
+constexpr int INT8_OFFSET = 128;
+#endif
+
+struct F32 {
+    __m512 v;
+};
+
+struct I32 {
+    __m512i v;
+};
+
+inline F32 zero() { return {_mm512_setzero_ps()}; }
+inline F32 set1(float x) { return {_mm512_set1_ps(x)}; }
+inline F32 load(const float* p) { return {_mm512_loadu_ps(p)}; }
+inline void store(float* p, F32 a) { _mm512_storeu_ps(p, a.v); }
+
+inline F32 add(F32 a, F32 b) { return {_mm512_add_ps(a.v, b.v)}; }
+inline F32 sub(F32 a, F32 b) { return {_mm512_sub_ps(a.v, b.v)}; }
+inline F32 mul(F32 a, F32 b) { return {_mm512_mul_ps(a.v, b.v)}; }
+inline F32 div(F32 a, F32 b) { return {_mm512_div_ps(a.v, b.v)}; }
+inline F32 fma(F32 a, F32 b, F32 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+inline F32 max(F32 a, F32 b) { return {_mm512_max_ps(a.v, b.v)}; }
+inline F32 min(F32 a, F32 b) { return {_mm512_min_ps(a.v, b.v)}; }
+inline F32 round_to_even(F32 a) {
+    return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+}
+inline F32 pow2(F32 n) {
+    const __m512i exponent = _mm512_add_epi32(_mm512_cvtps_epi32(n.v), _mm512_set1_epi32(127));
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(exponent, 23))};
+}
+
+inline F32 lane_numbers() {
+    return {_mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)};
+}
+inline F32 select_less(F32 a, F32 b, F32 x, F32 y) {
+    return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), y.v, x.v)};
+}
+inline uint32_t less_bits(F32 a, F32 b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ); }
+
+inline float reduce_add(F32 a) { return _mm512_reduce_add_ps(a.v); }
+inline float reduce_max(F32 a) { return _mm512_reduce_max_ps(a.v); }
+
+inline F32 load_bf16(const bf16* p) {
+    const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16))};
+}
+inline void store_bf16(bf16* p, F32 a) {
+    const __m512i bits = _mm512_castps_si512(a.v);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i rounded =
+        _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    const __mmask16 is_nan = _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q);
+    const __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
+    const __m512i kept = _mm512_srli_epi32(_mm512_mask_blend_epi32(is_nan, rounded, quiet), 16);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(kept));
+}
+inline F32 load_i8(const int8_t* p) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes))};
+}
+inline void store_i8(int8_t* p, F32 a) {
+    const __m128i bytes = _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(a.v));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
+}
+
+inline I32 zero_i32() { return {_mm512_setzero_si512()}; }
+inline I32 load_i32(const int32_t* p) { return {_mm512_loadu_si512(p)}; }
+inline I32 sub(I32 a, I32 b) { return {_mm512_sub_epi32(a.v, b.v)}; }
+inline F32 to_float(I32 a) { return {_mm512_cvtepi32_ps(a.v)}; }
+
+#ifdef __AVX512BF16__
+struct PairRow {
+    __m512bh v;
+};
+inline PairRow load_pairs(const bf16* row) { return {(__m512bh)_mm512_loadu_si512(row)}; }
+inline F32 dot_pairs(F32 sum, PairRow row, const Bf16Operand* a) {
+    int32_t pair;
+    std::memcpy(&pair, a, sizeof pair);
+    return {_mm512_dpbf16_ps(sum.v, (__m512bh)_mm512_set1_epi32(pair), row.v)};
+}
+inline Bf16Operand encode_bf16(float x) { return to_bf16(x); }
+inline void store_bf16_operand(Bf16Operand* p, F32 a) { store_bf16(p, a); }
+#else
+struct PairRow {
+    F32 even, odd;
+};
+inline PairRow load_pairs(const bf16* row) {
+    const __m512i pairs = _mm512_loadu_si512(row);
+    return {{_mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16))},
+            {_mm512_castsi512_ps(
+                _mm512_and_si512(pairs, _mm512_set1_epi32(int(0xffff0000u))))}};
+}
+inline F32 dot_pairs(F32 sum, PairRow row, const Bf16Operand* a) {
+    return fma(set1(a[1]), row.odd, fma(set1(a[0]), row.even, sum));
+}
+inline Bf16Operand encode_bf16(float x) { return x; }
+inline void store_bf16_operand(Bf16Operand* p, F32 a) { store(p, a); }
+#endif
+
+struct QuadRow {
+    __m512i v;
+};
+inline QuadRow load_quads(const int8_t* row) { return {_mm512_loadu_si512(row)}; }
+#ifndef __AMX_INT8__
+inline I32 dot_quads(I32 sum, QuadRow row, const Int8Operand* a) {
+    int32_t quad;
+    std::memcpy(&quad, a, sizeof quad);
+    return {_mm512_dpbusd_epi32(sum.v, _mm512_set1_epi32(quad), row.v)};
+}
+#endif
+inline void encode_quad(Int8Operand* out, const int8_t* q) {
+    for (int i = 0; i < 4; ++i) out[i] = Int8Operand(q[i] + INT8_OFFSET);
+}
+
+}  // namespace TACO_ISA

@@ -1,0 +1,168 @@
+// Sixteen-lane vectors in plain C++, for testing on any machine what it has no instructions for.
+// TACO_EMULATE_BF16 gives the operands of AVX512-BF16, TACO_EMULATE_AMX those of AMX.
+// See vec_avx2.h for what the names mean.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#include "../types.h"
+
+namespace TACO_ISA {
+
+constexpr int LANES = 16;
+constexpr int MAX_ACCUMULATORS = 28;
+
+#ifdef TACO_EMULATE_BF16
+using Bf16Operand = bf16;
+#else
+using Bf16Operand = float;
+#endif
+#ifdef TACO_EMULATE_AMX
+using Int8Operand = int8_t;
+constexpr int INT8_OFFSET = 0;
+#else
+using Int8Operand = uint8_t;
+constexpr int INT8_OFFSET = 128;
+#endif
+
+struct F32 {
+    float v[LANES];
+};
+
+struct I32 {
+    int32_t v[LANES];
+};
+
+template <class Function>
+inline F32 each(Function function) {
+    F32 out;
+    for (int i = 0; i < LANES; ++i) out.v[i] = function(i);
+    return out;
+}
+
+inline F32 set1(float x) {
+    return each([=](int) { return x; });
+}
+inline F32 zero() { return set1(0); }
+inline F32 load(const float* p) {
+    return each([=](int i) { return p[i]; });
+}
+inline void store(float* p, F32 a) { std::memcpy(p, a.v, sizeof a.v); }
+
+inline F32 add(F32 a, F32 b) {
+    return each([&](int i) { return a.v[i] + b.v[i]; });
+}
+inline F32 sub(F32 a, F32 b) {
+    return each([&](int i) { return a.v[i] - b.v[i]; });
+}
+inline F32 mul(F32 a, F32 b) {
+    return each([&](int i) { return a.v[i] * b.v[i]; });
+}
+inline F32 div(F32 a, F32 b) {
+    return each([&](int i) { return a.v[i] / b.v[i]; });
+}
+inline F32 fma(F32 a, F32 b, F32 c) {
+    return each([&](int i) { return std::fma(a.v[i], b.v[i], c.v[i]); });
+}
+// As the instruction: the second where one is NaN.
+inline F32 max(F32 a, F32 b) {
+    return each([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; });
+}
+inline F32 min(F32 a, F32 b) {
+    return each([&](int i) { return a.v[i] < b.v[i] ? a.v[i] : b.v[i]; });
+}
+inline F32 round_to_even(F32 a) {
+    return each([&](int i) { return std::nearbyint(a.v[i]); });
+}
+inline F32 pow2(F32 n) {
+    return each([&](int i) { return std::ldexp(1.0f, int(n.v[i])); });
+}
+
+inline F32 lane_numbers() {
+    return each([](int i) { return float(i); });
+}
+inline F32 select_less(F32 a, F32 b, F32 x, F32 y) {
+    return each([&](int i) { return a.v[i] < b.v[i] ? x.v[i] : y.v[i]; });
+}
+inline uint32_t less_bits(F32 a, F32 b) {
+    uint32_t bits = 0;
+    for (int i = 0; i < LANES; ++i) bits |= uint32_t(a.v[i] < b.v[i]) << i;
+    return bits;
+}
+
+inline float reduce_add(F32 a) {
+    float sum = 0;
+    for (float x : a.v) sum += x;
+    return sum;
+}
+inline float reduce_max(F32 a) { return *std::max_element(a.v, a.v + LANES); }
+
+inline F32 load_bf16(const bf16* p) {
+    return each([=](int i) { return from_bf16(p[i]); });
+}
+inline void store_bf16(bf16* p, F32 a) {
+    for (int i = 0; i < LANES; ++i) p[i] = to_bf16(a.v[i]);
+}
+inline F32 load_i8(const int8_t* p) {
+    return each([=](int i) { return float(p[i]); });
+}
+inline void store_i8(int8_t* p, F32 a) {
+    for (int i = 0; i < LANES; ++i) {
+        p[i] = int8_t(std::clamp(std::nearbyint(a.v[i]), -128.0f, 127.0f));
+    }
+}
+
+inline I32 zero_i32() { return {}; }
+inline I32 load_i32(const int32_t* p) {
+    I32 out;
+    std::memcpy(out.v, p, sizeof out.v);
+    return out;
+}
+inline I32 sub(I32 a, I32 b) {
+    for (int i = 0; i < LANES; ++i) a.v[i] -= b.v[i];
+    return a;
+}
+inline F32 to_float(I32 a) {
+    return each([&](int i) { return float(a.v[i]); });
+}
+
+struct PairRow {
+    F32 even, odd;
+};
+inline PairRow load_pairs(const bf16* row) {
+    return {each([=](int i) { return from_bf16(row[2 * i]); }),
+            each([=](int i) { return from_bf16(row[2 * i + 1]); })};
+}
+#ifdef TACO_EMULATE_BF16
+inline F32 dot_pairs(F32 sum, PairRow row, const Bf16Operand* a) {
+    return fma(set1(from_bf16(a[0])), row.even, fma(set1(from_bf16(a[1])), row.odd, sum));
+}
+inline Bf16Operand encode_bf16(float x) { return to_bf16(x); }
+inline void store_bf16_operand(Bf16Operand* p, F32 a) { store_bf16(p, a); }
+#else
+inline F32 dot_pairs(F32 sum, PairRow row, const Bf16Operand* a) {
+    return fma(set1(a[1]), row.odd, fma(set1(a[0]), row.even, sum));
+}
+inline Bf16Operand encode_bf16(float x) { return x; }
+inline void store_bf16_operand(Bf16Operand* p, F32 a) { store(p, a); }
+#endif
+
+struct QuadRow {
+    const int8_t* row;
+};
+inline QuadRow load_quads(const int8_t* row) { return {row}; }
+inline I32 dot_quads(I32 sum, QuadRow row, const Int8Operand* a) {
+    for (int i = 0; i < LANES; ++i) {
+        for (int k = 0; k < 4; ++k) sum.v[i] += int32_t(row.row[4 * i + k]) * a[k];
+    }
+    return sum;
+}
+inline void encode_quad(Int8Operand* out, const int8_t* q) {
+    for (int i = 0; i < 4; ++i) out[i] = Int8Operand(q[i] + INT8_OFFSET);
+}
+
+}  // namespace TACO_ISA

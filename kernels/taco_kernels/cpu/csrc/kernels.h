@@ -1,0 +1,29 @@
+// What one instruction set offers: the table that dispatch.cpp chooses from.
+//
+// Each entry is called by all threads of a region together, and ends with a barrier.
+#pragma once
+
+#include "kv_cache.h"
+#include "matrix.h"
+#include "parallel.h"
+
+struct KeyValueRows {
+    const float* keys;    // [num_tokens, stride], head after head, rotated already
+    const float* values;  // the same
+    int64_t stride;
+};
+
+struct Kernels {
+    const char* name;
+
+    // Sizes of an operand item, in bytes: what a caller allocates for Rows.
+    int64_t bf16_operand_bytes, int8_operand_bytes;
+
+    // Float rows [count, k] with `stride` to operands for a matrix of `type`; out is
+    // [count, padded_k], scales [count] for int8 (max |x| / 127, 1 for a row of zeros).
+    void (*encode_rows)(Thread&, DType type, int64_t count, int64_t k, const float* rows,
+                        int64_t stride, void* out, float* scales);
+    void (*multiply)(Thread&, const Product&);
+    void (*write_kv)(Thread&, const KVCache&, const Batch&, int64_t layer, const KeyValueRows&);
+    void (*attend)(Thread&, const Attention&);
+};

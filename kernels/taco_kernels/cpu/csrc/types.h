@@ -1,0 +1,51 @@
+// Numbers and shapes that all kernels share.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+// Instruction set that this file is being compiled for, as a namespace: each kernel is compiled
+// once a set, and the copies must not be mixed up by the linker.
+#ifndef TACO_ISA
+#define TACO_ISA taco_portable
+#endif
+
+using bf16 = uint16_t;
+
+inline float from_bf16(bf16 x) {
+    const uint32_t bits = uint32_t(x) << 16;
+    float out;
+    std::memcpy(&out, &bits, sizeof out);
+    return out;
+}
+
+// Rounds to nearest even; a NaN stays one.
+inline bf16 to_bf16(float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    if (x != x) return bf16((bits | 0x400000) >> 16);
+    return bf16((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
+
+// Columns of a panel: one tile row of AMX, one AVX-512 register of sums.
+constexpr int64_t PANEL = 16;
+
+// What a matrix or a KV cache is stored as. The values are part of the C ABI.
+enum class DType : int32_t { f32 = 0, bf16 = 1, i8 = 2 };
+
+// A panel's k is cut in groups that one instruction consumes: 1 float, 2 bf16, 4 int8.
+constexpr int64_t k_group(DType type) {
+    return type == DType::f32 ? 1 : type == DType::bf16 ? 2 : 4;
+}
+constexpr int64_t item_bytes(DType type) {
+    return type == DType::f32 ? 4 : type == DType::bf16 ? 2 : 1;
+}
+// k is padded with zeros to whole AMX tiles: 32 bf16 or 64 int8 (64 bytes a row either way).
+constexpr int64_t padded_k(DType type, int64_t k) {
+    return type == DType::f32 ? k : round_up(k, 64 / item_bytes(type));
+}
+
+enum class Activation : int32_t { none = 0, relu = 1, gelu = 2, gelu_tanh = 3, silu = 4 };
