@@ -23,20 +23,24 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def cli_page() -> str:
     """The whole page as Markdown."""
-    commands = next(_subparsers(build_parser()))
-    summaries = {action.dest: action.help or "" for action in commands._choices_actions}
-    sections = [_command(name, sub, summaries[name]) for name, sub in commands.choices.items()]
-    return "\n".join([INTRODUCTION, *sections])
+    return "\n".join([INTRODUCTION, *_commands("taco_llm", build_parser())])
 
 
-def _subparsers(parser: argparse.ArgumentParser) -> Iterator[argparse._SubParsersAction]:  # type: ignore[type-arg]
-    return (a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+def _commands(prefix: str, parser: argparse.ArgumentParser) -> Iterator[str]:
+    """A section for each command, and for each command of a command."""
+    for group in parser._actions:
+        if not isinstance(group, argparse._SubParsersAction):
+            continue
+        summaries = {action.dest: action.help or "" for action in group._choices_actions}
+        for name, command in group.choices.items():
+            yield _command(f"{prefix} {name}", command, summaries[name])
+            yield from _commands(f"{prefix} {name}", command)
 
 
 def _command(name: str, parser: argparse.ArgumentParser, summary: str) -> str:
-    lines = [f"## taco_llm {name}", "", summary, ""]
+    lines = [f"## {name}", "", summary, ""]
     for group in parser._action_groups:
-        actions = [action for action in group._group_actions if action.dest != "help"]
+        actions = [action for action in group._group_actions if _is_option(action)]
         if not actions:
             continue
         if "superseded" in (group.title or ""):
@@ -45,6 +49,10 @@ def _command(name: str, parser: argparse.ArgumentParser, summary: str) -> str:
         lines += [f"| {_flag(action)} | {_cell(action.help or '')} |" for action in actions]
         lines += [""]
     return "\n".join(lines)
+
+
+def _is_option(action: argparse.Action) -> bool:
+    return action.dest != "help" and not isinstance(action, argparse._SubParsersAction)
 
 
 def _flag(action: argparse.Action) -> str:

@@ -20,7 +20,8 @@ class Flag:
 
     Attributes:
         help: one or two sentences.
-        services: the services that read it; `taco_llm serve` takes the flags of all of them.
+        services: the services that read it; `taco_llm serve` takes the flags of all of them. None
+            for the flags of a tool, such as those of `taco_llm bench`.
         parse: makes the value of its text; None for text and switches.
         choices: the values there are.
         several: "extend" takes several values behind one flag, "append" one flag a value.
@@ -36,7 +37,7 @@ class Flag:
 
 def flag(
     help_text: str,
-    services: Iterable[str],
+    services: Iterable[str] = (),
     *,
     default: Any = MISSING,
     parse: Callable[[str], Any] | None = None,

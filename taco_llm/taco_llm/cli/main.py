@@ -3,12 +3,12 @@
 import sys
 from collections.abc import Sequence
 
-from taco_llm.cli import gateway, scheduler, serve, version, worker
+from taco_llm.cli import bench, gateway, scheduler, serve, version, worker
 from taco_llm.flags import Parser
 from taco_proto.errors import ConfigurationError
 from taco_proto.logging import configure_logging
 
-_COMMANDS = (serve, gateway, scheduler, worker, version)
+_COMMANDS = (serve, gateway, scheduler, worker, bench, version)
 
 
 def build_parser() -> Parser:

@@ -1,0 +1,42 @@
+"""Files that results go to, checked before a long run and not after it."""
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from taco_proto.errors import ConfigurationError
+
+SERVE_SUFFIXES = (".csv", ".json", ".png")
+OFFLINE_SUFFIXES = (".json",)
+
+
+def check_suffixes(paths: Iterable[str], suffixes: tuple[str, ...]) -> None:
+    """Raises ConfigurationError where a path ends in none of `suffixes`."""
+    for path in paths:
+        if Path(path).suffix not in suffixes:
+            raise ConfigurationError(
+                f"output_file must end in {' or '.join(suffixes)}, got {path!r}"
+            )
+
+
+def make_folders(paths: Iterable[str]) -> None:
+    """Makes the folders of `paths`.
+
+    Raises:
+        ConfigurationError: a path cannot be written to.
+    """
+    for path in map(Path, paths):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigurationError(f"cannot write {path}: {error.strerror}") from None
+        if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise ConfigurationError(f"cannot write {path}")
+
+
+def write_json(path: str, document: Mapping[str, Any]) -> None:
+    """Writes an indented document."""
+    text = json.dumps(document, indent=2, allow_nan=False, ensure_ascii=False)
+    Path(path).write_text(text + "\n", encoding="utf-8")

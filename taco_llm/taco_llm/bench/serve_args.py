@@ -1,0 +1,192 @@
+"""The arguments of `taco_llm bench serve`."""
+
+import argparse
+import datetime
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from taco_llm.bench.output_files import SERVE_SUFFIXES, check_suffixes
+from taco_llm.bench.workload_args import WorkloadArgs, check_at_least
+from taco_llm.flags import flag, json_object
+from taco_proto.errors import ConfigurationError
+
+GOODPUT_METRICS = ("ttft", "tpot", "e2el")
+
+
+def key_value(text: str) -> tuple[str, str]:
+    """Parses KEY=VALUE, for argparse."""
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE")
+    return key.strip(), value.strip()
+
+
+def latency_goal(text: str) -> tuple[str, float]:
+    """Parses METRIC:MILLISECONDS, for argparse."""
+    metric, _, limit = text.partition(":")
+    try:
+        milliseconds = float(limit)
+    except ValueError:
+        milliseconds = -1.0
+    if metric not in GOODPUT_METRICS or not milliseconds > 0:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not METRIC:MILLISECONDS with a metric of {', '.join(GOODPUT_METRICS)}"
+        )
+    return metric, milliseconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchServeArgs(WorkloadArgs):
+    """What to send, how fast, to which server, and where the results go.
+
+    Raises:
+        ConfigurationError: a value is out of range.
+    """
+
+    host: str = flag("Host of the server.", default="127.0.0.1")
+    port: int = flag("Port of the server.", default=8000, parse=int)
+    base_url: str | None = flag(
+        "URL of the server, http or https, instead of host and port.", default=None, metavar="URL"
+    )
+    endpoint: str = flag(
+        "Path of the route. Paths that end in /chat/completions get chat messages, all others "
+        "prompts.",
+        default="/v1/completions",
+        metavar="PATH",
+    )
+    model: str | None = flag(
+        "Model name of the requests. Without it the first one of /v1/models.", default=None
+    )
+    tokenizer: str | None = flag(
+        "Directory, hub id or bundled model whose tokenizer counts the dataset's tokens and the "
+        "answers' (retokenized), and makes text of random prompts for chat.",
+        default=None,
+        metavar="PATH",
+    )
+    api_key: str | None = flag(
+        "Key of the server. Without it the environment's OPENAI_API_KEY.",
+        default=None,
+        metavar="KEY",
+    )
+    header: tuple[tuple[str, str], ...] = flag(
+        "One more header of every request. May be given several times.",
+        default=(),
+        parse=key_value,
+        several="append",
+        metavar="NAME=VALUE",
+    )
+    extra_body: Mapping[str, Any] | None = flag(
+        "More fields of every request's body as a JSON object, for example '{\"top_p\": 0.9}'. "
+        "They win over the benchmark's own; null takes a field out.",
+        default=None,
+        parse=json_object,
+        metavar="JSON",
+    )
+    request_rate: tuple[float, ...] = flag(
+        "Requests a second; inf sends all at once. Each of several rates is a run of its own.",
+        default=(float("inf"),),
+        parse=float,
+        several="extend",
+        metavar="RATE",
+    )
+    burstiness: float = flag(
+        "Shape of the gamma distribution of the time between requests: 1 is a Poisson process, "
+        "less comes in bursts, more comes evenly.",
+        default=1.0,
+        parse=float,
+        metavar="SHAPE",
+    )
+    max_concurrency: int | None = flag(
+        "The most requests under way at once. Those behind wait, and their clock does not run.",
+        default=None,
+        parse=int,
+        metavar="REQUESTS",
+    )
+    ignore_eos: bool = flag(
+        "Send ignore_eos, so that every answer has the full length. Not every server knows it.",
+        default=False,
+    )
+    seed: int = flag("Seed of prompts, lengths and arrival times.", default=0, parse=int)
+    num_warmups: int = flag(
+        "Requests that are sent, and must succeed, before the clock starts. They share no prefix "
+        "with those that are measured.",
+        default=1,
+        parse=int,
+        metavar="REQUESTS",
+    )
+    request_timeout: float = flag(
+        "Give a request up after so many seconds.", default=3600.0, parse=float, metavar="SECONDS"
+    )
+    metric_percentiles: tuple[float, ...] = flag(
+        "Percentiles to report.",
+        default=(99.0,),
+        parse=float,
+        several="extend",
+        metavar="PERCENT",
+    )
+    goodput: tuple[tuple[str, float], ...] = flag(
+        "Also report the requests a second that kept all of these limits in milliseconds, for "
+        "example ttft:500 tpot:50; e2el is the end-to-end latency.",
+        default=(),
+        parse=latency_goal,
+        several="extend",
+        metavar="METRIC:MS",
+    )
+    backend: str = flag(
+        "Name of the server's engine, for the report.", default="openai", metavar="NAME"
+    )
+    name: str | None = flag("Name of the run in the table. Default: the date.", default=None)
+    metadata: tuple[tuple[str, str], ...] = flag(
+        "What to note with the results. prefix_cache, offload, hit and lookahead are columns of "
+        "the table.",
+        default=(),
+        parse=key_value,
+        several="extend",
+        metavar="KEY=VALUE",
+    )
+    output_file: tuple[str, ...] = flag(
+        "Where results go; the suffix says how. .csv: a row is appended for each run; .json: one "
+        "document with everything; .png: latency against rate. May be given several times.",
+        default=(),
+        several="append",
+        metavar="FILE",
+    )
+    save_detailed: bool = flag("Put every request's own times into the JSON.", default=False)
+    disable_tqdm: bool = flag(
+        "Show no progress bar. Without a terminal there is none anyway.", default=False
+    )
+
+    def __post_init__(self) -> None:
+        WorkloadArgs.__post_init__(self)
+        check_at_least(self, 1, "max_concurrency")
+        check_at_least(self, 0, "num_warmups", "seed")
+        for name in ("burstiness", "request_timeout"):
+            if not getattr(self, name) > 0:
+                raise ConfigurationError(f"{name} must be positive, got {getattr(self, name)}")
+        if not all(rate > 0 for rate in self.request_rate):
+            raise ConfigurationError("request_rate must be positive, or inf")
+        if not all(0 < percent < 100 for percent in self.metric_percentiles):
+            raise ConfigurationError("metric_percentiles must lie between 0 and 100")
+        if not self.endpoint.startswith("/"):
+            raise ConfigurationError(f"endpoint must begin with /, got {self.endpoint!r}")
+        check_suffixes(self.output_file, SERVE_SUFFIXES)
+
+    @property
+    def url(self) -> str:
+        """The server's URL; a /v1 at its end that `endpoint` repeats is left out."""
+        url = (self.base_url or f"http://{self.host}:{self.port}").rstrip("/")
+        return url.removesuffix("/v1") if self.endpoint.startswith("/v1/") else url
+
+    @property
+    def is_chat(self) -> bool:
+        return self.endpoint.rstrip("/").endswith("/chat/completions")
+
+    @property
+    def key(self) -> str | None:
+        return self.api_key or os.environ.get("OPENAI_API_KEY") or None
+
+    @property
+    def run_name(self) -> str:
+        return self.name or datetime.date.today().strftime("%Y%m%d")
