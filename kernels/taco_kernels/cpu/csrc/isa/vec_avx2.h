@@ -66,14 +66,13 @@ inline F32 round_to_even(F32 a) {
     constexpr int mode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
     return {_mm256_round_ps(a.low, mode), _mm256_round_ps(a.high, mode)};
 }
-// 2 to the power of whole numbers from -126 to 127.
-inline F32 pow2(F32 n) {
-    const __m256i bias = _mm256_set1_epi32(127);
-    const auto half = [bias](__m256 x) {
-        const __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(x), bias);
-        return _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23));
+// a * 2^n for whole n, where a and the product are normal numbers.
+inline F32 mul_pow2(F32 a, F32 n) {
+    const auto half = [](__m256 x, __m256 power) {
+        const __m256i exponent = _mm256_slli_epi32(_mm256_cvtps_epi32(power), 23);
+        return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(x), exponent));
     };
-    return {half(n.low), half(n.high)};
+    return {half(a.low, n.low), half(a.high, n.high)};
 }
 
 // 0, 1, ... 15

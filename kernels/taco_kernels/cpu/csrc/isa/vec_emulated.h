@@ -78,8 +78,11 @@ inline F32 min(F32 a, F32 b) {
 inline F32 round_to_even(F32 a) {
     return each([&](int i) { return std::nearbyint(a.v[i]); });
 }
-inline F32 pow2(F32 n) {
-    return each([&](int i) { return std::ldexp(1.0f, int(n.v[i])); });
+inline F32 mul_pow2(F32 a, F32 n) {
+    return each([&](int i) {
+        const bool is_sane = n.v[i] > -1000 && n.v[i] < 1000;
+        return is_sane ? std::ldexp(a.v[i], int(n.v[i])) : a.v[i];
+    });
 }
 
 inline F32 lane_numbers() {
