@@ -22,6 +22,7 @@ from torch import Tensor
 from taco_proto.config import ModelConfig, WorkerConfig
 from taco_proto.sampling_params import SamplingParams
 from taco_proto.steps import IntArray, JoinedSequences, StepPlan
+from taco_worker.models.step_model import ModelInput
 from taco_worker.worker import Worker
 
 VOCAB_SIZE = 8192
@@ -50,7 +51,7 @@ CONFIG = {
 
 
 class NoModel:
-    """Stands where the decoder does."""
+    """Stands where the model does."""
 
     def __init__(self, max_batch_size: int) -> None:
         self._hidden = torch.zeros(max_batch_size * PROMPT_LEN, 1)
@@ -58,11 +59,14 @@ class NoModel:
             max_batch_size, VOCAB_SIZE, generator=torch.Generator().manual_seed(0)
         )
 
-    def __call__(self, token_ids: Tensor, *_: object) -> Tensor:
-        return self._hidden[: token_ids.shape[0]]
+    def forward(self, inputs: ModelInput) -> Tensor:
+        return self._hidden[: inputs.output_rows.size]
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         return self._logits[: hidden.shape[0]].clone()
+
+    def most_likely(self, hidden: Tensor) -> Tensor:
+        return self._logits[: hidden.shape[0]].argmax(-1)
 
 
 def main() -> None:
@@ -71,17 +75,17 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as model_dir:
         (Path(model_dir) / "config.json").write_text(json.dumps(CONFIG))
-        model = ModelConfig(model=model_dir, load_format="dummy")
-        worker = Worker(WorkerConfig(model=model, num_threads=1))
-    decoder = worker._runner._decoder
+        config = ModelConfig(model=model_dir, load_format="dummy")
+        worker = Worker(WorkerConfig(model=config, num_threads=1))
+    model = worker._runner._model
     no_model = NoModel(max(BATCH_SIZES))
     figures: dict[str, dict[str, int]] = {}
     print(f"{'sampling':14} {'batch':>5} {'host us':>8} {'with model':>10}")
     for name, params in SAMPLING.items():
         for batch_size in BATCH_SIZES:
-            worker._runner._decoder = no_model  # type: ignore[assignment]
+            worker._runner._model = no_model  # type: ignore[assignment]
             host = median_step(worker, batch_size, params)
-            worker._runner._decoder = decoder
+            worker._runner._model = model
             whole = median_step(worker, batch_size, params)
             print(f"{name:14} {batch_size:5} {host:8} {whole:10}")
             figures[f"{name}, {batch_size}"] = {"host": host, "with model": whole}

@@ -1,16 +1,19 @@
-"""Runs a decoder over paged KV without a scheduler: blocks are dealt from a shuffled deck."""
+"""Runs a model over paged KV without a scheduler: blocks are dealt from a shuffled deck."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from support.plans import ints
+from taco_proto.steps import IntArray
 from taco_worker.attention.metadata import AttentionMetadata
-from taco_worker.kv_memory import KVCache
-from taco_worker.models.decoder import Decoder
+from taco_worker.models.step_model import ModelInput, StepModel
 
 
 def make_metadata(
@@ -39,45 +42,45 @@ def make_metadata(
 
 
 class PagedRunner:
-    """Feeds chunks of token ids of any number of sequences to a decoder."""
+    """Feeds chunks of token ids of any number of sequences to a model."""
 
     def __init__(
-        self, decoder: Decoder, *, num_blocks: int = 64, block_size: int = 16, seed: int = 0
+        self, model: StepModel, *, num_blocks: int = 64, block_size: int = 16, seed: int = 0
     ) -> None:
-        config = decoder.config
-        self._decoder = decoder
-        self._kv_cache = KVCache(
-            config.num_layers,
-            num_blocks,
-            block_size,
-            config.num_kv_heads,
-            config.head_dim,
-            decoder.dtype,
-            decoder.device,
-        )
+        self._model = model
+        self._block_size = block_size
+        longest = min(num_blocks * block_size, model.config.max_position_embeddings)
+        model.allocate_kv(num_blocks, block_size, longest)
         self._free_blocks = random.Random(seed).sample(range(num_blocks), num_blocks)
         self._block_tables: dict[str, list[int]] = {}
         self._seq_lens: dict[str, int] = {}
 
-    @torch.inference_mode()
     def step(self, chunks: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
         """One forward pass: each sequence's next tokens to their logits [num_tokens, vocab]."""
+        query_lens = [len(token_ids) for token_ids in chunks.values()]
+        rows = np.arange(sum(query_lens), dtype=np.int32)
+        logits = self.logits_at(chunks, rows)
+        return dict(zip(chunks, logits.split(query_lens), strict=True))
+
+    @torch.inference_mode()
+    def logits_at(self, chunks: Mapping[str, Sequence[int]], rows: IntArray) -> Tensor:
+        """The same for some of the pass's tokens only, [num_rows, vocab]."""
         positions: list[int] = []
         for name, token_ids in chunks.items():
             context_len = self._seq_lens.get(name, 0)
             self._seq_lens[name] = context_len + len(token_ids)
             positions += range(context_len, self._seq_lens[name])
             table = self._block_tables.setdefault(name, [])
-            while len(table) * self._kv_cache.block_size < self._seq_lens[name]:
+            while len(table) * self._block_size < self._seq_lens[name]:
                 table.append(self._free_blocks.pop())
-        query_lens = [len(token_ids) for token_ids in chunks.values()]
-        metadata = make_metadata(
-            query_lens,
-            [self._seq_lens[name] for name in chunks],
-            [self._block_tables[name] for name in chunks],
-            self._kv_cache.block_size,
+        tables = [self._block_tables[name] for name in chunks]
+        width = max(len(table) for table in tables)
+        inputs = ModelInput(
+            token_ids=ints([token for chunk in chunks.values() for token in chunk]),
+            positions=ints(positions),
+            query_start=ints([0, *accumulate(len(chunk) for chunk in chunks.values())]),
+            seq_lens=ints([self._seq_lens[name] for name in chunks]),
+            block_tables=np.array([[*t, *[-1] * (width - len(t))] for t in tables], dtype=np.int32),
+            output_rows=rows,
         )
-        batch = torch.tensor([token for chunk in chunks.values() for token in chunk])
-        hidden = self._decoder(batch, torch.tensor(positions), self._kv_cache, metadata)
-        logits = self._decoder.compute_logits(hidden)
-        return dict(zip(chunks, logits.split(query_lens), strict=True))
+        return self._model.compute_logits(self._model.forward(inputs))

@@ -21,7 +21,6 @@ def make_batch() -> InputBatch:
         num_blocks=NUM_BLOCKS,
         vocab_size=VOCAB_SIZE,
         eos_token_ids=[1],
-        device=torch.device("cpu"),
     )
 
 

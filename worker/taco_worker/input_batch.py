@@ -35,9 +35,8 @@ class StepRows:
 class InputBatch:
     """Slots with their tokens, block tables and sampling parameters; it follows plans.
 
-    Counts live on the host; tokens live on the device, in a buffer [max_num_seqs, max_model_len]
-    whose memory the operating system hands out as it is first written. All per-slot arrays mean
-    something for occupied slots only.
+    Tokens live in a buffer [max_num_seqs, max_model_len] whose memory the operating system hands
+    out as it is first written. All per-slot arrays mean something for occupied slots only.
 
     A plan is checked as it is applied, and one that fails may have been applied in part: the batch
     must then be `clear`ed.
@@ -52,16 +51,15 @@ class InputBatch:
         num_blocks: int,
         vocab_size: int,
         eos_token_ids: Sequence[int],
-        device: torch.device,
     ) -> None:
         self.max_num_seqs = max_num_seqs
         self.max_model_len = max_model_len
         self.block_size = block_size
         self._num_kv_blocks = num_blocks
         self._vocab_size = vocab_size
-        self.token_ids: Tensor = torch.empty(
-            (max_num_seqs, max_model_len), dtype=torch.int32, device=device
-        )
+        self.token_ids: Tensor = torch.empty((max_num_seqs, max_model_len), dtype=torch.int32)
+        # The same memory: numpy's indexing costs a fraction of torch's.
+        self._tokens: IntArray = self.token_ids.numpy()
         self.is_occupied = np.zeros(max_num_seqs, dtype=np.bool_)
         self.num_prompt_tokens = np.zeros(max_num_seqs, dtype=np.int32)
         self.num_tokens = np.zeros(max_num_seqs, dtype=np.int32)
@@ -91,14 +89,15 @@ class InputBatch:
             self._append(plan.appended_slots, plan.appended_blocks)
         return self._rows(plan.slots, plan.num_tokens)
 
+    def tokens_at(self, slots: IntArray, positions: IntArray) -> IntArray:
+        return self._tokens[slots, positions]
+
     def advance(self, rows: StepRows, sampled_token_ids: Tensor) -> None:
         """Take in what a step gave: int [number of sampled rows] tokens, in the rows' order."""
         self.num_computed_tokens[rows.slots] += rows.num_new_tokens
         slots = rows.slots[rows.is_sampled]
         positions = self.num_tokens[slots]
-        device = self.token_ids.device
-        index = (torch.from_numpy(slots).to(device), torch.from_numpy(positions).to(device))
-        self.token_ids[index] = sampled_token_ids.to(self.token_ids.dtype)
+        self._tokens[slots, positions] = sampled_token_ids.numpy()
         self.num_tokens[slots] = positions + 1
 
     def _leave(self, slots: IntArray) -> None:
@@ -113,8 +112,7 @@ class InputBatch:
         for row, slot in enumerate(joined.slots.tolist()):
             num_tokens, num_blocks = joined.num_tokens[row], joined.num_blocks[row]
             token_ids = joined.token_ids[token_end[row] - num_tokens : token_end[row]]
-            # Copied, since arrays that came through protobuf are read-only.
-            self.token_ids[slot, :num_tokens] = torch.from_numpy(token_ids.astype(np.int32))
+            self._tokens[slot, :num_tokens] = token_ids
             block_ids = joined.block_ids[block_end[row] - num_blocks : block_end[row]]
             self.block_tables[slot, :num_blocks] = block_ids
             self.sampling.set_row(slot, joined.sampling[row])

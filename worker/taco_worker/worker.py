@@ -11,15 +11,15 @@ from taco_proto.config import WorkerConfig
 from taco_proto.errors import ConfigurationError
 from taco_proto.steps import StepOutput, StepPlan, WorkerInfo
 from taco_worker.input_batch import InputBatch, PlanError
-from taco_worker.kv_memory import KVCache, available_cpu_memory, bytes_per_block, num_cpu_blocks
+from taco_worker.kv_memory import available_cpu_memory, num_cpu_blocks
 from taco_worker.model_runner import ModelRunner
 from taco_worker.models.checkpoint import LoadFormat
 from taco_worker.models.config import ModelConfig, load_hf_config
-from taco_worker.models.decoder import Decoder
-from taco_worker.models.decoder_config import DecoderConfig
 from taco_worker.models.dtypes import resolve_dtype
 from taco_worker.models.hub import resolve_model
 from taco_worker.models.loader import load_model
+from taco_worker.models.step_model import StepModel
+from taco_worker.models.torch_model import TorchModel
 
 logger = logging.getLogger("taco.worker")
 
@@ -42,33 +42,24 @@ class Worker:
         device = _device(config)
         torch.set_num_threads(config.num_threads or len(os.sched_getaffinity(0)))
         try:
-            model, decoder = _load(config, device)
-            max_model_len, num_blocks = _size_kv(config, model.decoder, decoder.dtype)
+            model_config, model = _load(config, device)
+            max_model_len, num_blocks = _size_kv(config, model)
+            model.allocate_kv(num_blocks, config.block_size, max_model_len)
         except ValueError as error:
             raise ConfigurationError(str(error)) from error
-        kv_cache = KVCache(
-            model.decoder.num_layers,
-            num_blocks,
-            config.block_size,
-            model.decoder.num_kv_heads,
-            model.decoder.head_dim,
-            decoder.dtype,
-            device,
-        )
-        self.info = _describe(config, model, max_model_len, num_blocks)
+        self.info = _describe(config, model_config, max_model_len, num_blocks)
         self._batch = InputBatch(
             max_num_seqs=config.max_num_seqs,
             max_model_len=max_model_len,
             block_size=config.block_size,
             num_blocks=num_blocks,
-            vocab_size=model.decoder.vocab_size,
-            eos_token_ids=model.eos_token_ids,
-            device=device,
+            vocab_size=model.config.vocab_size,
+            eos_token_ids=model_config.eos_token_ids,
         )
-        self._runner = ModelRunner(decoder, kv_cache, self._batch)
+        self._runner = ModelRunner(model, self._batch)
         self._epoch = 0
         self._failed = False
-        _log_start(self.info, decoder)
+        _log_start(self.info, model)
 
     def execute(self, plan: StepPlan) -> StepOutput:
         """Run one step. Never raises for a step that failed: the output's `error` says why."""
@@ -103,7 +94,7 @@ def _device(config: WorkerConfig) -> torch.device:
     return torch.device(config.device)
 
 
-def _load(config: WorkerConfig, device: torch.device) -> tuple[ModelConfig, Decoder]:
+def _load(config: WorkerConfig, device: torch.device) -> tuple[ModelConfig, StepModel]:
     wanted = config.model
     load_format: LoadFormat
     match wanted.load_format:
@@ -124,24 +115,24 @@ def _load(config: WorkerConfig, device: torch.device) -> tuple[ModelConfig, Deco
     decoder = load_model(
         model_dir, model, dtype=dtype, device=device, load_format=load_format, seed=wanted.seed
     )
-    return model, decoder
+    return model, TorchModel(decoder)
 
 
-def _size_kv(config: WorkerConfig, decoder: DecoderConfig, dtype: torch.dtype) -> tuple[int, int]:
+def _size_kv(config: WorkerConfig, model: StepModel) -> tuple[int, int]:
     """The longest sequence in tokens, and how many blocks to have.
 
     The blocks hold at least one sequence of that length, so that every sequence can finish; a
     length that nobody asked for is cut to what they hold.
     """
     block_size, wanted_len = config.block_size, config.model.max_model_len
-    limit = decoder.max_position_embeddings
+    limit = model.config.max_position_embeddings
     if wanted_len is not None and wanted_len > limit:
         raise ValueError(
             f"max_model_len {wanted_len} is more than the {limit} tokens that the model allows"
         )
     max_model_len = limit if wanted_len is None else wanted_len
 
-    block_bytes = bytes_per_block(decoder, block_size, dtype)
+    block_bytes = model.kv_block_bytes(block_size)
     available_bytes = available_cpu_memory()
     num_blocks = config.num_blocks
     if num_blocks is None:
@@ -184,17 +175,14 @@ def _describe(
     )
 
 
-def _log_start(info: WorkerInfo, decoder: Decoder) -> None:
-    weight_bytes = sum(parameter.nbytes for parameter in decoder.parameters())
-    kv_bytes = info.num_blocks * bytes_per_block(decoder.config, info.block_size, decoder.dtype)
+def _log_start(info: WorkerInfo, model: StepModel) -> None:
+    kv_bytes = info.num_blocks * model.kv_block_bytes(info.block_size)
     logger.info(
-        "%s on %s (%d threads) in %s: weights %s, KV cache %s (%d blocks, %d tokens), "
-        "%d sequences of at most %d tokens",
+        "%s on %s: weights %s, KV cache %s (%d blocks, %d tokens), %d sequences of at most %d "
+        "tokens",
         info.model,
-        decoder.device,
-        torch.get_num_threads(),
-        str(decoder.dtype).removeprefix("torch."),
-        _mebibytes(weight_bytes),
+        model.description,
+        _mebibytes(model.weight_bytes),
         _mebibytes(kv_bytes),
         info.num_blocks,
         info.num_blocks * info.block_size,

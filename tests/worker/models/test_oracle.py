@@ -16,8 +16,9 @@ from torch import Tensor
 from support.checkpoints import END_OF_TURN_TOKEN_ID, EOS_TOKEN_ID, make_checkpoint
 from support.paged import PagedRunner
 from taco_worker.models.config import load_hf_config
-from taco_worker.models.decoder import Decoder
 from taco_worker.models.loader import load_model
+from taco_worker.models.step_model import StepModel
+from taco_worker.models.torch_model import TorchModel
 
 TOLERANCE = 1e-4
 VOCAB_SIZE = 384
@@ -90,7 +91,7 @@ CASES = {
 
 @dataclass(frozen=True)
 class Loaded:
-    decoder: Decoder
+    model: StepModel
     token_ids: list[int]
     expected: Tensor
     oracle: Any
@@ -113,9 +114,9 @@ def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return Loaded(_load(path), token_ids.tolist(), expected, oracle)
 
 
-def _load(path: Path) -> Decoder:
-    config = load_hf_config(path)
-    return load_model(path, config, dtype=torch.float32, device=torch.device("cpu"))
+def _load(path: Path, dtype: torch.dtype = torch.float32) -> StepModel:
+    decoder = load_model(path, load_hf_config(path), dtype=dtype, device=torch.device("cpu"))
+    return TorchModel(decoder)
 
 
 def _random_chunks(token_ids: list[int], rng: random.Random) -> Iterator[list[int]]:
@@ -130,21 +131,21 @@ def _assert_close(actual: Tensor, expected: Tensor) -> None:
 
 
 def test_prompt_in_one_chunk(loaded: Loaded) -> None:
-    logits = PagedRunner(loaded.decoder).step({"a": loaded.token_ids})["a"]
+    logits = PagedRunner(loaded.model).step({"a": loaded.token_ids})["a"]
     assert logits.dtype == torch.float32
     _assert_close(logits, loaded.expected)
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_prompt_in_random_chunks(loaded: Loaded, seed: int) -> None:
-    runner = PagedRunner(loaded.decoder, num_blocks=80, block_size=8, seed=seed)
+    runner = PagedRunner(loaded.model, num_blocks=80, block_size=8, seed=seed)
     chunks = _random_chunks(loaded.token_ids, random.Random(seed))
     logits = [runner.step({"a": chunk})["a"] for chunk in chunks]
     _assert_close(torch.cat(logits), loaded.expected)
 
 
 def test_token_by_token(loaded: Loaded) -> None:
-    runner = PagedRunner(loaded.decoder)
+    runner = PagedRunner(loaded.model)
     logits = [runner.step({"a": [token]})["a"] for token in loaded.token_ids[:60]]
     _assert_close(torch.cat(logits), loaded.expected[:60])
 
@@ -152,7 +153,7 @@ def test_token_by_token(loaded: Loaded) -> None:
 def test_mixed_batch(loaded: Loaded) -> None:
     """Three sequences at different points of the same text, prefilling and decoding together."""
     ids = loaded.token_ids
-    runner = PagedRunner(loaded.decoder, num_blocks=120)
+    runner = PagedRunner(loaded.model, num_blocks=120)
     first = runner.step({"a": ids[:30], "b": ids[:1]})
     second = runner.step({"c": ids[:17], "a": ids[30:31], "b": ids[1:5]})
     third = runner.step({"b": ids[5:6], "c": ids[17:60], "a": ids[31:32]})
@@ -167,7 +168,7 @@ def test_greedy_tokens(loaded: Loaded) -> None:
         torch.tensor([prompt]), max_new_tokens=12, min_new_tokens=12, do_sample=False
     )
     # min_new_tokens bars the end of sequence, which the loop below has to bar as well.
-    runner = PagedRunner(loaded.decoder)
+    runner = PagedRunner(loaded.model)
     chunk, tokens = prompt, list(prompt)
     for _ in range(12):
         logits = runner.step({"a": chunk})["a"][-1].clone()
@@ -187,20 +188,17 @@ def test_dynamic_scaling_at_its_full_length(tmp_path: Path) -> None:
     token_ids = torch.arange(100) * 3
     with torch.inference_mode():
         expected = oracle(token_ids[None]).logits[0]
-    decoder = _load(path)
-    assert decoder.config.max_position_embeddings == 100
-    _assert_close(PagedRunner(decoder).step({"a": token_ids.tolist()})["a"], expected)
+    model = _load(path)
+    assert model.config.max_position_embeddings == 100
+    _assert_close(PagedRunner(model).step({"a": token_ids.tolist()})["a"], expected)
 
 
 def test_bfloat16_follows_float32(tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path, dtype=torch.bfloat16)
-    config = load_hf_config(path)
-    assert config.checkpoint_dtype == "bfloat16"
+    assert load_hf_config(path).checkpoint_dtype == "bfloat16"
     token_ids = list(range(3, 60))
     narrow, wide = (
-        PagedRunner(load_model(path, config, dtype=dtype, device=torch.device("cpu"))).step(
-            {"a": token_ids}
-        )["a"]
+        PagedRunner(_load(path, dtype)).step({"a": token_ids})["a"]
         for dtype in (torch.bfloat16, torch.float32)
     )
     assert (narrow - wide).abs().mean() < 0.05

@@ -1,0 +1,74 @@
+"""What a model runner needs of a model, whatever runs it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from taco_proto.steps import IntArray
+from taco_worker.models.decoder_config import DecoderConfig
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInput:
+    """One step's tokens, sequence after sequence, and where their KV lies; int32, on the host.
+
+    Attributes:
+        token_ids, positions: [num_tokens].
+        query_start: [num_seqs + 1], first token of each sequence in the step.
+        seq_lens: [num_seqs], tokens in the KV after the step (context and query).
+        block_tables: [num_seqs, max_blocks]; entries past a sequence's end are not read.
+        output_rows: the tokens whose hidden states are wanted, in rising order. A model may skip
+            whatever only the others need.
+    """
+
+    token_ids: IntArray
+    positions: IntArray
+    query_start: IntArray
+    seq_lens: IntArray
+    block_tables: IntArray
+    output_rows: IntArray
+
+
+class StepModel(Protocol):
+    """A decoder with its weights and its paged KV cache.
+
+    Attributes:
+        config: the decoder's options.
+        weight_bytes: memory that the weights take.
+        description: how it runs, for the start line, such as "amx, 2 threads, bfloat16".
+    """
+
+    config: DecoderConfig
+    weight_bytes: int
+    description: str
+
+    def kv_block_bytes(self, block_size: int) -> int:
+        """Size of one block's keys and values in all layers.
+
+        Raises:
+            ValueError: the model cannot work with blocks of that size.
+        """
+        ...
+
+    def allocate_kv(self, num_blocks: int, block_size: int, max_model_len: int) -> None:
+        """Make the KV cache, in place of an earlier one."""
+        ...
+
+    def forward(self, inputs: ModelInput) -> Tensor:
+        """Run one step and keep its keys and values.
+
+        Returns:
+            Hidden states after the final norm, [number of output_rows, hidden_size].
+        """
+        ...
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """[num_rows, hidden_size] to float32 [num_rows, vocab_size], which are the caller's own."""
+        ...
+
+    def most_likely(self, hidden: Tensor) -> Tensor:
+        """[num_rows, hidden_size] to int64 [num_rows], as `compute_logits(hidden).argmax(-1)`."""
+        ...
