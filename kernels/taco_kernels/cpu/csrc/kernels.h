@@ -25,5 +25,8 @@ struct Kernels {
                         int64_t stride, void* out, float* scales);
     void (*multiply)(Thread&, const Product&);
     void (*write_kv)(Thread&, const KVCache&, const Batch&, int64_t layer, const KeyValueRows&);
+    // Bytes that `attend` needs at Attention::workspace; the layer, the pointers and the strides do
+    // not matter.
+    int64_t (*attention_workspace)(const Attention&, int num_threads);
     void (*attend)(Thread&, const Attention&);
 };

@@ -15,8 +15,8 @@
 // with g = 1 for float32 and 2 for bf16 and int8 (int8 is widened to bf16 pairs before use).
 // head_dim is padded to a multiple of 16 with zeros; block_size is a multiple of 16.
 //
-// The first token of every sixteen that is written zeroes the values of the other fifteen, so that
-// a product with probability 0 never meets what stood in memory before.
+// The first token of every sixteen that is written zeroes the values of the other fifteen and their
+// scales, so that a product with probability 0 never meets what stood in memory before.
 struct KVCache {
     DType type;
     char* data;
@@ -72,4 +72,5 @@ struct Attention {
     void* out;                  // [num_tokens, out_stride]
     int64_t out_stride;
     bool out_is_operand;        // out holds Bf16Operands, else floats
+    void* workspace;            // `attention_workspace` bytes, aligned to 64, shared by the threads
 };
