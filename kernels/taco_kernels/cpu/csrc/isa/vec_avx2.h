@@ -163,6 +163,22 @@ inline PairRow load_pairs(const bf16* row) {
             {_mm256_castsi256_ps(_mm256_and_si256(low, upper)),
              _mm256_castsi256_ps(_mm256_and_si256(high, upper))}};
 }
+// The same of int8.
+inline PairRow load_pairs(const int8_t* row) {
+    const __m128i* bytes = reinterpret_cast<const __m128i*>(row);
+    const __m256i low = _mm256_cvtepi16_epi32(_mm_loadu_si128(bytes));
+    const __m256i high = _mm256_cvtepi16_epi32(_mm_loadu_si128(bytes + 1));
+    const auto even = [](__m256i x) {
+        return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(x, 24), 24));
+    };
+    const auto odd = [](__m256i x) { return _mm256_cvtepi32_ps(_mm256_srai_epi32(x, 8)); };
+    return {{even(low), even(high)}, {odd(low), odd(high)}};
+}
+// A panel of Bf16Operands, as a product reads one that was widened before: 32 items.
+inline void store_pairs(Bf16Operand* p, PairRow row) {
+    store(p, row.even);
+    store(p + 16, row.odd);
+}
 // sum + a[0] * row at the first k + a[1] * row at the second.
 inline F32 dot_pairs(F32 sum, PairRow row, const Bf16Operand* a) {
     return fma(set1(a[1]), row.odd, fma(set1(a[0]), row.even, sum));

@@ -96,6 +96,12 @@ struct PairRow {
     __m512bh v;
 };
 inline PairRow load_pairs(const bf16* row) { return {(__m512bh)_mm512_loadu_si512(row)}; }
+inline PairRow load_pairs(const int8_t* row) {
+    return {_mm512_cvtne2ps_pbh(load_i8(row + 16).v, load_i8(row).v)};
+}
+inline void store_pairs(Bf16Operand* p, PairRow row) {
+    _mm512_storeu_si512(p, (__m512i)row.v);
+}
 inline F32 dot_pairs(F32 sum, PairRow row, const Bf16Operand* a) {
     int32_t pair;
     std::memcpy(&pair, a, sizeof pair);
@@ -112,6 +118,16 @@ inline PairRow load_pairs(const bf16* row) {
     return {{_mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16))},
             {_mm512_castsi512_ps(
                 _mm512_and_si512(pairs, _mm512_set1_epi32(int(0xffff0000u))))}};
+}
+inline PairRow load_pairs(const int8_t* row) {
+    const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row));
+    const __m512i pairs = _mm512_cvtepi16_epi32(bytes);
+    const __m512i even = _mm512_srai_epi32(_mm512_slli_epi32(pairs, 24), 24);
+    return {{_mm512_cvtepi32_ps(even)}, {_mm512_cvtepi32_ps(_mm512_srai_epi32(pairs, 8))}};
+}
+inline void store_pairs(Bf16Operand* p, PairRow row) {
+    store(p, row.even);
+    store(p + 16, row.odd);
 }
 inline F32 dot_pairs(F32 sum, PairRow row, const Bf16Operand* a) {
     return fma(set1(a[1]), row.odd, fma(set1(a[0]), row.even, sum));

@@ -140,13 +140,27 @@ inline PairRow load_pairs(const bf16* row) {
     return {each([=](int i) { return from_bf16(row[2 * i]); }),
             each([=](int i) { return from_bf16(row[2 * i + 1]); })};
 }
+inline PairRow load_pairs(const int8_t* row) {
+    return {each([=](int i) { return float(row[2 * i]); }),
+            each([=](int i) { return float(row[2 * i + 1]); })};
+}
 #ifdef TACO_EMULATE_BF16
+inline void store_pairs(Bf16Operand* p, PairRow row) {
+    for (int i = 0; i < LANES; ++i) {
+        p[2 * i] = to_bf16(row.even.v[i]);
+        p[2 * i + 1] = to_bf16(row.odd.v[i]);
+    }
+}
 inline F32 dot_pairs(F32 sum, PairRow row, const Bf16Operand* a) {
     return fma(set1(from_bf16(a[0])), row.even, fma(set1(from_bf16(a[1])), row.odd, sum));
 }
 inline Bf16Operand encode_bf16(float x) { return to_bf16(x); }
 inline void store_bf16_operand(Bf16Operand* p, F32 a) { store_bf16(p, a); }
 #else
+inline void store_pairs(Bf16Operand* p, PairRow row) {
+    store(p, row.even);
+    store(p + 16, row.odd);
+}
 inline F32 dot_pairs(F32 sum, PairRow row, const Bf16Operand* a) {
     return fma(set1(a[1]), row.odd, fma(set1(a[0]), row.even, sum));
 }
