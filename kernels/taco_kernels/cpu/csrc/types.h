@@ -49,3 +49,5 @@ constexpr int64_t padded_k(DType type, int64_t k) {
 }
 
 enum class Activation : int32_t { none = 0, relu = 1, gelu = 2, gelu_tanh = 3, silu = 4 };
+
+enum class NormKind : int32_t { rms = 0, layer = 1 };

@@ -1,0 +1,37 @@
+// Rotary position embedding (RoFormer, Su et al. 2021), halves rotated as in GPT-NeoX.
+#pragma once
+
+#include "lanes.h"
+
+namespace TACO_ISA {
+
+// Turns each pair (x[i], x[i + head_dim / 2]) of each head of one token by its position's angle, in
+// place. cosines, sines: [head_dim / 2].
+inline void rotate_heads(float* heads, int64_t num_heads, int64_t head_dim, const float* cosines,
+                         const float* sines) {
+    const auto turn = [](F32& first, F32& second, F32 cosine, F32 sine) {
+        const F32 x = first, y = second;
+        first = sub(mul(x, cosine), mul(y, sine));
+        second = add(mul(y, cosine), mul(x, sine));
+    };
+    const int64_t half = head_dim / 2;
+    for (int64_t head = 0; head < num_heads; ++head) {
+        float* lower = heads + head * head_dim;
+        float* upper = lower + half;
+        int64_t i = 0;
+        for (; i + LANES <= half; i += LANES) {
+            F32 first = load(lower + i), second = load(upper + i);
+            turn(first, second, load(cosines + i), load(sines + i));
+            store(lower + i, first);
+            store(upper + i, second);
+        }
+        if (const int64_t rest = half - i) {
+            F32 first = load_first(lower + i, rest), second = load_first(upper + i, rest);
+            turn(first, second, load_first(cosines + i, rest), load_first(sines + i, rest));
+            store_first(lower + i, first, rest);
+            store_first(upper + i, second, rest);
+        }
+    }
+}
+
+}  // namespace TACO_ISA
