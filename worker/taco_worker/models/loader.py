@@ -1,8 +1,10 @@
-"""Fills a decoder's parameters from a checkpoint, each tensor copied once."""
+"""Fills a model's parameters from a checkpoint, each tensor read once."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -11,10 +13,52 @@ from taco_worker.attention.backend import create_attention_backend
 from taco_worker.models.checkpoint import LoadFormat, find_weight_files, iterate_tensors
 from taco_worker.models.config import ModelConfig
 from taco_worker.models.decoder import Decoder
+from taco_worker.models.decoder_config import DecoderConfig
 from taco_worker.models.recipe import WeightSlot
 from taco_worker.models.registry import find_recipe
 
 _NAMES_IN_ERROR = 5
+
+
+class WeightSink(Protocol):
+    """Takes in parameters, whole or some rows at a time, in any order.
+
+    Attributes:
+        shapes: of all parameters, by their names in `Decoder`.
+        dtype: what random parameters are made in.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    dtype: torch.dtype
+
+    def put(self, parameter: str, start: int, rows: Tensor) -> None:
+        """`rows` become those of the parameter from `start` on; they may be views of a file."""
+        ...
+
+
+def load_weights(
+    sink: WeightSink,
+    model_dir: Path,
+    config: ModelConfig,
+    *,
+    load_format: LoadFormat = "auto",
+    seed: int = 0,
+) -> None:
+    """Fill `sink` with the weights of `model_dir`.
+
+    Args:
+        load_format: "auto" (safetensors, else .bin), "safetensors", "pt" (.bin), or "dummy"
+            (random weights; no weight file is read).
+        seed: of random weights, which are the same in every process.
+
+    Raises:
+        ValueError: weight files are missing or damaged, or their tensors are not exactly those
+            that the architecture has.
+    """
+    if load_format == "dummy":
+        _fill_randomly(sink, seed)
+    else:
+        _fill_from_files(sink, config, find_weight_files(model_dir, load_format))
 
 
 def load_model(
@@ -27,64 +71,64 @@ def load_model(
     seed: int = 0,
     attention_backend: str = "torch",
 ) -> Decoder:
-    """Build the decoder that `config` describes, with the weights of `model_dir`.
-
-    Args:
-        load_format: "auto" (safetensors, else .bin), "safetensors", "pt" (.bin), or "dummy"
-            (random weights; no weight file is read).
-        seed: of random weights, which are the same in every process.
-
-    Raises:
-        ValueError: weight files are missing or damaged, or their tensors are not exactly those
-            that the architecture has.
-    """
+    """Build the torch decoder that `config` describes; see `load_weights`."""
     backend = create_attention_backend(attention_backend)
     decoder = Decoder(config.decoder, backend, dtype=dtype, device=device)
-    if load_format == "dummy":
-        _fill_randomly(decoder, seed)
-    else:
-        files = find_weight_files(model_dir, load_format)
-        _fill_from_files(decoder, config.architecture, files)
+    load_weights(_DecoderSink(decoder), model_dir, config, load_format=load_format, seed=seed)
     return decoder
 
 
-def _fill_from_files(decoder: Decoder, architecture: str, files: list[Path]) -> None:
-    _, recipe = find_recipe([architecture])
-    slots = recipe.weight_map(decoder.config)
-    parameters = dict(decoder.named_parameters())
+def parameter_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
+    """The shapes of a decoder's parameters, by name."""
+    backend = create_attention_backend("torch")
+    decoder = Decoder(config, backend, dtype=torch.float32, device=torch.device("meta"))
+    return _shapes(decoder)
+
+
+class _DecoderSink:
+    def __init__(self, decoder: Decoder) -> None:
+        self.shapes: Mapping[str, tuple[int, ...]] = _shapes(decoder)
+        self.dtype = decoder.dtype
+        self._parameters = dict(decoder.named_parameters())
+
+    def put(self, parameter: str, start: int, rows: Tensor) -> None:
+        self._parameters[parameter].data[start : start + rows.shape[0]].copy_(rows)
+
+
+def _shapes(decoder: Decoder) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(parameter.shape) for name, parameter in decoder.named_parameters()}
+
+
+def _fill_from_files(sink: WeightSink, config: ModelConfig, files: list[Path]) -> None:
+    _, recipe = find_recipe([config.architecture])
+    slots = recipe.weight_map(config.decoder)
     missing = set(slots)
     unexpected: list[str] = []
     misshapen: list[str] = []
     for file in files:
         for stored_name, tensor in iterate_tensors(file):
-            name = recipe.canonical_name(stored_name, decoder.config)
+            name = recipe.canonical_name(stored_name, config.decoder)
             if name is None:
                 continue
             if name not in slots:
                 unexpected.append(stored_name)
                 continue
             missing.discard(name)
-            source, target = _match(tensor, parameters, slots[name])
-            if source.shape == target.shape:
-                target.copy_(source)
+            slot = slots[name]
+            wanted = _wanted_shape(sink.shapes[slot.parameter], slot)
+            if tuple(tensor.shape) == wanted:
+                turns = slot.transpose and tensor.ndim == 2
+                sink.put(slot.parameter, slot.start, tensor.T if turns else tensor)
             else:
-                misshapen.append(f"{stored_name} {_mismatch(source, target, slots[name])}")
+                shapes = f"(is {list(tensor.shape)}, should be {list(wanted)})"
+                misshapen.append(f"{stored_name} {shapes}")
     _check(files[0].parent, sorted(missing), unexpected, misshapen)
 
 
-def _match(
-    tensor: Tensor, parameters: dict[str, torch.nn.Parameter], slot: WeightSlot
-) -> tuple[Tensor, Tensor]:
-    """The stored tensor, turned our way, and the rows that it fills."""
-    target = parameters[slot.parameter].data
-    if slot.size is not None:
-        target = target[slot.start : slot.start + slot.size]
-    return (tensor.T if slot.transpose and tensor.ndim == 2 else tensor), target
-
-
-def _mismatch(source: Tensor, target: Tensor, slot: WeightSlot) -> str:
-    turn = -1 if slot.transpose else 1
-    return f"(is {list(source.shape)[::turn]}, should be {list(target.shape)[::turn]})"
+def _wanted_shape(shape: tuple[int, ...], slot: WeightSlot) -> tuple[int, ...]:
+    """Of the stored tensor that fills `slot` of a parameter."""
+    wanted = shape if slot.size is None else (slot.size, *shape[1:])
+    return wanted[::-1] if slot.transpose else wanted
 
 
 def _check(
@@ -109,11 +153,13 @@ def _listed(names: list[str]) -> str:
     return f"{shown} and {rest} more" if rest > 0 else shown
 
 
-def _fill_randomly(decoder: Decoder, seed: int) -> None:
+def _fill_randomly(sink: WeightSink, seed: int) -> None:
     """Weights that keep activations in range: norms as they would start, matrices small."""
-    generator = torch.Generator(device=decoder.device).manual_seed(seed)
-    for name, parameter in decoder.named_parameters():
-        if parameter.ndim > 1:
-            parameter.data.normal_(std=parameter.shape[1] ** -0.5, generator=generator)
+    generator = torch.Generator().manual_seed(seed)
+    for name, shape in sink.shapes.items():
+        values = torch.empty(shape, dtype=sink.dtype)
+        if len(shape) > 1:
+            values.normal_(std=shape[1] ** -0.5, generator=generator)
         else:
-            parameter.data.fill_(1.0 if name.endswith("norm.weight") else 0.0)
+            values.fill_(1.0 if name.endswith("norm.weight") else 0.0)
+        sink.put(name, 0, values)
