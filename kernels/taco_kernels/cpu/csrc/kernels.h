@@ -3,9 +3,11 @@
 // Each entry is called by all threads of a region together, and ends with a barrier.
 #pragma once
 
+#include "elementwise.h"
 #include "kv_cache.h"
 #include "matrix.h"
 #include "parallel.h"
+#include "sampling.h"
 
 struct KeyValueRows {
     const float* keys;    // [num_tokens, stride], head after head, rotated already
@@ -29,4 +31,9 @@ struct Kernels {
     // not matter.
     int64_t (*attention_workspace)(const Attention&, int num_threads);
     void (*attend)(Thread&, const Attention&);
+    void (*norm_rows)(Thread&, const NormRows&);
+    void (*rotate_rows)(Thread&, const RotaryRows&);
+    void (*map)(Thread&, const Mapped&);
+    void (*choose_tokens)(Thread&, const Choice&);
+    void (*gather_logprobs)(Thread&, const Logprobs&);
 };

@@ -7,10 +7,10 @@
 
 namespace TACO_ISA {
 
-// The first `count` < 16 numbers at p, then zeros.
-inline F32 load_first(const float* p, int64_t count) {
-    float numbers[LANES] = {};
-    std::copy_n(p, count, numbers);
+// The first `count` < 16 numbers at p, then `fill`.
+inline F32 load_first(const float* p, int64_t count, float fill = 0) {
+    float numbers[LANES];
+    std::fill(std::copy_n(p, count, numbers), numbers + LANES, fill);
     return load(numbers);
 }
 inline void store_first(float* p, F32 v, int64_t count) {
