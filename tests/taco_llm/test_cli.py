@@ -15,7 +15,10 @@ from taco_llm.gateway_args import GatewayArgs
 from taco_llm.superseded import SUPERSEDED
 from taco_proto.errors import ConfigurationError
 
-COMMANDS = ("serve", "gateway", "scheduler", "worker", "version")
+COMMANDS = (
+    *("serve", "gateway", "scheduler", "worker", "version"),
+    *("bench serve", "bench throughput", "bench latency"),
+)
 
 
 def parse(*argv: str) -> dict[str, Any]:
@@ -24,7 +27,7 @@ def parse(*argv: str) -> dict[str, Any]:
 
 
 def subparser(command: str) -> Parser:
-    namespace = build_parser().parse_args([command])
+    namespace = build_parser().parse_args(command.split())
     assert isinstance(namespace.parser, Parser)
     return namespace.parser
 
@@ -39,7 +42,7 @@ def test_help_names_every_flag_with_a_sentence(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as exit_info:
-        main([command, "--help"])
+        main([*command.split(), "--help"])
     assert exit_info.value.code == 0
     text = capsys.readouterr().out
     for action in subparser(command)._actions:

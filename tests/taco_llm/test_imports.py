@@ -23,6 +23,7 @@ WITHOUT_TORCH = (
         "import taco_scheduler.server",
         "from taco_llm.cli.main import build_parser; build_parser()",
         "import taco_llm.supervisor, taco_llm.child",
+        "import taco_llm.bench.serving, taco_llm.bench.plot",
     ],
 )
 def test_runs_where_torch_cannot_be_imported(program: str) -> None:

@@ -1,6 +1,7 @@
 """What the client saw of one request, on one clock."""
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 
 @dataclass(slots=True)
@@ -45,4 +46,4 @@ class Timeline:
     @property
     def itls(self) -> list[float]:
         """Times between neighbouring chunks."""
-        return [after - before for before, after in zip(self.chunks, self.chunks[1:], strict=False)]
+        return [after - before for before, after in pairwise(self.chunks)]
