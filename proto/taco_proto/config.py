@@ -18,6 +18,7 @@ class ModelConfig:
         served_model_names: names that clients may use; the first one stands in responses.
         tokenizer: directory or hub id of the tokenizer; None: the model's own.
         dtype: auto, half, float16, bfloat16, float or float32.
+        quantization: int8 (weights by column, activations by token) or None.
         max_model_len: longest sequence (prompt and output) in tokens; None: the model's own limit.
         rope_scaling, rope_theta: replace what the model's config says.
     """
@@ -32,6 +33,7 @@ class ModelConfig:
     download_dir: str | None = None
     load_format: str = "auto"
     dtype: str = "auto"
+    quantization: str | None = None
     max_model_len: int | None = None
     rope_scaling: Mapping[str, Any] | None = None
     rope_theta: float | None = None
@@ -49,9 +51,10 @@ class WorkerConfig:
     Attributes:
         scheduler: address to dial (`unix:/path` or `host:port`).
         block_size: tokens a KV block.
+        kv_cache_dtype: auto (the model's), float32, bfloat16 or int8.
         num_blocks: KV blocks; None: as many as memory allows.
         max_num_seqs: rows of the persistent batch.
-        num_threads: threads that the model may use; None: all cores.
+        num_threads: threads that the model may use; None: one for each core.
     """
 
     model: ModelConfig
@@ -59,6 +62,7 @@ class WorkerConfig:
     name: str = "worker-0"
     device: str = "cpu"
     block_size: int = 16
+    kv_cache_dtype: str = "auto"
     num_blocks: int | None = None
     max_num_seqs: int = 256
     max_logprobs: int = 20

@@ -66,9 +66,7 @@ SUPERSEDED: Mapping[str, Superseded] = {
 NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "tensor_parallel_size": (1,),
     "pipeline_parallel_size": (1,),
-    "quantization": (None,),
     "cpu_offload_gb": (0,),
-    "kv_cache_dtype": ("auto",),
     "enable_lora": (False,),
     "speculative_model": (None,),
 }

@@ -134,7 +134,7 @@ def test_a_bad_file_is_one_line(
         (["serve", "demo", "--bogus"], "unrecognized arguments: --bogus"),
         (["serve", "demo", "--max-model", "5"], "unrecognized arguments"),
         (["serve", "demo", "--tensor-parallel-size", "2"], "unrecognized arguments"),
-        (["serve", "demo", "--quantization", "awq"], "unrecognized arguments"),
+        (["serve", "demo", "--quantization", "awq"], "invalid choice: 'awq'"),
         (["serve", "demo", "--port", "x"], "invalid int value"),
         (["serve", "demo", "--port", "70000"], "port must be between"),
         (["serve", "demo", "--grpc-port", "8000"], "port and grpc_port are both 8000"),
