@@ -1,0 +1,24 @@
+"""What a checkpoint and its KV cache take, from the files alone."""
+
+import json
+from pathlib import Path
+
+BLOCK_SIZE = 16
+
+
+def weight_bytes(checkpoint: Path) -> int:
+    return sum(path.stat().st_size for path in checkpoint.glob("*.safetensors"))
+
+
+def kv_bytes_per_token(checkpoint: Path) -> int:
+    """Keys and values of all layers in 16 bits."""
+    config = json.loads((checkpoint / "config.json").read_text())
+    num_heads = config["num_attention_heads"]
+    head_dim = config.get("head_dim") or config["hidden_size"] // num_heads
+    num_kv_heads = config.get("num_key_value_heads", num_heads)
+    return 2 * config["num_hidden_layers"] * num_kv_heads * head_dim * 2
+
+
+def num_blocks(checkpoint: Path, kv_gib: int) -> int:
+    """TACO's KV blocks that fill `kv_gib` GiB."""
+    return (kv_gib << 30) // (BLOCK_SIZE * kv_bytes_per_token(checkpoint))

@@ -1,0 +1,112 @@
+"""Measured values as a record: medians, the ratios of pairs, and which goals they reach.
+
+A record holds, by workload and figure: `values` by engine, their `medians`, and `ratios` as
+`{ours: {theirs: [ratio, low, high]}}`. Verdicts are not stored: they follow from it.
+"""
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass
+from typing import Any
+
+from peers.goals import MEMORY_ABOVE_MB, START_SECONDS, Goal, best, find_goal
+from peers.interval import Interval, ratio_interval
+from peers.sitting import Values
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One figure of one of our engines beside another engine.
+
+    Attributes:
+        theirs: None where the goal is of ours alone; then `interval` is None, too.
+        goal: as text; empty where none is set.
+        is_met: None without a goal.
+    """
+
+    workload: str
+    figure: str
+    ours: str
+    our_median: float
+    theirs: str | None
+    their_median: float | None
+    interval: Interval | None
+    goal: str
+    is_met: bool | None
+
+
+def record_of(values: Values, ours: Sequence[str]) -> dict[str, Any]:
+    """The record of one figure; the ratios need at least two rounds."""
+    return {
+        "values": {name: [round(value, 3) for value in got] for name, got in values.items()},
+        "medians": {name: round(statistics.median(got), 3) for name, got in values.items()},
+        "ratios": {
+            name: {
+                other: _rounded(ratio_interval(values[name], values[other]))
+                for other in values
+                if other != name and len(values[name]) > 1
+            }
+            for name in ours
+            if name in values
+        },
+    }
+
+
+def verdicts(record: Mapping[str, Any]) -> Iterator[Verdict]:
+    """What a whole record says of our engines, one verdict a workload, figure and engine."""
+    ours = [name for name in record["engines"] if name.startswith("taco")]
+    for workload, entry in record["workloads"].items():
+        for figure, measured in entry["figures"].items():
+            for name in ours:
+                if name in measured["medians"]:
+                    yield _verdict(record["engines"], workload, figure, measured, name)
+
+
+def _verdict(
+    engines: Mapping[str, Any], workload: str, figure: str, measured: Mapping[str, Any], ours: str
+) -> Verdict:
+    medians = measured["medians"]
+    limit = {"start": START_SECONDS, "memory": MEMORY_ABOVE_MB}.get(workload)
+    if limit is not None:
+        is_met = medians[ours] <= limit
+        return Verdict(
+            workload, figure, ours, medians[ours], None, None, None, f"≤ {limit:g}", is_met
+        )
+    goal = find_goal(ours, workload, figure)
+    theirs = _opponent(engines, figure, medians, ours, goal)
+    ratio = measured["ratios"].get(ours, {}).get(theirs)
+    interval = Interval(*ratio) if ratio else None
+    return Verdict(
+        workload,
+        figure,
+        ours,
+        medians[ours],
+        theirs,
+        None if theirs is None else medians[theirs],
+        interval,
+        str(goal) if goal else "",
+        goal.is_met(interval) if goal and interval else None,
+    )
+
+
+def _opponent(
+    engines: Mapping[str, Any],
+    figure: str,
+    medians: Mapping[str, float],
+    ours: str,
+    goal: Goal | None,
+) -> str | None:
+    """The best peer, of those whose weights have at least as many bits as ours."""
+    if goal is not None and goal.against is not None:
+        return goal.against if goal.against in medians else None
+    bits = engines[ours]["weight_bits"]
+    peers = [
+        name
+        for name, engine in engines.items()
+        if not name.startswith("taco") and engine["weight_bits"] >= bits
+    ]
+    return best(figure, dict(medians), peers)
+
+
+def _rounded(interval: Interval) -> list[float]:
+    return [round(value, 3) for value in astuple(interval)]

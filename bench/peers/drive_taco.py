@@ -1,0 +1,83 @@
+"""TACO in process: `AsyncLLMEngine`, the engine behind `LLM`."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+
+from peers import driver
+from peers.checkpoint_size import BLOCK_SIZE, num_blocks
+from peers.workloads import Request
+
+from taco_llm.async_engine import AsyncLLMEngine
+from taco_llm.engine_args import EngineArgs
+from taco_proto.sampling_params import SamplingParams
+
+
+class TacoEngine:
+    def __init__(self, settings: driver.Settings, runner: asyncio.Runner) -> None:
+        self.version = f"taco-llm {metadata.version('taco-llm')}"
+        self._runner = runner
+        self._engine = AsyncLLMEngine(engine_args(settings))
+
+    def run(self, requests: list[Request]) -> list[driver.Times]:
+        return self._runner.run(self._run_all(requests))
+
+    def close(self) -> None:
+        self._runner.run(self._engine.shutdown())
+
+    async def _run_all(self, requests: list[Request]) -> list[driver.Times]:
+        # One stream is watched token by token; a batch is waited for, as `LLM` does.
+        run_one = self._watch if len(requests) == 1 else self._complete
+        started = time.perf_counter()
+        return await asyncio.gather(*(run_one(request, started) for request in requests))
+
+    async def _watch(self, request: Request, started: float) -> driver.Times:
+        times = []
+        num_tokens = 0
+        async for output in self._engine.generate(request.prompt, sampling_params(request)):
+            num_tokens = len(output.outputs[0].token_ids)
+            if num_tokens:
+                times.append(time.perf_counter() - started)
+        return driver.Times(times[0], times[-1], num_tokens)
+
+    async def _complete(self, request: Request, started: float) -> driver.Times:
+        output = await self._engine.complete(request.prompt, sampling_params(request))
+        ended = time.perf_counter() - started
+        return driver.Times(ended, ended, len(output.outputs[0].token_ids))
+
+
+def sampling_params(request: Request) -> SamplingParams:
+    return SamplingParams(
+        temperature=0.0, max_tokens=request.num_output_tokens, ignore_eos=True, detokenize=False
+    )
+
+
+def engine_args(settings: driver.Settings) -> EngineArgs:
+    return EngineArgs(
+        model=settings.model,
+        num_threads=settings.threads,
+        max_model_len=settings.max_model_len,
+        max_num_seqs=settings.max_num_seqs,
+        block_size=BLOCK_SIZE,
+        num_gpu_blocks_override=num_blocks(Path(settings.model), settings.kv_gib),
+        enable_prefix_caching=settings.prefix_cache,
+        disable_log_stats=True,
+        **settings.options,
+    )
+
+
+@contextmanager
+def start(settings: driver.Settings) -> Iterator[TacoEngine]:
+    with asyncio.Runner() as runner:
+        engine = TacoEngine(settings, runner)
+        try:
+            yield engine
+        finally:
+            engine.close()
+
+
+if __name__ == "__main__":
+    driver.main(start)

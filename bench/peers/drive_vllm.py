@@ -1,0 +1,62 @@
+"""vLLM's offline engine; the environment variables it needs are set by the catalogue."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import vllm
+from peers import driver
+from peers.workloads import Request
+from vllm import LLM, SamplingParams
+from vllm.inputs import TokensPrompt
+
+
+class VllmEngine:
+    def __init__(self, settings: driver.Settings) -> None:
+        self.version = f"vllm {vllm.__version__}"
+        self.llm = LLM(
+            model=settings.model,
+            dtype=settings.options.get("dtype", "bfloat16"),
+            max_model_len=settings.max_model_len,
+            max_num_seqs=settings.max_num_seqs,
+            enable_prefix_caching=settings.prefix_cache,
+            disable_log_stats=False,  # the times of first and last tokens come with them
+            seed=0,
+        )
+
+    def run(self, requests: list[Request]) -> list[driver.Times]:
+        prompts = [TokensPrompt(prompt_token_ids=request.prompt) for request in requests]
+        params = [
+            SamplingParams(
+                temperature=0.0,
+                max_tokens=request.num_output_tokens,
+                min_tokens=request.num_output_tokens,
+                ignore_eos=True,
+                detokenize=False,
+            )
+            for request in requests
+        ]
+        # The engine's own monotonic clock has another zero than the arrival's wall clock.
+        submitted = time.monotonic()
+        outputs = self.llm.generate(prompts, params, use_tqdm=False)
+        return [
+            driver.Times(
+                first_token=output.metrics.first_token_ts - submitted,
+                last_token=output.metrics.last_token_ts - submitted,
+                num_tokens=len(output.outputs[0].token_ids),
+            )
+            for output in outputs
+        ]
+
+
+@contextmanager
+def start(settings: driver.Settings) -> Iterator[VllmEngine]:
+    engine = VllmEngine(settings)
+    try:
+        yield engine
+    finally:
+        engine.llm.llm_engine.engine_core.shutdown()
+
+
+if __name__ == "__main__":
+    driver.main(start)

@@ -1,0 +1,141 @@
+"""One engine in a process of its own, told over a pipe what to run."""
+
+import json
+import os
+import subprocess
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+from peers.driver import Report, Settings
+from peers.process_tree import ProcessTree
+from peers.workloads import Request
+
+BENCH = Path(__file__).parent.parent
+STOP_SECONDS = 60.0
+# An engine that uses more of a core than this while it has nothing to do is stopped meanwhile.
+IDLE_CPU_SHARE = 0.02
+IDLE_SECONDS = 1.0
+
+
+class EngineError(RuntimeError):
+    """An engine did not start, failed or died; the message ends with its last lines."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSpec:
+    """How one engine is started.
+
+    Attributes:
+        python: the interpreter of its environment.
+        driver: a module of this package.
+        weight_bits: of the weights as it computes with them.
+    """
+
+    name: str
+    python: Path
+    driver: str
+    settings: Settings
+    environment: dict[str, str]
+    weight_bits: int
+
+
+class EngineProcess:
+    """Started and ready as soon as it is made.
+
+    Attributes:
+        version: the engine's own name and version.
+        idle_cpu_share: of one core, with nothing to do.
+    """
+
+    def __init__(self, spec: EngineSpec) -> None:
+        self.spec = spec
+        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
+        self._process = subprocess.Popen(
+            [
+                str(spec.python),
+                "-m",
+                f"peers.{spec.driver}",
+                json.dumps(asdict(spec.settings)),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            start_new_session=True,
+            env=os.environ | {"PYTHONPATH": str(BENCH)} | spec.environment,
+        )
+        self.tree = ProcessTree(self._process.pid)
+        self.idle_cpu_share = 0.0
+        try:
+            self.version: str = self._answer()["version"]
+        except BaseException:
+            self.close()
+            raise
+
+    def run(self, requests: list[Request]) -> Report:
+        """Runs a workload. Raises `EngineError`."""
+        assert self._process.stdin is not None
+        message = [[request.prompt, request.num_output_tokens] for request in requests]
+        try:
+            print(json.dumps({"requests": message}), file=self._process.stdin, flush=True)
+        except BrokenPipeError:
+            raise self._error("died") from None
+        return Report.from_json(self._answer())
+
+    def measure_idle(self) -> None:
+        self.idle_cpu_share = self.tree.idle_cpu_share(IDLE_SECONDS)
+
+    @property
+    def spins(self) -> bool:
+        return self.idle_cpu_share > IDLE_CPU_SHARE
+
+    def pause(self) -> None:
+        """Leaves the cores to others; an engine that sleeps by itself is left alone."""
+        if self.spins:
+            self.tree.suspend()
+
+    def resume(self) -> None:
+        if self.spins:
+            self.tree.resume()
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._process.poll() is None:
+            self.resume()
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+            try:
+                self._process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                self.tree.kill()
+                self._process.wait()
+        self._log.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise self._error(f"ended with code {self._process.wait()}")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise self._error(answer["error"])
+        return answer
+
+    def _error(self, text: str) -> EngineError:
+        self._log.seek(0)
+        last_lines = self._log.read().decode(errors="replace").splitlines()[-15:]
+        return EngineError("\n".join([f"{self.spec.name}: {text}", *last_lines]))

@@ -1,0 +1,69 @@
+"""What TACO has set itself to reach against other engines on one machine.
+
+A goal is met when the interval reaches it: it may not be ruled out that the ratio is as good. The
+tables show ratio and interval, so that a reader can ask for more.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from peers.interval import Interval
+
+HIGHER_IS_BETTER = frozenset({"tokens_per_s"})
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """A limit of a ratio ours / theirs.
+
+    Attributes:
+        ours: the engine that it is for.
+        workload, figure: what is compared.
+        limit: the ratio to reach: at most, or at least where higher is better.
+        against: the engine to compare with; None: the best peer.
+    """
+
+    ours: str
+    workload: str
+    figure: str
+    limit: float
+    against: str | None = None
+
+    def is_met(self, interval: Interval) -> bool:
+        if self.figure in HIGHER_IS_BETTER:
+            return interval.high >= self.limit
+        return interval.low <= self.limit
+
+    def __str__(self) -> str:
+        return f"{'≥' if self.figure in HIGHER_IS_BETTER else '≤'} {self.limit:g}"
+
+
+GOALS = (
+    Goal("taco", "single", "tpot_ms", 0.85),
+    Goal("taco-int8", "single", "tpot_ms", 0.75),
+    Goal("taco", "single", "ttft_ms", 0.55),
+    Goal("taco", "long", "ttft_ms", 0.45),
+    Goal("taco", "batch", "tokens_per_s", 1.6),
+    Goal("taco-int8", "batch", "tokens_per_s", 2.2),
+    Goal("taco", "mixed", "tokens_per_s", 1.6),
+    Goal("taco", "prefix", "seconds", 0.7),
+    Goal("taco-http", "batch", "tokens_per_s", 0.92, against="taco"),
+    Goal("taco-http", "mixed", "tokens_per_s", 0.92, against="taco"),
+)
+# Of TACO alone: seconds from the command to the first token, MB above weights and KV.
+START_SECONDS = 4.0
+MEMORY_ABOVE_MB = 400.0
+
+
+def find_goal(ours: str, workload: str, figure: str) -> Goal | None:
+    for goal in GOALS:
+        if (goal.ours, goal.workload, goal.figure) == (ours, workload, figure):
+            return goal
+    return None
+
+
+def best(figure: str, medians: dict[str, float], names: Iterable[str]) -> str | None:
+    """The engine of `names` with the best median of `figure`; None if none of them has one."""
+    measured = [name for name in names if name in medians]
+    choose = max if figure in HIGHER_IS_BETTER else min
+    return choose(measured, key=medians.__getitem__) if measured else None

@@ -1,0 +1,134 @@
+"""What every engine is asked: prompts of token ids, exact numbers of output tokens, greedy.
+
+No tokenizer is in the timed path and the end-of-sequence token is ignored, so all engines compute
+the same number of tokens. A workload is written `COUNTxPROMPT/OUTPUT`, where a length is a number
+or a range and a prompt may begin with tokens that all requests share: `1x128/128`,
+`64x16-512/16-256`, `32x512+32/32`.
+"""
+
+import random
+import re
+from dataclasses import dataclass
+
+# Above the special tokens of every vocabulary at hand and below the smallest vocabulary.
+LOW_ID, HIGH_ID = 16, 4000
+
+_SHAPE = re.compile(
+    r"(?P<count>\d+)x((?P<shared>\d+)\+)?(?P<prompt>\d+(-\d+)?)/(?P<output>\d+(-\d+)?)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt and how many tokens must follow it."""
+
+    prompt: list[int]
+    num_output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Length:
+    """A number of tokens, drawn evenly from `low` to `high`."""
+
+    low: int
+    high: int
+
+    @classmethod
+    def parse(cls, text: str) -> "Length":
+        low, _, high = text.partition("-")
+        return cls(int(low), int(high or low))
+
+    def draw(self, rng: random.Random) -> int:
+        return self.low if self.low == self.high else rng.randint(self.low, self.high)
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Requests that are sent all at once.
+
+    Attributes:
+        num_shared: tokens that all prompts begin with; they are computed with the prefix cache on,
+            and new in every round, so that the cache does not know them.
+        figures: what is compared, by the names of `sitting.figures_of`.
+    """
+
+    name: str
+    shape: str
+    count: int
+    num_shared: int
+    prompt: Length
+    output: Length
+    seed: int
+
+    @property
+    def prefix_cache(self) -> bool:
+        return self.num_shared > 0
+
+    @property
+    def figures(self) -> tuple[str, ...]:
+        if self.count == 1:
+            return ("ttft_ms", "tpot_ms")
+        return ("seconds",) if self.prefix_cache else ("tokens_per_s",)
+
+    def requests(self, round_number: int = 0) -> list[Request]:
+        """The same for every engine; each round draws its own."""
+        seed = self.seed + round_number
+        rng = random.Random(seed)
+        shared = _draw_ids(rng, self.num_shared)
+        if self.num_shared:
+            rng = random.Random(1000 * seed)
+        return [
+            Request(shared + _draw_ids(rng, self.prompt.draw(rng)), self.output.draw(rng))
+            for _ in range(self.count)
+        ]
+
+
+def parse(text: str) -> Workload:
+    """A workload by its name or by its shape.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if text in NAMED:
+        return NAMED[text]
+    match = _SHAPE.fullmatch(text)
+    if match is None:
+        raise ValueError(
+            f"{text!r} is no workload: give one of {', '.join(NAMED)} or a shape such as 32x128/128"
+        )
+    return _shape(text, text, seed=6000)
+
+
+def _shape(name: str, shape: str, seed: int) -> Workload:
+    match = _SHAPE.fullmatch(shape)
+    assert match is not None, shape
+    return Workload(
+        name=name,
+        shape=shape,
+        count=int(match["count"]),
+        num_shared=int(match["shared"] or 0),
+        prompt=Length.parse(match["prompt"]),
+        output=Length.parse(match["output"]),
+        seed=seed,
+    )
+
+
+def _draw_ids(rng: random.Random, count: int) -> list[int]:
+    return [rng.randrange(LOW_ID, HIGH_ID) for _ in range(count)]
+
+
+NAMED = {
+    "single": _shape("single", "1x128/128", seed=1000),
+    "long": _shape("long", "1x1024/16", seed=2000),
+    "batch": _shape("batch", "32x128/128", seed=3000),
+    "mixed": _shape("mixed", "64x16-512/16-256", seed=4000),
+    "prefix": _shape("prefix", "32x512+32/32", seed=5000),
+}
+# Both before anything is timed: one short batch, and one that is wider than a step of decoding.
+WARM_UP = (
+    _shape("warm up", "2x64/8", seed=99),
+    _shape("warm up wide", "33x40/4", seed=99),
+)
+# All sequences run at once and are as long as this before the first one ends.
+MEMORY = _shape("memory", "64x448/64", seed=7000)
+FIRST_TOKEN = _shape("first token", "1x16/1", seed=98)
