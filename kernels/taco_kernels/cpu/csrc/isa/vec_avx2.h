@@ -125,6 +125,11 @@ inline void store_bf16(bf16* p, F32 v) {
     const __m256i mixed = _mm256_packus_epi32(narrow(v.low), narrow(v.high));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(mixed, 0xd8));
 }
+// Of IEEE half precision.
+inline F32 load_f16(const uint16_t* p) {
+    const __m128i* halves = reinterpret_cast<const __m128i*>(p);
+    return {_mm256_cvtph_ps(_mm_loadu_si128(halves)), _mm256_cvtph_ps(_mm_loadu_si128(halves + 1))};
+}
 inline F32 load_i8(const int8_t* p) {
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
     return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)),
@@ -145,8 +150,17 @@ inline I32 load_i32(const int32_t* p) {
     return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
             _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 8))};
 }
+inline void store_i32(int32_t* p, I32 v) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), v.low);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 8), v.high);
+}
 inline I32 sub(I32 a, I32 b) {
     return {_mm256_sub_epi32(a.low, b.low), _mm256_sub_epi32(a.high, b.high)};
+}
+// a * 2^N
+template <int N>
+inline I32 shift_left(I32 a) {
+    return {_mm256_slli_epi32(a.low, N), _mm256_slli_epi32(a.high, N)};
 }
 inline F32 to_float(I32 v) { return {_mm256_cvtepi32_ps(v.low), _mm256_cvtepi32_ps(v.high)}; }
 

@@ -77,6 +77,9 @@ inline void store_bf16(bf16* p, F32 a) {
     const __m512i kept = _mm512_srli_epi32(_mm512_mask_blend_epi32(is_nan, rounded, quiet), 16);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(kept));
 }
+inline F32 load_f16(const uint16_t* p) {
+    return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+}
 inline F32 load_i8(const int8_t* p) {
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
     return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes))};
@@ -88,7 +91,12 @@ inline void store_i8(int8_t* p, F32 a) {
 
 inline I32 zero_i32() { return {_mm512_setzero_si512()}; }
 inline I32 load_i32(const int32_t* p) { return {_mm512_loadu_si512(p)}; }
+inline void store_i32(int32_t* p, I32 a) { _mm512_storeu_si512(p, a.v); }
 inline I32 sub(I32 a, I32 b) { return {_mm512_sub_epi32(a.v, b.v)}; }
+template <int N>
+inline I32 shift_left(I32 a) {
+    return {_mm512_slli_epi32(a.v, N)};
+}
 inline F32 to_float(I32 a) { return {_mm512_cvtepi32_ps(a.v)}; }
 
 #ifdef __AVX512BF16__

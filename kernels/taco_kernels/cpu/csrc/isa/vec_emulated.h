@@ -110,6 +110,21 @@ inline F32 load_bf16(const bf16* p) {
 inline void store_bf16(bf16* p, F32 a) {
     for (int i = 0; i < LANES; ++i) p[i] = to_bf16(a.v[i]);
 }
+// Exact for every half: the exponent's bias grows from 15 to 127 by a product with 2^112.
+inline float from_f16(uint16_t half) {
+    uint32_t bits = uint32_t(half & 0x7fff) << 13;
+    float value;
+    std::memcpy(&value, &bits, sizeof value);
+    value *= 0x1p112f;
+    std::memcpy(&bits, &value, sizeof bits);
+    if ((half & 0x7c00) == 0x7c00) bits |= 0x7f800000;
+    bits |= uint32_t(half & 0x8000) << 16;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+}
+inline F32 load_f16(const uint16_t* p) {
+    return each([=](int i) { return from_f16(p[i]); });
+}
 inline F32 load_i8(const int8_t* p) {
     return each([=](int i) { return float(p[i]); });
 }
@@ -125,8 +140,14 @@ inline I32 load_i32(const int32_t* p) {
     std::memcpy(out.v, p, sizeof out.v);
     return out;
 }
+inline void store_i32(int32_t* p, I32 a) { std::memcpy(p, a.v, sizeof a.v); }
 inline I32 sub(I32 a, I32 b) {
     for (int i = 0; i < LANES; ++i) a.v[i] -= b.v[i];
+    return a;
+}
+template <int N>
+inline I32 shift_left(I32 a) {
+    for (int32_t& x : a.v) x *= 1 << N;
     return a;
 }
 inline F32 to_float(I32 a) {
