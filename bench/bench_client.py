@@ -12,7 +12,7 @@ import multiprocessing
 import os
 import statistics
 import time
-from collections.abc import Awaitable, Callable
+from functools import partial
 
 import httpx
 import uvloop
@@ -20,13 +20,12 @@ from record import save
 from tqdm import tqdm
 
 from taco_llm.bench.http_exchange import Server
-from taco_llm.bench.load import run_load
+from taco_llm.bench.load import Send, run_load
 from taco_llm.bench.openai_client import OpenAIClient
 from taco_llm.bench.serve_args import BenchServeArgs
 from taco_llm.bench.timeline import Timeline
 from taco_llm.bench.workload import BenchRequest
 
-Send = Callable[[BenchRequest, float], Awaitable[Timeline]]
 START = {"id": "cmpl-0123456789abcdef", "object": "text_completion", "created": 1_700_000_000}
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
@@ -75,7 +74,9 @@ def run_server(port: int, num_tokens: int, step_ms: float) -> None:
     uvloop.run(serve())
 
 
-async def read_with_httpx(client: httpx.AsyncClient, url: str, origin: float) -> Timeline:
+async def read_with_httpx(
+    client: httpx.AsyncClient, url: str, _: BenchRequest, origin: float
+) -> Timeline:
     """The same work: when each chunk came, its text, the usage."""
     timeline = Timeline(start=time.perf_counter() - origin)
     async with client.stream("POST", url, json={"prompt": [1]}) as response:
@@ -98,15 +99,12 @@ async def measure(library: str, port: int, num_streams: int) -> tuple[float, flo
     server = Server(args.url)
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(limits=limits, timeout=60) as http:
-        own: Send = OpenAIClient(server, args, "bench", None).send
-        other: Send = lambda _, origin: read_with_httpx(http, args.url + args.endpoint, origin)  # noqa: E731
+        send: Send = OpenAIClient(server, args, "bench", None).send
+        if library == "httpx":
+            send = partial(read_with_httpx, http, args.url + args.endpoint)
         cpu = -time.process_time()
         timelines, seconds = await run_load(
-            own if library == "taco" else other,
-            requests,
-            [0.0] * num_streams,
-            None,
-            tqdm(disable=True),
+            send, requests, [0.0] * num_streams, None, tqdm(disable=True)
         )
         cpu += time.process_time()
     assert all(timeline.error is None for timeline in timelines), timelines[0].error

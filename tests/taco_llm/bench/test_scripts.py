@@ -1,0 +1,87 @@
+"""The three scripts of TACO's documents, as users run them."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.canned_server import STREAM_HEAD, CannedServer, events, piece
+from support.serving import free_port
+
+SCRIPTS = Path(__file__).parents[3] / "bench" / "scripts"
+GOOD = STREAM_HEAD + events(piece("a"), piece("b", "length"), "[DONE]")
+
+
+def run(
+    directory: Path, script: str, *argv: str, **settings: str
+) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | settings
+    environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
+    return subprocess.run(
+        ["bash", str(SCRIPTS / script), *argv],
+        cwd=directory,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_server_and_client_in_one(tmp_path: Path) -> None:
+    done = run(
+        tmp_path,
+        "taco_bench.sh",
+        "taco_llm",
+        port=str(free_port()),
+        output_len="4",
+        NUM_TGT="2",
+        NUM_PROMPT_PRE_TGT="2",
+        SYSTEM_PROMPT_LENGTH="20",
+        max_num_seqs="4",
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Serving Benchmark Result" in done.stdout
+    (row,) = csv.DictReader((tmp_path / "results" / "taco_llm.csv").read_text().splitlines())
+    assert (row["Backend"], row["Prefix cache"], row["Lookahead"]) == ("taco_llm", "true", "false")
+    assert (row["Max concurrency"], row["Successful requests"]) == ("2", "4")
+    (document,) = (tmp_path / "results").glob("taco_llm_*.json")
+    assert json.loads(document.read_text())["settings"]["shared_prefix_len"] == 20
+
+
+def test_the_client_takes_the_dataset_that_lies_there(tmp_path: Path) -> None:
+    turns = [{"from": "human", "value": "What is json?"}, {"from": "gpt", "value": "A format."}]
+    dataset = tmp_path / "ShareGPT_V3_unfiltered_cleaned_split.json"
+    dataset.write_text(json.dumps([{"conversations": turns}]))
+    with CannedServer(GOOD) as server:
+        port = server.url.rpartition(":")[2]
+        settings = {"port": port, "tgt_max_len": "7", "MODEL_PATH": "demo"}
+        done = run(tmp_path, "taco_bench_client.sh", "vllm", "--num-prompts=2", **settings)
+    assert done.returncode == 0, done.stderr
+    assert {body["prompt"] for body in server.requests} == {"What is json?"}
+    assert {body["max_tokens"] for body in server.requests} == {7}  # the smaller of the two
+    assert (tmp_path / "results" / "vllm.csv").exists()
+
+
+@pytest.mark.parametrize("script", ["taco_bench.sh", "taco_bench_server.sh"])
+def test_a_server_that_cannot_start_is_told(script: str, tmp_path: Path) -> None:
+    done = run(tmp_path, script, "taco_llm", MODEL_PATH="/no/such/model")
+    assert done.returncode != 0
+    assert "does not exist" in done.stderr
+
+
+def test_what_the_server_lacks_is_refused_and_not_passed_over(tmp_path: Path) -> None:
+    done = run(tmp_path, "taco_bench_server.sh", "taco_llm", tp="2")
+    assert done.returncode == 2
+    assert "--tensor-parallel-size" in done.stderr
+
+
+@pytest.mark.parametrize("script", sorted(path.name for path in SCRIPTS.glob("taco_bench*.sh")))
+def test_an_engine_must_be_named(script: str, tmp_path: Path) -> None:
+    done = run(tmp_path, script)
+    assert done.returncode == 2
+    assert done.stderr.startswith("usage: bash ")
