@@ -13,6 +13,8 @@ def paged_attention(
     block_tables: Tensor,
     scale: float,
     sliding_window: int | None = None,
+    soft_cap: float | None = None,
+    alibi_slopes: Tensor | None = None,
 ) -> Tensor:
     """Causal attention of each query token over its sequence's KV, in float32.
 
@@ -25,6 +27,9 @@ def paged_attention(
         seq_lens: [num_seqs], tokens in the KV, query tokens included.
         block_tables: [num_seqs, max_blocks].
         sliding_window: how many tokens a token sees, itself included.
+        soft_cap: scores become soft_cap * tanh(score / soft_cap).
+        alibi_slopes: [num_heads]; slope * (key position - query position) is added to a score
+            (Press et al. 2021, "Train Short, Test Long").
 
     Returns:
         [num_tokens, num_heads, head_dim] in the query's dtype.
@@ -34,17 +39,22 @@ def paged_attention(
     output = torch.empty_like(query)
     for sequence, seq_len in enumerate(seq_lens.tolist()):
         start, stop = query_start_loc[sequence : sequence + 2].tolist()
+        positions = torch.arange(seq_len)
+        blocks = block_tables[sequence, positions // block_size].long()
+        sequence_keys = key_cache[blocks, positions % block_size].float()
+        sequence_values = value_cache[blocks, positions % block_size].float()
         for row in range(start, stop):
             position = seq_len - (stop - row)
             first = 0 if sliding_window is None else max(0, position - sliding_window + 1)
-            slots = [
-                (int(block_tables[sequence, p // block_size]), p % block_size)
-                for p in range(first, position + 1)
-            ]
             for head in range(query.shape[1]):
                 kv_head = head // group_size
-                keys = torch.stack([key_cache[block, at, kv_head] for block, at in slots]).float()
-                values = torch.stack([value_cache[block, at, kv_head] for block, at in slots])
-                weights = torch.softmax(keys @ query[row, head].float() * scale, dim=0)
-                output[row, head] = weights @ values.float()
+                keys = sequence_keys[first : position + 1, kv_head]
+                values = sequence_values[first : position + 1, kv_head]
+                scores = keys @ query[row, head].float() * scale
+                if soft_cap is not None:
+                    scores = soft_cap * torch.tanh(scores / soft_cap)
+                if alibi_slopes is not None:
+                    distances = positions[first : position + 1] - position
+                    scores = scores + alibi_slopes[head] * distances
+                output[row, head] = torch.softmax(scores, dim=0) @ values
     return output
