@@ -1,0 +1,133 @@
+#include "parallel.h"
+
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <climits>
+
+#include "pool.h"
+
+namespace {
+
+// Longer than any wait inside a step that goes well; shorter than what a sleeper's core could do
+// for someone else.
+constexpr auto SPIN_TIME = std::chrono::microseconds(50);
+constexpr int LOOKS_PER_CLOCK_READ = 32;
+
+void futex_wait(const std::atomic<uint32_t>& value, uint32_t seen) {
+    syscall(SYS_futex, &value, FUTEX_WAIT_PRIVATE, seen, nullptr, nullptr, 0);
+}
+
+void futex_wake_all(const std::atomic<uint32_t>& value) {
+    syscall(SYS_futex, &value, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+}
+
+void bind_to_cpu(pthread_t thread, int32_t cpu) {
+    cpu_set_t* set = CPU_ALLOC(cpu + 1);
+    if (set == nullptr) return;
+    const size_t size = CPU_ALLOC_SIZE(cpu + 1);
+    CPU_ZERO_S(size, set);
+    CPU_SET_S(cpu, size, set);
+    pthread_setaffinity_np(thread, size, set);  // an unbound thread is slower and not wrong
+    CPU_FREE(set);
+}
+
+}  // namespace
+
+void Signal::advance() {
+    value_.fetch_add(1, std::memory_order_seq_cst);
+    // Either this sees the sleeper, or the sleeper's futex call sees the new value.
+    if (num_sleepers_.load(std::memory_order_seq_cst) != 0) futex_wake_all(value_);
+}
+
+void Signal::wait(uint32_t seen) {
+    const auto start = std::chrono::steady_clock::now();
+    do {
+        for (int i = 0; i < LOOKS_PER_CLOCK_READ; ++i) {
+            if (value() != seen) return;
+            __builtin_ia32_pause();
+        }
+    } while (std::chrono::steady_clock::now() - start < SPIN_TIME);
+
+    num_sleepers_.fetch_add(1, std::memory_order_seq_cst);
+    while (value_.load(std::memory_order_seq_cst) == seen) futex_wait(value_, seen);
+    num_sleepers_.fetch_sub(1, std::memory_order_relaxed);
+}
+
+Pool::Pool(int num_threads, const int32_t* cpus)
+    : num_threads_(num_threads),
+      cpus_(cpus == nullptr ? std::vector<int32_t>()
+                            : std::vector<int32_t>(cpus, cpus + num_threads)) {
+    start_threads();
+}
+
+Pool::~Pool() { stop_threads(); }
+
+void Pool::start_threads() {
+    process_ = getpid();
+    threads_.clear();
+    starts_.reset(new Start[num_threads_]);
+    for (int i = 1; i < num_threads_; ++i) {
+        starts_[i] = {this, i};
+        pthread_t thread;
+        if (pthread_create(&thread, nullptr, thread_main, &starts_[i]) != 0) return;
+        if (!cpus_.empty()) bind_to_cpu(thread, cpus_[i]);
+        threads_.push_back(thread);
+    }
+}
+
+void Pool::stop_threads() {
+    if (process_ != getpid()) return;  // a fork took none of them along
+    region_ = nullptr;
+    regions_.advance();
+    for (pthread_t thread : threads_) pthread_join(thread, nullptr);
+}
+
+void* Pool::thread_main(void* start) {
+    const Start& given = *static_cast<Start*>(start);
+    given.pool->serve(given.index);
+    return nullptr;
+}
+
+void Pool::serve(int index) {
+    for (uint32_t seen = 0;; ++seen) {
+        regions_.wait(seen);
+        if (region_ == nullptr) return;
+        Thread thread(*this, index, num_threads_);
+        (*region_)(thread);
+        barrier();
+    }
+}
+
+void Pool::run(const Region& region) {
+    std::lock_guard<std::mutex> turn(callers_);
+    for (Counter& counter : counters_) counter.value.store(0, std::memory_order_relaxed);
+    region_ = &region;
+    regions_.advance();
+    Thread thread(*this, 0, num_threads_);
+    region(thread);
+    barrier();
+}
+
+void Pool::barrier() {
+    const uint32_t seen = barriers_.value();
+    if (num_arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == num_threads_) {
+        num_arrived_.store(0, std::memory_order_relaxed);
+        barriers_.advance();
+    } else {
+        barriers_.wait(seen);
+    }
+}
+
+void Thread::barrier() { pool_.barrier(); }
+
+// Two counters take turns. While loop i runs, all threads have left loop i - 1, so its counter can
+// be set back for loop i + 1, which nobody enters before thread 0 has passed the end of loop i.
+std::atomic<int64_t>& Thread::next_counter() {
+    const uint64_t loop = num_loops_++;
+    if (index_ == 0) pool_.counters_[(loop + 1) % 2].value.store(0, std::memory_order_relaxed);
+    return pool_.counters_[loop % 2].value;
+}

@@ -1,0 +1,79 @@
+// The threads themselves. Kernels see only a Thread (parallel.h).
+#pragma once
+
+#include <pthread.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "kernels.h"
+#include "parallel.h"
+
+// A place where threads wait for a number to change: they look for a while, then sleep.
+class Signal {
+public:
+    uint32_t value() const { return value_.load(std::memory_order_acquire); }
+    void advance();
+    // Returns once the value is no longer `seen`.
+    void wait(uint32_t seen);
+
+private:
+    std::atomic<uint32_t> value_{0};
+    std::atomic<uint32_t> num_sleepers_{0};
+};
+
+class Pool {
+public:
+    Pool(int num_threads, const int32_t* cpus);
+    ~Pool();
+    Pool(const Pool&) = delete;
+    Pool& operator=(const Pool&) = delete;
+
+    // Whether all threads could be started.
+    bool is_complete() const { return int(threads_.size()) == num_threads_ - 1; }
+
+    int num_threads() const { return num_threads_; }
+
+    // Calls region once on every thread, this one included, and returns when all are done.
+    void run(const Region& region);
+
+private:
+    friend class Thread;
+    struct alignas(64) Counter {
+        std::atomic<int64_t> value{0};
+    };
+    struct Start {
+        Pool* pool;
+        int index;
+    };
+
+    void start_threads();
+    void stop_threads();
+    static void* thread_main(void* start);
+    void serve(int index);
+    void barrier();
+
+    const int num_threads_;
+    const std::vector<int32_t> cpus_;
+    std::vector<pthread_t> threads_;
+    std::unique_ptr<Start[]> starts_;
+    pid_t process_ = 0;
+    std::mutex callers_;
+
+    const Region* region_ = nullptr;  // null tells the threads to end
+    alignas(64) Signal regions_;
+    alignas(64) std::atomic<int32_t> num_arrived_{0};
+    alignas(64) Signal barriers_;
+    Counter counters_[2];
+};
+
+struct TacoPool {
+    TacoPool(int num_threads, const int32_t* cpus, const Kernels& table)
+        : threads(num_threads, cpus), kernels(table) {}
+
+    Pool threads;
+    const Kernels& kernels;
+};

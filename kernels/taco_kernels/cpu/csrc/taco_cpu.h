@@ -1,0 +1,42 @@
+// The C ABI of libtaco_cpu.so: what Python calls through ctypes.
+//
+// Pointers are raw, shapes and strides come with them, and the caller has checked both. An
+// operation runs on all threads of its pool and returns when it is done; two callers of one pool
+// take turns. Entry points of a part stand in abi_<part>.cpp.
+#pragma once
+
+#include <cstdint>
+
+#define TACO_API extern "C" __attribute__((visibility("default")))
+
+// Threads, and the instruction set that they compute with.
+struct TacoPool;
+
+// Of the sources that this library was built from: library.py refuses one that is stale.
+TACO_API const char* taco_source_hash();
+
+// Names of the instruction sets in this library, from the least to the best; null past the last.
+TACO_API const char* taco_isa_name(int32_t index);
+// What this machine lacks for that set, or null.
+TACO_API const char* taco_isa_obstacle(int32_t index);
+
+// `num_threads` counts the calling thread, which takes part as thread 0. The others are bound to
+// cpus[1], cpus[2], ... unless `cpus` is null. Null if a thread could not be started.
+TACO_API TacoPool* taco_pool_create(int32_t num_threads, const int32_t* cpus, int32_t isa_index);
+TACO_API void taco_pool_destroy(TacoPool* pool);
+
+// Sizes of an item of encoded rows with the pool's instruction set, in bytes.
+TACO_API int64_t taco_pool_bf16_operand_bytes(const TacoPool* pool);
+TACO_API int64_t taco_pool_int8_operand_bytes(const TacoPool* pool);
+
+// Attention over the paged cache (kv_cache.h).
+struct KVCache;
+struct Batch;
+struct KeyValueRows;
+struct Attention;
+TACO_API void taco_write_kv(TacoPool* pool, const KVCache* cache, const Batch* batch,
+                            int64_t layer, const KeyValueRows* rows);
+// Bytes that `taco_attend` needs at Attention::workspace.
+TACO_API int64_t taco_attention_workspace(const TacoPool* pool, const Attention* attention,
+                                          int32_t num_threads);
+TACO_API void taco_attend(TacoPool* pool, const Attention* attention);

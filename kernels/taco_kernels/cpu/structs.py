@@ -1,0 +1,174 @@
+"""The structs of csrc/*.h for ctypes, field by field."""
+
+from ctypes import Structure, c_bool, c_float, c_int32, c_int64, c_void_p
+
+
+class Matrix(Structure):
+    _fields_ = (
+        ("type", c_int32),
+        ("n", c_int64),
+        ("k", c_int64),
+        ("data", c_void_p),
+        ("scales", c_void_p),
+        ("column_sums", c_void_p),
+        ("bias", c_void_p),
+    )
+
+
+class Rows(Structure):
+    _fields_ = (
+        ("count", c_int64),
+        ("data", c_void_p),
+        ("stride", c_int64),
+        ("scales", c_void_p),
+    )
+
+
+class Product(Structure):
+    _fields_ = (
+        ("rows", Rows),
+        ("matrix", Matrix),
+        ("epilogue", c_int32),
+        ("activation", c_int32),
+        ("out", c_void_p),
+        ("out_stride", c_int64),
+        ("out_is_operand", c_bool),
+    )
+
+
+class KVCache(Structure):
+    _fields_ = (
+        ("type", c_int32),
+        ("data", c_void_p),
+        ("num_blocks", c_int64),
+        ("block_size", c_int64),
+        ("num_layers", c_int64),
+        ("num_kv_heads", c_int64),
+        ("head_dim", c_int64),
+    )
+
+
+class Batch(Structure):
+    _fields_ = (
+        ("num_tokens", c_int64),
+        ("num_seqs", c_int64),
+        ("query_start", c_void_p),
+        ("seq_lens", c_void_p),
+        ("block_tables", c_void_p),
+        ("block_table_stride", c_int64),
+    )
+
+
+class KeyValueRows(Structure):
+    _fields_ = (
+        ("keys", c_void_p),
+        ("values", c_void_p),
+        ("stride", c_int64),
+    )
+
+
+class Attention(Structure):
+    _fields_ = (
+        ("cache", KVCache),
+        ("batch", Batch),
+        ("layer", c_int64),
+        ("num_heads", c_int64),
+        ("scale", c_float),
+        ("sliding_window", c_int64),
+        ("soft_cap", c_float),
+        ("alibi_slopes", c_void_p),
+        ("queries", c_void_p),
+        ("query_stride", c_int64),
+        ("out", c_void_p),
+        ("out_stride", c_int64),
+        ("out_is_operand", c_bool),
+        ("workspace", c_void_p),
+    )
+
+
+class NormRows(Structure):
+    _fields_ = (
+        ("kind", c_int32),
+        ("eps", c_float),
+        ("count", c_int64),
+        ("size", c_int64),
+        ("rows", c_void_p),
+        ("weight", c_void_p),
+        ("bias", c_void_p),
+        ("type", c_int32),
+        ("out", c_void_p),
+        ("scales", c_void_p),
+    )
+
+
+class RotaryRows(Structure):
+    _fields_ = (
+        ("count", c_int64),
+        ("num_heads", c_int64),
+        ("head_dim", c_int64),
+        ("rows", c_void_p),
+        ("stride", c_int64),
+        ("cosines", c_void_p),
+        ("sines", c_void_p),
+    )
+
+
+class Mapped(Structure):
+    _fields_ = (
+        ("function", c_int32),
+        ("count", c_int64),
+        ("numbers", c_void_p),
+        ("out", c_void_p),
+    )
+
+
+class LogitRows(Structure):
+    _fields_ = (
+        ("data", c_void_p),
+        ("count", c_int64),
+        ("vocab_size", c_int64),
+        ("stride", c_int64),
+    )
+
+
+class Choice(Structure):
+    _fields_ = (
+        ("logits", LogitRows),
+        ("temperature", c_void_p),
+        ("min_p", c_void_p),
+        ("top_k", c_void_p),
+        ("top_p", c_void_p),
+        ("uniforms", c_void_p),
+        ("token_ids", c_void_p),
+        ("scratch", c_void_p),
+    )
+
+
+class Penalties(Structure):
+    _fields_ = (
+        ("logits", LogitRows),
+        ("count", c_int64),
+        ("rows", c_void_p),
+        ("tokens", c_void_p),
+        ("tokens_stride", c_int64),
+        ("sequences", c_void_p),
+        ("starts", c_void_p),
+        ("lengths", c_void_p),
+        ("repetition", c_void_p),
+        ("presence", c_void_p),
+        ("frequency", c_void_p),
+        ("ngram_size", c_void_p),
+    )
+
+
+class Logprobs(Structure):
+    _fields_ = (
+        ("logits", LogitRows),
+        ("token_ids", c_void_p),
+        ("num_top", c_void_p),
+        ("width", c_int64),
+        ("ids", c_void_p),
+        ("values", c_void_p),
+        ("ranks", c_void_p),
+        ("scratch", c_void_p),
+    )

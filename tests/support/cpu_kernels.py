@@ -1,0 +1,37 @@
+"""The CPU kernels under test, of each instruction set that can be tested here."""
+
+import ctypes
+from functools import cache
+from pathlib import Path
+
+from taco_kernels.cpu import build
+from taco_kernels.cpu.library import CpuKernels, load_library
+
+EMULATED = tuple(isa.name for isa in build.EMULATED_SETS)
+
+# By what Linux says of the CPU, since the library is not built yet when tests are collected.
+_FLAG_OF_ISA = {
+    "avx2": "avx2",
+    "avx512": "avx512_vnni",
+    "avx512_bf16": "avx512_bf16",
+    "amx": "amx_bf16",
+}
+_CPU_FLAGS = Path("/proc/cpuinfo").read_text().partition("flags")[2].partition("\n")[0].split()
+NATIVE = tuple(isa for isa, flag in _FLAG_OF_ISA.items() if flag in _CPU_FLAGS)
+
+
+@cache
+def _library(emulated: bool) -> ctypes.CDLL:
+    """Built from the sources as they are."""
+    if not emulated:
+        built = build.build()
+        assert not built.left_out, built.left_out
+        return load_library()
+    path = Path(__file__).parents[2] / "build" / "cpu" / "libtaco_cpu_emulated.so"
+    return load_library(build.build(path, build.EMULATED_SETS).library)
+
+
+@cache
+def kernels_of(isa: str, num_threads: int) -> CpuKernels:
+    """The kernels of one instruction set; all tests share the pool of each size."""
+    return CpuKernels(_library(isa in EMULATED), isa, num_threads)
