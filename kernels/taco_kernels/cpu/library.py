@@ -16,6 +16,10 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
     "taco_write_kv": (None, [c_void_p, c_void_p, c_void_p, c_int64, c_void_p]),
     "taco_attention_workspace": (c_int64, [c_void_p, c_void_p, c_int32]),
     "taco_attend": (None, [c_void_p, c_void_p]),
+    "taco_decoder_forward_bytes": (c_int64, [c_void_p, c_void_p, c_void_p]),
+    "taco_decoder_forward": (None, [c_void_p, c_void_p, c_void_p]),
+    "taco_decoder_logits_bytes": (c_int64, [c_void_p, c_void_p, c_void_p]),
+    "taco_decoder_logits": (None, [c_void_p, c_void_p, c_void_p]),
 }
 
 _LOADER_SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {

@@ -13,6 +13,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from taco_worker.models.mapped_pages import MappedPages
+
 LoadFormat = Literal["auto", "safetensors", "pt", "dummy"]
 
 
@@ -38,13 +40,18 @@ def find_weight_files(model_dir: Path, load_format: LoadFormat) -> list[Path]:
 def iterate_tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
     """Names and tensors of one file, as views of the mapped file where its form allows it.
 
+    A tensor's pages leave this process's memory when the next one is asked for, so that weights
+    which are copied out are not there twice. They are read again if the tensor is.
+
     Raises:
         ValueError: the file is damaged, or holds something else than tensors.
     """
-    if path.suffix == ".safetensors":
-        yield from _iterate_safetensors(path)
-    else:
-        yield from _iterate_state_dict(path)
+    is_safetensors = path.suffix == ".safetensors"
+    pages: MappedPages | None = None
+    for name, tensor in _iterate_safetensors(path) if is_safetensors else _iterate_state_dict(path):
+        pages = pages or MappedPages(path)
+        yield name, tensor
+        pages.release(tensor)
 
 
 def _indexed_files(index: Path) -> list[Path]:

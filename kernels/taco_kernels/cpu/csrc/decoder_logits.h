@@ -20,7 +20,7 @@ inline void compute_logits(Thread& thread, const Decoder& decoder, const Logits&
         if (decoder.embed_out.data) {
             const Rows rows = encode(thread, decoder.embed_out, count, hidden, stride,
                                      scratch.operands, scratch.scales);
-            multiply(thread, Product{rows, decoder.embed_out, Epilogue::store, Activation::none,
+            kernels().multiply(thread, Product{rows, decoder.embed_out, Epilogue::store, Activation::none,
                                      scratch.embedded, scratch.embedded_stride, false});
             hidden = scratch.embedded;
             stride = scratch.embedded_stride;
@@ -29,11 +29,11 @@ inline void compute_logits(Thread& thread, const Decoder& decoder, const Logits&
                                  scratch.scales);
         if (logits.logits) {
             float* out = logits.logits + begin * decoder.vocab_size;
-            multiply(thread, Product{rows, decoder.lm_head, Epilogue::store, Activation::none, out,
+            kernels().multiply(thread, Product{rows, decoder.lm_head, Epilogue::store, Activation::none, out,
                                      decoder.vocab_size, false});
         }
         if (logits.token_ids) {
-            multiply_argmax(thread, rows, decoder.lm_head, logits.token_ids + begin);
+            kernels().multiply_argmax(thread, rows, decoder.lm_head, logits.token_ids + begin);
         }
     });
 }

@@ -8,15 +8,13 @@
 #include <algorithm>
 #include <vector>
 
-#include "attention.h"
 #include "decoder.h"
 #include "decoder_scratch.h"
 #include "encode.h"
-#include "matmul.h"
+#include "isa_table.h"
 #include "norm.h"
 #include "rotary.h"
 #include "table.h"
-#include "write_kv.h"
 
 namespace TACO_ISA {
 
@@ -56,8 +54,24 @@ void share_rows(Thread& thread, int64_t rows, Body body) {
 inline Rows encode(Thread& thread, const Matrix& matrix, int64_t count, const float* rows,
                    int64_t stride, void* operands, float* scales) {
     if (matrix.type == DType::f32) return {count, rows, stride, nullptr};
-    encode_rows(thread, matrix.type, count, matrix.k, rows, stride, operands, scales);
+    kernels().encode_rows(thread, matrix.type, count, matrix.k, rows, stride, operands, scales);
     return {count, operands, padded_k(matrix.type, matrix.k), scales};
+}
+
+// A norm as operands for `matrix`. normed: room for the row in floats.
+inline void encode_normed(const NormedRow& row, const Matrix& matrix, float* normed, void* out,
+                          float* scale) {
+    if (matrix.type == DType::bf16) {
+        auto* operands = static_cast<Bf16Operand*>(out);
+        row.each([=](int64_t i, F32 v, int64_t) { store_bf16_operand(operands + i, v); });
+        const int64_t written = round_up(matrix.k, LANES);
+        std::fill_n(operands + written, padded_k(matrix.type, matrix.k) - written, Bf16Operand(0));
+        return;
+    }
+    const bool is_float = matrix.type == DType::f32;
+    float* floats = is_float ? static_cast<float*>(out) : normed;
+    row.each([=](int64_t i, F32 v, int64_t count) { store_lanes(floats + i, v, count); });
+    if (!is_float) encode_row(matrix.type, matrix.k, floats, out, scale);
 }
 
 // One thread's way through the decoder.
@@ -138,12 +152,12 @@ private:
         for_chunks(stream_.count, [&](int64_t begin, int64_t count) {
             const Rows rows = prepare(layer.attn_norm, layer.qkv, begin, count);
             float* out = scratch_.qkv + begin * scratch_.qkv_stride;
-            multiply(thread_, Product{rows, layer.qkv, Epilogue::store, Activation::none, out,
+            kernels().multiply(thread_, Product{rows, layer.qkv, Epilogue::store, Activation::none, out,
                                       scratch_.qkv_stride, false});
         });
         if (decoder_.cosines) rotate();
         const float* keys = scratch_.qkv + decoder_.query_size();
-        write_kv(thread_, step_.cache, step_.batch, index,
+        kernels().write_kv(thread_, step_.cache, step_.batch, index,
                  KeyValueRows{keys, keys + decoder_.kv_size(), scratch_.qkv_stride});
     }
 
@@ -195,7 +209,7 @@ private:
         attention.out_stride = stride;
         attention.out_is_operand = as_operands;
         attention.workspace = scratch_.attention;
-        attend(thread_, attention);
+        kernels().attend(thread_, attention);
         for_chunks(stream_.count, [&](int64_t begin, int64_t count) {
             const int64_t offset = begin * OPERAND_BYTES.written_row(layer.out);
             const void* attended = static_cast<const char*>(scratch_.attended) + offset;
@@ -209,7 +223,7 @@ private:
         const int64_t stride = padded_k(layer.down.type, layer.down.k);
         for_chunks(stream_.count, [&](int64_t begin, int64_t count) {
             const Rows rows = prepare(layer.mlp_norm, layer.up, begin, count);
-            multiply(thread_, Product{rows, layer.up, epilogue, decoder_.activation,
+            kernels().multiply(thread_, Product{rows, layer.up, epilogue, decoder_.activation,
                                       scratch_.inner, stride, layer.down.type == DType::bf16});
             add_to_stream(written_rows(layer.down, count, scratch_.inner), layer.down, begin);
         });
@@ -238,11 +252,12 @@ private:
         }
         const int64_t stride = padded_k(matrix.type, matrix.k);
         const int64_t row_bytes = OPERAND_BYTES.row(matrix);
+        float* normed = scratch_.normed + thread_.index() * scratch_.hidden_stride;
         share_rows(thread_, count, [&](int64_t row) {
-            norm_row_encoded(decoder_.norm, rows + row * stream_.stride, matrix.k, weights.weight,
-                             weights.bias, decoder_.norm_eps, matrix.type,
-                             static_cast<char*>(scratch_.operands) + row * row_bytes,
-                             scratch_.scales + row);
+            const NormedRow values(decoder_.norm, rows + row * stream_.stride, matrix.k,
+                                   weights.weight, weights.bias, decoder_.norm_eps);
+            void* out = static_cast<char*>(scratch_.operands) + row * row_bytes;
+            encode_normed(values, matrix, normed, out, scratch_.scales + row);
         });
         return {count, scratch_.operands, stride, scratch_.scales};
     }
@@ -256,7 +271,7 @@ private:
     }
 
     void add_to_stream(const Rows& rows, const Matrix& matrix, int64_t begin) {
-        multiply(thread_, Product{rows, matrix, Epilogue::add, Activation::none,
+        kernels().multiply(thread_, Product{rows, matrix, Epilogue::add, Activation::none,
                                   stream_.row(begin), stream_.stride, false});
     }
 
@@ -290,7 +305,7 @@ inline int64_t attention_bytes(const Decoder& decoder, const Step& step, int num
             const int64_t window = decoder.layers[index].sliding_window;
             if (index > 0 && window == attention.sliding_window) continue;
             attention.sliding_window = window;
-            most = std::max(most, attention_workspace(attention, num_threads));
+            most = std::max(most, kernels().attention_workspace(attention, num_threads));
         }
     };
     consider(step.batch);
@@ -310,7 +325,7 @@ inline int64_t attention_bytes(const Decoder& decoder, const Step& step, int num
 
 inline int64_t forward_bytes(const Decoder& decoder, const Step& step, int num_threads) {
     Arena counter(nullptr);
-    ForwardScratch(counter, OPERAND_BYTES, decoder, step,
+    ForwardScratch(counter, OPERAND_BYTES, decoder, step, num_threads,
                    attention_bytes(decoder, step, num_threads));
     return counter.used();
 }
@@ -318,7 +333,7 @@ inline int64_t forward_bytes(const Decoder& decoder, const Step& step, int num_t
 inline void forward(Thread& thread, const Decoder& decoder, const Step& step) {
     Arena arena(step.scratch);
     // Attention's part comes last: where it begins does not depend on its size.
-    const ForwardScratch scratch(arena, OPERAND_BYTES, decoder, step, 0);
+    const ForwardScratch scratch(arena, OPERAND_BYTES, decoder, step, thread.count(), 0);
     ForwardPass(thread, decoder, step, scratch).run();
 }
 

@@ -3,6 +3,7 @@
 // Each entry is called by all threads of a region together, and ends with a barrier.
 #pragma once
 
+#include "decoder.h"
 #include "elementwise.h"
 #include "kv_cache.h"
 #include "matrix.h"
@@ -36,4 +37,9 @@ struct Kernels {
     void (*map)(Thread&, const Mapped&);
     void (*choose_tokens)(Thread&, const Choice&);
     void (*gather_logprobs)(Thread&, const Logprobs&);
+    // A step of a whole decoder, and its last stage; `*_bytes` say what each needs at `scratch`.
+    int64_t (*forward_bytes)(const Decoder&, const Step&, int num_threads);
+    void (*forward)(Thread&, const Decoder&, const Step&);
+    int64_t (*logits_bytes)(const Decoder&, const Logits&);
+    void (*logits)(Thread&, const Decoder&, const Logits&);
 };

@@ -2,53 +2,57 @@
 #pragma once
 
 #include "decoder.h"
+#include "lanes.h"
 
 namespace TACO_ISA {
 
-// Exact for every half, subnormal ones, infinities and NaN included.
-inline float from_half(uint16_t half) {
-    const uint32_t sign = uint32_t(half & 0x8000) << 16, magnitude = uint32_t(half & 0x7fff) << 13;
-    // The exponent's bias grows from 15 to 127: a product with 2^112 moves it and renormalizes.
-    float value;
-    std::memcpy(&value, &magnitude, sizeof value);
-    value *= 0x1p112f;
-    uint32_t bits;
-    std::memcpy(&bits, &value, sizeof bits);
-    if ((half & 0x7c00) == 0x7c00) bits |= 0x7f800000;
-    bits |= sign;
-    std::memcpy(&value, &bits, sizeof value);
-    return value;
+// Calls take(first column, F32, number of columns) for sixteen columns of `values` at a time; the
+// last may be fewer, and zeros behind them.
+template <class Item, class Load, class Take>
+inline void for_row_lanes(const Item* values, int64_t width, Load load_lanes, Take take) {
+    int64_t i = 0;
+    for (; i + LANES <= width; i += LANES) take(i, load_lanes(values + i), int64_t(LANES));
+    if (const int64_t rest = width - i) {
+        Item last[LANES] = {};
+        std::copy_n(values + i, rest, last);
+        take(i, load_lanes(last), rest);
+    }
 }
 
-// Calls take(column, value) for the columns of a row.
 template <class Take>
-void for_table_row(const Table& table, int64_t row, int64_t width, Take take) {
+inline void for_table_row(const Table& table, int64_t row, int64_t width, Take take) {
     const int64_t begin = row * table.stride;
     switch (table.type) {
-        case TableType::f32: {
-            const float* values = static_cast<const float*>(table.data) + begin;
-            for (int64_t i = 0; i < width; ++i) take(i, values[i]);
+        case TableType::f32:
+            for_row_lanes(static_cast<const float*>(table.data) + begin, width, load, take);
             break;
-        }
-        case TableType::bf16: {
-            const bf16* values = static_cast<const bf16*>(table.data) + begin;
-            for (int64_t i = 0; i < width; ++i) take(i, from_bf16(values[i]));
+        case TableType::bf16:
+            for_row_lanes(static_cast<const bf16*>(table.data) + begin, width, load_bf16, take);
             break;
-        }
-        case TableType::f16: {
-            const uint16_t* values = static_cast<const uint16_t*>(table.data) + begin;
-            for (int64_t i = 0; i < width; ++i) take(i, from_half(values[i]));
+        case TableType::f16:
+            for_row_lanes(static_cast<const uint16_t*>(table.data) + begin, width, load_f16, take);
             break;
-        }
+    }
+}
+
+inline void store_lanes(float* out, F32 v, int64_t count) {
+    if (count == LANES) {
+        store(out, v);
+    } else {
+        store_first(out, v, count);
     }
 }
 
 inline void copy_table_row(const Table& table, int64_t row, int64_t width, float* out) {
-    for_table_row(table, row, width, [out](int64_t i, float value) { out[i] = value; });
+    for_table_row(table, row, width,
+                  [out](int64_t i, F32 v, int64_t count) { store_lanes(out + i, v, count); });
 }
 
 inline void add_table_row(const Table& table, int64_t row, int64_t width, float* out) {
-    for_table_row(table, row, width, [out](int64_t i, float value) { out[i] += value; });
+    for_table_row(table, row, width, [out](int64_t i, F32 v, int64_t count) {
+        const F32 old = count == LANES ? load(out + i) : load_first(out + i, count);
+        store_lanes(out + i, add(old, v), count);
+    });
 }
 
 }  // namespace TACO_ISA

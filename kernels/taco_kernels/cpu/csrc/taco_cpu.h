@@ -40,3 +40,14 @@ TACO_API void taco_write_kv(TacoPool* pool, const KVCache* cache, const Batch* b
 TACO_API int64_t taco_attention_workspace(const TacoPool* pool, const Attention* attention,
                                           int32_t num_threads);
 TACO_API void taco_attend(TacoPool* pool, const Attention* attention);
+
+// A decoder's step, and its last stage (decoder.h); `*_bytes` say what each needs at `scratch`.
+struct Decoder;
+struct Step;
+struct Logits;
+TACO_API int64_t taco_decoder_forward_bytes(const TacoPool* pool, const Decoder* decoder,
+                                            const Step* step);
+TACO_API void taco_decoder_forward(TacoPool* pool, const Decoder* decoder, const Step* step);
+TACO_API int64_t taco_decoder_logits_bytes(const TacoPool* pool, const Decoder* decoder,
+                                           const Logits* logits);
+TACO_API void taco_decoder_logits(TacoPool* pool, const Decoder* decoder, const Logits* logits);
