@@ -22,6 +22,10 @@ inline void for_hits(F32 v, uint32_t bits, Body body) {
     if (bits == 0) return;
     float numbers[LANES];
     store(numbers, v);
+    if (bits == 0xffff) {
+        for (float number : numbers) body(number);
+        return;
+    }
     for (; bits != 0; bits &= bits - 1) body(numbers[__builtin_ctz(bits)]);
 }
 
