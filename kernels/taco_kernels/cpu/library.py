@@ -20,6 +20,13 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
     "taco_decoder_forward": (None, [c_void_p, c_void_p, c_void_p]),
     "taco_decoder_logits_bytes": (c_int64, [c_void_p, c_void_p, c_void_p]),
     "taco_decoder_logits": (None, [c_void_p, c_void_p, c_void_p]),
+    "taco_norm_rows": (None, [c_void_p, c_void_p]),
+    "taco_rotate_rows": (None, [c_void_p, c_void_p]),
+    "taco_map": (None, [c_void_p, c_void_p]),
+    "taco_sampling_scratch": (c_int64, [c_void_p, c_int32]),
+    "taco_choose_tokens": (None, [c_void_p, c_void_p]),
+    "taco_gather_logprobs": (None, [c_void_p, c_void_p]),
+    "taco_penalize": (None, [c_void_p, c_void_p]),
 }
 
 _LOADER_SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {

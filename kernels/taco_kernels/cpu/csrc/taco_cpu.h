@@ -51,3 +51,22 @@ TACO_API void taco_decoder_forward(TacoPool* pool, const Decoder* decoder, const
 TACO_API int64_t taco_decoder_logits_bytes(const TacoPool* pool, const Decoder* decoder,
                                            const Logits* logits);
 TACO_API void taco_decoder_logits(TacoPool* pool, const Decoder* decoder, const Logits* logits);
+
+// Rows changed number by number (elementwise.h).
+struct NormRows;
+struct RotaryRows;
+struct Mapped;
+TACO_API void taco_norm_rows(TacoPool* pool, const NormRows* norm);
+TACO_API void taco_rotate_rows(TacoPool* pool, const RotaryRows* rotary);
+TACO_API void taco_map(TacoPool* pool, const Mapped* mapped);
+
+// From logits to tokens (sampling.h).
+struct LogitRows;
+struct Choice;
+struct Penalties;
+struct Logprobs;
+// Bytes that the two need at `scratch`.
+TACO_API int64_t taco_sampling_scratch(const LogitRows* logits, int32_t num_threads);
+TACO_API void taco_choose_tokens(TacoPool* pool, const Choice* choice);
+TACO_API void taco_gather_logprobs(TacoPool* pool, const Logprobs* wanted);
+TACO_API void taco_penalize(TacoPool* pool, const Penalties* penalties);

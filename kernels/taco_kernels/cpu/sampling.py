@@ -1,0 +1,186 @@
+"""Choosing tokens on the CPU: see csrc/choose.h, penalize.h and logprobs.h."""
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from taco_kernels.cpu import structs
+from taco_kernels.cpu.library import CpuKernels
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How each row's token is chosen; columns [num_rows], contiguous.
+
+    The order is min_p, top_k, top_p (over what the others have left). A filter is a threshold on
+    the probability: tokens that tie with the least likely one kept are kept too.
+
+    Attributes:
+        temperature: float32; 0 is the most likely token: the lowest id of several, the first NaN.
+        min_p: float32, 0 is off.
+        top_k: int32, 0 is off.
+        top_p: float32, 1 is off.
+        uniforms: float64 in [0, 1), of rows with a temperature.
+    """
+
+    temperature: Array
+    min_p: Array
+    top_k: Array
+    top_p: Array
+    uniforms: Array
+
+    @classmethod
+    def most_likely(cls, num_rows: int) -> "Choice":
+        zeros, ones = np.zeros(num_rows, np.float32), np.ones(num_rows, np.float32)
+        return cls(zeros, zeros, np.zeros(num_rows, np.int32), ones, np.zeros(num_rows))
+
+
+@dataclass(frozen=True, slots=True)
+class Penalties:
+    """Changes to some rows' logits that depend on their sequences' tokens; columns [num_chosen].
+
+    Attributes:
+        rows: int64, of the logits, each at most once.
+        sequences: int32, rows of the table of tokens.
+        starts, lengths: int32, where a sequence's output begins and ends.
+        repetition: float32, divides positive and multiplies negative logits of all of a sequence's
+            tokens; 1 is off.
+        presence, frequency: float32, taken from the logits of tokens of the output, once and for
+            each time that they occur; 0 is off.
+        ngram_size: int32: no n-gram of this size occurs twice; 0 is off.
+    """
+
+    rows: Array
+    sequences: Array
+    starts: Array
+    lengths: Array
+    repetition: Array
+    presence: Array
+    frequency: Array
+    ngram_size: Array
+
+
+def choose_tokens(kernels: CpuKernels, logits: Tensor, choice: Choice) -> Tensor:
+    """One token a row; a row's does not depend on the others, nor on the number of threads.
+
+    Args:
+        logits: float32 [num_rows, vocab_size].
+
+    Returns:
+        int64 [num_rows]. A row in which every token is ruled out gives some valid token.
+
+    Raises:
+        ValueError: a tensor or a column of the wrong type or shape.
+    """
+    count = logits.shape[0]
+    token_ids = torch.empty(count, dtype=torch.int64)
+    rows = _rows(logits)
+    scratch = _scratch(kernels, rows)
+    call = structs.Choice(
+        rows,
+        _column(choice.temperature, np.float32, count),
+        _column(choice.min_p, np.float32, count),
+        _column(choice.top_k, np.int32, count),
+        _column(choice.top_p, np.float32, count),
+        _column(choice.uniforms, np.float64, count),
+        token_ids.data_ptr(),
+        scratch.data_ptr(),
+    )
+    kernels.lib.taco_choose_tokens(kernels.pool, ctypes.byref(call))
+    return token_ids
+
+
+def penalize(kernels: CpuKernels, logits: Tensor, tokens: Tensor, penalties: Penalties) -> None:
+    """Changes logits in place: repetition, then presence and frequency, then n-grams.
+
+    Args:
+        logits: float32 [num_rows, vocab_size].
+        tokens: int32 [any, max_len], sequences of tokens within the vocabulary.
+
+    Raises:
+        ValueError: a tensor or a column of the wrong type or shape.
+    """
+    if tokens.dtype != torch.int32 or tokens.dim() != 2 or tokens.stride(1) != 1:
+        raise ValueError(f"tokens must be int32 rows, not {tokens.dtype} {tuple(tokens.shape)}")
+    count = penalties.rows.size
+    call = structs.Penalties(
+        _rows(logits),
+        count,
+        _column(penalties.rows, np.int64, count),
+        tokens.data_ptr(),
+        tokens.stride(0),
+        _column(penalties.sequences, np.int32, count),
+        _column(penalties.starts, np.int32, count),
+        _column(penalties.lengths, np.int32, count),
+        _column(penalties.repetition, np.float32, count),
+        _column(penalties.presence, np.float32, count),
+        _column(penalties.frequency, np.float32, count),
+        _column(penalties.ngram_size, np.int32, count),
+    )
+    kernels.lib.taco_penalize(kernels.pool, ctypes.byref(call))
+
+
+def gather_logprobs(
+    kernels: CpuKernels, logits: Tensor, token_ids: Array, num_top: Array
+) -> tuple[Array, Array, Array]:
+    """Log probabilities of a token of each row, and of the most likely ones.
+
+    Args:
+        logits: float32 [num_rows, vocab_size].
+        token_ids: int64 [num_rows].
+        num_top: int32 [num_rows], at most vocab_size.
+
+    Returns:
+        ids (int64) and log probabilities (float32), both [num_rows, 1 + the largest num_top]: the
+        row's token, then its num_top most likely ones, best and lowest id first; what lies behind
+        is undefined. ranks (int64 [num_rows]) of the tokens, from 1.
+
+    Raises:
+        ValueError: a tensor or a column of the wrong type or shape.
+    """
+    count = logits.shape[0]
+    width = 1 + int(num_top.max(initial=0))
+    ids = np.empty((count, width), np.int64)
+    values = np.empty((count, width), np.float32)
+    ranks = np.empty(count, np.int64)
+    rows = _rows(logits)
+    scratch = _scratch(kernels, rows)
+    call = structs.Logprobs(
+        rows,
+        _column(token_ids, np.int64, count),
+        _column(num_top, np.int32, count),
+        width,
+        ids.ctypes.data,
+        values.ctypes.data,
+        ranks.ctypes.data,
+        scratch.data_ptr(),
+    )
+    kernels.lib.taco_gather_logprobs(kernels.pool, ctypes.byref(call))
+    return ids, values, ranks
+
+
+def _rows(logits: Tensor) -> structs.LogitRows:
+    if logits.dtype != torch.float32 or logits.dim() != 2 or logits.stride(1) != 1:
+        raise ValueError(f"logits must be float32 rows, not {logits.dtype} {tuple(logits.shape)}")
+    count, vocab_size = logits.shape
+    return structs.LogitRows(logits.data_ptr(), count, vocab_size, logits.stride(0))
+
+
+def _scratch(kernels: CpuKernels, rows: structs.LogitRows) -> Tensor:
+    size = kernels.lib.taco_sampling_scratch(ctypes.byref(rows), kernels.num_threads)
+    return torch.empty(size, dtype=torch.uint8)
+
+
+def _column(column: Array, dtype: npt.DTypeLike, count: int) -> int:
+    if column.dtype != dtype or column.shape != (count,) or not column.flags.c_contiguous:
+        raise ValueError(
+            f"a column must be {np.dtype(dtype)} [{count}], not {column.dtype} {column.shape}"
+        )
+    return int(column.ctypes.data)
