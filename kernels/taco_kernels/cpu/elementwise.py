@@ -1,0 +1,120 @@
+"""Rows changed number by number on the CPU: functions, norms, rotary positions."""
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from taco_kernels.cpu import structs
+from taco_kernels.cpu.library import CpuKernels
+
+FUNCTIONS = ("relu", "gelu", "gelu_tanh", "silu", "exp", "tanh", "erf")
+NORM_KINDS = ("rms", "layer")
+_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+
+
+def apply_function(kernels: CpuKernels, name: str, x: Tensor) -> Tensor:
+    """One of FUNCTIONS of each number; x is float32 and contiguous.
+
+    Raises:
+        ValueError: another function or tensor.
+    """
+    if name not in FUNCTIONS:
+        raise ValueError(f"unknown function {name!r}; known: {', '.join(FUNCTIONS)}")
+    _check(x, "x")
+    out = torch.empty_like(x)
+    call = structs.Mapped(FUNCTIONS.index(name) + 1, x.numel(), x.data_ptr(), out.data_ptr())
+    kernels.lib.taco_map(kernels.pool, ctypes.byref(call))
+    return out
+
+
+def norm_rows(
+    kernels: CpuKernels,
+    kind: str,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    dtype: torch.dtype = torch.float32,
+) -> tuple[Tensor, Tensor]:
+    """RMSNorm or LayerNorm of rows, as a matrix of `dtype` takes them.
+
+    Args:
+        kind: of NORM_KINDS.
+        x: float32 [num_rows, size], contiguous.
+        weight, bias: float32 [size].
+        dtype: float32, bfloat16, or int8.
+
+    Returns:
+        Operands [num_rows, padded size], whose type is the instruction set's own, and the scales of
+        int8 rows, float32 [num_rows].
+
+    Raises:
+        ValueError: another kind, dtype or tensor.
+    """
+    if kind not in NORM_KINDS or dtype not in _DTYPES:
+        raise ValueError(f"no {kind!r} norm for matrices of {dtype}")
+    num_rows, size = x.shape
+    _check(x, "x")
+    for vector in (weight,) if bias is None else (weight, bias):
+        _check(vector, "weight or bias")
+        if vector.shape != (size,):
+            raise ValueError(f"weight and bias must be [{size}], not {tuple(vector.shape)}")
+    item_bytes = {
+        torch.float32: 4,
+        torch.bfloat16: kernels.bf16_operand_bytes,
+        torch.int8: kernels.int8_operand_bytes,
+    }[dtype]
+    floats = torch.float32 if item_bytes == 4 else torch.bfloat16
+    integers = torch.int8 if item_bytes == 1 else torch.int16
+    padding = 0 if dtype == torch.float32 else -size % (64 // dtype.itemsize)
+    out = torch.empty(num_rows, size + padding, dtype=integers if dtype == torch.int8 else floats)
+    scales = torch.empty(num_rows)
+    call = structs.NormRows(
+        NORM_KINDS.index(kind),
+        eps,
+        num_rows,
+        size,
+        x.data_ptr(),
+        weight.data_ptr(),
+        None if bias is None else bias.data_ptr(),
+        _DTYPES[dtype],
+        out.data_ptr(),
+        scales.data_ptr(),
+    )
+    kernels.lib.taco_norm_rows(kernels.pool, ctypes.byref(call))
+    return out, scales
+
+
+def rotate_rows(kernels: CpuKernels, x: Tensor, cos: Tensor, sin: Tensor) -> None:
+    """Turns each head's pairs (x[i], x[i + head_dim / 2]) by its token's angles, in place.
+
+    Args:
+        x: float32 [num_tokens, num_heads, head_dim], a token's heads contiguous.
+        cos, sin: float32 [num_tokens, head_dim / 2], contiguous.
+
+    Raises:
+        ValueError: another tensor.
+    """
+    num_tokens, num_heads, head_dim = x.shape
+    if x.dtype != torch.float32 or x.stride()[1:] != (head_dim, 1):
+        raise ValueError(f"x must be float32 with contiguous heads, not {x.dtype} {x.stride()}")
+    for table in (cos, sin):
+        _check(table, "cos and sin")
+        if table.shape != (num_tokens, head_dim // 2) or head_dim % 2:
+            raise ValueError(f"angles of {tuple(x.shape)} cannot be {tuple(table.shape)}")
+    call = structs.RotaryRows(
+        num_tokens,
+        num_heads,
+        head_dim,
+        x.data_ptr(),
+        x.stride(0),
+        cos.data_ptr(),
+        sin.data_ptr(),
+    )
+    kernels.lib.taco_rotate_rows(kernels.pool, ctypes.byref(call))
+
+
+def _check(tensor: Tensor, name: str) -> None:
+    if tensor.dtype != torch.float32 or not tensor.is_contiguous():
+        raise ValueError(f"{name} must be float32 and contiguous, not {tensor.dtype}")
