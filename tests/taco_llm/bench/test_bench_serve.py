@@ -2,6 +2,7 @@
 
 import csv
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from support.canned_server import STREAM_HEAD, CannedServer, events, piece, refusal
-from support.serving import Serving, free_port
+from support.serving import Serving, free_port, wait_until
 from taco_llm.cli.main import main
 
 GOOD = STREAM_HEAD + events(piece("a"), piece("b", "length"), "[DONE]")
@@ -196,3 +197,16 @@ def test_nothing_but_the_report_goes_to_standard_output() -> None:
         )
     assert done.stderr == ""  # without a terminal there is no progress bar
     assert done.stdout.splitlines()[0].strip("=") == " Serving Benchmark Result "
+
+
+def test_an_interrupt_is_one_line() -> None:
+    with CannedServer(None) as server:
+        command = [sys.executable, "-m", "taco_llm.cli.main", "bench", "serve"]
+        process = subprocess.Popen(
+            [*command, "--base-url", server.url], stderr=subprocess.PIPE, text=True
+        )
+        wait_until(lambda: bool(server.requests) or process.poll() is not None, "a request")
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors == "Interrupted: the run that was under way is not reported.\n"
