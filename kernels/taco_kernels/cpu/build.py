@@ -93,6 +93,16 @@ def source_hash(sources: Path = SOURCES) -> str:
     return digest.hexdigest()[:16]
 
 
+def failure(output: Path = LIBRARY) -> str:
+    """Why the last build of `output` failed, in the compiler's words; empty if it did not."""
+    file = _failure_file(output)
+    return f"its build failed: {file.read_text()}" if file.exists() else ""
+
+
+def _failure_file(output: Path) -> Path:
+    return output.with_suffix(".failure.txt")
+
+
 def build(
     output: Path = LIBRARY,
     sets: tuple[InstructionSet, ...] = NATIVE_SETS,
@@ -111,37 +121,47 @@ def build(
     Raises:
         KernelBuildError: no compiler, no set that it can build, or an error in the sources.
     """
-    compiler = _find_compiler()
-    with _objects_folder(objects) as folder, _lock(folder):
-        hash_before = source_hash(sources)
-        units = _units(sources, sets)
-        with ThreadPoolExecutor(jobs or len(os.sched_getaffinity(0))) as pool:
-            compiled = list(pool.map(lambda unit: _compile(compiler, unit, folder), units))
+    _failure_file(output).unlink(missing_ok=True)
+    try:
+        with _objects_folder(objects) as folder, _lock(folder):
+            return _build(output, sets, sources, folder, jobs or len(os.sched_getaffinity(0)))
+    except KernelBuildError as error:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        _failure_file(output).write_text(str(error))
+        raise
 
-        left_out: dict[str, str] = {}
-        for unit, (_, message) in zip(units, compiled, strict=True):
-            if message and unit.isa is None:
-                raise KernelBuildError(f"cannot compile {unit.source.name}:\n{message}")
-            if message and unit.isa is not None:
-                left_out.setdefault(unit.isa, message)
-        built = [isa.name for isa in sets if isa.name not in left_out]
-        if not built:
-            messages = "\n".join(left_out.values())
-            raise KernelBuildError(f"no instruction set could be compiled:\n{messages}")
-        names = " ".join(f"X({name})" for name in built)
-        dispatch = _Unit(
-            sources / "dispatch.cpp",
-            (f'-DTACO_SOURCE_HASH="{hash_before}"', f"-DTACO_FOR_EACH_ISA(X)={names}"),
-        )
-        path, message = _compile(compiler, dispatch, folder)
-        if message:
-            raise KernelBuildError(f"cannot compile dispatch.cpp:\n{message}")
-        objects_of_sets = [
-            path
-            for unit, (path, _) in zip(units, compiled, strict=True)
-            if unit.isa not in left_out
-        ]
-        _link(compiler, [path, *objects_of_sets], output)
+
+def _build(
+    output: Path, sets: tuple[InstructionSet, ...], sources: Path, folder: Path, jobs: int
+) -> Build:
+    compiler = find_compiler()
+    hash_before = source_hash(sources)
+    units = _units(sources, sets)
+    with ThreadPoolExecutor(jobs) as pool:
+        compiled = list(pool.map(lambda unit: _compile(compiler, unit, folder), units))
+
+    left_out: dict[str, str] = {}
+    for unit, (_, message) in zip(units, compiled, strict=True):
+        if message and unit.isa is None:
+            raise KernelBuildError(f"cannot compile {unit.source.name}:\n{message}")
+        if message and unit.isa is not None:
+            left_out.setdefault(unit.isa, message)
+    built = [isa.name for isa in sets if isa.name not in left_out]
+    if not built:
+        message = left_out[sets[0].name]
+        raise KernelBuildError(f"no instruction set could be compiled; {sets[0].name}:\n{message}")
+    names = " ".join(f"X({name})" for name in built)
+    dispatch = _Unit(
+        sources / "dispatch.cpp",
+        (f'-DTACO_SOURCE_HASH="{hash_before}"', f"-DTACO_FOR_EACH_ISA(X)={names}"),
+    )
+    path, message = _compile(compiler, dispatch, folder)
+    if message:
+        raise KernelBuildError(f"cannot compile dispatch.cpp:\n{message}")
+    objects_of_sets = [
+        path for unit, (path, _) in zip(units, compiled, strict=True) if unit.isa not in left_out
+    ]
+    _link(compiler, [path, *objects_of_sets], output)
     return Build(output, left_out)
 
 
@@ -173,7 +193,7 @@ def _units(sources: Path, sets: tuple[InstructionSet, ...]) -> list[_Unit]:
     return [*plain, *by_set]
 
 
-def _find_compiler() -> list[str]:
+def find_compiler() -> list[str]:
     """The command: $CXX, or the first C++ compiler on the path."""
     if chosen := os.environ.get("CXX"):
         return shlex.split(chosen)

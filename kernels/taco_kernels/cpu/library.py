@@ -3,16 +3,23 @@
 import ctypes
 import os
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from ctypes import c_char_p, c_int32, c_int64, c_void_p
 from pathlib import Path
 from typing import Any
 
 from taco_kernels.cpu import build
 
-# Every C function save the loader's own: its result, and its arguments. Those that work on threads
-# take the pool first.
+# Every C function of csrc/taco_cpu.h: its result, and its arguments.
 _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
+    "taco_source_hash": (c_char_p, []),
+    "taco_isa_name": (c_char_p, [c_int32]),
+    "taco_isa_obstacle": (c_char_p, [c_int32]),
+    "taco_pool_create": (c_void_p, [c_int32, c_void_p, c_int32]),
+    "taco_pool_destroy": (None, [c_void_p]),
+    "taco_pool_forget_threads": (None, [c_void_p]),
+    "taco_pool_bf16_operand_bytes": (c_int64, [c_void_p]),
+    "taco_pool_int8_operand_bytes": (c_int64, [c_void_p]),
     "taco_write_kv": (None, [c_void_p, c_void_p, c_void_p, c_int64, c_void_p]),
     "taco_attention_workspace": (c_int64, [c_void_p, c_void_p, c_int32]),
     "taco_attend": (None, [c_void_p, c_void_p]),
@@ -27,16 +34,6 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
     "taco_choose_tokens": (None, [c_void_p, c_void_p]),
     "taco_gather_logprobs": (None, [c_void_p, c_void_p]),
     "taco_penalize": (None, [c_void_p, c_void_p]),
-}
-
-_LOADER_SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
-    "taco_source_hash": (c_char_p, []),
-    "taco_isa_name": (c_char_p, [c_int32]),
-    "taco_isa_obstacle": (c_char_p, [c_int32]),
-    "taco_pool_create": (c_void_p, [c_int32, c_void_p, c_int32]),
-    "taco_pool_destroy": (None, [c_void_p]),
-    "taco_pool_bf16_operand_bytes": (c_int64, [c_void_p]),
-    "taco_pool_int8_operand_bytes": (c_int64, [c_void_p]),
 }
 
 
@@ -82,25 +79,33 @@ class CpuKernels:
         self.int8_operand_bytes: int = lib.taco_pool_int8_operand_bytes(pool)
         # At exit the process takes its threads along; one of them may still be computing.
         weakref.finalize(self, lib.taco_pool_destroy, self.pool).atexit = False
+        os.register_at_fork(after_in_child=_forget_threads_of(weakref.ref(self)))
 
 
-def load_library(path: Path | None = None) -> ctypes.CDLL:
-    """Loads the library at `path`, or the one that `make install` built.
+def _forget_threads_of(kernels: weakref.ref[CpuKernels]) -> Callable[[], None]:
+    def forget() -> None:
+        if alive := kernels():
+            alive.lib.taco_pool_forget_threads(alive.pool)
+
+    return forget
+
+
+def load_library(file: Path = build.LIBRARY, sources: Path = build.SOURCES) -> ctypes.CDLL:
+    """Loads the library that was built from `sources`, which need not be there.
 
     Raises:
-        KernelLibraryError: there is none, or it was not built from the sources beside it.
+        KernelLibraryError: there is none, or it was built from other sources.
     """
-    remedy = "build it with `python -m taco_kernels.cpu.build`"
-    file = path or build.LIBRARY
+    remedy = build.failure(file) or "build it with `python -m taco_kernels.cpu.build`"
     if not file.exists():
         raise KernelLibraryError(f"there is no {file.name}: {remedy}")
     try:
         lib = ctypes.CDLL(str(file))
         lib.taco_source_hash.restype = c_char_p
         built_from = lib.taco_source_hash().decode()
-        if path is None and built_from != build.source_hash():
+        if sources.exists() and built_from != build.source_hash(sources):
             raise KernelLibraryError(f"{file.name} was built from other sources: {remedy}")
-        for name, (result, arguments) in (_LOADER_SIGNATURES | _SIGNATURES).items():
+        for name, (result, arguments) in _SIGNATURES.items():
             function = getattr(lib, name)
             function.restype, function.argtypes = result, arguments
     except (OSError, AttributeError) as error:

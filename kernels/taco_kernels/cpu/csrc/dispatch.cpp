@@ -20,19 +20,23 @@ using Table = const Kernels& (*)();
 constexpr Table tables[] = {TACO_FOR_EACH_ISA(TABLE_OF)};
 constexpr int32_t num_tables = sizeof tables / sizeof tables[0];
 
+// Here and not from the tables: a table is made by code of its own instruction set.
+#define NAME_OF(isa) #isa,
+constexpr const char* names[] = {TACO_FOR_EACH_ISA(NAME_OF)};
+
 }  // namespace
 
 const char* taco_source_hash() { return TACO_SOURCE_HASH; }
 
 const char* taco_isa_name(int32_t index) {
-    return index < num_tables ? tables[index]().name : nullptr;
+    return index < num_tables ? names[index] : nullptr;
 }
 
-const char* taco_isa_obstacle(int32_t index) { return missing_for(tables[index]().name); }
+const char* taco_isa_obstacle(int32_t index) { return missing_for(names[index]); }
 
 TacoPool* taco_pool_create(int32_t num_threads, const int32_t* cpus, int32_t isa_index) {
     auto* pool = new (std::nothrow) TacoPool(num_threads, cpus, tables[isa_index]());
-    if (pool != nullptr && !pool->threads.is_complete()) {
+    if (pool != nullptr && pool->threads.num_threads() < num_threads) {
         delete pool;
         return nullptr;
     }
@@ -40,6 +44,8 @@ TacoPool* taco_pool_create(int32_t num_threads, const int32_t* cpus, int32_t isa
 }
 
 void taco_pool_destroy(TacoPool* pool) { delete pool; }
+
+void taco_pool_forget_threads(TacoPool* pool) { pool->threads.forget_threads(); }
 
 int64_t taco_pool_bf16_operand_bytes(const TacoPool* pool) {
     return pool->kernels.bf16_operand_bytes;

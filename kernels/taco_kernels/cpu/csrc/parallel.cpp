@@ -58,63 +58,69 @@ void Signal::wait(uint32_t seen) {
 }
 
 Pool::Pool(int num_threads, const int32_t* cpus)
-    : num_threads_(num_threads),
+    : num_wanted_(num_threads),
       cpus_(cpus == nullptr ? std::vector<int32_t>()
-                            : std::vector<int32_t>(cpus, cpus + num_threads)) {
+                            : std::vector<int32_t>(cpus, cpus + num_threads)),
+      callers_(new std::mutex) {
     start_threads();
 }
 
-Pool::~Pool() { stop_threads(); }
-
-void Pool::start_threads() {
-    process_ = getpid();
-    threads_.clear();
-    starts_.reset(new Start[num_threads_]);
-    for (int i = 1; i < num_threads_; ++i) {
-        starts_[i] = {this, i};
-        pthread_t thread;
-        if (pthread_create(&thread, nullptr, thread_main, &starts_[i]) != 0) return;
-        if (!cpus_.empty()) bind_to_cpu(thread, cpus_[i]);
-        threads_.push_back(thread);
-    }
-}
-
-void Pool::stop_threads() {
-    if (process_ != getpid()) return;  // a fork took none of them along
+Pool::~Pool() {
     region_ = nullptr;
     regions_.advance();
     for (pthread_t thread : threads_) pthread_join(thread, nullptr);
 }
 
+void Pool::start_threads() {
+    is_started_ = true;
+    num_arrived_.store(0, std::memory_order_relaxed);
+    starts_.clear();
+    for (int i = 1; i < num_wanted_; ++i) starts_.push_back({this, i, regions_.value()});
+    for (Start& start : starts_) {
+        pthread_t thread;
+        if (pthread_create(&thread, nullptr, thread_main, &start) != 0) return;
+        if (!cpus_.empty()) bind_to_cpu(thread, cpus_[start.index]);
+        threads_.push_back(thread);
+    }
+}
+
+void Pool::forget_threads() {
+    threads_.clear();
+    is_started_ = false;
+    callers_.release();  // a thread that is no more may hold it: neither to be unlocked nor freed
+    callers_.reset(new std::mutex);
+}
+
 void* Pool::thread_main(void* start) {
     const Start& given = *static_cast<Start*>(start);
-    given.pool->serve(given.index);
+    given.pool->serve(given);
     return nullptr;
 }
 
-void Pool::serve(int index) {
-    for (uint32_t seen = 0;; ++seen) {
+void Pool::serve(const Start& start) {
+    for (uint32_t seen = start.regions_seen;; ++seen) {
         regions_.wait(seen);
         if (region_ == nullptr) return;
-        Thread thread(*this, index, num_threads_);
+        Thread thread(*this, start.index, num_threads());
         (*region_)(thread);
         barrier();
     }
 }
 
 void Pool::run(const Region& region) {
-    std::lock_guard<std::mutex> turn(callers_);
+    std::lock_guard<std::mutex> turn(*callers_);
+    if (!is_started_) start_threads();
     for (Counter& counter : counters_) counter.value.store(0, std::memory_order_relaxed);
     region_ = &region;
     regions_.advance();
-    Thread thread(*this, 0, num_threads_);
+    Thread thread(*this, 0, num_threads());
     region(thread);
     barrier();
 }
 
 void Pool::barrier() {
     const uint32_t seen = barriers_.value();
-    if (num_arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == num_threads_) {
+    if (num_arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == num_threads()) {
         num_arrived_.store(0, std::memory_order_relaxed);
         barriers_.advance();
     } else {

@@ -32,13 +32,14 @@ public:
     Pool(const Pool&) = delete;
     Pool& operator=(const Pool&) = delete;
 
-    // Whether all threads could be started.
-    bool is_complete() const { return int(threads_.size()) == num_threads_ - 1; }
-
-    int num_threads() const { return num_threads_; }
+    // Threads of a region, its caller included: fewer than wanted where the system gave no more.
+    int num_threads() const { return int(threads_.size()) + 1; }
 
     // Calls region once on every thread, this one included, and returns when all are done.
     void run(const Region& region);
+
+    // In the child of a fork, which has none of the threads: they are started anew when needed.
+    void forget_threads();
 
 private:
     friend class Thread;
@@ -48,20 +49,20 @@ private:
     struct Start {
         Pool* pool;
         int index;
+        uint32_t regions_seen;
     };
 
     void start_threads();
-    void stop_threads();
     static void* thread_main(void* start);
-    void serve(int index);
+    void serve(const Start& start);
     void barrier();
 
-    const int num_threads_;
+    const int num_wanted_;
     const std::vector<int32_t> cpus_;
+    std::vector<Start> starts_;
     std::vector<pthread_t> threads_;
-    std::unique_ptr<Start[]> starts_;
-    pid_t process_ = 0;
-    std::mutex callers_;
+    bool is_started_ = false;
+    std::unique_ptr<std::mutex> callers_;
 
     const Region* region_ = nullptr;  // null tells the threads to end
     alignas(64) Signal regions_;

@@ -24,6 +24,8 @@ TACO_API const char* taco_isa_obstacle(int32_t index);
 // cpus[1], cpus[2], ... unless `cpus` is null. Null if a thread could not be started.
 TACO_API TacoPool* taco_pool_create(int32_t num_threads, const int32_t* cpus, int32_t isa_index);
 TACO_API void taco_pool_destroy(TacoPool* pool);
+// To be called in the child of a fork, which has none of the threads, before anything else.
+TACO_API void taco_pool_forget_threads(TacoPool* pool);
 
 // Sizes of an item of encoded rows with the pool's instruction set, in bytes.
 TACO_API int64_t taco_pool_bf16_operand_bytes(const TacoPool* pool);

@@ -1,0 +1,63 @@
+"""Memory for weights, KV and scratch: aligned, and in huge pages where the system has them.
+
+A page of 2 MiB takes one entry of the TLB where 4 KiB pages take 512, and one page fault to get.
+"""
+
+import mmap
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+HUGE_PAGE = 2 << 20
+ALIGNMENT = 64  # a cache line, and a row of an AMX tile
+
+
+def allocate(num_bytes: int) -> Tensor:
+    """Fresh memory, not written to: pages that nobody touches take none. The tensor owns it.
+
+    Returns:
+        uint8 [num_bytes], aligned to 64 bytes, and to a huge page if it fills one.
+
+    Raises:
+        MemoryError: the system has no such address range.
+    """
+    if num_bytes < HUGE_PAGE:
+        memory = torch.empty(num_bytes + ALIGNMENT, dtype=torch.uint8)
+        return _aligned(memory, ALIGNMENT, num_bytes)
+    try:
+        mapping = mmap.mmap(-1, num_bytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"cannot map {num_bytes} bytes: {error.strerror}") from error
+    with suppress(OSError):  # a kernel without huge pages
+        mapping.madvise(mmap.MADV_HUGEPAGE)
+    return _aligned(torch.frombuffer(mapping, dtype=torch.uint8), HUGE_PAGE, num_bytes)
+
+
+def _aligned(memory: Tensor, alignment: int, num_bytes: int) -> Tensor:
+    begin = -memory.data_ptr() % alignment
+    return memory[begin : begin + num_bytes]
+
+
+class Scratch:
+    """Memory of a step that is kept for the next one. It grows and never shrinks."""
+
+    def __init__(self) -> None:
+        self._memory = allocate(0)
+
+    def reserve(self, num_bytes: int) -> int:
+        """Address of so many bytes, aligned to 64. What stood there before may be lost."""
+        if num_bytes > self._memory.numel():
+            self._memory = allocate(0)  # the old one goes before the new one comes
+            self._memory = allocate(num_bytes)
+        return self._memory.data_ptr()
+
+
+def huge_page_bytes(rollup: Path = Path("/proc/self/smaps_rollup")) -> int:
+    """Bytes of this process that lie in huge pages; 0 where the system does not say."""
+    try:
+        lines = rollup.read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("AnonHugePages:"))

@@ -1,0 +1,97 @@
+"""How many threads this process should compute with, and on which CPUs."""
+
+import os
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+_CPUS = Path("/sys/devices/system/cpu")
+_CGROUPS = Path("/sys/fs/cgroup")
+_MEMBERSHIP = Path("/proc/self/cgroup")
+
+
+@dataclass(frozen=True, slots=True)
+class Cores:
+    """What the process may compute on.
+
+    Attributes:
+        cpus: one CPU of each physical core that the process may run on.
+        quota: CPUs' worth of time that its control groups allow, or None.
+    """
+
+    cpus: tuple[int, ...]
+    quota: float | None
+
+    def num_threads(self, wanted: int | None = None) -> int:
+        """`wanted`, or as many as there are cores and time for.
+
+        Raises:
+            ValueError: `wanted` is below 1 or above the cores.
+        """
+        if wanted is None:
+            allowed = len(self.cpus) if self.quota is None else int(self.quota)
+            return max(1, min(len(self.cpus), allowed))
+        if not 1 <= wanted <= len(self.cpus):
+            raise ValueError(f"{wanted} threads: this process may use 1 to {len(self.cpus)} cores")
+        return wanted
+
+
+def available_cores() -> Cores:
+    """Of this process, as the system limits it now."""
+    return Cores(physical_cores(os.sched_getaffinity(0)), cpu_quota())
+
+
+def physical_cores(allowed: Collection[int], cpus: Path = _CPUS) -> tuple[int, ...]:
+    """The first allowed CPU of each physical core: its siblings share the units that compute."""
+    first_of: dict[str, int] = {}
+    for cpu in sorted(allowed):
+        siblings = cpus / f"cpu{cpu}" / "topology" / "thread_siblings_list"
+        try:
+            core = siblings.read_text().strip()
+        except OSError:
+            core = f"only {cpu}"
+        first_of.setdefault(core, cpu)
+    return tuple(first_of.values())
+
+
+def cpu_quota(membership: Path = _MEMBERSHIP, cgroups: Path = _CGROUPS) -> float | None:
+    """CPUs' worth of time that the process's control groups allow it; None if they do not limit it.
+
+    Reads cpu.max of version 2 and cpu.cfs_quota_us of version 1, of its group and those above.
+    """
+    try:
+        lines = membership.read_text().splitlines()
+    except OSError:
+        return None
+    quotas: list[float] = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            quotas += _quotas_above(cgroups, path, _quota_v2)
+        elif "cpu" in controllers.split(","):
+            for mount in ("cpu", controllers):
+                quotas += _quotas_above(cgroups / mount, path, _quota_v1)
+    return min(quotas, default=None)
+
+
+def _quotas_above(root: Path, path: str, quota_of: Callable[[Path], float | None]) -> list[float]:
+    group = root / path.strip("/")
+    folders = [group, *(parent for parent in group.parents if parent.is_relative_to(root))]
+    return [quota for folder in folders if (quota := quota_of(folder)) is not None]
+
+
+def _quota_v2(folder: Path) -> float | None:
+    try:
+        quota, period = (folder / "cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return None
+    return None if quota == "max" else int(quota) / int(period)
+
+
+def _quota_v1(folder: Path) -> float | None:
+    try:
+        quota = int((folder / "cpu.cfs_quota_us").read_text())
+        period = int((folder / "cpu.cfs_period_us").read_text())
+    except (OSError, ValueError):
+        return None
+    return quota / period if quota > 0 else None

@@ -1,0 +1,28 @@
+"""The thread pool, by a C++ program that uses it as kernels do; and from Python."""
+
+import gc
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.cpu_kernels import kernels_of
+
+from taco_kernels.cpu import build
+
+
+@pytest.fixture(scope="module")
+def stress(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    program = tmp_path_factory.mktemp("pool") / "stress"
+    sources = [Path(__file__).with_name("pool_stress.cpp"), build.SOURCES / "parallel.cpp"]
+    flags = ["-std=c++17", "-O2", "-pthread", "-Wall", "-Wextra", "-Werror"]
+    subprocess.run(
+        [*build.find_compiler(), *flags, f"-I{build.SOURCES}", *sources, "-o", program], check=True
+    )
+    return program
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 5])
+def test_each_item_comes_once_and_barriers_order_memory(stress: Path, num_threads: int) -> None:
+    subprocess.run([stress, str(num_threads), "200"], check=True, timeout=120)
