@@ -19,7 +19,7 @@ from peers.checkpoint_size import kv_bytes_per_token, weight_bytes
 from peers.comparison import Verdict, record_of, verdicts
 from peers.engine_process import EngineError, EngineProcess, EngineSpec
 from peers.goals import HIGHER_IS_BETTER
-from peers.sitting import peak_memory_bytes, start_seconds, take_turns, warm_engines
+from peers.sitting import Values, peak_memory_bytes, start_seconds, take_turns, warm_engines
 from peers.workloads import MEMORY, Workload
 
 ALONE = ("start", "memory")  # workloads that start engines of their own
@@ -29,7 +29,7 @@ def main() -> None:
     args = _parse_args()
     catalogue = Catalogue(args.directory, args.model, args.threads)
     try:
-        sitting = Sitting(catalogue, args.ours, args.peer, args.pairs)
+        sitting = Sitting(catalogue, args.ours, args.peer, args.pairs, args.save)
         for text in args.workload:
             if text in ALONE:
                 sitting.run_alone(text)
@@ -40,19 +40,24 @@ def main() -> None:
                 sitting.run(chosen, prefix_cache=prefix_cache)
     except (EngineError, ValueError) as error:
         sys.exit(f"compare_peers: {error}")
-    for verdict in verdicts(sitting.figures):
-        print(_line(verdict))
-    if args.save:
-        print(f"written: {record.save(args.save, sitting.figures)}")
 
 
 class Sitting:
-    """Gathers the record of one sitting; see `comparison` for its form."""
+    """Gathers the record of one sitting; see `comparison` for its form.
+
+    Each workload is printed and saved as soon as it is done: a sitting may take an hour.
+    """
 
     def __init__(
-        self, catalogue: Catalogue, ours: list[str], peers: list[str], num_pairs: int
+        self,
+        catalogue: Catalogue,
+        ours: list[str],
+        peers: list[str],
+        num_pairs: int,
+        save_as: str | None,
     ) -> None:
         self._catalogue = catalogue
+        self._save_as = save_as
         self._ours = ours
         self._names = [*ours, *peers]
         self._num_pairs = num_pairs
@@ -110,11 +115,16 @@ class Sitting:
             "idle_cpu_share": round(engine.idle_cpu_share, 3),
         }
 
-    def _add(self, name: str, shape: str, values: dict[str, dict[str, list[float]]]) -> None:
+    def _add(self, name: str, shape: str, values: dict[str, Values]) -> None:
         self.figures["workloads"][name] = {
             "shape": shape,
             "figures": {figure: record_of(got, self._ours) for figure, got in values.items()},
         }
+        for verdict in verdicts(self.figures):
+            if verdict.workload == name:
+                print(_line(verdict), flush=True)
+        if self._save_as:
+            record.save(self._save_as, self.figures)
 
 
 def say(line: str) -> None:

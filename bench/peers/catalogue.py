@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from peers.checkpoint_size import BLOCK_SIZE, num_blocks
+from peers.checkpoint_size import BLOCK_SIZE, longest_sequence, num_blocks
 from peers.driver import Settings
 from peers.engine_process import EngineSpec
 
@@ -47,6 +47,10 @@ class Catalogue:
     def checkpoint(self) -> Path:
         return self.directory / "models" / self.model
 
+    @property
+    def max_model_len(self) -> int:
+        return min(MAX_MODEL_LEN, longest_sequence(self.checkpoint))
+
     def find(self, name: str, *, prefix_cache: bool) -> EngineSpec:
         """Raises `ValueError` for a name that is not one of `NAMES`."""
         family, *variants = name.split("-")
@@ -76,7 +80,7 @@ class Catalogue:
         return [
             *(sys.executable, "-m", "taco_llm.cli.main", "serve", str(self.checkpoint)),
             *("--host", "127.0.0.1", "--port", "{port}", "--served-model-name", SERVED_NAME),
-            *("--num-threads", str(self.threads), "--max-model-len", str(MAX_MODEL_LEN)),
+            *("--num-threads", str(self.threads), "--max-model-len", str(self.max_model_len)),
             *("--max-num-seqs", str(MAX_NUM_SEQS), "--block-size", str(BLOCK_SIZE)),
             *("--num-gpu-blocks-override", str(num_blocks(self.checkpoint, KV_GIB))),
             "--enable-prefix-caching" if prefix_cache else "--no-enable-prefix-caching",
@@ -93,7 +97,7 @@ class Catalogue:
                 # Its console script fails: the wheel of the CPU build has another name.
                 *(str(python), "-m", "vllm.entrypoints.openai.api_server"),
                 *("--model", str(self.checkpoint), "--served-model-name", SERVED_NAME),
-                *("--dtype", dtype, "--max-model-len", str(MAX_MODEL_LEN)),
+                *("--dtype", dtype, "--max-model-len", str(self.max_model_len)),
                 *("--max-num-seqs", str(MAX_NUM_SEQS), "--port", "{port}", caching),
             ]
             driver, options = "drive_http", self._served(command, "vllm serve")
@@ -155,7 +159,7 @@ class Catalogue:
             model=str(model or self.checkpoint),
             threads=self.threads,
             prefix_cache=prefix_cache,
-            max_model_len=MAX_MODEL_LEN,
+            max_model_len=self.max_model_len,
             max_num_seqs=MAX_NUM_SEQS,
             kv_gib=KV_GIB,
             options=options,

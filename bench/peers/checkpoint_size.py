@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 BLOCK_SIZE = 16
 
@@ -12,13 +13,22 @@ def weight_bytes(checkpoint: Path) -> int:
 
 def kv_bytes_per_token(checkpoint: Path) -> int:
     """Keys and values of all layers in 16 bits."""
-    config = json.loads((checkpoint / "config.json").read_text())
+    config = _config(checkpoint)
     num_heads = config["num_attention_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // num_heads
     num_kv_heads = config.get("num_key_value_heads", num_heads)
     return 2 * config["num_hidden_layers"] * num_kv_heads * head_dim * 2
 
 
+def longest_sequence(checkpoint: Path) -> int:
+    """The model's own limit, in tokens."""
+    return _config(checkpoint)["max_position_embeddings"]
+
+
 def num_blocks(checkpoint: Path, kv_gib: int) -> int:
     """TACO's KV blocks that fill `kv_gib` GiB."""
     return (kv_gib << 30) // (BLOCK_SIZE * kv_bytes_per_token(checkpoint))
+
+
+def _config(checkpoint: Path) -> dict[str, Any]:
+    return json.loads((checkpoint / "config.json").read_text())

@@ -51,6 +51,10 @@ class EngineProcess:
     """
 
     def __init__(self, spec: EngineSpec) -> None:
+        if not spec.python.exists():
+            raise EngineError(
+                f"{spec.name}: no such interpreter: {spec.python}; bench/peers/install.sh makes it"
+            )
         self.spec = spec
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(

@@ -1,0 +1,100 @@
+"""What a record of a sitting says: who the best peer is, and which goals are reached."""
+
+from typing import Any
+
+import pytest
+from peers.comparison import Verdict, record_of, verdicts
+
+BITS = {
+    "taco": 16,
+    "taco-int8": 8,
+    "taco-http": 16,
+    "vllm": 16,
+    "openvino": 16,
+    "openvino-int8": 8,
+}
+
+
+def record(workload: str, figure: str, values: dict[str, list[float]]) -> dict[str, Any]:
+    ours = [name for name in values if name.startswith("taco")]
+    return {
+        "engines": {name: {"weight_bits": BITS[name]} for name in values},
+        "workloads": {workload: {"shape": workload, "figures": {figure: record_of(values, ours)}}},
+    }
+
+
+def verdict_of(workload: str, figure: str, values: dict[str, list[float]], ours: str) -> Verdict:
+    (verdict,) = (
+        verdict for verdict in verdicts(record(workload, figure, values)) if verdict.ours == ours
+    )
+    return verdict
+
+
+@pytest.mark.parametrize(("figure", "best"), [("tpot_ms", "openvino"), ("tokens_per_s", "vllm")])
+def test_the_best_peer_is_the_one_with_the_best_median(figure: str, best: str) -> None:
+    values = {"taco": [40.0, 41.0], "vllm": [53.0, 54.0], "openvino": [45.0, 46.0]}
+    assert verdict_of("single", figure, values, "taco").theirs == best
+
+
+def test_int8_peers_are_compared_with_int8_only() -> None:
+    values = {
+        "taco": [40.0, 41.0],
+        "taco-int8": [20.0, 20.0],
+        "openvino": [45.0, 46.0],
+        "openvino-int8": [28.0, 28.0],
+    }
+    assert verdict_of("single", "tpot_ms", values, "taco").theirs == "openvino"
+    assert verdict_of("single", "tpot_ms", values, "taco-int8").theirs == "openvino-int8"
+
+
+@pytest.mark.parametrize(
+    ("ours", "is_met"),
+    [
+        ([80.0, 80.0, 80.0], True),
+        ([84.0, 86.0, 87.0], True),  # the interval reaches from 0.82 to 0.89
+        ([90.0, 90.0, 90.0], False),
+    ],
+)
+def test_a_goal_is_met_when_the_interval_reaches_it(ours: list[float], is_met: bool) -> None:
+    verdict = verdict_of("single", "tpot_ms", {"taco": ours, "vllm": [100.0] * 3}, "taco")
+    assert verdict.goal == "≤ 0.85"
+    assert verdict.is_met is is_met
+
+
+def test_throughput_is_to_be_high() -> None:
+    values = {"taco": [700.0, 710.0], "vllm": [400.0, 400.0]}
+    assert verdict_of("batch", "tokens_per_s", values, "taco").is_met is True
+    values = {"taco": [400.0, 400.0], "vllm": [700.0, 710.0]}
+    assert verdict_of("batch", "tokens_per_s", values, "taco").is_met is False
+
+
+def test_http_is_measured_by_the_engine_in_process() -> None:
+    values = {"taco": [100.0, 100.0], "taco-http": [95.0, 95.0], "vllm": [300.0, 300.0]}
+    verdict = verdict_of("batch", "tokens_per_s", values, "taco-http")
+    assert verdict.theirs == "taco"
+    assert verdict.goal == "≥ 0.92"
+    assert verdict.is_met is True
+
+
+@pytest.mark.parametrize(("seconds", "is_met"), [(3.9, True), (4.1, False)])
+def test_the_start_has_a_goal_of_its_own(seconds: float, is_met: bool) -> None:
+    values = {"taco": [seconds], "openvino": [1.0]}
+    verdict = verdict_of("start", "seconds", values, "taco")
+    assert verdict.theirs is None
+    assert verdict.is_met is is_met
+
+
+def test_other_shapes_have_no_goal_but_a_ratio() -> None:
+    values = {"taco": [30.0, 30.0], "vllm": [60.0, 60.0]}
+    verdict = verdict_of("8x64/64", "tokens_per_s", values, "taco")
+    assert verdict.goal == ""
+    assert verdict.is_met is None
+    assert verdict.interval is not None
+    assert verdict.interval.ratio == pytest.approx(0.5)
+
+
+def test_one_round_gives_medians_and_no_verdict() -> None:
+    verdict = verdict_of("single", "tpot_ms", {"taco": [40.0], "vllm": [50.0]}, "taco")
+    assert verdict.our_median == 40.0
+    assert verdict.interval is None
+    assert verdict.is_met is None
