@@ -38,7 +38,7 @@ class ModelRunner:
     def __init__(self, model: StepModel, batch: InputBatch) -> None:
         self._model = model
         self._batch = batch
-        self._sampler = Sampler(batch.sampling, batch.token_ids)
+        self._sampler = Sampler(batch.sampling, batch.token_ids, model.sampling)
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepOutput:
@@ -141,7 +141,7 @@ class ModelRunner:
             logits = self._model.compute_logits(hidden[chunk])
             token_ids = batch.tokens_at(rows.slots[chunk], rows.positions[chunk])
             found = gather_logprobs(
-                logits.log_softmax(-1), torch.from_numpy(token_ids).long(), num_top[chunk]
+                self._model.sampling, logits, torch.from_numpy(token_ids).long(), num_top[chunk]
             )
             columns.num_entries += found.num_entries
             columns.token_ids += found.token_ids

@@ -46,12 +46,13 @@ def test_functions_err_by_few_ulps(
 def test_activations_agree_with_torch(cpu_kernels: CpuKernels, name: str) -> None:
     x = floats_of_all_sizes()
     wide = x.double()
-    expected = {
+    exact: dict[str, Callable[[Tensor], Tensor]] = {
         "relu": F.relu,
         "gelu": F.gelu,
         "gelu_tanh": lambda y: F.gelu(y, approximate="tanh"),
         "silu": F.silu,
-    }[name](wide)
+    }
+    expected = exact[name](wide)
     value = apply_function(cpu_kernels, name, x)
     # The values near 0 on the left are differences of numbers near x.
     torch.testing.assert_close(value.double(), expected, rtol=4e-7, atol=3e-7)

@@ -6,16 +6,27 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from support.cpu_kernels import NATIVE, kernels_of
 from support.sampling_reference import Row, acceptable_tokens, changed_logits
 from taco_proto.sampling_params import SamplingParams
 from taco_worker.sampling.columns import SamplingColumns
+from taco_worker.sampling.cpu_ops import CpuSampling
+from taco_worker.sampling.ops import SamplingOps
 from taco_worker.sampling.sampler import SampledRows, SampledTokens, Sampler
+from taco_worker.sampling.torch_ops import TorchSampling
 
 EOS_TOKEN_IDS = [1, 2]
 MAX_LEN = 48
 
 
-def sample(rows: list[Row], slots: list[int] | None = None) -> SampledTokens:
+@pytest.fixture(scope="module", params=["torch", *NATIVE])
+def ops(request: pytest.FixtureRequest) -> SamplingOps:
+    return (
+        TorchSampling() if request.param == "torch" else CpuSampling(kernels_of(request.param, 2))
+    )
+
+
+def sample(ops: SamplingOps, rows: list[Row], slots: list[int] | None = None) -> SampledTokens:
     """Run the sampler on a batch of `rows`, each in a slot of its own."""
     slots = slots or list(range(len(rows)))
     vocab_size = rows[0].logits.size
@@ -31,11 +42,11 @@ def sample(rows: list[Row], slots: list[int] | None = None) -> SampledTokens:
         num_prompt_tokens=np.array([len(row.prompt) for row in rows], dtype=np.int32),
         num_tokens=np.array([len(row.tokens) for row in rows], dtype=np.int32),
     )
-    return Sampler(columns, token_ids).sample(logits, sampled_rows)
+    return Sampler(columns, token_ids, ops).sample(logits, sampled_rows)
 
 
-def chosen(rows: list[Row], slots: list[int] | None = None) -> list[int]:
-    return [int(token_id) for token_id in sample(rows, slots).token_ids]
+def chosen(ops: SamplingOps, rows: list[Row], slots: list[int] | None = None) -> list[int]:
+    return [int(token_id) for token_id in sample(ops, rows, slots).token_ids]
 
 
 def make_row(params: SamplingParams, seed: int = 0, vocab_size: int = 100) -> Row:
@@ -95,8 +106,10 @@ def batches(draw: st.DrawFn) -> list[Row]:
 
 @given(batches())
 @settings(max_examples=300, deadline=None)
-def test_every_row_of_a_mixed_batch_gets_the_token_of_the_reference(rows: list[Row]) -> None:
-    for row, token_id in zip(rows, chosen(rows), strict=True):
+def test_every_row_of_a_mixed_batch_gets_the_token_of_the_reference(
+    ops: SamplingOps, rows: list[Row]
+) -> None:
+    for row, token_id in zip(rows, chosen(ops, rows), strict=True):
         if np.isfinite(changed_logits(row, EOS_TOKEN_IDS)).any():
             assert token_id in acceptable_tokens(row, EOS_TOKEN_IDS)
 
@@ -104,17 +117,17 @@ def test_every_row_of_a_mixed_batch_gets_the_token_of_the_reference(rows: list[R
 @given(batches(), st.randoms(use_true_random=False))
 @settings(max_examples=150, deadline=None)
 def test_a_row_does_not_depend_on_the_other_rows_nor_on_its_slot(
-    rows: list[Row], random: Random
+    ops: SamplingOps, rows: list[Row], random: Random
 ) -> None:
-    together = chosen(rows)
+    together = chosen(ops, rows)
     order = list(range(len(rows)))
     random.shuffle(order)
     kept = order[: random.randint(1, len(order))]
     slots = random.sample(range(10), len(kept))
-    assert chosen([rows[i] for i in kept], slots) == [together[i] for i in kept]
+    assert chosen(ops, [rows[i] for i in kept], slots) == [together[i] for i in kept]
 
 
-def test_rows_are_independent_when_torch_splits_a_large_batch_over_threads() -> None:
+def test_rows_are_independent_when_threads_share_a_large_batch(ops: SamplingOps) -> None:
     params = [
         SamplingParams(temperature=1.0, seed=1),
         SamplingParams(temperature=1.3, top_p=0.95, seed=2),
@@ -122,7 +135,7 @@ def test_rows_are_independent_when_torch_splits_a_large_batch_over_threads() -> 
         SamplingParams(temperature=0.0, seed=4),
     ]
     rows = [make_row(params[i % 4], seed=i, vocab_size=20_011) for i in range(48)]
-    assert chosen(rows) == [chosen([row])[0] for row in rows]
+    assert chosen(ops, rows) == [chosen(ops, [row])[0] for row in rows]
 
 
 @pytest.mark.parametrize(
@@ -134,43 +147,45 @@ def test_rows_are_independent_when_torch_splits_a_large_batch_over_threads() -> 
         SamplingParams(temperature=1.1e-5, seed=3),
     ],
 )
-def test_the_narrowest_filter_is_greedy(params: SamplingParams) -> None:
+def test_the_narrowest_filter_is_greedy(ops: SamplingOps, params: SamplingParams) -> None:
     row = make_row(params)
-    assert chosen([row]) == [int(row.logits.argmax())]
+    assert chosen(ops, [row]) == [int(row.logits.argmax())]
 
 
-def test_a_wide_nucleus_of_a_flat_distribution_reaches_beyond_the_first_candidates() -> None:
+def test_a_wide_nucleus_of_a_flat_distribution_reaches_beyond_the_first_candidates(
+    ops: SamplingOps,
+) -> None:
     """Of 1,000 nearly equal tokens, top_p 0.9 keeps 900: the most likely ones."""
     logits = np.linspace(0.0, 1e-2, 1000).astype(np.float32)
     rows = [Row(SamplingParams(top_p=0.9, seed=seed), [3], [], logits) for seed in range(2000)]
-    tokens = chosen(rows)
+    tokens = chosen(ops, rows)
     assert min(tokens) == pytest.approx(100, abs=3)
 
 
-def test_min_tokens_hides_the_ends_until_it_is_reached() -> None:
+def test_min_tokens_hides_the_ends_until_it_is_reached(ops: SamplingOps) -> None:
     logits = np.zeros(10, dtype=np.float32)
     logits[[1, 5]] = [9.0, 8.0]  # an EOS token, then a stop token
     params = SamplingParams(temperature=0, seed=0, min_tokens=2, stop_token_ids=[5])
-    assert chosen([Row(params, [3], [4], logits)]) == [0]
-    assert chosen([Row(params, [3], [4, 4], logits)]) == [1]
+    assert chosen(ops, [Row(params, [3], [4], logits)]) == [0]
+    assert chosen(ops, [Row(params, [3], [4, 4], logits)]) == [1]
     ignoring = params.with_updates(ignore_eos=True)
-    assert chosen([Row(ignoring, [3], [4], logits)]) == [1]
+    assert chosen(ops, [Row(ignoring, [3], [4], logits)]) == [1]
 
 
-def test_a_row_with_nothing_left_to_choose_disturbs_nobody() -> None:
+def test_a_row_with_nothing_left_to_choose_disturbs_nobody(ops: SamplingOps) -> None:
     everything = list(range(7))
     banned = SamplingParams(temperature=1.0, no_repeat_ngram_size=1, seed=5)
     rows = [make_row(SamplingParams(temperature=1.0, seed=seed), seed, 7) for seed in range(3)]
-    alone = chosen(rows)
+    alone = chosen(ops, rows)
     spoilt = Row(banned, everything, [], rows[0].logits)
     greedy = Row(banned.with_updates(temperature=0.0), everything, [], rows[0].logits)
-    mixed = chosen([rows[0], spoilt, rows[1], greedy, rows[2]])
+    mixed = chosen(ops, [rows[0], spoilt, rows[1], greedy, rows[2]])
     assert [mixed[0], mixed[2], mixed[4]] == alone
     assert mixed[1] in everything
     assert mixed[3] in everything
 
 
-def test_logprobs_are_those_of_the_raw_logits() -> None:
+def test_logprobs_are_those_of_the_raw_logits(ops: SamplingOps) -> None:
     params = SamplingParams(
         temperature=2.0,
         logit_bias={4: 50.0},
@@ -184,7 +199,7 @@ def test_logprobs_are_those_of_the_raw_logits() -> None:
         make_row(params.with_updates(logprobs=count, seed=i), seed=i)
         for i, count in enumerate(counts)
     ]
-    sampled = sample(rows)
+    sampled = sample(ops, rows)
     assert sampled.logprobs is not None
     entries = list(sampled.logprobs.rows())
     assert len(entries) == len(rows)
@@ -202,13 +217,13 @@ def test_logprobs_are_those_of_the_raw_logits() -> None:
         assert ranks == [int((expected > expected[token_id]).sum()) + 1, *range(1, count + 1)]
 
 
-def test_without_logprobs_asked_for_there_are_none() -> None:
-    assert sample([make_row(SamplingParams(temperature=0, seed=0))]).logprobs is None
+def test_without_logprobs_asked_for_there_are_none(ops: SamplingOps) -> None:
+    assert sample(ops, [make_row(SamplingParams(temperature=0, seed=0))]).logprobs is None
 
 
-def test_more_logprobs_than_the_vocabulary_gives_all_of_it() -> None:
+def test_more_logprobs_than_the_vocabulary_gives_all_of_it(ops: SamplingOps) -> None:
     params = SamplingParams(temperature=0, logprobs=50, seed=0)
-    logprobs = sample([make_row(params, vocab_size=7)]).logprobs
+    logprobs = sample(ops, [make_row(params, vocab_size=7)]).logprobs
     assert logprobs is not None
     assert logprobs.num_entries == [8]
     assert sorted(logprobs.token_ids[1:]) == list(range(7))

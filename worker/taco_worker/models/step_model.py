@@ -9,6 +9,7 @@ from torch import Tensor
 
 from taco_proto.steps import IntArray
 from taco_worker.models.decoder_config import DecoderConfig
+from taco_worker.sampling.ops import SamplingOps
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +40,13 @@ class StepModel(Protocol):
         config: the decoder's options.
         weight_bytes: memory that the weights take.
         description: how it runs, for the start line, such as "amx, 2 threads, bfloat16".
+        sampling: what chooses tokens from its logits.
     """
 
     config: DecoderConfig
     weight_bytes: int
     description: str
+    sampling: SamplingOps
 
     def kv_block_bytes(self, block_size: int) -> int:
         """Size of one block's keys and values in all layers.

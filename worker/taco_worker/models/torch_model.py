@@ -10,6 +10,7 @@ from taco_worker.attention.metadata import AttentionMetadata
 from taco_worker.kv_memory import KVCache, bytes_per_block
 from taco_worker.models.decoder import Decoder
 from taco_worker.models.step_model import ModelInput
+from taco_worker.sampling.torch_ops import TorchSampling
 
 
 class TorchModel:
@@ -20,6 +21,7 @@ class TorchModel:
         self.weight_bytes = sum(parameter.nbytes for parameter in decoder.parameters())
         dtype = str(decoder.dtype).removeprefix("torch.")
         self.description = f"torch, {torch.get_num_threads()} threads, {dtype}"
+        self.sampling = TorchSampling()
         self.decoder = decoder
         self._kv_cache: KVCache | None = None
 

@@ -1,32 +1,28 @@
 """Log probabilities of chosen and of most likely tokens, as the columns that travel."""
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from taco_proto.logprobs import LogprobColumns
 from taco_worker.sampling.columns import NO_LOGPROBS, Array
+from taco_worker.sampling.ops import SamplingOps
 
 
-def gather_logprobs(logprobs: Tensor, token_ids: Tensor, num_top: Array) -> LogprobColumns:
+def gather_logprobs(
+    ops: SamplingOps, logits: Tensor, token_ids: Tensor, num_top: Array
+) -> LogprobColumns:
     """One row of entries a position: the token itself, then the most likely ones.
 
     Args:
-        logprobs: float32 [num_rows, vocab_size], log_softmax of raw logits.
+        logits: float32 [num_rows, vocab_size], as the model gave them.
         token_ids: int64 [num_rows], the token at each position.
-        num_top: int [num_rows], how many most likely tokens each row wants; at most vocab_size.
+        num_top: int32 [num_rows], how many most likely tokens each row wants; at most vocab_size.
     """
-    chosen = logprobs.gather(1, token_ids.unsqueeze(1))
-    rank = (logprobs > chosen).sum(-1, keepdim=True) + 1
-    width = int(num_top.max(initial=0))
-    top = logprobs.topk(width)
-
-    entries = np.arange(width + 1)
+    ids, values, token_ranks = ops.gather_logprobs(logits, token_ids, num_top)
+    entries = np.arange(ids.shape[1])
     wanted = entries <= num_top[:, np.newaxis]
-    ids = torch.cat((token_ids.unsqueeze(1), top.indices), dim=1).cpu().numpy()
-    values = torch.cat((chosen, top.values), dim=1).cpu().numpy()
     ranks = np.broadcast_to(entries, wanted.shape).copy()
-    ranks[:, :1] = rank.cpu().numpy()
+    ranks[:, 0] = token_ranks
     return LogprobColumns(
         num_entries=(num_top + 1).tolist(),
         token_ids=ids[wanted].tolist(),

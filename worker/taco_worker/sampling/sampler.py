@@ -8,24 +8,13 @@ from torch import Tensor
 
 from taco_proto.logprobs import LogprobColumns
 from taco_worker.sampling.columns import Array, Feature, SamplingColumns
-from taco_worker.sampling.draw import Filters, RowValues, draw_tokens
 from taco_worker.sampling.logprobs import gather_logprobs, spread_rows
-from taco_worker.sampling.penalties import (
-    add_logit_bias,
-    apply_count_penalties,
-    apply_repetition_penalty,
-    ban_repeated_ngrams,
-    ban_tokens,
-)
+from taco_worker.sampling.ops import Choice, Penalties, SamplingOps
+from taco_worker.sampling.penalties import add_logit_bias, ban_tokens
 from taco_worker.sampling.random import uniforms
 
-_CHANGES_LOGITS = (
-    Feature.LOGIT_BIAS
-    | Feature.REPETITION_PENALTY
-    | Feature.COUNT_PENALTIES
-    | Feature.MIN_TOKENS
-    | Feature.NO_REPEAT_NGRAM
-)
+_TOKEN_PENALTIES = Feature.REPETITION_PENALTY | Feature.COUNT_PENALTIES | Feature.NO_REPEAT_NGRAM
+_CHANGES_LOGITS = Feature.LOGIT_BIAS | _TOKEN_PENALTIES | Feature.MIN_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,40 +39,41 @@ class SampledTokens:
 
 
 class Sampler:
-    """Vectorised over the batch; each operation runs on the rows that ask for it and on no other.
+    """Chooses tokens for a whole batch at once.
 
-    Order: logit bias, repetition, frequency and presence penalties, min_tokens,
-    no_repeat_ngram_size; then the most likely token where the temperature is 0, else temperature,
-    min_p, top_k, top_p and a draw. Log probabilities are those of the logits before all of it.
+    Order: logit bias, repetition, frequency and presence penalties, no_repeat_ngram_size,
+    min_tokens; then the most likely token where the temperature is 0, else temperature, min_p,
+    top_k, top_p and a draw. Log probabilities are those of the logits before all of it.
 
     It keeps no state: penalties read the sequence's tokens, randomness is a function of the seed
     and the token's position.
     """
 
-    def __init__(self, columns: SamplingColumns, token_ids: Tensor) -> None:
+    def __init__(self, columns: SamplingColumns, token_ids: Tensor, ops: SamplingOps) -> None:
         """`token_ids` [max_num_seqs, max_model_len] is the batch's token buffer."""
         self._columns = columns
         self._token_ids = token_ids
+        self._ops = ops
         self._device = token_ids.device
 
     def sample(self, logits: Tensor, rows: SampledRows) -> SampledTokens:
         """logits: float32 [num_rows, vocab_size]; they are overwritten."""
         features = self._columns.features[rows.slots]
         wanted = int(np.bitwise_or.reduce(features, initial=0))
-        if not wanted:
-            return SampledTokens(logits.argmax(-1), None)
-
+        changes_logits = bool(wanted & _CHANGES_LOGITS)
         logprob_rows = np.flatnonzero(features & Feature.LOGPROBS)
         if logprob_rows.size:
-            raw_logprobs = torch.log_softmax(self._pick(logits, logprob_rows), dim=-1)
-        if wanted & _CHANGES_LOGITS:
+            raw_logits = self._pick(logits, logprob_rows)
+            if changes_logits and raw_logits is logits:
+                raw_logits = logits.clone()
+        if changes_logits:
             self._change_logits(logits, rows, features)
-        token_ids = self._choose(logits, rows, features)
+        token_ids = self._ops.choose(logits, self._choice(rows, features))
         logprobs = None
         if logprob_rows.size:
             num_top = self._columns.logprobs[rows.slots]
             chosen = self._pick(token_ids, logprob_rows)
-            logprobs = gather_logprobs(raw_logprobs, chosen, num_top[logprob_rows])
+            logprobs = gather_logprobs(self._ops, raw_logits, chosen, num_top[logprob_rows])
             logprobs = spread_rows(logprobs, num_top)
         return SampledTokens(token_ids, logprobs)
 
@@ -93,79 +83,43 @@ class Sampler:
             row_ids, ids = self._flatten(chosen, rows, columns.bias_token_ids)
             values = np.concatenate([columns.bias_values[slot] for slot in rows.slots[chosen]])
             add_logit_bias(logits, row_ids, ids, self._upload(values))
-        if (chosen := np.flatnonzero(features & Feature.REPETITION_PENALTY)).size:
-            apply_repetition_penalty(
-                logits,
-                self._upload(chosen),
-                self._tokens_of(rows, chosen),
-                self._upload(rows.num_tokens[chosen]),
-                self._upload(columns.repetition_penalty[rows.slots[chosen]]),
-            )
-        if (chosen := np.flatnonzero(features & Feature.COUNT_PENALTIES)).size:
-            apply_count_penalties(
-                logits,
-                self._upload(chosen),
-                self._tokens_of(rows, chosen),
-                self._upload(rows.num_prompt_tokens[chosen]),
-                self._upload(rows.num_tokens[chosen]),
-                self._upload(columns.presence_penalty[rows.slots[chosen]]),
-                self._upload(columns.frequency_penalty[rows.slots[chosen]]),
-            )
+        if (chosen := np.flatnonzero(features & _TOKEN_PENALTIES)).size:
+            self._ops.penalize(logits, self._token_ids, self._penalties(rows, chosen))
         num_generated = rows.num_tokens - rows.num_prompt_tokens
         is_short = num_generated < columns.min_tokens[rows.slots]
         if (chosen := np.flatnonzero(((features & Feature.MIN_TOKENS) != 0) & is_short)).size:
             ban_tokens(logits, *self._flatten(chosen, rows, columns.suppressed_token_ids))
-        if (chosen := np.flatnonzero(features & Feature.NO_REPEAT_NGRAM)).size:
-            ban_repeated_ngrams(
-                logits,
-                self._upload(chosen),
-                self._tokens_of(rows, chosen),
-                self._upload(rows.num_tokens[chosen]),
-                self._upload(columns.no_repeat_ngram_size[rows.slots[chosen]]),
-            )
 
-    def _choose(self, logits: Tensor, rows: SampledRows, features: Array) -> Tensor:
-        random_rows = np.flatnonzero(features & Feature.RANDOM)
-        if not random_rows.size:
-            return logits.argmax(-1)
-        slots, positions = rows.slots[random_rows], rows.num_tokens[random_rows]
-        drawn = self._draw(self._pick(logits, random_rows), slots, positions)
-        if random_rows.size == features.size:
-            return drawn
-        token_ids = logits.argmax(-1)
-        token_ids[self._upload(random_rows)] = drawn
-        return token_ids
-
-    def _draw(self, logits: Tensor, slots: Array, positions: Array) -> Tensor:
-        columns = self._columns
-        numbers = uniforms(
-            self._upload(columns.seed[slots]), self._upload(positions.astype(np.int64))
-        )
-        temperature = self._upload(columns.temperature[slots])
-        return draw_tokens(logits, temperature, numbers, self._filters(slots))
-
-    def _filters(self, slots: Array) -> Filters:
-        columns = self._columns
-        features = columns.features[slots]
-
-        def values_of(feature: Feature, column: Array) -> RowValues | None:
-            rows = np.flatnonzero(features & feature)
-            if not rows.size:
-                return None
-            return RowValues(self._upload(rows), self._upload(column[slots[rows]]))
-
-        top_k = columns.top_k[slots] * ((features & Feature.TOP_K) != 0)
-        return Filters(
-            min_p=values_of(Feature.MIN_P, columns.min_p),
-            top_k=values_of(Feature.TOP_K, columns.top_k),
-            max_top_k=int(top_k.max()),
-            top_p=values_of(Feature.TOP_P, columns.top_p),
+    def _penalties(self, rows: SampledRows, chosen: Array) -> Penalties:
+        columns, slots = self._columns, rows.slots[chosen]
+        return Penalties(
+            rows=chosen,
+            sequences=slots,
+            starts=rows.num_prompt_tokens[chosen],
+            lengths=rows.num_tokens[chosen],
+            repetition=columns.repetition_penalty[slots],
+            presence=columns.presence_penalty[slots],
+            frequency=columns.frequency_penalty[slots],
+            ngram_size=columns.no_repeat_ngram_size[slots],
         )
 
-    def _tokens_of(self, rows: SampledRows, chosen: Array) -> Tensor:
-        """int64 [num_chosen, longest], the tokens of the chosen rows' sequences."""
-        longest = int(rows.num_tokens[chosen].max())
-        return self._token_ids[self._upload(rows.slots[chosen]), :longest].long()
+    def _choice(self, rows: SampledRows, features: Array) -> Choice:
+        if not (features & Feature.RANDOM).any():
+            return Choice.most_likely(rows.slots.size)
+        columns, slots = self._columns, rows.slots
+
+        def where(feature: Feature, column: Array, off: int) -> Array:
+            return np.where(features & feature, column[slots], column.dtype.type(off))
+
+        seeds = torch.from_numpy(columns.seed[slots])
+        positions = torch.from_numpy(rows.num_tokens.astype(np.int64))
+        return Choice(
+            temperature=where(Feature.RANDOM, columns.temperature, 0),
+            min_p=where(Feature.MIN_P, columns.min_p, 0),
+            top_k=where(Feature.TOP_K, columns.top_k, 0),
+            top_p=where(Feature.TOP_P, columns.top_p, 1),
+            uniforms=uniforms(seeds, positions).numpy(),
+        )
 
     def _flatten(
         self, chosen: Array, rows: SampledRows, ids_of_slot: list[Array]

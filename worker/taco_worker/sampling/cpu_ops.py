@@ -1,0 +1,26 @@
+"""Sampling on the CPU kernels."""
+
+from torch import Tensor
+
+from taco_kernels.cpu import sampling
+from taco_kernels.cpu.library import CpuKernels
+from taco_worker.sampling.columns import Array
+from taco_worker.sampling.ops import Choice, Penalties
+
+
+class CpuSampling:
+    """`SamplingOps` of logits in this machine's memory."""
+
+    def __init__(self, kernels: CpuKernels) -> None:
+        self._kernels = kernels
+
+    def choose(self, logits: Tensor, choice: Choice) -> Tensor:
+        return sampling.choose_tokens(self._kernels, logits, choice)
+
+    def penalize(self, logits: Tensor, tokens: Tensor, penalties: Penalties) -> None:
+        sampling.penalize(self._kernels, logits, tokens, penalties)
+
+    def gather_logprobs(
+        self, logits: Tensor, token_ids: Tensor, num_top: Array
+    ) -> tuple[Array, Array, Array]:
+        return sampling.gather_logprobs(self._kernels, logits, token_ids.numpy(), num_top)

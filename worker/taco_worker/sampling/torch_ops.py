@@ -1,0 +1,99 @@
+"""Sampling on torch's own operations: the CPU kernels' reference, and what other devices use."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from taco_worker.sampling.columns import Array
+from taco_worker.sampling.draw import Filters, RowValues, draw_tokens
+from taco_worker.sampling.ops import Choice, Penalties
+from taco_worker.sampling.penalties import (
+    apply_count_penalties,
+    apply_repetition_penalty,
+    ban_repeated_ngrams,
+)
+
+
+class TorchSampling:
+    """`SamplingOps` on any device; each operation runs on the rows that ask for it and no other."""
+
+    def choose(self, logits: Tensor, choice: Choice) -> Tensor:
+        random_rows = np.flatnonzero(choice.temperature)
+        if not random_rows.size:
+            return logits.argmax(-1)
+        if random_rows.size == logits.shape[0]:
+            return _draw(logits, choice, random_rows)
+        token_ids = logits.argmax(-1)
+        rows = _upload(random_rows, logits)
+        token_ids[rows] = _draw(logits[rows], choice, random_rows)
+        return token_ids
+
+    def penalize(self, logits: Tensor, tokens: Tensor, penalties: Penalties) -> None:
+        def upload(column: Array, chosen: Array) -> Tensor:
+            return _upload(column[chosen], logits)
+
+        def tokens_of(chosen: Array) -> Tensor:
+            longest = int(penalties.lengths[chosen].max())
+            return tokens[upload(penalties.sequences, chosen), :longest].long()
+
+        if (chosen := np.flatnonzero(penalties.repetition != 1)).size:
+            apply_repetition_penalty(
+                logits,
+                upload(penalties.rows, chosen),
+                tokens_of(chosen),
+                upload(penalties.lengths, chosen),
+                upload(penalties.repetition, chosen),
+            )
+        if (chosen := np.flatnonzero((penalties.presence != 0) | (penalties.frequency != 0))).size:
+            apply_count_penalties(
+                logits,
+                upload(penalties.rows, chosen),
+                tokens_of(chosen),
+                upload(penalties.starts, chosen),
+                upload(penalties.lengths, chosen),
+                upload(penalties.presence, chosen),
+                upload(penalties.frequency, chosen),
+            )
+        if (chosen := np.flatnonzero(penalties.ngram_size)).size:
+            ban_repeated_ngrams(
+                logits,
+                upload(penalties.rows, chosen),
+                tokens_of(chosen),
+                upload(penalties.lengths, chosen),
+                upload(penalties.ngram_size, chosen),
+            )
+
+    def gather_logprobs(
+        self, logits: Tensor, token_ids: Tensor, num_top: Array
+    ) -> tuple[Array, Array, Array]:
+        logprobs = torch.log_softmax(logits, dim=-1)
+        chosen = logprobs.gather(1, token_ids.unsqueeze(1))
+        ranks = (logprobs > chosen).sum(-1) + 1
+        top = logprobs.topk(int(num_top.max(initial=0)))
+        ids = torch.cat((token_ids.unsqueeze(1), top.indices), dim=1)
+        values = torch.cat((chosen, top.values), dim=1)
+        return ids.cpu().numpy(), values.cpu().numpy(), ranks.cpu().numpy()
+
+
+def _draw(logits: Tensor, choice: Choice, rows: Array) -> Tensor:
+    """Tokens of logits [rows.size, vocab_size], which stand for `rows` of the choice."""
+
+    def filter_of(column: Array, off: int) -> RowValues | None:
+        chosen = np.flatnonzero(column[rows] != off)
+        if not chosen.size:
+            return None
+        return RowValues(_upload(chosen, logits), _upload(column[rows[chosen]], logits))
+
+    top_k = choice.top_k.astype(np.int64).clip(max=logits.shape[1])
+    filters = Filters(
+        min_p=filter_of(choice.min_p, 0),
+        top_k=filter_of(top_k, 0),
+        max_top_k=int(top_k[rows].max()),
+        top_p=filter_of(choice.top_p, 1),
+    )
+    temperature = _upload(choice.temperature[rows], logits)
+    return draw_tokens(logits, temperature, _upload(choice.uniforms[rows], logits), filters)
+
+
+def _upload(array: Array, like: Tensor) -> Tensor:
+    return torch.from_numpy(array).to(like.device)
