@@ -13,9 +13,13 @@ BENCHMARKS := scheduler_step kv_microbench text_hot_path gateway_stream worker_s
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: install serve test lint format proto docs bench wheel clean
+.PHONY: install kernels serve test lint format proto docs bench wheel clean
 
-install: $(STAMP)
+install: $(STAMP) kernels
+
+# Without them torch computes, which is slower: a machine without a compiler can still serve.
+kernels: $(STAMP)
+	@$(BIN)/python -m taco_kernels.cpu.build || echo "make: going on without the CPU kernels; torch takes their place" >&2
 
 # torch is named first and alone: any other order lets a dependency pull in a build with CUDA.
 $(STAMP): pyproject.toml constraints.txt
@@ -57,7 +61,10 @@ bench: install
 	$(BIN)/python bench/gateway_stream.py --step-ms 4 --save
 
 wheel: install
+	rm -rf dist build/lib build/bdist.*
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+	@$(BIN)/python -m zipfile --list dist/*.whl | grep -q lib/libtaco_cpu.so \
+		|| { echo "make: the wheel lacks the CPU kernels (see make kernels)" >&2; exit 1; }
 
 clean:
 	rm -rf $(VENV) build dist site *.egg-info

@@ -29,7 +29,11 @@ _FLAGS = (
     *("-std=c++17", "-O3", "-fPIC", "-pthread", "-fvisibility=hidden"),
     *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-Wall", "-Wextra"),
 )
-_LINK_FLAGS = ("-shared", "-pthread", "-static-libstdc++", "-static-libgcc", "-Wl,--no-undefined")
+# The C++ runtime comes along, hidden, so that the library runs beside any other version of it.
+_LINK_FLAGS = (
+    *("-shared", "-pthread", "-static-libstdc++", "-static-libgcc"),
+    *("-Wl,--exclude-libs,ALL", "-Wl,-Bsymbolic", "-Wl,--no-undefined"),
+)
 
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 # GCC 12 takes the undefined operands inside its own AVX-512 intrinsics for mistakes (PR 105593).

@@ -1,13 +1,9 @@
 """The thread pool, by a C++ program that uses it as kernels do; and from Python."""
 
-import gc
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from support.cpu_kernels import kernels_of
 
 from taco_kernels.cpu import build
 

@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <climits>
+#include <cstdio>
 
 #include "pool.h"
 
@@ -93,6 +94,9 @@ void Pool::forget_threads() {
 
 void* Pool::thread_main(void* start) {
     const Start& given = *static_cast<Start*>(start);
+    char name[16];  // as top and debuggers show it
+    std::snprintf(name, sizeof name, "taco-cpu-%d", given.index);
+    pthread_setname_np(pthread_self(), name);
     given.pool->serve(given);
     return nullptr;
 }

@@ -1,0 +1,48 @@
+"""Builds the CPU kernels into the wheel; all else stands in pyproject.toml."""
+
+import sys
+from pathlib import Path
+
+from setuptools import Distribution, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_py import build_py
+
+sys.path.insert(0, str(Path(__file__).parent / "kernels"))
+
+from taco_kernels.cpu import build
+
+
+class BuildWithKernels(build_py):
+    """Puts the library beside the package. Without a compiler the wheel goes without: then torch
+    computes. An editable install leaves it to `make kernels`."""
+
+    def run(self) -> None:
+        super().run()
+        if self.editable_mode:
+            return
+        folder = Path(self.build_lib, *build.LIBRARY.parent.parts[-3:])
+        try:
+            made = build.build(folder / build.LIBRARY.name)
+        except build.KernelBuildError as error:
+            self.warn(f"the wheel lacks the CPU kernels: {error}")
+            return
+        for name, message in made.left_out.items():
+            self.warn(f"left out instruction set {name}: {message}")
+
+
+class PlatformWheel(bdist_wheel):
+    """The library speaks to no Python: any version of it, on this platform."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        return "py3", "none", super().get_tag()[2]
+
+
+class BinaryDistribution(Distribution):
+    def has_ext_modules(self) -> bool:
+        return True
+
+
+setup(
+    distclass=BinaryDistribution,
+    cmdclass={"build_py": BuildWithKernels, "bdist_wheel": PlatformWheel},
+)
