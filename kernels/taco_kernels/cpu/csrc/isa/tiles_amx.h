@@ -7,13 +7,20 @@
 
 namespace TACO_ISA {
 
-inline void configure_tiles(const TileConfig& config) { _tile_loadconfig(&config); }
+// In assembly, as loads below: GCC's intrinsics do not tell the compiler of the memory that these
+// two read (GCC 12: of 8 bytes of the 64, and of none), so that stores before them may be dropped.
+inline void configure_tiles(const TileConfig& config) {
+    __asm__ volatile("ldtilecfg %0" ::"m"(config));
+}
 inline void release_tiles() { _tile_release(); }
 
 }  // namespace TACO_ISA
 
 #define TILE_ZERO(tile) _tile_zero(tile)
-#define TILE_LOAD(tile, pointer, stride_bytes) _tile_loadd(tile, pointer, stride_bytes)
+#define TILE_LOAD(tile, pointer, stride_bytes)                      \
+    __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #tile ::"r"(pointer), \
+                     "r"(int64_t(stride_bytes))                     \
+                     : "memory")
 #define TILE_STORE(tile, pointer, stride_bytes) _tile_stored(tile, pointer, stride_bytes)
 // sum += a (rows of pairs) x b (pairs of columns)
 #define TILE_DOT_BF16(sum, a, b) _tile_dpbf16ps(sum, a, b)
