@@ -20,7 +20,8 @@ from taco_proto.steps import StepOutput, StepPlan
 from taco_worker.worker import Worker
 
 MAX_TOKENS = 20
-BLOCK_SIZE = 8
+BLOCK_SIZE = 16
+MAX_MODEL_LEN = 128
 VOCAB_SIZE = 384
 
 RECIPES: dict[str, dict[str, object]] = {
@@ -55,9 +56,9 @@ SCHEDULES: dict[str, dict[str, object]] = {
     "roomy": {},
     "one step at a time": {"run_ahead": False},
     "small chunks": {"max_num_batched_tokens": 17},
-    "tiny pool": {"num_blocks": 16},
+    "tiny pool": {"num_blocks": 8},
     "tiny pool, small chunks, one step at a time": {
-        "num_blocks": 16,
+        "num_blocks": 8,
         "max_num_batched_tokens": 9,
         "run_ahead": False,
     },
@@ -66,7 +67,7 @@ SCHEDULES: dict[str, dict[str, object]] = {
 
 
 def make_worker(model_dir: Path, num_blocks: int = 400, dtype: str = "float32") -> Worker:
-    model = ModelConfig(model=str(model_dir), max_model_len=16 * BLOCK_SIZE, dtype=dtype)
+    model = ModelConfig(model=str(model_dir), max_model_len=MAX_MODEL_LEN, dtype=dtype)
     return Worker(
         WorkerConfig(
             model=model,
@@ -81,10 +82,10 @@ def make_worker(model_dir: Path, num_blocks: int = 400, dtype: str = "float32") 
 def prompts() -> list[list[int]]:
     """Ragged ones, half of which begin alike."""
     rng = random.Random(0)
-    common = [rng.randrange(VOCAB_SIZE) for _ in range(3 * BLOCK_SIZE)]
+    common = [rng.randrange(VOCAB_SIZE) for _ in range(2 * BLOCK_SIZE)]
     return [
         (common if i % 2 else []) + [rng.randrange(VOCAB_SIZE) for _ in range(length)]
-        for i, length in enumerate((1, 2, 7, 8, 9, 30, 41, 16, 5, 33))
+        for i, length in enumerate((1, 2, 15, 16, 17, 30, 41, 32, 5, 33))
     ]
 
 
@@ -172,7 +173,7 @@ async def test_greedy_tokens_are_those_of_transformers(
     recipe_dir: Path, oracle: Oracle, run_ahead: bool
 ) -> None:
     """With chunked prefills among decodes, prefix hits, and preemption by a tiny pool."""
-    worker = make_worker(recipe_dir, num_blocks=16)
+    worker = make_worker(recipe_dir, num_blocks=8)
     async with serve(worker, max_num_batched_tokens=17, run_ahead=run_ahead) as service:
         received = await generate(service, greedy_requests())
         counters = service.engine.counters
@@ -191,7 +192,7 @@ async def test_sampled_tokens_do_not_depend_on_the_schedule(
     alone = await run_alone(worker, requests)
     scheduler_fields = {name: value for name, value in schedule.items() if name != "num_blocks"}
     if "num_blocks" in schedule:
-        worker = make_worker(llama_dir, num_blocks=16)
+        worker = make_worker(llama_dir, num_blocks=8)
     worker.reset()
     async with serve(worker, **scheduler_fields) as service:
         received = await generate(service, requests)
@@ -287,7 +288,7 @@ async def test_failed_steps_lose_and_repeat_no_token(
     alone = await run_alone(worker, requests)
     failing = FailingWorker(
         WorkerConfig(
-            model=ModelConfig(model=str(llama_dir), max_model_len=16 * BLOCK_SIZE),
+            model=ModelConfig(model=str(llama_dir), max_model_len=MAX_MODEL_LEN),
             block_size=BLOCK_SIZE,
             num_blocks=400,
             num_threads=1,

@@ -188,7 +188,7 @@ def test_an_exception_inside_the_model_fails_the_step_and_the_worker_lives(
         def out_of_memory(*_: object) -> None:
             raise RuntimeError("out of memory")
 
-        patch.setattr(worker._runner._model, "compute_logits", out_of_memory)
+        patch.setattr(worker._runner._model, "forward", out_of_memory)
         assert worker.execute(good).error == "RuntimeError: out of memory"
     assert worker.execute(make_plan({0: 1})).error
     assert sampled(worker.execute(replace(good, epoch=2))).keys() == {0}

@@ -1,4 +1,4 @@
-"""Which dtype a model runs in."""
+"""Which dtypes a model and its KV cache have."""
 
 from __future__ import annotations
 
@@ -11,26 +11,46 @@ _DTYPES = {
     "float": torch.float32,
     "float32": torch.float32,
 }
+_KV_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
 
 
 def resolve_dtype(name: str, checkpoint_dtype: str | None, device: torch.device) -> torch.dtype:
     """The dtype for `--dtype NAME`.
 
     "auto" is what config.json says of the checkpoint, float32 where it says nothing, with one
-    exception: a float16 checkpoint runs as bfloat16 on a CPU. It is as small, and CPUs since
-    AVX512-BF16 multiply it natively, where float16 is emulated (a prefill of 128 rows through a
-    4096 x 1024 matrix took 53 ms in float16, 17 in float32 and 3.4 in bfloat16 on one Zen 5 core).
-    It rounds weights to 8 significant bits from 11: `--dtype float32` keeps them exact.
+    exception: a float16 checkpoint runs as bfloat16 on a CPU. It is as small, and the CPU kernels
+    know no other 16 bits. It rounds weights to 8 significant bits from 11: `--dtype float32` keeps
+    them exact.
 
     Raises:
         ValueError: the name, or the checkpoint's own dtype, is not one that models run in.
     """
     if name != "auto":
-        return _find(name)
+        dtype = _find(name)
+        if dtype == torch.float16 and device.type == "cpu":
+            raise ValueError("dtype float16 is not supported on a CPU: use bfloat16 or float32")
+        return dtype
     dtype = _find((checkpoint_dtype or "float32").removeprefix("torch."))
     if dtype == torch.float16 and device.type == "cpu":
         return torch.bfloat16
     return dtype
+
+
+def resolve_kv_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
+    """The dtype for `--kv-cache-dtype NAME` beside a model of `dtype`.
+
+    Raises:
+        ValueError: the name is not one that a KV cache has.
+    """
+    if name == "auto":
+        return dtype
+    if name not in _KV_DTYPES:
+        raise ValueError(f"unknown kv_cache_dtype {name!r}; known: auto, {', '.join(_KV_DTYPES)}")
+    return _KV_DTYPES[name]
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _find(name: str) -> torch.dtype:

@@ -1,0 +1,313 @@
+"""A whole decoder on the CPU kernels: its weights, and one step of it in one call."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import Structure, c_bool, c_float, c_int32, c_int64, c_void_p
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from taco_kernels.cpu.attention import PagedKV
+from taco_kernels.cpu.library import CpuKernels
+from taco_kernels.cpu.matmul import PackedMatrix
+from taco_kernels.cpu.memory import Scratch
+from taco_kernels.cpu.structs import Batch, KVCache, Matrix
+
+IntArray = npt.NDArray[np.int32]
+
+NORM_KINDS = {"rms": 0, "layer": 1}
+ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}
+_TABLE_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+
+
+class _Table(Structure):
+    _fields_ = (("data", c_void_p), ("stride", c_int64), ("type", c_int32))
+
+
+class _NormWeights(Structure):
+    _fields_ = (("weight", c_void_p), ("bias", c_void_p))
+
+
+class _Layer(Structure):
+    _fields_ = (
+        ("attn_norm", _NormWeights),
+        ("mlp_norm", _NormWeights),
+        ("qkv", Matrix),
+        ("out", Matrix),
+        ("up", Matrix),
+        ("down", Matrix),
+        ("sliding_window", c_int64),
+    )
+
+
+class _Decoder(Structure):
+    _fields_ = (
+        ("vocab_size", c_int64),
+        ("hidden_size", c_int64),
+        ("embedding_size", c_int64),
+        ("intermediate_size", c_int64),
+        ("num_layers", c_int64),
+        ("num_heads", c_int64),
+        ("num_kv_heads", c_int64),
+        ("head_dim", c_int64),
+        ("norm", c_int32),
+        ("norm_eps", c_float),
+        ("activation", c_int32),
+        ("attention_scale", c_float),
+        ("pre_norm", c_bool),
+        ("gated_mlp", c_bool),
+        ("embeddings", _Table),
+        ("positions", _Table),
+        ("position_offset", c_int64),
+        ("cosines", c_void_p),
+        ("sines", c_void_p),
+        ("embed_in", Matrix),
+        ("embed_out", Matrix),
+        ("final_norm", _NormWeights),
+        ("lm_head", Matrix),
+        ("layers", c_void_p),
+    )
+
+
+class _Step(Structure):
+    _fields_ = (
+        ("batch", Batch),
+        ("cache", KVCache),
+        ("token_ids", c_void_p),
+        ("positions", c_void_p),
+        ("num_outputs", c_int64),
+        ("output_rows", c_void_p),
+        ("hidden", c_void_p),
+        ("scratch", c_void_p),
+    )
+
+
+class _Logits(Structure):
+    _fields_ = (
+        ("count", c_int64),
+        ("hidden", c_void_p),
+        ("logits", c_void_p),
+        ("token_ids", c_void_p),
+        ("scratch", c_void_p),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """float32 [size] each; bias is None for RMSNorm."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One layer's weights.
+
+    Attributes:
+        up: gate and up as a gated pair where the MLP is gated.
+        sliding_window: tokens that a token sees, itself included; 0 is all.
+    """
+
+    attn_norm: Norm
+    mlp_norm: Norm
+    qkv: PackedMatrix
+    out: PackedMatrix
+    up: PackedMatrix
+    down: PackedMatrix
+    sliding_window: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """A decoder's options and weights.
+
+    Attributes:
+        embeddings: [vocab_size, embedding_size], float32, bfloat16 or float16, rows contiguous.
+        positions: learned position embeddings of the same types, or None.
+        position_offset: position p is row p + position_offset of them.
+        rotary: cosines and sines, float32 [positions, head_dim / 2] each, or None.
+        embed_in, embed_out: between embeddings and layers where their widths differ.
+        norm: of NORM_KINDS. activation: of ACTIVATIONS.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    norm: str
+    norm_eps: float
+    activation: str
+    attention_scale: float
+    pre_norm: bool
+    gated_mlp: bool
+    embeddings: Tensor
+    positions: Tensor | None
+    position_offset: int
+    rotary: tuple[Tensor, Tensor] | None
+    embed_in: PackedMatrix | None
+    embed_out: PackedMatrix | None
+    final_norm: Norm | None
+    lm_head: PackedMatrix
+    layers: Sequence[Layer] = field(default_factory=list)
+
+
+class CpuDecoder:
+    """One model's forward pass. Not thread safe."""
+
+    def __init__(self, kernels: CpuKernels, weights: Weights, cache: PagedKV) -> None:
+        self._kernels = kernels
+        self._owners = (weights, cache)  # of the memory that the structs point to
+        self._layers = (_Layer * len(weights.layers))(*map(_layer, weights.layers))
+        self._decoder = _decoder(weights, self._layers)
+        self._hidden_size = self._decoder.hidden_size
+        self._vocab_size = self._decoder.vocab_size
+        self._step = _Step(cache=cache.struct())
+        self._logits = _Logits()
+        self._scratch = Scratch()
+
+    def forward(
+        self,
+        token_ids: IntArray,
+        positions: IntArray,
+        query_start: IntArray,
+        seq_lens: IntArray,
+        block_tables: IntArray,
+        output_rows: IntArray,
+    ) -> Tensor:
+        """Run one step; its keys and values go to the cache.
+
+        Args:
+            token_ids, positions: [num_tokens], sequence after sequence.
+            query_start: [num_seqs + 1], first token of each sequence in the step.
+            seq_lens: [num_seqs], tokens in the KV after the step.
+            block_tables: [num_seqs, max_blocks].
+            output_rows: [num_outputs], rising: the tokens whose hidden states are wanted.
+
+        Returns:
+            float32 [num_outputs, hidden_size].
+        """
+        arrays = (token_ids, positions, query_start, seq_lens, block_tables, output_rows)
+        addresses = [_address(array) for array in arrays]
+        hidden = torch.empty((output_rows.size, self._hidden_size), dtype=torch.float32)
+        step = self._step
+        batch = step.batch
+        batch.num_tokens, batch.num_seqs = token_ids.size, seq_lens.size
+        step.token_ids, step.positions, batch.query_start, batch.seq_lens = addresses[:4]
+        batch.block_tables, step.output_rows = addresses[4:]
+        batch.block_table_stride = block_tables.shape[1]
+        step.num_outputs = output_rows.size
+        step.hidden = hidden.data_ptr()
+        self._run("forward", step)
+        return hidden
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """float32 [num_rows, hidden_size] to float32 [num_rows, vocab_size]."""
+        logits = torch.empty((hidden.shape[0], self._vocab_size), dtype=torch.float32)
+        self._run_logits(hidden, logits, None)
+        return logits
+
+    def most_likely(self, hidden: Tensor) -> Tensor:
+        """float32 [num_rows, hidden_size] to int32 [num_rows]; of equal logits the first wins."""
+        token_ids = torch.empty(hidden.shape[0], dtype=torch.int32)
+        self._run_logits(hidden, None, token_ids)
+        return token_ids
+
+    def _run_logits(self, hidden: Tensor, out: Tensor | None, token_ids: Tensor | None) -> None:
+        if hidden.dtype != torch.float32 or not hidden.is_contiguous():
+            raise ValueError("hidden states must be contiguous float32")
+        logits = self._logits
+        logits.count, logits.hidden = hidden.shape[0], hidden.data_ptr()
+        logits.logits = None if out is None else out.data_ptr()
+        logits.token_ids = None if token_ids is None else token_ids.data_ptr()
+        if logits.count:
+            self._run("logits", logits)
+
+    def _run(self, stage: str, arguments: _Step | _Logits) -> None:
+        lib, pool = self._kernels.lib, self._kernels.pool
+        pointers = ctypes.byref(self._decoder), ctypes.byref(arguments)
+        num_bytes = getattr(lib, f"taco_decoder_{stage}_bytes")(pool, *pointers)
+        arguments.scratch = self._scratch.reserve(num_bytes)
+        getattr(lib, f"taco_decoder_{stage}")(pool, *pointers)
+
+
+def _address(array: IntArray) -> int:
+    if array.dtype != np.int32 or not array.flags.c_contiguous:
+        raise ValueError(f"a step's arrays must be contiguous int32, not {array.dtype}")
+    return array.__array_interface__["data"][0]
+
+
+def _layer(layer: Layer) -> _Layer:
+    return _Layer(
+        attn_norm=_norm(layer.attn_norm),
+        mlp_norm=_norm(layer.mlp_norm),
+        qkv=layer.qkv.struct,
+        out=layer.out.struct,
+        up=layer.up.struct,
+        down=layer.down.struct,
+        sliding_window=layer.sliding_window,
+    )
+
+
+def _decoder(weights: Weights, layers: Any) -> _Decoder:
+    first = weights.layers[0]
+    cosines, sines = weights.rotary or (None, None)
+    return _Decoder(
+        vocab_size=weights.lm_head.struct.n,
+        hidden_size=first.qkv.struct.k,
+        embedding_size=weights.embeddings.shape[1],
+        intermediate_size=first.down.struct.k,
+        num_layers=len(weights.layers),
+        num_heads=weights.num_heads,
+        num_kv_heads=weights.num_kv_heads,
+        head_dim=weights.head_dim,
+        norm=NORM_KINDS[weights.norm],
+        norm_eps=weights.norm_eps,
+        activation=ACTIVATIONS[weights.activation],
+        attention_scale=weights.attention_scale,
+        pre_norm=weights.pre_norm,
+        gated_mlp=weights.gated_mlp,
+        embeddings=_table(weights.embeddings),
+        positions=_table(weights.positions),
+        position_offset=weights.position_offset,
+        cosines=_floats(cosines),
+        sines=_floats(sines),
+        embed_in=_matrix(weights.embed_in),
+        embed_out=_matrix(weights.embed_out),
+        final_norm=_norm(weights.final_norm),
+        lm_head=weights.lm_head.struct,
+        layers=ctypes.addressof(layers),
+    )
+
+
+def _matrix(matrix: PackedMatrix | None) -> Matrix:
+    return Matrix() if matrix is None else matrix.struct
+
+
+def _norm(norm: Norm | None) -> _NormWeights:
+    if norm is None:
+        return _NormWeights()
+    return _NormWeights(_floats(norm.weight), _floats(norm.bias))
+
+
+def _table(table: Tensor | None) -> _Table:
+    if table is None:
+        return _Table()
+    if table.dtype not in _TABLE_TYPES or table.stride(1) != 1:
+        raise ValueError(
+            f"embeddings of {table.dtype} with strides {table.stride()} cannot be read"
+        )
+    return _Table(table.data_ptr(), table.stride(0), _TABLE_TYPES[table.dtype])
+
+
+def _floats(values: Tensor | None) -> int | None:
+    if values is None:
+        return None
+    if values.dtype != torch.float32 or not values.is_contiguous():
+        raise ValueError(f"these weights must be contiguous float32, not {values.dtype}")
+    return values.data_ptr()
