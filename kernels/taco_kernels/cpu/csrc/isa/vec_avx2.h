@@ -32,6 +32,11 @@ struct I32 {
     __m256i low, high;
 };
 
+// Tells the compiler to have the vector in registers here: left alone it moves arithmetic of inner
+// loops about until sums are spilled.
+inline void keep(F32& a) { asm volatile("" : "+x"(a.low), "+x"(a.high)); }
+inline void keep(I32& a) { asm volatile("" : "+x"(a.low), "+x"(a.high)); }
+
 inline F32 zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
 inline F32 set1(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
 inline F32 load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
@@ -198,27 +203,27 @@ inline F32 dot_pairs(F32 sum, PairRow row, const Bf16Operand* a) {
     return fma(set1(a[1]), row.odd, fma(set1(a[0]), row.even, sum));
 }
 
-// A row of an int8 panel: sixteen columns at four consecutive k, widened to pairs of int16.
-struct QuadRow {
-    I32 even, odd;
+// A row of an int8 panel, sixteen columns at four consecutive k, is taken in so many parts: here
+// the even k, then the odd ones, widened to pairs of int16.
+constexpr int QUAD_PARTS = 2;
+struct QuadPart {
+    I32 pairs;
 };
-inline QuadRow load_quads(const int8_t* row) {
+inline QuadPart load_quads(const int8_t* row, int part) {
     const __m256i low = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row));
     const __m256i high = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row + 32));
     const auto even = [](__m256i x) { return _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8); };
     const auto odd = [](__m256i x) { return _mm256_srai_epi16(x, 8); };
-    return {{even(low), even(high)}, {odd(low), odd(high)}};
+    if (part == 0) return {{even(low), even(high)}};
+    return {{odd(low), odd(high)}};
 }
-// sum + the products at the four k; exact.
-inline I32 dot_quads(I32 sum, QuadRow row, const Int8Operand* a) {
-    int32_t words[2];
-    std::memcpy(words, a, sizeof words);
-    const __m256i even = _mm256_set1_epi32(words[0]), odd = _mm256_set1_epi32(words[1]);
-    const auto dot = [](__m256i s, __m256i x, __m256i y) {
-        return _mm256_add_epi32(s, _mm256_madd_epi16(x, y));
-    };
-    return {dot(dot(sum.low, row.even.low, even), row.odd.low, odd),
-            dot(dot(sum.high, row.even.high, even), row.odd.high, odd)};
+// sum + the products at the part's k; exact.
+inline I32 dot_quads(I32 sum, QuadPart row, const Int8Operand* a, int part) {
+    int32_t pair;
+    std::memcpy(&pair, a + 2 * part, sizeof pair);
+    const __m256i operands = _mm256_set1_epi32(pair);
+    return {_mm256_add_epi32(sum.low, _mm256_madd_epi16(row.pairs.low, operands)),
+            _mm256_add_epi32(sum.high, _mm256_madd_epi16(row.pairs.high, operands))};
 }
 // Four quantized activations, as `dot_quads` takes them.
 inline void encode_quad(Int8Operand* out, const int8_t* q) {

@@ -35,6 +35,9 @@ struct I32 {
     __m512i v;
 };
 
+inline void keep(F32& a) { asm volatile("" : "+v"(a.v)); }
+inline void keep(I32& a) { asm volatile("" : "+v"(a.v)); }
+
 inline F32 zero() { return {_mm512_setzero_ps()}; }
 inline F32 set1(float x) { return {_mm512_set1_ps(x)}; }
 inline F32 load(const float* p) { return {_mm512_loadu_ps(p)}; }
@@ -144,12 +147,13 @@ inline Bf16Operand encode_bf16(float x) { return x; }
 inline void store_bf16_operand(Bf16Operand* p, F32 a) { store(p, a); }
 #endif
 
-struct QuadRow {
+constexpr int QUAD_PARTS = 1;
+struct QuadPart {
     __m512i v;
 };
-inline QuadRow load_quads(const int8_t* row) { return {_mm512_loadu_si512(row)}; }
+inline QuadPart load_quads(const int8_t* row, int) { return {_mm512_loadu_si512(row)}; }
 #ifndef __AMX_INT8__
-inline I32 dot_quads(I32 sum, QuadRow row, const Int8Operand* a) {
+inline I32 dot_quads(I32 sum, QuadPart row, const Int8Operand* a, int) {
     int32_t quad;
     std::memcpy(&quad, a, sizeof quad);
     return {_mm512_dpbusd_epi32(sum.v, _mm512_set1_epi32(quad), row.v)};

@@ -37,6 +37,9 @@ struct I32 {
     int32_t v[LANES];
 };
 
+inline void keep(F32&) {}
+inline void keep(I32&) {}
+
 template <class Function>
 inline F32 each(Function function) {
     F32 out;
@@ -189,11 +192,12 @@ inline Bf16Operand encode_bf16(float x) { return x; }
 inline void store_bf16_operand(Bf16Operand* p, F32 a) { store(p, a); }
 #endif
 
-struct QuadRow {
+constexpr int QUAD_PARTS = 1;
+struct QuadPart {
     const int8_t* row;
 };
-inline QuadRow load_quads(const int8_t* row) { return {row}; }
-inline I32 dot_quads(I32 sum, QuadRow row, const Int8Operand* a) {
+inline QuadPart load_quads(const int8_t* row, int) { return {row}; }
+inline I32 dot_quads(I32 sum, QuadPart row, const Int8Operand* a, int) {
     for (int i = 0; i < LANES; ++i) {
         for (int k = 0; k < 4; ++k) sum.v[i] += int32_t(row.row[4 * i + k]) * a[k];
     }
