@@ -8,7 +8,9 @@ before anything is timed; one round gives one pair with each peer. Use a quiet m
 
 import argparse
 import os
+import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ ALONE = ("start", "memory")  # workloads that start engines of their own
 
 def main() -> None:
     args = _parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("compare_peers: terminated"))
     catalogue = Catalogue(args.directory, args.model, args.threads)
     try:
         sitting = Sitting(catalogue, args.ours, args.peer, args.pairs, args.save)
@@ -128,7 +131,7 @@ class Sitting:
 
 
 def say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
 
 
 def _line(verdict: Verdict) -> str:

@@ -98,7 +98,16 @@ def _compile() -> ctypes.CDLL:
         raise CompilerError("no C++ compiler found; install g++ 11 or later, or set CXX")
     with tempfile.TemporaryDirectory() as directory:
         library = Path(directory) / "roofline.so"
-        command = [compiler, "-std=c++17", "-O2", "-shared", "-fPIC", str(SOURCE), "-o", library]
+        command = [
+            compiler,
+            "-std=c++17",
+            "-O2",
+            "-shared",
+            "-fPIC",
+            str(SOURCE),
+            "-o",
+            str(library),
+        ]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise CompilerError(f"{compiler} failed:\n{done.stderr}")

@@ -76,7 +76,7 @@ class EngineProcess:
         try:
             self.version: str = self._answer()["version"]
         except BaseException:
-            self.close()
+            self.kill()
             raise
 
     def run(self, requests: list[Request]) -> Report:
@@ -106,7 +106,7 @@ class EngineProcess:
             self.tree.resume()
 
     def close(self) -> None:
-        """Idempotent."""
+        """Lets the engine end by itself. Idempotent."""
         if self._process.poll() is None:
             self.resume()
             assert self._process.stdin is not None
@@ -114,8 +114,14 @@ class EngineProcess:
             try:
                 self._process.wait(STOP_SECONDS)
             except subprocess.TimeoutExpired:
-                self.tree.kill()
-                self._process.wait()
+                self.kill()
+        self._log.close()
+
+    def kill(self) -> None:
+        """Ends the engine and all it started at once, in the middle of a workload, too."""
+        if self._process.poll() is None:
+            self.tree.kill()
+            self._process.wait()
         self._log.close()
 
     def __enter__(self) -> Self:
@@ -127,7 +133,10 @@ class EngineProcess:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.close()
+        if error is None:
+            self.close()
+        else:
+            self.kill()
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
