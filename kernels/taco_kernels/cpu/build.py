@@ -59,7 +59,7 @@ class InstructionSet:
 
 
 # Each set is a superset of those before it (see _link).
-NATIVE_SETS = (
+NATIVE_SETS: tuple[InstructionSet, ...] = (
     InstructionSet("avx2", _AVX2),
     InstructionSet("avx512", _AVX512),
     InstructionSet("avx512_bf16", _AVX512_BF16),
@@ -67,7 +67,7 @@ NATIVE_SETS = (
 )
 
 # The logic of the others in plain C++, for tests on machines that lack them.
-EMULATED_SETS = (
+EMULATED_SETS: tuple[InstructionSet, ...] = (
     InstructionSet("emulated_avx512", _EMULATED),
     InstructionSet("emulated_avx512_bf16", (*_EMULATED, "-DTACO_EMULATE_BF16")),
     InstructionSet("emulated_amx", (*_EMULATED, "-DTACO_EMULATE_BF16", "-DTACO_EMULATE_AMX")),
@@ -263,8 +263,8 @@ def _link(compiler: list[str], objects: list[Path], output: Path) -> None:
 def _objects_folder(given: Path | None) -> Iterator[Path]:
     checkout = Path(__file__).parents[3]
     if given is None and not (checkout / "pyproject.toml").exists():
-        with tempfile.TemporaryDirectory() as folder:
-            yield Path(folder)
+        with tempfile.TemporaryDirectory() as temporary:
+            yield Path(temporary)
         return
     folder = given or checkout / "build" / "cpu"
     folder.mkdir(parents=True, exist_ok=True)

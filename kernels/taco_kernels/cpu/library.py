@@ -115,7 +115,7 @@ def load_library(file: Path = build.LIBRARY, sources: Path = build.SOURCES) -> c
 
 def isa_names(lib: ctypes.CDLL) -> list[str]:
     """The instruction sets in the library, from the least to the best."""
-    names = []
+    names: list[str] = []
     while name := lib.taco_isa_name(len(names)):
         names.append(name.decode())
     return names
