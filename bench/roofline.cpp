@@ -65,6 +65,12 @@ struct TileConfig {
     }
 };
 
+// GCC takes the intrinsic to read a pointer's worth of the configuration only.
+__attribute__((target("amx-tile"))) inline void load_config(const TileConfig& config) {
+    asm volatile("" : : "r"(&config) : "memory");
+    _tile_loadconfig(&config);
+}
+
 // Keeps a value in a register, so that the compiler neither folds nor drops the loop around it.
 #define KEEP(value) asm volatile("" : "+v"(value))
 
@@ -177,7 +183,7 @@ __attribute__((target("avx512f,avx512vnni"))) void roofline_avx512_vnni(int64_t 
 // 4 x 16 x 16 x 32 multiply-adds a step: two tiles of each side and their four products.
 __attribute__((target("amx-tile,amx-bf16"))) void roofline_amx_bf16(int64_t steps) {
     const TileConfig config;
-    _tile_loadconfig(&config);
+    load_config(config);
     _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
     _tile_zero(4); _tile_zero(5); _tile_zero(6); _tile_zero(7);
     for (int64_t step = 0; step < steps; ++step) {
@@ -192,7 +198,7 @@ __attribute__((target("amx-tile,amx-bf16"))) void roofline_amx_bf16(int64_t step
 // 4 x 16 x 16 x 64 multiply-adds a step.
 __attribute__((target("amx-tile,amx-int8"))) void roofline_amx_int8(int64_t steps) {
     const TileConfig config;
-    _tile_loadconfig(&config);
+    load_config(config);
     _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
     _tile_zero(4); _tile_zero(5); _tile_zero(6); _tile_zero(7);
     for (int64_t step = 0; step < steps; ++step) {
