@@ -2,7 +2,8 @@
 
     python bench/peers/make_checkpoint.py DIRECTORY [--shape qwen2-0.5b]
 
-Nothing is fetched; the tokenizer knows single bytes only, since prompts are token ids.
+Nothing is fetched. Prompts are token ids; the tokenizer has a text for every id, since a server
+sends nothing for a token without one.
 """
 
 import argparse
@@ -76,7 +77,7 @@ def make_checkpoint(directory: Path, config: dict[str, Any]) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     save_file(_weights(config), directory / "model.safetensors", metadata={"format": "pt"})
-    _tokenizer().save(str(directory / "tokenizer.json"))
+    _tokenizer(config["vocab_size"]).save(str(directory / "tokenizer.json"))
     tokenizer_config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": SPECIAL_TOKENS[0],
@@ -115,9 +116,11 @@ def _weights(config: dict[str, Any]) -> dict[str, torch.Tensor]:
     return weights
 
 
-def _tokenizer() -> Tokenizer:
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: index for index, token in enumerate((*SPECIAL_TOKENS, *alphabet))}
+def _tokenizer(vocab_size: int) -> Tokenizer:
+    """Special tokens, all bytes, and numbers: " 300" is the token 300."""
+    known = (*SPECIAL_TOKENS, *sorted(pre_tokenizers.ByteLevel.alphabet()))
+    numbers = (f"Ġ{token_id}" for token_id in range(len(known), vocab_size))
+    vocabulary = {token: token_id for token_id, token in enumerate((*known, *numbers))}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
