@@ -1,0 +1,23 @@
+"""Builds the self-test of the CPU kernels: `python -m support.cpu_selftest PROGRAM`."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from taco_kernels.cpu import build
+
+_SOURCES = Path(__file__).parents[1] / "kernels" / "cpu" / "native"
+_FLAGS = ("-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror")
+
+
+def build_selftest(program: Path) -> None:
+    """Compiles the checks and links them to the library that users have, built anew if need be."""
+    built = build.build()
+    assert not built.left_out, built.left_out
+    sources = sorted(_SOURCES.glob("*.cpp"))
+    command = [*build.find_compiler(), *_FLAGS, f"-I{build.SOURCES}", *sources, built.library]
+    subprocess.run([*command, "-o", program], check=True)
+
+
+if __name__ == "__main__":
+    build_selftest(Path(sys.argv[1]))
