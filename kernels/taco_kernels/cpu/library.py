@@ -20,6 +20,13 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
     "taco_pool_forget_threads": (None, [c_void_p]),
     "taco_pool_bf16_operand_bytes": (c_int64, [c_void_p]),
     "taco_pool_int8_operand_bytes": (c_int64, [c_void_p]),
+    "taco_pack": (None, [c_void_p, c_void_p]),
+    "taco_encode_rows": (
+        None,
+        [c_void_p, c_int32, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_void_p],
+    ),
+    "taco_multiply": (None, [c_void_p, c_void_p]),
+    "taco_multiply_argmax": (None, [c_void_p, c_void_p, c_void_p, c_void_p, c_void_p]),
     "taco_write_kv": (None, [c_void_p, c_void_p, c_void_p, c_int64, c_void_p]),
     "taco_attention_workspace": (c_int64, [c_void_p, c_void_p, c_int32]),
     "taco_attend": (None, [c_void_p, c_void_p]),

@@ -15,6 +15,22 @@ class Matrix(Structure):
     )
 
 
+class Packing(Structure):
+    _fields_ = (
+        ("source_type", c_int32),
+        ("source", c_void_p),
+        ("count", c_int64),
+        ("k", c_int64),
+        ("stride", c_int64),
+        ("type", c_int32),
+        ("first", c_int64),
+        ("panel_step", c_int64),
+        ("data", c_void_p),
+        ("scales", c_void_p),
+        ("column_sums", c_void_p),
+    )
+
+
 class Rows(Structure):
     _fields_ = (
         ("count", c_int64),

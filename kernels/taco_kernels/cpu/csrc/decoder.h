@@ -7,8 +7,6 @@
 #include "matrix.h"
 
 // Rows of a lookup table as the checkpoint stores them: read in place, never copied as a whole.
-enum class TableType : int32_t { f32 = 0, bf16 = 1, f16 = 2 };
-
 struct Table {
     const void* data;  // null where a model has no such table
     int64_t stride;    // items from one row to the next

@@ -33,7 +33,8 @@ inline void compute_logits(Thread& thread, const Decoder& decoder, const Logits&
                                      decoder.vocab_size, false});
         }
         if (logits.token_ids) {
-            kernels().multiply_argmax(thread, rows, decoder.lm_head, logits.token_ids + begin);
+            kernels().multiply_argmax(thread, rows, decoder.lm_head, scratch.ranks,
+                                      logits.token_ids + begin);
         }
     });
 }

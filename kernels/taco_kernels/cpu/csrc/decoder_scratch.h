@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 
 #include "arena.h"
 #include "decoder.h"
@@ -85,6 +86,7 @@ struct LogitsScratch {
     float* embedded;  // [a chunk, embedded_stride], hidden states of the embeddings' width
     void* operands;   // [a chunk]
     float* scales;    // [a chunk]
+    std::atomic<uint64_t>* ranks;  // [a chunk], of the most likely tokens
     int64_t embedded_stride;
 
     LogitsScratch(Arena& arena, OperandBytes bytes, const Decoder& decoder, int64_t count) {
@@ -94,5 +96,6 @@ struct LogitsScratch {
         operands = arena.take_bytes(
             chunk * std::max(bytes.row(decoder.lm_head), bytes.row(decoder.embed_out)));
         scales = arena.take<float>(chunk);
+        ranks = arena.take<std::atomic<uint64_t>>(chunk);
     }
 };

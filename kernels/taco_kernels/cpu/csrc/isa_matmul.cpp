@@ -1,12 +1,12 @@
-#include "isa_table.h"
-#if __has_include("matmul.h")
-#include "matmul.h"
+#include "argmax.h"
 #include "encode.h"
-#endif
+#include "isa_table.h"
+#include "matmul.h"
+#include "pack.h"
 
-void TACO_ISA::add_matmul([[maybe_unused]] Kernels& table) {
-#if __has_include("matmul.h")
+void TACO_ISA::add_matmul(Kernels& table) {
     table.encode_rows = encode_rows;
     table.multiply = multiply;
-#endif
+    table.multiply_argmax = multiply_argmax;
+    table.pack = pack;
 }

@@ -7,6 +7,7 @@
 #include "elementwise.h"
 #include "kv_cache.h"
 #include "matrix.h"
+#include "packing.h"
 #include "parallel.h"
 #include "sampling.h"
 
@@ -27,6 +28,11 @@ struct Kernels {
     void (*encode_rows)(Thread&, DType type, int64_t count, int64_t k, const float* rows,
                         int64_t stride, void* out, float* scales);
     void (*multiply)(Thread&, const Product&);
+    // columns[r] = the first of the greatest values of row r; NaN is never the greatest. ranks:
+    // [rows.count], the kernel's own.
+    void (*multiply_argmax)(Thread&, const Rows&, const Matrix&, std::atomic<uint64_t>* ranks,
+                            int32_t* columns);
+    void (*pack)(Thread&, const Packing&);
     void (*write_kv)(Thread&, const KVCache&, const Batch&, int64_t layer, const KeyValueRows&);
     // Bytes that `attend` needs at Attention::workspace; the layer, the pointers and the strides do
     // not matter.

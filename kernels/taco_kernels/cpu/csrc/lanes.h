@@ -19,4 +19,23 @@ inline void store_first(float* p, F32 v, int64_t count) {
     std::copy_n(numbers, count, p);
 }
 
+// The same of up to sixteen.
+inline F32 load_lanes(const float* p, int64_t count) {
+    return count == LANES ? load(p) : load_first(p, count);
+}
+inline void store_lanes(float* p, F32 v, int64_t count) {
+    if (count == LANES) {
+        store(p, v);
+    } else {
+        store_first(p, v, count);
+    }
+}
+
+// Numbers from -127 to 127, rounded, as a product of int8 takes them.
+inline void store_i8_operand(Int8Operand* p, F32 v) {
+    int8_t quantized[LANES];
+    store_i8(quantized, v);
+    for (int i = 0; i < LANES; i += 4) encode_quad(p + i, quantized + i);
+}
+
 }  // namespace TACO_ISA

@@ -11,7 +11,7 @@
 // on AVX-512. n is padded to whole panels with zeros.
 //
 // A gated pair (gate and up of an MLP) is packed alternately: panel 2i holds sixteen columns of
-// gate, panel 2i + 1 the same columns of up; n counts both.
+// gate, panel 2i + 1 the same columns of up; n counts both, and each is padded to whole panels.
 struct Matrix {
     DType type;
     int64_t n, k;
@@ -21,6 +21,7 @@ struct Matrix {
     const float* bias;           // [padded n] in the order of the packed columns, or null
 
     int64_t num_panels() const { return ceil_div(n, PANEL); }
+    int64_t num_pair_panels() const { return 2 * ceil_div(n / 2, PANEL); }  // of a gated pair
     int64_t panel_bytes() const { return padded_k(type, k) * PANEL * item_bytes(type); }
     const void* panel(int64_t index) const {
         return static_cast<const char*>(data) + index * panel_bytes();
@@ -31,7 +32,7 @@ struct Matrix {
 enum class Epilogue : int32_t {
     store = 0,     // out = act(sum + bias)
     add = 1,       // out += sum + bias (out is the float32 residual stream)
-    gate_mul = 2,  // out[i] = silu(gate[i]) * up[i] of a gated pair; out has n / 2 columns
+    gate_mul = 2,  // out[i] = act(gate[i]) * up[i] of a gated pair; out has n / 2 columns
 };
 
 // Rows of activations as a product takes them. For Matrix type f32: float. For bf16: the
@@ -48,7 +49,7 @@ struct Product {
     Rows rows;
     Matrix matrix;
     Epilogue epilogue;
-    Activation activation;  // for Epilogue::store
+    Activation activation;  // for Epilogue::store and gate_mul
     void* out;              // [count, columns]
     int64_t out_stride;     // items
     bool out_is_operand;    // out holds Bf16Operands, else floats

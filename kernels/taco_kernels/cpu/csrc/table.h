@@ -9,13 +9,13 @@ namespace TACO_ISA {
 // Calls take(first column, F32, number of columns) for sixteen columns of `values` at a time; the
 // last may be fewer, and zeros behind them.
 template <class Item, class Load, class Take>
-inline void for_row_lanes(const Item* values, int64_t width, Load load_lanes, Take take) {
+inline void for_row_lanes(const Item* values, int64_t width, Load widen, Take take) {
     int64_t i = 0;
-    for (; i + LANES <= width; i += LANES) take(i, load_lanes(values + i), int64_t(LANES));
+    for (; i + LANES <= width; i += LANES) take(i, widen(values + i), int64_t(LANES));
     if (const int64_t rest = width - i) {
         Item last[LANES] = {};
         std::copy_n(values + i, rest, last);
-        take(i, load_lanes(last), rest);
+        take(i, widen(last), rest);
     }
 }
 
@@ -35,14 +35,6 @@ inline void for_table_row(const Table& table, int64_t row, int64_t width, Take t
     }
 }
 
-inline void store_lanes(float* out, F32 v, int64_t count) {
-    if (count == LANES) {
-        store(out, v);
-    } else {
-        store_first(out, v, count);
-    }
-}
-
 inline void copy_table_row(const Table& table, int64_t row, int64_t width, float* out) {
     for_table_row(table, row, width,
                   [out](int64_t i, F32 v, int64_t count) { store_lanes(out + i, v, count); });
@@ -50,8 +42,7 @@ inline void copy_table_row(const Table& table, int64_t row, int64_t width, float
 
 inline void add_table_row(const Table& table, int64_t row, int64_t width, float* out) {
     for_table_row(table, row, width, [out](int64_t i, F32 v, int64_t count) {
-        const F32 old = count == LANES ? load(out + i) : load_first(out + i, count);
-        store_lanes(out + i, add(old, v), count);
+        store_lanes(out + i, add(load_lanes(out + i, count), v), count);
     });
 }
 

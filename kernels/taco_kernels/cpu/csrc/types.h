@@ -36,6 +36,9 @@ constexpr int64_t PANEL = 16;
 // What a matrix or a KV cache is stored as. The values are part of the C ABI.
 enum class DType : int32_t { f32 = 0, bf16 = 1, i8 = 2 };
 
+// What a checkpoint stores numbers as.
+enum class TableType : int32_t { f32 = 0, bf16 = 1, f16 = 2 };
+
 // A panel's k is cut in groups that one instruction consumes: 1 float, 2 bf16, 4 int8.
 constexpr int64_t k_group(DType type) {
     return type == DType::f32 ? 1 : type == DType::bf16 ? 2 : 4;

@@ -14,7 +14,8 @@
 namespace TACO_ISA {
 
 constexpr int LANES = 16;
-constexpr int MAX_ACCUMULATORS = 28;
+// Few, so that the compiler is soon done with what kernels unroll.
+constexpr int MAX_ACCUMULATORS = 8;
 
 #ifdef TACO_EMULATE_BF16
 using Bf16Operand = bf16;

@@ -1,0 +1,66 @@
+// The column with the greatest value of each row, without storing the values.
+#pragma once
+
+#include "matmul.h"
+
+namespace TACO_ISA {
+
+// A number that is the greater the greater the value is, and of equal values the lower the column.
+// Zeros are equal; NaN is never the greatest.
+inline uint64_t rank_of(float value, int64_t column) {
+    value += 0.0f;  // of the two zeros the positive one
+    uint32_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    const uint32_t rising = bits & 0x80000000 ? ~bits : bits | 0x80000000;
+    return uint64_t(rising) << 32 | (0xffffffff - uint32_t(column));
+}
+inline int32_t column_of(uint64_t rank) { return int32_t(0xffffffff - uint32_t(rank)); }
+
+// The best of one row's columns in a block.
+inline uint64_t best_rank(const BlockValues& values, const Block& block, int64_t row,
+                          int64_t columns) {
+    constexpr float lowest = -std::numeric_limits<float>::infinity();
+    F32 best = set1(lowest), best_panel = set1(float(block.panels.begin));
+    for (int64_t panel = block.panels.begin; panel < block.panels.end; ++panel) {
+        const F32 past = set1(float(std::min(PANEL, columns - panel * PANEL)));
+        const F32 value =
+            select_less(lane_numbers(), past, values.at(row, panel), set1(lowest));
+        best_panel = select_less(best, value, set1(float(panel)), best_panel);
+        best = select_less(best, value, value, best);
+    }
+    float lanes[LANES], panels[LANES];
+    store(lanes, best);
+    store(panels, best_panel);
+    uint64_t rank = 0;
+    for (int lane = 0; lane < LANES; ++lane) {
+        const int64_t column = int64_t(panels[lane]) * PANEL + lane;
+        if (column < columns) rank = std::max(rank, rank_of(lanes[lane], column));
+    }
+    return rank;
+}
+
+// columns[r] = the first of the greatest values of row r. ranks: [rows.count], the kernel's own.
+inline void multiply_argmax(Thread& thread, const Rows& rows, const Matrix& matrix,
+                            std::atomic<uint64_t>* ranks, int32_t* columns) {
+    if (thread.index() == 0) {
+        for (int64_t row = 0; row < rows.count; ++row) ranks[row].store(0);
+    }
+    thread.barrier();
+    share_blocks(thread, rows, matrix, matrix.num_panels(),
+                 [&](const Block& block, const void* sums) {
+                     const BlockValues values(matrix, rows.scales, block, sums);
+                     for (int64_t row = block.rows.begin; row < block.rows.end; ++row) {
+                         const uint64_t rank = best_rank(values, block, row, matrix.n);
+                         uint64_t seen = ranks[row].load(std::memory_order_relaxed);
+                         while (seen < rank && !ranks[row].compare_exchange_weak(
+                                                   seen, rank, std::memory_order_relaxed)) {
+                         }
+                     }
+                 });
+    if (thread.index() == 0) {
+        for (int64_t row = 0; row < rows.count; ++row) columns[row] = column_of(ranks[row].load());
+    }
+    thread.barrier();
+}
+
+}  // namespace TACO_ISA

@@ -1,0 +1,261 @@
+"""Packed matrices on the CPU, and products with them."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from taco_kernels.cpu.library import CpuKernels
+from taco_kernels.cpu.memory import allocate
+from taco_kernels.cpu.structs import Matrix, Packing, Product, Rows
+
+PANEL = 16
+ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+_EPILOGUES = {"store": 0, "add": 1, "gate_mul": 2}
+_SOURCE_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+
+
+class PackedMatrix:
+    """W [n, k] in the kernels' order (csrc/matrix.h), made once and read by every product.
+
+    Attributes:
+        struct: what kernels take; it points into this object's memory.
+    """
+
+    def __init__(self, n: int, k: int, dtype: torch.dtype, *, gated: bool = False) -> None:
+        """Room for a matrix that `pack` fills.
+
+        Args:
+            dtype: float32, bfloat16, or int8 with a scale a column.
+            gated: rows 0 to n / 2 - 1 are the gate's and the others up's, and `silu(gate) * up` is
+                computed in one product.
+        """
+        if dtype not in DTYPES:
+            raise ValueError(f"a packed matrix is float32, bfloat16 or int8, not {dtype}")
+        if n <= 0 or k <= 0 or (gated and n % 2):
+            raise ValueError(f"no matrix has the shape [{n}, {k}]{' of two halves' * gated}")
+        self.shape = (n, k)
+        self.dtype = dtype
+        self.gated = gated
+        num_halves = 2 if gated else 1
+        num_panels = num_halves * -(-n // num_halves // PANEL)
+        self._panel_bytes = padded_k(dtype, k) * PANEL * dtype.itemsize
+        self._data = allocate(num_panels * self._panel_bytes)
+        self._data[-num_halves * self._panel_bytes :].zero_()  # columns past the last
+        self._columns = num_panels * PANEL
+        quantized = dtype == torch.int8
+        self._scales = torch.zeros(self._columns) if quantized else None
+        self._column_sums = torch.zeros(self._columns, dtype=torch.int32) if quantized else None
+        self._bias: Tensor | None = None
+        self.struct = Matrix(
+            DTYPES[dtype],
+            n,
+            k,
+            self._data.data_ptr(),
+            _address(self._scales),
+            _address(self._column_sums),
+            None,
+        )
+
+    @classmethod
+    def from_tensor(
+        cls,
+        kernels: CpuKernels,
+        weight: Tensor,
+        dtype: torch.dtype | None = None,
+        *,
+        bias: Tensor | None = None,
+        gated: bool = False,
+    ) -> PackedMatrix:
+        """weight [n, k], and bias [n] in the order of its rows."""
+        matrix = cls(*weight.shape, dtype or weight.dtype, gated=gated)
+        matrix.pack(kernels, weight)
+        if bias is not None:
+            matrix.set_bias(bias)
+        return matrix
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that the matrix takes."""
+        tensors = (self._data, self._scales, self._column_sums, self._bias)
+        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+
+    @property
+    def scales(self) -> Tensor:
+        """float32 [n]: of int8, what one step of each row's numbers is worth."""
+        if self._scales is None:
+            raise ValueError(f"a {self.dtype} matrix has no scales")
+        return self._in_order(self._scales)
+
+    def pack(self, kernels: CpuKernels, rows: Tensor, start: int = 0) -> None:
+        """Rows of W from `start` on: float32, bfloat16 or float16 [count, k], rows contiguous."""
+        n, k = self.shape
+        if rows.dtype not in _SOURCE_TYPES or rows.ndim != 2 or rows.stride(1) != 1:
+            raise ValueError(
+                f"rows must be float32, bfloat16 or float16 with contiguous rows, not "
+                f"{rows.dtype} with strides {rows.stride()}"
+            )
+        if rows.shape[1] != k or start < 0 or start + rows.shape[0] > n:
+            raise ValueError(f"{list(rows.shape)} from row {start} on does not fit into [{n}, {k}]")
+        for half, first, part in self._halves(rows, start):
+            column = half * PANEL
+            packing = Packing(
+                _SOURCE_TYPES[part.dtype],
+                part.data_ptr(),
+                part.shape[0],
+                k,
+                part.stride(0),
+                DTYPES[self.dtype],
+                first,
+                2 if self.gated else 1,
+                self._data.data_ptr() + half * self._panel_bytes,
+                None if self._scales is None else self._scales[column:].data_ptr(),
+                None if self._column_sums is None else self._column_sums[column:].data_ptr(),
+            )
+            kernels.lib.taco_pack(kernels.pool, ctypes.byref(packing))
+
+    def set_bias(self, bias: Tensor, start: int = 0) -> None:
+        """float [count]: the bias of rows from `start` on; 0 where none is set."""
+        if self._bias is None:
+            self._bias = torch.zeros(self._columns)
+            self.struct.bias = self._bias.data_ptr()
+        for half, first, part in self._halves(bias, start):
+            self._bias[self._columns_of(half, first, part.shape[0])] = part.float()
+
+    def _halves(self, rows: Tensor, start: int) -> list[tuple[int, int, Tensor]]:
+        """(half, first row of it, rows of it): the one half, or gate and up of a gated pair."""
+        if not self.gated:
+            return [(0, start, rows)]
+        size = self.shape[0] // 2
+        gate = rows[: max(0, size - start)]
+        up = rows[gate.shape[0] :]
+        parts = [(0, start, gate), (1, max(0, start - size), up)]
+        return [part for part in parts if part[2].shape[0]]
+
+    def _columns_of(self, half: int, first: int, count: int) -> Tensor:
+        """Packed columns of some rows of a half."""
+        rows = torch.arange(first, first + count)
+        return rows + (rows // PANEL + half) * PANEL if self.gated else rows
+
+    def _in_order(self, packed: Tensor) -> Tensor:
+        if not self.gated:
+            return packed[: self.shape[0]]
+        size = self.shape[0] // 2
+        return torch.cat([packed[self._columns_of(half, 0, size)] for half in (0, 1)])
+
+
+class EncodedRows:
+    """Rows of activations as products with matrices of one type take them.
+
+    Attributes:
+        data: [count, padded k] of the instruction set's operands.
+        scales: float32 [count], of int8 alone.
+        struct: what kernels take; it points into the two.
+    """
+
+    def __init__(self, kernels: CpuKernels, rows: Tensor, dtype: torch.dtype) -> None:
+        """rows: float32 [count, k], each row contiguous."""
+        if rows.dtype != torch.float32 or rows.ndim != 2 or rows.stride(1) != 1:
+            raise ValueError(f"rows must be float32 with contiguous rows, not {rows.dtype}")
+        count, k = rows.shape
+        self.dtype = dtype
+        self.k = k
+        self.data = torch.empty((count, padded_k(dtype, k)), dtype=operand_dtype(kernels, dtype))
+        self.scales = torch.empty(count) if dtype == torch.int8 else None
+        kernels.lib.taco_encode_rows(
+            kernels.pool,
+            DTYPES[dtype],
+            count,
+            k,
+            rows.data_ptr(),
+            rows.stride(0),
+            self.data.data_ptr(),
+            _address(self.scales),
+        )
+        self.struct = Rows(count, self.data.data_ptr(), self.data.stride(0), _address(self.scales))
+
+
+def multiply(
+    kernels: CpuKernels,
+    rows: EncodedRows,
+    matrix: PackedMatrix,
+    *,
+    activation: str = "none",
+    add_to: Tensor | None = None,
+    as_operands: bool = False,
+) -> Tensor:
+    """act(rows @ W.T + bias), or act(gate) * up of a gated pair, or that added to `add_to`.
+
+    Args:
+        add_to: float32 [count, n], changed in place.
+        as_operands: the result is for a product with a bfloat16 matrix.
+
+    Returns:
+        [count, n], or n / 2 of a gated pair; float32, or operands.
+    """
+    _check_product(rows, matrix)
+    count = rows.struct.count
+    columns = matrix.shape[0] // (2 if matrix.gated else 1)
+    out = add_to
+    if out is None:
+        dtype = operand_dtype(kernels, torch.bfloat16) if as_operands else torch.float32
+        out = torch.empty((count, columns), dtype=dtype)
+    elif out.dtype != torch.float32 or out.shape != (count, columns) or out.stride(1) != 1:
+        raise ValueError(f"a product adds to float32 [{count}, {columns}]")
+    epilogue = "gate_mul" if matrix.gated else "store" if add_to is None else "add"
+    product = Product(
+        rows.struct,
+        matrix.struct,
+        _EPILOGUES[epilogue],
+        ACTIVATIONS[activation],
+        out.data_ptr(),
+        out.stride(0),
+        as_operands,
+    )
+    kernels.lib.taco_multiply(kernels.pool, ctypes.byref(product))
+    return out
+
+
+def multiply_argmax(kernels: CpuKernels, rows: EncodedRows, matrix: PackedMatrix) -> Tensor:
+    """int32 [count]: the column with the greatest value of each row, the first of several."""
+    _check_product(rows, matrix)
+    count = rows.struct.count
+    ranks, columns = torch.empty(count, dtype=torch.int64), torch.empty(count, dtype=torch.int32)
+    kernels.lib.taco_multiply_argmax(
+        kernels.pool,
+        ctypes.byref(rows.struct),
+        ctypes.byref(matrix.struct),
+        ranks.data_ptr(),
+        columns.data_ptr(),
+    )
+    return columns
+
+
+def padded_k(dtype: torch.dtype, k: int) -> int:
+    """Columns of a matrix of `dtype` with the zeros that fill its last AMX tile."""
+    group = 64 // dtype.itemsize
+    return k if dtype == torch.float32 else -(-k // group) * group
+
+
+def operand_dtype(kernels: CpuKernels, dtype: torch.dtype) -> torch.dtype:
+    """What an instruction set multiplies a matrix of `dtype` with."""
+    if dtype == torch.bfloat16:
+        return torch.bfloat16 if kernels.bf16_operand_bytes == 2 else torch.float32
+    if dtype == torch.int8:
+        return torch.int8 if kernels.int8_operand_bytes == 1 else torch.int16
+    return dtype
+
+
+def _check_product(rows: EncodedRows, matrix: PackedMatrix) -> None:
+    if rows.dtype != matrix.dtype or rows.k != matrix.shape[1]:
+        raise ValueError(
+            f"rows of {rows.dtype} with {rows.k} columns do not meet a matrix of {matrix.dtype} "
+            f"with {matrix.shape[1]}"
+        )
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()

@@ -1,0 +1,268 @@
+"""Packing, encoding and products of the CPU kernels against torch."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional
+
+from support.cpu_kernels import EMULATED, NATIVE, kernels_of
+from taco_kernels.cpu.library import CpuKernels
+from taco_kernels.cpu.matmul import EncodedRows, PackedMatrix, multiply, multiply_argmax
+from taco_kernels.reference.linear import int8_linear, linear, quantize_rows
+
+DTYPES = (torch.float32, torch.bfloat16, torch.int8)
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "none": lambda x: x,
+    "relu": functional.relu,
+    "gelu": functional.gelu,
+    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+    "silu": functional.silu,
+}
+
+
+def numbers(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def rounded_operands(kernels: CpuKernels, x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x as the kernel's operands hold it."""
+    narrow = dtype == torch.bfloat16 and kernels.bf16_operand_bytes == 2
+    return x.bfloat16().float() if narrow else x
+
+
+def expected(kernels: CpuKernels, x: Tensor, w: Tensor, bias: Tensor | None, dtype: torch.dtype):
+    if dtype == torch.int8:
+        return int8_linear(x, w, bias).double()
+    return linear(rounded_operands(kernels, x, dtype), w.to(dtype), bias)
+
+
+def assert_near(actual: Tensor, wanted: Tensor, x: Tensor, w: Tensor) -> None:
+    """Within what float32 sums of so many products may be off."""
+    bound = 2e-6 * (x.double().abs() @ w.double().abs().T) + 1e-6 * wanted.abs() + 1e-30
+    assert actual.shape == wanted.shape
+    assert ((actual.double() - wanted).abs() <= bound).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("count", "n", "k"), [(1, 16, 64), (2, 40, 32), (5, 17, 1), (7, 130, 67), (33, 33, 100)]
+)
+def test_product(cpu_kernels: CpuKernels, dtype: torch.dtype, count: int, n: int, k: int) -> None:
+    x, w, bias = numbers(count, k), numbers(n, k, seed=1), numbers(n, seed=2)
+    matrix = PackedMatrix.from_tensor(cpu_kernels, w, dtype, bias=bias)
+
+    out = multiply(cpu_kernels, EncodedRows(cpu_kernels, x, dtype), matrix)
+
+    assert_near(out, expected(cpu_kernels, x, w, bias, dtype), x, w)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_long_rows_are_summed_in_parts(cpu_kernels: CpuKernels, dtype: torch.dtype) -> None:
+    x, w = numbers(3, 2100), numbers(20, 2100, seed=1)
+    matrix = PackedMatrix.from_tensor(cpu_kernels, w, dtype)
+
+    out = multiply(cpu_kernels, EncodedRows(cpu_kernels, x, dtype), matrix)
+
+    assert_near(out, expected(cpu_kernels, x, w, None, dtype), x, w)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_bits_do_not_depend_on_neighbours_or_threads(
+    cpu_kernels: CpuKernels, dtype: torch.dtype
+) -> None:
+    x, w = numbers(40, 530), numbers(200, 530, seed=1)
+    matrix = PackedMatrix.from_tensor(cpu_kernels, w, dtype)
+    alone = [multiply(cpu_kernels, EncodedRows(cpu_kernels, row[None], dtype), matrix) for row in x]
+    wanted = torch.cat(alone)
+
+    for threads in (1, 3):
+        kernels = kernels_of(cpu_kernels.isa, threads)
+        for begin, end in ((0, 40), (3, 20), (0, 2), (0, 33), (8, 24), (5, 12)):
+            out = multiply(kernels, EncodedRows(kernels, x[begin:end], dtype), matrix)
+            assert torch.equal(out, wanted[begin:end]), (threads, begin, end)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_bits_do_not_depend_on_row_count(cpu_kernels: CpuKernels, dtype: torch.dtype) -> None:
+    x, w = numbers(40, 70), numbers(48, 70, seed=1)
+    matrix = PackedMatrix.from_tensor(cpu_kernels, w, dtype)
+    wanted = multiply(cpu_kernels, EncodedRows(cpu_kernels, x, dtype), matrix)
+
+    for count in range(1, 40):
+        out = multiply(cpu_kernels, EncodedRows(cpu_kernels, x[:count], dtype), matrix)
+        assert torch.equal(out, wanted[:count]), count
+
+
+def test_many_rows_span_blocks(cpu_kernels: CpuKernels) -> None:
+    x, w = numbers(250, 40), numbers(90, 40, seed=1)
+    for dtype in DTYPES:
+        matrix = PackedMatrix.from_tensor(cpu_kernels, w, dtype)
+        out = multiply(cpu_kernels, EncodedRows(cpu_kernels, x, dtype), matrix)
+        assert_near(out, expected(cpu_kernels, x, w, None, dtype), x, w)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activations(cpu_kernels: CpuKernels, activation: str) -> None:
+    x, w, bias = numbers(3, 20), numbers(30, 20, seed=1), numbers(30, seed=2)
+    matrix = PackedMatrix.from_tensor(cpu_kernels, w, bias=bias)
+
+    out = multiply(cpu_kernels, EncodedRows(cpu_kernels, x, w.dtype), matrix, activation=activation)
+
+    torch.testing.assert_close(
+        out, ACTIVATIONS[activation](linear(x, w, bias)).float(), atol=2e-5, rtol=2e-5
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", [19, 32])
+def test_adds_to_the_residual_stream(cpu_kernels: CpuKernels, dtype: torch.dtype, n: int) -> None:
+    x, w, bias = numbers(4, 50), numbers(n, 50, seed=1), numbers(n, seed=2)
+    stream = numbers(4, n + 5, seed=3)
+    matrix = PackedMatrix.from_tensor(cpu_kernels, w, dtype, bias=bias)
+    rows = EncodedRows(cpu_kernels, x, dtype)
+    wanted = stream.clone()
+    wanted[:, :n] += multiply(cpu_kernels, rows, matrix)
+
+    multiply(cpu_kernels, rows, matrix, add_to=stream[:, :n])
+
+    assert torch.equal(stream, wanted)  # columns past the matrix's are left alone
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("inner", [16, 37, 100])
+def test_gated_pair(cpu_kernels: CpuKernels, dtype: torch.dtype, inner: int) -> None:
+    x, w = numbers(5, 45), numbers(2 * inner, 45, seed=1)
+    bias = numbers(2 * inner, seed=2)
+    matrix = PackedMatrix.from_tensor(cpu_kernels, w, dtype, bias=bias, gated=True)
+
+    rows = EncodedRows(cpu_kernels, x, dtype)
+    out = multiply(cpu_kernels, rows, matrix, activation="silu")
+
+    gate, up = expected(cpu_kernels, x, w, bias, dtype).chunk(2, dim=1)
+    torch.testing.assert_close(out, (functional.silu(gate) * up).float(), atol=1e-4, rtol=1e-4)
+
+
+def test_writes_operands_of_the_next_product(cpu_kernels: CpuKernels) -> None:
+    x, w = numbers(3, 40), numbers(27, 40, seed=1)
+    matrix = PackedMatrix.from_tensor(cpu_kernels, w)
+    rows = EncodedRows(cpu_kernels, x, w.dtype)
+
+    out = multiply(cpu_kernels, rows, matrix, as_operands=True)
+
+    assert torch.equal(out, multiply(cpu_kernels, rows, matrix).to(out.dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("count", [1, 9])
+def test_argmax(cpu_kernels: CpuKernels, dtype: torch.dtype, count: int) -> None:
+    x, w = numbers(count, 24), numbers(203, 24, seed=1)
+    w[150:] = w[50:103]  # ties: the first must win
+    matrix = PackedMatrix.from_tensor(cpu_kernels, w, dtype)
+    rows = EncodedRows(cpu_kernels, x, dtype)
+
+    columns = multiply_argmax(cpu_kernels, rows, matrix)
+
+    wanted = multiply(cpu_kernels, rows, matrix).argmax(dim=1)
+    assert torch.equal(columns.long(), wanted)
+
+
+def test_argmax_skips_padding(cpu_kernels: CpuKernels) -> None:
+    x, w = -torch.ones(2, 8), torch.rand(18, 8) + 1
+    matrix = PackedMatrix.from_tensor(cpu_kernels, w)
+    rows = EncodedRows(cpu_kernels, x, w.dtype)
+
+    columns = multiply_argmax(cpu_kernels, rows, matrix)
+
+    assert torch.equal(columns.long(), (x @ w.T).argmax(dim=1))
+
+
+@pytest.mark.parametrize("source", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("gated", [False, True])
+def test_packs_slices(
+    cpu_kernels: CpuKernels, source: torch.dtype, dtype: torch.dtype, gated: bool
+) -> None:
+    w = numbers(86, 70).to(source)
+    x = numbers(2, 70, seed=1)
+    whole = PackedMatrix.from_tensor(cpu_kernels, w, dtype, gated=gated)
+    sliced = PackedMatrix(86, 70, dtype, gated=gated)
+    for begin, end in ((50, 86), (0, 7), (7, 50)):
+        sliced.pack(cpu_kernels, w[begin:end], begin)
+    bias = numbers(86, seed=2)
+    whole.set_bias(bias)
+    for begin, end in ((0, 60), (60, 86)):
+        sliced.set_bias(bias[begin:end], begin)
+
+    rows = EncodedRows(cpu_kernels, x, dtype)
+    out = multiply(cpu_kernels, rows, sliced)
+
+    assert torch.equal(out, multiply(cpu_kernels, rows, whole))
+    if not gated:
+        assert_near(out, expected(cpu_kernels, x, w.float(), bias, dtype), x, w.float())
+
+
+def test_int8_is_what_the_reference_makes(cpu_kernels: CpuKernels) -> None:
+    """Integers alike, and sums of integers exact: the extremes reach the ends of the range."""
+    x, w = numbers(6, 300), numbers(50, 300, seed=1)
+    x[1], x[2], w[3] = 0, 127.0, -127.0
+    q, scales = quantize_rows(x)
+    columns, column_scales = quantize_rows(w)
+    matrix = PackedMatrix.from_tensor(cpu_kernels, w, torch.int8)
+    rows = EncodedRows(cpu_kernels, x, torch.int8)
+
+    out = multiply(cpu_kernels, rows, matrix)
+
+    assert rows.scales is not None
+    assert torch.equal(rows.scales, scales)
+    assert torch.equal(matrix.scales, column_scales)
+    sums = (q.int() @ columns.int().T).float()
+    assert torch.equal(out, sums * (scales[:, None] * column_scales[None, :]))
+
+
+@pytest.mark.parametrize("isa", [*NATIVE, *EMULATED])
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    count=st.integers(1, 40),
+    n=st.integers(1, 150),
+    k=st.integers(1, 150),
+    dtype=st.sampled_from(DTYPES),
+    threads=st.integers(1, 3),
+)
+def test_any_shape(isa: str, count: int, n: int, k: int, dtype: torch.dtype, threads: int) -> None:
+    kernels = kernels_of(isa, threads)
+    x, w = numbers(count, k), numbers(n, k, seed=1)
+    matrix = PackedMatrix.from_tensor(kernels, w, dtype)
+
+    out = multiply(kernels, EncodedRows(kernels, x, dtype), matrix)
+
+    assert_near(out, expected(kernels, x, w, None, dtype), x, w)
+
+
+@pytest.mark.parametrize(
+    ("rows", "start", "message"),
+    [
+        (torch.zeros(2, 4, dtype=torch.float64), 0, "float64"),
+        (torch.zeros(4, 2).T, 0, "contiguous rows"),
+        (torch.zeros(2, 5), 0, "does not fit"),
+        (torch.zeros(2, 4), 9, "does not fit"),
+    ],
+)
+def test_refuses_rows_that_cannot_be_packed(rows: Tensor, start: int, message: str) -> None:
+    matrix = PackedMatrix(10, 4, torch.float32)
+
+    with pytest.raises(ValueError, match=message):
+        matrix.pack(kernels_of("avx2", 1), rows, start)
+
+
+def test_refuses_rows_of_another_shape_or_type() -> None:
+    kernels = kernels_of("avx2", 1)
+    matrix = PackedMatrix.from_tensor(kernels, numbers(4, 8))
+
+    with pytest.raises(ValueError, match="do not meet"):
+        multiply(kernels, EncodedRows(kernels, numbers(1, 7), torch.float32), matrix)
+    with pytest.raises(ValueError, match="do not meet"):
+        multiply(kernels, EncodedRows(kernels, numbers(1, 8), torch.bfloat16), matrix)
