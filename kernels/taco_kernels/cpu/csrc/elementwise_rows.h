@@ -9,7 +9,6 @@
 
 namespace TACO_ISA {
 
-#if __has_include("encode.h")
 inline void norm_rows(Thread& thread, const NormRows& norm) {
     const int64_t bytes = padded_k(norm.type, norm.size) *
                           (norm.type == DType::f32    ? sizeof(float)
@@ -21,7 +20,6 @@ inline void norm_rows(Thread& thread, const NormRows& norm) {
                          norm.scales + row);
     });
 }
-#endif
 
 inline void rotate_rows(Thread& thread, const RotaryRows& rotary) {
     const int64_t half = rotary.head_dim / 2;

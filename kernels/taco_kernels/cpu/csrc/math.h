@@ -31,21 +31,26 @@ inline F32 polynomial(F32 x, float highest, Rest... rest) {
     return polynomial_step(set1(highest), x, rest...);
 }
 
-// Within 1 ulp. What lies below the least normal number becomes 0.
-inline F32 exp(F32 x) {
+// exp for arguments that are at most 88, where it cannot overflow.
+inline F32 exp_bounded(F32 x) {
     constexpr float log2_e = 1.44269504f;
     // ln 2 in two parts (Cody and Waite); n * the first is exact.
     constexpr float ln2_high = 0.693359375f, ln2_low = -2.12194440e-4f;
-    constexpr float underflow = -87.3365479f, overflow = 88.7228394f;
+    constexpr float underflow = -87.3365479f;
 
     const F32 n = round_to_even(mul(x, set1(log2_e)));
     const F32 r = fma(n, set1(-ln2_low), fma(n, set1(-ln2_high), x));
     const F32 tail = polynomial(r, 1.38144311e-3f, 8.36879667e-3f, 4.16683964e-2f,
                                 1.66665196e-1f, 4.99999940e-1f);
     const F32 fraction = add(fma(mul(r, r), tail, r), set1(1));
-    const F32 finite = mul_pow2(fraction, n);
-    const F32 bounded = select_less(x, set1(underflow), zero(), finite);
-    return select_less(set1(overflow), x, set1(std::numeric_limits<float>::infinity()), bounded);
+    return select_less(x, set1(underflow), zero(), mul_pow2(fraction, n));
+}
+
+// Within 1 ulp. What lies below the least normal number becomes 0.
+inline F32 exp(F32 x) {
+    constexpr float overflow = 88.7228394f;
+    return select_less(set1(overflow), x, set1(std::numeric_limits<float>::infinity()),
+                       exp_bounded(x));
 }
 
 // Within 2 ulp.

@@ -4,8 +4,8 @@
 
 #include <cmath>
 
-#include "kernels.h"
-#include "lanes.h"
+#include "encode.h"
+#include "math.h"
 
 namespace TACO_ISA {
 
@@ -72,16 +72,47 @@ private:
     F32 mean_, scale_;
 };
 
+inline void store_norm(const NormedRow& norm, float* out) {
+    norm.each([=](int64_t i, F32 v, int64_t count) { store_lanes(out + i, v, count); });
+}
+
 // The norm of a row, to floats; `out` may be the row itself. bias: null is none.
 inline void norm_row(NormKind kind, const float* row, int64_t size, const float* weight,
                      const float* bias, float eps, float* out) {
-    NormedRow(kind, row, size, weight, bias, eps).each([=](int64_t i, F32 v, int64_t count) {
-        if (count == LANES) {
-            store(out + i, v);
-        } else {
-            store_first(out + i, v, count);
-        }
-    });
+    store_norm(NormedRow(kind, row, size, weight, bias, eps), out);
+}
+
+// The norm of a row as a matrix of bf16 takes it.
+inline void encode_bf16_norm(const NormedRow& norm, int64_t size, Bf16Operand* out) {
+    norm.each([=](int64_t i, F32 v, int64_t) { store_bf16_operand(out + i, v); });
+    for (int64_t i = round_up(size, LANES); i < padded_k(DType::bf16, size); i += LANES) {
+        store_bf16_operand(out + i, zero());
+    }
+}
+
+// The same for int8: once through the norm for the scale, once more for the numbers, which is
+// cheaper than memory for a row of floats.
+inline void encode_i8_norm(const NormedRow& norm, int64_t size, Int8Operand* out, float* scale) {
+    F32 greatest = zero();
+    norm.each([&](int64_t, F32 v, int64_t) { greatest = max(abs(v), greatest); });
+    *scale = int8_scale(reduce_max(greatest));
+    const F32 divisor = set1(*scale);
+    norm.each([=](int64_t i, F32 v, int64_t) { store_i8_operand(out + i, div(v, divisor)); });
+    for (int64_t i = round_up(size, LANES); i < padded_k(DType::i8, size); i += LANES) {
+        store_i8_operand(out + i, zero());
+    }
+}
+
+// The norm of a row, as a matrix of `type` takes it: padded_k(type, size) operands, and a scale for
+// int8.
+inline void norm_row_encoded(NormKind kind, const float* row, int64_t size, const float* weight,
+                             const float* bias, float eps, DType type, void* out, float* scale) {
+    const NormedRow norm(kind, row, size, weight, bias, eps);
+    switch (type) {
+        case DType::f32: store_norm(norm, static_cast<float*>(out)); break;
+        case DType::bf16: encode_bf16_norm(norm, size, static_cast<Bf16Operand*>(out)); break;
+        case DType::i8: encode_i8_norm(norm, size, static_cast<Int8Operand*>(out), scale); break;
+    }
 }
 
 }  // namespace TACO_ISA

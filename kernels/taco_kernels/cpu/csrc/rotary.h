@@ -18,18 +18,12 @@ inline void rotate_heads(float* heads, int64_t num_heads, int64_t head_dim, cons
     for (int64_t head = 0; head < num_heads; ++head) {
         float* lower = heads + head * head_dim;
         float* upper = lower + half;
-        int64_t i = 0;
-        for (; i + LANES <= half; i += LANES) {
-            F32 first = load(lower + i), second = load(upper + i);
-            turn(first, second, load(cosines + i), load(sines + i));
-            store(lower + i, first);
-            store(upper + i, second);
-        }
-        if (const int64_t rest = half - i) {
-            F32 first = load_first(lower + i, rest), second = load_first(upper + i, rest);
-            turn(first, second, load_first(cosines + i, rest), load_first(sines + i, rest));
-            store_first(lower + i, first, rest);
-            store_first(upper + i, second, rest);
+        for (int64_t i = 0; i < half; i += LANES) {
+            const int64_t count = std::min<int64_t>(half - i, LANES);
+            F32 first = load_lanes(lower + i, count), second = load_lanes(upper + i, count);
+            turn(first, second, load_lanes(cosines + i, count), load_lanes(sines + i, count));
+            store_lanes(lower + i, first, count);
+            store_lanes(upper + i, second, count);
         }
     }
 }

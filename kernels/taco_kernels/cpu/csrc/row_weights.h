@@ -58,7 +58,7 @@ public:
     }
 
 private:
-    F32 weigh(F32 x) const { return exp(mul(sub(x, max_), sharpness_)); }
+    F32 weigh(F32 x) const { return exp_bounded(mul(sub(x, max_), sharpness_)); }
 
     const LogitRows& logits_;
     const float* numbers_;

@@ -1,0 +1,96 @@
+import pytest
+import torch
+from torch import Tensor
+
+from support.cpu_kernels import kernels_of
+from taco_kernels.cpu.elementwise import norm_rows
+from taco_kernels.cpu.library import CpuKernels
+from taco_kernels.reference.norm import layer_norm, rms_norm
+
+SIZES = [1, 16, 17, 63, 64, 100, 896]
+DTYPES = [torch.float32, torch.bfloat16, torch.int8]
+
+
+def tensors(size: int, num_rows: int = 5) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(size)
+    scales = torch.logspace(-3, 3, num_rows).unsqueeze(1)
+    x = torch.randn(num_rows, size, generator=generator) * scales + 0.3 * scales
+    weight, bias = torch.randn(2, size, generator=generator).unbind()
+    return x, weight.contiguous(), bias.contiguous()
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_norms_agree_with_the_reference(cpu_kernels: CpuKernels, size: int) -> None:
+    x, weight, bias = tensors(size)
+    rms, _ = norm_rows(cpu_kernels, "rms", x, weight, None, 1e-5)
+    wide = (x.double(), weight.double())
+    torch.testing.assert_close(rms.double(), rms_norm(*wide, 1e-5).double(), rtol=1e-6, atol=1e-7)
+    layer, _ = norm_rows(cpu_kernels, "layer", x, weight, bias, 1e-5)
+    centered = wide[0] - wide[0].mean(-1, keepdim=True)
+    scale = torch.rsqrt(centered.square().mean(-1, keepdim=True) + 1e-5)
+    torch.testing.assert_close(
+        layer.double(), centered * scale * wide[1] + bias.double(), rtol=1e-5, atol=2e-6
+    )
+    torch.testing.assert_close(layer, layer_norm(x, weight, bias, 1e-5), rtol=1e-5, atol=2e-6)
+
+
+def decode(operands: Tensor, scales: Tensor, kernels: CpuKernels) -> Tensor:
+    """Numbers that int8 operands stand for: see `encode_quad` of the instruction sets."""
+    if operands.dtype == torch.int16:  # four in the order 0, 2, 1, 3
+        operands = operands.unflatten(1, (-1, 4))[..., [0, 2, 1, 3]].flatten(1)
+    elif kernels.isa.endswith(("avx512", "avx512_bf16")):  # unsigned, 128 stands for 0
+        operands = operands.view(torch.uint8).int() - 128
+    return operands.float() * scales.unsqueeze(1)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("kind", ["rms", "layer"])
+def test_operands_are_those_of_the_float_norm(
+    cpu_kernels: CpuKernels, kind: str, size: int
+) -> None:
+    x, weight, bias = tensors(size)
+    arguments = (x, weight, bias if kind == "layer" else None, 1e-6)
+    floats, _ = norm_rows(cpu_kernels, kind, *arguments)
+
+    operands, _ = norm_rows(cpu_kernels, kind, *arguments, torch.bfloat16)
+    assert torch.equal(operands[:, :size], floats.to(operands.dtype))
+    assert not operands[:, size:].any()
+
+    operands, scales = norm_rows(cpu_kernels, kind, *arguments, torch.int8)
+    greatest = floats.abs().amax(-1)
+    assert torch.equal(scales, torch.where(greatest > 0, greatest / 127, 1.0))
+    numbers = decode(operands, scales, cpu_kernels)
+    error = (numbers[:, :size] - floats).abs().amax(-1)
+    assert (error <= 0.5001 * scales).all()
+    assert not numbers[:, size:].any()
+
+
+def test_a_row_of_zeros_has_a_scale_and_no_nan(cpu_kernels: CpuKernels) -> None:
+    x, weight = torch.zeros(2, 70), torch.ones(70)
+    operands, scales = norm_rows(cpu_kernels, "rms", x, weight, None, 1e-6, torch.int8)
+    assert torch.equal(scales, torch.ones(2))
+    assert not decode(operands, scales, cpu_kernels).any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", ["rms", "layer"])
+def test_a_row_does_not_depend_on_the_others_nor_on_threads(
+    cpu_kernels: CpuKernels, kind: str, dtype: torch.dtype
+) -> None:
+    x, weight, bias = tensors(75, num_rows=9)
+    together, scales = norm_rows(cpu_kernels, kind, x, weight, bias, 1e-5, dtype)
+    for i in range(9):
+        alone, scale = norm_rows(
+            kernels_of(cpu_kernels.isa, 1), kind, x[i : i + 1], weight, bias, 1e-5, dtype
+        )
+        assert torch.equal(alone[0], together[i])
+        if dtype == torch.int8:
+            assert torch.equal(scale[0], scales[i])
+
+
+def test_wrong_arguments_are_refused(cpu_kernels: CpuKernels) -> None:
+    x, weight, _ = tensors(8)
+    with pytest.raises(ValueError, match="no 'batch' norm"):
+        norm_rows(cpu_kernels, "batch", x, weight, None, 1e-5)
+    with pytest.raises(ValueError, match=r"must be \[8\]"):
+        norm_rows(cpu_kernels, "rms", x, weight[:7].clone(), None, 1e-5)
