@@ -32,55 +32,76 @@ struct SoftmaxRow {
     float* weight;
 };
 
-// A score as the model defines it: the product times scale, capped, with its distance's penalty.
-inline F32 finish_score(F32 score, const Attention& attention, const float* key_scales,
-                        F32 distance, float alibi_slope) {
-    score = mul(score, set1(attention.scale));
-    if (key_scales) score = mul(score, load(key_scales));
+// Scores of sixteen tokens from their products with the query: scaled, capped, and less a penalty
+// for the distance.
+inline F32 finish_scores(F32 products, const Attention& attention, const float* key_scales,
+                         F32 distances, float alibi_slope) {
+    F32 scores = mul(products, set1(attention.scale));
+    if (key_scales) scores = mul(scores, load(key_scales));
     if (attention.soft_cap > 0) {
         const F32 cap = set1(attention.soft_cap);
-        score = mul(cap, tanh(div(score, cap)));
+        scores = mul(cap, tanh(div(scores, cap)));
     }
-    return attention.alibi_slopes ? fma(set1(alibi_slope), distance, score) : score;
+    return attention.alibi_slopes ? fma(set1(alibi_slope), distances, scores) : scores;
 }
+
+inline void finish_row(const Attention& attention, const SpanScales& scales,
+                       const SoftmaxRow& row) {
+    for (int64_t p = row.seen.begin / PANEL; p < ceil_div(row.seen.end, PANEL); ++p) {
+        float* scores = row.scores + p * PANEL;
+        const F32 distances = add(lane_numbers(), set1(float(p * PANEL - row.last_token)));
+        store(scores, finish_scores(load(scores), attention, scales.keys[p], distances,
+                                    row.alibi_slope));
+    }
+}
+
+// Scores of tokens that the row does not see become -inf, in the panel that token stands in.
+inline void mask_panel(const SoftmaxRow& row, int64_t token) {
+    const int64_t first = token / PANEL * PANEL;
+    const F32 tokens = add(lane_numbers(), set1(float(first)));
+    const F32 unseen = set1(-std::numeric_limits<float>::infinity());
+    F32 scores = load(row.scores + first);
+    scores = select_less(tokens, set1(float(row.seen.begin)), unseen, scores);
+    scores = select_less(tokens, set1(float(row.seen.end)), scores, unseen);
+    store(row.scores + first, scores);
+}
+
+inline void store_weights(float* p, F32 v) { store(p, v); }
+inline void store_weights(bf16* p, F32 v) { store_bf16(p, v); }
 
 // Writes the weights exp(score - best) to `weights`, times the values' scales, and their sum and
 // the best score to the row's sums. `weights` may be the scores themselves.
 template <class Operand>
 inline void softmax_row(const Attention& attention, const SpanScales& scales,
                         const SoftmaxRow& row, Operand* weights) {
-    const auto write = [&](int64_t panel, F32 v) {
-        if constexpr (std::is_same_v<Operand, float>) {
-            store(weights + panel * PANEL, v);
-        } else {
-            store_bf16_operand(weights + panel * PANEL, v);
-        }
-    };
     const int64_t begin = row.seen.begin / PANEL, end = ceil_div(row.seen.end, PANEL);
-    const F32 masked = set1(-std::numeric_limits<float>::infinity());
-    F32 best = set1(NO_SCORE);
-    for (int64_t p = begin; p < end; ++p) {
-        const F32 token = add(lane_numbers(), set1(float(p * PANEL)));
-        const F32 distance = sub(token, set1(float(row.last_token)));
-        F32 score = finish_score(load(row.scores + p * PANEL), attention, scales.keys[p], distance,
-                                 row.alibi_slope);
-        if (p * PANEL < row.seen.begin || (p + 1) * PANEL > row.seen.end) {
-            score = select_less(token, set1(float(row.seen.begin)), masked, score);
-            score = select_less(token, set1(float(row.seen.end)), score, masked);
-        }
-        store(row.scores + p * PANEL, score);
-        best = max(score, best);
+    for (int64_t p = row.panels.begin; p < std::min(begin, row.panels.end); ++p) {
+        store_weights(weights + p * PANEL, zero());
     }
-    *row.best = reduce_max(best);
+    for (int64_t p = std::max(end, row.panels.begin); p < row.panels.end; ++p) {
+        store_weights(weights + p * PANEL, zero());
+    }
+
+    // What is nothing but a factor is left to the exponent.
+    const bool scaled = attention.cache.type == DType::i8;
+    const bool is_product = !scaled && attention.soft_cap == 0 && !attention.alibi_slopes;
+    if (!is_product) finish_row(attention, scales, row);
+    if (begin < end) {
+        mask_panel(row, row.seen.begin);
+        mask_panel(row, row.seen.end - 1);
+    }
+    const float factor = is_product ? attention.scale : 1;
+    F32 best = set1(NO_SCORE);
+    for (int64_t p = begin; p < end; ++p) best = max(load(row.scores + p * PANEL), best);
+    *row.best = std::max(NO_SCORE, reduce_max(best) * factor);
 
     F32 weight = zero();
-    for (int64_t p = row.panels.begin; p < std::min(begin, row.panels.end); ++p) write(p, zero());
     for (int64_t p = begin; p < end; ++p) {
-        const F32 w = exp(sub(load(row.scores + p * PANEL), set1(*row.best)));
+        const F32 scores = load(row.scores + p * PANEL);
+        const F32 w = exp_bounded(fma(scores, set1(factor), set1(-*row.best)));
         weight = add(weight, w);
-        write(p, scales.values[p] ? mul(w, load(scales.values[p])) : w);
+        store_weights(weights + p * PANEL, scaled ? mul(w, load(scales.values[p])) : w);
     }
-    for (int64_t p = std::max(end, row.panels.begin); p < row.panels.end; ++p) write(p, zero());
     *row.weight = reduce_add(weight);
 }
 

@@ -7,42 +7,76 @@
 
 namespace TACO_ISA {
 
-template <class Element>
-struct SpanPanels {
-    Range panels;                        // those of the span that are read
-    const Element* keys[SPAN_PANELS];    // [key_depth / g][16][g] each
-    const Element* values[SPAN_PANELS];  // [16 / g][16][g] each, of dims 0 to 15
-    int64_t value_stride;                // items from there to the next sixteen dims
-    int64_t key_depth;                   // head_dim, padded
-};
+// Panels of keys that are asked for before they are read: about what memory takes to answer.
+constexpr int64_t FETCH_AHEAD = 4;
 
 template <class Element>
-inline SpanPanels<Element> locate_span(const Attention& attention, const RowTile& tile,
-                                       int64_t span, Range panels, SpanScales& scales) {
-    const KVCache& cache = attention.cache;
-    const Batch& batch = attention.batch;
-    const int32_t* table = batch.block_tables + tile.sequence * batch.block_table_stride;
-    SpanPanels<Element> out;
-    out.panels = panels;
-    out.value_stride = cache.block_size * PANEL;
-    out.key_depth = cache.padded_dim();
-    for (int64_t p = panels.begin; p < panels.end; ++p) {
-        const int64_t token = span * SPAN + p * PANEL;
-        const int64_t block = table[token / cache.block_size];
-        const int64_t offset = token % cache.block_size;
-        out.keys[p] = reinterpret_cast<const Element*>(
-                          cache.keys(block, attention.layer, tile.kv_head)) +
-                      offset * cache.padded_dim();
-        out.values[p] = reinterpret_cast<const Element*>(
-                            cache.values(block, attention.layer, tile.kv_head)) +
-                        offset * PANEL;
-        const bool scaled = cache.type == DType::i8;
-        scales.keys[p] =
-            scaled ? cache.key_scales(block, attention.layer, tile.kv_head) + offset : nullptr;
-        scales.values[p] =
-            scaled ? cache.value_scales(block, attention.layer, tile.kv_head) + offset : nullptr;
+struct SpanPanels {
+    Range panels;      // those of the span that are read
+    int64_t keys_end;  // of `keys`: up to FETCH_AHEAD panels of the next span follow
+    const Element* keys[SPAN_PANELS + FETCH_AHEAD];  // [key_depth / g][16][g] each
+    const Element* values[SPAN_PANELS];              // [16 / g][16][g] each, of dims 0 to 15
+    int64_t value_stride;                            // items from there to the next sixteen dims
+    int64_t key_depth;                               // head_dim, padded
+};
+
+// Where the panels lie in the cache.
+template <class Element>
+class SpanLocator {
+public:
+    SpanLocator(const Attention& attention, const RowTile& tile)
+        : cache_(attention.cache),
+          layer_(attention.layer),
+          head_(tile.kv_head),
+          block_table_(attention.batch.block_tables +
+                       tile.sequence * attention.batch.block_table_stride),
+          num_panels_(ceil_div(tile.first_position + tile.num_tokens, PANEL)) {}
+
+    SpanPanels<Element> locate(int64_t span, Range panels, SpanScales& scales) const {
+        SpanPanels<Element> out;
+        out.panels = panels;
+        out.keys_end = std::min(panels.end + FETCH_AHEAD, num_panels_ - span * SPAN_PANELS);
+        out.value_stride = cache_.block_size * PANEL;
+        out.key_depth = cache_.padded_dim();
+        const bool scaled = cache_.type == DType::i8;
+        for (int64_t p = panels.begin; p < out.keys_end; ++p) {
+            const int64_t token = span * SPAN + p * PANEL;
+            const int64_t block = block_table_[token / cache_.block_size];
+            const int64_t offset = token % cache_.block_size;
+            out.keys[p] = reinterpret_cast<const Element*>(cache_.keys(block, layer_, head_)) +
+                          offset * out.key_depth;
+            if (p >= panels.end) continue;
+            out.values[p] =
+                reinterpret_cast<const Element*>(cache_.values(block, layer_, head_)) +
+                offset * PANEL;
+            scales.keys[p] = scaled ? cache_.key_scales(block, layer_, head_) + offset : nullptr;
+            scales.values[p] =
+                scaled ? cache_.value_scales(block, layer_, head_) + offset : nullptr;
+        }
+        return out;
     }
-    return out;
+
+private:
+    const KVCache& cache_;
+    const int64_t layer_, head_;
+    const int32_t* const block_table_;
+    const int64_t num_panels_;  // of the sequence, as far as the tile sees
+};
+
+inline void prefetch(const void* memory, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(static_cast<const char*>(memory) + i);
+}
+
+// Asks for what will be read after panel p of the keys: its values, and keys further on.
+template <class Element>
+inline void fetch_ahead(const SpanPanels<Element>& in, int64_t p) {
+    constexpr int64_t value_bytes = PANEL * PANEL * sizeof(Element);
+    for (int64_t d = 0; d < in.key_depth / PANEL; ++d) {
+        prefetch(in.values[p] + d * in.value_stride, value_bytes);
+    }
+    if (p + FETCH_AHEAD < in.keys_end) {
+        prefetch(in.keys[p + FETCH_AHEAD], in.key_depth * PANEL * sizeof(Element));
+    }
 }
 
 template <class Source>
@@ -57,6 +91,7 @@ inline void widen_keys(SpanPanels<Bf16Operand>& out, const SpanPanels<Source>& i
     const int64_t items = in.key_depth * PANEL;
     out.key_depth = key_depth;
     for (int64_t p = in.panels.begin; p < in.panels.end; ++p) {
+        fetch_ahead(in, p);
         Bf16Operand* panel = memory + p * PANEL * key_depth;
         widen_panel(panel, in.keys[p], items);
         std::fill(panel + items, panel + key_depth * PANEL, Bf16Operand(0));

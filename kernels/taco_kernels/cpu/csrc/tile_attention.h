@@ -50,6 +50,7 @@ public:
           scratch_(scratch),
           group_(attention.num_heads / cache_.num_kv_heads),
           rows_(tile.num_tokens * group_),
+          locator_(attention, tile),
           queries_(static_cast<Operand*>(scratch.queries)),
           query_stride_(scratch.key_depth(cache_)) {
         if constexpr (std::is_same_v<Operand, float>) {
@@ -66,7 +67,7 @@ public:
     void attend_span(int64_t span, const SpanSums& out) {
         const Range panels = find_seen(span);
         SpanScales scales;
-        const auto source = locate_span<Source>(attention_, tile_, span, panels, scales);
+        const auto source = locator_.locate(span, panels, scales);
 #ifdef TACO_HAS_TILES
         if constexpr (!std::is_same_v<Source, float>) {
             return attend_by_tiles(span, source, scales, out);
@@ -135,6 +136,7 @@ private:
     template <class Element>
     void score_panels(const SpanPanels<Element>& in) {
         for (int64_t p = in.panels.begin; p < in.panels.end; ++p) {
+            if (std::is_same_v<Element, Source>) fetch_ahead(in, p);
             for_row_blocks<ROWS_AT_ONCE<Element>>(rows_, [&](int64_t first, auto count) {
                 const Range seen = panels_seen(first, count);
                 if (p < seen.begin || p >= seen.end) return;
@@ -189,15 +191,16 @@ private:
         if constexpr (std::is_same_v<Source, bf16>) {
             if (source.key_depth % TILE_K == 0) {
                 in.key_depth = source.key_depth;
-                std::copy_n(source.keys, SPAN_PANELS, in.keys);
+                for (int64_t p = source.panels.begin; p < source.panels.end; ++p) {
+                    fetch_ahead(source, p);
+                    in.keys[p] = source.keys[p];
+                }
             } else {
                 widen_keys(in, source, query_stride_, scratch_.keys);
             }
         } else {
             widen_keys(in, source, query_stride_, scratch_.keys);
         }
-        widen_values(in, source, out.padded_dim, scratch_.values);
-
         TileShapes shapes;
         for (int64_t first = 0; first < rows_; first += TILE_BLOCK_ROWS) {
             const int64_t count = std::min(TILE_BLOCK_ROWS, rows_ - first);
@@ -205,6 +208,7 @@ private:
             score_by_tiles(in, first, count);
         }
         weigh(span, in.panels, scales, out);
+        widen_values(in, source, out.padded_dim, scratch_.values);
         for (int64_t first = 0; first < rows_; first += TILE_BLOCK_ROWS) {
             const int64_t count = std::min(TILE_BLOCK_ROWS, rows_ - first);
             shapes.set_rows(count);
@@ -253,6 +257,7 @@ private:
     const RowTile tile_;
     const AttentionScratch& scratch_;
     const int64_t group_, rows_;
+    const SpanLocator<Source> locator_;
     Operand* const queries_;
     const int64_t query_stride_;
     Operand* weights_;

@@ -1,0 +1,20 @@
+// Entry points of attention.
+
+#include "pool.h"
+#include "taco_cpu.h"
+
+void taco_write_kv(TacoPool* pool, const KVCache* cache, const Batch* batch, int64_t layer,
+                   const KeyValueRows* rows) {
+    pool->threads.run([&](Thread& thread) {
+        pool->kernels.write_kv(thread, *cache, *batch, layer, *rows);
+    });
+}
+
+int64_t taco_attention_workspace(const TacoPool* pool, const Attention* attention,
+                                 int32_t num_threads) {
+    return pool->kernels.attention_workspace(*attention, num_threads);
+}
+
+void taco_attend(TacoPool* pool, const Attention* attention) {
+    pool->threads.run([&](Thread& thread) { pool->kernels.attend(thread, *attention); });
+}
