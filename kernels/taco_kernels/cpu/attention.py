@@ -10,6 +10,7 @@ from torch import Tensor
 
 from taco_kernels.cpu import structs
 from taco_kernels.cpu.library import CpuKernels
+from taco_kernels.cpu.memory import ALIGNMENT, allocate
 
 PANEL = 16  # tokens of a key panel, dims of a value panel
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
@@ -42,8 +43,8 @@ class PagedKV:
             raise ValueError(
                 f"a block takes {self.bytes_per_block()} bytes, memory has {self.memory.shape[1]}"
             )
-        if self.memory.data_ptr() % 64:
-            raise ValueError("memory must be aligned to 64 bytes")
+        if self.memory.data_ptr() % ALIGNMENT:
+            raise ValueError(f"memory must be aligned to {ALIGNMENT} bytes")
 
     @classmethod
     def allocate(
@@ -58,9 +59,7 @@ class PagedKV:
         """A cache in memory that is not written to: untouched pages take none."""
         shape = (block_size, num_layers, num_kv_heads, head_dim)
         size = block_bytes(dtype, *shape)
-        memory = torch.empty(num_blocks * size + 63, dtype=torch.uint8)
-        start = -memory.data_ptr() % 64
-        return cls(memory[start : start + num_blocks * size].view(num_blocks, size), dtype, *shape)
+        return cls(allocate(num_blocks * size).view(num_blocks, size), dtype, *shape)
 
     def bytes_per_block(self) -> int:
         return block_bytes(
@@ -229,8 +228,8 @@ def paged_attention(
     )
     pointer = ctypes.byref(attention)
     num_bytes = kernels.lib.taco_attention_workspace(kernels.pool, pointer, kernels.num_threads)
-    workspace = torch.empty(num_bytes + 63, dtype=torch.uint8)
-    attention.workspace = workspace.data_ptr() + -workspace.data_ptr() % 64
+    workspace = allocate(num_bytes)
+    attention.workspace = workspace.data_ptr()
     kernels.lib.taco_attend(kernels.pool, pointer)
     return out
 
