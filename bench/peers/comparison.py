@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
-from peers.goals import MEMORY_ABOVE_MB, START_SECONDS, Goal, best, find_goal
+from peers.goals import LIMITS, Goal, best, find_goal
 from peers.interval import Interval, ratio_interval
 from peers.sitting import Values
 
@@ -19,9 +19,10 @@ class Verdict:
     """One figure of one of our engines beside another engine.
 
     Attributes:
-        theirs: None where the goal is of ours alone; then `interval` is None, too.
+        theirs: None where there is none to compare with; then `interval` is None, too.
+        interval: None of fewer than two rounds, too.
         goal: as text; empty where none is set.
-        is_met: None without a goal.
+        is_met: None without a goal, or without the interval that it is about.
     """
 
     workload: str
@@ -66,16 +67,17 @@ def _verdict(
     engines: Mapping[str, Any], workload: str, figure: str, measured: Mapping[str, Any], ours: str
 ) -> Verdict:
     medians = measured["medians"]
-    limit = {"start": START_SECONDS, "memory": MEMORY_ABOVE_MB}.get(workload)
-    if limit is not None:
-        is_met = medians[ours] <= limit
-        return Verdict(
-            workload, figure, ours, medians[ours], None, None, None, f"≤ {limit:g}", is_met
-        )
     goal = find_goal(ours, workload, figure)
+    limit = LIMITS.get((ours, workload))
     theirs = _opponent(engines, figure, medians, ours, goal)
     ratio = measured["ratios"].get(ours, {}).get(theirs)
     interval = Interval(*ratio) if ratio else None
+    goal_text, is_met = "", None
+    if limit is not None:
+        goal_text, is_met = str(limit), limit.is_met(medians[ours])
+    elif goal is not None:
+        goal_text = str(goal)
+        is_met = None if interval is None else goal.is_met(interval)
     return Verdict(
         workload,
         figure,
@@ -84,8 +86,8 @@ def _verdict(
         theirs,
         None if theirs is None else medians[theirs],
         interval,
-        str(goal) if goal else "",
-        goal.is_met(interval) if goal and interval else None,
+        goal_text,
+        is_met,
     )
 
 

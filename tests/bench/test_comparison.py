@@ -77,10 +77,11 @@ def test_http_is_measured_by_the_engine_in_process() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "is_met"), [(3.9, True), (4.1, False)])
-def test_the_start_has_a_goal_of_its_own(seconds: float, is_met: bool) -> None:
+def test_the_start_has_a_limit_whatever_others_need(seconds: float, is_met: bool) -> None:
     values = {"taco": [seconds], "openvino": [1.0]}
     verdict = verdict_of("start", "seconds", values, "taco")
-    assert verdict.theirs is None
+    assert verdict.theirs == "openvino"
+    assert verdict.goal == "≤ 4 s"
     assert verdict.is_met is is_met
 
 

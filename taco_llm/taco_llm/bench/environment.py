@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 PACKAGES = ("taco-llm", "torch", "numpy", "grpcio", "protobuf", "fastapi", "uvicorn", "tokenizers")
+VECTOR_SETS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
 _SECRET_FLAGS = ("--api-key", "--header")
 
 
@@ -28,14 +29,14 @@ def environment(argv: Sequence[str]) -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    """CPU, cores that this process may use, memory, system."""
-    model = "unknown"
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            model = line.partition(":")[2].strip()
-            break
+    """CPU, its vector sets, cores that this process may use, memory, system."""
+    first_core = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
+    fields = (line.partition(":") for line in first_core.splitlines())
+    described = {name.strip(): value.strip() for name, _, value in fields}
+    flags = described.get("flags", "").split()
     return {
-        "cpu": model,
+        "cpu": described.get("model name", "unknown"),
+        "vector_sets": [name for name in VECTOR_SETS if name in flags],
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "system": f"{platform.system()} {platform.machine()}",
