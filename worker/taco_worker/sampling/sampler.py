@@ -111,14 +111,12 @@ class Sampler:
         def where(feature: Feature, column: Array, off: int) -> Array:
             return np.where(features & feature, column[slots], column.dtype.type(off))
 
-        seeds = torch.from_numpy(columns.seed[slots])
-        positions = torch.from_numpy(rows.num_tokens.astype(np.int64))
         return Choice(
             temperature=where(Feature.RANDOM, columns.temperature, 0),
             min_p=where(Feature.MIN_P, columns.min_p, 0),
             top_k=where(Feature.TOP_K, columns.top_k, 0),
             top_p=where(Feature.TOP_P, columns.top_p, 1),
-            uniforms=uniforms(seeds, positions).numpy(),
+            uniforms=uniforms(columns.seed[slots], rows.num_tokens.astype(np.int64)),
         )
 
     def _flatten(
