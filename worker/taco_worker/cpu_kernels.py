@@ -29,7 +29,7 @@ def start_cpu_kernels(
     cores = cores or available_cores()
     count = cores.num_threads(num_threads)
     try:
-        return load_kernels(count, cores.cpus[:count])
+        return load_kernels(count, cores.bindings(count))
     except KernelLibraryError as error:
         logger.warning("torch serves, many times slower than the CPU kernels: %s", error)
         return None

@@ -35,6 +35,13 @@ class Cores:
             raise ValueError(f"{wanted} threads: this process may use 1 to {len(self.cpus)} cores")
         return wanted
 
+    def bindings(self, num_threads: int) -> tuple[int, ...] | None:
+        """The CPU of each thread where the threads take all cores, else None.
+
+        Two processes that leave cores free must not meet on the same ones.
+        """
+        return self.cpus if num_threads == len(self.cpus) else None
+
 
 def available_cores() -> Cores:
     """Of this process, as the system limits it now."""

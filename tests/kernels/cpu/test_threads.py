@@ -84,6 +84,13 @@ def test_wanted_threads_fit_the_cores() -> None:
             cores.num_threads(wanted)
 
 
+def test_threads_are_bound_only_where_they_take_all_cores() -> None:
+    cores = Cores((0, 2, 4), quota=None)
+
+    assert cores.bindings(3) == (0, 2, 4)
+    assert cores.bindings(2) is None
+
+
 def test_this_process() -> None:
     cores = available_cores()
 
