@@ -168,12 +168,14 @@ private:
 
 inline void choose_tokens(Thread& thread, const Choice& choice) {
     const int64_t rows = choice.logits.count, segments = choice.logits.num_segments();
-    const auto at = [&](int64_t row, int64_t scratch) {
-        return RowChoice(choice, row, RowScratch::at(choice.scratch, choice.logits, scratch));
+    const bool is_few = rows < thread.count();
+    const auto at = [&](int64_t row) {
+        const int64_t slot = is_few ? row : thread.index();
+        return RowChoice(choice, row, RowScratch::at(choice.scratch, choice.logits, slot));
     };
-    if (rows >= thread.count()) {
+    if (!is_few || segments == 1) {
         thread.share(rows, 1, [&](int64_t row, int64_t) {
-            const RowChoice whole = at(row, thread.index());
+            const RowChoice whole = at(row);
             for (int64_t s = 0; s < segments; ++s) whole.find_maxima(s);
             whole.begin();
             for (int64_t s = 0; s < segments; ++s) whole.weigh(s);
@@ -185,11 +187,11 @@ inline void choose_tokens(Thread& thread, const Choice& choice) {
     }
     const auto share_segments = [&](auto step) {
         thread.share(rows * segments, 1, [&](int64_t i, int64_t) {
-            step(at(i / segments, i / segments), i % segments);
+            step(at(i / segments), i % segments);
         });
     };
     const auto share_rows = [&](auto step) {
-        thread.share(rows, 1, [&](int64_t row, int64_t) { step(at(row, row)); });
+        thread.share(rows, 1, [&](int64_t row, int64_t) { step(at(row)); });
     };
     share_segments([](const RowChoice& row, int64_t s) { row.find_maxima(s); });
     share_rows([](const RowChoice& row) { row.begin(); });
