@@ -1,6 +1,7 @@
 """The checkpoint is one that transformers, the reference of its format, loads as it is."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from peers.checkpoint_size import kv_bytes_per_token, weight_bytes
@@ -12,9 +13,8 @@ from transformers import AutoModelForCausalLM
 def test_the_tiny_shape_is_whole(tmp_path: Path) -> None:
     config = SHAPES["qwen2-tiny"]
     make_checkpoint(tmp_path, config)
-    model, found = AutoModelForCausalLM.from_pretrained(
-        tmp_path, dtype="auto", output_loading_info=True
-    )
+    load: Any = AutoModelForCausalLM.from_pretrained
+    model, found = load(tmp_path, dtype="auto", output_loading_info=True)
     assert not found["missing_keys"]
     assert not found["unexpected_keys"]
     assert model.dtype == torch.bfloat16
