@@ -143,8 +143,8 @@ def _line(verdict: Verdict) -> str:
         interval = verdict.interval
         text += f": ratio {interval.ratio:.3f} ({interval.low:.3f} to {interval.high:.3f}"
         text += f", {better} is better)"
-    if verdict.is_met is not None:
-        text += f"; goal {verdict.goal}: {'met' if verdict.is_met else 'missed'}"
+    if verdict.outcome:
+        text += f"; goal {verdict.goal}: {verdict.outcome}"
     return text
 
 

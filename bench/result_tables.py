@@ -190,7 +190,6 @@ def _peers_row(verdict: Verdict, shape: str) -> str:
         peer = f"{_number(verdict.their_median or 0.0)} ({verdict.theirs})"
     if interval is not None:
         ratio = f"{interval.ratio:.2f} ({interval.low:.2f}–{interval.high:.2f})"
-    met = {True: "met", False: "missed", None: ""}[verdict.is_met]
     cells = (
         _ALONE.get(verdict.workload) or describe(shape),
         _UNITS[verdict.figure],
@@ -199,7 +198,7 @@ def _peers_row(verdict: Verdict, shape: str) -> str:
         peer,
         ratio,
         verdict.goal,
-        met,
+        verdict.outcome,
     )
     return f"| {' | '.join(cells)} |"
 

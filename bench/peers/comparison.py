@@ -22,7 +22,7 @@ class Verdict:
         theirs: None where there is none to compare with; then `interval` is None, too.
         interval: None of fewer than two rounds, too.
         goal: as text; empty where none is set.
-        is_met: None without a goal, or without the interval that it is about.
+        outcome: empty without a goal, or without the interval that it is about.
     """
 
     workload: str
@@ -33,7 +33,7 @@ class Verdict:
     their_median: float | None
     interval: Interval | None
     goal: str
-    is_met: bool | None
+    outcome: str
 
 
 def record_of(values: Values, ours: Sequence[str]) -> dict[str, Any]:
@@ -72,12 +72,11 @@ def _verdict(
     theirs = _opponent(engines, figure, medians, ours, goal)
     ratio = measured["ratios"].get(ours, {}).get(theirs)
     interval = Interval(*ratio) if ratio else None
-    goal_text, is_met = "", None
+    goal_text = outcome = ""
     if limit is not None:
-        goal_text, is_met = str(limit), limit.is_met(medians[ours])
+        goal_text, outcome = str(limit), limit.outcome(medians[ours])
     elif goal is not None:
-        goal_text = str(goal)
-        is_met = None if interval is None else goal.is_met(interval)
+        goal_text, outcome = str(goal), goal.outcome(interval) if interval else ""
     return Verdict(
         workload,
         figure,
@@ -87,7 +86,7 @@ def _verdict(
         None if theirs is None else medians[theirs],
         interval,
         goal_text,
-        is_met,
+        outcome,
     )
 
 
