@@ -16,19 +16,11 @@ inline F32 negate(F32 x) { return sub(zero(), x); }
 inline F32 abs(F32 x) { return max(negate(x), x); }
 
 // Horner's scheme, coefficients from the highest power down.
-inline F32 polynomial(F32, float constant) { return set1(constant); }
-template <class... Rest>
-inline F32 polynomial_step(F32 sum, F32 x, float next, Rest... rest) {
-    const F32 out = fma(sum, x, set1(next));
-    if constexpr (sizeof...(rest) == 0) {
-        return out;
-    } else {
-        return polynomial_step(out, x, rest...);
-    }
-}
 template <class... Rest>
 inline F32 polynomial(F32 x, float highest, Rest... rest) {
-    return polynomial_step(set1(highest), x, rest...);
+    F32 sum = set1(highest);
+    ((sum = fma(sum, x, set1(rest))), ...);
+    return sum;
 }
 
 // exp for arguments that are at most 88, where it cannot overflow.
