@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PACKAGE_DIRS := proto kernels worker scheduler gateway taco_llm demo
+CPP_DIRS := kernels/taco_kernels tests/kernels
 MODEL ?= demo
 ARGS ?=
 BENCHMARKS := scheduler_step kv_microbench text_hot_path gateway_stream worker_step worker_threads startup cpu_sampling
@@ -42,12 +43,14 @@ test: install
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	find $(CPP_DIRS) -name '*.h' -o -name '*.cpp' | xargs $(BIN)/clang-format --dry-run -Werror
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
 format: install
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	find $(CPP_DIRS) -name '*.h' -o -name '*.cpp' | xargs $(BIN)/clang-format -i
 
 proto: install
 	PYTHON=$(CURDIR)/$(BIN)/python proto/generate.sh

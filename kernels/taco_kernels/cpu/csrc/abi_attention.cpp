@@ -5,9 +5,8 @@
 
 void taco_write_kv(TacoPool* pool, const KVCache* cache, const Batch* batch, int64_t layer,
                    const KeyValueRows* rows) {
-    pool->threads.run([&](Thread& thread) {
-        pool->kernels.write_kv(thread, *cache, *batch, layer, *rows);
-    });
+    pool->threads.run(
+        [&](Thread& thread) { pool->kernels.write_kv(thread, *cache, *batch, layer, *rows); });
 }
 
 int64_t taco_attention_workspace(const TacoPool* pool, const Attention* attention,

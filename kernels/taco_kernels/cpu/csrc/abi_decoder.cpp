@@ -4,14 +4,12 @@
 #include "pool.h"
 #include "taco_cpu.h"
 
-int64_t taco_decoder_forward_bytes(const TacoPool* pool, const Decoder* decoder,
-                                   const Step* step) {
+int64_t taco_decoder_forward_bytes(const TacoPool* pool, const Decoder* decoder, const Step* step) {
     return pool->kernels.forward_bytes(*decoder, *step, pool->threads.num_threads());
 }
 
 void taco_decoder_forward(TacoPool* pool, const Decoder* decoder, const Step* step) {
-    pool->threads.run(
-        [&](Thread& thread) { pool->kernels.forward(thread, *decoder, *step); });
+    pool->threads.run([&](Thread& thread) { pool->kernels.forward(thread, *decoder, *step); });
 }
 
 int64_t taco_decoder_logits_bytes(const TacoPool* pool, const Decoder* decoder,
@@ -20,6 +18,5 @@ int64_t taco_decoder_logits_bytes(const TacoPool* pool, const Decoder* decoder,
 }
 
 void taco_decoder_logits(TacoPool* pool, const Decoder* decoder, const Logits* logits) {
-    pool->threads.run(
-        [&](Thread& thread) { pool->kernels.logits(thread, *decoder, *logits); });
+    pool->threads.run([&](Thread& thread) { pool->kernels.logits(thread, *decoder, *logits); });
 }

@@ -23,8 +23,7 @@ inline uint64_t best_rank(const BlockValues& values, const Block& block, int64_t
     F32 best = set1(lowest), best_panel = set1(float(block.panels.begin));
     for (int64_t panel = block.panels.begin; panel < block.panels.end; ++panel) {
         const F32 past = set1(float(std::min(PANEL, columns - panel * PANEL)));
-        const F32 value =
-            select_less(lane_numbers(), past, values.at(row, panel), set1(lowest));
+        const F32 value = select_less(lane_numbers(), past, values.at(row, panel), set1(lowest));
         best_panel = select_less(best, value, set1(float(panel)), best_panel);
         best = select_less(best, value, value, best);
     }
@@ -46,17 +45,17 @@ inline void multiply_argmax(Thread& thread, const Rows& rows, const Matrix& matr
         for (int64_t row = 0; row < rows.count; ++row) ranks[row].store(0);
     }
     thread.barrier();
-    share_blocks(thread, rows, matrix, matrix.num_panels(),
-                 [&](const Block& block, const void* sums) {
-                     const BlockValues values(matrix, rows.scales, block, sums);
-                     for (int64_t row = block.rows.begin; row < block.rows.end; ++row) {
-                         const uint64_t rank = best_rank(values, block, row, matrix.n);
-                         uint64_t seen = ranks[row].load(std::memory_order_relaxed);
-                         while (seen < rank && !ranks[row].compare_exchange_weak(
-                                                   seen, rank, std::memory_order_relaxed)) {
-                         }
-                     }
-                 });
+    share_blocks(
+        thread, rows, matrix, matrix.num_panels(), [&](const Block& block, const void* sums) {
+            const BlockValues values(matrix, rows.scales, block, sums);
+            for (int64_t row = block.rows.begin; row < block.rows.end; ++row) {
+                const uint64_t rank = best_rank(values, block, row, matrix.n);
+                uint64_t seen = ranks[row].load(std::memory_order_relaxed);
+                while (seen < rank &&
+                       !ranks[row].compare_exchange_weak(seen, rank, std::memory_order_relaxed)) {
+                }
+            }
+        });
     if (thread.index() == 0) {
         for (int64_t row = 0; row < rows.count; ++row) columns[row] = column_of(ranks[row].load());
     }

@@ -113,8 +113,7 @@ public:
     AttentionItem tile(int64_t s, const SequencePlan& plan, int64_t index,
                        int64_t first_record) const {
         const int64_t head = index % num_kv_heads();
-        const int64_t skipped =
-            (plan.num_tiles - 1 - index / num_kv_heads()) * tokens_a_tile_;
+        const int64_t skipped = (plan.num_tiles - 1 - index / num_kv_heads()) * tokens_a_tile_;
         AttentionItem item;
         item.tile = {s, head, plan.first_token + skipped, plan.first_position + skipped,
                      std::min(tokens_a_tile_, plan.num_tokens - skipped)};

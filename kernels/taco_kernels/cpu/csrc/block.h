@@ -19,10 +19,10 @@ struct Block {
     Range rows, panels;
     const void* operands;  // of the first row
     int64_t operand_stride;
-    const char* data;      // of the first panel
+    const char* data;  // of the first panel
     int64_t panel_bytes;
-    int64_t steps;         // of 64 bytes, to a panel
-    const char* next;      // what will likely be read after this block
+    int64_t steps;     // of 64 bytes, to a panel
+    const char* next;  // what will likely be read after this block
 };
 
 // Some steps of some neighbouring panels.

@@ -122,8 +122,7 @@ private:
 
     void add_up(int64_t segment) const {
         const RowWeights weights = this->weights();
-        for_kept_groups(segment,
-                        [&](int64_t group) { return weights.sum(group, state_.floor); });
+        for_kept_groups(segment, [&](int64_t group) { return weights.sum(group, state_.floor); });
     }
 
     // Sets the groups' sums: sum(group), or 0 where all weights lie below the floor.
@@ -186,9 +185,8 @@ inline void choose_tokens(Thread& thread, const Choice& choice) {
         return;
     }
     const auto share_segments = [&](auto step) {
-        thread.share(rows * segments, 1, [&](int64_t i, int64_t) {
-            step(at(i / segments), i % segments);
-        });
+        thread.share(rows * segments, 1,
+                     [&](int64_t i, int64_t) { step(at(i / segments), i % segments); });
     };
     const auto share_rows = [&](auto step) {
         thread.share(rows, 1, [&](int64_t row, int64_t) { step(at(row)); });

@@ -51,9 +51,7 @@ const char* missing_for_avx512() {
     return nullptr;
 }
 
-const char* missing_for_bf16() {
-    return bit(cpuid(7, 1).eax, 5) ? nullptr : "AVX-512 BF16";
-}
+const char* missing_for_bf16() { return bit(cpuid(7, 1).eax, 5) ? nullptr : "AVX-512 BF16"; }
 
 // Linux gives tiles to processes that ask (Documentation/arch/x86/xstate.rst).
 bool may_use_tiles() {

@@ -36,13 +36,13 @@ struct Decoder {
     bool pre_norm;  // norms stand before attention and MLP, else after the residual sum
     bool gated_mlp;
 
-    Table embeddings;         // [vocab_size, embedding_size]
-    Table positions;          // [any, hidden_size], learned; position p is row p + offset
+    Table embeddings;  // [vocab_size, embedding_size]
+    Table positions;   // [any, hidden_size], learned; position p is row p + offset
     int64_t position_offset;
-    const float* cosines;     // [positions, head_dim / 2], rotary; null with learned positions
+    const float* cosines;  // [positions, head_dim / 2], rotary; null with learned positions
     const float* sines;
-    Matrix embed_in;          // data is null unless embeddings are narrower than the layers
-    Matrix embed_out;         // the way back, before the logits
+    Matrix embed_in;   // data is null unless embeddings are narrower than the layers
+    Matrix embed_out;  // the way back, before the logits
     NormWeights final_norm;
     Matrix lm_head;
     const DecoderLayer* layers;
@@ -55,8 +55,8 @@ struct Decoder {
 struct Step {
     Batch batch;
     KVCache cache;
-    const int32_t* token_ids;    // [num_tokens]
-    const int32_t* positions;    // [num_tokens]
+    const int32_t* token_ids;  // [num_tokens]
+    const int32_t* positions;  // [num_tokens]
     int64_t num_outputs;
     const int32_t* output_rows;  // [num_outputs], rising: the tokens whose hidden state is wanted
     float* hidden;               // [num_outputs, hidden_size], after the final norm

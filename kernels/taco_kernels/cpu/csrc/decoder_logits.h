@@ -20,8 +20,9 @@ inline void compute_logits(Thread& thread, const Decoder& decoder, const Logits&
         if (decoder.embed_out.data) {
             const Rows rows = encode(thread, decoder.embed_out, count, hidden, stride,
                                      scratch.operands, scratch.scales);
-            kernels().multiply(thread, Product{rows, decoder.embed_out, Epilogue::store, Activation::none,
-                                     scratch.embedded, scratch.embedded_stride, false});
+            kernels().multiply(thread,
+                               Product{rows, decoder.embed_out, Epilogue::store, Activation::none,
+                                       scratch.embedded, scratch.embedded_stride, false});
             hidden = scratch.embedded;
             stride = scratch.embedded_stride;
         }
@@ -29,8 +30,8 @@ inline void compute_logits(Thread& thread, const Decoder& decoder, const Logits&
                                  scratch.scales);
         if (logits.logits) {
             float* out = logits.logits + begin * decoder.vocab_size;
-            kernels().multiply(thread, Product{rows, decoder.lm_head, Epilogue::store, Activation::none, out,
-                                     decoder.vocab_size, false});
+            kernels().multiply(thread, Product{rows, decoder.lm_head, Epilogue::store,
+                                               Activation::none, out, decoder.vocab_size, false});
         }
         if (logits.token_ids) {
             kernels().multiply_argmax(thread, rows, decoder.lm_head, scratch.ranks,

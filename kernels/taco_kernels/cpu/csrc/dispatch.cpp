@@ -28,9 +28,7 @@ constexpr const char* names[] = {TACO_FOR_EACH_ISA(NAME_OF)};
 
 const char* taco_source_hash() { return TACO_SOURCE_HASH; }
 
-const char* taco_isa_name(int32_t index) {
-    return index < num_tables ? names[index] : nullptr;
-}
+const char* taco_isa_name(int32_t index) { return index < num_tables ? names[index] : nullptr; }
 
 const char* taco_isa_obstacle(int32_t index) { return missing_for(names[index]); }
 

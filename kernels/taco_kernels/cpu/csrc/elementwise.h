@@ -18,7 +18,7 @@ struct NormRows {
 
 struct RotaryRows {
     int64_t count, num_heads, head_dim;
-    float* rows;           // [count, stride], turned in place
+    float* rows;  // [count, stride], turned in place
     int64_t stride;
     const float* cosines;  // [count, head_dim / 2]
     const float* sines;

@@ -10,10 +10,10 @@
 namespace TACO_ISA {
 
 inline void norm_rows(Thread& thread, const NormRows& norm) {
-    const int64_t bytes = padded_k(norm.type, norm.size) *
-                          (norm.type == DType::f32    ? sizeof(float)
-                           : norm.type == DType::bf16 ? sizeof(Bf16Operand)
-                                                      : sizeof(Int8Operand));
+    const int64_t bytes =
+        padded_k(norm.type, norm.size) * (norm.type == DType::f32    ? sizeof(float)
+                                          : norm.type == DType::bf16 ? sizeof(Bf16Operand)
+                                                                     : sizeof(Int8Operand));
     thread.share(norm.count, 1, [&](int64_t row, int64_t) {
         norm_row_encoded(norm.kind, norm.rows + row * norm.size, norm.size, norm.weight, norm.bias,
                          norm.eps, norm.type, static_cast<char*>(norm.out) + row * bytes,

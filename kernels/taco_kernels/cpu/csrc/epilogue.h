@@ -12,15 +12,14 @@ static_assert(INT8_OFFSET == 0 || INT8_OFFSET == 1 << 7);
 // Sums of a block as floats, sixteen columns at a time, with scales and bias.
 class BlockValues {
 public:
-    BlockValues(const Matrix& matrix, const float* row_scales, const Block& block,
-                const void* sums)
+    BlockValues(const Matrix& matrix, const float* row_scales, const Block& block, const void* sums)
         : matrix_(matrix), row_scales_(row_scales), block_(block), sums_(sums) {}
 
     // Both counted from the matrix's and the rows' first.
     F32 at(int64_t row, int64_t panel) const {
         const int64_t column = panel * PANEL;
-        const int64_t index = (panel - block_.panels.begin) * block_.rows.size() +
-                              row - block_.rows.begin;
+        const int64_t index =
+            (panel - block_.panels.begin) * block_.rows.size() + row - block_.rows.begin;
         F32 value;
         if (matrix_.type == DType::i8) {
             I32 sum = load_i32(static_cast<const int32_t*>(sums_) + index * PANEL);

@@ -69,8 +69,8 @@ struct Attention {
     const float* alibi_slopes;  // [num_heads], or null
     const float* queries;       // [num_tokens, query_stride]: head after head
     int64_t query_stride;
-    void* out;                  // [num_tokens, out_stride]
+    void* out;  // [num_tokens, out_stride]
     int64_t out_stride;
-    bool out_is_operand;        // out holds Bf16Operands, else floats
-    void* workspace;            // `attention_workspace` bytes, aligned to 64, shared by the threads
+    bool out_is_operand;  // out holds Bf16Operands, else floats
+    void* workspace;      // `attention_workspace` bytes, aligned to 64, shared by the threads
 };

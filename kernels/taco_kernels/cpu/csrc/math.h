@@ -32,8 +32,8 @@ inline F32 exp_bounded(F32 x) {
 
     const F32 n = round_to_even(mul(x, set1(log2_e)));
     const F32 r = fma(n, set1(-ln2_low), fma(n, set1(-ln2_high), x));
-    const F32 tail = polynomial(r, 1.38144311e-3f, 8.36879667e-3f, 4.16683964e-2f,
-                                1.66665196e-1f, 4.99999940e-1f);
+    const F32 tail = polynomial(r, 1.38144311e-3f, 8.36879667e-3f, 4.16683964e-2f, 1.66665196e-1f,
+                                4.99999940e-1f);
     const F32 fraction = add(fma(mul(r, r), tail, r), set1(1));
     return select_less(x, set1(underflow), zero(), mul_pow2(fraction, n));
 }
@@ -60,9 +60,8 @@ inline F32 tanh(F32 x) {
 // Within 2 ulp.
 inline F32 erf(F32 x) {
     const F32 square = mul(x, x);
-    const F32 tail =
-        polynomial(square, 8.18509070e-5f, -8.09770310e-4f, 5.19695226e-3f, -2.68577058e-2f,
-                   1.12836637e-1f, -3.76126319e-1f, 1.28379166e-1f);
+    const F32 tail = polynomial(square, 8.18509070e-5f, -8.09770310e-4f, 5.19695226e-3f,
+                                -2.68577058e-2f, 1.12836637e-1f, -3.76126319e-1f, 1.28379166e-1f);
     const F32 small = fma(x, tail, x);
     // The polynomial is log(1 - erf); from 4 on erf rounds to 1. The order keeps a NaN.
     const F32 size = min(set1(4), abs(x));

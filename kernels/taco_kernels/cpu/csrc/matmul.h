@@ -59,8 +59,8 @@ struct Blocking {
         const int64_t by_bytes = BLOCK_BYTES / matrix.panel_bytes();
         const int64_t by_threads =
             num_panels * this->row_blocks() / (BLOCKS_PER_THREAD * num_threads);
-        const int64_t wanted = std::min({std::max<int64_t>(by_bytes, 8), by_threads,
-                                         MAX_BLOCK_SUMS / rows});
+        const int64_t wanted =
+            std::min({std::max<int64_t>(by_bytes, 8), by_threads, MAX_BLOCK_SUMS / rows});
         panels = std::max<int64_t>(wanted / 4 * 4, 4);
     }
 
@@ -105,9 +105,8 @@ inline void multiply(Thread& thread, const Product& product) {
     const Matrix& matrix = product.matrix;
     const int64_t panels =
         product.epilogue == Epilogue::gate_mul ? matrix.num_pair_panels() : matrix.num_panels();
-    share_blocks(thread, product.rows, matrix, panels, [&](const Block& block, const void* sums) {
-        finish_block(product, block, sums);
-    });
+    share_blocks(thread, product.rows, matrix, panels,
+                 [&](const Block& block, const void* sums) { finish_block(product, block, sums); });
 }
 
 }  // namespace TACO_ISA

@@ -9,7 +9,7 @@ struct Packing {
     TableType source_type;
     const void* source;  // [count, k]
     int64_t count, k;
-    int64_t stride;      // items from one row of the source to the next
+    int64_t stride;  // items from one row of the source to the next
     DType type;
     int64_t first;       // column that takes the first row; of a gated pair, of gate or of up alone
     int64_t panel_step;  // 1, or 2 for the panels of a gated pair

@@ -14,7 +14,9 @@ using OperandOf = std::conditional_t<std::is_same_v<Element, float>, float, Bf16
 // Rows that one product takes so that sums, a row of the panel and an operand stay in registers.
 // Widening pairs takes more of them.
 template <class Element>
-constexpr int ROWS_AT_ONCE = MAX_ACCUMULATORS > 16 ? 14 : std::is_same_v<Element, float> ? 6 : 4;
+constexpr int ROWS_AT_ONCE = MAX_ACCUMULATORS > 16            ? 14
+                             : std::is_same_v<Element, float> ? 6
+                                                              : 4;
 
 // sums[r] += rows[r] x panel over `k` (even for pairs), in the order of k.
 template <class Element, int R>

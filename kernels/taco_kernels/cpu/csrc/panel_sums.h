@@ -21,8 +21,9 @@ constexpr int pass_panels(int64_t rows) {
 // sums[p][r] (from zero at the first step) += rows x panels.
 // A function of its own: inlined, the compiler runs out of registers for the sums.
 template <class Step, int R, int P>
-__attribute__((noinline)) void add_pass(const Part& part, const typename Step::Operand* rows, int64_t row_stride,
-              typename Step::Item* sums, int64_t sums_stride) {
+__attribute__((noinline)) void add_pass(const Part& part, const typename Step::Operand* rows,
+                                        int64_t row_stride, typename Step::Item* sums,
+                                        int64_t sums_stride) {
     typename Step::Sum sum[R][P];
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {

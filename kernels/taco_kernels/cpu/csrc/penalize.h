@@ -42,8 +42,7 @@ inline void ban_repeated_ngrams(float* logits, const int32_t* begin, const int32
 
 inline void penalize_row(const Penalties& penalties, int64_t index, TokenCounts& counts) {
     float* logits = penalties.logits.row(penalties.rows[index]);
-    const int32_t* tokens =
-        penalties.tokens + penalties.sequences[index] * penalties.tokens_stride;
+    const int32_t* tokens = penalties.tokens + penalties.sequences[index] * penalties.tokens_stride;
     const int32_t* output = tokens + penalties.starts[index];
     const int32_t* end = tokens + penalties.lengths[index];
 
@@ -66,9 +65,8 @@ inline void penalize_row(const Penalties& penalties, int64_t index, TokenCounts&
 
 inline void penalize(Thread& thread, const Penalties& penalties) {
     TokenCounts counts(penalties.logits.vocab_size);
-    thread.share(penalties.count, 1, [&](int64_t index, int64_t) {
-        penalize_row(penalties, index, counts);
-    });
+    thread.share(penalties.count, 1,
+                 [&](int64_t index, int64_t) { penalize_row(penalties, index, counts); });
 }
 
 }  // namespace TACO_ISA

@@ -17,8 +17,8 @@ struct LogitRows {
     int64_t num_segments() const { return ceil_div(num_groups(), SEGMENT_GROUPS); }
 };
 
-// One token a row, as taco_worker.sampling.draw says: the most likely one (the lowest id of several;
-// the first NaN, as torch.argmax) or a random one of those that the filters leave.
+// One token a row, as taco_worker.sampling.draw says: the most likely one (the lowest id of
+// several; the first NaN, as torch.argmax) or a random one of those that the filters leave.
 struct Choice {
     LogitRows logits;
     const float* temperature;  // [count], 0 is the most likely token; the others may be null
@@ -34,8 +34,8 @@ struct Choice {
 struct Penalties {
     LogitRows logits;
     int64_t count;
-    const int64_t* rows;        // [count], of the logits, each at most once
-    const int32_t* tokens;      // [any, tokens_stride]
+    const int64_t* rows;    // [count], of the logits, each at most once
+    const int32_t* tokens;  // [any, tokens_stride]
     int64_t tokens_stride;
     const int32_t* sequences;   // [count], rows of `tokens`
     const int32_t* starts;      // [count], where the output begins

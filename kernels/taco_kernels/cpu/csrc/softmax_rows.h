@@ -28,7 +28,7 @@ struct SoftmaxRow {
     Range panels;        // where weights are wanted: those that are not seen get 0
     int64_t last_token;  // the row's own token, counted from the span's first
     float alibi_slope;
-    float* best;    // the two sums of the row (SpanSums)
+    float* best;  // the two sums of the row (SpanSums)
     float* weight;
 };
 
@@ -50,8 +50,8 @@ inline void finish_row(const Attention& attention, const SpanScales& scales,
     for (int64_t p = row.seen.begin / PANEL; p < ceil_div(row.seen.end, PANEL); ++p) {
         float* scores = row.scores + p * PANEL;
         const F32 distances = add(lane_numbers(), set1(float(p * PANEL - row.last_token)));
-        store(scores, finish_scores(load(scores), attention, scales.keys[p], distances,
-                                    row.alibi_slope));
+        store(scores,
+              finish_scores(load(scores), attention, scales.keys[p], distances, row.alibi_slope));
     }
 }
 
@@ -72,8 +72,8 @@ inline void store_weights(bf16* p, F32 v) { store_bf16(p, v); }
 // Writes the weights exp(score - best) to `weights`, times the values' scales, and their sum and
 // the best score to the row's sums. `weights` may be the scores themselves.
 template <class Operand>
-inline void softmax_row(const Attention& attention, const SpanScales& scales,
-                        const SoftmaxRow& row, Operand* weights) {
+inline void softmax_row(const Attention& attention, const SpanScales& scales, const SoftmaxRow& row,
+                        Operand* weights) {
     const int64_t begin = row.seen.begin / PANEL, end = ceil_div(row.seen.end, PANEL);
     for (int64_t p = row.panels.begin; p < std::min(begin, row.panels.end); ++p) {
         store_weights(weights + p * PANEL, zero());

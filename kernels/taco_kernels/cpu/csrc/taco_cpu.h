@@ -48,8 +48,8 @@ struct KVCache;
 struct Batch;
 struct KeyValueRows;
 struct Attention;
-TACO_API void taco_write_kv(TacoPool* pool, const KVCache* cache, const Batch* batch,
-                            int64_t layer, const KeyValueRows* rows);
+TACO_API void taco_write_kv(TacoPool* pool, const KVCache* cache, const Batch* batch, int64_t layer,
+                            const KeyValueRows* rows);
 // Bytes that `taco_attend` needs at Attention::workspace.
 TACO_API int64_t taco_attention_workspace(const TacoPool* pool, const Attention* attention,
                                           int32_t num_threads);

@@ -37,9 +37,8 @@ inline float tally_group(const RowWeights& weights, int64_t group, float floor, 
     F32 sum = zero();
     weights.each(group, [&](int64_t, F32 w) {
         sum = add(sum, select_less(dropped, w, w, zero()));
-        for_hits(w, less_bits(untallied, w), [=](float weight) {
-            buckets[digit(weight, FIRST_SHIFT)].add(weight);
-        });
+        for_hits(w, less_bits(untallied, w),
+                 [=](float weight) { buckets[digit(weight, FIRST_SHIFT)].add(weight); });
     });
     return reduce_add(sum);
 }

@@ -13,7 +13,7 @@ namespace TACO_ISA {
 struct PanelTokens {
     int64_t first_token;  // of the step
     int64_t count;
-    int64_t first_slot;  // 0 to 15
+    int64_t first_slot;           // 0 to 15
     int64_t block, block_offset;  // offset of the sixteen in the block
 };
 
@@ -105,8 +105,8 @@ public:
         for (int64_t d = 0; d < padded_dim_; d += LANES) {
             Item items[LANES];
             encode(items, row, d, factor);
-            Item* out = values_ + d / PANEL * value_stride_ + slot / GROUP * GROUP * PANEL +
-                        slot % GROUP;
+            Item* out =
+                values_ + d / PANEL * value_stride_ + slot / GROUP * GROUP * PANEL + slot % GROUP;
             for (int64_t i = 0; i < LANES; ++i) out[i * GROUP] = items[i];
         }
     }

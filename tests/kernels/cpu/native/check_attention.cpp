@@ -54,20 +54,13 @@ public:
         write(pool, false);
         const Batch batch = make_batch(false);
         Floats out(size_t(num_tokens_ * query_stride()));
-        Attention attention = {cache_,
-                               batch,
-                               LAYER,
-                               case_.num_heads,
-                               float(scale()),
-                               case_.sliding_window,
-                               case_.soft_cap,
-                               case_.has_alibi ? alibi_.data() : nullptr,
-                               queries_.data(),
-                               query_stride(),
-                               out.data(),
-                               query_stride(),
-                               false,
-                               nullptr};
+        Attention attention = {cache_,          batch,
+                               LAYER,           case_.num_heads,
+                               float(scale()),  case_.sliding_window,
+                               case_.soft_cap,  case_.has_alibi ? alibi_.data() : nullptr,
+                               queries_.data(), query_stride(),
+                               out.data(),      query_stride(),
+                               false,           nullptr};
         Bytes workspace(taco_attention_workspace(pool, &attention, 3));
         attention.workspace = workspace.data();
         taco_attend(pool, &attention);
@@ -102,8 +95,8 @@ private:
         }
         const auto num_blocks = int64_t(case_.sequences.size()) * table_stride_;
         for (int64_t i = 0; i < num_blocks; ++i) tables_.push_back(int32_t(num_blocks - 1 - i));
-        cache_ = {type_,  nullptr,           num_blocks,     case_.block_size,
-                  LAYERS, case_.num_kv_heads, case_.head_dim};
+        cache_ = {type_,         nullptr, num_blocks, case_.block_size, LAYERS, case_.num_kv_heads,
+                  case_.head_dim};
         cache_bytes_ = Bytes(num_blocks * cache_.block_bytes());
         cache_.data = static_cast<char*>(cache_bytes_.data());
         // As memory that was used before: NaNs wherever the kernels have not written.
@@ -118,8 +111,9 @@ private:
             query_start_.push_back(query_start_.back() + int32_t(count));
             seq_lens_.push_back(int32_t(earlier ? count : sequence.length()));
         }
-        return {query_start_.back(), int64_t(seq_lens_.size()), query_start_.data(),
-                seq_lens_.data(),    tables_.data(),            table_stride_};
+        return {query_start_.back(), int64_t(seq_lens_.size()),
+                query_start_.data(), seq_lens_.data(),
+                tables_.data(),      table_stride_};
     }
 
     void write(TacoPool* pool, bool earlier) {
@@ -195,7 +189,8 @@ void check_attention(const Subject& subject) {
         const char* name;
         DType type;
         double tolerance;  // with bf16 the weights are rounded too
-    } caches[] = {{"f32", DType::f32, 2e-5}, {"bf16", DType::bf16, 6e-3}, {"int8", DType::i8, 6e-3}};
+    } caches[] = {
+        {"f32", DType::f32, 2e-5}, {"bf16", DType::bf16, 6e-3}, {"int8", DType::i8, 6e-3}};
     for (const Case& what : cases) {
         for (const auto& cache : caches) {
             const std::string name =

@@ -46,8 +46,8 @@ void check_functions(const Subject& subject) {
     float out[4];
     const Mapped mapped = {Function::exp, 4, limits, out};
     taco_map(subject.pool, &mapped);
-    subject.report.check(subject.name("exp of limits"), std::isinf(out[0]) && out[1] == 0 &&
-                                                            std::isnan(out[2]) && out[3] == 1);
+    subject.report.check(subject.name("exp of limits"),
+                         std::isinf(out[0]) && out[1] == 0 && std::isnan(out[2]) && out[3] == 1);
 }
 
 void check_rotary(const Subject& subject) {

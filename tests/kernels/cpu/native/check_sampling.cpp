@@ -20,7 +20,7 @@ struct Filters {
 };
 
 const Filters filters[ROWS] = {
-    {0, 0, 0, 1, 0.5},        {1, 0, 0, 1, 0.73},      {0.7f, 0, 40, 1, 0.31},
+    {0, 0, 0, 1, 0.5},        {1, 0, 0, 1, 0.73},       {0.7f, 0, 40, 1, 0.31},
     {1.3f, 0.02f, 0, 1, 0.9}, {0.9f, 0, 0, 0.8f, 0.05},
 };
 
@@ -104,8 +104,8 @@ void check_logprobs(const Subject& subject, LogitRows logits) {
         const int64_t own = token_ids[size_t(row)];
         const int64_t* got = ids.data() + row * width;
         ids_right &= got[0] == own && std::equal(got + 1, got + width, order.begin());
-        const int64_t greater = std::count_if(numbers, numbers + VOCAB,
-                                              [&](float x) { return x > numbers[own]; });
+        const int64_t greater =
+            std::count_if(numbers, numbers + VOCAB, [&](float x) { return x > numbers[own]; });
         ranks_right &= ranks[size_t(row)] == greater + 1;
         double sum = 0;
         for (int64_t i = 0; i < VOCAB; ++i) sum += std::exp(double(numbers[i]));

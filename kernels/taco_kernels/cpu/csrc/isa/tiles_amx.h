@@ -17,9 +17,8 @@ inline void release_tiles() { _tile_release(); }
 }  // namespace TACO_ISA
 
 #define TILE_ZERO(tile) _tile_zero(tile)
-#define TILE_LOAD(tile, pointer, stride_bytes)                      \
-    __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #tile ::"r"(pointer), \
-                     "r"(int64_t(stride_bytes))                     \
+#define TILE_LOAD(tile, pointer, stride_bytes)                                                    \
+    __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #tile::"r"(pointer), "r"(int64_t(stride_bytes)) \
                      : "memory")
 #define TILE_STORE(tile, pointer, stride_bytes) _tile_stored(tile, pointer, stride_bytes)
 // sum += a (rows of pairs) x b (pairs of columns)

@@ -142,11 +142,10 @@ inline F32 load_i8(const int8_t* p) {
 }
 // Rounds to nearest even and saturates.
 inline void store_i8(int8_t* p, F32 v) {
-    const __m256i words =
-        _mm256_packs_epi32(_mm256_cvtps_epi32(v.low), _mm256_cvtps_epi32(v.high));
+    const __m256i words = _mm256_packs_epi32(_mm256_cvtps_epi32(v.low), _mm256_cvtps_epi32(v.high));
     const __m256i ordered = _mm256_permute4x64_epi64(words, 0xd8);
-    const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(ordered),
-                                          _mm256_extracti128_si256(ordered, 1));
+    const __m128i bytes =
+        _mm_packs_epi16(_mm256_castsi256_si128(ordered), _mm256_extracti128_si256(ordered, 1));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
 }
 

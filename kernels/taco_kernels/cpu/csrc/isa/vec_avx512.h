@@ -110,9 +110,7 @@ inline PairRow load_pairs(const bf16* row) { return {(__m512bh)_mm512_loadu_si51
 inline PairRow load_pairs(const int8_t* row) {
     return {_mm512_cvtne2ps_pbh(load_i8(row + 16).v, load_i8(row).v)};
 }
-inline void store_pairs(Bf16Operand* p, PairRow row) {
-    _mm512_storeu_si512(p, (__m512i)row.v);
-}
+inline void store_pairs(Bf16Operand* p, PairRow row) { _mm512_storeu_si512(p, (__m512i)row.v); }
 inline F32 dot_pairs(F32 sum, PairRow row, const Bf16Operand* a) {
     int32_t pair;
     std::memcpy(&pair, a, sizeof pair);
@@ -127,8 +125,7 @@ struct PairRow {
 inline PairRow load_pairs(const bf16* row) {
     const __m512i pairs = _mm512_loadu_si512(row);
     return {{_mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16))},
-            {_mm512_castsi512_ps(
-                _mm512_and_si512(pairs, _mm512_set1_epi32(int(0xffff0000u))))}};
+            {_mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(int(0xffff0000u))))}};
 }
 inline PairRow load_pairs(const int8_t* row) {
     const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row));
