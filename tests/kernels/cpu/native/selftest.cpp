@@ -64,7 +64,10 @@ int main() {
                               taco_pool_create(1, nullptr, index), report};
         check_functions(subject);
         check_rotary(subject);
+        check_norms(subject);
+        check_products(subject);
         check_attention(subject);
+        check_decoder(subject);
         check_sampling(subject);
         taco_pool_destroy(subject.pool);
         taco_pool_destroy(subject.single);

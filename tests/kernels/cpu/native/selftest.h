@@ -66,5 +66,8 @@ private:
 
 void check_functions(const Subject& subject);
 void check_rotary(const Subject& subject);
+void check_norms(const Subject& subject);
+void check_products(const Subject& subject);
 void check_attention(const Subject& subject);
+void check_decoder(const Subject& subject);
 void check_sampling(const Subject& subject);
