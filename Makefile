@@ -14,7 +14,7 @@ BENCHMARKS := scheduler_step kv_microbench text_hot_path gateway_stream worker_s
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: install kernels serve test lint format proto docs bench wheel clean
+.PHONY: install kernels serve test lint format emulate proto docs bench wheel clean
 
 install: $(STAMP) kernels
 
@@ -51,6 +51,12 @@ format: install
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	find $(CPP_DIRS) -name '*.h' -o -name '*.cpp' | xargs $(BIN)/clang-format -i
+
+# The CPU kernels' self-test on a CPU with AVX-512 and AMX (kernels/emulate/README.md).
+emulate: install
+	kernels/emulate/setup.sh
+	PYTHONPATH=tests $(BIN)/python -m support.cpu_selftest build/emulate/selftest
+	$(BIN)/python kernels/emulate/run.py build/emulate/selftest
 
 proto: install
 	PYTHON=$(CURDIR)/$(BIN)/python proto/generate.sh

@@ -128,7 +128,7 @@ def run(command: list[str], files: list[Path], *, model: str, memory: int) -> in
 
 def _run_bochs(folder: Path) -> int | None:
     """Prints the program's output; None if the program did not come to its end."""
-    bochs = [MACHINE / "bochs" / "bochs", "-q", "-f", folder / "bochsrc"]
+    bochs = [f"{MACHINE}/bochs/bochs", "-q", "-f", f"{folder}/bochsrc"]
     with subprocess.Popen(
         bochs, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as process:

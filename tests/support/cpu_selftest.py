@@ -14,9 +14,9 @@ def build_selftest(program: Path) -> None:
     """Compiles the checks and links them to the library that users have, built anew if need be."""
     built = build.build()
     assert not built.left_out, built.left_out
-    sources = sorted(_SOURCES.glob("*.cpp"))
-    command = [*build.find_compiler(), *_FLAGS, f"-I{build.SOURCES}", *sources, built.library]
-    subprocess.run([*command, "-o", program], check=True)
+    sources = map(str, sorted(_SOURCES.glob("*.cpp")))
+    command = [*build.find_compiler(), *_FLAGS, f"-I{build.SOURCES}", *sources, str(built.library)]
+    subprocess.run([*command, "-o", str(program)], check=True)
 
 
 if __name__ == "__main__":
