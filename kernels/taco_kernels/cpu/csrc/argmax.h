@@ -1,6 +1,9 @@
 // The column with the greatest value of each row, without storing the values.
 #pragma once
 
+#include <atomic>
+#include <limits>
+
 #include "matmul.h"
 
 namespace TACO_ISA {

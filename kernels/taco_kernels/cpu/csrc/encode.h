@@ -2,10 +2,18 @@
 #pragma once
 
 #include "lanes.h"
+#include "math.h"
 #include "matrix.h"
 #include "parallel.h"
 
 namespace TACO_ISA {
+
+// Size of what a matrix of `type` is multiplied with.
+constexpr int64_t operand_bytes(DType type) {
+    return type == DType::f32    ? int64_t(sizeof(float))
+           : type == DType::bf16 ? int64_t(sizeof(Bf16Operand))
+                                 : int64_t(sizeof(Int8Operand));
+}
 
 // The scale of symmetric int8: the greatest absolute value becomes 127.
 inline float int8_scale(float greatest) { return greatest == 0 ? 1.0f : greatest / 127; }
@@ -27,8 +35,7 @@ inline void encode_row(DType type, int64_t k, const float* row, void* out, float
     }
     F32 greatest = zero();
     for (int64_t i = 0; i < k; i += LANES) {
-        const F32 x = vector_at(i);
-        greatest = max(greatest, max(x, sub(zero(), x)));
+        greatest = max(greatest, abs(vector_at(i)));
     }
     *scale = int8_scale(reduce_max(greatest));
     auto* operands = static_cast<Int8Operand*>(out);
@@ -41,10 +48,7 @@ inline void encode_row(DType type, int64_t k, const float* row, void* out, float
 // The same of many rows: `out` is [count, padded_k], scales [count].
 inline void encode_rows(Thread& thread, DType type, int64_t count, int64_t k, const float* rows,
                         int64_t stride, void* out, float* scales) {
-    const int64_t row_bytes =
-        padded_k(type, k) * int64_t(type == DType::f32    ? sizeof(float)
-                                    : type == DType::bf16 ? sizeof(Bf16Operand)
-                                                          : sizeof(Int8Operand));
+    const int64_t row_bytes = padded_k(type, k) * operand_bytes(type);
     thread.share(count, 4, [&](int64_t begin, int64_t end) {
         for (int64_t row = begin; row < end; ++row) {
             encode_row(type, k, rows + row * stride, static_cast<char*>(out) + row * row_bytes,

@@ -4,9 +4,7 @@
 // rows and columns are computed with it. So its bits depend on its own row and column alone.
 #pragma once
 
-#include <atomic>
-#include <limits>
-
+#include "encode.h"
 #include "epilogue.h"
 #include "panel_sums.h"
 #include "parallel.h"
@@ -39,12 +37,6 @@ inline void sum_block(DType type, const Block& block, void* sums) {
         case DType::i8: return sum_on_vectors<Int8Step>(block, static_cast<int32_t*>(sums));
 #endif
     }
-}
-
-inline int64_t operand_bytes(DType type) {
-    return type == DType::f32    ? int64_t(sizeof(float))
-           : type == DType::bf16 ? int64_t(sizeof(Bf16Operand))
-                                 : int64_t(sizeof(Int8Operand));
 }
 
 // How a product is cut into blocks.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "encode.h"
+#include "math.h"
 #include "packing.h"
 
 namespace TACO_ISA {
@@ -10,9 +11,10 @@ namespace TACO_ISA {
 class SourceRow {
 public:
     SourceRow(const Packing& packing, int64_t row)
-        : type_(packing.source_type), k_(packing.k), begin_(row * packing.stride) {
-        source_ = packing.source;
-    }
+        : type_(packing.source_type),
+          source_(packing.source),
+          k_(packing.k),
+          begin_(row * packing.stride) {}
 
     // Numbers i to i + 15; zeros past the end.
     F32 at(int64_t i) const {
@@ -23,11 +25,16 @@ public:
         }
     }
 
-    // Copies `count` bf16 from i on as they are, zeros past the end.
-    void copy_bf16(int64_t i, int64_t count, bf16* out) const {
-        const int64_t copied = std::clamp<int64_t>(k_ - i, 0, count);
-        std::copy_n(static_cast<const bf16*>(source_) + begin_ + i, copied, out);
-        std::fill(out + copied, out + count, bf16(0));
+    // Copies bf16 from i on as they are, zeros past the end.
+    template <int COUNT>
+    void copy_bf16(int64_t i, bf16 (&out)[COUNT]) const {
+        const bf16* begin = static_cast<const bf16*>(source_) + begin_ + i;
+        if (i + COUNT <= k_) {
+            std::memcpy(out, begin, sizeof out);
+        } else {
+            const int64_t copied = std::max<int64_t>(k_ - i, 0);
+            std::fill(std::copy_n(begin, copied, out), out + COUNT, bf16(0));
+        }
     }
 
 private:
@@ -84,8 +91,7 @@ private:
             const SourceRow row = row_of(column);
             F32 greatest = zero();
             for (int64_t i = 0; i < packing_.k; i += LANES) {
-                const F32 x = row.at(i);
-                greatest = max(greatest, max(x, sub(zero(), x)));
+                greatest = max(greatest, abs(row.at(i)));
             }
             packing_.scales[index_ * PANEL + column] = int8_scale(reduce_max(greatest));
             packing_.column_sums[index_ * PANEL + column] = 0;
@@ -102,7 +108,7 @@ private:
         } else if (packing_.type == DType::bf16) {
             bf16 numbers[2 * LANES];
             if (packing_.source_type == TableType::bf16) {
-                row.copy_bf16(k, 2 * LANES, numbers);
+                row.copy_bf16(k, numbers);
             } else {
                 store_bf16(numbers, row.at(k));
                 store_bf16(numbers + LANES, row.at(k + LANES));
