@@ -1,8 +1,12 @@
 """Settings of the whole test suite."""
 
 import os
+import warnings
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+from taco_kernels.cpu import build
 
 # One thread a process: tests run many small tensors, and the machine has two cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -13,3 +17,12 @@ _COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("ci", max_examples=100, derandomize=True, **_COMMON)  # type: ignore[arg-type]
 settings.register_profile("long", max_examples=5000, **_COMMON)  # type: ignore[arg-type]
 settings.load_profile(os.environ.get("TACO_HYPOTHESIS_PROFILE", "ci"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _cpu_kernels_are_built() -> None:
+    """Workers take the library as they find it, and torch where it is not of these sources."""
+    try:
+        build.build()
+    except build.KernelBuildError as error:
+        warnings.warn(f"the CPU kernels could not be built: {error}", stacklevel=1)

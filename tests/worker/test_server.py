@@ -186,13 +186,20 @@ import sys
 from taco_proto.config import ModelConfig, WorkerConfig
 from taco_worker.server import run_worker
 model = ModelConfig(model=sys.argv[1])
-sys.exit(run_worker(WorkerConfig(model=model, scheduler=sys.argv[2], num_threads=1, num_blocks=64)))
+threads = int(sys.argv[3])
+sys.exit(
+    run_worker(
+        WorkerConfig(model=model, scheduler=sys.argv[2], num_threads=threads, num_blocks=64)
+    )
+)
 """
 
 
-def start_process(model: str, address: str, **environment: str) -> subprocess.Popen[str]:
+def start_process(
+    model: str, address: str, num_threads: int = 1, **environment: str
+) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", RUN_WORKER, model, address],
+        [sys.executable, "-c", RUN_WORKER, model, address, str(num_threads)],
         env=os.environ | environment,
         stderr=subprocess.PIPE,
         text=True,
@@ -279,3 +286,20 @@ def test_a_model_that_cannot_be_loaded_is_one_line_and_exit_code_1(
     assert process.returncode == 1
     assert len(errors.splitlines()) == 1
     assert str(model) in errors
+
+
+@pytest.mark.parametrize(
+    ("num_threads", "environment", "message"),
+    [
+        (10**6, {}, "1000000 threads: this process may use"),
+        (1, {"TACO_CPU_ISA": "sse2"}, "TACO_CPU_ISA=sse2 is no instruction set"),
+    ],
+)
+def test_what_the_machine_cannot_do_is_one_line_and_exit_code_1(
+    config: WorkerConfig, num_threads: int, environment: dict[str, str], message: str
+) -> None:
+    process = start_process(config.model.model, "unix:nowhere", num_threads, **environment)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert len(errors.splitlines()) == 1
+    assert message in errors

@@ -234,6 +234,12 @@ def test_rope_scaling_extends_the_longest_sequence(checkpoint: Path) -> None:
         ({"device": "tpu"}, "device 'tpu' is not supported"),
         ({"dtype": "int8"}, "int8"),
         ({"load_format": "gguf"}, "unknown load format 'gguf'"),
+        ({"dtype": "float16"}, "float16 is not supported on a CPU: use bfloat16 or float32"),
+        ({"quantization": "awq"}, "unknown quantization 'awq'"),
+        ({"kv_cache_dtype": "fp8"}, "unknown kv_cache_dtype 'fp8'"),
+        ({"block_size": 8}, "a block size of 8 is not supported on a CPU"),
+        ({"block_size": 2**40, "num_blocks": None}, "no memory for the KV cache: a block of"),
+        ({"num_threads": 10**6}, "1000000 threads: this process may use"),
     ],
 )
 def test_a_setting_that_cannot_be_met_is_one_line(

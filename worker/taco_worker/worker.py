@@ -1,25 +1,23 @@
 """A worker in this process: a model, its KV cache and its batch, driven by step plans."""
 
 import logging
-import os
-from pathlib import Path
-from typing import get_args
+from collections.abc import Callable
 
 import torch
 
+from taco_kernels.cpu.library import CpuKernels
+from taco_kernels.cpu.memory import huge_page_bytes
+from taco_kernels.cpu.threads import available_cores
 from taco_proto.config import WorkerConfig
 from taco_proto.errors import ConfigurationError
 from taco_proto.steps import StepOutput, StepPlan, WorkerInfo
+from taco_worker.cpu_kernels import start_cpu_kernels
 from taco_worker.input_batch import InputBatch, PlanError
 from taco_worker.kv_memory import available_cpu_memory, num_cpu_blocks
+from taco_worker.load import load_step_model
 from taco_worker.model_runner import ModelRunner
-from taco_worker.models.checkpoint import LoadFormat
-from taco_worker.models.config import ModelConfig, load_hf_config
-from taco_worker.models.dtypes import resolve_dtype
-from taco_worker.models.hub import resolve_model
-from taco_worker.models.loader import load_model
+from taco_worker.models.config import ModelConfig
 from taco_worker.models.step_model import StepModel
-from taco_worker.models.torch_model import TorchModel
 
 logger = logging.getLogger("taco.worker")
 
@@ -33,16 +31,27 @@ class Worker:
     a new one.
     """
 
-    def __init__(self, config: WorkerConfig) -> None:
+    def __init__(
+        self,
+        config: WorkerConfig,
+        start_kernels: Callable[[int | None], CpuKernels | None] = start_cpu_kernels,
+    ) -> None:
         """Loads the model.
+
+        Args:
+            start_kernels: gives the CPU kernels for a number of threads, or None for torch.
 
         Raises:
             ConfigurationError: the model cannot be found, read or run as the configuration says.
         """
-        device = _device(config)
-        torch.set_num_threads(config.num_threads or len(os.sched_getaffinity(0)))
+        if config.device != "cpu":
+            raise ConfigurationError(f"device {config.device!r} is not supported; supported: cpu")
         try:
-            model_config, model = _load(config, device)
+            kernels = start_kernels(config.num_threads)
+            # Beside the kernels' own threads torch's would only be in the way.
+            threads = 1 if kernels else available_cores().num_threads(config.num_threads)
+            torch.set_num_threads(threads)
+            model_config, model = load_step_model(config, kernels)
             max_model_len, num_blocks = _size_kv(config, model)
             model.allocate_kv(num_blocks, config.block_size, max_model_len)
         except ValueError as error:
@@ -86,36 +95,6 @@ class Worker:
         self._batch.clear()
         self._epoch = 0
         self._failed = False
-
-
-def _device(config: WorkerConfig) -> torch.device:
-    if config.device != "cpu":
-        raise ConfigurationError(f"device {config.device!r} is not supported; supported: cpu")
-    return torch.device(config.device)
-
-
-def _load(config: WorkerConfig, device: torch.device) -> tuple[ModelConfig, StepModel]:
-    wanted = config.model
-    load_format: LoadFormat
-    match wanted.load_format:
-        case "auto" | "safetensors" | "pt" | "dummy" as load_format:
-            pass
-        case unknown:
-            known = ", ".join(get_args(LoadFormat))
-            raise ValueError(f"unknown load format {unknown!r}; known: {known}")
-    model_dir = resolve_model(
-        wanted.model,
-        revision=wanted.revision,
-        download_dir=None if wanted.download_dir is None else Path(wanted.download_dir),
-    )
-    model = load_hf_config(
-        model_dir, rope_scaling=wanted.rope_scaling, rope_theta=wanted.rope_theta
-    )
-    dtype = resolve_dtype(wanted.dtype, model.checkpoint_dtype, device)
-    decoder = load_model(
-        model_dir, model, dtype=dtype, device=device, load_format=load_format, seed=wanted.seed
-    )
-    return model, TorchModel(decoder)
 
 
 def _size_kv(config: WorkerConfig, model: StepModel) -> tuple[int, int]:
@@ -176,16 +155,16 @@ def _describe(
 
 
 def _log_start(info: WorkerInfo, model: StepModel) -> None:
-    kv_bytes = info.num_blocks * model.kv_block_bytes(info.block_size)
     logger.info(
-        "%s on %s: weights %s, KV cache %s (%d blocks, %d tokens), %d sequences of at most %d "
-        "tokens",
+        "%s on %s: weights %s, KV cache %s (%d blocks, %d tokens), %s in huge pages, %d sequences "
+        "of at most %d tokens",
         info.model,
         model.description,
         _mebibytes(model.weight_bytes),
-        _mebibytes(kv_bytes),
+        _mebibytes(info.num_blocks * model.kv_block_bytes(info.block_size)),
         info.num_blocks,
         info.num_blocks * info.block_size,
+        _mebibytes(huge_page_bytes()),
         info.max_num_seqs,
         info.max_model_len,
     )

@@ -15,14 +15,13 @@ from torch import Tensor
 
 from taco_kernels.cpu.attention import PagedKV
 from taco_kernels.cpu.library import CpuKernels
-from taco_kernels.cpu.matmul import PackedMatrix
+from taco_kernels.cpu.matmul import ACTIVATIONS, PackedMatrix
 from taco_kernels.cpu.memory import Scratch
 from taco_kernels.cpu.structs import Batch, KVCache, Matrix
 
 IntArray = npt.NDArray[np.int32]
 
 NORM_KINDS = {"rms": 0, "layer": 1}
-ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}
 _TABLE_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 
@@ -134,7 +133,7 @@ class Weights:
         position_offset: position p is row p + position_offset of them.
         rotary: cosines and sines, float32 [positions, head_dim / 2] each, or None.
         embed_in, embed_out: between embeddings and layers where their widths differ.
-        norm: of NORM_KINDS. activation: of ACTIVATIONS.
+        norm: of NORM_KINDS. activation: of matmul.ACTIVATIONS.
     """
 
     num_heads: int

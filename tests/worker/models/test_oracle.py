@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
 from torch import Tensor
 
 from support.checkpoints import END_OF_TURN_TOKEN_ID, EOS_TOKEN_ID, make_checkpoint
+from support.models import load_step_model
 from support.paged import PagedRunner
 from taco_worker.models.config import load_hf_config
-from taco_worker.models.loader import load_model
 from taco_worker.models.step_model import StepModel
-from taco_worker.models.torch_model import TorchModel
 
 TOLERANCE = 1e-4
 VOCAB_SIZE = 384
@@ -97,8 +97,18 @@ class Loaded:
     oracle: Any
 
 
+@dataclass(frozen=True)
+class Checkpoint:
+    path: Path
+    token_ids: list[int]
+    expected: Tensor
+    oracle: Any
+
+
 @pytest.fixture(scope="module", params=CASES)
-def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Loaded:
+def checkpoint(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Checkpoint:
     case = CASES[request.param]
     path = make_checkpoint(
         tmp_path_factory.mktemp("model"),
@@ -111,12 +121,13 @@ def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     token_ids = torch.randint(VOCAB_SIZE, (case.num_tokens,), generator=generator)
     with torch.inference_mode():
         expected = oracle(token_ids[None]).logits[0]
-    return Loaded(_load(path), token_ids.tolist(), expected, oracle)
+    return Checkpoint(path, token_ids.tolist(), expected, oracle)
 
 
-def _load(path: Path, dtype: torch.dtype = torch.float32) -> StepModel:
-    decoder = load_model(path, load_hf_config(path), dtype=dtype, device=torch.device("cpu"))
-    return TorchModel(decoder)
+@pytest.fixture(scope="module", params=["kernels", "torch"])
+def loaded(request: pytest.FixtureRequest, checkpoint: Checkpoint) -> Loaded:
+    model = load_step_model(checkpoint.path, request.param)
+    return Loaded(model, checkpoint.token_ids, checkpoint.expected, checkpoint.oracle)
 
 
 def _random_chunks(token_ids: list[int], rng: random.Random) -> Iterator[list[int]]:
@@ -138,7 +149,7 @@ def test_prompt_in_one_chunk(loaded: Loaded) -> None:
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_prompt_in_random_chunks(loaded: Loaded, seed: int) -> None:
-    runner = PagedRunner(loaded.model, num_blocks=80, block_size=8, seed=seed)
+    runner = PagedRunner(loaded.model, num_blocks=80, seed=seed)
     chunks = _random_chunks(loaded.token_ids, random.Random(seed))
     logits = [runner.step({"a": chunk})["a"] for chunk in chunks]
     _assert_close(torch.cat(logits), loaded.expected)
@@ -178,7 +189,18 @@ def test_greedy_tokens(loaded: Loaded) -> None:
     assert tokens == generated[0].tolist()
 
 
-def test_dynamic_scaling_at_its_full_length(tmp_path: Path) -> None:
+def test_rows_that_nobody_asks_for_change_nothing(loaded: Loaded) -> None:
+    ids = loaded.token_ids
+    runner = PagedRunner(loaded.model)
+    wanted = runner.logits_at({"a": ids[:33], "b": ids[:20]}, np.array([7, 52], dtype=np.int32))
+    _assert_close(wanted, loaded.expected[[7, 19]])
+    nothing = runner.logits_at({"a": ids[33:40]}, np.zeros(0, dtype=np.int32))
+    assert nothing.shape == (0, VOCAB_SIZE)
+    _assert_close(runner.step({"a": ids[40:50]})["a"], loaded.expected[40:50])
+
+
+@pytest.mark.parametrize("serves", ["kernels", "torch"])
+def test_dynamic_scaling_at_its_full_length(tmp_path: Path, serves: str) -> None:
     """At factor x original tokens the published rule arrives at the theta that we always use."""
     rope = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}
     path = make_checkpoint(
@@ -188,17 +210,18 @@ def test_dynamic_scaling_at_its_full_length(tmp_path: Path) -> None:
     token_ids = torch.arange(100) * 3
     with torch.inference_mode():
         expected = oracle(token_ids[None]).logits[0]
-    model = _load(path)
+    model = load_step_model(path, serves)
     assert model.config.max_position_embeddings == 100
     _assert_close(PagedRunner(model).step({"a": token_ids.tolist()})["a"], expected)
 
 
-def test_bfloat16_follows_float32(tmp_path: Path) -> None:
+@pytest.mark.parametrize("serves", ["kernels", "torch"])
+def test_bfloat16_follows_float32(tmp_path: Path, serves: str) -> None:
     path = make_checkpoint(tmp_path, dtype=torch.bfloat16)
     assert load_hf_config(path).checkpoint_dtype == "bfloat16"
     token_ids = list(range(3, 60))
     narrow, wide = (
-        PagedRunner(_load(path, dtype)).step({"a": token_ids})["a"]
-        for dtype in (torch.bfloat16, torch.float32)
+        PagedRunner(load_step_model(path, serves, dtype=dtype)).step({"a": token_ids})["a"]
+        for dtype in ("bfloat16", "float32")
     )
     assert (narrow - wide).abs().mean() < 0.05

@@ -10,7 +10,7 @@ from taco_kernels.cpu.decoder import CpuDecoder
 from taco_kernels.cpu.library import CpuKernels
 from taco_worker.models.cpu_weights import CpuWeights
 from taco_worker.models.decoder_config import DecoderConfig
-from taco_worker.models.step_model import ModelInput
+from taco_worker.models.step_model import ModelInput, describe
 from taco_worker.sampling.cpu_ops import CpuSampling
 
 
@@ -28,8 +28,7 @@ class FusedDecoder:
         """`weights` have been loaded."""
         self.config = config
         self.weight_bytes = weights.nbytes
-        threads = f"{kernels.num_threads} thread{'s' if kernels.num_threads > 1 else ''}"
-        self.description = f"{kernels.isa}, {threads}, {weights.description}"
+        self.description = describe(kernels.isa, kernels.num_threads, weights.matrix_dtype)
         self.sampling = CpuSampling(kernels)
         self._kernels = kernels
         self._weights = weights

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from taco_kernels.cpu.matmul import PackedMatrix
 from torch import Tensor
 
 from taco_kernels.cpu.decoder import Layer, Norm, Weights
 from taco_kernels.cpu.library import CpuKernels
+from taco_kernels.cpu.matmul import PackedMatrix
 from taco_worker.layers.rotary import RotaryEmbedding
 from taco_worker.models.decoder_config import DecoderConfig, LearnedPositions
-from taco_worker.models.dtypes import dtype_name
 from taco_worker.models.loader import parameter_shapes
 
 _TABLES = ("embed_tokens", "embed_positions")
-_TABLE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_STORED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
@@ -33,8 +32,8 @@ class CpuWeights:
     biases become float32.
 
     Attributes:
-        description: the type of the matrices.
-        nbytes: memory that all of them take; embeddings count, though only rows in use are read.
+        matrix_dtype: what matrices are stored in.
+        nbytes: memory that they take, without the embeddings, of which only rows in use are read.
     """
 
     def __init__(
@@ -53,33 +52,28 @@ class CpuWeights:
         self.dtype = dtype
         self._config = config
         self._kernels = kernels
-        self._matrix_dtype = torch.int8 if quantization == "int8" else dtype
+        self.matrix_dtype = torch.int8 if quantization == "int8" else dtype
         self._matrices: dict[str, PackedMatrix] = {}
         self._vectors: dict[str, Tensor] = {}
         self._tables: dict[str, Tensor] = {}
 
     def put(self, parameter: str, start: int, rows: Tensor) -> None:
+        rows = (rows if rows.dtype in _STORED_DTYPES else rows.float()).contiguous()
         module, _, kind = parameter.rpartition(".")
         if module in _TABLES:
-            self._tables[module] = rows if rows.dtype in _TABLE_DTYPES else rows.float()
+            self._tables[module] = rows
             if module == "embed_tokens" and self._config.tied_embeddings:
                 self._matrix("lm_head", parameter).pack(self._kernels, rows)
         elif kind == "bias" and f"{module}.weight" in self.shapes and not module.endswith("norm"):
-            self._matrix(module, f"{module}.weight").set_bias(rows.float(), start)
+            self._matrix(module, f"{module}.weight").set_bias(rows, start)
         elif rows.ndim == 2:
             self._matrix(module, parameter).pack(self._kernels, rows, start)
         else:
             self._vectors[parameter] = rows.float()
 
     @property
-    def description(self) -> str:
-        return dtype_name(self._matrix_dtype)
-
-    @property
     def nbytes(self) -> int:
-        tensors = [*self._vectors.values(), *self._tables.values()]
-        matrices = sum(matrix.nbytes for matrix in self._matrices.values())
-        return matrices + sum(tensor.nbytes for tensor in tensors)
+        return sum(item.nbytes for item in (*self._matrices.values(), *self._vectors.values()))
 
     def assemble(self, num_positions: int) -> Weights:
         """All weights, once all of them were put; rotary angles for so many positions."""
@@ -114,7 +108,7 @@ class CpuWeights:
         if module not in self._matrices:
             n, k = self.shapes[parameter]
             self._matrices[module] = PackedMatrix(
-                self._kernels, n, k, self._matrix_dtype, gated=module.endswith("gate_up_proj")
+                n, k, self.matrix_dtype, gated=module.endswith("gate_up_proj")
             )
         return self._matrices[module]
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from taco_proto.steps import IntArray
 from taco_worker.models.decoder_config import DecoderConfig
+from taco_worker.models.dtypes import dtype_name
 from taco_worker.sampling.ops import SamplingOps
 
 
@@ -75,3 +77,8 @@ class StepModel(Protocol):
     def most_likely(self, hidden: Tensor) -> Tensor:
         """[num_rows, hidden_size] to int64 [num_rows], as `compute_logits(hidden).argmax(-1)`."""
         ...
+
+
+def describe(what: str, num_threads: int, dtype: torch.dtype) -> str:
+    """A model's `description`."""
+    return f"{what}, {num_threads} thread{'s' if num_threads > 1 else ''}, {dtype_name(dtype)}"

@@ -9,8 +9,7 @@ from torch import Tensor
 from taco_worker.attention.metadata import AttentionMetadata
 from taco_worker.kv_memory import KVCache, bytes_per_block
 from taco_worker.models.decoder import Decoder
-from taco_worker.models.dtypes import dtype_name
-from taco_worker.models.step_model import ModelInput
+from taco_worker.models.step_model import ModelInput, describe
 from taco_worker.sampling.torch_ops import TorchSampling
 
 
@@ -20,7 +19,7 @@ class TorchModel:
     def __init__(self, decoder: Decoder) -> None:
         self.config = decoder.config
         self.weight_bytes = sum(parameter.nbytes for parameter in decoder.parameters())
-        self.description = f"torch, {torch.get_num_threads()} threads, {dtype_name(decoder.dtype)}"
+        self.description = describe("torch", torch.get_num_threads(), decoder.dtype)
         self.sampling = TorchSampling()
         self.decoder = decoder
         self._kv_cache: KVCache | None = None

@@ -49,7 +49,6 @@ struct ForwardScratch {
     void* inner;           // [a chunk] rows as the down product takes them, or floats
     void* operands;        // [a chunk] rows of whatever product runs
     float* scales;         // [a chunk], of int8 operands
-    float* normed;         // [num_threads, hidden_stride], a row of each thread
     float* queries;        // [num_outputs, query_stride], of the rows that the last layer ends with
     int32_t* query_start;  // of a batch in which each of these rows is a sequence of its own
     int32_t* seq_lens;
@@ -58,7 +57,7 @@ struct ForwardScratch {
     int64_t hidden_stride, qkv_stride, query_stride;
 
     ForwardScratch(Arena& arena, OperandBytes bytes, const Decoder& decoder, const Step& step,
-                   int num_threads, int64_t attention_bytes) {
+                   int64_t attention_bytes) {
         const int64_t tokens = step.batch.num_tokens, chunk = chunk_rows(tokens);
         const DecoderLayer& layer = decoder.layers[0];
         hidden_stride = row_stride(decoder.hidden_size);
@@ -72,7 +71,6 @@ struct ForwardScratch {
             chunk * std::max({bytes.row(layer.qkv), bytes.row(layer.out), bytes.row(layer.up),
                               bytes.row(layer.down), bytes.row(decoder.embed_in)}));
         scales = arena.take<float>(chunk);
-        normed = arena.take<float>(num_threads * hidden_stride);
         const int64_t outputs = step.num_outputs;
         queries = arena.take<float>(outputs * query_stride);
         query_start = arena.take<int32_t>(outputs + 1);

@@ -10,7 +10,6 @@
 
 #include "decoder.h"
 #include "decoder_scratch.h"
-#include "encode.h"
 #include "isa_table.h"
 #include "norm.h"
 #include "rotary.h"
@@ -56,22 +55,6 @@ inline Rows encode(Thread& thread, const Matrix& matrix, int64_t count, const fl
     if (matrix.type == DType::f32) return {count, rows, stride, nullptr};
     kernels().encode_rows(thread, matrix.type, count, matrix.k, rows, stride, operands, scales);
     return {count, operands, padded_k(matrix.type, matrix.k), scales};
-}
-
-// A norm as operands for `matrix`. normed: room for the row in floats.
-inline void encode_normed(const NormedRow& row, const Matrix& matrix, float* normed, void* out,
-                          float* scale) {
-    if (matrix.type == DType::bf16) {
-        auto* operands = static_cast<Bf16Operand*>(out);
-        row.each([=](int64_t i, F32 v, int64_t) { store_bf16_operand(operands + i, v); });
-        const int64_t written = round_up(matrix.k, LANES);
-        std::fill_n(operands + written, padded_k(matrix.type, matrix.k) - written, Bf16Operand(0));
-        return;
-    }
-    const bool is_float = matrix.type == DType::f32;
-    float* floats = is_float ? static_cast<float*>(out) : normed;
-    row.each([=](int64_t i, F32 v, int64_t count) { store_lanes(floats + i, v, count); });
-    if (!is_float) encode_row(matrix.type, matrix.k, floats, out, scale);
 }
 
 // One thread's way through the decoder.
@@ -252,12 +235,11 @@ private:
         }
         const int64_t stride = padded_k(matrix.type, matrix.k);
         const int64_t row_bytes = OPERAND_BYTES.row(matrix);
-        float* normed = scratch_.normed + thread_.index() * scratch_.hidden_stride;
         share_rows(thread_, count, [&](int64_t row) {
-            const NormedRow values(decoder_.norm, rows + row * stream_.stride, matrix.k,
-                                   weights.weight, weights.bias, decoder_.norm_eps);
-            void* out = static_cast<char*>(scratch_.operands) + row * row_bytes;
-            encode_normed(values, matrix, normed, out, scratch_.scales + row);
+            norm_row_encoded(decoder_.norm, rows + row * stream_.stride, matrix.k, weights.weight,
+                             weights.bias, decoder_.norm_eps, matrix.type,
+                             static_cast<char*>(scratch_.operands) + row * row_bytes,
+                             scratch_.scales + row);
         });
         return {count, scratch_.operands, stride, scratch_.scales};
     }
@@ -325,7 +307,7 @@ inline int64_t attention_bytes(const Decoder& decoder, const Step& step, int num
 
 inline int64_t forward_bytes(const Decoder& decoder, const Step& step, int num_threads) {
     Arena counter(nullptr);
-    ForwardScratch(counter, OPERAND_BYTES, decoder, step, num_threads,
+    ForwardScratch(counter, OPERAND_BYTES, decoder, step,
                    attention_bytes(decoder, step, num_threads));
     return counter.used();
 }
@@ -333,7 +315,7 @@ inline int64_t forward_bytes(const Decoder& decoder, const Step& step, int num_t
 inline void forward(Thread& thread, const Decoder& decoder, const Step& step) {
     Arena arena(step.scratch);
     // Attention's part comes last: where it begins does not depend on its size.
-    const ForwardScratch scratch(arena, OPERAND_BYTES, decoder, step, thread.count(), 0);
+    const ForwardScratch scratch(arena, OPERAND_BYTES, decoder, step, 0);
     ForwardPass(thread, decoder, step, scratch).run();
 }
 

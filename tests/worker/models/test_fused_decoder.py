@@ -1,0 +1,112 @@
+"""The decoder on the CPU kernels, on every instruction set: what it computes, and its bits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from support.checkpoints import make_checkpoint
+from support.cpu_kernels import EMULATED, NATIVE
+from support.models import load_step_model
+from support.paged import PagedRunner
+from taco_worker.models.step_model import StepModel
+
+ARCHITECTURES: dict[str, dict[str, object]] = {
+    # No size is a multiple of sixteen, so that every kind of padding is there.
+    "llama": {
+        "architecture": "LlamaForCausalLM",
+        "hidden_size": 72,
+        "intermediate_size": 100,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "head_dim": 20,
+        "attention_bias": True,
+        "mlp_bias": True,
+        "tie_word_embeddings": True,
+    },
+    "mistral": {"architecture": "MistralForCausalLM", "sliding_window": 11},
+    "opt-350m": {
+        "architecture": "OPTForCausalLM",
+        "do_layer_norm_before": False,
+        "word_embed_proj_dim": 40,
+    },
+    "gpt2": {"architecture": "GPT2LMHeadModel"},
+}
+# How a model is stored, and how far its logits may stray from float32's, on average.
+TYPES: dict[str, tuple[dict[str, str], float]] = {
+    "float32": ({"dtype": "float32"}, 1e-5),
+    "bfloat16": ({"dtype": "bfloat16"}, 0.02),
+    "int8": ({"dtype": "bfloat16", "quantization": "int8"}, 0.06),
+    "int8 KV": ({"dtype": "bfloat16", "kv_cache_dtype": "int8"}, 0.03),
+    "float32, int8": ({"dtype": "float32", "quantization": "int8"}, 0.06),
+}
+TOKENS = torch.randint(384, (45,), generator=torch.Generator().manual_seed(0)).tolist()
+
+
+@pytest.fixture(scope="module", params=[*NATIVE, *EMULATED])
+def isa(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp(request.param)
+    # The weights are exact in both types: only what is computed differs.
+    return make_checkpoint(path, dtype=torch.bfloat16, **ARCHITECTURES[request.param])  # type: ignore[arg-type]
+
+
+@cache
+def expected_logits(checkpoint: Path) -> Tensor:
+    return PagedRunner(load_step_model(checkpoint, "torch")).step({"a": TOKENS})["a"]
+
+
+def load(checkpoint: Path, isa: str, kind: str, num_threads: int = 2) -> StepModel:
+    return load_step_model(checkpoint, isa, num_threads=num_threads, **TYPES[kind][0])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_logits_follow_those_of_torch(checkpoint: Path, isa: str, kind: str) -> None:
+    expected = expected_logits(checkpoint)
+    logits = PagedRunner(load(checkpoint, isa, kind)).step({"a": TOKENS})["a"]
+    error = (logits - expected).abs().mean() / expected.std()
+    assert float(error) < TYPES[kind][1]
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_bits_do_not_depend_on_neighbours_chunks_rows_or_threads(
+    checkpoint: Path, isa: str, kind: str
+) -> None:
+    model = load(checkpoint, isa, kind)
+    whole = PagedRunner(model).step({"a": TOKENS})["a"]
+
+    def in_steps(model: StepModel, sizes: Sequence[int], neighbour: Sequence[int] = ()) -> Tensor:
+        """The neighbour comes along, two tokens a step."""
+        runner = PagedRunner(model, seed=1)
+        ids, others, logits = list(TOKENS), list(neighbour), []
+        for size in sizes:
+            chunks = {"b": others[:2], "a": ids[:size]} if others else {"a": ids[:size]}
+            logits.append(runner.step(chunks)["a"])
+            ids, others = ids[size:], others[2:]
+        return torch.cat(logits)
+
+    assert torch.equal(in_steps(model, [len(TOKENS)]), whole)
+    assert torch.equal(in_steps(model, [7, 1, 1, 30, 6]), whole)
+    assert torch.equal(in_steps(model, [7, 1, 1, 30, 6], TOKENS[5:]), whole)
+    assert torch.equal(in_steps(load(checkpoint, isa, kind, num_threads=1), [45]), whole)
+
+    rows = np.array([3, 44], dtype=np.int32)
+    assert torch.equal(PagedRunner(model).logits_at({"a": TOKENS}, rows), whole[[3, 44]])
+
+
+def test_the_most_likely_tokens_are_those_of_the_logits(checkpoint: Path, isa: str) -> None:
+    model = load(checkpoint, isa, "bfloat16")
+    PagedRunner(model)
+    hidden = torch.randn(70, model.config.hidden_size, generator=torch.Generator().manual_seed(1))
+    expected = model.compute_logits(hidden).argmax(-1)
+    assert torch.equal(model.most_likely(hidden).long(), expected)
