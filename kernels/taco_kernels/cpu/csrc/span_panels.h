@@ -9,6 +9,8 @@ namespace TACO_ISA {
 
 // Panels of keys that are asked for before they are read: about what memory takes to answer.
 constexpr int64_t FETCH_AHEAD = 4;
+// Within a page of so many bytes the processor runs ahead by itself, and asking only costs.
+constexpr int64_t PAGE_BYTES = 4096;
 
 template <class Element>
 struct SpanPanels {
@@ -63,19 +65,23 @@ private:
     const int64_t num_panels_;  // of the sequence, as far as the tile sees
 };
 
-inline void prefetch(const void* memory, int64_t bytes) {
-    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(static_cast<const char*>(memory) + i);
+// Inlined by force: GCC takes a function that does nothing but prefetch for one without effect, and
+// drops its calls.
+[[gnu::always_inline]] inline void prefetch(const void* memory, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += 64) {
+        __builtin_prefetch(static_cast<const char*>(memory) + i);
+    }
 }
 
 // Asks for what will be read after panel p of the keys: its values, and keys further on.
 template <class Element>
-inline void fetch_ahead(const SpanPanels<Element>& in, int64_t p) {
-    constexpr int64_t value_bytes = PANEL * PANEL * sizeof(Element);
+[[gnu::always_inline]] inline void fetch_ahead(const SpanPanels<Element>& in, int64_t p) {
     for (int64_t d = 0; d < in.key_depth / PANEL; ++d) {
-        prefetch(in.values[p] + d * in.value_stride, value_bytes);
+        prefetch(in.values[p] + d * in.value_stride, PANEL * PANEL * sizeof(Element));
     }
-    if (p + FETCH_AHEAD < in.keys_end) {
-        prefetch(in.keys[p + FETCH_AHEAD], in.key_depth * PANEL * sizeof(Element));
+    const int64_t key_bytes = in.key_depth * PANEL * sizeof(Element);
+    if (key_bytes < PAGE_BYTES && p + FETCH_AHEAD < in.keys_end) {
+        prefetch(in.keys[p + FETCH_AHEAD], key_bytes);
     }
 }
 
