@@ -71,7 +71,8 @@ class PackedMatrix:
         gated: bool = False,
     ) -> PackedMatrix:
         """weight [n, k], and bias [n] in the order of its rows."""
-        matrix = cls(*weight.shape, dtype or weight.dtype, gated=gated)
+        n, k = weight.shape
+        matrix = cls(n, k, dtype or weight.dtype, gated=gated)
         matrix.pack(kernels, weight)
         if bias is not None:
             matrix.set_bias(bias)

@@ -34,7 +34,9 @@ def rounded_operands(kernels: CpuKernels, x: Tensor, dtype: torch.dtype) -> Tens
     return x.bfloat16().float() if narrow else x
 
 
-def expected(kernels: CpuKernels, x: Tensor, w: Tensor, bias: Tensor | None, dtype: torch.dtype):
+def expected(
+    kernels: CpuKernels, x: Tensor, w: Tensor, bias: Tensor | None, dtype: torch.dtype
+) -> Tensor:
     if dtype == torch.int8:
         return int8_linear(x, w, bias).double()
     return linear(rounded_operands(kernels, x, dtype), w.to(dtype), bias)
