@@ -53,7 +53,7 @@ struct ForwardScratch {
     int32_t* query_start;  // of a batch in which each of these rows is a sequence of its own
     int32_t* seq_lens;
     int32_t* block_tables;
-    void* attention;       // `attention_bytes`, the attention kernel's own
+    void* attention;  // `attention_bytes`, the attention kernel's own
     int64_t hidden_stride, qkv_stride, query_stride;
 
     ForwardScratch(Arena& arena, OperandBytes bytes, const Decoder& decoder, const Step& step,

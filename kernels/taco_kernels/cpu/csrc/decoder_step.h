@@ -36,8 +36,8 @@ inline bool narrows(const Step& step) { return 2 * step.num_outputs <= step.batc
 
 // Of the batch in which each wanted row is a sequence with one query token.
 inline Batch narrow_batch(const Step& step, const ForwardScratch& scratch) {
-    return {step.num_outputs,  step.num_outputs,     scratch.query_start,
-            scratch.seq_lens,  scratch.block_tables, step.batch.block_table_stride};
+    return {step.num_outputs, step.num_outputs,     scratch.query_start,
+            scratch.seq_lens, scratch.block_tables, step.batch.block_table_stride};
 }
 
 // Calls body(row) for each row once, on whichever thread is free. Ends with a barrier.
@@ -112,8 +112,8 @@ private:
         if (!projects) return;
         for_chunks(stream_.count, [&](int64_t begin, int64_t count) {
             const float* narrow = scratch_.qkv + begin * scratch_.qkv_stride;
-            const Rows rows = encode(thread_, decoder_.embed_in, count, narrow,
-                                     scratch_.qkv_stride, scratch_.operands, scratch_.scales);
+            const Rows rows = encode(thread_, decoder_.embed_in, count, narrow, scratch_.qkv_stride,
+                                     scratch_.operands, scratch_.scales);
             add_to_stream(rows, decoder_.embed_in, begin);
         });
     }
@@ -135,13 +135,13 @@ private:
         for_chunks(stream_.count, [&](int64_t begin, int64_t count) {
             const Rows rows = prepare(layer.attn_norm, layer.qkv, begin, count);
             float* out = scratch_.qkv + begin * scratch_.qkv_stride;
-            kernels().multiply(thread_, Product{rows, layer.qkv, Epilogue::store, Activation::none, out,
-                                      scratch_.qkv_stride, false});
+            kernels().multiply(thread_, Product{rows, layer.qkv, Epilogue::store, Activation::none,
+                                                out, scratch_.qkv_stride, false});
         });
         if (decoder_.cosines) rotate();
         const float* keys = scratch_.qkv + decoder_.query_size();
         kernels().write_kv(thread_, step_.cache, step_.batch, index,
-                 KeyValueRows{keys, keys + decoder_.kv_size(), scratch_.qkv_stride});
+                           KeyValueRows{keys, keys + decoder_.kv_size(), scratch_.qkv_stride});
     }
 
     void rotate() {
@@ -206,8 +206,9 @@ private:
         const int64_t stride = padded_k(layer.down.type, layer.down.k);
         for_chunks(stream_.count, [&](int64_t begin, int64_t count) {
             const Rows rows = prepare(layer.mlp_norm, layer.up, begin, count);
-            kernels().multiply(thread_, Product{rows, layer.up, epilogue, decoder_.activation,
-                                      scratch_.inner, stride, layer.down.type == DType::bf16});
+            kernels().multiply(
+                thread_, Product{rows, layer.up, epilogue, decoder_.activation, scratch_.inner,
+                                 stride, layer.down.type == DType::bf16});
             add_to_stream(written_rows(layer.down, count, scratch_.inner), layer.down, begin);
         });
         if (!decoder_.pre_norm) norm_stream(layer.mlp_norm);
@@ -254,7 +255,7 @@ private:
 
     void add_to_stream(const Rows& rows, const Matrix& matrix, int64_t begin) {
         kernels().multiply(thread_, Product{rows, matrix, Epilogue::add, Activation::none,
-                                  stream_.row(begin), stream_.stride, false});
+                                            stream_.row(begin), stream_.stride, false});
     }
 
     void norm_stream(const NormWeights& weights) {

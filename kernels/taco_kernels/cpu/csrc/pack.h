@@ -134,9 +134,8 @@ private:
 inline void pack(Thread& thread, const Packing& packing) {
     const int64_t first = packing.first / PANEL;
     const int64_t past = ceil_div(packing.first + packing.count, PANEL);
-    thread.share(past - first, 1, [&](int64_t panel, int64_t) {
-        PanelPacker(packing, first + panel).pack();
-    });
+    thread.share(past - first, 1,
+                 [&](int64_t panel, int64_t) { PanelPacker(packing, first + panel).pack(); });
 }
 
 }  // namespace TACO_ISA

@@ -48,9 +48,8 @@ public:
             out.keys[p] = reinterpret_cast<const Element*>(cache_.keys(block, layer_, head_)) +
                           offset * out.key_depth;
             if (p >= panels.end) continue;
-            out.values[p] =
-                reinterpret_cast<const Element*>(cache_.values(block, layer_, head_)) +
-                offset * PANEL;
+            out.values[p] = reinterpret_cast<const Element*>(cache_.values(block, layer_, head_)) +
+                            offset * PANEL;
             scales.keys[p] = scaled ? cache_.key_scales(block, layer_, head_) + offset : nullptr;
             scales.values[p] =
                 scaled ? cache_.value_scales(block, layer_, head_) + offset : nullptr;

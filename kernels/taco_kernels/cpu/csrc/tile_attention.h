@@ -3,9 +3,9 @@
 
 #include "arena.h"
 #include "attention_plan.h"
+#include "softmax_rows.h"
 #include "span_panels.h"
 #include "span_sums.h"
-#include "softmax_rows.h"
 #include "tile_products.h"
 
 namespace TACO_ISA {
@@ -18,8 +18,8 @@ struct AttentionScratch {
     Range* seen;    // [rows]
     Bf16Operand* keys;    // of a span, widened
     Bf16Operand* values;  // the same
-    float* total;  // SpanSums
-    float* span;   // SpanSums
+    float* total;         // SpanSums
+    float* span;          // SpanSums
 
     static int64_t key_depth(const KVCache& cache) { return round_up(cache.head_dim, 32); }
 
