@@ -37,51 +37,30 @@ public:
         state_.floor = choice_.min_p[row_];
         if (top_k() > 0 && top_k() <= logits_.num_groups()) {
             // So many groups, hence so many tokens, have a weight of at least that.
-            float* last = scratch_.members + top_k() - 1;
-            float* end = std::copy_n(scratch_.tops, logits_.num_groups(), scratch_.members);
-            std::nth_element(scratch_.members, last, end, std::greater<float>());
-            state_.floor = std::max(state_.floor, *last);
+            state_.floor = std::max(state_.floor, nth_top(top_k()));
         }
     }
 
+    // With top_k nobody asks for the sum of what top_k drops.
     void weigh(int64_t segment) const {
-        if (state_.is_settled) return;
-        if (!has_filters()) return add_up(segment);
-        Tally* buckets = scratch_.buckets + segment * WEIGHT_BUCKETS;
-        std::fill_n(buckets, WEIGHT_BUCKETS, Tally{});
-        const RowWeights weights = this->weights();
-        const float tally_floor = this->tally_floor();
-        for_kept_groups(segment, [&](int64_t group) {
-            return tally_group(weights, group, state_.floor, tally_floor, buckets);
-        });
+        if (!state_.is_settled && top_k() == 0) add_up(segment);
     }
 
     // Raises the floor to what top_k, then top_p leave.
     void filter() const {
         if (state_.is_settled || !has_filters()) return;
-        Tally* buckets = scratch_.buckets;
-        for (int64_t segment = 1; segment < logits_.num_segments(); ++segment) {
-            for (int64_t i = 0; i < WEIGHT_BUCKETS; ++i) {
-                buckets[i].add(buckets[segment * WEIGHT_BUCKETS + i]);
-            }
-        }
         const RowWeights weights = this->weights();
-        const Selection selection(weights, logits_, scratch_, buckets, tally_floor());
-        float floor = state_.floor;
-        double left = 0;
-        if (top_k() > 0) {
-            const Cut cut = selection.cut([&](const Tally& t) { return t.count >= top_k(); });
-            floor = cut.weight;
-            left = cut.kept.sum;
-        } else {
-            left = total();
+        if (top_k() == 0) {
+            state_.floor = std::max(state_.floor, nucleus_floor(weights));
+            return;
         }
+        const Selection selection(weights, logits_, scratch_, state_.floor);
+        const Cut cut = selection.cut([&](const Tally& t) { return t.count >= top_k(); });
+        state_.floor = cut.weight;
         if (top_p() < 1) {
-            const double target = left * top_p();
-            const Cut cut = selection.cut([=](const Tally& t) { return t.sum >= target; });
-            floor = std::max(floor, cut.weight);
+            const float floor = nucleus_floor(selection, cut.kept.sum * top_p());
+            state_.floor = std::max(state_.floor, floor);
         }
-        state_.floor = floor;
     }
 
     void weigh_again(int64_t segment) const {
@@ -112,25 +91,40 @@ private:
         return RowWeights(logits_, row_, state_.max, choice_.temperature[row_]);
     }
 
-    // Weights below it are dropped for sure. Those below (1 - top_p) / vocab_size of the sum cannot
-    // make up the rest that top_p leaves out, and the sum is at least the greatest weight, 1.
-    float tally_floor() const {
-        if (top_k() > 0) return state_.floor;
-        const double least = (1 - top_p()) / double(logits_.vocab_size);
-        return std::max(state_.floor, float(least) / SLACK);
+    // The greatest weight of the group that comes n-th by it.
+    float nth_top(int64_t n) const {
+        float* nth = scratch_.members + n - 1;
+        float* end = std::copy_n(scratch_.tops, logits_.num_groups(), scratch_.members);
+        std::nth_element(scratch_.members, nth, end, std::greater<float>());
+        return *nth;
     }
 
+    // The least weight of those that together reach top_p of the row's sum.
+    float nucleus_floor(const RowWeights& weights) const {
+        const double sum = total(), target = sum * top_p();
+        // Most often a look at the groups with the most likely tokens will do.
+        for (const int64_t share : {8, 2}) {
+            const float likely = nth_top(ceil_div(logits_.num_groups(), share));
+            const Selection selection(weights, logits_, scratch_, std::max(state_.floor, likely));
+            if (selection.sum() >= target) return nucleus_floor(selection, target);
+            if (selection.sum() < target / 4) break;
+        }
+        // All weights below (1 - top_p) / vocab_size of the sum cannot make up the rest that top_p
+        // leaves out. With less than that, vectors of a flat distribution are kept whole.
+        const float sure = float((1 - top_p()) * sum / double(8 * logits_.vocab_size));
+        const Selection selection(weights, logits_, scratch_, std::max(state_.floor, sure));
+        return nucleus_floor(selection, target);
+    }
+    static float nucleus_floor(const Selection& selection, double target) {
+        return selection.cut([=](const Tally& t) { return t.sum >= target; }).weight;
+    }
+
+    // Sets the groups' sums of weights that are not dropped.
     void add_up(int64_t segment) const {
         const RowWeights weights = this->weights();
-        for_kept_groups(segment, [&](int64_t group) { return weights.sum(group, state_.floor); });
-    }
-
-    // Sets the groups' sums: sum(group), or 0 where all weights lie below the floor.
-    template <class Sum>
-    void for_kept_groups(int64_t segment, Sum sum) const {
         for_groups(logits_, segment, [&](int64_t group) {
             const bool is_dropped = scratch_.tops[group] * SLACK < state_.floor;
-            scratch_.sums[group] = is_dropped ? 0 : sum(group);
+            scratch_.sums[group] = is_dropped ? 0 : weights.sum(group, state_.floor);
         });
     }
 

@@ -33,7 +33,7 @@ struct RowScratch {
     float* maxima;   // [num_groups], the greatest logit of each group; NaN where there is one
     float* tops;     // [num_groups], the greatest weight of each group
     float* sums;     // [num_groups], of weights that are not dropped
-    Tally* buckets;  // [num_segments, WEIGHT_BUCKETS], of the weights' uppermost bits
+    Tally* buckets;  // [WEIGHT_BUCKETS], of the weights' uppermost bits
     Tally* finer;    // [WEIGHT_BUCKETS], of the bits below
     float* members;  // [vocab_size], weights or logits of some tokens
     int32_t* ids;    // [vocab_size], of these
@@ -43,7 +43,7 @@ struct RowScratch {
           maxima(arena.take<float>(logits.num_groups())),
           tops(arena.take<float>(logits.num_groups())),
           sums(arena.take<float>(logits.num_groups())),
-          buckets(arena.take<Tally>(logits.num_segments() * WEIGHT_BUCKETS)),
+          buckets(arena.take<Tally>(WEIGHT_BUCKETS)),
           finer(arena.take<Tally>(WEIGHT_BUCKETS)),
           members(arena.take<float>(logits.vocab_size)),
           ids(arena.take<int32_t>(logits.vocab_size)) {}

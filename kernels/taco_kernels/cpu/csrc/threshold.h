@@ -12,10 +12,6 @@ inline uint32_t digit(float weight, int shift) {
     return bits_of(weight) >> shift & (WEIGHT_BUCKETS - 1);
 }
 
-inline F32 just_below_positive(float x) {
-    return just_below(std::max(x, std::numeric_limits<float>::min()));
-}
-
 // Calls body(number) for the lanes whose bits are set.
 template <class Body>
 inline void for_hits(F32 v, uint32_t bits, Body body) {
@@ -29,37 +25,37 @@ inline void for_hits(F32 v, uint32_t bits, Body body) {
     for (; bits != 0; bits &= bits - 1) body(numbers[__builtin_ctz(bits)]);
 }
 
-// Adds the weights of a group that are above 0 and at least `tally_floor` to the buckets; gives the
-// sum of those that are at least `floor`.
-inline float tally_group(const RowWeights& weights, int64_t group, float floor, float tally_floor,
-                         Tally* buckets) {
-    const F32 dropped = just_below(floor), untallied = just_below_positive(tally_floor);
-    F32 sum = zero();
-    weights.each(group, [&](int64_t, F32 w) {
-        sum = add(sum, select_less(dropped, w, w, zero()));
-        for_hits(w, less_bits(untallied, w),
-                 [=](float weight) { buckets[digit(weight, FIRST_SHIFT)].add(weight); });
-    });
-    return reduce_add(sum);
-}
-
 struct Cut {
     float weight;  // the least that is kept; all of that weight are
     Tally kept;
 };
 
+// The weights of a row that are above 0 and at least `floor`, sorted into buckets by their first
+// digit.
 class Selection {
 public:
-    // `buckets` holds all weights of at least `floor` by their first digit.
     Selection(const RowWeights& weights, const LogitRows& logits, const RowScratch& scratch,
-              const Tally* buckets, float floor)
-        : weights_(weights), logits_(logits), scratch_(scratch), buckets_(buckets), floor_(floor) {}
+              float floor)
+        : weights_(weights), logits_(logits), scratch_(scratch), floor_(floor) {
+        std::fill_n(scratch.buckets, WEIGHT_BUCKETS, Tally{});
+        for_weights(floor, [&](F32 w, uint32_t at_least) {
+            for_hits(w, at_least, [&](float weight) {
+                scratch.buckets[digit(weight, FIRST_SHIFT)].add(weight);
+            });
+        });
+    }
 
-    // Keeps the greatest weights until reached(their tally), or all of them.
+    double sum() const {
+        double sum = 0;
+        for (int64_t i = 0; i < WEIGHT_BUCKETS; ++i) sum += scratch_.buckets[i].sum;
+        return sum;
+    }
+
+    // Keeps the greatest weights until reached(their tally), or all of them. There must be some.
     template <class Reached>
     Cut cut(Reached reached) const {
         Tally above{};
-        const uint32_t first = find_bucket(buckets_, above, reached);
+        const uint32_t first = find_bucket(scratch_.buckets, above, reached);
         int64_t count = collect(first);
         for (int shift = FIRST_SHIFT - DIGIT_BITS; shift >= 0; shift -= DIGIT_BITS) {
             std::fill_n(scratch_.finer, WEIGHT_BUCKETS, Tally{});
@@ -95,24 +91,30 @@ private:
 
     // Weights with that first digit, in the order of the vocabulary.
     int64_t collect(uint32_t first) const {
-        const float least = std::max(floor_, float_of(first << FIRST_SHIFT));
-        const F32 below = just_below_positive(least);
         const F32 end = set1(float_of((first + 1) << FIRST_SHIFT));
         int64_t count = 0;
+        for_weights(std::max(floor_, float_of(first << FIRST_SHIFT)),
+                    [&](F32 w, uint32_t at_least) {
+                        for_hits(w, at_least & less_bits(w, end),
+                                 [&](float weight) { scratch_.members[count++] = weight; });
+                    });
+        return count;
+    }
+
+    // Calls body(F32, bits of the lanes that are above 0 and at least `least`) where there may be
+    // such lanes.
+    template <class Body>
+    void for_weights(float least, Body body) const {
+        const F32 below = just_below(std::max(least, std::numeric_limits<float>::min()));
         for (int64_t group = 0; group < logits_.num_groups(); ++group) {
             if (scratch_.tops[group] * SLACK < least) continue;
-            weights_.each(group, [&](int64_t, F32 w) {
-                for_hits(w, less_bits(below, w) & less_bits(w, end),
-                         [&](float weight) { scratch_.members[count++] = weight; });
-            });
+            weights_.each(group, [&](int64_t, F32 w) { body(w, less_bits(below, w)); });
         }
-        return count;
     }
 
     const RowWeights& weights_;
     const LogitRows& logits_;
     const RowScratch& scratch_;
-    const Tally* buckets_;
     float floor_;
 };
 
