@@ -233,7 +233,7 @@ def test_threads_that_wait_sleep_unless_the_environment_says_so(tmp_path: Path) 
 
     def spin_count(**environment: str) -> int:
         process = start_process(
-            str(tmp_path), "unix:nowhere", OMP_DISPLAY_ENV="VERBOSE", **environment
+            str(tmp_path), "unix:nowhere", 1, OMP_DISPLAY_ENV="VERBOSE", **environment
         )
         _, errors = process.communicate(timeout=60)
         return int(errors.partition("GOMP_SPINCOUNT = '")[2].partition("'")[0])

@@ -40,7 +40,7 @@ def test_both_sides_agree_on_every_field(tmp_path: Path) -> None:
         lines += [f'std::puts("{name}");', *(f'std::printf("%zu\\n", {n});' for n in numbers)]
     program = tmp_path / "layout"
     (tmp_path / "layout.cpp").write_text("\n".join([*lines, "}"]))
-    flags = ["-std=c++17", f"-I{build.SOURCES}", "-o", program]
+    flags: list[str | Path] = ["-std=c++17", f"-I{build.SOURCES}", "-o", program]
     subprocess.run([*build.find_compiler(), *flags, tmp_path / "layout.cpp"], check=True)
 
     printed = subprocess.run([program], capture_output=True, text=True, check=True).stdout

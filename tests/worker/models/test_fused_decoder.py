@@ -67,7 +67,7 @@ def expected_logits(checkpoint: Path) -> Tensor:
 
 
 def load(checkpoint: Path, isa: str, kind: str, num_threads: int = 2) -> StepModel:
-    return load_step_model(checkpoint, isa, num_threads=num_threads, **TYPES[kind][0])  # type: ignore[arg-type]
+    return load_step_model(checkpoint, isa, num_threads=num_threads, **TYPES[kind][0])
 
 
 @pytest.mark.parametrize("kind", TYPES)

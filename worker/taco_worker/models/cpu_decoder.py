@@ -12,6 +12,7 @@ from taco_worker.models.cpu_weights import CpuWeights
 from taco_worker.models.decoder_config import DecoderConfig
 from taco_worker.models.step_model import ModelInput, describe
 from taco_worker.sampling.cpu_ops import CpuSampling
+from taco_worker.sampling.ops import SamplingOps
 
 
 class FusedDecoder:
@@ -29,7 +30,7 @@ class FusedDecoder:
         self.config = config
         self.weight_bytes = weights.nbytes
         self.description = describe(kernels.isa, kernels.num_threads, weights.matrix_dtype)
-        self.sampling = CpuSampling(kernels)
+        self.sampling: SamplingOps = CpuSampling(kernels)
         self._kernels = kernels
         self._weights = weights
         self._kv_dtype = kv_dtype

@@ -73,7 +73,8 @@ class CpuWeights:
 
     @property
     def nbytes(self) -> int:
-        return sum(item.nbytes for item in (*self._matrices.values(), *self._vectors.values()))
+        matrices = sum(matrix.nbytes for matrix in self._matrices.values())
+        return matrices + sum(vector.nbytes for vector in self._vectors.values())
 
     def assemble(self, num_positions: int) -> Weights:
         """All weights, once all of them were put; rotary angles for so many positions."""

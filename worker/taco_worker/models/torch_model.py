@@ -10,6 +10,7 @@ from taco_worker.attention.metadata import AttentionMetadata
 from taco_worker.kv_memory import KVCache, bytes_per_block
 from taco_worker.models.decoder import Decoder
 from taco_worker.models.step_model import ModelInput, describe
+from taco_worker.sampling.ops import SamplingOps
 from taco_worker.sampling.torch_ops import TorchSampling
 
 
@@ -20,7 +21,7 @@ class TorchModel:
         self.config = decoder.config
         self.weight_bytes = sum(parameter.nbytes for parameter in decoder.parameters())
         self.description = describe("torch", torch.get_num_threads(), decoder.dtype)
-        self.sampling = TorchSampling()
+        self.sampling: SamplingOps = TorchSampling()
         self.decoder = decoder
         self._kv_cache: KVCache | None = None
 
