@@ -5,6 +5,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <climits>
 #include <cstdio>
@@ -13,9 +14,9 @@
 
 namespace {
 
-// Longer than any wait inside a step that goes well; shorter than what a sleeper's core could do
-// for someone else.
-constexpr auto SPIN_TIME = std::chrono::microseconds(50);
+// Longer than any wait inside a step that goes well; shorter than it takes to wake a sleeper.
+constexpr auto LONG_LOOK = std::chrono::microseconds(50);
+constexpr auto BRIEF_LOOK = std::chrono::microseconds(3);
 constexpr int LOOKS_PER_CLOCK_READ = 32;
 
 void futex_wait(const std::atomic<uint32_t>& value, uint32_t seen) {
@@ -45,17 +46,44 @@ void Signal::advance() {
 }
 
 void Signal::wait(uint32_t seen) {
+    if (!changes(seen, LONG_LOOK)) sleep(seen);
+}
+
+void Signal::wait(uint32_t seen, Patience& patience) {
+    const bool is_long = patience.is_long();
+    const bool has_changed = changes(seen, is_long ? LONG_LOOK : BRIEF_LOOK);
+    if (is_long) patience.looked_for_long(!has_changed);
+    if (!has_changed) sleep(seen);
+}
+
+bool Signal::changes(uint32_t seen, std::chrono::nanoseconds time) const {
     const auto start = std::chrono::steady_clock::now();
     do {
         for (int i = 0; i < LOOKS_PER_CLOCK_READ; ++i) {
-            if (value() != seen) return;
+            if (value() != seen) return true;
             __builtin_ia32_pause();
         }
-    } while (std::chrono::steady_clock::now() - start < SPIN_TIME);
+    } while (std::chrono::steady_clock::now() - start < time);
+    return false;
+}
 
+void Signal::sleep(uint32_t seen) {
     num_sleepers_.fetch_add(1, std::memory_order_seq_cst);
     while (value_.load(std::memory_order_seq_cst) == seen) futex_wait(value_, seen);
     num_sleepers_.fetch_sub(1, std::memory_order_relaxed);
+}
+
+bool Patience::is_long() {
+    const int32_t num_brief = num_brief_.load(std::memory_order_relaxed);
+    if (num_brief > 0) num_brief_.store(num_brief - 1, std::memory_order_relaxed);
+    return num_brief == 0;
+}
+
+void Patience::looked_for_long(bool in_vain) {
+    const int32_t seen = num_in_vain_.load(std::memory_order_relaxed);
+    const int32_t num_in_vain = in_vain ? std::min(seen + 1, MOST) : 0;
+    if (num_in_vain != seen) num_in_vain_.store(num_in_vain, std::memory_order_relaxed);
+    if (in_vain) num_brief_.store((1 << num_in_vain) - 1, std::memory_order_relaxed);
 }
 
 Pool::Pool(int num_threads, const int32_t* cpus)
@@ -128,7 +156,7 @@ void Pool::barrier() {
         num_arrived_.store(0, std::memory_order_relaxed);
         barriers_.advance();
     } else {
-        barriers_.wait(seen);
+        barriers_.wait(seen, patience_);
     }
 }
 

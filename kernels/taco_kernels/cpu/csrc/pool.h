@@ -4,6 +4,7 @@
 #include <pthread.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -12,6 +13,20 @@
 #include "kernels.h"
 #include "parallel.h"
 
+// Whether a wait looks for long or only briefly before it sleeps. One that looked for long in vain
+// says that whoever is waited for has no core: looking on would keep another core from it. After n
+// such waits in a row the next 2^n - 1 are brief.
+class Patience {
+public:
+    bool is_long();
+    void looked_for_long(bool in_vain);
+
+private:
+    static constexpr int32_t MOST = 5;
+    // Threads share them and may lose each other's changes: they only ever guess.
+    std::atomic<int32_t> num_in_vain_{0}, num_brief_{0};
+};
+
 // A place where threads wait for a number to change: they look for a while, then sleep.
 class Signal {
 public:
@@ -19,8 +34,12 @@ public:
     void advance();
     // Returns once the value is no longer `seen`.
     void wait(uint32_t seen);
+    void wait(uint32_t seen, Patience& patience);
 
 private:
+    bool changes(uint32_t seen, std::chrono::nanoseconds time) const;
+    void sleep(uint32_t seen);
+
     std::atomic<uint32_t> value_{0};
     std::atomic<uint32_t> num_sleepers_{0};
 };
@@ -68,6 +87,7 @@ private:
     alignas(64) Signal regions_;
     alignas(64) std::atomic<int32_t> num_arrived_{0};
     alignas(64) Signal barriers_;
+    Patience patience_;  // at barriers: between regions nothing but time is waited for
     Counter counters_[2];
 };
 
