@@ -1,8 +1,8 @@
-"""Perplexity of the demo model on TACO's own documentation, by how weights and KV are stored.
+"""Perplexity of the demo model on TACO's own sources, by how weights and KV are stored.
 
     python bench/perplexity.py [--model demo] [--window 512] [--save]
 
-Each page is cut into windows that are read from their beginning; every token but a window's first
+Each file is cut into windows that are read from their beginning; every token but a window's first
 counts.
 """
 
@@ -50,7 +50,7 @@ def main() -> None:
 def read_windows(model: str, size: int) -> list[list[int]]:
     tokenizer = Tokenizer.from_file(str(Path(locate_model(model)) / "tokenizer.json"))
     windows: list[list[int]] = []
-    for path in sorted([ROOT / "README.md", *ROOT.glob("docs/*.md")]):
+    for path in sorted(ROOT.glob("scheduler/taco_scheduler/*.py")):
         ids = tokenizer.encode(path.read_text(), add_special_tokens=False).ids
         windows += [ids[start : start + size] for start in range(0, len(ids) - 1, size)]
     return windows

@@ -20,7 +20,11 @@ from peers.workloads import Length, parse
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "bench" / "results"
-PAGES = (Path("README.md"), Path("docs/benchmarks.md"))
+PAGES = {
+    Path("README.md"): ("parts", "peers"),
+    Path("docs/benchmarks.md"): ("parts", "peers"),
+    Path("docs/cpu.md"): ("perplexity",),
+}
 _TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
 Record = dict[str, Any]
@@ -140,7 +144,12 @@ def changed_pages(results: Path) -> Iterator[tuple[Path, str]]:
 
 def with_tables(text: str, results: Path) -> str:
     """Raises `KeyError` for a table that there is not."""
-    makers = {"parts": parts_table, "peers": peers_table, "roofline": roofline_table}
+    makers = {
+        "parts": parts_table,
+        "peers": peers_table,
+        "perplexity": perplexity_table,
+        "roofline": roofline_table,
+    }
     return _TABLE.sub(
         lambda match: "\n".join((match[1], *makers[match[2]](results), "", match[3])), text
     )
@@ -181,6 +190,15 @@ def roofline_table(results: Path) -> Iterator[str]:
     for name, peak in figures["peak_gops"].items():
         label = name.replace("_", " ").upper()
         yield f"| {label}, GFLOP/s | {peak['one_thread']:,.0f} | {peak['all_threads']:,.0f} |"
+
+
+def perplexity_table(results: Path) -> Iterator[str]:
+    """Of each way to store weights and KV, beside the first."""
+    perplexities: dict[str, float] = _read(results / "perplexity.json")["figures"]["perplexity"]
+    exact = next(iter(perplexities.values()))
+    yield from ("| weights, KV | perplexity | |", "|---|---|---|")
+    for name, perplexity in perplexities.items():
+        yield f"| {name} | {perplexity:.2f} | {perplexity / exact - 1:+.2%} |"
 
 
 def _peers_row(verdict: Verdict, shape: str) -> str:

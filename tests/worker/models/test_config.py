@@ -14,7 +14,7 @@ import torch
 from support.checkpoints import make_checkpoint
 from taco_worker.models.config import load_hf_config
 from taco_worker.models.decoder_config import DecoderConfig
-from taco_worker.models.dtypes import resolve_dtype
+from taco_worker.models.dtypes import resolve_dtype, resolve_kv_dtype
 from taco_worker.models.rope import (
     DynamicScaling,
     LinearScaling,
@@ -238,12 +238,22 @@ def test_dtype_names() -> None:
     assert resolve_dtype("auto", "float16", cuda) == torch.float16
     assert resolve_dtype("auto", "torch.float32", cpu) == torch.float32
     assert resolve_dtype("auto", None, cuda) == torch.float32
-    assert resolve_dtype("half", "bfloat16", cpu) == torch.float16
+    assert resolve_dtype("half", "bfloat16", cuda) == torch.float16
     assert resolve_dtype("float", "bfloat16", cpu) == torch.float32
     with pytest.raises(ValueError, match="unknown dtype 'int8'"):
         resolve_dtype("int8", None, cpu)
     with pytest.raises(ValueError, match="unknown dtype 'float64'"):
         resolve_dtype("auto", "float64", cpu)
+    with pytest.raises(ValueError, match="float16 is not supported on a CPU"):
+        resolve_dtype("half", "bfloat16", cpu)
+
+
+def test_kv_dtype_names() -> None:
+    assert resolve_kv_dtype("auto", torch.float32) == torch.float32
+    assert resolve_kv_dtype("int8", torch.bfloat16) == torch.int8
+    assert resolve_kv_dtype("bfloat16", torch.float32) == torch.bfloat16
+    with pytest.raises(ValueError, match="unknown kv_cache_dtype 'fp8'; known: auto, float32"):
+        resolve_kv_dtype("fp8", torch.bfloat16)
 
 
 def test_models_load_without_transformers(tmp_path: Path) -> None:
