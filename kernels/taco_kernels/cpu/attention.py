@@ -179,6 +179,65 @@ def write_kv(
     )
 
 
+class AttentionCall:
+    """Causal attention of a step's queries over one layer of a cache that holds their KV already.
+
+    Calling it fills `out` anew, from what the tensors that it was made of hold by then.
+
+    Attributes:
+        out: float32 [num_tokens, num_heads, head_dim].
+    """
+
+    def __init__(
+        self,
+        kernels: CpuKernels,
+        query: Tensor,
+        cache: PagedKV,
+        batch: PagedBatch,
+        layer: int,
+        scale: float,
+        *,
+        sliding_window: int | None = None,
+        soft_cap: float | None = None,
+        alibi_slopes: Tensor | None = None,
+    ) -> None:
+        """As `paged_attention`."""
+        _check_layer(cache, layer)
+        num_heads = query.shape[1] if query.dim() == 3 else 0
+        _check_shape(query, "query", (batch.num_tokens, num_heads, cache.head_dim))
+        if num_heads == 0 or num_heads % cache.num_kv_heads:
+            raise ValueError(f"{num_heads} heads do not share {cache.num_kv_heads} KV heads evenly")
+        if alibi_slopes is not None:
+            _check_shape(alibi_slopes, "alibi_slopes", (num_heads,))
+        self.out = torch.empty_like(query)
+        self._kernels = kernels
+        self._struct = structs.Attention(
+            cache=cache.struct(),
+            batch=batch.struct(),
+            layer=layer,
+            num_heads=num_heads,
+            scale=scale,
+            sliding_window=sliding_window or 0,
+            soft_cap=soft_cap or 0,
+            alibi_slopes=None if alibi_slopes is None else alibi_slopes.data_ptr(),
+            queries=query.data_ptr(),
+            query_stride=num_heads * cache.head_dim,
+            out=self.out.data_ptr(),
+            out_stride=num_heads * cache.head_dim,
+            out_is_operand=False,
+        )
+        num_bytes = kernels.lib.taco_attention_workspace(
+            kernels.pool, ctypes.byref(self._struct), kernels.num_threads
+        )
+        workspace = allocate(num_bytes)
+        self._struct.workspace = workspace.data_ptr()
+        self._kept = (query, cache, batch, alibi_slopes, workspace)  # the struct points into them
+
+    def __call__(self) -> Tensor:
+        self._kernels.lib.taco_attend(self._kernels.pool, ctypes.byref(self._struct))
+        return self.out
+
+
 def paged_attention(
     kernels: CpuKernels,
     query: Tensor,
@@ -195,43 +254,29 @@ def paged_attention(
 
     Args:
         query: float32 [num_tokens, num_heads, head_dim].
-        scale: factor on query-key products.
+        scale: factor on query-key products, above 0.
         sliding_window: how many tokens a token sees, itself included; None is all.
         soft_cap: scores become soft_cap * tanh(score / soft_cap).
         alibi_slopes: float32 [num_heads]; slope * (key position - query position) is added.
 
     Returns:
         float32 [num_tokens, num_heads, head_dim].
+
+    Raises:
+        ValueError: shapes or types that do not fit.
     """
-    _check_layer(cache, layer)
-    num_heads = query.shape[1] if query.dim() == 3 else 0
-    _check_shape(query, "query", (batch.num_tokens, num_heads, cache.head_dim))
-    if num_heads == 0 or num_heads % cache.num_kv_heads:
-        raise ValueError(f"{num_heads} heads do not share {cache.num_kv_heads} KV heads evenly")
-    if alibi_slopes is not None:
-        _check_shape(alibi_slopes, "alibi_slopes", (num_heads,))
-    out = torch.empty_like(query)
-    attention = structs.Attention(
-        cache=cache.struct(),
-        batch=batch.struct(),
-        layer=layer,
-        num_heads=num_heads,
-        scale=scale,
-        sliding_window=sliding_window or 0,
-        soft_cap=soft_cap or 0,
-        alibi_slopes=None if alibi_slopes is None else alibi_slopes.data_ptr(),
-        queries=query.data_ptr(),
-        query_stride=num_heads * cache.head_dim,
-        out=out.data_ptr(),
-        out_stride=num_heads * cache.head_dim,
-        out_is_operand=False,
+    call = AttentionCall(
+        kernels,
+        query,
+        cache,
+        batch,
+        layer,
+        scale,
+        sliding_window=sliding_window,
+        soft_cap=soft_cap,
+        alibi_slopes=alibi_slopes,
     )
-    pointer = ctypes.byref(attention)
-    num_bytes = kernels.lib.taco_attention_workspace(kernels.pool, pointer, kernels.num_threads)
-    workspace = allocate(num_bytes)
-    attention.workspace = workspace.data_ptr()
-    kernels.lib.taco_attend(kernels.pool, pointer)
-    return out
+    return call()
 
 
 def _padded(head_dim: int) -> int:
