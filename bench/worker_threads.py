@@ -1,10 +1,10 @@
-"""What a worker's threads cost beside other work: milliseconds a step, by how OpenMP waits.
+"""What a worker's threads cost beside other work: milliseconds a step, by whose threads they are.
 
     python bench/worker_threads.py [--model demo] [--rounds 5] [--save]
 
-The worker service sets OMP_WAIT_POLICY=PASSIVE: this is why. Each way of waiting is a process of
-its own; they take turns, first with the machine to themselves, then beside one spinning process a
-core.
+The CPU kernels' own pool stands beside torch's threads, which wait as OpenMP does by default or
+sleep at once. Each is a process of its own; they take turns, first with the machine to themselves,
+then beside one spinning process a core.
 """
 
 import argparse
@@ -25,15 +25,17 @@ from worker_step import join, timed_steps
 from taco_demo.locate import find_model
 from taco_proto.config import ModelConfig, WorkerConfig
 from taco_proto.sampling_params import SamplingParams
+from taco_worker.cpu_kernels import start_cpu_kernels
 from taco_worker.worker import Worker
 
 MAX_NUM_SEQS = 32
 GREEDY = SamplingParams(temperature=0.0)
 # OpenMP's own default is neither of its two policies: it spins for some milliseconds, then sleeps.
-CONTESTANTS: dict[str, tuple[str | None, int | None]] = {
-    "all cores, default": (None, None),
-    "all cores, passive": ("PASSIVE", None),
-    "one thread": (None, 1),
+CONTESTANTS: dict[str, dict[str, Any]] = {
+    "kernels, all cores": {"kernels": True},
+    "kernels, one thread": {"kernels": True, "num_threads": 1},
+    "torch, all cores, default": {"kernels": False},
+    "torch, all cores, passive": {"kernels": False, "wait_policy": "PASSIVE"},
 }
 WORK = ("decode of 1", "decode of 32", "prefill of 512")
 
@@ -52,7 +54,7 @@ def main() -> None:
 
     with contextlib.ExitStack() as stack:
         processes = {
-            name: stack.enter_context(contestant(model, *how)) for name, how in CONTESTANTS.items()
+            name: stack.enter_context(contestant(model, **how)) for name, how in CONTESTANTS.items()
         }
         figures = {"alone": compare(processes, args.rounds)}
         num_cores = len(os.sched_getaffinity(0))
@@ -80,7 +82,7 @@ def compare(processes: dict[str, subprocess.Popen[str]], rounds: int) -> dict[st
 
 @contextlib.contextmanager
 def contestant(
-    model: str, wait_policy: str | None, num_threads: int | None
+    model: str, *, kernels: bool, wait_policy: str | None = None, num_threads: int | None = None
 ) -> Iterator[subprocess.Popen[str]]:
     environment = {
         name: value
@@ -89,7 +91,7 @@ def contestant(
     }
     if wait_policy is not None:
         environment["OMP_WAIT_POLICY"] = wait_policy
-    options = json.dumps({"num_threads": num_threads})
+    options = json.dumps({"kernels": kernels, "num_threads": num_threads})
     with subprocess.Popen(
         [sys.executable, __file__, "--model", model, "--contestant", options],
         stdin=subprocess.PIPE,
@@ -119,7 +121,7 @@ def ask(process: subprocess.Popen[str], work: str) -> float:
     return float(process.stdout.readline())
 
 
-def answer_requests(model: str, num_threads: int | None) -> None:
+def answer_requests(model: str, kernels: bool, num_threads: int | None) -> None:
     """Reads kinds of work from standard input and writes their seconds a step."""
     worker = Worker(
         WorkerConfig(
@@ -127,7 +129,8 @@ def answer_requests(model: str, num_threads: int | None) -> None:
             num_blocks=2048,
             max_num_seqs=MAX_NUM_SEQS,
             num_threads=num_threads,
-        )
+        ),
+        start_kernels=start_cpu_kernels if kernels else lambda _: None,
     )
     for line in sys.stdin:
         print(np.mean(timed_work(worker, line.strip())), flush=True)
