@@ -37,6 +37,12 @@ void bind_to_cpu(pthread_t thread, int32_t cpu) {
     CPU_FREE(set);
 }
 
+void name_thread(pthread_t thread, int index) {
+    char name[16];  // as top and debuggers show it
+    std::snprintf(name, sizeof name, "taco-cpu-%d", index);
+    pthread_setname_np(thread, name);
+}
+
 }  // namespace
 
 void Signal::advance() {
@@ -108,6 +114,7 @@ void Pool::start_threads() {
     for (Start& start : starts_) {
         pthread_t thread;
         if (pthread_create(&thread, nullptr, thread_main, &start) != 0) return;
+        name_thread(thread, start.index);
         if (!cpus_.empty()) bind_to_cpu(thread, cpus_[start.index]);
         threads_.push_back(thread);
     }
@@ -122,9 +129,6 @@ void Pool::forget_threads() {
 
 void* Pool::thread_main(void* start) {
     const Start& given = *static_cast<Start*>(start);
-    char name[16];  // as top and debuggers show it
-    std::snprintf(name, sizeof name, "taco-cpu-%d", given.index);
-    pthread_setname_np(pthread_self(), name);
     given.pool->serve(given);
     return nullptr;
 }
