@@ -61,10 +61,11 @@ def _load(config: WorkerConfig) -> Executor:
     # Torch takes seconds to import: not before the signal handlers are there. What it would say
     # when a signal comes meanwhile concerns nobody.
     logging.getLogger("torch").setLevel(logging.WARNING)
-    # OpenMP reads it as torch is imported. By default its threads spin at every barrier, so that
-    # one of them that gateway, scheduler or another program has pushed off its core holds up all
-    # others for whole time slices: a decode step takes up to fifty times as long. Threads that
-    # sleep instead cost some wake-ups on a machine without other work (bench/worker_threads.py).
+    # For torch without the CPU kernels; beside them it has one thread. OpenMP reads it as torch is
+    # imported. By default its threads spin at every barrier, so that one of them that gateway,
+    # scheduler or another program has pushed off its core holds up all others for whole time
+    # slices: a decode step takes up to fifty times as long. Threads that sleep instead cost some
+    # wake-ups on a machine without other work (bench/worker_threads.py).
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from taco_worker.worker import Worker
 
