@@ -72,7 +72,7 @@ bench: install
 wheel: install
 	rm -rf dist build/lib build/bdist.*
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
-	@$(BIN)/python -m zipfile --list dist/*.whl | grep -q lib/libtaco_cpu.so \
+	@$(BIN)/python -m zipfile --list dist/*.whl | grep lib/libtaco_cpu.so >/dev/null \
 		|| { echo "make: the wheel lacks the CPU kernels (see make kernels)" >&2; exit 1; }
 
 clean:

@@ -1,6 +1,9 @@
 """The command line: one table of flags, one-line errors, a configuration file beneath the flags."""
 
 import argparse
+import os
+import subprocess
+import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -211,3 +214,18 @@ def test_configurations_carry_what_was_given(tmp_path: Path) -> None:
 def test_a_folder_without_a_model_is_no_model(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"holds no config\.json"):
         EngineArgs(model=str(tmp_path)).model_config()
+
+
+def test_a_reader_that_has_seen_enough_gets_no_traceback() -> None:
+    """As `taco_llm bench ... | head` does it."""
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    done = subprocess.run(
+        [sys.executable, "-m", "taco_llm.cli.main", "version"],
+        stdout=write_end,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    os.close(write_end)
+    assert (done.returncode, done.stderr) == (1, "")

@@ -1,5 +1,6 @@
 """The `taco_llm` command."""
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -30,10 +31,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser: Parser = namespace.parser
     configure_logging(namespace.command)
     try:
-        return int(namespace.run(parser, namespace))
+        code = int(namespace.run(parser, namespace))
+        sys.stdout.flush()
+        return code
     except ConfigurationError as error:
         print(f"{parser.prog}: error: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        # Who read the output has seen enough (`| head`). Python would flush the rest at its exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
 
 
 if __name__ == "__main__":

@@ -5,14 +5,9 @@
 #include <algorithm>
 
 #include "matrix.h"
+#include "range.h"
 
 namespace TACO_ISA {
-
-struct Range {
-    int64_t begin, end;
-
-    int64_t size() const { return end - begin; }
-};
 
 // The rows and panels of one block. Its sums are [panel][row][PANEL]: floats, or int32 of int8.
 struct Block {

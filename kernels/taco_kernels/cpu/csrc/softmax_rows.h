@@ -3,6 +3,7 @@
 
 #include "attention_plan.h"
 #include "math.h"
+#include "range.h"
 #include "span_sums.h"
 
 namespace TACO_ISA {
@@ -10,11 +11,6 @@ namespace TACO_ISA {
 // From a row of scores to the next: not a power of two, so that rows do not share cache sets.
 constexpr int64_t SCORE_STRIDE = SPAN + PANEL;
 constexpr int64_t SPAN_PANELS = SPAN / PANEL;
-
-// Panels or tokens [begin, end).
-struct Range {
-    int64_t begin, end;
-};
 
 // The scales of int8 keys and values, sixteen tokens each; null for other types.
 struct SpanScales {
