@@ -17,20 +17,33 @@ RESULTS = Path(__file__).parent / "results"
 
 def save(name: str, figures: Mapping[str, Any]) -> Path:
     """Writes `results/<name>.json`; returns its path."""
-    RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
-    record = {
+    write(path, describe() | {"figures": figures})
+    return path
+
+
+def describe() -> dict[str, Any]:
+    """Date, command, commit, machine and versions of this process."""
+    return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "command": shlex.join(["python", os.path.relpath(sys.argv[0]), *sys.argv[1:]]),
         "commit": _commit(),
         "machine": machine(),
         "versions": versions(),
-        "figures": figures,
     }
-    path.write_text(json.dumps(record, indent=2) + "\n")
-    return path
+
+
+def write(path: Path, record: Mapping[str, Any]) -> None:
+    """At no moment is there half a file: whoever writes it may be killed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}")
+    unfinished.write_text(json.dumps(record, indent=2) + "\n")
+    unfinished.replace(path)
 
 
 def _commit() -> str:
     command = ["git", "-C", str(RESULTS.parent), "rev-parse", "--short", "HEAD"]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    except FileNotFoundError:
+        return ""

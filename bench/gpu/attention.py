@@ -1,0 +1,143 @@
+"""Paged attention at the heads of Llama-3-8B, beside its limits and other kernels.
+
+A decode's share is that of the measured copy bandwidth which reading its KV once comes to. Every
+output is poisoned first and compared with plain attention in float32.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from gpu.attention_inputs import LLAMA_8B, Case, Heads, PagedInputs, make_inputs, relative_error
+from gpu.attention_peers import PEERS
+from gpu.context import Context
+from gpu.machine import Ceilings, load_ceilings
+from gpu.timing import Call, Timing, time_calls
+from taco_kernels.triton.attention import paged_attention
+
+_TINY = Heads(4, 2, 64)
+_TRIALS = (Case(2, 40), Case(1, 24, 24), Case(1, 40, 8))
+_KILO = 1024
+# The shapes that a goal stands on come first: what there is no time for falls off the end.
+_CASES = (
+    *(Case(batch, 8 * _KILO) for batch in (1, 32, 128)),
+    *(Case(batch, _KILO) for batch in (1, 32, 128, 256)),
+    *(Case(1, 8 * _KILO, 8 * _KILO), Case(1, _KILO, _KILO), Case(8, _KILO, _KILO)),
+    *(Case(batch, 32 * _KILO) for batch in (1, 32)),
+    Case(1, 8 * _KILO, 2 * _KILO),
+    *(Case(256, 8 * _KILO), Case(128, 32 * _KILO), Case(256, 32 * _KILO)),
+)
+# A FlexAttention costs some ten seconds to compile for each.
+_FLEX_CASES = (Case(128, _KILO), Case(1, 8 * _KILO, 8 * _KILO))
+_CASE_SECONDS = 6.0
+# Beyond it a result is wrong: bfloat16 operands give 1e-3 to 1e-2.
+_MAX_ERROR = 2e-2
+
+
+def measure(context: Context) -> None:
+    report, ceilings = context.report, load_ceilings(context)
+    report.add("heads", asdict(_heads(context)))
+    for case in _CASES if context.is_real else _TRIALS:
+        if not report.has_time(case.name, _CASE_SECONDS):
+            continue
+        num_bytes = case.kv_bytes(_heads(context), context.dtype.itemsize)
+        if context.is_real and num_bytes > 0.8 * context.free_bytes():
+            report.leave_out(case.name, f"no memory for {num_bytes / 2**30:.1f} GiB of KV")
+            continue
+        try:
+            line = _measure_case(context, case, ceilings)
+        except (RuntimeError, ValueError) as error:
+            report.leave_out(case.name, error)
+            continue
+        report.add(case.name, line, _describe(line))
+
+
+def _heads(context: Context) -> Heads:
+    return LLAMA_8B if context.is_real else _TINY
+
+
+def _measure_case(context: Context, case: Case, ceilings: Ceilings) -> dict[str, Any]:
+    heads = _heads(context)
+    inputs = make_inputs(context, case, heads)
+    inputs.out.fill_(math.nan)
+    calls = paged_calls(inputs)
+    calls[0]()
+    error = relative_error(inputs, 0, inputs.out)
+    line = rates(case, heads, time_calls(calls, context.device), ceilings)
+    line |= {"error": f"{error:.1e}", "right": error < _MAX_ERROR}
+    for name in PEERS:
+        line |= {name: _measure_peer(context, name, inputs, ceilings)}
+    return line
+
+
+def paged_calls(inputs: PagedInputs, **options: Any) -> Sequence[Call]:
+    """One call of ours a layer."""
+
+    def layer(index: int) -> Call:
+        keys, values = inputs.caches(index)
+        return lambda: paged_attention(
+            *(inputs.queries[index], keys, values, inputs.batch),
+            scale=inputs.scale,
+            out=inputs.out,
+            **options,
+        )
+
+    return [layer(index) for index in range(len(inputs.queries))]
+
+
+def rates(case: Case, heads: Heads, timing: Timing, ceilings: Ceilings) -> dict[str, Any]:
+    num_bytes = case.kv_bytes(heads, 2)
+    gb_per_s, tflops = num_bytes / timing.us / 1e3, case.operations(heads) / timing.us / 1e6
+    return timing.record() | {
+        "gb_per_s": round(gb_per_s, 1),
+        "copy_share": round(gb_per_s / ceilings.copy_gb_per_s, 3),
+        "tflops": round(tflops, 1),
+    }
+
+
+def _measure_peer(
+    context: Context, name: str, inputs: PagedInputs, ceilings: Ceilings
+) -> dict[str, Any] | str:
+    """Its figures, or why there are none."""
+    case = inputs.case
+    if obstacle := _obstacle(context, name, inputs):
+        return obstacle
+    try:
+        peer = PEERS[name](inputs)
+        error = relative_error(inputs, 0, peer.rows(peer.calls[0]()))
+        line = rates(case, inputs.heads, time_calls(peer.calls, context.device), ceilings)
+        return line | {"error": f"{error:.1e}"}
+    except Exception as error:  # whatever another library raises, ours goes on
+        return f"{type(error).__name__}: {error}".splitlines()[0][:200]
+    finally:
+        if name == "flex":
+            torch.compiler.reset()
+
+
+def _obstacle(context: Context, name: str, inputs: PagedInputs) -> str:
+    """Why a peer is not asked; empty if it is."""
+    case = inputs.case
+    if name in ("xformers", "flashinfer") and importlib.util.find_spec(name) is None:
+        return "not installed"
+    if name == "flex" and (not context.is_real or case not in _FLEX_CASES):
+        return "not compiled for this shape"
+    if name != "flashinfer" and case.new not in (1, case.context):
+        return "no such mask"
+    # Gathering keys, then values, holds one of them twice.
+    if context.is_real and name != "flashinfer" and 1.6 * inputs.kv.nbytes > context.free_bytes():
+        return "no memory for KV in one piece"
+    return ""
+
+
+def _describe(line: dict[str, Any]) -> str:
+    text = (
+        f"{line['us']:10.1f} us  {line['copy_share']:6.1%} of copy  {line['tflops']:6.1f} TFLOP/s"
+    )
+    text += "" if line["right"] else f"  WRONG, error {line['error']}"
+    others = {name: line[name]["us"] for name in PEERS if isinstance(line[name], dict)}
+    return text + "".join(f"  {name} {us:.1f}" for name, us in others.items())

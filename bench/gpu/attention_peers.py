@@ -1,0 +1,141 @@
+"""Other kernels for the same attention: torch's SDPA, FlexAttention, xformers, flashinfer.
+
+All but flashinfer get keys and values in one piece, which paged KV never is. For a decode the query
+heads that share a KV head stand where the tokens of a prefill would: without that, most kernels
+read the KV once for each query head.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from gpu.attention_inputs import BLOCK_SIZE, PagedInputs
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+_FLASHINFER_WORKSPACE_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class PeerCalls:
+    """One call a layer; `rows` brings its result to [num_tokens, num_heads, head_dim]."""
+
+    calls: Sequence[Callable[[], Tensor]]
+    rows: Callable[[Tensor], Tensor]
+
+
+def sdpa(backend: SDPBackend) -> Callable[[PagedInputs], PeerCalls]:
+    def make(inputs: PagedInputs) -> PeerCalls:
+        is_decode = inputs.case.new == 1
+
+        def layer(index: int) -> Callable[[], Tensor]:
+            query, (keys, values) = _query(inputs, index), inputs.dense(index)
+
+            def call() -> Tensor:
+                with sdpa_kernel([backend]):
+                    return scaled_dot_product_attention(
+                        query, keys, values, is_causal=not is_decode, enable_gqa=not is_decode
+                    )
+
+            return call
+
+        return PeerCalls([layer(index) for index in range(len(inputs.queries))], _rows(inputs))
+
+    return make
+
+
+def flex(inputs: PagedInputs) -> PeerCalls:
+    """Compiled; a mask of blocks for prefill, none for decode."""
+    attention: Any = importlib.import_module("torch.nn.attention.flex_attention")
+    compiled = torch.compile(attention.flex_attention, dynamic=False)
+    case, mask = inputs.case, None
+    if case.new > 1:
+        mask = attention.create_block_mask(
+            lambda _batch, _head, row, column: row >= column,
+            *(None, None, case.new, case.context),
+            device=inputs.out.device,
+        )
+
+    def layer(index: int) -> Callable[[], Tensor]:
+        query, (keys, values) = _query(inputs, index), inputs.dense(index)
+        return lambda: compiled(query, keys, values, block_mask=mask, enable_gqa=case.new > 1)
+
+    return PeerCalls([layer(index) for index in range(len(inputs.queries))], _rows(inputs))
+
+
+def xformers(inputs: PagedInputs) -> PeerCalls:
+    """Memory-efficient attention, [batch, tokens, kv_heads, group, dim], heads as views."""
+    ops: Any = importlib.import_module("xformers.ops")
+    case, heads = inputs.case, inputs.heads
+    group = heads.query // heads.kv
+    bias = None if case.new == 1 else ops.LowerTriangularMask()
+
+    def layer(index: int) -> Callable[[], Tensor]:
+        query = inputs.queries[index].view(case.batch, case.new, heads.kv, group, heads.dim)
+        keys, values = (
+            part.transpose(1, 2).unsqueeze(3).expand(-1, -1, -1, group, -1)
+            for part in inputs.dense(index)
+        )
+        return lambda: ops.memory_efficient_attention_forward(query, keys, values, attn_bias=bias)
+
+    return PeerCalls(
+        [layer(index) for index in range(len(inputs.queries))],
+        lambda output: output.reshape(inputs.out.shape),
+    )
+
+
+def flashinfer(inputs: PagedInputs) -> PeerCalls:
+    """Over the very blocks that ours reads."""
+    module: Any = importlib.import_module("flashinfer")
+    case, heads, device = inputs.case, inputs.heads, inputs.out.device
+    workspace = torch.empty(_FLASHINFER_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+    blocks_each = inputs.batch.block_tables.shape[1]
+    starts = torch.arange(case.batch + 1, device=device, dtype=torch.int32)
+    last_len = (case.context - 1) % BLOCK_SIZE + 1
+    paged = (
+        starts * blocks_each,
+        inputs.batch.block_tables.flatten(),
+        torch.full((case.batch,), last_len, device=device, dtype=torch.int32),
+    )
+    shape = (heads.query, heads.kv, heads.dim, BLOCK_SIZE)
+    dtypes = {"q_data_type": inputs.out.dtype, "kv_data_type": inputs.out.dtype}
+    if case.new == 1:
+        wrapper = module.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=True)
+        wrapper.plan(*paged, *shape, **dtypes)
+    else:
+        wrapper = module.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD")
+        wrapper.plan(inputs.batch.query_start, *paged, *shape, causal=True, **dtypes)
+
+    def layer(index: int) -> Callable[[], Tensor]:
+        return lambda: wrapper.run(inputs.queries[index], inputs.caches(index))
+
+    return PeerCalls([layer(index) for index in range(len(inputs.queries))], lambda output: output)
+
+
+PEERS: dict[str, Callable[[PagedInputs], PeerCalls]] = {
+    "sdpa_flash": sdpa(SDPBackend.FLASH_ATTENTION),
+    "sdpa_cudnn": sdpa(SDPBackend.CUDNN_ATTENTION),
+    "flex": flex,
+    "xformers": xformers,
+    "flashinfer": flashinfer,
+}
+
+
+def _query(inputs: PagedInputs, index: int) -> Tensor:
+    """[batch, heads, new, dim], or for a decode [batch, kv_heads, group, dim]."""
+    case, heads = inputs.case, inputs.heads
+    if case.new == 1:
+        return inputs.queries[index].view(case.batch, heads.kv, -1, heads.dim)
+    rows = inputs.queries[index].view(case.batch, case.new, heads.query, heads.dim)
+    return rows.transpose(1, 2).contiguous()
+
+
+def _rows(inputs: PagedInputs) -> Callable[[Tensor], Tensor]:
+    if inputs.case.new == 1:
+        return lambda output: output.reshape(inputs.out.shape)
+    return lambda output: output.transpose(1, 2).reshape(inputs.out.shape)

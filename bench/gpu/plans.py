@@ -1,0 +1,86 @@
+"""Step plans as a scheduler would send them, for batches whose sequences are all alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from taco_proto.sampling_params import SamplingParams
+from taco_proto.steps import IntArray, JoinedSequences, StepPlan, WorkerInfo
+
+
+@dataclass(slots=True)
+class Plans:
+    """Plans of one epoch; every one is the next step.
+
+    Attributes:
+        prompt_len: tokens of each prompt.
+        room: tokens that each sequence may grow by.
+    """
+
+    info: WorkerInfo
+    prompt_len: int
+    room: int
+    _step_id: int = 0
+
+    @property
+    def most_sequences(self) -> int:
+        """That the worker has rows and blocks for."""
+        return min(self.info.max_num_seqs, self.info.num_blocks // self._blocks_each)
+
+    def prefills(self, count: int, chunk: int) -> Iterator[StepPlan]:
+        """`count` sequences join; then their prompts, at most `chunk` tokens a step."""
+        joined = self._join(count)
+        for slots, num_tokens in self._pieces(count, chunk):
+            yield self._plan(slots, num_tokens, joined)
+            joined = None
+
+    def decode(self, count: int) -> StepPlan:
+        """A token for each of the first `count` sequences."""
+        return self._plan(np.arange(count, dtype=np.int32), 1, None)
+
+    @property
+    def _blocks_each(self) -> int:
+        return -(-(self.prompt_len + self.room + 1) // self.info.block_size)
+
+    def _pieces(self, count: int, chunk: int) -> Iterator[tuple[IntArray, int]]:
+        """Slots, and how many tokens of each: some whole prompts, or a part of one."""
+        together = max(1, chunk // self.prompt_len)
+        for first in range(0, count, together):
+            slots = np.arange(first, min(first + together, count), dtype=np.int32)
+            for start in range(0, self.prompt_len, chunk):
+                yield slots, min(chunk, self.prompt_len - start)
+
+    def _plan(self, slots: IntArray, num_tokens: int, joined: JoinedSequences | None) -> StepPlan:
+        plan = StepPlan(
+            epoch=1,
+            step_id=self._step_id,
+            slots=slots,
+            num_tokens=np.full(slots.size, num_tokens, dtype=np.int32),
+            joined=joined,
+        )
+        self._step_id += 1
+        return plan
+
+    def _join(self, count: int) -> JoinedSequences:
+        """Random prompts, and blocks from all over the pool."""
+        rng = np.random.default_rng(0)
+        num_blocks = count * self._blocks_each
+
+        def each(value: int) -> IntArray:
+            return np.full(count, value, dtype=np.int32)
+
+        return JoinedSequences(
+            slots=np.arange(count, dtype=np.int32),
+            num_prompt_tokens=each(self.prompt_len),
+            num_tokens=each(self.prompt_len),
+            num_computed_tokens=each(0),
+            token_ids=rng.integers(
+                0, self.info.vocab_size, count * self.prompt_len, dtype=np.int32
+            ),
+            num_blocks=each(self._blocks_each),
+            block_ids=rng.permutation(self.info.num_blocks)[:num_blocks].astype(np.int32),
+            sampling=(SamplingParams(temperature=0.0, seed=0, ignore_eos=True),) * count,
+        )

@@ -1,0 +1,60 @@
+"""Which Python packages a run needs and this interpreter has not."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import tomllib
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[2]
+# Of the extras gateway and gpu, what `taco_llm.LLM` and the kernels need; and what runs the tests.
+OTHERS = ("tokenizers", "transformers", "jinja2", "triton", "pytest", "hypothesis")
+# Wheels of the machine that GPUs are lent with.
+PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
+
+
+def missing() -> list[Requirement]:
+    """In the order of pyproject.toml."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    lines = [*project["dependencies"], *extras["worker"]]
+    lines += [
+        line
+        for extra in ("gateway", "gpu", "dev")
+        for line in extras[extra]
+        if Requirement(line).name in OTHERS
+    ]
+    return [needed for needed in map(Requirement, lines) if not _is_installed(needed)]
+
+
+def advice(needed: Iterable[Requirement]) -> str:
+    """One line: what is missing, and the command that fetches it where there is a network."""
+    pins = [shlex.quote(_pinned(each)) for each in needed]
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    platforms = " ".join(f"--platform {platform}" for platform in PLATFORMS)
+    return (
+        f"missing: {' '.join(pins)}; fetch with: python3 -m pip download --no-deps "
+        f"--only-binary=:all: --python-version {version} --implementation cp {platforms} -d .whl "
+        f"{' '.join(pins)}"
+    )
+
+
+def _is_installed(needed: Requirement) -> bool:
+    try:
+        return needed.specifier.contains(metadata.version(needed.name), prereleases=True)
+    except metadata.PackageNotFoundError:
+        return False
+
+
+def _pinned(needed: Requirement) -> str:
+    """The version that constraints.txt names, which is the one that the tests ran with."""
+    for line in (ROOT / "constraints.txt").read_text().splitlines():
+        name, _, version = line.partition("==")
+        if name.lower() == needed.name.lower():
+            return f"{needed.name}=={version}"
+    return str(needed)

@@ -1,0 +1,92 @@
+"""Everything worth doing on a borrowed GPU, in ten minutes.
+
+    bench/gpu/run.sh [--minutes 9.5] [--only machine attention …] [--device cpu]
+
+Correctness first, then kernels, then a whole model; each part is a process with a time limit, and
+writes its own file of figures under $OUT, or under bench/results/gpu/ where OUT is not set. The
+last thing printed is a table with the goals.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from gpu import parts, requirements, table
+
+RESULTS = Path(__file__).parents[1] / "results" / "gpu"
+
+
+def main() -> None:
+    args = _parse_args()
+    folder = args.folder or Path(os.environ.get("OUT") or RESULTS)
+    if args.part is not None:
+        run_part(args.part, args.device, folder, args.seconds)
+        return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("run: terminated"))
+    missing = requirements.missing()
+    if missing:
+        print(requirements.advice(missing), flush=True)
+    try:
+        chosen = parts.choose(args.only)
+    except ValueError as error:
+        sys.exit(f"run: {error}")
+    begun = time.monotonic()
+    elapsed: list[float] = []
+    allowed = parts.limits(chosen, 60 * args.minutes, elapsed)
+    for part in chosen:
+        elapsed.append(time.monotonic() - begun)
+        limit = next(allowed)
+        print(f"-- {part.name}: {part.about}, at most {limit:.0f} s", flush=True)
+        parts.run(part.name, _command(part.name, args.device, folder, limit), limit, folder)
+    print(f"-- {time.monotonic() - begun:.0f} s; records in {folder}")
+    print(table.render(folder))
+    if missing:
+        print(requirements.advice(missing))
+
+
+def run_part(name: str, device: str, folder: Path, seconds: float) -> None:
+    """Measures one part in this process; its record is in `folder` whatever happens later."""
+    if device == "cpu":
+        os.environ["TRITON_INTERPRET"] = "1"  # before anything imports a kernel
+    from gpu.context import open_context
+
+    with open_context(name, device, folder, seconds) as context:
+        importlib.import_module(f"gpu.{name}").measure(context)
+
+
+def _command(part: str, device: str, folder: Path, limit: float) -> list[str]:
+    seconds = max(1.0, limit - parts.END_SECONDS)
+    return [
+        *(sys.executable, "-m", "gpu.run", "--part", part, "--device", device),
+        *("--folder", str(folder), "--seconds", f"{seconds:.1f}"),
+    ]
+
+
+def _parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="run.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    names = [part.name for part in parts.PARTS]
+    parser.add_argument("--minutes", type=float, default=9.5, help="for all parts together")
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help=", ".join(names))
+    parser.add_argument(
+        "--device",
+        choices=("cuda", "cpu"),
+        default="cuda",
+        help="cpu tries the scripts themselves: tiny shapes, kernels interpreted",
+    )
+    # What a run tells its parts.
+    parser.add_argument("--part", choices=names, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help="for the records, instead of OUT")
+    parser.add_argument("--seconds", type=float, default=60.0, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
