@@ -18,7 +18,7 @@ from record import save
 from torch import Tensor
 
 from taco_kernels.cpu.library import CpuKernels, load
-from taco_kernels.cpu.sampling import Choice
+from taco_kernels.sampling_columns import Choice
 from taco_worker.sampling.cpu_ops import CpuSampling
 from taco_worker.sampling.torch_ops import TorchSampling
 

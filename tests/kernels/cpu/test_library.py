@@ -18,7 +18,8 @@ from taco_kernels.cpu.library import (
     isa_obstacles,
     load_library,
 )
-from taco_kernels.cpu.sampling import Choice, choose_tokens
+from taco_kernels.cpu.sampling import choose_tokens
+from taco_kernels.sampling_columns import Choice
 
 
 def threads_of_pools() -> int:
@@ -32,7 +33,8 @@ def run_script(body: str) -> None:
     prelude = """
         import os, sys, threading, torch
         from taco_kernels.cpu.library import load
-        from taco_kernels.cpu.sampling import Choice, choose_tokens
+        from taco_kernels.cpu.sampling import choose_tokens
+        from taco_kernels.sampling_columns import Choice
         kernels = load(2)
         logits = torch.randn(8, 50_000)
         def argmax():

@@ -9,14 +9,8 @@ from hypothesis import strategies as st
 
 from support.cpu_kernels import EMULATED, NATIVE, kernels_of
 from taco_kernels.cpu.library import CpuKernels
-from taco_kernels.cpu.sampling import (
-    Array,
-    Choice,
-    Penalties,
-    choose_tokens,
-    gather_logprobs,
-    penalize,
-)
+from taco_kernels.cpu.sampling import choose_tokens, gather_logprobs, penalize
+from taco_kernels.sampling_columns import Array, Choice, Penalties
 
 GROUP, SEGMENT = 256, 64 * 256
 

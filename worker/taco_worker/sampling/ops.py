@@ -4,7 +4,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from taco_kernels.cpu.sampling import Choice, Penalties
+from taco_kernels.sampling_columns import Choice, Penalties
 from taco_worker.sampling.columns import Array
 
 __all__ = ["Choice", "Penalties", "SamplingOps"]
@@ -29,7 +29,7 @@ class SamplingOps(Protocol):
 
     def gather_logprobs(
         self, logits: Tensor, token_ids: Tensor, num_top: Array
-    ) -> tuple[Array, Array, Array]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Log probabilities of a token of each row, and of the most likely ones.
 
         Args:
@@ -37,8 +37,8 @@ class SamplingOps(Protocol):
             num_top: int32 [num_rows], at most vocab_size.
 
         Returns:
-            ids and log probabilities, both [num_rows, 1 + the largest num_top]: the row's token,
-            then the most likely ones, best first; what lies behind num_top means nothing.
-            ranks [num_rows] of the tokens, from 1.
+            ids (int64) and log probabilities (float32), both [num_rows, 1 + the largest num_top]:
+            the row's token, then the most likely ones, best first; what lies behind num_top means
+            nothing. ranks (int64 [num_rows]) of the tokens, from 1. All on the logits' device.
         """
         ...
