@@ -18,6 +18,7 @@ from gpu.attention_peers import PEERS
 from gpu.context import Context
 from gpu.machine import Ceilings, load_ceilings
 from gpu.timing import Call, Timing, time_calls
+
 from taco_kernels.triton.attention import paged_attention
 
 _TINY = Heads(4, 2, 64)

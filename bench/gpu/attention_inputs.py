@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from gpu.context import Context
-from taco_kernels.triton.attention import AttentionBatch
+from gpu.context import Device
 from torch import Tensor
+
+from taco_kernels.triton.attention import AttentionBatch
 
 BLOCK_SIZE = 16
 # Rows at the end of a sequence that are compared with the reference.
@@ -94,10 +95,12 @@ class PagedInputs:
         return keys, values
 
 
-def make_inputs(context: Context, case: Case, heads: Heads) -> PagedInputs:
+def make_inputs(
+    where: Device, case: Case, heads: Heads, num_layers: int | None = None
+) -> PagedInputs:
     """Random numbers, with as many layers as it takes to leave the L2."""
-    device, dtype = context.device, context.dtype
-    num_layers = context.num_sets(case.kv_bytes(heads, dtype.itemsize))
+    device, dtype = where.device, where.dtype
+    num_layers = num_layers or where.num_sets(case.kv_bytes(heads, dtype.itemsize))
     blocks_each = math.ceil(case.context / BLOCK_SIZE)
     num_blocks = case.batch * blocks_each
     shape = (num_blocks, num_layers, 2, BLOCK_SIZE, heads.kv, heads.dim)

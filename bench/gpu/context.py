@@ -15,16 +15,10 @@ _NOT_MEASURED_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
-    """One part of a run.
-
-    Attributes:
-        device: a GPU; or the CPU, which tries the script itself with shapes as small as can be.
-        report: takes the figures.
-    """
+class Device:
+    """A GPU; or the CPU, which tries the scripts themselves with shapes as small as can be."""
 
     device: torch.device
-    report: Report
 
     @property
     def is_real(self) -> bool:
@@ -59,6 +53,13 @@ class Context:
         if not self.is_real:
             return 2
         return max(1, min(64, -(-4 * self.l2_bytes // num_bytes)))
+
+
+@dataclass(frozen=True, slots=True)
+class Context(Device):
+    """One part of a run; `report` takes its figures."""
+
+    report: Report
 
 
 @contextmanager

@@ -66,7 +66,7 @@ class Shape:
         return cls(2 * (layers * layer + hidden * config["vocab_size"]), 4 * layers * kv_size)
 
     def decode_floor_ms(self, batch: int, context: int, ceilings: Ceilings) -> float:
-        """What no step of `batch` decodes can beat: weights read once, or their products, and KV."""
+        """What no step of decodes can beat: weights read once, or their products, and KV read."""
         products = self.weight_bytes * batch / ceilings.bf16_tflops / 1e9
         return max(self._read_ms(self.weight_bytes, ceilings), products) + self._read_ms(
             batch * context * self.kv_bytes_per_token, ceilings

@@ -37,7 +37,7 @@ PARTS = (
     Part("sweep", 50, "attention by tiles and splits"),
     Part("worker", 90, "steps of an 8B model"),
     Part("engine", 65, "taco_llm.LLM with that model"),
-    Part("transformers", 70, "the same model in transformers"),
+    Part("peers", 70, "the same model in transformers"),
 )
 
 

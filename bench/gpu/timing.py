@@ -16,7 +16,6 @@ import torch
 
 Call = Callable[[], object]
 
-_SAMPLING_MS = 80.0
 _MIN_SAMPLES, _MAX_SAMPLES = 5, 200
 # A replay holds so much of work as it takes one by one: events are good to half a microsecond.
 _REPLAY_US = 1000.0
@@ -45,11 +44,18 @@ class Timing:
         }
 
 
-def time_calls(calls: Sequence[Call], device: torch.device, *, capture: bool = True) -> Timing:
+def time_calls(
+    calls: Sequence[Call],
+    device: torch.device,
+    *,
+    capture: bool = True,
+    sampling_ms: float = 80.0,
+) -> Timing:
     """One call, on average over `calls`, which differ in their inputs only.
 
     Args:
         capture: try a CUDA graph first.
+        sampling_ms: about as long the device is kept at it.
     """
     if device.type != "cuda":
         return _time_on_host(calls)
@@ -57,8 +63,9 @@ def time_calls(calls: Sequence[Call], device: torch.device, *, capture: bool = T
     repeats = max(1, round(_REPLAY_US / _elapsed_us(lambda: _run(calls))))
     graph = _capture(calls, repeats) if capture else None
     if graph is None:
-        return _summarize(_samples(lambda: _run(calls), ahead=True), len(calls), captured=False)
-    samples = _samples(graph.replay, ahead=False)
+        samples = _samples(lambda: _run(calls), sampling_ms, ahead=True)
+        return _summarize(samples, len(calls), captured=False)
+    samples = _samples(graph.replay, sampling_ms, ahead=False)
     graph.reset()
     return _summarize(samples, repeats * len(calls), captured=True)
 
@@ -81,10 +88,10 @@ def _capture(calls: Sequence[Call], repeats: int) -> torch.cuda.CUDAGraph | None
     return graph
 
 
-def _samples(run: Call, *, ahead: bool) -> list[float]:
+def _samples(run: Call, sampling_ms: float, *, ahead: bool) -> list[float]:
     """Microseconds of each of some runs."""
     first = _elapsed_us(run)
-    count = int(np.clip(1000 * _SAMPLING_MS / first, _MIN_SAMPLES, _MAX_SAMPLES))
+    count = int(np.clip(1000 * sampling_ms / first, _MIN_SAMPLES, _MAX_SAMPLES))
     events = []
     for _ in range(count):
         if ahead:

@@ -1,0 +1,88 @@
+"""The tests of the kernels and of the worker on CUDA, compiled and on the GPU.
+
+They are the ones that run interpreted on a CPU; TACO_TRITON_DEVICE tells them where to run.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from xml.etree import ElementTree
+
+from gpu.context import Context
+
+ROOT = Path(__file__).parents[2]
+# By name: what pytest is given, and its share of the part's time.
+_SUITES = {"kernels": ("tests/kernels/triton", 0.7), "worker": ("tests/worker/cuda", 1.0)}
+_TRIAL = {"kernels": ("tests/kernels/triton/test_activation.py", 1.0)}
+_SHOWN_FAILURES, _FAILURE_CHARS = 25, 500
+# Compiling takes most of the time, and that is done by the host's cores.
+_PROCESSES = 8
+_END_SECONDS = 8.0
+
+
+def measure(context: Context) -> None:
+    for name, (path, share) in (_SUITES if context.is_real else _TRIAL).items():
+        if not (ROOT / path).exists():
+            context.report.leave_out(name, f"there is no {path}")
+            continue
+        found = run_suite(path, context.device.type, share * context.report.seconds_left)
+        line = f"{found['ran']} ran, {found['failed']} failed, {found['skipped']} skipped"
+        context.report.add(name, found, line)
+
+
+def run_suite(path: str, device: str, seconds: float) -> dict[str, Any]:
+    """Numbers of tests and the first lines of the failures; at the limit pytest is interrupted."""
+    with TemporaryDirectory() as folder:
+        results = Path(folder) / "results.xml"
+        options = ["-c", "bench/gpu/pytest.ini", "--rootdir", ".", f"--junitxml={results}"]
+        # Those compile without a GPU what is compiled for this one anyway.
+        options += ["-q", "-p", "no:cacheprovider", "--ignore-glob=*test_compile*"]
+        if device == "cuda" and importlib.util.find_spec("xdist"):
+            options += ["-n", str(_PROCESSES)]
+        in_time = _run([sys.executable, "-m", "pytest", path, *options], device, seconds)
+        if not results.exists():
+            return {"ran": 0, "failed": 1, "skipped": 0, "in_time": in_time, "failures": []}
+        return _summarize(results) | {"in_time": in_time}
+
+
+def _run(command: Sequence[str], device: str, seconds: float) -> bool:
+    """Whether it ended by itself."""
+    # Without a C++ compiler the CPU kernels, which no test here needs, are not built.
+    environment = os.environ | {"TACO_TRITON_DEVICE": device, "CXX": "false"}
+    process = subprocess.Popen(command, cwd=ROOT, env=environment)
+    try:
+        process.wait(max(1.0, seconds - _END_SECONDS))
+        return True
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGINT)  # it writes what it has
+        try:
+            process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        return False
+
+
+def _summarize(results: Path) -> dict[str, Any]:
+    """Of a file in JUnit's format."""
+    cases = [*ElementTree.parse(results).getroot().iter("testcase")]
+    failures = []
+    for case in cases:
+        for outcome in (*case.findall("failure"), *case.findall("error")):
+            text = f"{outcome.get('message') or ''}"[:_FAILURE_CHARS]
+            failures.append(f"{case.get('classname')}::{case.get('name')}: {text}")
+    skipped = sum(case.find("skipped") is not None for case in cases)
+    return {
+        "ran": len(cases) - skipped,
+        "failed": len(failures),
+        "skipped": skipped,
+        "failures": failures[:_SHOWN_FAILURES],
+    }

@@ -1,0 +1,120 @@
+"""What TACO has set itself to reach on one H200, read off the records of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from peers.goals import MET, MISSED
+
+NOT_MEASURED = "not measured"
+_BATCH = "decode 128x1024"
+_IDLE = ("traced", "idle_share")
+# A part's figures by name.
+Figures = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """A limit of one number.
+
+    Attributes:
+        part: whose figures `find` takes; it gives None where the number is not among them.
+        at_least: the number is to be high.
+    """
+
+    text: str
+    part: str
+    find: Callable[[Figures], float | None]
+    limit: float
+    unit: str = ""
+    at_least: bool = True
+
+    def outcome(self, figures: Figures) -> tuple[float | None, str]:
+        """The number, and MET, MISSED or NOT_MEASURED."""
+        value = self.find(figures)
+        if value is None:
+            return None, NOT_MEASURED
+        reached = value >= self.limit if self.at_least else value <= self.limit
+        return value, MET if reached else MISSED
+
+    @property
+    def wanted(self) -> str:
+        return f"{'≥' if self.at_least else '≤'} {self.limit:g} {self.unit}".rstrip()
+
+
+def _decode_share(figures: Figures) -> float | None:
+    """The worst of the decodes with 4k tokens or more in the batch."""
+    shares = [
+        line["copy_share"]
+        for name, line in figures.items()
+        if name.startswith("decode ") and _product(name) >= 4096
+    ]
+    return min(shares, default=None)
+
+
+def _right(figures: Figures) -> float | None:
+    """The share of the cases whose output is right."""
+    lines = [line for line in figures.values() if "right" in line]
+    return sum(line["right"] for line in lines) / len(lines) if lines else None
+
+
+def _product(name: str) -> int:
+    """Of a name such as "decode 32x1024"."""
+    batch, _, length = name.split()[1].partition("x")
+    return int(batch) * int(length)
+
+
+def _itl_beyond_context(figures: Figures) -> float | None:
+    """What is left of the time between tokens of one sequence without its KV; the worst."""
+    rests = [
+        line["itl_ms"] - 3.05e-5 * _product(name)
+        for name, line in figures.items()
+        if name.startswith("decode 1x")
+    ]
+    return max(rests, default=None)
+
+
+def _prefill(figures: Figures) -> float | None:
+    rates = [line["tok_per_s"] for name, line in figures.items() if name.startswith("prefill ")]
+    return min(rates, default=None)
+
+
+def _at(*path: str) -> Callable[[Figures], float | None]:
+    def find(figures: Figures) -> float | None:
+        value: Any = figures
+        for name in path:
+            if name not in value:
+                return None
+            value = value[name]
+        return float(value)
+
+    return find
+
+
+def _ready(figures: Figures) -> float | None:
+    if "start" not in figures:
+        return None
+    return float(figures["start"]["made_seconds"] + figures["start"]["first_step_seconds"])
+
+
+def _failures(figures: Figures) -> float | None:
+    """The tests that failed, of all suites that ran."""
+    counts = [line["failed"] for line in figures.values() if line.get("ran")]
+    return sum(counts) if counts else None
+
+
+GOALS = (
+    Goal("tests that fail on the GPU", "correctness", _failures, 0, at_least=False),
+    Goal("attention outputs that are right", "attention", _right, 1),
+    Goal("decode attention, of the copy bandwidth", "attention", _decode_share, 0.85),
+    Goal("prefill attention, 8k", "attention", _at("prefill 1x8192", "tflops"), 420, "TFLOP/s"),
+    Goal("ITL less 3.05e-5 ms a token", "worker", _itl_beyond_context, 4.5, "ms", at_least=False),
+    Goal("batch 128, 1k: steps", "worker", _at(_BATCH, "tok_per_s"), 14_000, "tok/s"),
+    Goal("batch 128, 1k: LLM", "engine", _at(_BATCH, "tok_per_s"), 14_000, "tok/s"),
+    Goal("prefill", "worker", _prefill, 38_000, "tok/s"),
+    Goal("device idle, steps", "worker", _at(_BATCH, *_IDLE), 0.03, at_least=False),
+    Goal("device idle, LLM", "engine", _at(_BATCH, *_IDLE), 0.03, at_least=False),
+    Goal("first token, weights made too", "worker", _ready, 15, "s", at_least=False),
+)

@@ -1,0 +1,105 @@
+"""The same model in transformers: continuous batching, and a compiled loop over a static cache."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from gpu.context import Context
+from gpu.llama import LLAMA_3_8B, TINY
+from gpu.mix import SHAREGPT_LIKE, TRIAL, Mix
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, StaticCache
+
+_PROMPT_LEN = 1024
+_STEPS = 64
+# Seconds: a model's worth of code is compiled for each batch size.
+_COMPILE_SECONDS = 45.0
+_MIX_SECONDS = 25.0
+
+
+def measure(context: Context) -> None:
+    report = context.report
+    begun = time.perf_counter()
+    model = _make_model(context)
+    report.add("start", {"seconds": round(time.perf_counter() - begun, 2)})
+    if report.has_time("continuous batching", _MIX_SECONDS if context.is_real else 0):
+        try:
+            _measure_mix(context, model, SHAREGPT_LIKE if context.is_real else TRIAL)
+        except Exception as error:  # whatever the library raises, the rest is measured
+            report.leave_out("continuous batching", error)
+    for batch in (1, 128, 32) if context.is_real else (2,):
+        name = f"static cache, decode {batch}x{_PROMPT_LEN}"
+        if report.has_time(name, _COMPILE_SECONDS if context.is_real else 0):
+            try:
+                _measure_loop(context, model, name, batch)
+            except Exception as error:
+                report.leave_out(name, error)
+
+
+def _make_model(context: Context) -> Any:
+    """Random weights, made on the device."""
+    config = AutoConfig.for_model(**(LLAMA_3_8B if context.is_real else TINY))
+    with torch.device(context.device):
+        model = AutoModelForCausalLM.from_config(config, dtype=config.dtype)
+    return model.eval()
+
+
+def _measure_mix(context: Context, model: Any, mix: Mix) -> None:
+    """All requests at once, each to its own length."""
+    requests = mix.requests()
+    config = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0)
+    with model.continuous_batching_context_manager(generation_config=config) as manager:
+        begun = time.perf_counter()
+        for prompt, length in requests:
+            manager.add_request(prompt, max_new_tokens=length, eos_token_id=-1)
+        results: list[Any] = []
+        while len(results) < len(requests):
+            result = manager.get_result(timeout=1)
+            if result is not None and result.is_finished():
+                results.append(result)
+            elif not manager.is_running():
+                raise RuntimeError(f"it stopped after {len(results)} of {len(requests)} requests")
+        seconds = time.perf_counter() - begun
+    if failed := [result.error for result in results if result.error]:
+        raise RuntimeError(f"{len(failed)} requests failed: {failed[0]}")
+    num_tokens = sum(len(result.generated_tokens) for result in results)
+    figures = {
+        "requests": len(requests),
+        "output_tokens": num_tokens,
+        "seconds": round(seconds, 3),
+        "output_tok_per_s": round(num_tokens / seconds),
+        "attention": model.config._attn_implementation,
+    }
+    line = f"{seconds:9.2f} s  {figures['output_tok_per_s']:9,} output tok/s"
+    context.report.add("continuous batching", figures, line)
+
+
+@torch.no_grad()
+def _measure_loop(context: Context, model: Any, name: str, batch: int) -> None:
+    """Greedy decoding after a prompt, one compiled step at a time; the prompt is not timed."""
+    prompt_len, steps = (_PROMPT_LEN, _STEPS) if context.is_real else (24, 3)
+    cache = StaticCache(config=model.config, max_cache_len=prompt_len + steps + 8)
+    ids = torch.randint(16, model.config.vocab_size, (batch, prompt_len), device=context.device)
+    step = torch.compile(model.forward, mode="reduce-overhead") if context.is_real else model
+
+    def decode(run: Any, ids: torch.Tensor) -> torch.Tensor:
+        logits = run(ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
+        return logits[:, -1].argmax(-1, keepdim=True)
+
+    token = decode(model, ids)
+    for _ in range(4):  # compiles, and captures its graphs
+        token = decode(step, token.clone())
+    _wait(context)
+    begun = time.perf_counter()
+    for _ in range(steps):
+        token = decode(step, token.clone())
+    _wait(context)
+    itl = 1e3 * (time.perf_counter() - begun) / steps
+    figures = {"itl_ms": round(itl, 3), "tok_per_s": round(1e3 * batch / itl)}
+    context.report.add(name, figures, f"{itl:9.3f} ms {figures['tok_per_s']:9,} tok/s")
+
+
+def _wait(context: Context) -> None:
+    if context.is_real:
+        torch.cuda.synchronize()

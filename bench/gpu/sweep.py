@@ -1,0 +1,167 @@
+"""Paged attention by tiles and splits: whether the plan that is chosen is the best one.
+
+Tilings are measured with the splits that the plan takes, then splits with the best tiling.
+"""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, wait
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from gpu.attention import paged_calls
+from gpu.attention_inputs import LLAMA_8B, Case, Heads, PagedInputs, make_inputs
+from gpu.context import Context, Device
+from gpu.timing import time_calls
+
+from taco_kernels.triton.attention_plan import (
+    AttentionPlan,
+    Tiling,
+    few_rows_tiling,
+    many_rows_tiling,
+    plan_attention,
+)
+
+_KILO = 1024
+_TINY = Heads(4, 2, 64)
+_DECODES = tuple(
+    Case(batch, length * _KILO) for batch, length in ((1, 8), (128, 1), (32, 1), (32, 8), (1, 32))
+)
+_PREFILLS = (Case(1, 8 * _KILO, 8 * _KILO), Case(8, _KILO, _KILO))
+_TRIALS = (Case(2, 40), Case(1, 40, 40))
+_SPLITS = (1, 2, 4, 8, 16, 32, 64)
+_SAMPLING_MS = 30.0
+_CASE_SECONDS = 5.0
+# Compiling takes seconds a tiling, in one thread of the host.
+_COMPILERS = 10
+_COMPILE_SECONDS = 40.0
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """What a plan is made with; None is its own choice."""
+
+    tiling: Tiling | None = None
+    num_splits: int | None = None
+
+    def record(self) -> dict[str, Any]:
+        tiling = {} if self.tiling is None else asdict(self.tiling)
+        return tiling | {"num_splits": self.num_splits}
+
+    def __str__(self) -> str:
+        tiling, splits = self.tiling, f"{self.num_splits or 'own'} splits"
+        if tiling is None:
+            return f"own tiling, {splits}"
+        sides = f"{tiling.block_m}x{tiling.block_n}"
+        return f"{sides}, {tiling.num_warps} warps, {tiling.num_stages} stages, {splits}"
+
+
+def measure(context: Context) -> None:
+    heads = LLAMA_8B if context.is_real else _TINY
+    cases = (*_DECODES, *_PREFILLS) if context.is_real else _TRIALS
+    if context.is_real:
+        _compile_all(cases)
+    for case in cases:
+        if context.report.has_time(case.name, _CASE_SECONDS if context.is_real else 0.0):
+            _sweep(context, make_inputs(context, case, heads))
+
+
+def tilings(case: Case, heads: Heads, itemsize: int) -> Iterator[Tiling]:
+    """Around the one that a plan takes, itself among them."""
+    group = heads.query // heads.kv
+    if case.new == 1:
+        chosen = few_rows_tiling(group, heads.dim, itemsize)
+        sides = itertools.product((chosen.block_m,), (32, 64, 128), (2, 4, 8), (2, 3, 4))
+    else:
+        chosen = many_rows_tiling(group, heads.dim, itemsize, itemsize)
+        sides = itertools.product((64, 128), (32, 64, 128), (4, 8), (2, 3, 4))
+    for block_m, block_n, num_warps, num_stages in sides:
+        yield replace(
+            chosen, block_m=block_m, block_n=block_n, num_warps=num_warps, num_stages=num_stages
+        )
+
+
+def make_plan(device: Device, inputs: PagedInputs, option: Option) -> AttentionPlan:
+    case, heads, itemsize = inputs.case, inputs.heads, inputs.out.dtype.itemsize
+    return plan_attention(
+        num_tokens=case.num_tokens,
+        num_seqs=case.batch,
+        max_query_len=case.new,
+        max_seq_len=case.context,
+        num_heads=heads.query,
+        num_kv_heads=heads.kv,
+        head_dim=heads.dim,
+        kv_bytes=itemsize,
+        query_bytes=itemsize,
+        num_sms=device.num_sms,
+        few_rows=option.tiling if case.new == 1 else None,
+        many_rows=option.tiling if case.new > 1 else None,
+        num_splits=option.num_splits,
+    )
+
+
+def _sweep(context: Context, inputs: PagedInputs) -> None:
+    case, itemsize = inputs.case, inputs.out.dtype.itemsize
+    every = [Option(tiling) for tiling in tilings(case, inputs.heads, itemsize)]
+    options = every if context.is_real else every[:2]
+    found = {Option(): _time(context, inputs, Option())}
+    for option in options:
+        found[option] = _time(context, inputs, option)
+    best = min(found, key=found.__getitem__)
+    for num_splits in _SPLITS if context.is_real else _SPLITS[:2]:
+        option = replace(best, num_splits=num_splits)
+        found[option] = _time(context, inputs, option)
+    best = min(found, key=found.__getitem__)
+    own = found[Option()]
+    figures = {
+        "own_us": round(own, 2),
+        "own_splits": [part.num_splits for part in make_plan(context, inputs, Option()).passes],
+        "best_us": round(found[best], 2),
+        "best": best.record(),
+        "all": [
+            option.record() | {"us": round(us, 2)}
+            for option, us in sorted(found.items(), key=lambda item: item[1])
+            if us < float("inf")
+        ],
+    }
+    line = f"own {own:9.1f} us, best {found[best]:9.1f} us: {best}"
+    context.report.add(case.name, figures, line)
+
+
+def _time(context: Context, inputs: PagedInputs, option: Option) -> float:
+    """Microseconds; infinite for what the device cannot run."""
+    plan = make_plan(context, inputs, option)
+    try:
+        calls = paged_calls(inputs, plan=plan)
+        return time_calls(calls, context.device, sampling_ms=_SAMPLING_MS).us
+    except Exception as error:  # triton has several for too much shared memory or registers
+        if context.is_real:
+            torch.cuda.synchronize()
+        print(f"sweep: {option}: {type(error).__name__}", flush=True)
+        return float("inf")
+
+
+def _compile_all(cases: Sequence[Case]) -> None:
+    """Fills Triton's cache on disk, on many cores; what is not done in time comes later."""
+    spawn = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(_COMPILERS, mp_context=spawn)
+    shares = [pool.submit(_compile_share, cases, share) for share in range(_COMPILERS)]
+    wait(shares, timeout=_COMPILE_SECONDS)
+    pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _compile_share(cases: Sequence[Case], share: int) -> None:
+    device = Device(torch.device("cuda"))
+    for case in cases:
+        inputs = make_inputs(device, case, LLAMA_8B, num_layers=1)
+        every = [*tilings(case, LLAMA_8B, inputs.out.dtype.itemsize)]
+        for tiling in every[share::_COMPILERS]:
+            plan = make_plan(device, inputs, Option(tiling))
+            with suppress(Exception):  # measuring says what it is
+                paged_calls(inputs, plan=plan)[0]()
+        torch.cuda.synchronize()
