@@ -1,0 +1,278 @@
+"""Attention over the paged KV of a mixed batch: prefills, decodes and draft trees in one call."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+
+from taco_kernels.triton.attention_kernel import attention_kernel
+from taco_kernels.triton.attention_plan import AttentionPass, AttentionPlan, plan_attention
+from taco_kernels.triton.attention_reduce import reduce_splits_kernel
+
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+_FP8 = torch.float8_e4m3fn
+_BLOCK_SIZES = (8, 16, 32)
+_LOG2_E = math.log2(math.e)
+
+
+@dataclass(frozen=True, slots=True)
+class TreeRows:
+    """Which tokens of its own step a token sees, where the step holds trees of drafts.
+
+    Attributes:
+        masks: int64 [num_tokens]; bit j says that the token sees its sequence's j-th token of this
+            step. Its own bit is set. -1 is plain causal order, and the only mask in a sequence
+            with more than 64 tokens in the step.
+        positions: int32 [num_tokens], true positions (the context's length plus the depth in the
+            tree), which windows and ALiBi go by.
+    """
+
+    masks: Tensor
+    positions: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionBatch:
+    """One step's rows on the device; in a CUDA graph the tensors keep address and capacity.
+
+    Attributes:
+        query_start: int32 [num_seqs + 1], first row of each sequence; after the last real sequence
+            its end is repeated.
+        seq_lens: int32 [num_seqs], tokens in the KV after the step.
+        block_tables: int32 [num_seqs, max_blocks], each row contiguous; entries past a sequence's
+            end mean nothing.
+        num_seqs, max_query_len, max_seq_len: upper bounds.
+        tree: None where every sequence is in plain causal order.
+    """
+
+    query_start: Tensor
+    seq_lens: Tensor
+    block_tables: Tensor
+    num_seqs: int
+    max_query_len: int
+    max_seq_len: int
+    tree: TreeRows | None = None
+
+
+def paged_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    batch: AttentionBatch,
+    *,
+    scale: float,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
+    alibi_slopes: Tensor | None = None,
+    key_scale: float = 1.0,
+    value_scale: float = 1.0,
+    plan: AttentionPlan | None = None,
+    workspace: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Attention of each query token over its sequence's KV, its own and the step's included.
+
+    Reference: `taco_kernels.reference.attention.paged_attention`. Nothing is read back from the
+    device, and what is launched depends on the batch's bounds alone. Tokens past a sequence's end,
+    whatever their blocks hold, are never read.
+
+    Args:
+        query: [num_tokens, num_heads, head_dim], float16, bfloat16 or float32; views of a fused
+            projection are fine.
+        key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim], any strides but
+            the last, 1; in the query's dtype or float8_e4m3fn. Block sizes 8, 16, 32.
+        scale: positive factor on query-key products.
+        sliding_window: how many tokens a token sees, itself included. Blocks that lie wholly before
+            it are not read.
+        soft_cap: scores become soft_cap * tanh(score / soft_cap).
+        alibi_slopes: float32 [num_heads] (Press et al. 2021, "Train Short, Test Long").
+        key_scale, value_scale: what stored keys and values are to be multiplied by.
+        plan: of `plan_attention`, with bounds that hold the batch; None makes one.
+        workspace: float32, `plan.workspace_size` numbers or more; None allocates them.
+        out: as query; None allocates it. Rows of no sequence are left as they are.
+
+    Raises:
+        ValueError: shapes, dtypes, strides or numbers that do not fit.
+    """
+    if out is None:
+        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    _check_tensors(query, key_cache, value_cache, out)
+    _check_batch(batch, query, alibi_slopes)
+    if scale <= 0 or (soft_cap is not None and soft_cap <= 0):
+        raise ValueError(f"scale and soft_cap must be positive, not {scale} and {soft_cap}")
+    if sliding_window is not None and sliding_window < 1:
+        raise ValueError(f"sliding_window must be at least 1, not {sliding_window}")
+    num_tokens, num_heads, head_dim = query.shape
+    if num_tokens == 0 or batch.num_seqs == 0:
+        return out
+    if plan is None:
+        plan = plan_attention(
+            num_tokens=num_tokens,
+            num_seqs=batch.num_seqs,
+            max_query_len=min(batch.max_query_len, num_tokens),
+            max_seq_len=batch.max_seq_len,
+            num_heads=num_heads,
+            num_kv_heads=key_cache.shape[2],
+            head_dim=head_dim,
+            kv_bytes=key_cache.itemsize,
+            query_bytes=query.itemsize,
+            num_sms=_num_sms(query.device),
+            sliding_window=sliding_window,
+        )
+    if num_tokens > plan.num_tokens or batch.num_seqs > plan.num_seqs:
+        raise ValueError(
+            f"{num_tokens} tokens of {batch.num_seqs} sequences do not fit a plan for "
+            f"{plan.num_tokens} of {plan.num_seqs}"
+        )
+    if workspace is None:
+        workspace = torch.empty(plan.workspace_size, dtype=torch.float32, device=query.device)
+    elif workspace.dtype != torch.float32 or workspace.numel() < plan.workspace_size:
+        raise ValueError(
+            f"workspace must be float32 [{plan.workspace_size}], not {workspace.dtype} "
+            f"[{workspace.numel()}]"
+        )
+
+    # Scores in powers of two. A cap's tanh(x) is 1 - 2 / (1 + 2 ** (2 * log2(e) * x)).
+    score_factor = scale * key_scale * _LOG2_E
+    if soft_cap is not None:
+        score_factor *= 2 / soft_cap
+        soft_cap *= _LOG2_E
+    num_kv_heads = key_cache.shape[2]
+    padded_dim = triton.next_power_of_2(head_dim)
+    for part in plan.passes:
+        tiling = part.tiling
+        num_parts = num_tokens * num_heads * part.num_splits
+        partial_out, partial_lse = workspace, workspace[num_parts * head_dim :]
+        attention_kernel[_grid(part, num_kv_heads)](
+            query,
+            key_cache,
+            value_cache,
+            out,
+            partial_out,
+            partial_lse,
+            batch.query_start,
+            batch.seq_lens,
+            batch.block_tables,
+            None if batch.tree is None else batch.tree.masks.view(torch.int32),
+            None if batch.tree is None else batch.tree.positions,
+            alibi_slopes,
+            batch.num_seqs,
+            part.min_query_len,
+            part.max_query_len,
+            score_factor,
+            soft_cap,
+            sliding_window,
+            value_scale,
+            *query.stride()[:2],
+            *key_cache.stride()[:3],
+            *value_cache.stride()[:3],
+            *out.stride()[:2],
+            batch.block_tables.stride(0),
+            GROUP=num_heads // num_kv_heads,
+            HEAD_DIM=head_dim,
+            PADDED_DIM=padded_dim,
+            BLOCK_SIZE=key_cache.shape[1],
+            BLOCK_M=tiling.block_m,
+            BLOCK_N=tiling.block_n,
+            TOKENS_PER_TILE=part.tokens_per_tile,
+            IS_ONE_TILE=part.is_one_tile,
+            IS_SPLIT=part.num_splits > 1,
+            MASKS_ALL=tiling.masks_all,
+            num_warps=tiling.num_warps,
+            num_stages=tiling.num_stages,
+        )
+        if part.num_splits > 1:
+            reduce_splits_kernel[(part.num_tiles * part.tokens_per_tile, num_heads)](
+                partial_out,
+                partial_lse,
+                out,
+                batch.query_start,
+                batch.num_seqs,
+                part.min_query_len,
+                part.max_query_len,
+                part.num_splits,
+                value_scale,
+                *out.stride()[:2],
+                HEAD_DIM=head_dim,
+                PADDED_DIM=padded_dim,
+                PADDED_SPLITS=triton.next_power_of_2(part.num_splits),
+                TOKENS_PER_TILE=part.tokens_per_tile,
+                IS_ONE_TILE=part.is_one_tile,
+                num_warps=4,
+            )
+    return out
+
+
+def _grid(part: AttentionPass, num_kv_heads: int) -> tuple[int, int, int]:
+    if part.is_one_tile:
+        return num_kv_heads, part.num_tiles, part.num_splits
+    return part.num_tiles, num_kv_heads, part.num_splits
+
+
+def _num_sms(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 1  # the interpreter runs one program after the other
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def _check_tensors(query: Tensor, key_cache: Tensor, value_cache: Tensor, out: Tensor) -> None:
+    if query.dim() != 3 or query.dtype not in _DTYPES:
+        raise ValueError(
+            "query must be [num_tokens, num_heads, head_dim] of float16, bfloat16 or float32, not "
+            f"{query.dtype} {list(query.shape)}"
+        )
+    if out.shape != query.shape or out.dtype != query.dtype:
+        raise ValueError(
+            f"out must be {query.dtype} {list(query.shape)} like query, not {out.dtype} "
+            f"{list(out.shape)}"
+        )
+    if key_cache.dim() != 4 or key_cache.shape[3] != query.shape[2]:
+        raise ValueError(
+            f"key_cache must be [num_blocks, block_size, num_kv_heads, {query.shape[2]}], not "
+            f"{list(key_cache.shape)}"
+        )
+    if value_cache.shape != key_cache.shape or value_cache.dtype != key_cache.dtype:
+        raise ValueError("key_cache and value_cache must be of one shape and one dtype")
+    if key_cache.dtype not in (query.dtype, _FP8):
+        raise ValueError(f"the cache must be {query.dtype} or {_FP8}, not {key_cache.dtype}")
+    if key_cache.shape[1] not in _BLOCK_SIZES:
+        raise ValueError(f"block_size must be one of {_BLOCK_SIZES}, not {key_cache.shape[1]}")
+    if query.shape[1] % key_cache.shape[2]:
+        raise ValueError(f"{query.shape[1]} heads do not share {key_cache.shape[2]} KV heads")
+    if any(x.stride(-1) != 1 for x in (query, key_cache, value_cache, out)):
+        raise ValueError("the numbers of a head must be adjacent")
+
+
+def _check_batch(batch: AttentionBatch, query: Tensor, alibi_slopes: Tensor | None) -> None:
+    expected = [
+        ("query_start", batch.query_start, torch.int32, batch.num_seqs + 1),
+        ("seq_lens", batch.seq_lens, torch.int32, batch.num_seqs),
+    ]
+    if batch.tree is not None:
+        expected += [
+            ("masks", batch.tree.masks, torch.int64, query.shape[0]),
+            ("positions", batch.tree.positions, torch.int32, query.shape[0]),
+        ]
+    if alibi_slopes is not None:
+        expected.append(("alibi_slopes", alibi_slopes, torch.float32, query.shape[1]))
+    for name, column, dtype, length in expected:
+        if column.dtype != dtype or column.shape != (length,) or not column.is_contiguous():
+            raise ValueError(
+                f"{name} must be contiguous {dtype} [{length}], not {column.dtype} "
+                f"{list(column.shape)}"
+            )
+    tables = batch.block_tables
+    if (
+        tables.dtype != torch.int32
+        or tables.dim() != 2
+        or tables.shape[0] != batch.num_seqs
+        or tables.stride(1) != 1
+    ):
+        raise ValueError(
+            f"block_tables must be torch.int32 [{batch.num_seqs}, max_blocks] with contiguous "
+            f"rows, not {tables.dtype} {list(tables.shape)}"
+        )

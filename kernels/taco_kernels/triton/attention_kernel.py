@@ -1,0 +1,278 @@
+"""The paged attention kernel: a program attends one tile of query rows to a share of their KV.
+
+A tile's rows are some tokens of one sequence times all query heads of one KV head, so that each key
+and value is read once for all of them and tensor cores have rows to work on. Softmax is computed as
+the keys come (Milakov and Gimelshein 2018; Dao 2023, "FlashAttention-2"), in powers of two.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+# Stands in for the score of a token that is not seen. Finite, so that rows which have seen nothing
+# yet need no care: what they gathered weighs nothing once a real score comes.
+_UNSEEN = tl.constexpr(-1.0e30)
+# A row whose highest score is below this has seen nothing.
+_SEEN = tl.constexpr(-1.0e20)
+_LOG2_E = tl.constexpr(1.4426950408889634)
+# Tokens of a step whose tree mask has a bit for each of them; see `TreeRows`.
+_MASK_BITS = tl.constexpr(64)
+
+
+@triton.jit
+def locate_tile(
+    query_start, tile, num_seqs, TOKENS_PER_TILE: tl.constexpr, IS_ONE_TILE: tl.constexpr
+):
+    """The sequence that a tile belongs to, and the tile's number within it (maybe past its last).
+
+    Where a sequence may have several tiles, those of sequence s are numbered from
+    query_start[s] // TOKENS_PER_TILE + s: room for all, and no sum over the sequences before.
+    """
+    sequence = tile
+    first_tile = tile
+    if not IS_ONE_TILE:
+        low = 0
+        high = num_seqs
+        while low < high:
+            middle = (low + high) // 2
+            if tl.load(query_start + middle) // TOKENS_PER_TILE + middle <= tile:
+                low = middle + 1
+            else:
+                high = middle
+        sequence = low - 1
+        first_tile = tl.load(query_start + sequence) // TOKENS_PER_TILE + sequence
+    return sequence, tile - first_tile
+
+
+@triton.jit(
+    do_not_specialize=[
+        "num_seqs",
+        "min_query_len",
+        "max_query_len",
+        "sliding_window",
+        "table_stride",
+    ]
+)
+def attention_kernel(
+    query,
+    key_cache,
+    value_cache,
+    out,
+    partial_out,
+    partial_lse,
+    query_start,
+    seq_lens,
+    block_tables,
+    tree_masks,
+    tree_positions,
+    alibi_slopes,
+    num_seqs,
+    min_query_len,
+    max_query_len,
+    score_factor,
+    soft_cap,
+    sliding_window,
+    value_scale,
+    query_token,
+    query_head,
+    key_block,
+    key_token,
+    key_head,
+    value_block,
+    value_token,
+    value_head,
+    out_token,
+    out_head,
+    table_stride,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    TOKENS_PER_TILE: tl.constexpr,
+    IS_ONE_TILE: tl.constexpr,
+    IS_SPLIT: tl.constexpr,
+    MASKS_ALL: tl.constexpr,
+):
+    """See `taco_kernels.triton.attention.paged_attention`; here is what differs.
+
+    query_token, ... value_head are strides. score_factor takes products to powers of two; with a
+    soft_cap (given in powers of two as well), to the exponent of its tanh. tree_masks are the low
+    and high halves of the masks, [num_tokens, 2]. What is None is compiled away.
+
+    Grid: KV heads, tiles and splits where IS_ONE_TILE, so that programs which run together read the
+    same blocks; else tiles, KV heads and splits, so that they read the same keys.
+    """
+    if IS_ONE_TILE:
+        kv_head = tl.program_id(0)
+        tile = tl.program_id(1)
+        num_heads = tl.num_programs(0) * GROUP
+    else:
+        tile = tl.program_id(0)
+        kv_head = tl.program_id(1)
+        num_heads = tl.num_programs(1) * GROUP
+    split = tl.program_id(2)
+    num_splits = tl.num_programs(2)
+
+    sequence, tile_in_sequence = locate_tile(
+        query_start, tile, num_seqs, TOKENS_PER_TILE, IS_ONE_TILE
+    )
+    query_begin = tl.load(query_start + sequence)
+    query_len = tl.load(query_start + sequence + 1) - query_begin
+    seq_len = tl.load(seq_lens + sequence)
+    num_tiles = (query_len + TOKENS_PER_TILE - 1) // TOKENS_PER_TILE
+    if (query_len < min_query_len) | (query_len > max_query_len) | (tile_in_sequence >= num_tiles):
+        return
+
+    # The tiles that see most come first, so that those which end last are short.
+    first_token = (num_tiles - 1 - tile_in_sequence) * TOKENS_PER_TILE
+    context_len = seq_len - query_len
+    rows = tl.arange(0, BLOCK_M)
+    tokens = first_token + rows // GROUP
+    heads = kv_head * GROUP + rows % GROUP
+    is_row = (rows < TOKENS_PER_TILE * GROUP) & (tokens < query_len)
+    query_rows = (query_begin + tokens).to(tl.int64)
+    row_positions = context_len + tokens
+
+    # Every row sees the keys in [all_see_begin, all_see_end), if there are any, and none those
+    # outside [see_begin, see_end). Positions in a tree are depths: there the bounds are wider.
+    see_end = context_len + tl.minimum(first_token + TOKENS_PER_TILE, query_len)
+    first_position = context_len + first_token
+    last_position = see_end - 1
+    all_see_end = first_position + 1
+    if tree_masks is not None:
+        is_tree = query_len <= _MASK_BITS
+        see_end = tl.where(is_tree, seq_len, see_end)
+        first_position = tl.where(is_tree, context_len, first_position)
+        last_position = tl.where(is_tree, seq_len - 1, last_position)
+        all_see_end = tl.where(is_tree, context_len, all_see_end)
+        row_positions = tl.load(tree_positions + query_rows, mask=is_row, other=0)
+        low_masks = tl.load(tree_masks + 2 * query_rows, mask=is_row, other=-1)
+        high_masks = tl.load(tree_masks + 2 * query_rows + 1, mask=is_row, other=-1)
+        is_causal = (low_masks & high_masks) == -1
+    see_begin = 0
+    all_see_begin = 0
+    if sliding_window is not None:
+        see_begin = tl.maximum(first_position - sliding_window + 1, 0)
+        all_see_begin = tl.maximum(last_position - sliding_window + 1, 0)
+
+    # This program's share, in whole tiles from see_begin on.
+    num_kv_tiles = (see_end - see_begin + BLOCK_N - 1) // BLOCK_N
+    share = (num_kv_tiles + num_splits - 1) // num_splits * BLOCK_N
+    begin = see_begin + split * share
+    end = tl.minimum(begin + share, see_end)
+    partial_rows = (query_rows * num_heads + heads) * num_splits + split
+    if IS_SPLIT and begin >= end:
+        nothing = tl.full([BLOCK_M], float("-inf"), tl.float32)
+        tl.store(partial_lse + partial_rows, nothing, mask=is_row)
+        return
+
+    dims = tl.arange(0, PADDED_DIM)
+    in_head = dims < HEAD_DIM
+    row_mask = is_row[:, None] & in_head[None, :]
+    query_offsets = query_rows * query_token + heads * query_head
+    queries = tl.load(query + query_offsets[:, None] + dims[None, :], mask=row_mask, other=0.0)
+    slopes = 0.0
+    if alibi_slopes is not None:
+        slopes = tl.load(alibi_slopes + heads, mask=is_row, other=0.0) * _LOG2_E
+
+    table = block_tables + sequence.to(tl.int64) * table_stride
+    keys_begin = key_cache + kv_head.to(tl.int64) * key_head
+    values_begin = value_cache + kv_head.to(tl.int64) * value_head
+    columns = tl.arange(0, BLOCK_N)
+    acc = tl.zeros([BLOCK_M, PADDED_DIM], tl.float32)
+    row_sum = tl.zeros([BLOCK_M], tl.float32)
+    row_max = tl.full([BLOCK_M], _UNSEEN, tl.float32)
+
+    # Three loops: the window's edge, what all rows see, and the diagonal.
+    FIRST_LOOP: tl.constexpr = 2 if MASKS_ALL else (1 if sliding_window is None else 0)
+    IS_SCALED_LATE: tl.constexpr = soft_cap is None and alibi_slopes is None
+    start = begin
+    for loop in tl.static_range(FIRST_LOOP, 3):
+        IS_MASKED: tl.constexpr = loop != 1
+        stop = end
+        if loop == 0:
+            whole_tiles = (all_see_begin - see_begin + BLOCK_N - 1) // BLOCK_N
+            stop = tl.minimum(see_begin + whole_tiles * BLOCK_N, end)
+        if loop == 1:
+            whole_tiles = tl.maximum(all_see_end - see_begin, 0) // BLOCK_N
+            stop = tl.minimum(see_begin + whole_tiles * BLOCK_N, end)
+        # Block ids are read one tile ahead, so that no load waits for another. Past the
+        # sequence's end they may be anything.
+        first_positions = start + columns
+        first_ids = table + first_positions // BLOCK_SIZE
+        blocks = tl.load(first_ids, mask=first_positions < see_end, other=0).to(tl.int64)
+        for tile_begin in tl.range(start, stop, BLOCK_N):
+            positions = tile_begin + columns
+            in_block = positions % BLOCK_SIZE
+            keys_at = keys_begin + (blocks * key_block + in_block * key_token)[:, None]
+            values_at = values_begin + (blocks * value_block + in_block * value_token)[:, None]
+            keys_at += dims[None, :]
+            values_at += dims[None, :]
+            if IS_MASKED or PADDED_DIM != HEAD_DIM:
+                # What lies past the end may be NaN, which not even a weight of zero removes.
+                kv_mask = (positions < see_end)[:, None] & in_head[None, :]
+                keys = tl.load(keys_at, mask=kv_mask, other=0.0)
+                values = tl.load(values_at, mask=kv_mask, other=0.0)
+            else:
+                keys = tl.load(keys_at)
+                values = tl.load(values_at)
+            next_positions = positions + BLOCK_N
+            next_ids = table + next_positions // BLOCK_SIZE
+            blocks = tl.load(next_ids, mask=next_positions < see_end, other=0).to(tl.int64)
+
+            keys = tl.trans(keys.to(queries.dtype))
+            scores = tl.dot(queries, keys, input_precision="ieee")
+            key_positions = positions
+            if soft_cap is not None:
+                scores = soft_cap - 2.0 * soft_cap / (1.0 + tl.exp2(scores * score_factor))
+            elif not IS_SCALED_LATE:
+                scores = scores * score_factor
+            if IS_MASKED and tree_masks is not None:
+                in_step = positions - context_len
+                is_step = (in_step >= 0) & (positions < seq_len)
+                if sliding_window is not None or alibi_slopes is not None:
+                    depths = tl.load(tree_positions + query_begin + in_step, mask=is_step, other=0)
+                    key_positions = tl.where(is_step, depths, positions)
+            if alibi_slopes is not None:
+                distances = key_positions[None, :] - row_positions[:, None]
+                scores += slopes[:, None] * distances.to(tl.float32)
+            if IS_MASKED:
+                if tree_masks is None:
+                    seen = positions[None, :] <= row_positions[:, None]
+                else:
+                    words = tl.where(in_step[None, :] < 32, low_masks[:, None], high_masks[:, None])
+                    bits = (words >> (in_step & 31)[None, :]) & 1
+                    causal = in_step[None, :] <= tokens[:, None]
+                    seen = tl.where(is_causal[:, None], causal, bits != 0) & is_step[None, :]
+                    seen = seen | (in_step < 0)[None, :]
+                if sliding_window is not None:
+                    seen = seen & (key_positions[None, :] > row_positions[:, None] - sliding_window)
+                scores = tl.where(seen, scores, _UNSEEN)
+
+            if IS_SCALED_LATE:
+                new_max = tl.maximum(row_max, tl.max(scores, 1) * score_factor)
+                weights = tl.exp2(scores * score_factor - new_max[:, None])
+            else:
+                new_max = tl.maximum(row_max, tl.max(scores, 1))
+                weights = tl.exp2(scores - new_max[:, None])
+            shrink = tl.exp2(row_max - new_max)
+            row_sum = row_sum * shrink + tl.sum(weights, 1)
+            row_max = new_max
+            weights = weights.to(queries.dtype)
+            values = values.to(queries.dtype)
+            acc = tl.dot(weights, values, acc * shrink[:, None], input_precision="ieee")
+        start = tl.maximum(start, stop)
+
+    if IS_SPLIT:
+        acc = acc / row_sum[:, None]
+        lse = tl.where(row_max > _SEEN, row_max + tl.log2(row_sum), float("-inf"))
+        offsets = partial_rows[:, None] * HEAD_DIM + dims[None, :]
+        tl.store(partial_out + offsets, acc, mask=row_mask)
+        tl.store(partial_lse + partial_rows, lse, mask=is_row)
+    else:
+        acc = acc * (value_scale / row_sum)[:, None]
+        offsets = (query_rows * out_token + heads * out_head)[:, None] + dims[None, :]
+        tl.store(out + offsets, acc.to(out.dtype.element_ty), mask=row_mask)

@@ -1,0 +1,197 @@
+"""How a step's attention is cut into programs, chosen on the host from upper bounds alone.
+
+What the device knows better (each sequence's own lengths) is not in a plan, so that the launches it
+describes can be captured in a CUDA graph and serve every batch within its bounds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import triton
+
+# Rows (tokens times the query heads of a KV head) of a sequence up to which one tile takes them
+# all, and attention is bound by how fast the KV is read.
+_FEW_ROWS = 64
+# The narrowest side of a tensor core's product.
+_MIN_ROWS = 16
+# Bytes of keys that a tile of few rows reads at a time: enough in flight, little waste at the end.
+_FEW_ROWS_TILE_BYTES = 16 * 1024
+# Splits are taken until this many times what runs at once has been launched: lengths differ, and
+# the multiprocessors that end first take what is left.
+_WAVES = 2
+_MIN_TILES_PER_SPLIT = 2
+MAX_SPLITS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """What one variant of the kernel is compiled for.
+
+    Attributes:
+        block_m: rows of a tile, tokens times the query heads of a KV head.
+        block_n: KV tokens read at a time.
+        num_warps: of a program.
+        num_stages: how many loads of KV are in flight, as Triton counts.
+        programs_per_sm: how many programs a multiprocessor has room for.
+        masks_all: whether each tile is masked, in one loop. Else there is a loop without masks and
+            one with them, and each starts its pipeline of loads anew: worth it for many rows only.
+    """
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+    programs_per_sm: int
+    masks_all: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPass:
+    """One launch: the sequences whose number of query tokens lies within bounds.
+
+    Attributes:
+        min_query_len, max_query_len: the bounds, both included.
+        tokens_per_tile: query tokens of a tile.
+        num_tiles: how many tiles the grid has room for.
+        is_one_tile: a sequence has one tile at most, and the tile has the sequence's number.
+        num_splits: programs that share a tile's KV; their results are put together by a second
+            kernel where there is more than one.
+    """
+
+    tiling: Tiling
+    min_query_len: int
+    max_query_len: int
+    tokens_per_tile: int
+    num_tiles: int
+    is_one_tile: bool
+    num_splits: int
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """The launches of a step's attention, one after the other, and what they need.
+
+    Attributes:
+        num_tokens, num_seqs: capacity of the batches that the plan serves.
+        workspace_size: float32 numbers for the parts of split results.
+    """
+
+    passes: tuple[AttentionPass, ...]
+    num_tokens: int
+    num_seqs: int
+    workspace_size: int
+
+
+def few_rows_tiling(rows: int, head_dim: int, kv_bytes: int) -> Tiling:
+    """For decode and verification: bound by memory, so many bytes in flight and few rows.
+
+    Args:
+        rows: that a tile must hold, padding not counted.
+        kv_bytes: of one number in the cache.
+    """
+    token_bytes = triton.next_power_of_2(head_dim) * kv_bytes
+    return Tiling(
+        block_m=max(_MIN_ROWS, triton.next_power_of_2(rows)),
+        block_n=max(32, min(128, _FEW_ROWS_TILE_BYTES // token_bytes)),
+        num_warps=4,
+        num_stages=3,
+        programs_per_sm=2,
+        masks_all=True,
+    )
+
+
+def many_rows_tiling(group: int, head_dim: int, kv_bytes: int, query_bytes: int) -> Tiling:
+    """For prefill: bound by arithmetic, so the largest products that registers hold."""
+    padded = triton.next_power_of_2(head_dim)
+    if query_bytes == 4:
+        block_m, block_n, num_warps, num_stages = 32, 32, 4, 2  # no tensor core: products in full
+    elif padded <= 64:
+        block_m, block_n, num_warps, num_stages = 128, 128, 8, 3
+    elif padded <= 128:
+        block_m, block_n, num_warps, num_stages = 128, 64, 8, 3
+    else:
+        block_m, block_n, num_warps, num_stages = 128, 32, 8, 2
+    return Tiling(
+        block_m=max(block_m, triton.next_power_of_2(group)),
+        block_n=block_n,
+        num_warps=num_warps,
+        num_stages=num_stages,
+        programs_per_sm=1,
+        masks_all=False,
+    )
+
+
+def plan_attention(
+    *,
+    num_tokens: int,
+    num_seqs: int,
+    max_query_len: int,
+    max_seq_len: int,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    kv_bytes: int,
+    query_bytes: int,
+    num_sms: int,
+    sliding_window: int | None = None,
+    few_rows: Tiling | None = None,
+    many_rows: Tiling | None = None,
+    num_splits: int | None = None,
+) -> AttentionPlan:
+    """Tiles, grids and splits for all batches within the bounds.
+
+    Args:
+        num_tokens, num_seqs, max_query_len, max_seq_len: upper bounds.
+        kv_bytes, query_bytes: of one number in the cache and in the query.
+        num_sms: multiprocessors of the device.
+        few_rows, many_rows, num_splits: to measure others than those that are chosen here; a
+            tiling's block_m is raised to what the rows need.
+    """
+    group = num_heads // num_kv_heads
+    if sliding_window is not None:
+        max_seq_len = min(max_seq_len, sliding_window + max_query_len)
+
+    def few(min_query_len: int, max_query_len: int) -> AttentionPass:
+        rows = max_query_len * group
+        tiling = few_rows or few_rows_tiling(rows, head_dim, kv_bytes)
+        tiling = replace(tiling, block_m=max(tiling.block_m, triton.next_power_of_2(rows)))
+        # A power of two where it fits, so that few variants are compiled.
+        tokens_per_tile = min(triton.next_power_of_2(max_query_len), tiling.block_m // group)
+        splits = num_splits or _num_splits(tiling, num_seqs * num_kv_heads, max_seq_len, num_sms)
+        return AttentionPass(
+            tiling, min_query_len, max_query_len, tokens_per_tile, num_seqs, True, splits
+        )
+
+    def many(min_query_len: int) -> AttentionPass:
+        tiling = many_rows or many_rows_tiling(group, head_dim, kv_bytes, query_bytes)
+        tiling = replace(tiling, block_m=max(tiling.block_m, triton.next_power_of_2(group)))
+        tokens_per_tile = tiling.block_m // group
+        num_tiles = num_tokens // tokens_per_tile + num_seqs
+        splits = num_splits or _num_splits(tiling, num_tiles * num_kv_heads, max_seq_len, num_sms)
+        return AttentionPass(
+            tiling, min_query_len, max_query_len, tokens_per_tile, num_tiles, False, splits
+        )
+
+    if max_query_len * group <= max(_FEW_ROWS, triton.next_power_of_2(group)):
+        passes: tuple[AttentionPass, ...] = (few(1, max_query_len),)
+    elif num_seqs == 1:
+        passes = (many(1),)
+    else:
+        # A decode's KV is split and read without waiting for rows that are not there.
+        few_tokens = max(1, _MIN_ROWS // group)
+        passes = (many(few_tokens + 1), few(1, few_tokens))
+    most_splits = max(part.num_splits for part in passes)
+    parts = num_tokens * num_heads * most_splits if most_splits > 1 else 0
+    return AttentionPlan(passes, num_tokens, num_seqs, workspace_size=parts * (head_dim + 1))
+
+
+def _num_splits(tiling: Tiling, num_programs: int, max_seq_len: int, num_sms: int) -> int:
+    """How many programs share a tile's KV, so that the device is full even when few are launched.
+
+    Never so many that a share of the longest sequence is less than a few tiles.
+    """
+    waves = _WAVES if tiling.masks_all else 1
+    wanted = waves * num_sms * tiling.programs_per_sm // max(1, num_programs)
+    longest = max_seq_len // (_MIN_TILES_PER_SPLIT * tiling.block_n)
+    return max(1, min(wanted, longest, MAX_SPLITS))

@@ -1,0 +1,64 @@
+"""Puts the results of programs that shared a row's KV together."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from taco_kernels.triton.attention_kernel import locate_tile
+
+
+@triton.jit(do_not_specialize=["num_seqs", "min_query_len", "max_query_len", "num_splits"])
+def reduce_splits_kernel(
+    partial_out,
+    partial_lse,
+    out,
+    query_start,
+    num_seqs,
+    min_query_len,
+    max_query_len,
+    num_splits,
+    value_scale,
+    out_token,
+    out_head,
+    HEAD_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    PADDED_SPLITS: tl.constexpr,
+    TOKENS_PER_TILE: tl.constexpr,
+    IS_ONE_TILE: tl.constexpr,
+):
+    """One row a program: the mean of its parts, each weighed by 2 to its log-sum.
+
+    partial_out: [num_tokens, num_heads, num_splits, HEAD_DIM]; partial_lse the same but for the
+    last dimension, in powers of two, -inf where a split had no share and wrote nothing. Grid: tiles
+    times TOKENS_PER_TILE, and heads. Splits: Dao et al. 2023, "Flash-Decoding".
+    """
+    slot = tl.program_id(0)
+    head = tl.program_id(1)
+    sequence, tile_in_sequence = locate_tile(
+        query_start, slot // TOKENS_PER_TILE, num_seqs, TOKENS_PER_TILE, IS_ONE_TILE
+    )
+    query_begin = tl.load(query_start + sequence)
+    query_len = tl.load(query_start + sequence + 1) - query_begin
+    token = tile_in_sequence * TOKENS_PER_TILE + slot % TOKENS_PER_TILE
+    if (query_len < min_query_len) | (query_len > max_query_len) | (token >= query_len):
+        return
+
+    row = (query_begin + token).to(tl.int64)
+    splits = tl.arange(0, PADDED_SPLITS)
+    dims = tl.arange(0, PADDED_DIM)
+    parts = (row * tl.num_programs(1) + head) * num_splits + splits
+    is_split = splits < num_splits
+    in_head = dims < HEAD_DIM
+    # Both loads at once: the numbers of an empty split are read and thrown away.
+    lse = tl.load(partial_lse + parts, mask=is_split, other=float("-inf"))
+    numbers = tl.load(
+        partial_out + parts[:, None] * HEAD_DIM + dims[None, :],
+        mask=is_split[:, None] & in_head[None, :],
+        other=0.0,
+    )
+    weights = tl.exp2(lse - tl.max(lse, 0))
+    numbers = tl.where((weights > 0)[:, None], numbers * weights[:, None], 0.0)
+    mean = tl.sum(numbers, 0) * (value_scale / tl.sum(weights, 0))
+    offsets = row * out_token + head * out_head + dims
+    tl.store(out + offsets, mean.to(out.dtype.element_ty), mask=in_head)

@@ -1,0 +1,145 @@
+"""Stores a step's keys and values in the paged cache."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_FP8 = torch.float8_e4m3fn
+_FP8_MAX = tl.constexpr(448.0)
+
+
+def write_kv(
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    kv_slot_mapping: Tensor,
+    *,
+    key_scale: float = 1.0,
+    value_scale: float = 1.0,
+) -> None:
+    """One layer's keys and values of a step into their slots.
+
+    Args:
+        key, value: [num_tokens, num_kv_heads, head_dim]; views of a fused projection are fine.
+        key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim]; in key's dtype, or
+            float8_e4m3fn, and then what is stored is key / key_scale, held within its range.
+        kv_slot_mapping: int64 [num_tokens], block * block_size + offset; a token at -1 is not
+            stored.
+
+    Raises:
+        ValueError: shapes, dtypes or strides that do not fit.
+    """
+    _check(key, value, key_cache, value_cache, kv_slot_mapping)
+    num_tokens, num_kv_heads, head_dim = key.shape
+    if num_tokens == 0:
+        return
+    _write_kv_kernel[(num_tokens,)](
+        key,
+        value,
+        key_cache,
+        value_cache,
+        kv_slot_mapping,
+        1.0 / key_scale,
+        1.0 / value_scale,
+        *key.stride()[:2],
+        *value.stride()[:2],
+        *key_cache.stride()[:3],
+        *value_cache.stride()[:3],
+        BLOCK_SIZE=key_cache.shape[1],
+        HEADS=num_kv_heads,
+        PADDED_HEADS=triton.next_power_of_2(num_kv_heads),
+        HEAD_DIM=head_dim,
+        PADDED_DIM=triton.next_power_of_2(head_dim),
+        IS_SCALED=key_cache.dtype == _FP8,
+        num_warps=4,
+    )
+
+
+def _check(
+    key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, kv_slot_mapping: Tensor
+) -> None:
+    if key.dim() != 3 or value.shape != key.shape or value.dtype != key.dtype:
+        raise ValueError(
+            f"key and value must be alike, [num_tokens, num_kv_heads, head_dim], not {key.dtype} "
+            f"{list(key.shape)} and {value.dtype} {list(value.shape)}"
+        )
+    for name, cache in (("key_cache", key_cache), ("value_cache", value_cache)):
+        if cache.dim() != 4 or cache.shape[2:] != key.shape[1:]:
+            raise ValueError(
+                f"{name} must be [num_blocks, block_size, {key.shape[1]}, {key.shape[2]}], not "
+                f"{list(cache.shape)}"
+            )
+        if cache.dtype not in (key.dtype, _FP8):
+            raise ValueError(f"{name} must be {key.dtype} or {_FP8}, not {cache.dtype}")
+    if key_cache.shape != value_cache.shape or key_cache.dtype != value_cache.dtype:
+        raise ValueError("key_cache and value_cache must be of one shape and one dtype")
+    if any(x.stride(-1) != 1 for x in (key, value, key_cache, value_cache)):
+        raise ValueError("the numbers of a head must be adjacent")
+    if (
+        kv_slot_mapping.dtype != torch.int64
+        or kv_slot_mapping.shape != key.shape[:1]
+        or not kv_slot_mapping.is_contiguous()
+    ):
+        raise ValueError(
+            f"kv_slot_mapping must be contiguous int64 [{key.shape[0]}], not "
+            f"{kv_slot_mapping.dtype} {list(kv_slot_mapping.shape)}"
+        )
+
+
+@triton.jit
+def _write_kv_kernel(
+    key,
+    value,
+    key_cache,
+    value_cache,
+    kv_slot_mapping,
+    key_factor,
+    value_factor,
+    key_token,
+    key_head,
+    value_token,
+    value_head,
+    key_cache_block,
+    key_cache_token,
+    key_cache_head,
+    value_cache_block,
+    value_cache_token,
+    value_cache_head,
+    BLOCK_SIZE: tl.constexpr,
+    HEADS: tl.constexpr,
+    PADDED_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    IS_SCALED: tl.constexpr,
+):
+    """All heads of one token a program; key_token, ... value_cache_head are strides."""
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.load(kv_slot_mapping + token)
+    heads = tl.arange(0, PADDED_HEADS)[:, None]
+    dims = tl.arange(0, PADDED_DIM)[None, :]
+    is_number = (heads < HEADS) & (dims < HEAD_DIM)
+    keys = tl.load(key + token * key_token + heads * key_head + dims, mask=is_number)
+    values = tl.load(value + token * value_token + heads * value_head + dims, mask=is_number)
+    if IS_SCALED:
+        keys = _within_fp8(keys, key_factor)
+        values = _within_fp8(values, value_factor)
+    block, offset = slot // BLOCK_SIZE, slot % BLOCK_SIZE
+    keys_at = block * key_cache_block + offset * key_cache_token + heads * key_cache_head
+    values_at = block * value_cache_block + offset * value_cache_token + heads * value_cache_head
+    is_stored = is_number & (slot >= 0)
+    tl.store(key_cache + keys_at + dims, keys.to(key_cache.dtype.element_ty), mask=is_stored)
+    tl.store(
+        value_cache + values_at + dims, values.to(value_cache.dtype.element_ty), mask=is_stored
+    )
+
+
+@triton.jit
+def _within_fp8(numbers, factor):
+    """Scaled, and held to the largest finite numbers of float8_e4m3fn; NaN stays NaN."""
+    numbers = numbers.to(tl.float32) * factor
+    numbers = tl.where(numbers > _FP8_MAX, _FP8_MAX, numbers)
+    return tl.where(numbers < -_FP8_MAX, -_FP8_MAX, numbers)
