@@ -1,6 +1,7 @@
 """A worker that costs nothing: it samples at once, and knows only how long its sequences are."""
 
 import time
+from collections.abc import Callable
 
 import numpy as np
 
@@ -36,6 +37,9 @@ class FakeExecutor:
         return StepOutput(
             epoch=plan.epoch, step_id=plan.step_id, slots=sampled, token_ids=token_ids
         )
+
+    def submit(self, plan: StepPlan, deliver: Callable[[StepOutput], None]) -> None:
+        deliver(self.execute(plan))
 
     def _wait_for_step(self) -> None:
         """Steps end `step_seconds` apart, or at once where the caller is behind."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from gpu.parts import NO_DEVICE_CODE
 from gpu.report import Report
 
 _NOT_MEASURED_BYTES = 1 << 20
@@ -64,9 +65,9 @@ class Context(Device):
 
 @contextmanager
 def open_context(part: str, device: str, folder: Path, seconds: float) -> Iterator[Context]:
-    """Ends the process with one line where there is no such device."""
+    """Ends the process with `NO_DEVICE_CODE` where there is no such device."""
     if device == "cuda" and not torch.cuda.is_available():
-        sys.exit("run: no GPU that torch can use; --device cpu tries the scripts without one")
+        sys.exit(NO_DEVICE_CODE)
     torch.manual_seed(0)
     gpu = torch.cuda.get_device_name() if device == "cuda" else "none: CPU, interpreted"
     report = Report(part, folder, seconds, gpu)

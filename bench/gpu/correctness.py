@@ -1,6 +1,6 @@
-"""The tests of the kernels and of the worker on CUDA, compiled and on the GPU.
+"""The kernels' tests, compiled and on the GPU, and whole models' tokens against torch's attention.
 
-They are the ones that run interpreted on a CPU; TACO_TRITON_DEVICE tells them where to run.
+The tests are the ones that run interpreted on a CPU: where there is a GPU they use it.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from typing import Any
 from xml.etree import ElementTree
 
 from gpu.context import Context
+from gpu.tokens import compare_tokens
 
 ROOT = Path(__file__).parents[2]
-# By name: what pytest is given, and its share of the part's time.
-_SUITES = {"kernels": ("tests/kernels/triton", 0.7), "worker": ("tests/worker/cuda", 1.0)}
+# By name: what pytest is given, and its share of the time that is left.
+_SUITES = {"kernels": ("tests/kernels/triton", 0.8), "worker": ("tests/worker/cuda", 1.0)}
 _TRIAL = {"kernels": ("tests/kernels/triton/test_activation.py", 1.0)}
 _SHOWN_FAILURES, _FAILURE_CHARS = 25, 500
 # Compiling takes most of the time, and that is done by the host's cores.
@@ -29,34 +30,35 @@ _END_SECONDS = 8.0
 
 
 def measure(context: Context) -> None:
+    compare_tokens(context)
     for name, (path, share) in (_SUITES if context.is_real else _TRIAL).items():
         if not (ROOT / path).exists():
             context.report.leave_out(name, f"there is no {path}")
             continue
-        found = run_suite(path, context.device.type, share * context.report.seconds_left)
+        found = run_suite(path, share * context.report.seconds_left, parallel=context.is_real)
         line = f"{found['ran']} ran, {found['failed']} failed, {found['skipped']} skipped"
         context.report.add(name, found, line)
 
 
-def run_suite(path: str, device: str, seconds: float) -> dict[str, Any]:
+def run_suite(path: str, seconds: float, *, parallel: bool) -> dict[str, Any]:
     """Numbers of tests and the first lines of the failures; at the limit pytest is interrupted."""
     with TemporaryDirectory() as folder:
         results = Path(folder) / "results.xml"
         options = ["-c", "bench/gpu/pytest.ini", "--rootdir", ".", f"--junitxml={results}"]
         # Those compile without a GPU what is compiled for this one anyway.
         options += ["-q", "-p", "no:cacheprovider", "--ignore-glob=*test_compile*"]
-        if device == "cuda" and importlib.util.find_spec("xdist"):
+        if parallel and importlib.util.find_spec("xdist"):
             options += ["-n", str(_PROCESSES)]
-        in_time = _run([sys.executable, "-m", "pytest", path, *options], device, seconds)
+        in_time = _run([sys.executable, "-m", "pytest", path, *options], seconds)
         if not results.exists():
             return {"ran": 0, "failed": 1, "skipped": 0, "in_time": in_time, "failures": []}
         return _summarize(results) | {"in_time": in_time}
 
 
-def _run(command: Sequence[str], device: str, seconds: float) -> bool:
+def _run(command: Sequence[str], seconds: float) -> bool:
     """Whether it ended by itself."""
     # Without a C++ compiler the CPU kernels, which no test here needs, are not built.
-    environment = os.environ | {"TACO_TRITON_DEVICE": device, "CXX": "false"}
+    environment = os.environ | {"CXX": "false"}
     process = subprocess.Popen(command, cwd=ROOT, env=environment)
     try:
         process.wait(max(1.0, seconds - _END_SECONDS))

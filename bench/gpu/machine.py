@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-import triton
 from gpu import report
 from gpu.context import Context
 from gpu.timing import time_calls
@@ -63,7 +62,6 @@ def load_ceilings(context: Context) -> Ceilings:
 def describe(context: Context) -> dict[str, Any]:
     found: dict[str, Any] = {
         "cuda": torch.version.cuda,
-        "triton": triton.__version__,
         "versions": versions(_PACKAGES),
         "nvcc": shutil.which("nvcc"),
     }

@@ -14,6 +14,7 @@ from gpu.report import DONE, set_status
 # What a part keeps of its limit to write its last figures and end in good order.
 END_SECONDS = 6.0
 _ERROR_CHARS = 4000
+NO_DEVICE, NO_DEVICE_CODE = "no device", 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,4 +95,6 @@ def run(name: str, command: Sequence[str], limit: float, folder: Path) -> str:
 def _status(code: int) -> str:
     if code == 0:
         return DONE
+    if code == NO_DEVICE_CODE:
+        return NO_DEVICE
     return f"failed: {signal.Signals(-code).name}" if code < 0 else f"failed: exit {code}"

@@ -11,8 +11,8 @@ from gpu.llama import LLAMA_3_8B, TINY
 from gpu.mix import SHAREGPT_LIKE, TRIAL, Mix
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, StaticCache
 
-_PROMPT_LEN = 1024
-_STEPS = 64
+# Tokens of a prompt, and steps behind it.
+_REAL, _TRIAL = (1024, 64), (24, 3)
 # Seconds: a model's worth of code is compiled for each batch size.
 _COMPILE_SECONDS = 45.0
 _MIX_SECONDS = 25.0
@@ -28,13 +28,17 @@ def measure(context: Context) -> None:
             _measure_mix(context, model, SHAREGPT_LIKE if context.is_real else TRIAL)
         except Exception as error:  # whatever the library raises, the rest is measured
             report.leave_out("continuous batching", error)
+    prompt_len, steps = _REAL if context.is_real else _TRIAL
     for batch in (1, 128, 32) if context.is_real else (2,):
-        name = f"static cache, decode {batch}x{_PROMPT_LEN}"
+        name = f"static cache, decode {batch}x{prompt_len}"
         if report.has_time(name, _COMPILE_SECONDS if context.is_real else 0):
             try:
-                _measure_loop(context, model, name, batch)
+                itl = _loop_ms(context, model, batch, prompt_len, steps)
             except Exception as error:
                 report.leave_out(name, error)
+                continue
+            figures = {"itl_ms": round(itl, 3), "tok_per_s": round(1e3 * batch / itl)}
+            report.add(name, figures, f"{itl:9.3f} ms {figures['tok_per_s']:9,} tok/s")
 
 
 def _make_model(context: Context) -> Any:
@@ -76,9 +80,8 @@ def _measure_mix(context: Context, model: Any, mix: Mix) -> None:
 
 
 @torch.no_grad()
-def _measure_loop(context: Context, model: Any, name: str, batch: int) -> None:
-    """Greedy decoding after a prompt, one compiled step at a time; the prompt is not timed."""
-    prompt_len, steps = (_PROMPT_LEN, _STEPS) if context.is_real else (24, 3)
+def _loop_ms(context: Context, model: Any, batch: int, prompt_len: int, steps: int) -> float:
+    """Milliseconds a step of greedy decoding, compiled; the prompt is not timed."""
     cache = StaticCache(config=model.config, max_cache_len=prompt_len + steps + 8)
     ids = torch.randint(16, model.config.vocab_size, (batch, prompt_len), device=context.device)
     step = torch.compile(model.forward, mode="reduce-overhead") if context.is_real else model
@@ -95,9 +98,7 @@ def _measure_loop(context: Context, model: Any, name: str, batch: int) -> None:
     for _ in range(steps):
         token = decode(step, token.clone())
     _wait(context)
-    itl = 1e3 * (time.perf_counter() - begun) / steps
-    figures = {"itl_ms": round(itl, 3), "tok_per_s": round(1e3 * batch / itl)}
-    context.report.add(name, figures, f"{itl:9.3f} ms {figures['tok_per_s']:9,} tok/s")
+    return 1e3 * (time.perf_counter() - begun) / steps
 
 
 def _wait(context: Context) -> None:

@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 
 from gpu import parts, requirements, table
+from gpu.report import DONE
 
 RESULTS = Path(__file__).parents[1] / "results" / "gpu"
 
@@ -38,23 +39,32 @@ def main() -> None:
         sys.exit(f"run: {error}")
     begun = time.monotonic()
     elapsed: list[float] = []
+    statuses: list[str] = []
     allowed = parts.limits(chosen, 60 * args.minutes, elapsed)
     for part in chosen:
         elapsed.append(time.monotonic() - begun)
         limit = next(allowed)
         print(f"-- {part.name}: {part.about}, at most {limit:.0f} s", flush=True)
-        parts.run(part.name, _command(part.name, args.device, folder, limit), limit, folder)
+        command = _command(part.name, args.device, folder, limit)
+        status = parts.run(part.name, command, limit, folder)
+        if status == parts.NO_DEVICE:
+            sys.exit("run: no GPU that torch can use; --device cpu tries the scripts without one")
+        statuses.append(status)
     print(f"-- {time.monotonic() - begun:.0f} s; records in {folder}")
     print(table.render(folder))
     if missing:
         print(requirements.advice(missing))
+    sys.exit(any(status != DONE for status in statuses))
 
 
 def run_part(name: str, device: str, folder: Path, seconds: float) -> None:
     """Measures one part in this process; its record is in `folder` whatever happens later."""
     if device == "cpu":
-        os.environ["TRITON_INTERPRET"] = "1"  # before anything imports a kernel
-    from gpu.context import open_context
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch looks
+        from support import triton_interpreter
+
+        triton_interpreter.install()
+    from gpu.context import open_context  # a run itself needs no torch
 
     with open_context(name, device, folder, seconds) as context:
         importlib.import_module(f"gpu.{name}").measure(context)

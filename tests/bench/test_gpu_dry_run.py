@@ -1,0 +1,54 @@
+"""Each part of a GPU run on the CPU, with tiny shapes: nobody wants to meet its slips on a GPU."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gpu import report
+
+ROOT = Path(__file__).parents[2]
+
+# Figures that each part has, and what it leaves out because there is no GPU.
+EXPECTED: dict[str, tuple[set[str], set[str]]] = {
+    "machine": ({"environment", "ceilings"}, set()),
+    "correctness": ({"tokens, float32", "kernels"}, set()),
+    "attention": ({"heads", "decode 2x40", "prefill 1x24", "chunk 1x8 of 40"}, set()),
+    "kernels": (
+        {"linear qkv, 3 rows", "rms_norm with residual, 1 rows", "rotary, KV write, 3 rows"}
+        | {"silu_mul, 3 rows", "choose, top_p 0.9, 2 rows", "logprobs, 5 best, 2 rows"}
+        | {"5 blocks to the host"},
+        set(),
+    ),
+    "sweep": ({"decode 2x40", "prefill 1x40"}, set()),
+    "worker": ({"start", "prefill 40 by 16", "decode 2x24", "decode 1x40"}, set()),
+    "engine": ({"start", "mix", "decode 2x26"}, set()),
+    "peers": ({"start", "static cache, decode 2x24"}, {"continuous batching"}),
+}
+
+
+def dry_run(part: str, folder: Path) -> dict[str, Any]:
+    path = os.pathsep.join(str(ROOT / name) for name in ("bench", "tests", "demo"))
+    command = [sys.executable, "-m", "gpu.run", "--part", part, "--device", "cpu"]
+    command += ["--folder", str(folder), "--seconds", "100"]
+    environment = os.environ | {"PYTHONPATH": path}
+    done = subprocess.run(
+        command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return report.read(part, folder)
+
+
+@pytest.mark.parametrize("part", EXPECTED)
+def test_a_part_runs_without_a_gpu(part: str, tmp_path: Path) -> None:
+    record = dry_run(part, tmp_path)
+    figures, left_out = EXPECTED[part]
+    assert record["status"] == report.DONE
+    assert figures <= record["figures"].keys()
+    assert record.get("left_out", {}).keys() == left_out
+    assert record["gpu"] == "none: CPU, interpreted"
+    for name, line in record["figures"].items():
+        assert line.get("right", True), name
+        assert not line.get("failed"), name

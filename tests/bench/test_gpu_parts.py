@@ -1,0 +1,188 @@
+"""How a run goes on whatever its parts do, and what it says in the end."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gpu import goals, parts, report, requirements, table
+from gpu.parts import PARTS, Part
+from packaging.requirements import Requirement
+
+BENCH = Path(__file__).parents[2] / "bench"
+RUN = BENCH / "gpu" / "run.sh"
+
+
+@pytest.fixture(autouse=True)
+def _parts_find_their_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(BENCH))
+
+
+def run(code: str, folder: Path, limit: float = 60.0) -> str:
+    return parts.run("machine", [sys.executable, "-c", code], limit, folder)
+
+
+def test_every_part_is_a_module() -> None:
+    for part in PARTS:
+        assert (Path(parts.__file__).parent / f"{part.name}.py").exists()
+
+
+def test_no_more_files_than_a_lent_machine_gives_back() -> None:
+    assert len(PARTS) <= 8
+
+
+def test_parts_come_in_the_order_of_a_run() -> None:
+    assert [part.name for part in parts.choose(["worker", "machine"])] == ["machine", "worker"]
+    assert parts.choose([]) == list(PARTS)
+    with pytest.raises(ValueError, match="no part gpus; there are machine, "):
+        parts.choose(["gpus"])
+
+
+def test_time_that_a_part_leaves_goes_to_those_behind_it() -> None:
+    chosen = [Part("a", 1, ""), Part("b", 2, ""), Part("c", 1, "")]
+    elapsed: list[float] = []
+    found = []
+    allowed = parts.limits(chosen, 400, elapsed)
+    for seconds in (0.0, 20.0, 330.0):
+        elapsed.append(seconds)
+        found.append(next(allowed))
+    assert found == [100, 280, 70]
+
+
+def test_the_last_words_of_a_part_that_fails_are_kept(tmp_path: Path) -> None:
+    assert run("raise SystemExit('no such thing')", tmp_path) == "failed: exit 1"
+    assert report.read("machine", tmp_path) == {
+        "part": "machine",
+        "figures": {},
+        "status": "failed: exit 1",
+        "error": "no such thing\n",
+    }
+
+
+def test_a_part_that_crashes_keeps_its_figures(tmp_path: Path) -> None:
+    code = f"""
+import os, signal
+from pathlib import Path
+from gpu.report import Report
+part = Report("machine", Path({str(tmp_path)!r}), 60, "a GPU")
+part.add("first", {{"us": 7}})
+os.kill(os.getpid(), signal.SIGSEGV)
+"""
+    assert run(code, tmp_path) == "failed: SIGSEGV"
+    record = report.read("machine", tmp_path)
+    assert record["figures"] == {"first": {"us": 7}}
+    assert record["status"] == "failed: SIGSEGV"
+    assert record["gpu"] == "a GPU"
+    assert {"date", "command", "machine", "versions"} < record.keys()
+
+
+def test_a_part_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
+    code = f"""
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+open({str(tmp_path / "child")!r}, "w").write(str(child.pid))
+child.wait()
+"""
+    assert run(code, tmp_path, limit=3.0) == "killed after 3 s"
+    pid = int((tmp_path / "child").read_text())
+    stat = Path(f"/proc/{pid}/stat")
+    assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_what_is_left_out_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    part = report.Report("machine", tmp_path, 5.0, "a GPU")
+    assert part.has_time("short", 1.0)
+    assert not part.has_time("long", 100.0)
+    part.leave_out("other", RuntimeError("no such kernel\nand more"))
+    part.close()
+    record = report.read("machine", tmp_path)
+    assert record["status"] == report.DONE
+    assert record["left_out"]["long"].startswith("no time: ")
+    assert record["left_out"]["other"] == "no such kernel"
+    assert "left out: no such kernel" in capsys.readouterr().out
+
+
+def write(folder: Path, part: str, figures: dict[str, Any]) -> None:
+    content = {"part": part, "status": "done", "seconds": 3, "gpu": "NVIDIA H200"}
+    (folder / f"{part}.json").write_text(json.dumps(content | {"figures": figures}))
+
+
+def outcome(folder: Path, text: str) -> str:
+    (line,) = (line for line in table.render(folder).splitlines() if line.startswith(text))
+    return line.removeprefix(text).strip()
+
+
+def test_goals_are_read_off_the_records(tmp_path: Path) -> None:
+    attention = {
+        "heads": {"query": 32},
+        "decode 1x1024": {"copy_share": 0.3, "right": True},  # too little KV to count
+        "decode 32x1024": {"copy_share": 0.84, "right": True},
+        "decode 1x8192": {"copy_share": 0.9, "right": False},
+        "prefill 1x8192": {"copy_share": 0.1, "tflops": 451.2, "right": True},
+    }
+    write(tmp_path, "attention", attention)
+    write(
+        tmp_path,
+        "worker",
+        {
+            "start": {"made_seconds": 9.5, "first_step_seconds": 1.25},
+            "decode 1x1024": {"itl_ms": 4.5},
+            "decode 1x32768": {"itl_ms": 5.6},
+            "prefill 1024 by 1024": {"tok_per_s": 41_000},
+            "prefill 8192 by 2048": {"tok_per_s": 37_900},
+        },
+    )
+    assert outcome(tmp_path, "attention outputs").endswith("0.75  ≥ 1              missed")
+    assert outcome(tmp_path, "decode attention").endswith("missed")
+    assert outcome(tmp_path, "prefill attention, 8k").endswith("≥ 420 TFLOP/s    met")
+    assert outcome(tmp_path, "ITL less").split() == ["4.601", "≤", "4.5", "ms", "missed"]
+    assert outcome(tmp_path, "prefill  ").split() == ["37,900", "≥", "3.8e+04", "tok/s", "missed"]
+    assert outcome(tmp_path, "first token").split() == ["10.75", "≤", "15", "s", "met"]
+    assert outcome(tmp_path, "device idle, steps").endswith(goals.NOT_MEASURED)
+    assert outcome(tmp_path, "tests that fail").endswith(goals.NOT_MEASURED)
+
+
+def test_failing_tests_are_counted_over_suites(tmp_path: Path) -> None:
+    suites = {"kernels": {"ran": 40, "failed": 2}, "worker": {"ran": 3, "failed": 1}}
+    write(tmp_path, "correctness", suites)
+    assert outcome(tmp_path, "tests that fail").split() == ["3", "≤", "0", "missed"]
+
+
+def test_missing_packages_come_with_the_command_that_fetches_them() -> None:
+    needed = [Requirement("protobuf>=7"), Requirement("no-such-package>=2")]
+    line = requirements.advice(needed)
+    assert "\n" not in line
+    assert "pip download --no-deps" in line
+    pins = (requirements.ROOT / "constraints.txt").read_text().split()
+    (pinned,) = (pin for pin in pins if pin.startswith("protobuf=="))
+    assert line.endswith(f"-d .whl {pinned} 'no-such-package>=2'")
+
+
+def test_this_environment_has_what_a_run_needs() -> None:
+    assert requirements.missing() == []
+
+
+def test_a_run_without_a_gpu_ends_with_one_line(tmp_path: Path) -> None:
+    environment = os.environ | {
+        "PYTHON": sys.executable,
+        "OUT": str(tmp_path),
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    done = subprocess.run([RUN], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "run: no GPU that torch can use; --device cpu tries the scripts without one\n"
+    )
+    assert report.read("machine", tmp_path)["status"] == "no device"
+
+
+def test_a_run_that_names_no_part_ends_with_one_line() -> None:
+    environment = os.environ | {"PYTHON": sys.executable}
+    done = subprocess.run(
+        [RUN, "--only", "gpus"], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("run: no part gpus; there are machine, ")
