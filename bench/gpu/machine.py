@@ -63,7 +63,7 @@ def describe(context: Context) -> dict[str, Any]:
     found: dict[str, Any] = {
         "cuda": torch.version.cuda,
         "versions": versions(_PACKAGES),
-        "nvcc": shutil.which("nvcc"),
+        "has_nvcc": shutil.which("nvcc") is not None,
     }
     if context.is_real:
         properties = torch.cuda.get_device_properties(context.device)

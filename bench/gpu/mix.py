@@ -43,5 +43,5 @@ def random_prompts(lengths: Sequence[int], vocab_size: int, seed: int = 0) -> li
     return [[rng.randrange(_LOW_ID, vocab_size) for _ in range(length)] for length in lengths]
 
 
-SHAREGPT_LIKE = Mix(512, 120, 150, 1024, vocab_size=128256)
+SHAREGPT_LIKE = Mix(384, 120, 150, 1024, vocab_size=128256)
 TRIAL = Mix(3, 8, 4, 12, vocab_size=512)

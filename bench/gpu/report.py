@@ -28,7 +28,7 @@ class Report:
         self.gpu = gpu
         self.figures: dict[str, Any] = {}
         self._left_out: dict[str, str] = {}
-        self._header = record.describe()
+        self._header = record.describe() | {"command": f"bench/gpu/run.sh --only {part}"}
         self._write(RUNNING)
 
     @property

@@ -103,7 +103,7 @@ def test_a_mix_is_the_same_each_time_and_within_its_lengths() -> None:
     assert requests == SHAREGPT_LIKE.requests()
     assert requests != SHAREGPT_LIKE.requests(seed=1)
     lengths = np.array([(len(prompt), output) for prompt, output in requests])
-    assert len(requests) == 512
+    assert len(requests) == SHAREGPT_LIKE.count
     assert lengths.min() >= 4
     assert lengths.max() <= 1024
     assert np.median(lengths, axis=0) == pytest.approx([120, 150], rel=0.15)
