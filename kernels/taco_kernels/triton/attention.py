@@ -110,19 +110,7 @@ def paged_attention(
     if num_tokens == 0 or batch.num_seqs == 0:
         return out
     if plan is None:
-        plan = plan_attention(
-            num_tokens=num_tokens,
-            num_seqs=batch.num_seqs,
-            max_query_len=min(batch.max_query_len, num_tokens),
-            max_seq_len=batch.max_seq_len,
-            num_heads=num_heads,
-            num_kv_heads=key_cache.shape[2],
-            head_dim=head_dim,
-            kv_bytes=key_cache.itemsize,
-            query_bytes=query.itemsize,
-            num_sms=_num_sms(query.device),
-            sliding_window=sliding_window,
-        )
+        plan = plan_batch(query, key_cache, batch, sliding_window)
     if num_tokens > plan.num_tokens or batch.num_seqs > plan.num_seqs:
         raise ValueError(
             f"{num_tokens} tokens of {batch.num_seqs} sequences do not fit a plan for "
@@ -205,6 +193,26 @@ def paged_attention(
                 num_warps=4,
             )
     return out
+
+
+def plan_batch(
+    query: Tensor, key_cache: Tensor, batch: AttentionBatch, sliding_window: int | None
+) -> AttentionPlan:
+    """The plan that `paged_attention` makes for these, which all layers of a step can share."""
+    num_tokens, num_heads, head_dim = query.shape
+    return plan_attention(
+        num_tokens=num_tokens,
+        num_seqs=batch.num_seqs,
+        max_query_len=min(batch.max_query_len, num_tokens),
+        max_seq_len=batch.max_seq_len,
+        num_heads=num_heads,
+        num_kv_heads=key_cache.shape[2],
+        head_dim=head_dim,
+        kv_bytes=key_cache.itemsize,
+        query_bytes=query.itemsize,
+        num_sms=_num_sms(query.device),
+        sliding_window=sliding_window,
+    )
 
 
 def _grid(part: AttentionPass, num_kv_heads: int) -> tuple[int, int, int]:

@@ -125,8 +125,8 @@ def _write_kv_kernel(
     keys = tl.load(key + token * key_token + heads * key_head + dims, mask=is_number)
     values = tl.load(value + token * value_token + heads * value_head + dims, mask=is_number)
     if IS_SCALED:
-        keys = _within_fp8(keys, key_factor)
-        values = _within_fp8(values, value_factor)
+        keys = within_fp8(keys, key_factor)
+        values = within_fp8(values, value_factor)
     block, offset = slot // BLOCK_SIZE, slot % BLOCK_SIZE
     keys_at = block * key_cache_block + offset * key_cache_token + heads * key_cache_head
     values_at = block * value_cache_block + offset * value_cache_token + heads * value_cache_head
@@ -138,7 +138,7 @@ def _write_kv_kernel(
 
 
 @triton.jit
-def _within_fp8(numbers, factor):
+def within_fp8(numbers, factor):
     """Scaled, and held to the largest finite numbers of float8_e4m3fn; NaN stays NaN."""
     numbers = numbers.to(tl.float32) * factor
     numbers = tl.where(numbers > _FP8_MAX, _FP8_MAX, numbers)
