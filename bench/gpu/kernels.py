@@ -17,13 +17,14 @@ from cpu_sampling import SETTINGS, make_choice, sort_and_draw
 from gpu.context import Context
 from gpu.machine import Ceilings, load_ceilings
 from gpu.timing import Call, time_calls
-from taco_worker.sampling.triton_ops import TritonSampling
 from torch import Tensor
 from torch.nn.functional import linear, rms_norm, silu
 
 from taco_kernels.triton import activation, norm, rotary
 from taco_kernels.triton.block_copy import copy_blocks
 from taco_worker.sampling.torch_ops import TorchSampling
+from taco_worker.sampling.triton_ops import TritonSampling
+from taco_worker.transfers import Transfers
 
 _BLOCK_SIZE = 16
 _WORK_SECONDS = 3.0
@@ -200,7 +201,7 @@ def _activations(context: Context, sizes: Sizes, ceilings: Ceilings) -> Iterator
 
 def _choices(context: Context, sizes: Sizes, ceilings: Ceilings) -> Iterator[Work]:
     """From logits to tokens; columns of parameters go up from the host each time."""
-    ours, by_torch = TritonSampling(context.device), TorchSampling()
+    ours, by_torch = TritonSampling(Transfers(context.device)), TorchSampling()
     for rows in sizes.sampled_rows:
         logits = _zipf_logits(context, rows, sizes.vocab)
         for name, setting in SETTINGS.items():
@@ -216,7 +217,7 @@ def _choices(context: Context, sizes: Sizes, ceilings: Ceilings) -> Iterator[Wor
 
 
 def _logprobs(context: Context, sizes: Sizes, ceilings: Ceilings) -> Iterator[Work]:
-    ours, by_torch = TritonSampling(context.device), TorchSampling()
+    ours, by_torch = TritonSampling(Transfers(context.device)), TorchSampling()
     for rows in sizes.sampled_rows:
         logits = _zipf_logits(context, rows, sizes.vocab)
         arguments = (logits, logits.argmax(-1), np.full(rows, 5, np.int32))
