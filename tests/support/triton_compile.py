@@ -113,13 +113,14 @@ def _measure(compiled: Any) -> Compiled:
         command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", "--dump-sass", cubin.name]
         dump = subprocess.run(command, check=True, text=True, capture_output=True).stdout
     usage = {name: int(number) for name, number in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", dump)}
+    opcodes = re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?\w+\s+)?([\w.]+)", dump, re.M)
     return Compiled(
         kernel=compiled.metadata.name,
         num_warps=compiled.metadata.num_warps,
         shared_bytes=compiled.metadata.shared,
         registers=usage["REG"],
         spilled_bytes=usage["STACK"] + usage["LOCAL"],
-        opcodes=Counter(re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?\w+\s+)?([\w.]+)", dump, re.M)),
+        opcodes=dict(Counter(opcodes)),
     )
 
 
