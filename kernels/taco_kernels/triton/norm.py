@@ -1,0 +1,262 @@
+"""Norms of rows, fused with the residual sum that comes before them.
+
+Reference: `taco_kernels.reference.norm`. A row is read once where it fits into one program's
+registers, else once for each sum and once to be written.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+# The widest row that one program holds: 32 numbers a thread.
+_MAX_HELD = 16384
+_WIDE_BLOCK = 4096
+# Below this, rows do not fill the device: more threads for each make it ready sooner.
+_FEW_ROWS = 512
+
+
+def rms_norm(
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    *,
+    residual: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Root mean square norm (Zhang and Sennrich 2019) of rows, computed in float32.
+
+    Args:
+        x: [num_rows, width] or [num_tokens, num_heads, width]; any strides but the last, 1.
+        weight: [width].
+        residual: as x; becomes residual + x, rounded to its dtype, and that is what is normed.
+        out: as x, and may be x itself.
+
+    Returns:
+        `out`, or a new contiguous tensor.
+
+    Raises:
+        ValueError: shapes, dtypes or strides that do not fit.
+    """
+    return _norm(x, weight, None, eps, residual, out)
+
+
+def layer_norm(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    *,
+    residual: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Layer norm (Ba et al. 2016) of rows, computed in float32; bias: [width], else `rms_norm`."""
+    return _norm(x, weight, bias, eps, residual, out)
+
+
+def _norm(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    residual: Tensor | None,
+    out: Tensor | None,
+) -> Tensor:
+    if out is None:
+        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    _check(x, weight, bias, residual, out)
+    width = x.shape[-1]
+    num_rows = x.numel() // width
+    if num_rows == 0:
+        return out
+    summed = out if residual is None else residual  # never read without a residual
+    arguments = (
+        x,
+        summed,
+        weight,
+        weight if bias is None else bias,
+        out,
+        num_rows,
+        x.shape[1] if x.dim() == 3 else 1,
+        *_row_strides(x),
+        *_row_strides(summed),
+        *_row_strides(out),
+        eps,
+    )
+    kind = {"WIDTH": width, "CENTERED": bias is not None, "HAS_RESIDUAL": residual is not None}
+    block = triton.next_power_of_2(width)
+    if block > _MAX_HELD:
+        _norm_wide_row[(num_rows,)](*arguments, **kind, BLOCK=_WIDE_BLOCK, num_warps=16)
+        return out
+    if num_rows <= _FEW_ROWS:
+        rows, num_warps = 1, block // 256
+    else:
+        rows = max(1, 2048 // block)
+        num_warps = rows * block // 512
+    _norm_held_rows[(triton.cdiv(num_rows, rows),)](
+        *arguments, **kind, BLOCK=block, ROWS=rows, num_warps=max(1, min(16, num_warps))
+    )
+    return out
+
+
+def _row_strides(x: Tensor) -> tuple[int, int]:
+    """Of tokens and, where there are heads, of heads."""
+    return (x.stride(0), x.stride(1)) if x.dim() == 3 else (x.stride(0), 0)
+
+
+def _check(
+    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, out: Tensor
+) -> None:
+    if x.dtype not in _DTYPES or x.dim() not in (2, 3) or x.shape[-1] == 0:
+        raise ValueError(
+            f"x must be rows of float16, bfloat16 or float32, not {x.dtype} {list(x.shape)}"
+        )
+    for name, vector in (("weight", weight), ("bias", bias)):
+        if vector is not None and (
+            vector.dtype != x.dtype or vector.shape != x.shape[-1:] or not vector.is_contiguous()
+        ):
+            raise ValueError(
+                f"{name} must be {x.dtype} [{x.shape[-1]}] like x, not {vector.dtype} "
+                f"{list(vector.shape)} with strides {vector.stride()}"
+            )
+    for name, rows in (("x", x), ("residual", residual), ("out", out)):
+        if rows is not None and (
+            rows.dtype != x.dtype or rows.shape != x.shape or rows.stride(-1) != 1
+        ):
+            raise ValueError(
+                f"{name} must be {x.dtype} {list(x.shape)} like x with adjacent numbers, not "
+                f"{rows.dtype} {list(rows.shape)} with strides {rows.stride()}"
+            )
+
+
+@triton.jit
+def _sum_with_residual(x, residual, x_offsets, residual_offsets, mask, HAS_RESIDUAL: tl.constexpr):
+    """The numbers to norm in float32; with a residual they are stored as the new residual."""
+    numbers = tl.load(x + x_offsets, mask=mask, other=0.0).to(tl.float32)
+    if HAS_RESIDUAL:
+        numbers += tl.load(residual + residual_offsets, mask=mask, other=0.0).to(tl.float32)
+        rounded = numbers.to(residual.dtype.element_ty)
+        tl.store(residual + residual_offsets, rounded, mask=mask)
+        numbers = rounded.to(tl.float32)
+    return numbers
+
+
+@triton.jit
+def _scaled(normed, weight, bias, dtype: tl.constexpr, CENTERED: tl.constexpr):
+    """LayerNorm rounds once, RMSNorm before its weight and after it, as models were trained."""
+    if CENTERED:
+        scaled = normed * weight.to(tl.float32) + bias.to(tl.float32)
+    else:
+        scaled = normed.to(dtype).to(tl.float32) * weight.to(tl.float32)
+    return scaled.to(dtype)
+
+
+@triton.jit
+def _norm_held_rows(
+    x,
+    residual,
+    weight,
+    bias,
+    out,
+    num_rows,
+    heads,
+    x_token,
+    x_head,
+    residual_token,
+    residual_head,
+    out_token,
+    out_head,
+    eps,
+    WIDTH: tl.constexpr,
+    CENTERED: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """ROWS whole rows a program, each of them in registers from the load to the store."""
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    columns = tl.arange(0, BLOCK)[None, :]
+    mask = (rows < num_rows) & (columns < WIDTH)
+    tokens, head = (rows // heads).to(tl.int64), (rows % heads).to(tl.int64)
+    numbers = _sum_with_residual(
+        x,
+        residual,
+        tokens * x_token + head * x_head + columns,
+        tokens * residual_token + head * residual_head + columns,
+        mask,
+        HAS_RESIDUAL,
+    )
+    # Asked for before the sums, whose barriers no load can be moved across.
+    weights = tl.load(weight + columns, mask=columns < WIDTH, other=0.0)
+    biases = weights
+    if CENTERED:
+        biases = tl.load(bias + columns, mask=columns < WIDTH, other=0.0)
+        mean = tl.sum(numbers, axis=1, keep_dims=True) / WIDTH
+        numbers = tl.where(columns < WIDTH, numbers - mean, 0.0)
+    mean_square = tl.sum(numbers * numbers, axis=1, keep_dims=True) / WIDTH
+    normed = numbers * tl.rsqrt(mean_square + eps)
+    scaled = _scaled(normed, weights, biases, out.dtype.element_ty, CENTERED)
+    tl.store(out + tokens * out_token + head * out_head + columns, scaled, mask=mask)
+
+
+@triton.jit
+def _norm_wide_row(
+    x,
+    residual,
+    weight,
+    bias,
+    out,
+    num_rows,
+    heads,
+    x_token,
+    x_head,
+    residual_token,
+    residual_head,
+    out_token,
+    out_head,
+    eps,
+    WIDTH: tl.constexpr,
+    CENTERED: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One row a program, BLOCK columns at a time; passes after the first find it in the cache."""
+    row = tl.program_id(0)
+    token, head = (row // heads).to(tl.int64), (row % heads).to(tl.int64)
+    x += token * x_token + head * x_head
+    residual += token * residual_token + head * residual_head
+    out += token * out_token + head * out_head
+    columns = tl.arange(0, BLOCK)
+    sums = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, WIDTH, BLOCK):
+        at = start + columns
+        numbers = _sum_with_residual(x, residual, at, at, at < WIDTH, HAS_RESIDUAL)
+        sums += numbers if CENTERED else numbers * numbers
+    summed = x
+    if HAS_RESIDUAL:
+        summed = residual
+        # Other threads may have stored what this one reads next.
+        tl.debug_barrier()
+    mean = 0.0
+    if CENTERED:
+        mean = tl.sum(sums) / WIDTH
+        sums = tl.zeros([BLOCK], tl.float32)
+        for start in range(0, WIDTH, BLOCK):
+            at = start + columns
+            numbers = tl.load(summed + at, mask=at < WIDTH, other=0.0).to(tl.float32)
+            distances = tl.where(at < WIDTH, numbers - mean, 0.0)
+            sums += distances * distances
+    inverse = tl.rsqrt(tl.sum(sums) / WIDTH + eps)
+    for start in range(0, WIDTH, BLOCK):
+        at = start + columns
+        normed = tl.load(summed + at, mask=at < WIDTH, other=0.0).to(tl.float32)
+        normed = (normed - mean) * inverse
+        weights = tl.load(weight + at, mask=at < WIDTH, other=0.0)
+        biases = weights
+        if CENTERED:
+            biases = tl.load(bias + at, mask=at < WIDTH, other=0.0)
+        scaled = _scaled(normed, weights, biases, out.dtype.element_ty, CENTERED)
+        tl.store(out + at, scaled, mask=at < WIDTH)
