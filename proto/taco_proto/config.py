@@ -51,10 +51,18 @@ class WorkerConfig:
     Attributes:
         scheduler: address to dial (`unix:/path` or `host:port`).
         block_size: tokens a KV block.
-        kv_cache_dtype: auto (the model's), float32, bfloat16 or int8.
+        device: cpu, cuda, cuda:N, or auto, which is a GPU where there is one.
+        kv_cache_dtype: auto (the model's); float32, bfloat16 or int8 on a CPU, fp8 on a GPU.
         num_blocks: KV blocks; None: as many as memory allows.
         max_num_seqs: rows of the persistent batch.
+        max_num_batched_tokens: the most tokens of a step, for which memory is kept on a GPU.
         num_threads: threads that the model may use; None: one for each core.
+        attention_backend: triton, xformers or torch; None: the device's own.
+        gpu_memory_utilization: share of the GPU's memory that may be in use.
+        enforce_eager: capture no CUDA graphs.
+        max_seq_len_to_capture: steps with longer sequences use no CUDA graph; None: no limit.
+        cpu_offload_gb: GiB of weights that stay in the host's memory.
+        conservative_dry_run: count all that the driver says is gone when memory is measured.
     """
 
     model: ModelConfig
@@ -67,6 +75,13 @@ class WorkerConfig:
     max_num_seqs: int = 256
     max_logprobs: int = 20
     num_threads: int | None = None
+    max_num_batched_tokens: int = 2048
+    attention_backend: str | None = None
+    gpu_memory_utilization: float = 0.9
+    enforce_eager: bool = False
+    max_seq_len_to_capture: int | None = None
+    cpu_offload_gb: float = 0.0
+    conservative_dry_run: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

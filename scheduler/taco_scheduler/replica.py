@@ -21,7 +21,11 @@ class StepExecutor(Protocol):
     @property
     def info(self) -> WorkerInfo: ...
 
-    def execute(self, plan: StepPlan) -> StepOutput: ...
+    def submit(self, plan: StepPlan, deliver: Callable[[StepOutput], None]) -> None:
+        """Begin a step; `deliver` gets its output, in the order of the plans and in any thread.
+
+        It may return before the step is done, so that the next one can be begun behind it.
+        """
 
 
 class Replica(Protocol):
@@ -71,19 +75,21 @@ class LocalReplica:
 
     def _run(self) -> None:
         while (plan := self._plans.get()) is not None:
-            self._call(self._deliver, self, self._execute(plan))
+            try:
+                self._executor.submit(plan, self._hand_over)
+            except Exception as error:  # its bug must not leave every request waiting
+                logger.exception("worker %s raised", self.info.name)
+                self._hand_over(
+                    StepOutput(epoch=plan.epoch, step_id=plan.step_id, error=repr(error))
+                )
         self._call(self._ended.set)
+
+    def _hand_over(self, output: StepOutput) -> None:
+        self._call(self._deliver, self, output)
 
     def _call(self, callback: Callable[..., None], *arguments: Any) -> None:
         with suppress(RuntimeError):  # the loop is closed: nobody waits for news any more
             self._loop.call_soon_threadsafe(callback, *arguments)
-
-    def _execute(self, plan: StepPlan) -> StepOutput:
-        try:
-            return self._executor.execute(plan)
-        except Exception as error:  # an executor's bug must not leave every request waiting
-            logger.exception("worker %s raised", self.info.name)
-            return StepOutput(epoch=plan.epoch, step_id=plan.step_id, error=repr(error))
 
 
 class RemoteReplica:

@@ -101,6 +101,9 @@ class FakeWorker:
         self.num_computed_tokens = 0
         self.num_sampled_tokens = 0
 
+    def submit(self, plan: StepPlan, deliver: Callable[[StepOutput], None]) -> None:
+        deliver(self.execute(plan))
+
     def execute(self, plan: StepPlan) -> StepOutput:
         if plan.epoch == self.failed_epoch:
             return StepOutput(epoch=plan.epoch, step_id=plan.step_id, error="refused")

@@ -2,11 +2,18 @@
 
 from pathlib import Path
 
+import torch
+
 from support.cpu_kernels import NATIVE, kernels_of
 from taco_kernels.cpu.library import CpuKernels
 from taco_proto.config import ModelConfig, WorkerConfig
 from taco_worker import load
+from taco_worker.attention.backend import create_attention_backend
+from taco_worker.layers.ops import TorchOps
+from taco_worker.models.decoder import Decoder
+from taco_worker.models.decoder_config import DecoderConfig
 from taco_worker.models.step_model import StepModel
+from taco_worker.transfers import Transfers
 
 
 def kernels_for(serves: str, num_threads: int = 2) -> CpuKernels | None:
@@ -30,4 +37,11 @@ def load_step_model(
         model=str(path), dtype=dtype, quantization=quantization, load_format=load_format
     )
     config = WorkerConfig(model=model, kv_cache_dtype=kv_cache_dtype)
-    return load.load_step_model(config, kernels_for(serves, num_threads))[1]
+    transfers = Transfers(torch.device("cpu"))
+    return load.load_step_model(config, kernels_for(serves, num_threads), transfers)[1]
+
+
+def make_decoder(config: DecoderConfig, dtype: torch.dtype = torch.float32) -> Decoder:
+    """The torch decoder on the CPU, its weights not yet loaded."""
+    cpu = torch.device("cpu")
+    return Decoder(config, create_attention_backend("torch"), TorchOps(), dtype=dtype, device=cpu)

@@ -76,7 +76,9 @@ class PagedRunner:
         tables = [self._block_tables[name] for name in chunks]
         width = max(len(table) for table in tables)
         inputs = ModelInput(
-            token_ids=ints([token for chunk in chunks.values() for token in chunk]),
+            token_ids=torch.tensor(
+                [i for chunk in chunks.values() for i in chunk], dtype=torch.int32
+            ),
             positions=ints(positions),
             query_start=ints([0, *accumulate(len(chunk) for chunk in chunks.values())]),
             seq_lens=ints([self._seq_lens[name] for name in chunks]),

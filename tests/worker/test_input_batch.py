@@ -9,11 +9,14 @@ from hypothesis import strategies as st
 from support.plans import GREEDY, Join, ints, join, make_plan
 from taco_proto.steps import StepPlan
 from taco_worker.input_batch import InputBatch, PlanError, StepRows
+from taco_worker.token_table import DeviceTokenTable, HostTokenTable
+from taco_worker.transfers import Transfers
 
 MAX_NUM_SEQS, MAX_MODEL_LEN, BLOCK_SIZE, NUM_BLOCKS, VOCAB_SIZE = 4, 22, 4, 30, 50
 
 
-def make_batch() -> InputBatch:
+def make_batch(*, on_device: bool = False) -> InputBatch:
+    size, transfers = (MAX_NUM_SEQS, MAX_MODEL_LEN), Transfers(torch.device("cpu"))
     return InputBatch(
         max_num_seqs=MAX_NUM_SEQS,
         max_model_len=MAX_MODEL_LEN,
@@ -21,6 +24,7 @@ def make_batch() -> InputBatch:
         num_blocks=NUM_BLOCKS,
         vocab_size=VOCAB_SIZE,
         eos_token_ids=[1],
+        tokens=DeviceTokenTable(*size, transfers) if on_device else HostTokenTable(*size),
     )
 
 
@@ -51,15 +55,17 @@ class NaiveBatch:
             assert batch.num_tokens[slot] == num_tokens
             assert batch.num_prompt_tokens[slot] == sequence.num_prompt_tokens
             assert batch.num_computed_tokens[slot] == sequence.num_computed_tokens
-            assert batch.token_ids[slot, :num_tokens].tolist() == sequence.tokens
+            assert batch.tokens.data[slot, :num_tokens].tolist() == sequence.tokens
             num_blocks = batch.num_blocks[slot]
             assert batch.block_tables[slot, :num_blocks].tolist() == sequence.blocks
 
 
-@given(st.data())
-@settings(max_examples=150, deadline=None)
-def test_any_run_of_legal_plans_keeps_the_batch_equal_to_a_naive_one(data: st.DataObject) -> None:
-    batch, naive = make_batch(), NaiveBatch()
+@given(st.data(), st.booleans())
+@settings(max_examples=200, deadline=None)
+def test_any_run_of_legal_plans_keeps_the_batch_equal_to_a_naive_one(
+    data: st.DataObject, on_device: bool
+) -> None:
+    batch, naive = make_batch(on_device=on_device), NaiveBatch()
     for step_id in range(data.draw(st.integers(1, 12))):
         left = [slot for slot in sorted(naive.slots) if data.draw(st.booleans())]
         if step_id % 3:
@@ -193,7 +199,7 @@ def test_a_slot_can_be_joined_by_the_plan_that_empties_it() -> None:
     batch = make_batch()
     run(batch, make_plan({0: 3}, joined=[JOIN]), [9])
     run(batch, make_plan({0: 2}, left=[0], joined=[Join(0, [8, 7], [2])]), [6])
-    assert batch.token_ids[0, :3].tolist() == [8, 7, 6]
+    assert batch.tokens.data[0, :3].tolist() == [8, 7, 6]
     assert batch.num_tokens[0] == 3
 
 

@@ -16,10 +16,19 @@ def test_views_share_memory_and_overlap_nowhere() -> None:
     views = [view(layer) for layer in range(3) for view in (cache.key, cache.value)]
     for number, view in enumerate(views, start=1):
         assert view.shape == (5, 8, 2, 4)
-        assert view.is_contiguous()
+        assert view[0].is_contiguous()
         view.fill_(number)
     for number, view in enumerate(views, start=1):
         assert bool((view == number).all())
+
+
+def test_a_block_of_all_layers_lies_in_one_piece() -> None:
+    cache = KVCache(3, 5, 8, 2, 4, torch.float32, torch.device("cpu"))
+    block = 3 * 2 * cache.key(0)[0].nbytes
+    for view in (view(layer) for layer in range(3) for view in (cache.key, cache.value)):
+        for index in range(5):
+            offset = view[index].data_ptr() - cache.key(0).data_ptr()
+            assert index * block <= offset < (index + 1) * block
 
 
 def test_memory_that_was_never_written_is_not_taken() -> None:

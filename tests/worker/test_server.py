@@ -196,14 +196,47 @@ sys.exit(
 
 
 def start_process(
-    model: str, address: str, num_threads: int = 1, **environment: str
+    model: str,
+    address: str,
+    num_threads: int = 1,
+    *,
+    program: str = RUN_WORKER,
+    **environment: str,
 ) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", RUN_WORKER, model, address, str(num_threads)],
+        [sys.executable, "-c", program, model, address, str(num_threads)],
         env=os.environ | environment,
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+# Its device fails in the first step.
+BREAK = (
+    """
+from taco_proto.steps import StepOutput
+from taco_worker.worker import Worker
+
+def execute(self, plan):
+    self.is_broken = True
+    return StepOutput(epoch=plan.epoch, step_id=plan.step_id, error="CUDA error")
+
+Worker.execute = execute
+"""
+    + RUN_WORKER
+)
+
+
+async def test_a_worker_whose_device_has_failed_says_so_and_ends(
+    config: WorkerConfig, address: str
+) -> None:
+    async with serve(address) as scheduler:
+        process = start_process(config.model.model, address, program=BREAK)
+        scheduler.plans.put_nowait(FIRST)
+        assert (await soon(scheduler.outputs.get())).error == "CUDA error"
+        _, errors = await asyncio.to_thread(process.communicate)
+    assert process.returncode == 1
+    assert "the device has failed; a new process has to take over" in errors
 
 
 async def test_the_process_dials_until_the_scheduler_is_there_and_leaves_when_told(

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from taco_proto.steps import IntArray, JoinedSequences, StepPlan
 from taco_worker.sampling.columns import Array, SamplingColumns
+from taco_worker.token_table import TokenTable
 
 
 class PlanError(ValueError):
@@ -51,15 +51,15 @@ class InputBatch:
         num_blocks: int,
         vocab_size: int,
         eos_token_ids: Sequence[int],
+        tokens: TokenTable,
     ) -> None:
+        """`tokens` has a row a slot, of max_model_len tokens."""
         self.max_num_seqs = max_num_seqs
         self.max_model_len = max_model_len
         self.block_size = block_size
         self._num_kv_blocks = num_blocks
         self._vocab_size = vocab_size
-        self.token_ids: Tensor = torch.empty((max_num_seqs, max_model_len), dtype=torch.int32)
-        # The same memory: numpy's indexing costs a fraction of torch's.
-        self._tokens: IntArray = self.token_ids.numpy()
+        self.tokens = tokens
         self.is_occupied = np.zeros(max_num_seqs, dtype=np.bool_)
         self.num_prompt_tokens = np.zeros(max_num_seqs, dtype=np.int32)
         self.num_tokens = np.zeros(max_num_seqs, dtype=np.int32)
@@ -89,15 +89,13 @@ class InputBatch:
             self._append(plan.appended_slots, plan.appended_blocks)
         return self._rows(plan.slots, plan.num_tokens)
 
-    def tokens_at(self, slots: IntArray, positions: IntArray) -> IntArray:
-        return self._tokens[slots, positions]
-
     def advance(self, rows: StepRows, sampled_token_ids: Tensor) -> None:
-        """Take in what a step gave: int [number of sampled rows] tokens, in the rows' order."""
+        """Take in what a step gives: integers [number of sampled rows], in the rows' order, which
+        the device may still be working out."""
         self.num_computed_tokens[rows.slots] += rows.num_new_tokens
         slots = rows.slots[rows.is_sampled]
         positions = self.num_tokens[slots]
-        self._tokens[slots, positions] = sampled_token_ids.numpy()
+        self.tokens.write(slots, positions, sampled_token_ids)
         self.num_tokens[slots] = positions + 1
 
     def _leave(self, slots: IntArray) -> None:
@@ -107,12 +105,10 @@ class InputBatch:
     def _join(self, joined: JoinedSequences) -> None:
         self._check_slots(joined.slots, "joined", occupied=False)
         self._check_joined(joined)
-        token_end = np.cumsum(joined.num_tokens)
+        self.tokens.put(joined.slots, joined.num_tokens, joined.token_ids)
         block_end = np.cumsum(joined.num_blocks)
         for row, slot in enumerate(joined.slots.tolist()):
-            num_tokens, num_blocks = joined.num_tokens[row], joined.num_blocks[row]
-            token_ids = joined.token_ids[token_end[row] - num_tokens : token_end[row]]
-            self._tokens[slot, :num_tokens] = token_ids
+            num_blocks = joined.num_blocks[row]
             block_ids = joined.block_ids[block_end[row] - num_blocks : block_end[row]]
             self.block_tables[slot, :num_blocks] = block_ids
             self.sampling.set_row(slot, joined.sampling[row])

@@ -17,6 +17,7 @@ _CPU_MEMORY_SHARE = 0.5
 class KVCache:
     """Keys and values of all layers in blocks of a fixed number of tokens.
 
+    A block's keys and values of all layers lie side by side, so that it can be moved in one piece.
     Memory is not initialised, so that the operating system hands it out as it is first written: a
     back end must not let what it reads past a sequence's end into a result.
     """
@@ -33,16 +34,16 @@ class KVCache:
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
-        shape = (num_layers, 2, num_blocks, block_size, num_kv_heads, head_dim)
+        shape = (num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim)
         self._data = torch.empty(shape, dtype=dtype, device=device)
 
     def key(self, layer: int) -> Tensor:
         """A view of one layer's keys, [num_blocks, block_size, num_kv_heads, head_dim]."""
-        return self._data[layer, 0]
+        return self._data[:, layer, 0]
 
     def value(self, layer: int) -> Tensor:
         """A view of one layer's values, [num_blocks, block_size, num_kv_heads, head_dim]."""
-        return self._data[layer, 1]
+        return self._data[:, layer, 1]
 
 
 def bytes_per_block(config: DecoderConfig, block_size: int, dtype: torch.dtype) -> int:

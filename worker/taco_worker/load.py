@@ -5,27 +5,25 @@ from __future__ import annotations
 from pathlib import Path
 from typing import get_args
 
-import torch
-
 from taco_kernels.cpu.library import CpuKernels
 from taco_proto.config import ModelConfig as WantedModel
 from taco_proto.config import WorkerConfig
 from taco_worker.models.checkpoint import LoadFormat
 from taco_worker.models.config import ModelConfig, load_hf_config
-from taco_worker.models.dtypes import dtype_name, resolve_dtype, resolve_kv_dtype
+from taco_worker.models.dtypes import resolve_dtype, resolve_kv_dtype
 from taco_worker.models.hub import resolve_model
-from taco_worker.models.loader import load_model, load_weights
+from taco_worker.models.loader import load_weights
 from taco_worker.models.step_model import StepModel
-from taco_worker.models.torch_model import TorchModel
+from taco_worker.torch_load import load_torch_model
+from taco_worker.transfers import Transfers
 
-_CPU = torch.device("cpu")
 _QUANTIZATIONS = (None, "int8")
 
 
 def load_step_model(
-    config: WorkerConfig, kernels: CpuKernels | None
+    config: WorkerConfig, kernels: CpuKernels | None, transfers: Transfers
 ) -> tuple[ModelConfig, StepModel]:
-    """Load the model that `config` names, for the CPU kernels or for torch without them.
+    """Load the model that `config` names: for the CPU kernels, or for torch without them.
 
     Raises:
         ValueError: the model cannot be found, read or run as the configuration says.
@@ -42,14 +40,25 @@ def load_step_model(
     model = load_hf_config(
         model_dir, rope_scaling=wanted.rope_scaling, rope_theta=wanted.rope_theta
     )
-    dtype = resolve_dtype(wanted.dtype, model.checkpoint_dtype, _CPU)
-    kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, dtype)
+    dtype = resolve_dtype(wanted.dtype, model.checkpoint_dtype, transfers.device)
+    kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, dtype, transfers.device)
     if kernels is None:
-        _check_torch_suffices(wanted.quantization, dtype, kv_dtype)
-        decoder = load_model(
-            model_dir, model, dtype=dtype, device=_CPU, load_format=load_format, seed=wanted.seed
+        if wanted.quantization is not None:
+            raise ValueError(f"quantization {wanted.quantization} needs the CPU kernels")
+        return model, load_torch_model(
+            config,
+            model_dir,
+            model,
+            transfers,
+            dtype=dtype,
+            kv_dtype=kv_dtype,
+            load_format=load_format,
         )
-        return model, TorchModel(decoder)
+    if config.attention_backend is not None:
+        raise ValueError(
+            f"attention_backend {config.attention_backend!r} has no place on a CPU: its kernels "
+            "compute whole layers"
+        )
 
     from taco_worker.models.cpu_decoder import FusedDecoder
     from taco_worker.models.cpu_weights import CpuWeights
@@ -66,12 +75,3 @@ def _load_format(wanted: WantedModel) -> LoadFormat:
         case unknown:
             known = ", ".join(get_args(LoadFormat))
             raise ValueError(f"unknown load format {unknown!r}; known: {known}")
-
-
-def _check_torch_suffices(
-    quantization: str | None, dtype: torch.dtype, kv_dtype: torch.dtype
-) -> None:
-    if quantization is not None:
-        raise ValueError(f"quantization {quantization} needs the CPU kernels")
-    if kv_dtype != dtype:
-        raise ValueError(f"a KV cache of {dtype_name(kv_dtype)} needs the CPU kernels")

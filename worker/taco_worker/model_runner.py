@@ -1,75 +1,70 @@
 """Runs one step: from a plan to the model's input, through the model, to sampled tokens."""
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 from torch import Tensor
 
-from taco_proto.logprobs import LogprobColumns
-from taco_proto.steps import EMPTY, IntArray, StepOutput, StepPlan
+from taco_proto.steps import IntArray, StepOutput, StepPlan
 from taco_worker.input_batch import InputBatch, StepRows
+from taco_worker.launched_step import LaunchedStep, PromptLogprobs, StepPart
 from taco_worker.models.step_model import ModelInput, StepModel
-from taco_worker.sampling.columns import Array, Feature
-from taco_worker.sampling.logprobs import gather_logprobs
+from taco_worker.prompt_rows import PromptRows, find_prompt_rows
+from taco_worker.sampling.columns import Array
+from taco_worker.sampling.logprobs import LogprobTable, gather_logprobs
 from taco_worker.sampling.sampler import SampledRows, Sampler
+from taco_worker.smaller_steps import run_smaller_if_memory_lacks
+from taco_worker.transfers import Transfers
 
 # Logits of so many numbers at a time for prompt log probabilities: 64 MiB.
 _MAX_PROMPT_LOGITS = 2**24
 
 
-@dataclass(frozen=True, slots=True)
-class _PromptRows:
-    """Prompt tokens whose log probabilities are asked for.
+class ModelRunner:
+    """One model and its batch. Not thread safe.
 
-    Attributes:
-        slots, positions: of the tokens that are predicted.
-        sources: the step's tokens that predict them.
+    On a GPU a step is launched and not waited for: the next one may be launched behind it, whose
+    input is this one's output on the device.
     """
 
-    slots: IntArray
-    positions: IntArray
-    sources: IntArray
-
-
-class ModelRunner:
-    """One model and its batch. Not thread safe."""
-
-    def __init__(self, model: StepModel, batch: InputBatch) -> None:
+    def __init__(self, model: StepModel, batch: InputBatch, transfers: Transfers) -> None:
         self._model = model
         self._batch = batch
-        self._sampler = Sampler(batch.sampling, batch.token_ids, model.sampling)
+        self._transfers = transfers
+        self._sampler = Sampler(batch.sampling, batch.tokens.data, model.sampling, transfers)
+
+    def run(self, plan: StepPlan) -> StepOutput:
+        """Launch a step and wait for it; raises what `launch` does."""
+        return self.launch(plan).wait()
 
     @torch.inference_mode()
-    def run(self, plan: StepPlan) -> StepOutput:
+    def launch(self, plan: StepPlan) -> LaunchedStep:
         """Raises:
         PlanError: the plan does not fit the batch.
         """
         rows = self._batch.apply(plan)
         if not rows.slots.size:
-            return StepOutput(epoch=plan.epoch, step_id=plan.step_id)
+            return LaunchedStep(plan, [], self._transfers)
+        parts = run_smaller_if_memory_lacks(self._run, rows)
+        token_ids = [part.token_ids for part in parts]
+        self._batch.advance(rows, token_ids[0] if len(parts) == 1 else torch.cat(token_ids))
+        return LaunchedStep(plan, parts, self._transfers)
+
+    def _run(self, rows: StepRows) -> StepPart:
+        """All of a step's rows, or some of them."""
         ends = np.cumsum(rows.num_new_tokens, dtype=np.int32)
         sampled = ends[rows.is_sampled] - 1
-        prompt = self._prompt_rows(rows, ends)
-        outputs = sampled if prompt is None else np.union1d(sampled, prompt.sources)
+        prompt_rows = find_prompt_rows(self._batch, rows, ends)
+        outputs = sampled if prompt_rows is None else np.union1d(sampled, prompt_rows.sources)
         hidden = self._model.forward(self._make_input(rows, ends, outputs))
-        prompt_logprobs = None
-        if prompt is not None:
-            prompt_logprobs = self._prompt_logprobs(prompt, _pick(hidden, outputs, prompt.sources))
-            hidden = _pick(hidden, outputs, sampled)
+        prompt = None
+        if prompt_rows is not None:
+            prompt = self._prompt_logprobs(
+                prompt_rows, self._pick(hidden, outputs, prompt_rows.sources)
+            )
+            hidden = self._pick(hidden, outputs, sampled)
         slots = rows.slots[rows.is_sampled]
         token_ids, logprobs = self._sample(slots, hidden)
-        self._batch.advance(rows, token_ids)
-        return StepOutput(
-            epoch=plan.epoch,
-            step_id=plan.step_id,
-            slots=slots,
-            token_ids=token_ids.to(torch.int32).cpu().numpy(),
-            logprobs=logprobs,
-            prompt_logprob_slots=prompt.slots if prompt else EMPTY,
-            prompt_logprob_positions=prompt.positions if prompt else EMPTY,
-            prompt_logprobs=prompt_logprobs,
-        )
+        return StepPart(slots, token_ids, logprobs, prompt)
 
     def _make_input(self, rows: StepRows, ends: IntArray, outputs: IntArray) -> ModelInput:
         """Whole columns at a time: a step of decodes costs the host no loop over sequences."""
@@ -87,7 +82,7 @@ class ModelRunner:
         query_start = np.zeros(num_rows + 1, dtype=np.int32)
         query_start[1:] = ends
         return ModelInput(
-            token_ids=batch.tokens_at(slots, positions),
+            token_ids=batch.tokens.at(slots, positions),
             positions=positions,
             query_start=query_start,
             seq_lens=seq_lens,
@@ -95,10 +90,10 @@ class ModelRunner:
             output_rows=outputs,
         )
 
-    def _sample(self, slots: IntArray, hidden: Tensor) -> tuple[Tensor, LogprobColumns | None]:
+    def _sample(self, slots: IntArray, hidden: Tensor) -> tuple[Tensor, LogprobTable | None]:
         batch = self._batch
         if not slots.size:
-            return torch.empty(0, dtype=torch.int64), None
+            return torch.empty(0, dtype=torch.int64, device=self._transfers.device), None
         if not batch.sampling.features[slots].any():
             return self._model.most_likely(hidden), None
         sampled = self._sampler.sample(
@@ -111,45 +106,22 @@ class ModelRunner:
         )
         return sampled.token_ids, sampled.logprobs
 
-    def _prompt_rows(self, rows: StepRows, ends: IntArray) -> _PromptRows | None:
-        """The prompt tokens that follow those of this step, where their sequences ask for them."""
-        batch = self._batch
-        is_asked = (batch.sampling.features[rows.slots] & Feature.PROMPT_LOGPROBS) != 0
-        if not is_asked.any():
-            return None
-        slots: list[IntArray] = []
-        positions: list[IntArray] = []
-        sources: list[IntArray] = []
-        for row in np.flatnonzero(is_asked):
-            slot, first = rows.slots[row], rows.num_computed_tokens[row] + 1
-            end = min(first + rows.num_new_tokens[row], batch.num_prompt_tokens[slot])
-            predicted = np.arange(first, end, dtype=np.int32)
-            slots.append(np.full(predicted.size, slot, dtype=np.int32))
-            positions.append(predicted)
-            sources.append(ends[row] - rows.num_new_tokens[row] + predicted - first)
-        found = _PromptRows(*(np.concatenate(column) for column in (slots, positions, sources)))
-        return found if found.slots.size else None
-
-    def _prompt_logprobs(self, rows: _PromptRows, hidden: Tensor) -> LogprobColumns:
+    def _prompt_logprobs(self, rows: PromptRows, hidden: Tensor) -> PromptLogprobs:
         """Log probabilities of the tokens of `rows`, each of which follows a row of `hidden`."""
         batch = self._batch
         num_top = batch.sampling.prompt_logprobs[rows.slots]
-        columns = LogprobColumns()
+        token_ids = batch.tokens.at(rows.slots, rows.positions).long()
         chunk_size = max(1, _MAX_PROMPT_LOGITS // self._model.config.vocab_size)
+        tables = []
         for start in range(0, rows.slots.size, chunk_size):
             chunk = slice(start, start + chunk_size)
             logits = self._model.compute_logits(hidden[chunk])
-            token_ids = batch.tokens_at(rows.slots[chunk], rows.positions[chunk])
-            found = gather_logprobs(
-                self._model.sampling, logits, torch.from_numpy(token_ids).long(), num_top[chunk]
+            tables.append(
+                gather_logprobs(self._model.sampling, logits, token_ids[chunk], num_top[chunk])
             )
-            columns.num_entries += found.num_entries
-            columns.token_ids += found.token_ids
-            columns.logprobs += found.logprobs
-            columns.ranks += found.ranks
-        return columns
+        return PromptLogprobs(rows.slots, rows.positions, tables)
 
-
-def _pick(hidden: Tensor, rows: Array, wanted: Array) -> Tensor:
-    """Rows of `hidden`, which stand for the tokens `rows` (rising), that stand for `wanted`."""
-    return hidden[torch.from_numpy(np.searchsorted(rows, wanted))]
+    def _pick(self, hidden: Tensor, rows: Array, wanted: Array) -> Tensor:
+        """Rows of `hidden`, which stand for the tokens `rows` (rising), that stand for `wanted`."""
+        (index,) = self._transfers.upload(np.searchsorted(rows, wanted))
+        return hidden[index]

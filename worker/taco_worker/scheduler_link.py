@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from functools import partial
 from typing import Protocol
@@ -31,15 +31,24 @@ _CHANNEL_OPTIONS = (
 
 
 class Executor(Protocol):
-    info: WorkerInfo
+    """What runs plans; see `Worker`."""
 
-    def execute(self, plan: StepPlan) -> StepOutput: ...
+    info: WorkerInfo
+    is_broken: bool
+
+    def submit(self, plan: StepPlan, deliver: Callable[[StepOutput], None]) -> None: ...
+
+    def drain(self) -> None: ...
 
     def reset(self) -> None: ...
+
+    def tune(self) -> bool: ...
 
 
 class SchedulerLink:
     """From hello to the end of the stream; a new stream is a new link, with an empty batch.
+
+    It ends of itself once the worker is broken and has said so in its last output.
 
     Attributes:
         num_plans: plans that came down this link.
@@ -85,7 +94,7 @@ class SchedulerLink:
             if command.WhichOneof("body") == "plan" and not self._is_leaving:
                 self.num_plans += 1
                 plan = step_plan_from_pb(command.plan)
-                step = self._thread.submit(partial(self._execute, plan))
+                step = self._thread.submit(partial(self._worker.submit, plan, self._send))
                 self._steps.add(step)
                 step.add_done_callback(self._steps.discard)
 
@@ -100,28 +109,27 @@ class SchedulerLink:
             heartbeat = pb.Heartbeat(steps_done=self._steps_done)
             self._outbox.put_nowait(pb.WorkerMessage(heartbeat=heartbeat))
 
-    def _execute(self, plan: StepPlan) -> None:
-        """Runs in the model's thread."""
-        output = step_output_to_pb(self._worker.execute(plan))
+    def _send(self, output: StepOutput) -> None:
+        """Runs in the model's thread, or in the worker's own."""
         self._steps_done += 1
-        message = pb.WorkerMessage(output=output)
-        self._loop.call_soon_threadsafe(self._outbox.put_nowait, message)
+        message = pb.WorkerMessage(output=step_output_to_pb(output))
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the service has ended
+            self._loop.call_soon_threadsafe(self._outbox.put_nowait, message)
+            if self._worker.is_broken:
+                self._loop.call_soon_threadsafe(self._outbox.put_nowait, None)
 
     async def _say_goodbye(self, reader: asyncio.Task[None], writer: asyncio.Task[None]) -> None:
         """Leaves the reader alone, since a read that is cancelled takes the stream with it."""
         self._is_leaving = True
         self._drop_waiting_steps()
         # Behind the step in hand, whose output is then in the outbox.
-        await asyncio.wrap_future(self._thread.submit(_do_nothing))
+        await asyncio.wrap_future(self._thread.submit(self._worker.drain))
         self._outbox.put_nowait(None)
         await asyncio.wait({reader, writer}, timeout=_GOODBYE_SECONDS)
 
     def _drop_waiting_steps(self) -> None:
         for step in tuple(self._steps):
             step.cancel()
-
-
-def _do_nothing() -> None: ...
 
 
 async def _reason(stream: grpc.aio.StreamStreamCall, reader: asyncio.Task[None]) -> str:

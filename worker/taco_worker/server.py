@@ -29,18 +29,18 @@ def run_worker(config: WorkerConfig) -> int:
     configure_logging("worker")
     thread = ModelThread()
     try:
-        asyncio.run(_serve(config, thread))
+        exit_code = asyncio.run(_serve(config, thread))
     except ConfigurationError as error:
         logger.error("%s", error)
         return 1
     if thread.is_busy:
         # An interpreter that ends while a thread is inside torch aborts.
         logging.shutdown()
-        os._exit(0)
-    return 0
+        os._exit(exit_code)
+    return exit_code
 
 
-async def _serve(config: WorkerConfig, thread: ModelThread) -> None:
+async def _serve(config: WorkerConfig, thread: ModelThread) -> int:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for signal_number in (signal.SIGTERM, signal.SIGINT):
@@ -51,10 +51,15 @@ async def _serve(config: WorkerConfig, thread: ModelThread) -> None:
     first: set[asyncio.Future[Any]] = {loading, stopped}
     await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
     if stop.is_set():
-        return
+        return 0
     worker = await loading
+    thread.when_idle = worker.tune
     await _stay_attached(config.scheduler, worker, thread, stop)
+    if worker.is_broken:
+        logger.error("the device has failed; a new process has to take over")
+        return 1
     logger.info("stopped")
+    return 0
 
 
 def _load(config: WorkerConfig) -> Executor:
@@ -83,7 +88,7 @@ async def _stay_attached(
         link = SchedulerLink(address, worker, thread)
         started = time.monotonic()
         last_reason, reason = reason, await link.run(stop)
-        if stop.is_set():
+        if stop.is_set() or worker.is_broken:
             return
         if link.num_plans or time.monotonic() - started > _LONGEST_DELAY_SECONDS:
             delay = _FIRST_DELAY_SECONDS

@@ -11,13 +11,18 @@ from taco_kernels.cpu.threads import available_cores
 from taco_proto.config import WorkerConfig
 from taco_proto.errors import ConfigurationError
 from taco_proto.steps import StepOutput, StepPlan, WorkerInfo
+from taco_worker.collector import Collector
 from taco_worker.cpu_kernels import start_cpu_kernels
+from taco_worker.devices import find_device
 from taco_worker.input_batch import InputBatch, PlanError
-from taco_worker.kv_memory import available_cpu_memory, num_cpu_blocks
+from taco_worker.kv_sizing import mebibytes, size_kv
+from taco_worker.launched_step import LaunchedStep
 from taco_worker.load import load_step_model
 from taco_worker.model_runner import ModelRunner
 from taco_worker.models.config import ModelConfig
 from taco_worker.models.step_model import StepModel
+from taco_worker.token_table import make_token_table
+from taco_worker.transfers import Transfers
 
 logger = logging.getLogger("taco.worker")
 
@@ -29,6 +34,9 @@ class Worker:
     is refused. When a step fails, what it did to the batch and to the KV of its own tokens is
     unknown, so that later plans of that epoch are refused too, until the scheduler starts over with
     a new one.
+
+    Attributes:
+        is_broken: the device computes nothing any more; only a new process helps.
     """
 
     def __init__(
@@ -44,34 +52,78 @@ class Worker:
         Raises:
             ConfigurationError: the model cannot be found, read or run as the configuration says.
         """
-        if config.device != "cpu":
-            raise ConfigurationError(f"device {config.device!r} is not supported; supported: cpu")
         try:
-            kernels = start_kernels(config.num_threads)
-            # Beside the kernels' own threads torch's would only be in the way.
-            threads = 1 if kernels else available_cores().num_threads(config.num_threads)
-            torch.set_num_threads(threads)
-            model_config, model = load_step_model(config, kernels)
-            max_model_len, num_blocks = _size_kv(config, model)
-            model.allocate_kv(num_blocks, config.block_size, max_model_len)
-        except ValueError as error:
-            raise ConfigurationError(str(error)) from error
+            transfers = Transfers(find_device(config.device))
+            kernels = None
+            if transfers.device.type == "cpu":
+                kernels = start_kernels(config.num_threads)
+                # Beside the kernels' own threads torch's would only be in the way.
+                threads = 1 if kernels else available_cores().num_threads(config.num_threads)
+                torch.set_num_threads(threads)
+            model_config, self._model = load_step_model(config, kernels, transfers)
+            max_model_len, num_blocks = size_kv(config, self._model, transfers)
+            self._model.allocate_kv(num_blocks, config.block_size, max_model_len)
+        except (ValueError, torch.OutOfMemoryError) as error:
+            raise ConfigurationError(str(error).partition("\n")[0]) from error
         self.info = _describe(config, model_config, max_model_len, num_blocks)
         self._batch = InputBatch(
             max_num_seqs=config.max_num_seqs,
             max_model_len=max_model_len,
             block_size=config.block_size,
             num_blocks=num_blocks,
-            vocab_size=model.config.vocab_size,
+            vocab_size=self._model.config.vocab_size,
             eos_token_ids=model_config.eos_token_ids,
+            tokens=make_token_table(config.max_num_seqs, max_model_len, transfers),
         )
-        self._runner = ModelRunner(model, self._batch)
+        self._runner = ModelRunner(self._model, self._batch, transfers)
+        self._collector = Collector() if transfers.overlaps else None
         self._epoch = 0
         self._failed = False
-        _log_start(self.info, model)
+        self.is_broken = False
+        _log_start(self.info, self._model)
 
     def execute(self, plan: StepPlan) -> StepOutput:
         """Run one step. Never raises for a step that failed: the output's `error` says why."""
+        return self._wait(plan, self._launch(plan))
+
+    def submit(self, plan: StepPlan, deliver: Callable[[StepOutput], None]) -> None:
+        """Launch one step; `deliver` gets its output, in the order of the plans.
+
+        On a GPU it returns before the step is done, so that the next one can be launched behind it,
+        and `deliver` is called in another thread.
+        """
+        if self._collector is None:
+            deliver(self.execute(plan))
+            return
+        launched = self._launch(plan)
+        self._collector.put(lambda: deliver(self._wait(plan, launched)))
+        self.tune(between_steps=True)
+
+    def drain(self) -> None:
+        """Return once every output has been delivered."""
+        if self._collector is not None:
+            self._collector.join()
+
+    @torch.inference_mode()
+    def tune(self, *, between_steps: bool = False) -> bool:
+        """Prepare one thing more that makes later steps faster, such as a CUDA graph.
+
+        Args:
+            between_steps: only what the steps that come just now would gain by.
+
+        Returns:
+            Whether there was something left to do.
+        """
+        return not self.is_broken and self._model.tune(between_steps=between_steps)
+
+    def reset(self) -> None:
+        """Forget all sequences and the epoch, for a scheduler that starts afresh."""
+        self._batch.clear()
+        self._epoch = 0
+        self._failed = False
+
+    def _launch(self, plan: StepPlan) -> LaunchedStep | StepOutput:
+        """A step under way, or the output of one that cannot be."""
         if plan.epoch < self._epoch:
             return _failure(plan, f"epoch {plan.epoch} is over, this is epoch {self._epoch}")
         if plan.epoch > self._epoch:
@@ -80,61 +132,36 @@ class Worker:
         if self._failed:
             return _failure(plan, f"an earlier step of epoch {plan.epoch} failed")
         try:
-            return self._runner.run(plan)
+            return self._runner.launch(plan)
         except PlanError as error:
             logger.error("step %d of epoch %d: %s", plan.step_id, plan.epoch, error)
             self._failed = True
             return _failure(plan, f"invalid plan: {error}")
         except Exception as error:
-            logger.exception("step %d of epoch %d failed", plan.step_id, plan.epoch)
-            self._failed = True
-            return _failure(plan, f"{type(error).__name__}: {error}")
+            return self._note_failure(plan, error)
 
-    def reset(self) -> None:
-        """Forget all sequences and the epoch, for a scheduler that starts afresh."""
-        self._batch.clear()
-        self._epoch = 0
-        self._failed = False
+    def _wait(self, plan: StepPlan, launched: LaunchedStep | StepOutput) -> StepOutput:
+        if isinstance(launched, StepOutput):
+            return launched
+        try:
+            return launched.wait()
+        except Exception as error:
+            return self._note_failure(plan, error)
+
+    def _note_failure(self, plan: StepPlan, error: Exception) -> StepOutput:
+        logger.exception("step %d of epoch %d failed", plan.step_id, plan.epoch)
+        self._failed = True
+        self.is_broken = self._collector is not None and _is_lost()
+        return _failure(plan, f"{type(error).__name__}: {error}")
 
 
-def _size_kv(config: WorkerConfig, model: StepModel) -> tuple[int, int]:
-    """The longest sequence in tokens, and how many blocks to have.
-
-    The blocks hold at least one sequence of that length, so that every sequence can finish; a
-    length that nobody asked for is cut to what they hold.
-    """
-    block_size, wanted_len = config.block_size, config.model.max_model_len
-    limit = model.config.max_position_embeddings
-    if wanted_len is not None and wanted_len > limit:
-        raise ValueError(
-            f"max_model_len {wanted_len} is more than the {limit} tokens that the model allows"
-        )
-    max_model_len = limit if wanted_len is None else wanted_len
-
-    block_bytes = model.kv_block_bytes(block_size)
-    available_bytes = available_cpu_memory()
-    num_blocks = config.num_blocks
-    if num_blocks is None:
-        num_blocks = num_cpu_blocks(
-            block_bytes,
-            block_size=block_size,
-            max_num_seqs=config.max_num_seqs,
-            max_model_len=max_model_len,
-            available_bytes=available_bytes,
-        )
-    elif num_blocks * block_bytes > available_bytes:
-        raise ValueError(
-            f"{num_blocks} KV blocks take {_mebibytes(num_blocks * block_bytes)}, and only "
-            f"{_mebibytes(available_bytes)} of memory are available"
-        )
-    if max_model_len > num_blocks * block_size:
-        if wanted_len is not None:
-            raise ValueError(
-                f"max_model_len {wanted_len} is more than the {num_blocks * block_size} tokens "
-                f"that {num_blocks} KV blocks of {block_size} hold"
-            )
-        max_model_len = num_blocks * block_size
-    return max_model_len, num_blocks
+def _is_lost() -> bool:
+    """Whether an error has made the GPU useless to this process, as a wild address does."""
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
 
 
 def _describe(
@@ -160,18 +187,14 @@ def _log_start(info: WorkerInfo, model: StepModel) -> None:
         "of at most %d tokens",
         info.model,
         model.description,
-        _mebibytes(model.weight_bytes),
-        _mebibytes(info.num_blocks * model.kv_block_bytes(info.block_size)),
+        mebibytes(model.weight_bytes),
+        mebibytes(info.num_blocks * model.kv_block_bytes(info.block_size)),
         info.num_blocks,
         info.num_blocks * info.block_size,
-        _mebibytes(huge_page_bytes()),
+        mebibytes(huge_page_bytes()),
         info.max_num_seqs,
         info.max_model_len,
     )
-
-
-def _mebibytes(num_bytes: int) -> str:
-    return f"{num_bytes / 2**20:.0f} MiB"
 
 
 def _failure(plan: StepPlan, error: str) -> StepOutput:

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -43,9 +43,9 @@ class GatedWorker:
     def info(self) -> WorkerInfo:
         return self._worker.info
 
-    def execute(self, plan: StepPlan) -> StepOutput:
+    def submit(self, plan: StepPlan, deliver: Callable[[StepOutput], None]) -> None:
         self.gate.wait(30)
-        return self._worker.execute(plan)
+        self._worker.submit(plan, deliver)
 
 
 @asynccontextmanager

@@ -249,21 +249,26 @@ def test_dtype_names() -> None:
 
 
 def test_kv_dtype_names() -> None:
-    assert resolve_kv_dtype("auto", torch.float32) == torch.float32
-    assert resolve_kv_dtype("int8", torch.bfloat16) == torch.int8
-    assert resolve_kv_dtype("bfloat16", torch.float32) == torch.bfloat16
-    with pytest.raises(ValueError, match="unknown kv_cache_dtype 'fp8'; known: auto, float32"):
-        resolve_kv_dtype("fp8", torch.bfloat16)
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    assert resolve_kv_dtype("auto", torch.float32, cpu) == torch.float32
+    assert resolve_kv_dtype("int8", torch.bfloat16, cpu) == torch.int8
+    assert resolve_kv_dtype("bfloat16", torch.float32, cpu) == torch.bfloat16
+    assert resolve_kv_dtype("auto", torch.float16, cuda) == torch.float16
+    assert resolve_kv_dtype("fp8", torch.bfloat16, cuda) == torch.float8_e4m3fn
+    with pytest.raises(ValueError, match="unknown kv_cache_dtype 'fp8'; known on this device: au"):
+        resolve_kv_dtype("fp8", torch.bfloat16, cpu)
+    with pytest.raises(ValueError, match="unknown kv_cache_dtype 'int8'"):
+        resolve_kv_dtype("int8", torch.bfloat16, cuda)
 
 
 def test_models_load_without_transformers(tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path)
     program = (
         "import sys, torch; sys.modules['transformers'] = None\n"
-        "from pathlib import Path\n"
-        "from taco_worker.models.config import load_hf_config\n"
-        "from taco_worker.models.loader import load_model\n"
-        f"path = Path({str(path)!r})\n"
-        "load_model(path, load_hf_config(path), dtype=torch.float32, device=torch.device('cpu'))\n"
+        "from taco_proto.config import ModelConfig, WorkerConfig\n"
+        "from taco_worker.load import load_step_model\n"
+        "from taco_worker.transfers import Transfers\n"
+        f"config = WorkerConfig(model=ModelConfig(model={str(path)!r}))\n"
+        "load_step_model(config, None, Transfers(torch.device('cpu')))\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from support.checkpoints import make_checkpoint
-from taco_worker.attention.backend import create_attention_backend
+from support.models import make_decoder
 from taco_worker.models.checkpoint import LoadFormat
 from taco_worker.models.config import load_hf_config
 from taco_worker.models.decoder import Decoder
@@ -26,7 +26,10 @@ CPU = torch.device("cpu")
 def _load(
     path: Path, dtype: torch.dtype = torch.float32, load_format: LoadFormat = "auto"
 ) -> Decoder:
-    return load_model(path, load_hf_config(path), dtype=dtype, device=CPU, load_format=load_format)
+    config = load_hf_config(path)
+    decoder = make_decoder(config.decoder, dtype)
+    load_model(decoder, path, config, load_format=load_format)
+    return decoder
 
 
 def _assert_same(first: Decoder, second: Decoder) -> None:
@@ -51,7 +54,7 @@ def test_weight_map_fills_each_row_once(
     tmp_path: Path, architecture: str, overrides: dict[str, Any]
 ) -> None:
     config = load_hf_config(make_checkpoint(tmp_path, architecture, **overrides)).decoder
-    decoder = Decoder(config, create_attention_backend("torch"), dtype=torch.float32, device=CPU)
+    decoder = make_decoder(config)
     rows_filled = {
         name: torch.zeros(p.shape[0], dtype=torch.int) for name, p in decoder.named_parameters()
     }

@@ -8,12 +8,15 @@ from hypothesis import strategies as st
 
 from support.cpu_kernels import NATIVE, kernels_of
 from support.sampling_reference import Row, acceptable_tokens, changed_logits
+from taco_proto.logprobs import LogprobColumns
 from taco_proto.sampling_params import SamplingParams
 from taco_worker.sampling.columns import SamplingColumns
 from taco_worker.sampling.cpu_ops import CpuSampling
+from taco_worker.sampling.logprobs import LogprobTable
 from taco_worker.sampling.ops import SamplingOps
 from taco_worker.sampling.sampler import SampledRows, SampledTokens, Sampler
 from taco_worker.sampling.torch_ops import TorchSampling
+from taco_worker.transfers import Transfers
 
 EOS_TOKEN_IDS = [1, 2]
 MAX_LEN = 48
@@ -42,11 +45,17 @@ def sample(ops: SamplingOps, rows: list[Row], slots: list[int] | None = None) ->
         num_prompt_tokens=np.array([len(row.prompt) for row in rows], dtype=np.int32),
         num_tokens=np.array([len(row.tokens) for row in rows], dtype=np.int32),
     )
-    return Sampler(columns, token_ids, ops).sample(logits, sampled_rows)
+    return Sampler(columns, token_ids, ops, Transfers(token_ids.device)).sample(
+        logits, sampled_rows
+    )
 
 
 def chosen(ops: SamplingOps, rows: list[Row], slots: list[int] | None = None) -> list[int]:
     return [int(token_id) for token_id in sample(ops, rows, slots).token_ids]
+
+
+def columns_of(table: LogprobTable) -> LogprobColumns:
+    return table.columns(iter(tensor.cpu() for tensor in table.tensors()))
 
 
 def make_row(params: SamplingParams, seed: int = 0, vocab_size: int = 100) -> Row:
@@ -201,7 +210,7 @@ def test_logprobs_are_those_of_the_raw_logits(ops: SamplingOps) -> None:
     ]
     sampled = sample(ops, rows)
     assert sampled.logprobs is not None
-    entries = list(sampled.logprobs.rows())
+    entries = list(columns_of(sampled.logprobs).rows())
     assert len(entries) == len(rows)
     for row, token_id, count, (ids, values, ranks) in zip(
         rows, sampled.token_ids.tolist(), counts, entries, strict=True
@@ -223,7 +232,8 @@ def test_without_logprobs_asked_for_there_are_none(ops: SamplingOps) -> None:
 
 def test_more_logprobs_than_the_vocabulary_gives_all_of_it(ops: SamplingOps) -> None:
     params = SamplingParams(temperature=0, logprobs=50, seed=0)
-    logprobs = sample(ops, [make_row(params, vocab_size=7)]).logprobs
-    assert logprobs is not None
+    table = sample(ops, [make_row(params, vocab_size=7)]).logprobs
+    assert table is not None
+    logprobs = columns_of(table)
     assert logprobs.num_entries == [8]
     assert sorted(logprobs.token_ids[1:]) == list(range(7))

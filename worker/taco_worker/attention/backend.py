@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from taco_worker.attention.metadata import AttentionMetadata
@@ -12,22 +14,11 @@ from taco_worker.kv_memory import KVCache
 
 
 class AttentionBackend(Protocol):
-    """Reads and writes the paged KV of one model.
+    """Reads the paged KV of one model.
 
-    For each layer of a step `write_kv` comes first and `attend` after it, with the same metadata
-    object for all layers, so that what depends on the batch alone can be worked out once.
+    A step's keys and values are in the cache before `attend`, and all layers pass the same metadata
+    object, so that what depends on the batch alone can be worked out once.
     """
-
-    def write_kv(
-        self,
-        key: Tensor,
-        value: Tensor,
-        kv_cache: KVCache,
-        layer: int,
-        metadata: AttentionMetadata,
-    ) -> None:
-        """Store this step's keys and values, [num_tokens, num_kv_heads, head_dim] each."""
-        ...
 
     def attend(
         self,
@@ -51,14 +42,60 @@ class AttentionBackend(Protocol):
         ...
 
 
-_BACKEND_CLASSES = {"torch": ("taco_worker.attention.torch_backend", "TorchAttention")}
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """Attributes:
+    package: what it needs beside torch.
+    device: the only kind of device that it runs on; None is any.
+    """
+
+    module_name: str
+    class_name: str
+    package: str | None = None
+    device: str | None = None
 
 
-def create_attention_backend(name: str) -> AttentionBackend:
-    """Raises ValueError for a name that is not known."""
-    if name not in _BACKEND_CLASSES:
-        known = ", ".join(sorted(_BACKEND_CLASSES))
+_ENTRIES = {
+    "torch": _Entry("torch_backend", "TorchAttention"),
+    "triton": _Entry("triton_backend", "TritonAttention", "triton", "cuda"),
+    "xformers": _Entry("xformers_backend", "XformersAttention", "xformers", "cuda"),
+}
+
+
+def attention_backends() -> tuple[str, ...]:
+    """The names of all back ends, whether or not they can run here."""
+    return tuple(_ENTRIES)
+
+
+def default_attention_backend(device: torch.device) -> str:
+    """The fastest one on a kind of device."""
+    return "triton" if device.type == "cuda" else "torch"
+
+
+def create_attention_backend(name: str, device: torch.device | None = None) -> AttentionBackend:
+    """A back end, whose packages are imported only now.
+
+    Args:
+        device: what it is to run on; None: left open.
+
+    Raises:
+        ValueError: the name is not known, a package is missing, or it does not run on `device`.
+    """
+    if name not in _ENTRIES:
+        known = ", ".join(_ENTRIES)
         raise ValueError(f"unknown attention back end {name!r}; known: {known}")
-    module_name, class_name = _BACKEND_CLASSES[name]
-    backend: AttentionBackend = getattr(import_module(module_name), class_name)()
+    entry = _ENTRIES[name]
+    if device is not None and entry.device not in (None, device.type):
+        raise ValueError(
+            f"attention back end {name!r} runs on {entry.device} only, not on {device.type}, "
+            f"where {default_attention_backend(device)!r} does"
+        )
+    try:
+        module = import_module(f"taco_worker.attention.{entry.module_name}")
+    except ImportError as error:
+        raise ValueError(
+            f"attention back end {name!r} needs the package {entry.package}, which cannot be "
+            f"imported: {error} (pip install 'taco-llm[gpu]')"
+        ) from error
+    backend: AttentionBackend = getattr(module, entry.class_name)()
     return backend

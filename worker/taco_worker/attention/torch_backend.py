@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from taco_worker.attention.metadata import AttentionMetadata
+from taco_worker.attention.planning import StepPlans, first_seen, upload_indices
 from taco_worker.kv_memory import KVCache
 
 
@@ -60,19 +62,7 @@ class TorchAttention:
     """
 
     def __init__(self) -> None:
-        self._metadata: AttentionMetadata | None = None
-        self._plans: dict[int | None, _BatchPlan] = {}
-
-    def write_kv(
-        self,
-        key: Tensor,
-        value: Tensor,
-        kv_cache: KVCache,
-        layer: int,
-        metadata: AttentionMetadata,
-    ) -> None:
-        kv_cache.key(layer).flatten(0, 1).index_copy_(0, metadata.kv_slot_mapping, key)
-        kv_cache.value(layer).flatten(0, 1).index_copy_(0, metadata.kv_slot_mapping, value)
+        self._plans: StepPlans[_BatchPlan] = StepPlans()
 
     def attend(
         self,
@@ -83,7 +73,11 @@ class TorchAttention:
         scale: float,
         sliding_window: int | None,
     ) -> Tensor:
-        plan = self._plan(metadata, kv_cache.block_size, sliding_window)
+        plan = self._plans.get(
+            metadata,
+            sliding_window,
+            lambda: _plan_batch(metadata, kv_cache.block_size, sliding_window),
+        )
         keys, values = kv_cache.key(layer), kv_cache.value(layer)
         output = torch.empty_like(query)
         for prefill in plan.prefills:
@@ -91,17 +85,6 @@ class TorchAttention:
         for group in plan.decode_groups:
             output[group.rows] = _decode(query[group.rows], keys, values, group, scale)
         return output
-
-    def _plan(
-        self, metadata: AttentionMetadata, block_size: int, sliding_window: int | None
-    ) -> _BatchPlan:
-        """The batch's plan, made at the first layer of a step and used again by the others."""
-        if metadata is not self._metadata:
-            self._metadata = metadata
-            self._plans = {}
-        if sliding_window not in self._plans:
-            self._plans[sliding_window] = _plan_batch(metadata, block_size, sliding_window)
-        return self._plans[sliding_window]
 
 
 def _plan_batch(
@@ -113,7 +96,7 @@ def _plan_batch(
     for sequence, query_len in enumerate(metadata.query_lens_host):
         seq_len = metadata.seq_lens_host[sequence]
         if query_len == 1:
-            first = _first_seen(seq_len - 1, sliding_window) // block_size
+            first = first_seen(seq_len - 1, sliding_window) // block_size
             num_blocks = -(-seq_len // block_size) - first
             decodes.setdefault(_padded(num_blocks), []).append((sequence, row))
         elif query_len > 1:
@@ -127,10 +110,6 @@ def _plan_batch(
         for padded, members in decodes.items()
     ]
     return _BatchPlan(prefills, groups)
-
-
-def _first_seen(position: int, sliding_window: int | None) -> int:
-    return 0 if sliding_window is None else max(0, position - sliding_window + 1)
 
 
 def _padded(num_blocks: int) -> int:
@@ -148,7 +127,7 @@ def _plan_prefill(
     sliding_window: int | None,
 ) -> _Prefill:
     context_len = seq_len - query_len
-    first = _first_seen(context_len, sliding_window)
+    first = first_seen(context_len, sliding_window)
     first_block, last_block = first // block_size, -(-seq_len // block_size)
     mask = None
     if context_len > 0 or (sliding_window is not None and sliding_window < seq_len):
@@ -174,21 +153,25 @@ def _plan_decode_group(
     sliding_window: int | None,
 ) -> _DecodeGroup:
     device = metadata.block_tables.device
-    sequences = torch.tensor([sequence for sequence, _ in members], device=device)
-    rows = torch.tensor([row for _, row in members], device=device)
-    seq_lens = metadata.seq_lens[sequences].unsqueeze(1)
-    first_seen = torch.zeros_like(seq_lens)
+    sequences, rows = np.array(members).T
+    seq_lens = np.array(metadata.seq_lens_host)[sequences, None]
+    first_seens = np.zeros_like(seq_lens)
     if sliding_window is not None:
-        first_seen = (seq_lens - sliding_window).clamp(min=0)
-    first_blocks = first_seen // block_size
+        first_seens = np.maximum(0, seq_lens - sliding_window)
+    first_blocks = first_seens // block_size
 
-    columns = first_blocks + torch.arange(num_blocks, device=device)
     # Past the last block the table's entries mean nothing: the last one is gathered again.
-    last_columns = (seq_lens - 1) // block_size
-    blocks = metadata.block_tables[sequences].gather(1, columns.minimum(last_columns).long())
-    positions = first_blocks * block_size + torch.arange(num_blocks * block_size, device=device)
-    seen = (positions >= first_seen) & (positions < seq_lens)
-    return _DecodeGroup(rows, blocks, seen, unseen=(~seen).flatten().nonzero().squeeze(1))
+    columns = np.minimum(first_blocks + np.arange(num_blocks), (seq_lens - 1) // block_size)
+    positions = first_blocks * block_size + np.arange(num_blocks * block_size)
+    seen = (positions >= first_seens) & (positions < seq_lens)
+    return _DecodeGroup(
+        rows=upload_indices(rows, device),
+        blocks=metadata.block_tables[
+            upload_indices(sequences[:, None], device), upload_indices(columns, device)
+        ],
+        seen=torch.from_numpy(seen).to(device, non_blocking=True),
+        unseen=upload_indices(np.flatnonzero(~seen), device),
+    )
 
 
 def _prefill(query: Tensor, keys: Tensor, values: Tensor, plan: _Prefill, scale: float) -> Tensor:

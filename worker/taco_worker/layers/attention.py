@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from taco_kernels.reference.rotary import apply_rotary
 from taco_worker.attention.backend import AttentionBackend
 from taco_worker.attention.metadata import AttentionMetadata
 from taco_worker.kv_memory import KVCache
 from taco_worker.layers.linear import Linear
+from taco_worker.layers.ops import LayerOps
 from taco_worker.models.decoder_config import DecoderConfig
 
 
@@ -19,6 +19,7 @@ class Attention(nn.Module):
         config: DecoderConfig,
         layer: int,
         backend: AttentionBackend,
+        ops: LayerOps,
         *,
         dtype: torch.dtype,
         device: torch.device,
@@ -26,6 +27,7 @@ class Attention(nn.Module):
         super().__init__()
         self.layer = layer
         self.backend = backend
+        self.ops = ops
         self.head_dim = config.head_dim
         self.scale = config.attention_scale
         self.sliding_window = config.sliding_windows[layer]
@@ -48,17 +50,23 @@ class Attention(nn.Module):
     def forward(
         self,
         hidden: Tensor,
-        rotary: tuple[Tensor, Tensor] | None,
+        positions: Tensor,
+        cos_sin: Tensor | None,
         kv_cache: KVCache,
         metadata: AttentionMetadata,
     ) -> Tensor:
+        """`cos_sin` of all positions, None without rotary ones."""
         heads = self.qkv_proj(hidden).view(hidden.shape[0], -1, self.head_dim)
         query, key, value = heads.split(
             (self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1
         )
-        if rotary is not None:
-            query, key = apply_rotary(query, *rotary), apply_rotary(key, *rotary)
-        self.backend.write_kv(key, value, kv_cache, self.layer, metadata)
+        cache = kv_cache.key(self.layer), kv_cache.value(self.layer)
+        if cos_sin is None:
+            self.ops.write_kv(key, value, *cache, metadata.kv_slot_mapping)
+        else:
+            query = self.ops.rotate_and_write_kv(
+                query, key, value, positions, cos_sin, *cache, metadata.kv_slot_mapping
+            )
         output = self.backend.attend(
             query, kv_cache, self.layer, metadata, self.scale, self.sliding_window
         )

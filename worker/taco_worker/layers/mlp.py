@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor, nn
 
-from taco_kernels.reference.activation import silu_mul
 from taco_worker.layers.activation import find_activation
 from taco_worker.layers.linear import Linear
+from taco_worker.layers.ops import LayerOps
 from taco_worker.models.decoder_config import DecoderConfig
 
 
@@ -26,8 +26,11 @@ class MLP(nn.Module):
 class GatedMLP(nn.Module):
     """down(silu(gate(x)) * up(x)), gate and up fused"""
 
-    def __init__(self, config: DecoderConfig, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, config: DecoderConfig, ops: LayerOps, *, dtype: torch.dtype, device: torch.device
+    ) -> None:
         super().__init__()
+        self.ops = ops
         if config.activation != "silu":
             raise ValueError(f"gated MLPs use silu, not {config.activation!r}")
         hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
@@ -35,4 +38,4 @@ class GatedMLP(nn.Module):
         self.down_proj = Linear(inner, hidden, bias=bias, dtype=dtype, device=device)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(silu_mul(self.gate_up_proj(x)))
+        return self.down_proj(self.ops.silu_mul(self.gate_up_proj(x)))

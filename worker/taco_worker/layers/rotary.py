@@ -1,4 +1,4 @@
-"""Angles of rotary positions, computed once a step and shared by all layers."""
+"""Angles of rotary positions, shared by all layers."""
 
 from __future__ import annotations
 
@@ -29,6 +29,11 @@ class RotaryEmbedding:
         """positions [num_tokens] to two float32 [num_tokens, head_dim / 2]."""
         angles = torch.outer(positions.float(), self._frequencies)
         return angles.cos() * self._amplitude, angles.sin() * self._amplitude
+
+    def table(self, num_positions: int) -> Tensor:
+        """float32 [num_positions, head_dim] of the first positions, cosines before sines."""
+        positions = torch.arange(num_positions, device=self._frequencies.device)
+        return torch.cat(self.cos_sin(positions), dim=1)
 
 
 def inverse_frequencies(config: RotaryConfig, head_dim: int) -> Tensor:

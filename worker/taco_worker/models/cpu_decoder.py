@@ -61,7 +61,7 @@ class FusedDecoder:
 
     def forward(self, inputs: ModelInput) -> Tensor:
         return self._ready().forward(
-            inputs.token_ids,
+            inputs.token_ids.numpy(),
             inputs.positions,
             inputs.query_start,
             inputs.seq_lens,
@@ -74,6 +74,9 @@ class FusedDecoder:
 
     def most_likely(self, hidden: Tensor) -> Tensor:
         return self._ready().most_likely(hidden)
+
+    def tune(self, *, between_steps: bool) -> bool:
+        return False
 
     def _ready(self) -> CpuDecoder:
         if self._decoder is None:

@@ -14,6 +14,7 @@ from taco_worker.layers.embedding import Embedding
 from taco_worker.layers.linear import Linear
 from taco_worker.layers.mlp import MLP, GatedMLP
 from taco_worker.layers.norm import LayerNorm, RMSNorm
+from taco_worker.layers.ops import LayerOps
 from taco_worker.layers.rotary import RotaryEmbedding
 from taco_worker.models.decoder_config import DecoderConfig, LearnedPositions
 
@@ -29,10 +30,13 @@ class Decoder(nn.Module):
         self,
         config: DecoderConfig,
         backend: AttentionBackend,
+        ops: LayerOps,
         *,
         dtype: torch.dtype,
         device: torch.device,
+        num_host_layers: int = 0,
     ) -> None:
+        """`num_host_layers`: the last layers whose weights lie on the host; see weight_offload."""
         super().__init__()
         self.config = config
         self.dtype = dtype
@@ -58,17 +62,31 @@ class Decoder(nn.Module):
             )
         else:
             self.rotary = RotaryEmbedding(config.positions, config.head_dim, device)
+        self._cos_sin: Tensor | None = None
 
+        first_on_host = config.num_layers - num_host_layers
         self.layers = nn.ModuleList(
-            DecoderLayer(config, layer, backend, dtype=dtype, device=device)
+            DecoderLayer(
+                config,
+                layer,
+                backend,
+                ops,
+                dtype=dtype,
+                device=device if layer < first_on_host else torch.device("cpu"),
+            )
             for layer in range(config.num_layers)
         )
-        self.final_norm = _make_norm(config, dtype, device) if config.final_norm else None
+        self.final_norm = _make_norm(config, ops, dtype, device) if config.final_norm else None
         self.lm_head: Linear | None = None
         if not config.tied_embeddings:
             self.lm_head = Linear(
                 config.embedding_size, config.vocab_size, bias=False, dtype=dtype, device=device
             )
+
+    def prepare_positions(self, num_positions: int) -> None:
+        """Work out the rotary angles of so many positions; it comes before `forward`."""
+        if self.rotary is not None:
+            self._cos_sin = self.rotary.table(num_positions)
 
     def forward(
         self,
@@ -85,15 +103,17 @@ class Decoder(nn.Module):
         Returns:
             Hidden states [num_tokens, hidden_size], after the final norm.
         """
-        hidden = self.embed_tokens(token_ids)
+        x = self.embed_tokens(token_ids)
         if self.embed_in_proj is not None:
-            hidden = self.embed_in_proj(hidden)
+            x = self.embed_in_proj(x)
         if self.embed_positions is not None:
-            hidden = hidden + self.embed_positions(positions + self._position_offset)
-        rotary = self.rotary.cos_sin(positions) if self.rotary is not None else None
+            x = x + self.embed_positions(positions + self._position_offset)
+        residual = None
         for layer in self.layers:
-            hidden = layer(hidden, rotary, kv_cache, attn_metadata)
-        return hidden if self.final_norm is None else self.final_norm(hidden)
+            x, residual = layer(x, residual, positions, self._cos_sin, kv_cache, attn_metadata)
+        if self.final_norm is not None:
+            return self.final_norm(x, residual)
+        return x if residual is None else residual.add_(x)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """hidden [num_rows, hidden_size] to float32 logits [num_rows, vocab_size]."""
@@ -105,41 +125,55 @@ class Decoder(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Attention, then MLP, each with a norm and a residual."""
+    """Attention, then MLP, each with a norm and a residual.
+
+    What a pre-norm half gives is added to the residual by the norm that follows it, wherever that
+    stands: the sum is read and written once.
+    """
 
     def __init__(
         self,
         config: DecoderConfig,
         layer: int,
         backend: AttentionBackend,
+        ops: LayerOps,
         *,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         super().__init__()
         self.pre_norm = config.pre_norm
-        self.attn_norm = _make_norm(config, dtype, device)
-        self.attn = Attention(config, layer, backend, dtype=dtype, device=device)
-        self.mlp_norm = _make_norm(config, dtype, device)
-        mlp_class = GatedMLP if config.gated_mlp else MLP
-        self.mlp = mlp_class(config, dtype=dtype, device=device)
+        self.attn_norm = _make_norm(config, ops, dtype, device)
+        self.attn = Attention(config, layer, backend, ops, dtype=dtype, device=device)
+        self.mlp_norm = _make_norm(config, ops, dtype, device)
+        self.mlp: MLP | GatedMLP
+        if config.gated_mlp:
+            self.mlp = GatedMLP(config, ops, dtype=dtype, device=device)
+        else:
+            self.mlp = MLP(config, dtype=dtype, device=device)
 
     def forward(
         self,
-        hidden: Tensor,
-        rotary: tuple[Tensor, Tensor] | None,
+        x: Tensor,
+        residual: Tensor | None,
+        positions: Tensor,
+        cos_sin: Tensor | None,
         kv_cache: KVCache,
         metadata: AttentionMetadata,
-    ) -> Tensor:
-        if self.pre_norm:
-            hidden = hidden + self.attn(self.attn_norm(hidden), rotary, kv_cache, metadata)
-            return hidden + self.mlp(self.mlp_norm(hidden))
-        hidden = self.attn_norm(hidden + self.attn(hidden, rotary, kv_cache, metadata))
-        return self.mlp_norm(hidden + self.mlp(hidden))
+    ) -> tuple[Tensor, Tensor | None]:
+        """x and residual as the layer before gave them; their sum is the hidden state."""
+        if not self.pre_norm:
+            attended = self.attn(x, positions, cos_sin, kv_cache, metadata)
+            x = self.attn_norm(attended, residual=x)
+            return self.mlp_norm(self.mlp(x), residual=x), None
+        normed = self.attn_norm(x, residual)
+        residual = x if residual is None else residual
+        attended = self.attn(normed, positions, cos_sin, kv_cache, metadata)
+        return self.mlp(self.mlp_norm(attended, residual)), residual
 
 
 def _make_norm(
-    config: DecoderConfig, dtype: torch.dtype, device: torch.device
+    config: DecoderConfig, ops: LayerOps, dtype: torch.dtype, device: torch.device
 ) -> RMSNorm | LayerNorm:
     norm_class = RMSNorm if config.norm == "rms" else LayerNorm
-    return norm_class(config.hidden_size, config.norm_eps, dtype=dtype, device=device)
+    return norm_class(config.hidden_size, config.norm_eps, ops, dtype=dtype, device=device)

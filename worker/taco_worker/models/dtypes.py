@@ -11,7 +11,9 @@ _DTYPES = {
     "float": torch.float32,
     "float32": torch.float32,
 }
-_KV_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
+# What a KV cache may be kept in beside the model's own dtype.
+_CPU_KV_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
+_CUDA_KV_DTYPES = {"fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn}
 
 
 def resolve_dtype(name: str, checkpoint_dtype: str | None, device: torch.device) -> torch.dtype:
@@ -36,17 +38,20 @@ def resolve_dtype(name: str, checkpoint_dtype: str | None, device: torch.device)
     return dtype
 
 
-def resolve_kv_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
+def resolve_kv_dtype(name: str, dtype: torch.dtype, device: torch.device) -> torch.dtype:
     """The dtype for `--kv-cache-dtype NAME` beside a model of `dtype`.
 
     Raises:
-        ValueError: the name is not one that a KV cache has.
+        ValueError: the name is not one that a KV cache on `device` has.
     """
     if name == "auto":
         return dtype
-    if name not in _KV_DTYPES:
-        raise ValueError(f"unknown kv_cache_dtype {name!r}; known: auto, {', '.join(_KV_DTYPES)}")
-    return _KV_DTYPES[name]
+    known = _CPU_KV_DTYPES if device.type == "cpu" else _CUDA_KV_DTYPES
+    if name not in known:
+        raise ValueError(
+            f"unknown kv_cache_dtype {name!r}; known on this device: auto, {', '.join(known)}"
+        )
+    return known[name]
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from taco_worker.attention.backend import create_attention_backend
+from taco_worker.layers.ops import TorchOps
 from taco_worker.models.checkpoint import LoadFormat, find_weight_files, iterate_tensors
 from taco_worker.models.config import ModelConfig
 from taco_worker.models.decoder import Decoder
@@ -62,26 +63,22 @@ def load_weights(
 
 
 def load_model(
+    decoder: Decoder,
     model_dir: Path,
     config: ModelConfig,
     *,
-    dtype: torch.dtype,
-    device: torch.device,
     load_format: LoadFormat = "auto",
     seed: int = 0,
-    attention_backend: str = "torch",
-) -> Decoder:
-    """Build the torch decoder that `config` describes; see `load_weights`."""
-    backend = create_attention_backend(attention_backend)
-    decoder = Decoder(config.decoder, backend, dtype=dtype, device=device)
+) -> None:
+    """Fill a torch decoder; see `load_weights`."""
     load_weights(_DecoderSink(decoder), model_dir, config, load_format=load_format, seed=seed)
-    return decoder
 
 
 def parameter_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
     """The shapes of a decoder's parameters, by name."""
+    meta = torch.device("meta")
     backend = create_attention_backend("torch")
-    decoder = Decoder(config, backend, dtype=torch.float32, device=torch.device("meta"))
+    decoder = Decoder(config, backend, TorchOps(), dtype=torch.float32, device=meta)
     return _shapes(decoder)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,10 +17,13 @@ from taco_worker.sampling.ops import SamplingOps
 
 @dataclass(frozen=True, slots=True)
 class ModelInput:
-    """One step's tokens, sequence after sequence, and where their KV lies; int32, on the host.
+    """One step's tokens, sequence after sequence, and where their KV lies; int32.
+
+    All but the tokens are known on the host before the device has done the step before.
 
     Attributes:
-        token_ids, positions: [num_tokens].
+        token_ids: [num_tokens], on the model's device.
+        positions: [num_tokens].
         query_start: [num_seqs + 1], first token of each sequence in the step.
         seq_lens: [num_seqs], tokens in the KV after the step (context and query).
         block_tables: [num_seqs, max_blocks]; entries past a sequence's end are not read.
@@ -27,12 +31,20 @@ class ModelInput:
             whatever only the others need.
     """
 
-    token_ids: IntArray
+    token_ids: Tensor
     positions: IntArray
     query_start: IntArray
     seq_lens: IntArray
     block_tables: IntArray
     output_rows: IntArray
+
+    def kv_slot_mapping(self, block_size: int) -> IntArray:
+        """int64 [num_tokens], block * block_size + offset of each token's KV."""
+        query_lens = np.diff(self.query_start)
+        rows = np.repeat(np.arange(query_lens.size), query_lens)
+        blocks = self.block_tables[rows, self.positions // block_size].astype(np.int64)
+        slots: IntArray = blocks * block_size + self.positions % block_size
+        return slots
 
 
 class StepModel(Protocol):
@@ -76,6 +88,17 @@ class StepModel(Protocol):
 
     def most_likely(self, hidden: Tensor) -> Tensor:
         """[num_rows, hidden_size] to int64 [num_rows], as `compute_logits(hidden).argmax(-1)`."""
+        ...
+
+    def tune(self, *, between_steps: bool) -> bool:
+        """Prepare one thing more that makes later steps faster, such as a CUDA graph.
+
+        Args:
+            between_steps: only what the steps that come just now would gain by.
+
+        Returns:
+            Whether there was something left to do.
+        """
         ...
 
 

@@ -1,4 +1,4 @@
-"""The decoder on torch's own operations: the reference, and what serves without CPU kernels."""
+"""The decoder as torch modules: what serves on GPUs, and on a CPU without the CPU kernels."""
 
 from __future__ import annotations
 
@@ -9,48 +9,63 @@ from torch import Tensor
 from taco_worker.attention.metadata import AttentionMetadata
 from taco_worker.kv_memory import KVCache, bytes_per_block
 from taco_worker.models.decoder import Decoder
-from taco_worker.models.step_model import ModelInput, describe
+from taco_worker.models.step_model import ModelInput
 from taco_worker.sampling.ops import SamplingOps
-from taco_worker.sampling.torch_ops import TorchSampling
+from taco_worker.step_graphs import StepGraphs
+from taco_worker.transfers import Transfers
 
 
 class TorchModel:
     """A `StepModel` of torch modules."""
 
-    def __init__(self, decoder: Decoder) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        transfers: Transfers,
+        *,
+        description: str,
+        sampling: SamplingOps,
+        kv_dtype: torch.dtype,
+        graphs: StepGraphs | None = None,
+    ) -> None:
+        """`graphs` hold steps of few tokens, which else cost the host more than the device."""
         self.config = decoder.config
         self.weight_bytes = sum(parameter.nbytes for parameter in decoder.parameters())
-        self.description = describe("torch", torch.get_num_threads(), decoder.dtype)
-        self.sampling: SamplingOps = TorchSampling()
+        self.description = description
+        self.sampling = sampling
         self.decoder = decoder
+        self._transfers = transfers
+        self._kv_dtype = kv_dtype
+        self._graphs = graphs
         self._kv_cache: KVCache | None = None
 
     def kv_block_bytes(self, block_size: int) -> int:
-        return bytes_per_block(self.config, block_size, self.decoder.dtype)
+        return bytes_per_block(self.config, block_size, self._kv_dtype)
 
     def allocate_kv(self, num_blocks: int, block_size: int, max_model_len: int) -> None:
+        self._kv_cache = None  # the old one goes before the new one comes
+        if self._graphs is not None:
+            self._graphs.clear()
+        self.decoder.prepare_positions(max_model_len)
         self._kv_cache = KVCache(
             self.config.num_layers,
             num_blocks,
             block_size,
             self.config.num_kv_heads,
             self.config.head_dim,
-            self.decoder.dtype,
+            self._kv_dtype,
             self.decoder.device,
         )
+        if self._graphs is not None:
+            self._graphs.prepare(self._run, block_size=block_size, max_model_len=max_model_len)
 
     def forward(self, inputs: ModelInput) -> Tensor:
-        if self._kv_cache is None:
-            raise RuntimeError("the KV cache has not been allocated")
-        hidden = self.decoder(
-            self._upload(inputs.token_ids),
-            self._upload(inputs.positions),
-            self._kv_cache,
-            self._metadata(inputs, self._kv_cache.block_size),
-        )
+        graph = None if self._graphs is None else self._graphs.find(inputs)
+        hidden = self._run_eagerly(inputs) if graph is None else graph.run(inputs)
         if inputs.output_rows.size == hidden.shape[0]:
             return hidden
-        return hidden[self._upload(inputs.output_rows)]
+        (rows,) = self._transfers.upload(inputs.output_rows)
+        return hidden[rows]
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         return self.decoder.compute_logits(hidden)
@@ -58,18 +73,33 @@ class TorchModel:
     def most_likely(self, hidden: Tensor) -> Tensor:
         return self.compute_logits(hidden).argmax(-1)
 
-    def _metadata(self, inputs: ModelInput, block_size: int) -> AttentionMetadata:
-        query_lens = np.diff(inputs.query_start)
-        rows = np.repeat(np.arange(query_lens.size), query_lens)
-        blocks = inputs.block_tables[rows, inputs.positions // block_size].astype(np.int64)
-        return AttentionMetadata(
-            query_start_loc=self._upload(inputs.query_start),
-            seq_lens=self._upload(inputs.seq_lens),
-            block_tables=self._upload(inputs.block_tables),
-            kv_slot_mapping=self._upload(blocks * block_size + inputs.positions % block_size),
-            query_lens_host=query_lens.tolist(),
+    def tune(self, *, between_steps: bool) -> bool:
+        return self._graphs is not None and self._graphs.capture_next(only_urgent=between_steps)
+
+    def _run_eagerly(self, inputs: ModelInput) -> Tensor:
+        block_size = self._cache().block_size
+        positions, query_start, seq_lens, block_tables, kv_slot_mapping = self._transfers.upload(
+            inputs.positions,
+            inputs.query_start,
+            inputs.seq_lens,
+            inputs.block_tables,
+            inputs.kv_slot_mapping(block_size),
+        )
+        metadata = AttentionMetadata(
+            query_start_loc=query_start,
+            seq_lens=seq_lens,
+            block_tables=block_tables,
+            kv_slot_mapping=kv_slot_mapping,
+            query_lens_host=np.diff(inputs.query_start).tolist(),
             seq_lens_host=inputs.seq_lens.tolist(),
         )
+        return self._run(inputs.token_ids, positions, metadata)
 
-    def _upload(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).to(self.decoder.device)
+    def _run(self, token_ids: Tensor, positions: Tensor, metadata: AttentionMetadata) -> Tensor:
+        hidden: Tensor = self.decoder(token_ids, positions, self._cache(), metadata)
+        return hidden
+
+    def _cache(self) -> KVCache:
+        if self._kv_cache is None:
+            raise RuntimeError("the KV cache has not been allocated")
+        return self._kv_cache

@@ -1,5 +1,6 @@
 """Sampling on the CPU kernels."""
 
+import torch
 from torch import Tensor
 
 from taco_kernels.cpu import sampling
@@ -22,5 +23,7 @@ class CpuSampling:
 
     def gather_logprobs(
         self, logits: Tensor, token_ids: Tensor, num_top: Array
-    ) -> tuple[Array, Array, Array]:
-        return sampling.gather_logprobs(self._kernels, logits, token_ids.numpy(), num_top)
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        found = sampling.gather_logprobs(self._kernels, logits, token_ids.numpy(), num_top)
+        ids, values, ranks = (torch.from_numpy(column) for column in found)
+        return ids, values, ranks

@@ -1,5 +1,10 @@
 """Log probabilities of chosen and of most likely tokens, as the columns that travel."""
 
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
 import numpy as np
 from torch import Tensor
 
@@ -8,35 +13,52 @@ from taco_worker.sampling.columns import NO_LOGPROBS, Array
 from taco_worker.sampling.ops import SamplingOps
 
 
+@dataclass(frozen=True, slots=True)
+class LogprobTable:
+    """A row a position: the token itself, then the most likely ones, of which each row wants some.
+
+    Attributes:
+        token_ids: int64 [num_rows, width].
+        logprobs: float32 [num_rows, width].
+        ranks: int64 [num_rows], of the token itself.
+        num_top: int [num_rows], how many most likely tokens are wanted; NO_LOGPROBS: the position
+            has no row here.
+    """
+
+    token_ids: Tensor
+    logprobs: Tensor
+    ranks: Tensor
+    num_top: Array
+
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.token_ids, self.logprobs, self.ranks
+
+    def columns(self, arrived: Iterator[Tensor]) -> LogprobColumns:
+        """`arrived` gives the three tensors on the host, in their order."""
+        token_ids, logprobs, token_ranks = (next(arrived).numpy() for _ in range(3))
+        num_top = self.num_top[self.num_top != NO_LOGPROBS]
+        entries = np.arange(token_ids.shape[1])
+        wanted = entries <= num_top[:, np.newaxis]
+        ranks = np.broadcast_to(entries, wanted.shape).copy()
+        ranks[:, 0] = token_ranks
+        return LogprobColumns(
+            num_entries=np.where(self.num_top == NO_LOGPROBS, 0, self.num_top + 1).tolist(),
+            token_ids=token_ids[wanted].tolist(),
+            logprobs=logprobs[wanted].tolist(),
+            ranks=ranks[wanted].tolist(),
+        )
+
+
 def gather_logprobs(
     ops: SamplingOps, logits: Tensor, token_ids: Tensor, num_top: Array
-) -> LogprobColumns:
-    """One row of entries a position: the token itself, then the most likely ones.
+) -> LogprobTable:
+    """The table of the positions that asked for log probabilities.
 
     Args:
-        logits: float32 [num_rows, vocab_size], as the model gave them.
-        token_ids: int64 [num_rows], the token at each position.
-        num_top: int32 [num_rows], how many most likely tokens each row wants; at most vocab_size.
+        logits: float32 [number of those that asked, vocab_size], as the model gave them.
+        token_ids: int64, the token at each of these positions.
+        num_top: int32 [num_rows] of all positions, NO_LOGPROBS for those that did not ask; else at
+            most vocab_size.
     """
-    ids, values, token_ranks = ops.gather_logprobs(logits, token_ids, num_top)
-    entries = np.arange(ids.shape[1])
-    wanted = entries <= num_top[:, np.newaxis]
-    ranks = np.broadcast_to(entries, wanted.shape).copy()
-    ranks[:, 0] = token_ranks
-    return LogprobColumns(
-        num_entries=(num_top + 1).tolist(),
-        token_ids=ids[wanted].tolist(),
-        logprobs=values[wanted].tolist(),
-        ranks=ranks[wanted].tolist(),
-    )
-
-
-def spread_rows(columns: LogprobColumns, num_top: Array) -> LogprobColumns:
-    """The same entries among the rows of a whole step, of which some asked for none.
-
-    Args:
-        columns: rows of those that asked.
-        num_top: int [num_rows], NO_LOGPROBS where nothing was asked for.
-    """
-    columns.num_entries = np.where(num_top == NO_LOGPROBS, 0, num_top + 1).tolist()
-    return columns
+    asked = num_top[num_top != NO_LOGPROBS]
+    return LogprobTable(*ops.gather_logprobs(logits, token_ids, asked), num_top)

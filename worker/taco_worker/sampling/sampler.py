@@ -3,15 +3,14 @@
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from taco_proto.logprobs import LogprobColumns
 from taco_worker.sampling.columns import Array, Feature, SamplingColumns
-from taco_worker.sampling.logprobs import gather_logprobs, spread_rows
+from taco_worker.sampling.logprobs import LogprobTable, gather_logprobs
 from taco_worker.sampling.ops import Choice, Penalties, SamplingOps
 from taco_worker.sampling.penalties import add_logit_bias, ban_tokens
 from taco_worker.sampling.random import uniforms
+from taco_worker.transfers import Transfers
 
 _TOKEN_PENALTIES = Feature.REPETITION_PENALTY | Feature.COUNT_PENALTIES | Feature.NO_REPEAT_NGRAM
 _CHANGES_LOGITS = Feature.LOGIT_BIAS | _TOKEN_PENALTIES | Feature.MIN_TOKENS
@@ -35,7 +34,7 @@ class SampledTokens:
     """One token a row, int64; log probabilities if any row asked for them."""
 
     token_ids: Tensor
-    logprobs: LogprobColumns | None
+    logprobs: LogprobTable | None
 
 
 class Sampler:
@@ -49,12 +48,18 @@ class Sampler:
     and the token's position.
     """
 
-    def __init__(self, columns: SamplingColumns, token_ids: Tensor, ops: SamplingOps) -> None:
-        """`token_ids` [max_num_seqs, max_model_len] is the batch's token buffer."""
+    def __init__(
+        self,
+        columns: SamplingColumns,
+        token_ids: Tensor,
+        ops: SamplingOps,
+        transfers: Transfers,
+    ) -> None:
+        """`token_ids` [max_num_seqs, max_model_len] is the batch's token table."""
         self._columns = columns
         self._token_ids = token_ids
         self._ops = ops
-        self._device = token_ids.device
+        self._transfers = transfers
 
     def sample(self, logits: Tensor, rows: SampledRows) -> SampledTokens:
         """logits: float32 [num_rows, vocab_size]; they are overwritten."""
@@ -71,10 +76,9 @@ class Sampler:
         token_ids = self._ops.choose(logits, self._choice(rows, features))
         logprobs = None
         if logprob_rows.size:
-            num_top = self._columns.logprobs[rows.slots]
             chosen = self._pick(token_ids, logprob_rows)
-            logprobs = gather_logprobs(self._ops, raw_logits, chosen, num_top[logprob_rows])
-            logprobs = spread_rows(logprobs, num_top)
+            num_top = self._columns.logprobs[rows.slots]
+            logprobs = gather_logprobs(self._ops, raw_logits, chosen, num_top)
         return SampledTokens(token_ids, logprobs)
 
     def _change_logits(self, logits: Tensor, rows: SampledRows, features: Array) -> None:
@@ -82,13 +86,14 @@ class Sampler:
         if (chosen := np.flatnonzero(features & Feature.LOGIT_BIAS)).size:
             row_ids, ids = self._flatten(chosen, rows, columns.bias_token_ids)
             values = np.concatenate([columns.bias_values[slot] for slot in rows.slots[chosen]])
-            add_logit_bias(logits, row_ids, ids, self._upload(values))
+            add_logit_bias(logits, *self._transfers.upload(row_ids, ids, values))
         if (chosen := np.flatnonzero(features & _TOKEN_PENALTIES)).size:
             self._ops.penalize(logits, self._token_ids, self._penalties(rows, chosen))
         num_generated = rows.num_tokens - rows.num_prompt_tokens
         is_short = num_generated < columns.min_tokens[rows.slots]
         if (chosen := np.flatnonzero(((features & Feature.MIN_TOKENS) != 0) & is_short)).size:
-            ban_tokens(logits, *self._flatten(chosen, rows, columns.suppressed_token_ids))
+            pairs = self._flatten(chosen, rows, columns.suppressed_token_ids)
+            ban_tokens(logits, *self._transfers.upload(*pairs))
 
     def _penalties(self, rows: SampledRows, chosen: Array) -> Penalties:
         columns, slots = self._columns, rows.slots[chosen]
@@ -121,15 +126,14 @@ class Sampler:
 
     def _flatten(
         self, chosen: Array, rows: SampledRows, ids_of_slot: list[Array]
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Array, Array]:
         """Lists of token ids that slots have, as pairs of a row and a token."""
         lists = [ids_of_slot[slot] for slot in rows.slots[chosen]]
-        row_ids = np.repeat(chosen, [ids.size for ids in lists])
-        return self._upload(row_ids), self._upload(np.concatenate(lists))
+        return np.repeat(chosen, [ids.size for ids in lists]), np.concatenate(lists)
 
     def _pick(self, values: Tensor, rows: Array) -> Tensor:
         """Some rows in rising order; a copy unless they are all."""
-        return values if rows.size == values.shape[0] else values[self._upload(rows)]
-
-    def _upload(self, array: Array) -> Tensor:
-        return torch.from_numpy(array).to(self._device)
+        if rows.size == values.shape[0]:
+            return values
+        (index,) = self._transfers.upload(rows)
+        return values[index]

@@ -65,14 +65,14 @@ class TorchSampling:
 
     def gather_logprobs(
         self, logits: Tensor, token_ids: Tensor, num_top: Array
-    ) -> tuple[Array, Array, Array]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         logprobs = torch.log_softmax(logits, dim=-1)
         chosen = logprobs.gather(1, token_ids.unsqueeze(1))
         ranks = (logprobs > chosen).sum(-1) + 1
         top = logprobs.topk(int(num_top.max(initial=0)))
         ids = torch.cat((token_ids.unsqueeze(1), top.indices), dim=1)
         values = torch.cat((chosen, top.values), dim=1)
-        return ids.cpu().numpy(), values.cpu().numpy(), ranks.cpu().numpy()
+        return ids, values, ranks
 
 
 def _draw(logits: Tensor, choice: Choice, rows: Array) -> Tensor:

@@ -1,0 +1,231 @@
+"""All back ends against the naive reference, and how one is chosen."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from xformers.ops.fmha import attn_bias as biases
+from xformers.ops.fmha import flash, flash3
+from xformers.ops.fmha.common import Inputs
+
+from support import triton_interpreter
+from support.attention_batch import LAYER, SCALE, Batch
+from support.xformers_operators import MaterializedOperators
+from taco_worker.attention.backend import (
+    AttentionBackend,
+    attention_backends,
+    create_attention_backend,
+    default_attention_backend,
+)
+from taco_worker.attention.xformers_backend import XformersAttention
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+triton_interpreter.install()
+# A GPU's product of float32 numbers is not their own.
+ON_GPU = triton_interpreter.DEVICE == CUDA
+DTYPE = torch.float16 if ON_GPU else torch.float32
+CLOSE = {"atol": 3e-3, "rtol": 3e-3} if ON_GPU else {"atol": 1e-5, "rtol": 1e-5}
+
+
+@pytest.fixture
+def default_device() -> Iterator[None]:
+    """A test's new tensors lie where back ends run."""
+    with triton_interpreter.DEVICE:
+        yield
+
+
+def _xformers(can_run: bool) -> AttentionBackend:
+    if ON_GPU:
+        return create_attention_backend("xformers")
+    return XformersAttention(MaterializedOperators(lambda _: can_run))
+
+
+BACKENDS: dict[str, Callable[[], AttentionBackend]] = {
+    "torch": partial(create_attention_backend, "torch"),
+    "triton": partial(create_attention_backend, "triton"),
+    "xformers over blocks": partial(_xformers, True),
+    "xformers over copies": partial(_xformers, False),
+}
+
+DECODES = [(0, 1), (15, 1), (16, 1), (70, 1)]
+PREFILLS = [(0, 7), (0, 16), (33, 5)]
+MIXED = [(20, 1), (0, 9), (47, 1), (30, 3), (5, 1)]
+BATCHES = {
+    "decodes": Batch(DECODES),
+    "one decode": Batch([(31, 1)], num_kv_heads=2, group_size=1),
+    "prefills": Batch(PREFILLS, num_kv_heads=2, group_size=3, head_dim=16),
+    "prefills without context": Batch([(0, 5), (0, 18)]),
+    "mixed": Batch(MIXED, num_kv_heads=2, group_size=7, head_dim=16),
+    "mixed, small blocks": Batch(MIXED, block_size=8),
+    "mixed, large blocks": Batch(MIXED, block_size=32),
+    "windowed decodes": Batch(DECODES, num_kv_heads=2, window=10),
+    "windowed mixed": Batch([(40, 1), (40, 9), (3, 1), (0, 12)], window=6),
+    "window of one": Batch([(17, 1), (3, 4)], window=1),
+    "window beyond everything": Batch([(17, 1), (3, 4)], window=1000),
+    "idle sequences": Batch([(20, 1), (9, 0), (4, 3)]),
+}
+
+
+@pytest.mark.usefixtures("default_device")
+@pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES)
+@pytest.mark.parametrize("make", BACKENDS.values(), ids=BACKENDS)
+def test_agrees_with_the_reference(make: Callable[[], AttentionBackend], batch: Batch) -> None:
+    torch.manual_seed(0)
+    query, cache, metadata = batch.query(DTYPE), batch.cache(DTYPE), batch.metadata()
+    actual = make().attend(query, cache, LAYER, metadata, SCALE, batch.window)
+    expected = batch.reference(query, cache, metadata)
+    torch.testing.assert_close(actual, expected, **CLOSE)
+
+
+@pytest.mark.usefixtures("default_device")
+@pytest.mark.parametrize("make", BACKENDS.values(), ids=BACKENDS)
+def test_query_may_be_a_view_of_a_fused_projection(make: Callable[[], AttentionBackend]) -> None:
+    torch.manual_seed(0)
+    batch = Batch([(20, 1), (3, 4)], num_kv_heads=2)
+    cache, metadata = batch.cache(DTYPE), batch.metadata()
+    fused = torch.full((5, 8, 8), torch.nan, dtype=DTYPE)
+    fused[:, :4] = batch.query(DTYPE)
+    actual = make().attend(fused[:, :4], cache, LAYER, metadata, SCALE, None)
+    expected = batch.reference(fused[:, :4].contiguous(), cache, metadata)
+    torch.testing.assert_close(actual, expected, **CLOSE)
+
+
+@pytest.mark.usefixtures("default_device")
+@pytest.mark.parametrize("make", BACKENDS.values(), ids=BACKENDS)
+def test_layers_with_different_windows_share_metadata(
+    make: Callable[[], AttentionBackend],
+) -> None:
+    torch.manual_seed(3)
+    batch = Batch([(40, 1), (10, 30)])
+    query, cache, metadata = batch.query(DTYPE), batch.cache(DTYPE), batch.metadata()
+    backend = make()
+    for window in (None, 6, None, 17):
+        actual = backend.attend(query, cache, LAYER, metadata, SCALE, window)
+        expected = replace(batch, window=window).reference(query, cache, metadata)
+        torch.testing.assert_close(actual, expected, **CLOSE)
+
+
+@pytest.mark.usefixtures("default_device")
+@pytest.mark.parametrize("make", BACKENDS.values(), ids=BACKENDS)
+def test_the_next_step_is_planned_anew(make: Callable[[], AttentionBackend]) -> None:
+    torch.manual_seed(1)
+    backend = make()
+    for batch in (Batch([(40, 1), (10, 3)]), Batch([(10, 3), (7, 1), (40, 1)])):
+        query, cache, metadata = batch.query(DTYPE), batch.cache(DTYPE), batch.metadata()
+        actual = backend.attend(query, cache, LAYER, metadata, SCALE, None)
+        expected = batch.reference(query, cache, metadata)
+        torch.testing.assert_close(actual, expected, **CLOSE)
+
+
+def _run_xformers(batch: Batch, *, has_flash3: bool) -> MaterializedOperators:
+    """What a step asks of xformers on a machine with FlashAttention 3 or without."""
+    operators = MaterializedOperators(lambda operator: has_flash3 or operator is not flash3.FwOp)
+    dtype = torch.float16
+    XformersAttention(operators).attend(
+        batch.query(dtype), batch.cache(dtype), LAYER, batch.metadata(), SCALE, batch.window
+    )
+    return operators
+
+
+def _obstacles(operator: type, inputs: Inputs) -> list[str]:
+    """Why a GPU with the operator could not run this."""
+    reasons: list[str] = operator.not_supported_reasons(inputs)
+    return [r for r in reasons if not r.startswith(("device=", "operator wasn't built"))]
+
+
+@pytest.mark.parametrize("window", [None, 10])
+@pytest.mark.parametrize("block_size", [16, 32])
+def test_xformers_reads_decodes_in_place(block_size: int, window: int | None) -> None:
+    batch = Batch(DECODES, 2, 4, head_dim=64, block_size=block_size, window=window)
+    operators = _run_xformers(batch, has_flash3=False)
+    (operator,), (inputs,) = operators.used, operators.inputs
+    assert operator is not None
+    assert block_size == operator.BLOCK_N
+    assert _obstacles(operator, inputs) == []
+    assert inputs.key.untyped_storage().data_ptr() == inputs.value.untyped_storage().data_ptr()
+    if window is not None:  # the tables end where the window does
+        assert inputs.attn_bias.block_tables.shape[1] <= -(-window // block_size) + 1
+
+
+def test_xformers_copies_blocks_too_small_for_a_product() -> None:
+    operators = _run_xformers(Batch(DECODES, head_dim=64, block_size=8), has_flash3=True)
+    assert operators.used == [None]
+    assert _obstacles(flash.FwOp, operators.inputs[0]) == []
+
+
+@pytest.mark.parametrize(
+    ("batch", "has_flash3", "reads_blocks"),
+    [
+        (Batch(PREFILLS, head_dim=64), True, True),
+        (Batch(PREFILLS, head_dim=64), False, False),
+        (Batch(PREFILLS, head_dim=64, window=8), True, False),
+        (Batch([(0, 5), (0, 6)], head_dim=64), True, False),
+    ],
+)
+def test_xformers_reads_prefills_in_place_where_it_can(
+    batch: Batch, has_flash3: bool, reads_blocks: bool
+) -> None:
+    operators = _run_xformers(batch, has_flash3=has_flash3)
+    (inputs,) = operators.inputs
+    assert operators.used == [flash3.FwOp if reads_blocks else None]
+    assert _obstacles(flash3.FwOp if reads_blocks else flash.FwOp, inputs) == []
+    paged = biases.PagedBlockDiagonalCausalWithOffsetPaddedKeysMask
+    assert isinstance(inputs.attn_bias, paged) == reads_blocks
+
+
+@pytest.mark.usefixtures("default_device")
+@pytest.mark.parametrize("name", ["torch", "xformers over copies", "triton"])
+def test_fp8_cache_is_read(name: str) -> None:
+    torch.manual_seed(0)
+    batch = Batch(MIXED, num_kv_heads=2)
+    query, metadata = batch.query(DTYPE), batch.metadata()
+    narrow, wide = batch.cache(torch.float8_e4m3fn), batch.empty_cache(DTYPE)
+    for stored, read in ((narrow.key, wide.key), (narrow.value, wide.value)):
+        read(LAYER).copy_(stored(LAYER))
+    actual = BACKENDS[name]().attend(query, narrow, LAYER, metadata, SCALE, None)
+    expected = batch.reference(query, wide, metadata)
+    torch.testing.assert_close(actual, expected, **CLOSE)
+
+
+def test_names_and_defaults() -> None:
+    assert set(attention_backends()) == {"torch", "triton", "xformers"}
+    assert default_attention_backend(CUDA) == "triton"
+    assert default_attention_backend(CPU) == "torch"
+
+
+def test_unknown_back_end_is_named() -> None:
+    with pytest.raises(ValueError, match=r"'flash'; known: torch, triton, xformers"):
+        create_attention_backend("flash")
+
+
+@pytest.mark.parametrize("name", ["triton", "xformers"])
+def test_the_wrong_device_is_named(name: str) -> None:
+    with pytest.raises(ValueError, match=f"'{name}' runs on cuda only, not on cpu, where 'torch'"):
+        create_attention_backend(name, CPU)
+
+
+@pytest.mark.parametrize("package", ["triton", "xformers"])
+def test_a_missing_package_is_named(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    for module in [name for name in sys.modules if name.startswith("taco_kernels.triton")]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.delitem(sys.modules, f"taco_worker.attention.{package}_backend", raising=False)
+    with pytest.raises(ValueError, match=f"needs the package {package}, which cannot be imported"):
+        create_attention_backend(package, CUDA)
+
+
+def test_only_what_is_chosen_is_imported() -> None:
+    program = (
+        "import sys; from taco_worker.attention.backend import create_attention_backend as create;"
+        "create('torch'); print({'triton', 'xformers', 'taco_kernels.triton'} & set(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "set()"

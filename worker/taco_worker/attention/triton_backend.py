@@ -1,0 +1,67 @@
+"""Attention by our own Triton kernels, in steps that CUDA graphs can capture."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from taco_kernels.triton.attention import AttentionBatch, paged_attention, plan_batch
+from taco_kernels.triton.attention_plan import AttentionPlan
+from taco_worker.attention.metadata import AttentionMetadata
+from taco_worker.attention.planning import StepPlans
+from taco_worker.kv_memory import KVCache
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    batch: AttentionBatch
+    plan: AttentionPlan
+
+
+class TritonAttention:
+    """Reads lengths and block tables on the device; the host's lengths are upper bounds.
+
+    What is kept between layers is the metadata's own tensors and host numbers: a step is captured
+    with the object that it was warmed up with, and must not use what was allocated then.
+    """
+
+    def __init__(self) -> None:
+        self._steps: StepPlans[_Step] = StepPlans()
+
+    def attend(
+        self,
+        query: Tensor,
+        kv_cache: KVCache,
+        layer: int,
+        metadata: AttentionMetadata,
+        scale: float,
+        sliding_window: int | None,
+    ) -> Tensor:
+        keys, values = kv_cache.key(layer), kv_cache.value(layer)
+        step = self._steps.get(
+            metadata, sliding_window, lambda: _plan(query, keys, metadata, sliding_window)
+        )
+        return paged_attention(
+            query,
+            keys,
+            values,
+            step.batch,
+            scale=scale,
+            sliding_window=sliding_window,
+            plan=step.plan,
+        )
+
+
+def _plan(
+    query: Tensor, keys: Tensor, metadata: AttentionMetadata, sliding_window: int | None
+) -> _Step:
+    batch = AttentionBatch(
+        query_start=metadata.query_start_loc,
+        seq_lens=metadata.seq_lens,
+        block_tables=metadata.block_tables,
+        num_seqs=len(metadata.seq_lens_host),
+        max_query_len=max(metadata.query_lens_host, default=0),
+        max_seq_len=max(metadata.seq_lens_host, default=0),
+    )
+    return _Step(batch, plan_batch(query, keys, batch, sliding_window))

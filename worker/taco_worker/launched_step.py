@@ -1,0 +1,103 @@
+"""A step that the device is working on, and what comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from taco_proto.logprobs import LogprobColumns
+from taco_proto.steps import EMPTY, IntArray, StepOutput, StepPlan
+from taco_worker.sampling.logprobs import LogprobTable
+from taco_worker.transfers import Transfers
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Log probabilities of prompt tokens, in one or more tables; slots, positions: of all rows."""
+
+    slots: IntArray
+    positions: IntArray
+    tables: list[LogprobTable]
+
+
+@dataclass(frozen=True, slots=True)
+class StepPart:
+    """What comes of some rows of a step.
+
+    Attributes:
+        slots: those that are sampled.
+        token_ids: int64 [size of slots], on the device.
+        logprobs: None where none of them asked.
+    """
+
+    slots: IntArray
+    token_ids: Tensor
+    logprobs: LogprobTable | None
+    prompt: PromptLogprobs | None
+
+    def tables(self) -> list[LogprobTable]:
+        own = [] if self.logprobs is None else [self.logprobs]
+        return own + (self.prompt.tables if self.prompt else [])
+
+
+class LaunchedStep:
+    """The results' way to the host has begun; `wait` may be called from any thread, once."""
+
+    def __init__(self, plan: StepPlan, parts: Sequence[StepPart], transfers: Transfers) -> None:
+        self._plan = plan
+        self._parts = parts
+        tensors = [part.token_ids.to(torch.int32) for part in parts]
+        tensors += [tensor for part in parts for t in part.tables() for tensor in t.tensors()]
+        self._download = transfers.download(*tensors)
+
+    def wait(self) -> StepOutput:
+        """Raises what went wrong on the device."""
+        arrived = iter(self._download.wait())
+        token_ids = [next(arrived).numpy() for _ in self._parts]
+        columns = [_Columns(part, arrived) for part in self._parts]
+        prompts = [part.prompt for part in self._parts if part.prompt]
+        return StepOutput(
+            epoch=self._plan.epoch,
+            step_id=self._plan.step_id,
+            slots=_joined([part.slots for part in self._parts]),
+            token_ids=_joined(token_ids),
+            logprobs=_sum([each.sampled for each in columns], [t.size for t in token_ids]),
+            prompt_logprob_slots=_joined([prompt.slots for prompt in prompts]),
+            prompt_logprob_positions=_joined([prompt.positions for prompt in prompts]),
+            prompt_logprobs=_sum([each for part in columns for each in part.prompt], []),
+        )
+
+
+class _Columns:
+    """A part's tables as columns, taken from what arrived in the order of `StepPart.tables`."""
+
+    def __init__(self, part: StepPart, arrived: Iterator[Tensor]) -> None:
+        self.sampled = part.logprobs.columns(arrived) if part.logprobs else None
+        tables = part.prompt.tables if part.prompt else []
+        self.prompt = [table.columns(arrived) for table in tables]
+
+
+def _joined(columns: Sequence[IntArray]) -> IntArray:
+    if len(columns) == 1:
+        return columns[0]
+    return np.concatenate(columns) if columns else EMPTY
+
+
+def _sum(parts: Sequence[LogprobColumns | None], num_rows: Sequence[int]) -> LogprobColumns | None:
+    """All columns as one; a part without any has so many rows without entries."""
+    if all(part is None for part in parts):
+        return None
+    whole = LogprobColumns()
+    for index, part in enumerate(parts):
+        if part is None:
+            whole.num_entries += [0] * num_rows[index]
+            continue
+        whole.num_entries += part.num_entries
+        whole.token_ids += part.token_ids
+        whole.logprobs += part.logprobs
+        whole.ranks += part.ranks
+    return whole

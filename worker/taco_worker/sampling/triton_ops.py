@@ -1,0 +1,43 @@
+"""Sampling on the GPU's kernels: nothing waits for the device, nor comes back from it."""
+
+from __future__ import annotations
+
+import numpy as np
+from torch import Tensor
+
+from taco_kernels.sampling_columns import Choice, Penalties
+from taco_kernels.triton.choose import ChoiceColumns, choose_tokens, most_likely_tokens
+from taco_kernels.triton.logprobs import gather_logprobs
+from taco_kernels.triton.penalize import PenaltyColumns, penalize, penalty_scratch
+from taco_worker.sampling.columns import Array
+from taco_worker.transfers import Transfers
+
+
+class TritonSampling:
+    """`SamplingOps` of logits on a GPU. The columns of a call go there in one copy."""
+
+    def __init__(self, transfers: Transfers) -> None:
+        self._transfers = transfers
+        self._scratch: Tensor | None = None
+
+    def choose(self, logits: Tensor, choice: Choice) -> Tensor:
+        is_random = choice.temperature != 0
+        if not is_random.any():
+            return most_likely_tokens(logits)
+        has_filter = (choice.min_p > 0) | (choice.top_k > 0) | (choice.top_p < 1)
+        columns = self._transfers.upload(*(getattr(choice, name) for name in ChoiceColumns._fields))
+        has_filters = bool((is_random & has_filter).any())
+        return choose_tokens(logits, ChoiceColumns(*columns), has_filters=has_filters)
+
+    def penalize(self, logits: Tensor, tokens: Tensor, penalties: Penalties) -> None:
+        if self._scratch is None:
+            self._scratch = penalty_scratch(logits.shape[1], tokens.shape[0], logits.device)
+        columns = self._transfers.upload(
+            *(getattr(penalties, name) for name in PenaltyColumns._fields)
+        )
+        penalize(logits, tokens, PenaltyColumns(*columns), self._scratch)
+
+    def gather_logprobs(
+        self, logits: Tensor, token_ids: Tensor, num_top: Array
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return gather_logprobs(logits, token_ids, int(np.max(num_top, initial=0)))

@@ -1,0 +1,69 @@
+"""A step that the device's memory does not hold, in halves."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+from taco_worker.input_batch import StepRows
+
+logger = logging.getLogger("taco.worker")
+
+T = TypeVar("T")
+
+
+def run_smaller_if_memory_lacks(run: Callable[[StepRows], T], rows: StepRows) -> list[T]:
+    """What `run` gives for all rows, or for halves of them one after the other.
+
+    What a step needs beside weights and KV grows with its tokens, and rows do not depend on each
+    other but through KV that was written before: halves give what the whole would have given.
+
+    Raises:
+        torch.OutOfMemoryError: not even one token's step fits.
+    """
+    try:
+        return [run(rows)]
+    except torch.OutOfMemoryError as error:
+        halves = _split(rows)
+        if halves is None:
+            raise
+        reason = str(error).partition("\n")[0]
+    # Outside the handler, whose exception holds on to what the failed step had allocated.
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    logger.warning(
+        "out of memory in a step of %d tokens, which goes on in halves: %s",
+        rows.num_new_tokens.sum(),
+        reason,
+    )
+    return [part for half in halves for part in run_smaller_if_memory_lacks(run, half)]
+
+
+def _split(rows: StepRows) -> tuple[StepRows, StepRows] | None:
+    """Two steps of about as many tokens each, in order; a row may be cut between its tokens."""
+    num_tokens = int(rows.num_new_tokens.sum())
+    if num_tokens < 2:
+        return None
+    ends = np.cumsum(rows.num_new_tokens, dtype=np.int32)
+    half = num_tokens // 2
+    first_len = np.clip(half - (ends - rows.num_new_tokens), 0, rows.num_new_tokens)
+    rest_len = rows.num_new_tokens - first_len
+    first = StepRows(
+        rows.slots, rows.num_computed_tokens, first_len, rows.is_sampled & (rest_len == 0)
+    )
+    rest = StepRows(rows.slots, rows.num_computed_tokens + first_len, rest_len, rows.is_sampled)
+    return _without_empty(first), _without_empty(rest)
+
+
+def _without_empty(rows: StepRows) -> StepRows:
+    runs = rows.num_new_tokens > 0
+    return StepRows(
+        rows.slots[runs],
+        rows.num_computed_tokens[runs],
+        rows.num_new_tokens[runs],
+        rows.is_sampled[runs],
+    )

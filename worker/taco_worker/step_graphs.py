@@ -1,0 +1,241 @@
+"""CUDA graphs of steps in which every sequence runs one token, or a few that are verified.
+
+Such a step is some hundred launches that cost the host more than the device. A graph is captured
+for a number of sequences and of tokens of each; steps of fewer are padded to it. What differs from
+step to step lies in tensors that all graphs share, each reading as many rows as it has.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from taco_worker.attention.metadata import AttentionMetadata
+from taco_worker.models.step_model import ModelInput
+from taco_worker.transfers import Transfers
+
+logger = logging.getLogger("taco.worker")
+
+# The forward pass over tokens, positions and metadata that stay where they are.
+Forward = Callable[[Tensor, Tensor, AttentionMetadata], Tensor]
+# Makes a replay of what a call does on the device.
+Capture = Callable[[Callable[[], Tensor]], Callable[[], Tensor]]
+
+_MAX_QUERY_LEN = 8
+# A shape is worth a graph once it has come so often.
+_TIMES_SEEN = 2
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class GraphShape:
+    """So many sequences of at most so many tokens each."""
+
+    query_len: int
+    num_seqs: int
+
+    @property
+    def num_tokens(self) -> int:
+        return self.query_len * self.num_seqs
+
+
+class StepGraphs:
+    """The graphs of one model. They are captured one at a time, between steps that run eagerly."""
+
+    def __init__(
+        self,
+        transfers: Transfers,
+        *,
+        max_num_seqs: int,
+        max_seq_len: int | None = None,
+        capture: Capture | None = None,
+    ) -> None:
+        """
+        Args:
+            max_seq_len: steps with a longer sequence run eagerly; None: no limit.
+            capture: None: CUDA's.
+        """
+        self._transfers = transfers
+        self._max_num_seqs = max_num_seqs
+        self._max_seq_len = max_seq_len
+        self._capture = capture or _CudaCapture()
+        self._sizes = graph_sizes(max_num_seqs)
+        self.clear()
+
+    def clear(self) -> None:
+        """Let go of all graphs and of the memory that they use."""
+        self._inputs: _StaticInputs | None = None
+        self._graphs: dict[GraphShape, StepGraph] = {}
+        self._seen: dict[GraphShape, int] = {}
+        self._urgent: list[GraphShape] = []
+        self._wanted: list[GraphShape] = []
+
+    def prepare(self, forward: Forward, *, block_size: int, max_model_len: int) -> None:
+        """Make the shared inputs; decodes of every size will be captured, the smallest first."""
+        limit = min(max_model_len, self._max_seq_len or max_model_len)
+        self._forward = forward
+        self._inputs = _StaticInputs(
+            self._transfers, self._sizes[-1], block_size=block_size, max_seq_len=limit
+        )
+        self._wanted = [GraphShape(1, num_seqs) for num_seqs in reversed(self._sizes)]
+
+    def find(self, inputs: ModelInput) -> StepGraph | None:
+        """The graph for a step; None where there is none (yet)."""
+        shape = self._shape_of(inputs)
+        if shape is None:
+            return None
+        graph = self._graphs.get(shape)
+        if graph is None:
+            self._note(shape)
+        return graph
+
+    def capture_next(self, *, only_urgent: bool = False) -> bool:
+        """Capture what is wanted most; returns whether anything was.
+
+        Args:
+            only_urgent: shapes of steps that came again and again; else all sizes of decodes.
+        """
+        queue = self._urgent if only_urgent or self._urgent else self._wanted
+        if not queue or self._inputs is None:
+            return False
+        shape = queue.pop()
+        if shape in self._graphs:
+            return True
+        try:
+            self._graphs[shape] = StepGraph(self._inputs, shape, self._forward, self._capture)
+        except torch.OutOfMemoryError:
+            logger.warning(
+                "no memory for the CUDA graph of %d sequences: steps without one run eagerly",
+                shape.num_seqs,
+            )
+            self._wanted.clear()
+        return True
+
+    def _shape_of(self, inputs: ModelInput) -> GraphShape | None:
+        num_seqs = inputs.seq_lens.size
+        if self._inputs is None or num_seqs > self._sizes[-1]:
+            return None
+        query_len = int(np.diff(inputs.query_start).max())
+        if query_len > _MAX_QUERY_LEN or inputs.seq_lens.max() > self._inputs.max_seq_len:
+            return None
+        return GraphShape(query_len, self._sizes[bisect_left(self._sizes, num_seqs)])
+
+    def _note(self, shape: GraphShape) -> None:
+        seen = self._seen[shape] = self._seen.get(shape, 0) + 1
+        if seen == _TIMES_SEEN:
+            self._urgent.append(shape)
+
+
+class StepGraph:
+    """One captured step."""
+
+    def __init__(
+        self, inputs: _StaticInputs, shape: GraphShape, forward: Forward, capture: Capture
+    ) -> None:
+        self._inputs = inputs
+        self._shape = shape
+        token_ids, positions, metadata = inputs.views(shape)
+        inputs.clear()
+        self._replay = capture(lambda: forward(token_ids, positions, metadata))
+
+    def run(self, inputs: ModelInput) -> Tensor:
+        """Hidden states [num_tokens, hidden_size], which the next run of any graph overwrites."""
+        self._inputs.fill(inputs, self._shape)
+        return self._replay()[: inputs.positions.size]
+
+
+class _StaticInputs:
+    """A step's inputs at addresses that stay, with room for the largest step."""
+
+    def __init__(
+        self, transfers: Transfers, max_num_seqs: int, *, block_size: int, max_seq_len: int
+    ) -> None:
+        self.max_seq_len = max_seq_len
+        self._transfers = transfers
+        self._block_size = block_size
+        num_tokens = max_num_seqs * _MAX_QUERY_LEN
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=transfers.device)
+
+        self._token_ids = zeros(num_tokens)
+        self._positions = zeros(num_tokens)
+        self._kv_slot_mapping = zeros(num_tokens, dtype=torch.int64)
+        self._query_start = zeros(max_num_seqs + 1)
+        self._seq_lens = zeros(max_num_seqs)
+        self._block_tables = zeros(max_num_seqs, -(-max_seq_len // block_size))
+
+    def views(self, shape: GraphShape) -> tuple[Tensor, Tensor, AttentionMetadata]:
+        """What a graph of `shape` reads."""
+        num_tokens, num_seqs = shape.num_tokens, shape.num_seqs
+        metadata = AttentionMetadata(
+            query_start_loc=self._query_start[: num_seqs + 1],
+            seq_lens=self._seq_lens[:num_seqs],
+            block_tables=self._block_tables[:num_seqs],
+            kv_slot_mapping=self._kv_slot_mapping[:num_tokens],
+            query_lens_host=[shape.query_len] * num_seqs,
+            seq_lens_host=[self.max_seq_len] * num_seqs,
+        )
+        return self._token_ids[:num_tokens], self._positions[:num_tokens], metadata
+
+    def clear(self) -> None:
+        """No sequence, and no token that is kept: what a graph is warmed up with."""
+        self._kv_slot_mapping.fill_(-1)
+        self._query_start.zero_()
+        self._seq_lens.zero_()
+
+    def fill(self, inputs: ModelInput, shape: GraphShape) -> None:
+        num_tokens, num_seqs = inputs.positions.size, inputs.seq_lens.size
+        query_start = np.full(shape.num_seqs + 1, num_tokens, dtype=np.int32)
+        query_start[: num_seqs + 1] = inputs.query_start
+        seq_lens = np.zeros(shape.num_seqs, dtype=np.int32)
+        seq_lens[:num_seqs] = inputs.seq_lens
+        positions = np.zeros(shape.num_tokens, dtype=np.int32)
+        positions[:num_tokens] = inputs.positions
+        kv_slot_mapping = np.full(shape.num_tokens, -1, dtype=np.int64)
+        kv_slot_mapping[:num_tokens] = inputs.kv_slot_mapping(self._block_size)
+        columns = self._transfers.upload(
+            query_start, seq_lens, positions, kv_slot_mapping, inputs.block_tables
+        )
+        self._query_start[: shape.num_seqs + 1] = columns[0]
+        self._seq_lens[: shape.num_seqs] = columns[1]
+        self._positions[: shape.num_tokens] = columns[2]
+        self._kv_slot_mapping[: shape.num_tokens] = columns[3]
+        self._block_tables[:num_seqs, : inputs.block_tables.shape[1]] = columns[4]
+        self._token_ids[:num_tokens] = inputs.token_ids
+        self._token_ids[num_tokens : shape.num_tokens].zero_()
+
+
+def graph_sizes(max_num_seqs: int) -> list[int]:
+    """Numbers of sequences that have a graph: padding stays below a half, and soon below 8 rows."""
+    sizes = [size for size in (1, 2, 4, *range(8, max_num_seqs, 8)) if size < max_num_seqs]
+    return [*sizes, max_num_seqs]
+
+
+class _CudaCapture:
+    """Graphs that share one pool: none of them is needed after the next one has run."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, run: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):  # what is compiled or allocated once must not be captured
+            run()
+        torch.cuda.current_stream().wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        # Other threads wait for events meanwhile, which must not spoil the capture.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            output = run()
+
+        def replay() -> Tensor:
+            graph.replay()
+            return output
+
+        return replay

@@ -1,0 +1,88 @@
+"""The tokens of every slot, where the model reads them: a step's input is the last step's output,
+and on a GPU it never comes to the host in between."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from taco_proto.steps import IntArray
+from taco_worker.transfers import Transfers
+
+
+class TokenTable(Protocol):
+    """Attributes:
+    data: int32 [max_num_seqs, max_model_len], on the model's device; what lies past a sequence's
+        tokens means nothing.
+    """
+
+    data: Tensor
+
+    def put(self, slots: IntArray, lengths: IntArray, token_ids: IntArray) -> None:
+        """Fill slots from their start: `lengths` tokens each, one slot's after the other's."""
+        ...
+
+    def at(self, slots: IntArray, positions: IntArray) -> Tensor:
+        """int32 [size of slots], on the device."""
+        ...
+
+    def write(self, slots: IntArray, positions: IntArray, token_ids: Tensor) -> None:
+        """token_ids: integers [size of slots], on the device."""
+        ...
+
+
+def make_token_table(max_num_seqs: int, max_model_len: int, transfers: Transfers) -> TokenTable:
+    if transfers.device.type == "cpu":
+        return HostTokenTable(max_num_seqs, max_model_len)
+    return DeviceTokenTable(max_num_seqs, max_model_len, transfers)
+
+
+class HostTokenTable:
+    """In this process's memory, where numpy's indexing costs a fraction of torch's."""
+
+    def __init__(self, max_num_seqs: int, max_model_len: int) -> None:
+        self.data = torch.empty((max_num_seqs, max_model_len), dtype=torch.int32)
+        self._array: IntArray = self.data.numpy()
+
+    def put(self, slots: IntArray, lengths: IntArray, token_ids: IntArray) -> None:
+        ends = np.cumsum(lengths).tolist()
+        for slot, length, end in zip(slots.tolist(), lengths.tolist(), ends, strict=True):
+            self._array[slot, :length] = token_ids[end - length : end]
+
+    def at(self, slots: IntArray, positions: IntArray) -> Tensor:
+        return torch.from_numpy(self._array[slots, positions])
+
+    def write(self, slots: IntArray, positions: IntArray, token_ids: Tensor) -> None:
+        self._array[slots, positions] = token_ids.numpy()
+
+
+class DeviceTokenTable:
+    """On a device, whose stream keeps reads behind the writes that come before them."""
+
+    def __init__(self, max_num_seqs: int, max_model_len: int, transfers: Transfers) -> None:
+        shape = (max_num_seqs, max_model_len)
+        self.data = torch.empty(shape, dtype=torch.int32, device=transfers.device)
+        self._flat = self.data.view(-1)
+        self._transfers = transfers
+
+    def put(self, slots: IntArray, lengths: IntArray, token_ids: IntArray) -> None:
+        starts = np.cumsum(lengths) - lengths
+        offsets = np.arange(token_ids.size) - np.repeat(starts, lengths)
+        places = self._places(np.repeat(slots, lengths), offsets)
+        index, values = self._transfers.upload(places, token_ids)
+        self._flat.index_copy_(0, index, values)
+
+    def at(self, slots: IntArray, positions: IntArray) -> Tensor:
+        (index,) = self._transfers.upload(self._places(slots, positions))
+        return self._flat[index]
+
+    def write(self, slots: IntArray, positions: IntArray, token_ids: Tensor) -> None:
+        (index,) = self._transfers.upload(self._places(slots, positions))
+        self._flat.index_copy_(0, index, token_ids.int())
+
+    def _places(self, slots: IntArray, positions: IntArray) -> IntArray:
+        places: IntArray = slots.astype(np.int64) * self.data.shape[1] + positions
+        return places

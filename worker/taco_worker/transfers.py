@@ -1,0 +1,90 @@
+"""Between the host and the device, without waiting for what the device still has to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+Array = npt.NDArray[Any]
+
+_ALIGNMENT = 16  # bytes, for vector loads
+_TORCH_TYPES = {
+    np.dtype(np.int32): torch.int32,
+    np.dtype(np.int64): torch.int64,
+    np.dtype(np.float32): torch.float32,
+    np.dtype(np.float64): torch.float64,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Download:
+    """Tensors on their way to the host.
+
+    Attributes:
+        done: None where they are there already.
+    """
+
+    tensors: list[Tensor]
+    done: torch.cuda.Event | None = None
+
+    def wait(self) -> list[Tensor]:
+        if self.done is not None:
+            self.done.synchronize()
+        return self.tensors
+
+
+class Transfers:
+    """Copies beside the stream that computes: what a step needs comes while the one before runs.
+
+    On a CPU nothing is copied: arrays and tensors share their memory.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.overlaps = device.type == "cuda"
+        if self.overlaps:
+            self._up, self._down = (torch.cuda.Stream(device) for _ in range(2))
+
+    def upload(self, *columns: Array) -> list[Tensor]:
+        """Arrays as tensors on the device, all in one copy from pinned memory.
+
+        Pinned memory comes from torch's pool, which keeps it until the copy is done.
+        """
+        if not self.overlaps:
+            return [torch.from_numpy(np.ascontiguousarray(column)) for column in columns]
+        sizes = [-(-column.nbytes // _ALIGNMENT) * _ALIGNMENT for column in columns]
+        staged = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=True)
+        host, start = staged.numpy(), 0
+        for column, size in zip(columns, sizes, strict=True):
+            flat = np.ascontiguousarray(column).reshape(-1).view(np.uint8)
+            host[start : start + column.nbytes] = flat
+            start += size
+        computing = torch.cuda.current_stream(self.device)
+        with torch.cuda.stream(self._up):
+            there = staged.to(self.device, non_blocking=True)
+        computing.wait_stream(self._up)
+        there.record_stream(computing)
+        return [
+            part[: column.nbytes].view(_TORCH_TYPES[column.dtype]).view(column.shape)
+            for part, column in zip(there.split(sizes), columns, strict=True)
+        ]
+
+    def download(self, *tensors: Tensor) -> Download:
+        """Tensors to the host; whoever waits for them holds up nothing else."""
+        if not self.overlaps:
+            return Download(list(tensors))
+        self._down.wait_stream(torch.cuda.current_stream(self.device))
+        arriving = []
+        with torch.cuda.stream(self._down):
+            for tensor in tensors:
+                host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+                arriving.append(host.copy_(tensor, non_blocking=True))
+                tensor.record_stream(self._down)
+            done = torch.cuda.Event()
+            done.record()
+        return Download(arriving, done)
