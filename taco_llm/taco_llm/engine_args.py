@@ -33,7 +33,7 @@ class SchedulerArgs:
     max_num_batched_tokens: int = flag(
         "The most tokens that one step computes, decodes and chunks of prompts together. A smaller "
         "number keeps the time between tokens short, a larger one reads long prompts faster.",
-        _SCHEDULER,
+        (SCHEDULER, WORKER),
         default=2048,
         parse=int,
         metavar="TOKENS",
@@ -190,10 +190,51 @@ class EngineArgs(SchedulerArgs):
         parse=int,
     )
     device: str = flag(
-        "The device that runs the model. auto takes the best one there is, at present the CPU.",
+        "The device that runs the model. auto takes a GPU where there is one, else the CPU.",
         _WORKER,
         default="auto",
-        choices=("auto", "cpu"),
+        choices=("auto", "cpu", "cuda"),
+    )
+    attention_backend: str | None = flag(
+        "What computes attention on a GPU: triton has kernels of our own, xformers takes those of "
+        "the xformers package, torch is slow and plain. Without it the fastest is taken.",
+        _WORKER,
+        default=None,
+        choices=("triton", "xformers", "torch"),
+    )
+    gpu_memory_utilization: float = flag(
+        "The share of the GPU's memory that may be in use: weights, activations and CUDA itself "
+        "come first, and the KV cache takes the rest. The start line shows where it goes.",
+        _WORKER,
+        default=0.9,
+        parse=float,
+        metavar="SHARE",
+    )
+    conservative_dry_run: bool = flag(
+        "Count all memory that the driver says is gone after the trial step, and not only what "
+        "torch needed: use it where a step runs out of memory although the start went well.",
+        _WORKER,
+        default=False,
+    )
+    enforce_eager: bool = flag(
+        "Capture no CUDA graphs. Saves some memory, and decoding small batches becomes slower.",
+        _WORKER,
+        default=False,
+    )
+    max_seq_len_to_capture: int | None = flag(
+        "Steps with a sequence of more tokens use no CUDA graph. Without it all of them may.",
+        _WORKER,
+        default=None,
+        parse=int,
+        metavar="TOKENS",
+    )
+    cpu_offload_gb: float = flag(
+        "GiB of weights that stay in the host's memory and come to the GPU as they are needed, for "
+        "a model that the GPU does not hold. Every step then waits for the link between the two.",
+        _WORKER,
+        default=0.0,
+        parse=float,
+        metavar="GIB",
     )
     num_threads: int | None = flag(
         "CPU threads that the model may use. Without it there is one for each core.",
@@ -210,11 +251,11 @@ class EngineArgs(SchedulerArgs):
         choices=(8, 16, 32),
     )
     kv_cache_dtype: str = flag(
-        "Number format of the KV cache. auto takes the model's own; int8 holds about twice as many "
-        "tokens in the same memory as bfloat16.",
+        "Number format of the KV cache. auto takes the model's own; int8 on a CPU, and fp8 on a "
+        "GPU, hold about twice as many tokens in the same memory as bfloat16.",
         _WORKER,
         default="auto",
-        choices=("auto", "float32", "bfloat16", "int8"),
+        choices=("auto", "float32", "bfloat16", "int8", "fp8", "fp8_e4m3"),
     )
     num_gpu_blocks_override: int | None = flag(
         "Number of KV blocks on the device that runs the model, a CPU included. Without it as many "
@@ -239,12 +280,24 @@ class EngineArgs(SchedulerArgs):
         )
         if not self.model:
             raise ConfigurationError("no model is given")
-        for name in ("max_model_len", "num_gpu_blocks_override", "num_threads"):
+        for name in (
+            "max_model_len",
+            "num_gpu_blocks_override",
+            "num_threads",
+            "max_seq_len_to_capture",
+        ):
             _check_at_least(name, getattr(self, name), 1)
         for name in ("max_logprobs", "seed"):
             _check_at_least(name, getattr(self, name), 0)
         if self.rope_theta is not None and not self.rope_theta > 0:
             raise ConfigurationError(f"rope_theta must be positive, got {self.rope_theta}")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ConfigurationError(
+                "gpu_memory_utilization must be above 0 and at most 1, got "
+                f"{self.gpu_memory_utilization}"
+            )
+        if not self.cpu_offload_gb >= 0:
+            raise ConfigurationError(f"cpu_offload_gb must not be negative: {self.cpu_offload_gb}")
         for item in fields(self):
             choices, value = item.metadata["flag"].choices, getattr(self, item.name)
             if choices is not None and value is not item.default and value not in choices:
@@ -282,13 +335,20 @@ class EngineArgs(SchedulerArgs):
             model=self.model_config(),
             scheduler=scheduler,
             name=name,
-            device="cpu" if self.device == "auto" else self.device,
+            device=self.device,
             block_size=self.block_size,
             kv_cache_dtype=self.kv_cache_dtype,
             num_blocks=self.num_gpu_blocks_override,
             max_num_seqs=self.max_num_seqs,
             max_logprobs=self.max_logprobs,
             num_threads=self.num_threads,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            attention_backend=self.attention_backend,
+            gpu_memory_utilization=self.gpu_memory_utilization,
+            enforce_eager=self.enforce_eager,
+            max_seq_len_to_capture=self.max_seq_len_to_capture,
+            cpu_offload_gb=self.cpu_offload_gb,
+            conservative_dry_run=self.conservative_dry_run,
         )
 
 

@@ -22,7 +22,6 @@ class Superseded:
 
 
 _TOKENIZER_POOL = "Prompts are always tokenized in threads beside the event loop."
-_CUDA_GRAPHS = "The CPU worker captures no CUDA graphs."
 _REMOTE_CODE = "Code inside a checkpoint is never run: every architecture has a recipe of our own."
 
 SUPERSEDED: Mapping[str, Superseded] = {
@@ -49,16 +48,11 @@ SUPERSEDED: Mapping[str, Superseded] = {
     "tokenizer_pool_size": Superseded(_TOKENIZER_POOL),
     "tokenizer_pool_type": Superseded(_TOKENIZER_POOL),
     "tokenizer_pool_extra_config": Superseded(_TOKENIZER_POOL),
-    "enforce_eager": Superseded(_CUDA_GRAPHS, takes_value=False),
-    "max_context_len_to_capture": Superseded(_CUDA_GRAPHS),
-    "max_seq_len_to_capture": Superseded(_CUDA_GRAPHS),
+    "max_context_len_to_capture": Superseded("max_seq_len_to_capture has taken its place."),
     "trust_remote_code": Superseded(_REMOTE_CODE, takes_value=False),
     "code_revision": Superseded(_REMOTE_CODE),
     "swap_space": Superseded("A preempted sequence is computed again, nothing is swapped."),
     "preemption_mode": Superseded("A preempted sequence is always computed again."),
-    "gpu_memory_utilization": Superseded(
-        "The CPU worker uses no GPU memory; num_gpu_blocks_override sets the size of the KV cache."
-    ),
 }
 
 # Arguments that stand in programs written for larger engines, with the values that ask for nothing.
@@ -66,7 +60,6 @@ SUPERSEDED: Mapping[str, Superseded] = {
 NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "tensor_parallel_size": (1,),
     "pipeline_parallel_size": (1,),
-    "cpu_offload_gb": (0,),
     "enable_lora": (False,),
     "speculative_model": (None,),
 }

@@ -205,7 +205,7 @@ def test_configurations_carry_what_was_given(tmp_path: Path) -> None:
         model=str(tmp_path), num_gpu_blocks_override=8, block_size=32, enable_prefix_caching=False
     )
     worker = args.worker_config("unix:/x", "w")
-    assert (worker.num_blocks, worker.block_size, worker.device) == (8, 32, "cpu")
+    assert (worker.num_blocks, worker.block_size, worker.device) == (8, 32, "auto")
     assert worker.model.served_name == str(tmp_path)
     assert args.scheduler_config("unix:/x").enable_prefix_caching is False
     assert SchedulerArgs().scheduler_config().max_num_batched_tokens == 2048
