@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -35,30 +35,30 @@ def measure(context: Context) -> None:
         if not (ROOT / path).exists():
             context.report.leave_out(name, f"there is no {path}")
             continue
-        found = run_suite(path, share * context.report.seconds_left, parallel=context.is_real)
+        found = run_suite(path, share * context.report.seconds_left, on_gpu=context.is_real)
         line = f"{found['ran']} ran, {found['failed']} failed, {found['skipped']} skipped"
         context.report.add(name, found, line)
 
 
-def run_suite(path: str, seconds: float, *, parallel: bool) -> dict[str, Any]:
+def run_suite(path: str, seconds: float, *, on_gpu: bool) -> dict[str, Any]:
     """Numbers of tests and the first lines of the failures; at the limit pytest is interrupted."""
     with TemporaryDirectory() as folder:
         results = Path(folder) / "results.xml"
         options = ["-c", "bench/gpu/pytest.ini", "--rootdir", ".", f"--junitxml={results}"]
         # Those compile without a GPU what is compiled for this one anyway.
         options += ["-q", "-p", "no:cacheprovider", "--ignore-glob=*test_compile*"]
-        if parallel and importlib.util.find_spec("xdist"):
+        if on_gpu and importlib.util.find_spec("xdist"):
             options += ["-n", str(_PROCESSES)]
-        in_time = _run([sys.executable, "-m", "pytest", path, *options], seconds)
+        # Without a C++ compiler the CPU kernels, which no test there needs, are not built.
+        environment = os.environ | {"CXX": "false"} if on_gpu else os.environ
+        in_time = _run([sys.executable, "-m", "pytest", path, *options], environment, seconds)
         if not results.exists():
             return {"ran": 0, "failed": 1, "skipped": 0, "in_time": in_time, "failures": []}
         return _summarize(results) | {"in_time": in_time}
 
 
-def _run(command: Sequence[str], seconds: float) -> bool:
+def _run(command: Sequence[str], environment: Mapping[str, str], seconds: float) -> bool:
     """Whether it ended by itself."""
-    # Without a C++ compiler the CPU kernels, which no test here needs, are not built.
-    environment = os.environ | {"CXX": "false"}
     process = subprocess.Popen(command, cwd=ROOT, env=environment)
     try:
         process.wait(max(1.0, seconds - _END_SECONDS))

@@ -85,7 +85,7 @@ def _measure_decode(context: Context, name: str, llm: LLM, batch: int, sizes: Si
     once = _generate(llm, prompts, [1] * batch)
     whole = _generate(llm, prompts, [1 + sizes.num_steps] * batch)
     itl = 1e3 * (whole - once) / sizes.num_steps
-    with traced(trim=0.25) as trace:
+    with traced(context.device, trim=0.25) as trace:
         _generate(llm, prompts, [1 + sizes.traced_steps] * batch)
     figures = {
         "itl_ms": round(itl, 3),

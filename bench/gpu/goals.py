@@ -41,7 +41,7 @@ class Goal:
 
     @property
     def wanted(self) -> str:
-        return f"{'≥' if self.at_least else '≤'} {self.limit:g} {self.unit}".rstrip()
+        return f"{'≥' if self.at_least else '≤'} {self.limit:,.6g} {self.unit}".rstrip()
 
 
 def _decode_share(figures: Figures) -> float | None:

@@ -89,7 +89,7 @@ def measure(context: Context) -> None:
             for work in family(context, sizes, ceilings):
                 if context.report.has_time(work.name, _WORK_SECONDS):
                     _measure_work(context, work, ceilings)
-        except (RuntimeError, ValueError) as error:
+        except Exception as error:  # a kernel that does not compile, say; the others go on
             context.report.leave_out(family.__name__.strip("_"), error)
 
 

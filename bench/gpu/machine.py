@@ -84,8 +84,9 @@ def measure_ceilings(context: Context) -> Ceilings:
     num_bytes = 4 << 30 if context.is_real else 1 << 16
     size = 8192 if context.is_real else 64
 
-    def rate(moved_bytes: int, us: float) -> float:
-        return round(moved_bytes / us / 1e3, 1)
+    def rate(amount: int, us: float) -> float:
+        """In 10^9 a second."""
+        return float(f"{amount / us / 1e3:.4g}")
 
     source = torch.randn(num_bytes // 4, device=device)
     target = torch.empty_like(source)
@@ -101,7 +102,7 @@ def measure_ceilings(context: Context) -> Ceilings:
     return Ceilings(
         copy_gb_per_s=rate(2 * num_bytes, copy.us),
         read_gb_per_s=rate(num_bytes, read.us),
-        bf16_tflops=round(2 * size**3 / product.us / 1e6, 1),
+        bf16_tflops=rate(2 * size**3 // 1000, product.us),
         to_host_gb_per_s=rate(host.nbytes, down.us),
         from_host_gb_per_s=rate(host.nbytes, up.us),
     )

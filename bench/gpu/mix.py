@@ -31,11 +31,10 @@ class Mix:
         def length(middle: float) -> int:
             return round(min(max(middle * rng.lognormvariate(0.0, self.sigma), 4), self.longest))
 
-        lengths = [
-            (length(self.prompt_median), length(self.output_median)) for _ in range(self.count)
-        ]
-        prompts = random_prompts((prompt for prompt, _ in lengths), self.vocab_size, seed)
-        return [(prompt, output) for prompt, (_, output) in zip(prompts, lengths, strict=True)]
+        prompts = random_prompts(
+            [length(self.prompt_median) for _ in range(self.count)], self.vocab_size, seed
+        )
+        return [(prompt, length(self.output_median)) for prompt in prompts]
 
 
 def random_prompts(lengths: Sequence[int], vocab_size: int, seed: int = 0) -> list[list[int]]:

@@ -10,9 +10,11 @@ from gpu.context import Context
 from gpu.llama import LLAMA_3_8B, TINY
 from gpu.mix import SHAREGPT_LIKE, TRIAL, Mix
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, StaticCache
+from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
 # Tokens of a prompt, and steps behind it.
 _REAL, _TRIAL = (1024, 64), (24, 3)
+_SMALL_CACHE = ContinuousBatchingConfig(num_blocks=64, max_batch_tokens=64)
 # Seconds: a model's worth of code is compiled for each batch size.
 _COMPILE_SECONDS = 45.0
 _MIX_SECONDS = 25.0
@@ -53,7 +55,9 @@ def _measure_mix(context: Context, model: Any, mix: Mix) -> None:
     """All requests at once, each to its own length."""
     requests = mix.requests()
     config = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0)
-    with model.continuous_batching_context_manager(generation_config=config) as manager:
+    # Its own choice on a GPU; on a CPU that would be all memory.
+    options = {} if context.is_real else {"continuous_batching_config": _SMALL_CACHE}
+    with model.continuous_batching_context_manager(config, **options) as manager:
         begun = time.perf_counter()
         for prompt, length in requests:
             manager.add_request(prompt, max_new_tokens=length, eos_token_id=-1)

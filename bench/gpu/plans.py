@@ -32,7 +32,7 @@ class Plans:
 
     def prefills(self, count: int, chunk: int) -> Iterator[StepPlan]:
         """`count` sequences join; then their prompts, at most `chunk` tokens a step."""
-        joined = self._join(count)
+        joined: JoinedSequences | None = self._join(count)
         for slots, num_tokens in self._pieces(count, chunk):
             yield self._plan(slots, num_tokens, joined)
             joined = None

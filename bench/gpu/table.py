@@ -24,6 +24,6 @@ def render(folder: Path) -> str:
     for goal in GOALS:
         figures = records[goal.part].get("figures", {})
         value, outcome = goal.outcome(figures)
-        shown = "" if value is None else f"{value:,.4g}"
+        shown = "" if value is None else f"{value:,.5g}"
         lines.append(f"{goal.text:48} {shown:>10}  {goal.wanted:16} {outcome}")
     return "\n".join(lines)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.profiler import ProfilerActivity, profile
 
 _ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
@@ -44,14 +45,17 @@ class Trace:
 
 
 @contextmanager
-def traced(*, trim: float = 0.0) -> Iterator[Trace]:
+def traced(device: torch.device, *, trim: float = 0.0) -> Iterator[Trace]:
     """Traces the device's work; the caller waits for it before it leaves the context.
 
     Args:
+        device: of a CPU's work nothing is found.
         trim: leaves out this share of the span at both ends, which are not steady.
     """
     found = Trace()
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+    is_gpu = device.type == "cuda"
+    activity = ProfilerActivity.CUDA if is_gpu else ProfilerActivity.CPU
+    with profile(activities=[activity]) as profiler:
         yield found
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"

@@ -87,6 +87,7 @@ class WorkerBench:
 
     def __init__(self, context: Context, worker: Worker, shape: Shape, sizes: Sizes) -> None:
         self._report = context.report
+        self._device = context.device
         self._worker = worker
         self._shape = shape
         self._sizes = sizes
@@ -154,7 +155,7 @@ class WorkerBench:
         self._run_all(decodes(4))
         alone = [self._run_alone(plan) for plan in decodes(_ALONE)]
         itl, host = self._run_all(decodes(self._sizes.steps))
-        with traced(trim=0.1) as trace:
+        with traced(self._device, trim=0.1) as trace:
             self._run_all(decodes(_TRACED))
         floor = self._shape.decode_floor_ms(batch, context_len, self._ceilings)
         figures: dict[str, Any] = {
