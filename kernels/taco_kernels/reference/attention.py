@@ -15,8 +15,10 @@ def paged_attention(
     sliding_window: int | None = None,
     soft_cap: float | None = None,
     alibi_slopes: Tensor | None = None,
+    tree_masks: Tensor | None = None,
+    tree_positions: Tensor | None = None,
 ) -> Tensor:
-    """Causal attention of each query token over its sequence's KV, in float32.
+    """Attention of each query token over its sequence's KV, in float32.
 
     Args:
         query: [num_tokens, num_heads, head_dim]; the last tokens of each sequence, one sequence
@@ -30,6 +32,10 @@ def paged_attention(
         soft_cap: scores become soft_cap * tanh(score / soft_cap).
         alibi_slopes: [num_heads]; slope * (key position - query position) is added to a score
             (Press et al. 2021, "Train Short, Test Long").
+        tree_masks: int64 [num_tokens]; bit j says whether the token sees its sequence's j-th query
+            token. -1, and None for all, is the causal order.
+        tree_positions: [num_tokens], positions of the query tokens where they are no more one after
+            the other: what windows and ALiBi go by. Given with tree_masks.
 
     Returns:
         [num_tokens, num_heads, head_dim] in the query's dtype.
@@ -39,22 +45,30 @@ def paged_attention(
     output = torch.empty_like(query)
     for sequence, seq_len in enumerate(seq_lens.tolist()):
         start, stop = query_start_loc[sequence : sequence + 2].tolist()
-        positions = torch.arange(seq_len)
-        blocks = block_tables[sequence, positions // block_size].long()
-        sequence_keys = key_cache[blocks, positions % block_size].float()
-        sequence_values = value_cache[blocks, positions % block_size].float()
+        places = torch.arange(seq_len)
+        blocks = block_tables[sequence, places // block_size].long()
+        sequence_keys = key_cache[blocks, places % block_size].float()
+        sequence_values = value_cache[blocks, places % block_size].float()
+        context_len = seq_len - (stop - start)
+        positions = places.clone()
+        if tree_positions is not None:
+            positions[context_len:] = tree_positions[start:stop]
         for row in range(start, stop):
-            position = seq_len - (stop - row)
-            first = 0 if sliding_window is None else max(0, position - sliding_window + 1)
+            place = context_len + row - start
+            seen = places <= place
+            if tree_masks is not None and (mask := int(tree_masks[row])) != -1:
+                bits = torch.tensor([bool(mask >> j & 1) for j in range(stop - start)])
+                seen = torch.cat([places[:context_len] >= 0, bits])
+            distances = positions - positions[place]
+            if sliding_window is not None:
+                seen = seen & (distances > -sliding_window)
+            keys, values = sequence_keys[seen], sequence_values[seen]
             for head in range(query.shape[1]):
                 kv_head = head // group_size
-                keys = sequence_keys[first : position + 1, kv_head]
-                values = sequence_values[first : position + 1, kv_head]
-                scores = keys @ query[row, head].float() * scale
+                scores = keys[:, kv_head] @ query[row, head].float() * scale
                 if soft_cap is not None:
                     scores = soft_cap * torch.tanh(scores / soft_cap)
                 if alibi_slopes is not None:
-                    distances = positions[first : position + 1] - position
-                    scores = scores + alibi_slopes[head] * distances
-                output[row, head] = torch.softmax(scores, dim=0) @ values
+                    scores = scores + alibi_slopes[head] * distances[seen]
+                output[row, head] = torch.softmax(scores, dim=0) @ values[:, kv_head]
     return output

@@ -84,7 +84,8 @@ def paged_attention(
         query: [num_tokens, num_heads, head_dim], float16, bfloat16 or float32; views of a fused
             projection are fine.
         key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim], any strides but
-            the last, 1; in the query's dtype or float8_e4m3fn. Block sizes 8, 16, 32.
+            the last, 1, the same for both; in the query's dtype or float8_e4m3fn. Block sizes 8,
+            16, 32.
         scale: positive factor on query-key products.
         sliding_window: how many tokens a token sees, itself included. Blocks that lie wholly before
             it are not read.
@@ -129,7 +130,7 @@ def paged_attention(
     if soft_cap is not None:
         score_factor *= 2 / soft_cap
         soft_cap *= _LOG2_E
-    num_kv_heads = key_cache.shape[2]
+    block_size, num_kv_heads = key_cache.shape[1:3]
     padded_dim = triton.next_power_of_2(head_dim)
     for part in plan.passes:
         tiling = part.tiling
@@ -157,15 +158,14 @@ def paged_attention(
             value_scale,
             *query.stride()[:2],
             *key_cache.stride()[:3],
-            *value_cache.stride()[:3],
             *out.stride()[:2],
             batch.block_tables.stride(0),
             GROUP=num_heads // num_kv_heads,
             HEAD_DIM=head_dim,
             PADDED_DIM=padded_dim,
-            BLOCK_SIZE=key_cache.shape[1],
+            BLOCK_SIZE=block_size,
             BLOCK_M=tiling.block_m,
-            BLOCK_N=tiling.block_n,
+            BLOCK_N=max(tiling.block_n, block_size),
             TOKENS_PER_TILE=part.tokens_per_tile,
             IS_ONE_TILE=part.is_one_tile,
             IS_SPLIT=part.num_splits > 1,
@@ -243,8 +243,12 @@ def _check_tensors(query: Tensor, key_cache: Tensor, value_cache: Tensor, out: T
             f"key_cache must be [num_blocks, block_size, num_kv_heads, {query.shape[2]}], not "
             f"{list(key_cache.shape)}"
         )
-    if value_cache.shape != key_cache.shape or value_cache.dtype != key_cache.dtype:
-        raise ValueError("key_cache and value_cache must be of one shape and one dtype")
+    if (
+        value_cache.shape != key_cache.shape
+        or value_cache.stride() != key_cache.stride()
+        or value_cache.dtype != key_cache.dtype
+    ):
+        raise ValueError("key_cache and value_cache must have one shape, one dtype and one stride")
     if key_cache.dtype not in (query.dtype, _FP8):
         raise ValueError(f"the cache must be {query.dtype} or {_FP8}, not {key_cache.dtype}")
     if key_cache.shape[1] not in _BLOCK_SIZES:

@@ -18,6 +18,8 @@ _SEEN = tl.constexpr(-1.0e20)
 _LOG2_E = tl.constexpr(1.4426950408889634)
 # Tokens of a step whose tree mask has a bit for each of them; see `TreeRows`.
 _MASK_BITS = tl.constexpr(64)
+# Of the kernel's three loops over KV tiles.
+_UNMASKED_LOOP = tl.constexpr(1)
 
 
 @triton.jit
@@ -76,12 +78,9 @@ def attention_kernel(
     value_scale,
     query_token,
     query_head,
-    key_block,
-    key_token,
-    key_head,
-    value_block,
-    value_token,
-    value_head,
+    kv_block,
+    kv_token,
+    kv_head_stride,
     out_token,
     out_head,
     table_stride,
@@ -98,7 +97,7 @@ def attention_kernel(
 ):
     """See `taco_kernels.triton.attention.paged_attention`; here is what differs.
 
-    query_token, ... value_head are strides. score_factor takes products to powers of two; with a
+    query_token, ... table_stride are strides. score_factor takes products to powers of two; with a
     soft_cap (given in powers of two as well), to the exponent of its tanh. tree_masks are the low
     and high halves of the masks, [num_tokens, 2]. What is None is compiled away.
 
@@ -158,10 +157,12 @@ def attention_kernel(
         see_begin = tl.maximum(first_position - sliding_window + 1, 0)
         all_see_begin = tl.maximum(last_position - sliding_window + 1, 0)
 
-    # This program's share, in whole tiles from see_begin on.
-    num_kv_tiles = (see_end - see_begin + BLOCK_N - 1) // BLOCK_N
+    # This program's share, in whole tiles from the first block on.
+    tl.static_assert(BLOCK_N % BLOCK_SIZE == 0)
+    tiles_begin = see_begin // BLOCK_SIZE * BLOCK_SIZE
+    num_kv_tiles = (see_end - tiles_begin + BLOCK_N - 1) // BLOCK_N
     share = (num_kv_tiles + num_splits - 1) // num_splits * BLOCK_N
-    begin = see_begin + split * share
+    begin = tiles_begin + split * share
     end = tl.minimum(begin + share, see_end)
     partial_rows = (query_rows * num_heads + heads) * num_splits + split
     if IS_SPLIT and begin >= end:
@@ -178,10 +179,11 @@ def attention_kernel(
     if alibi_slopes is not None:
         slopes = tl.load(alibi_slopes + heads, mask=is_row, other=0.0) * _LOG2_E
 
-    table = block_tables + sequence.to(tl.int64) * table_stride
-    keys_begin = key_cache + kv_head.to(tl.int64) * key_head
-    values_begin = value_cache + kv_head.to(tl.int64) * value_head
+    # All that does not change from tile to tile: a tile begins where a block does.
     columns = tl.arange(0, BLOCK_N)
+    ids_at = block_tables + sequence.to(tl.int64) * table_stride + columns // BLOCK_SIZE
+    offsets_in_block = (columns % BLOCK_SIZE).to(tl.int64) * kv_token
+    offsets_in_block += kv_head.to(tl.int64) * kv_head_stride
     acc = tl.zeros([BLOCK_M, PADDED_DIM], tl.float32)
     row_sum = tl.zeros([BLOCK_M], tl.float32)
     row_max = tl.full([BLOCK_M], _UNSEEN, tl.float32)
@@ -191,37 +193,33 @@ def attention_kernel(
     IS_SCALED_LATE: tl.constexpr = soft_cap is None and alibi_slopes is None
     start = begin
     for loop in tl.static_range(FIRST_LOOP, 3):
-        IS_MASKED: tl.constexpr = loop != 1
         stop = end
         if loop == 0:
-            whole_tiles = (all_see_begin - see_begin + BLOCK_N - 1) // BLOCK_N
-            stop = tl.minimum(see_begin + whole_tiles * BLOCK_N, end)
-        if loop == 1:
-            whole_tiles = tl.maximum(all_see_end - see_begin, 0) // BLOCK_N
-            stop = tl.minimum(see_begin + whole_tiles * BLOCK_N, end)
+            edge_tiles = (all_see_begin - tiles_begin + BLOCK_N - 1) // BLOCK_N
+            stop = tl.minimum(tiles_begin + edge_tiles * BLOCK_N, end)
+        if loop == _UNMASKED_LOOP:
+            whole_tiles = tl.maximum(all_see_end - tiles_begin, 0) // BLOCK_N
+            stop = tl.minimum(tiles_begin + whole_tiles * BLOCK_N, end)
         # Block ids are read one tile ahead, so that no load waits for another. Past the
         # sequence's end they may be anything.
-        first_positions = start + columns
-        first_ids = table + first_positions // BLOCK_SIZE
-        blocks = tl.load(first_ids, mask=first_positions < see_end, other=0).to(tl.int64)
+        blocks = tl.load(ids_at + start // BLOCK_SIZE, mask=start + columns < see_end, other=0)
         for tile_begin in tl.range(start, stop, BLOCK_N):
             positions = tile_begin + columns
-            in_block = positions % BLOCK_SIZE
-            keys_at = keys_begin + (blocks * key_block + in_block * key_token)[:, None]
-            values_at = values_begin + (blocks * value_block + in_block * value_token)[:, None]
-            keys_at += dims[None, :]
-            values_at += dims[None, :]
-            if IS_MASKED or PADDED_DIM != HEAD_DIM:
+            offsets = (blocks.to(tl.int64) * kv_block + offsets_in_block)[:, None] + dims[None, :]
+            if loop != _UNMASKED_LOOP or PADDED_DIM != HEAD_DIM:
                 # What lies past the end may be NaN, which not even a weight of zero removes.
                 kv_mask = (positions < see_end)[:, None] & in_head[None, :]
-                keys = tl.load(keys_at, mask=kv_mask, other=0.0)
-                values = tl.load(values_at, mask=kv_mask, other=0.0)
+                if sliding_window is not None:
+                    kv_mask = kv_mask & (positions >= see_begin)[:, None]
+                keys = tl.load(key_cache + offsets, mask=kv_mask, other=0.0)
+                values = tl.load(value_cache + offsets, mask=kv_mask, other=0.0)
             else:
-                keys = tl.load(keys_at)
-                values = tl.load(values_at)
-            next_positions = positions + BLOCK_N
-            next_ids = table + next_positions // BLOCK_SIZE
-            blocks = tl.load(next_ids, mask=next_positions < see_end, other=0).to(tl.int64)
+                keys = tl.load(key_cache + offsets)
+                values = tl.load(value_cache + offsets)
+            next_begin = tile_begin + BLOCK_N
+            blocks = tl.load(
+                ids_at + next_begin // BLOCK_SIZE, mask=next_begin + columns < see_end, other=0
+            )
 
             keys = tl.trans(keys.to(queries.dtype))
             scores = tl.dot(queries, keys, input_precision="ieee")
@@ -230,7 +228,7 @@ def attention_kernel(
                 scores = soft_cap - 2.0 * soft_cap / (1.0 + tl.exp2(scores * score_factor))
             elif not IS_SCALED_LATE:
                 scores = scores * score_factor
-            if IS_MASKED and tree_masks is not None:
+            if loop != _UNMASKED_LOOP and tree_masks is not None:
                 in_step = positions - context_len
                 is_step = (in_step >= 0) & (positions < seq_len)
                 if sliding_window is not None or alibi_slopes is not None:
@@ -239,7 +237,7 @@ def attention_kernel(
             if alibi_slopes is not None:
                 distances = key_positions[None, :] - row_positions[:, None]
                 scores += slopes[:, None] * distances.to(tl.float32)
-            if IS_MASKED:
+            if loop != _UNMASKED_LOOP:
                 if tree_masks is None:
                     seen = positions[None, :] <= row_positions[:, None]
                 else:

@@ -1,0 +1,100 @@
+"""Storing keys and values in the paged cache."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from support.triton_interpreter import DEVICE
+from taco_kernels.triton.kv_write import write_kv
+
+FP8 = torch.float8_e4m3fn
+SLOTS = (37, -1, 0, 16, 23)
+
+
+def fused(num_heads: int, head_dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Keys and values as views of one projection, behind queries."""
+    rows = torch.randn(len(SLOTS), 4 + 2 * num_heads, head_dim).to(DEVICE, dtype)
+    return rows[:, 4 : 4 + num_heads], rows[:, 4 + num_heads :]
+
+
+def poisoned_caches(
+    block_size: int, num_heads: int, head_dim: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    memory = torch.full((6, 3, 2, block_size, num_heads, head_dim), torch.nan).to(dtype).to(DEVICE)
+    return memory[:, 1, 0], memory[:, 1, 1]
+
+
+def check(cache: Tensor, rows: Tensor, block_size: int) -> None:
+    """What is stored is where it belongs, and nothing else was written."""
+    cache, rows = cache.cpu().float(), rows.cpu().float()
+    for token, slot in enumerate(SLOTS):
+        if slot >= 0:
+            stored = cache[slot // block_size, slot % block_size]
+            assert torch.equal(stored, rows[token])
+            stored.fill_(torch.nan)
+    assert cache.isnan().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("block_size", "num_heads", "head_dim"), [(8, 2, 64), (16, 3, 80), (32, 1, 128)]
+)
+def test_write(block_size: int, num_heads: int, head_dim: int, dtype: torch.dtype) -> None:
+    key, value = fused(num_heads, head_dim, dtype)
+    key_cache, value_cache = poisoned_caches(block_size, num_heads, head_dim, dtype)
+    write_kv(key, value, key_cache, value_cache, torch.tensor(SLOTS, device=DEVICE))
+    check(key_cache, key, block_size)
+    check(value_cache, value, block_size)
+
+
+def test_fp8_is_scaled_and_held_within_its_range() -> None:
+    """Numbers that float8 holds exactly: the interpreter does not round as the GPU does."""
+    key, value = fused(2, 64, torch.float16)
+    stored = torch.randint(127, (2, *key.shape)).to(torch.uint8).view(FP8).float().to(DEVICE)
+    stored[:, ::2] *= -1
+    key.copy_(stored[0] * 0.25)
+    value.copy_(stored[1] * 2.0)
+    key[0, 0, 0], value[0, 0, 0] = 1000.0, -2000.0
+    stored[0, 0, 0, 0], stored[1, 0, 0, 0] = 448.0, -448.0
+    key_cache, value_cache = poisoned_caches(16, 2, 64, FP8)
+    slots = torch.tensor(SLOTS, device=DEVICE)
+    write_kv(key, value, key_cache, value_cache, slots, key_scale=0.25, value_scale=2.0)
+    check(key_cache, stored[0], 16)
+    check(value_cache, stored[1], 16)
+
+
+@pytest.mark.skipif(DEVICE.type != "cuda", reason="the interpreter does not round to float8")
+def test_fp8_is_rounded() -> None:
+    key, value = fused(2, 64, torch.bfloat16)
+    key_cache, value_cache = poisoned_caches(16, 2, 64, FP8)
+    write_kv(key, value, key_cache, value_cache, torch.tensor(SLOTS, device=DEVICE))
+    check(key_cache, key.to(FP8), 16)
+    check(value_cache, value.to(FP8), 16)
+
+
+def test_nothing_to_do() -> None:
+    key, value = fused(2, 64, torch.float16)
+    key_cache, value_cache = poisoned_caches(16, 2, 64, torch.float16)
+    slots = torch.tensor(SLOTS, device=DEVICE)
+    write_kv(key[:0], value[:0], key_cache, value_cache, slots[:0])
+    assert key_cache.isnan().all()
+
+
+def test_bad_input() -> None:
+    key, value = fused(2, 64, torch.float16)
+    key_cache, value_cache = poisoned_caches(16, 2, 64, torch.float16)
+    slots = torch.tensor(SLOTS, device=DEVICE)
+    with pytest.raises(ValueError, match="key and value must be alike"):
+        write_kv(key, value.float(), key_cache, value_cache, slots)
+    with pytest.raises(ValueError, match=r"key_cache must be \[num_blocks, block_size, 2, 64\]"):
+        write_kv(key, value, key_cache[..., :32], value_cache, slots)
+    with pytest.raises(ValueError, match=r"value_cache must be torch\.float16 or"):
+        write_kv(key, value, key_cache, value_cache.float(), slots)
+    with pytest.raises(ValueError, match="one shape and one dtype"):
+        write_kv(key, value, key_cache, value_cache[:2], slots)
+    with pytest.raises(ValueError, match="adjacent"):
+        write_kv(key.mT.contiguous().mT, value, key_cache, value_cache, slots)
+    with pytest.raises(ValueError, match=r"kv_slot_mapping must be contiguous int64 \[5\]"):
+        write_kv(key, value, key_cache, value_cache, slots.int())
