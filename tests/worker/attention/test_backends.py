@@ -7,12 +7,10 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
-from xformers.ops.fmha import attn_bias as biases
-from xformers.ops.fmha import flash, flash3
-from xformers.ops.fmha.common import Inputs
 
 from support import triton_interpreter
 from support.attention_batch import LAYER, SCALE, Batch
@@ -30,7 +28,7 @@ triton_interpreter.install()
 # A GPU's product of float32 numbers is not their own.
 ON_GPU = triton_interpreter.DEVICE == CUDA
 DTYPE = torch.float16 if ON_GPU else torch.float32
-CLOSE = {"atol": 3e-3, "rtol": 3e-3} if ON_GPU else {"atol": 1e-5, "rtol": 1e-5}
+CLOSE: dict[str, Any] = {"atol": 3e-3, "rtol": 3e-3} if ON_GPU else {"atol": 1e-5, "rtol": 1e-5}
 
 
 @pytest.fixture
@@ -123,62 +121,6 @@ def test_the_next_step_is_planned_anew(make: Callable[[], AttentionBackend]) -> 
         torch.testing.assert_close(actual, expected, **CLOSE)
 
 
-def _run_xformers(batch: Batch, *, has_flash3: bool) -> MaterializedOperators:
-    """What a step asks of xformers on a machine with FlashAttention 3 or without."""
-    operators = MaterializedOperators(lambda operator: has_flash3 or operator is not flash3.FwOp)
-    dtype = torch.float16
-    XformersAttention(operators).attend(
-        batch.query(dtype), batch.cache(dtype), LAYER, batch.metadata(), SCALE, batch.window
-    )
-    return operators
-
-
-def _obstacles(operator: type, inputs: Inputs) -> list[str]:
-    """Why a GPU with the operator could not run this."""
-    reasons: list[str] = operator.not_supported_reasons(inputs)
-    return [r for r in reasons if not r.startswith(("device=", "operator wasn't built"))]
-
-
-@pytest.mark.parametrize("window", [None, 10])
-@pytest.mark.parametrize("block_size", [16, 32])
-def test_xformers_reads_decodes_in_place(block_size: int, window: int | None) -> None:
-    batch = Batch(DECODES, 2, 4, head_dim=64, block_size=block_size, window=window)
-    operators = _run_xformers(batch, has_flash3=False)
-    (operator,), (inputs,) = operators.used, operators.inputs
-    assert operator is not None
-    assert block_size == operator.BLOCK_N
-    assert _obstacles(operator, inputs) == []
-    assert inputs.key.untyped_storage().data_ptr() == inputs.value.untyped_storage().data_ptr()
-    if window is not None:  # the tables end where the window does
-        assert inputs.attn_bias.block_tables.shape[1] <= -(-window // block_size) + 1
-
-
-def test_xformers_copies_blocks_too_small_for_a_product() -> None:
-    operators = _run_xformers(Batch(DECODES, head_dim=64, block_size=8), has_flash3=True)
-    assert operators.used == [None]
-    assert _obstacles(flash.FwOp, operators.inputs[0]) == []
-
-
-@pytest.mark.parametrize(
-    ("batch", "has_flash3", "reads_blocks"),
-    [
-        (Batch(PREFILLS, head_dim=64), True, True),
-        (Batch(PREFILLS, head_dim=64), False, False),
-        (Batch(PREFILLS, head_dim=64, window=8), True, False),
-        (Batch([(0, 5), (0, 6)], head_dim=64), True, False),
-    ],
-)
-def test_xformers_reads_prefills_in_place_where_it_can(
-    batch: Batch, has_flash3: bool, reads_blocks: bool
-) -> None:
-    operators = _run_xformers(batch, has_flash3=has_flash3)
-    (inputs,) = operators.inputs
-    assert operators.used == [flash3.FwOp if reads_blocks else None]
-    assert _obstacles(flash3.FwOp if reads_blocks else flash.FwOp, inputs) == []
-    paged = biases.PagedBlockDiagonalCausalWithOffsetPaddedKeysMask
-    assert isinstance(inputs.attn_bias, paged) == reads_blocks
-
-
 @pytest.mark.usefixtures("default_device")
 @pytest.mark.parametrize("name", ["torch", "xformers over copies", "triton"])
 def test_fp8_cache_is_read(name: str) -> None:
@@ -212,7 +154,8 @@ def test_the_wrong_device_is_named(name: str) -> None:
 
 @pytest.mark.parametrize("package", ["triton", "xformers"])
 def test_a_missing_package_is_named(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, package, None)
+    for module in [package, *(name for name in sys.modules if name.startswith(f"{package}."))]:
+        monkeypatch.setitem(sys.modules, module, None)
     for module in [name for name in sys.modules if name.startswith("taco_kernels.triton")]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.delitem(sys.modules, f"taco_worker.attention.{package}_backend", raising=False)

@@ -45,3 +45,8 @@ def upload_indices(indices: np.ndarray, device: torch.device) -> Tensor:
     """
     host = torch.from_numpy(np.ascontiguousarray(indices, dtype=np.int64))
     return host.to(device, non_blocking=True)
+
+
+def indexable(cache: Tensor) -> Tensor:
+    """The cache with its numbers as bytes where they are fp8, which torch does not always index."""
+    return cache.view(torch.uint8) if cache.dtype == torch.float8_e4m3fn else cache

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from taco_worker.attention.metadata import AttentionMetadata
-from taco_worker.attention.planning import StepPlans, first_seen, upload_indices
+from taco_worker.attention.planning import StepPlans, first_seen, indexable, upload_indices
 from taco_worker.kv_memory import KVCache
 
 
@@ -174,6 +174,12 @@ def _plan_decode_group(
     )
 
 
+def _gather(cache: Tensor, blocks: Tensor, dtype: torch.dtype) -> Tensor:
+    """All tokens of some blocks, [num_tokens, num_kv_heads, head_dim]."""
+    gathered = indexable(cache).index_select(0, blocks).view(cache.dtype)
+    return gathered.to(dtype).flatten(0, 1)
+
+
 def _prefill(query: Tensor, keys: Tensor, values: Tensor, plan: _Prefill, scale: float) -> Tensor:
     """query [query_len, num_heads, head_dim], and the same shape back."""
     query_len, num_heads, head_dim = query.shape
@@ -182,7 +188,7 @@ def _prefill(query: Tensor, keys: Tensor, values: Tensor, plan: _Prefill, scale:
 
     def per_query_head(cache: Tensor) -> Tensor:
         """[num_kv_heads, group_size, kv_len, head_dim], each KV head repeated as a view."""
-        rows = cache.index_select(0, plan.blocks).flatten(0, 1)[plan.kv]
+        rows = _gather(cache, plan.blocks, query.dtype)[plan.kv]
         return rows.transpose(0, 1).unsqueeze(1).expand(-1, group_size, -1, -1)
 
     output = F.scaled_dot_product_attention(
@@ -205,7 +211,7 @@ def _decode(
 
     def per_kv_head(cache: Tensor) -> Tensor:
         """[num_rows, num_kv_heads, kv_len, head_dim]"""
-        tokens = cache.index_select(0, group.blocks.flatten()).flatten(0, 1)
+        tokens = _gather(cache, group.blocks.flatten(), query.dtype)
         tokens.index_fill_(0, group.unseen, 0)
         return tokens.unflatten(0, group.seen.shape).transpose(1, 2)
 

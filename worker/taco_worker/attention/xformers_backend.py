@@ -15,7 +15,7 @@ from xformers.ops.fmha import flash3, triton_splitk
 from xformers.ops.fmha.common import AttentionFwOpBase, Inputs
 
 from taco_worker.attention.metadata import AttentionMetadata
-from taco_worker.attention.planning import StepPlans, first_seen, upload_indices
+from taco_worker.attention.planning import StepPlans, first_seen, indexable, upload_indices
 from taco_worker.kv_memory import KVCache
 
 Operator = type[AttentionFwOpBase]
@@ -280,8 +280,8 @@ def _rows_of(
 
 
 def _gather(cache: Tensor, blocks: Tensor, offsets: Tensor, dtype: torch.dtype) -> Tensor:
-    """[1, num_tokens, num_kv_heads, head_dim] of a cache, block by block or token by token."""
-    return cache[blocks, offsets].to(dtype).unsqueeze(0)
+    """Tokens of a cache side by side, [1, num_tokens, num_kv_heads, head_dim]."""
+    return indexable(cache)[blocks, offsets].view(cache.dtype).to(dtype).unsqueeze(0)
 
 
 def _inputs(
