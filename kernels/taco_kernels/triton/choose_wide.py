@@ -1,0 +1,300 @@
+"""Draws of rows whose filters keep more tokens than one program can hold.
+
+One program a row, which reads it one and a half times where its guess is right: a sample of the row
+tells within which logits the cut must lie; a pass adds up what is above them, exactly, and collects
+those between, of which the cut is found in registers; and the draw reads until it has its share.
+Where the guess is wrong or too much ties, it halves the range and reads again.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from taco_kernels.triton.row_survey import (
+    GROUP,
+    NO_TOKEN,
+    UNIT,
+    RowSurvey,
+    fixed_weights,
+    float_of,
+    floor_key,
+    ordered_keys,
+    row_weights,
+    sharpness_of,
+)
+from taco_kernels.triton.threshold import find_share, greatest_cut, nucleus_weight, share_of
+
+# The token id of a row whose choice is left to this kernel.
+NOT_SETTLED = tl.constexpr(-1)
+
+_CHUNK = tl.constexpr(4096)
+_STAGES = tl.constexpr(3)  # chunks on their way
+# Keys between the bounds of the guess: few of a flat row of 150,000 get more.
+_ROOM = tl.constexpr(8192)
+_SAMPLE = tl.constexpr(4096)
+_RUN = tl.constexpr(8)  # adjacent tokens of a sample, which come in one sector of memory
+_DEVIATIONS = tl.constexpr(3.0)
+
+
+def choose_wide(
+    logits: Tensor,
+    survey: RowSurvey,
+    temperature: Tensor,
+    min_p: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    uniforms: Tensor,
+    token_ids: Tensor,
+) -> None:
+    """Set token_ids (int64 [num_rows]) of rows where they are NOT_SETTLED; these have filters.
+
+    `survey` must have weights.
+    """
+    num_rows, vocab_size = logits.shape
+    if num_rows == 0:
+        return
+    room = torch.empty((num_rows, _ROOM.value), dtype=torch.int32, device=logits.device)
+    _choose_wide_kernel[(num_rows,)](
+        logits,
+        logits.stride(0),
+        vocab_size,
+        survey.num_tiles,
+        temperature,
+        min_p,
+        top_k,
+        top_p,
+        uniforms,
+        survey.tile_keys,
+        survey.tile_weights,
+        room,
+        token_ids,
+        TILES=triton.next_power_of_2(survey.num_tiles),
+        num_warps=16,
+    )
+
+
+@triton.jit
+def _choose_wide_kernel(
+    logits,
+    stride,
+    vocab_size,
+    num_tiles,
+    temperature,
+    min_p,
+    top_k,
+    top_p,
+    uniforms,
+    tile_keys,
+    tile_weights,
+    room,
+    token_ids,
+    TILES: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    if tl.load(token_ids + row) == NOT_SETTLED:
+        row_logits, row_room = logits + row * stride, room + row * _ROOM
+        tiles = tl.arange(0, TILES)
+        is_tile = tiles < num_tiles
+        tops = tl.load(tile_keys + row * num_tiles + tiles, mask=is_tile, other=NO_TOKEN)
+        top = tl.max(tops)
+        heat = tl.load(temperature + row)
+        greatest, sharpness = float_of(top), sharpness_of(heat)
+        least_p = tl.load(min_p + row)
+        cut = floor_key(greatest, heat, least_p)
+
+        most = tl.load(top_k + row)
+        if most > 0:
+            cut, total = _find_cut(
+                row_logits, vocab_size, greatest, sharpness, row_room,
+                most.to(tl.int64), tl.full([], vocab_size, tl.int64), cut, top, False,
+            )  # fmt: skip
+        elif least_p > 0:
+            total = _weight_from(row_logits, vocab_size, greatest, sharpness, cut)
+        else:
+            weights = tl.load(tile_weights + row * num_tiles + tiles, mask=is_tile, other=0)
+            total = tl.sum(row_weights(tops, weights, greatest, sharpness))
+
+        nucleus = tl.load(top_p + row)
+        if nucleus < 1:
+            cut, total = _find_cut(
+                row_logits, vocab_size, greatest, sharpness, row_room,
+                nucleus_weight(nucleus, total), total, cut, top, True,
+            )  # fmt: skip
+
+        share = share_of(tl.load(uniforms + row), total)
+        token = _draw(row_logits, vocab_size, greatest, sharpness, cut, share)
+        tl.store(token_ids + row, token.to(tl.int64))
+
+
+@triton.jit
+def _find_cut(
+    row_logits,
+    vocab_size,
+    greatest,
+    sharpness,
+    room,
+    target,
+    total,
+    floor,
+    top,
+    IS_WEIGHT: tl.constexpr,
+):
+    """The greatest cut from `floor` to `top` that keeps `target`, or else `floor`.
+
+    Args:
+        room: int32 [_ROOM], for keys.
+        target, total: int64, numbers of tokens, or weights with IS_WEIGHT; `total` is about what
+            `floor` keeps.
+
+    Returns:
+        The cut, and the weight of what it keeps.
+    """
+    # The cut lies in [low, high); what is from `high` on is not enough. A pass looks at
+    # [first, behind).
+    low, high = floor, top + 1
+    first, behind = _guess(
+        row_logits, vocab_size, greatest, sharpness, target, total, floor, top, IS_WEIGHT
+    )
+    above = tl.full([], 0, tl.int64)
+    above_weight = tl.full([], 0, tl.int64)
+    num_collected = tl.full([], _ROOM + 1, tl.int32)
+    while (low + 1 < high) & (num_collected > _ROOM):
+        num_beyond, beyond_weight, num_inside, inside_weight = _collect(
+            row_logits, vocab_size, greatest, sharpness, room, first, behind
+        )
+        if IS_WEIGHT:
+            beyond, inside = beyond_weight, inside_weight
+        else:
+            beyond, inside = num_beyond.to(tl.int64), num_inside.to(tl.int64)
+        is_beyond = beyond >= target
+        is_before = beyond + inside < target
+        is_inside = (beyond < target) & (beyond + inside >= target)
+        above = tl.where(is_before, beyond + inside, tl.where(is_inside, beyond, above))
+        above_weight = tl.where(
+            is_before,
+            beyond_weight + inside_weight,
+            tl.where(is_inside, beyond_weight, above_weight),
+        )
+        low = tl.where(is_beyond, behind, tl.where(is_inside, first, low))
+        high = tl.where(is_before, first, tl.where(is_inside, behind, high))
+        num_collected = tl.where(is_inside, num_inside, _ROOM + 1)
+        first = low
+        behind = (low | high) - ((low ^ high) >> 1)
+
+    cut = low
+    if num_collected <= _ROOM:
+        places = tl.arange(0, _ROOM)
+        keys = tl.load(room + places, mask=places < num_collected, other=NO_TOKEN)
+        weights = fixed_weights(float_of(keys), greatest, sharpness)
+        if IS_WEIGHT:
+            cut = greatest_cut(keys, weights, target - above, low, high - 1)
+        else:
+            counts = (keys > NO_TOKEN).to(tl.int64)
+            cut = greatest_cut(keys, counts, target - above, low, high - 1)
+        kept = above_weight + tl.sum(tl.where(keys >= cut, weights, 0))
+    else:
+        kept = _weight_from(row_logits, vocab_size, greatest, sharpness, cut)
+    tl.debug_barrier()
+    return cut, kept
+
+
+@triton.jit
+def _guess(
+    row_logits,
+    vocab_size,
+    greatest,
+    sharpness,
+    target,
+    total,
+    floor,
+    top,
+    IS_WEIGHT: tl.constexpr,
+):
+    """Keys from and below which the cut must lie, if a sample of the row is not an odd one."""
+    runs = tl.arange(0, _SAMPLE // _RUN)
+    starts = (runs.to(tl.int64) * vocab_size // (_SAMPLE // _RUN)).to(tl.int32)
+    tokens = starts[:, None] + tl.arange(0, _RUN)[None, :]
+    numbers, keys = _load(row_logits, tokens, vocab_size)
+    part = 1.0 / tl.full([], vocab_size, tl.float64) * _SAMPLE
+    if IS_WEIGHT:
+        amounts = tl.where(keys >= floor, fixed_weights(numbers, greatest, sharpness), 0)
+        # Of what a nucleus leaves out, many light tokens, a sample tells more than of the heavy
+        # ones that it keeps.
+        goal = tl.sum(amounts).to(tl.float64) - (total - target).to(tl.float64) * part
+        middle = greatest_cut(keys, amounts, tl.maximum(goal, 1.0).to(tl.int64), floor, top)
+        left_out = tl.where(keys < middle, amounts, 0).to(tl.float32) / UNIT
+        slack = tl.sqrt(tl.sum(left_out * left_out)) * (UNIT * _DEVIATIONS)
+    else:
+        amounts = (keys >= floor).to(tl.int64)
+        goal = target.to(tl.float64) * part
+        slack = (tl.sqrt(goal.to(tl.float32)) + 1) * _DEVIATIONS
+    most = (goal + slack).to(tl.int64) + 1
+    least = (goal - slack).to(tl.int64)
+    first = greatest_cut(keys, amounts, most, floor, top)
+    behind = tl.where(least > 0, greatest_cut(keys, amounts, least, first, top), top) + 1
+    return first, behind
+
+
+@triton.jit
+def _collect(row_logits, vocab_size, greatest, sharpness, room, first, behind):
+    """Numbers and weights of the keys from `behind` on, and of those in [first, behind), which go
+    to `room` as far as they fit."""
+    beyond_weight = tl.full([], 0, tl.int64)
+    inside_weight = tl.full([], 0, tl.int64)
+    num_beyond = tl.full([], 0, tl.int32)
+    num_inside = tl.full([], 0, tl.int32)
+    for start in tl.range(0, vocab_size, _CHUNK, num_stages=_STAGES):
+        numbers, keys = _load(row_logits, start + tl.arange(0, _CHUNK), vocab_size)
+        weights = fixed_weights(numbers, greatest, sharpness)
+        is_beyond = keys >= behind
+        is_inside = (keys >= first) & (keys < behind)
+        places = num_inside + tl.cumsum(is_inside.to(tl.int32), 0) - 1
+        tl.store(room + places, keys, mask=is_inside & (places < _ROOM))
+        num_beyond += tl.sum(is_beyond.to(tl.int32))
+        num_inside += tl.sum(is_inside.to(tl.int32))
+        beyond_weight += tl.sum(tl.where(is_beyond, weights, 0))
+        inside_weight += tl.sum(tl.where(is_inside, weights, 0))
+    tl.debug_barrier()
+    return num_beyond, beyond_weight, num_inside, inside_weight
+
+
+@triton.jit
+def _weight_from(row_logits, vocab_size, greatest, sharpness, cut):
+    """The weight of what a cut keeps."""
+    weight = tl.full([], 0, tl.int64)
+    for start in tl.range(0, vocab_size, _CHUNK, num_stages=_STAGES):
+        weight += tl.sum(_kept(row_logits, start, vocab_size, greatest, sharpness, cut))
+    return weight
+
+
+@triton.jit
+def _draw(row_logits, vocab_size, greatest, sharpness, cut, share):
+    start = tl.full([], 0, tl.int32)
+    before = tl.full([], 0, tl.int64)
+    weight = tl.sum(_kept(row_logits, start, vocab_size, greatest, sharpness, cut))
+    while (before + weight <= share) & (start + _CHUNK < vocab_size):
+        before += weight
+        start += _CHUNK
+        weight = tl.sum(_kept(row_logits, start, vocab_size, greatest, sharpness, cut))
+    kept = _kept(row_logits, start, vocab_size, greatest, sharpness, cut)
+    group, member = find_share(kept, share - before)
+    return start + group * GROUP + member
+
+
+@triton.jit
+def _kept(row_logits, start, vocab_size, greatest, sharpness, cut):
+    """Weights of a chunk that a cut keeps, [groups, members]; 0 for the others."""
+    groups = tl.arange(0, _CHUNK // GROUP)[:, None]
+    tokens = start + groups * GROUP + tl.arange(0, GROUP)[None, :]
+    numbers, keys = _load(row_logits, tokens, vocab_size)
+    return tl.where(keys >= cut, fixed_weights(numbers, greatest, sharpness), 0)
+
+
+@triton.jit
+def _load(row_logits, tokens, vocab_size):
+    """Logits and their keys."""
+    numbers = tl.load(row_logits + tokens, mask=tokens < vocab_size, other=-float("inf"))
+    return numbers, tl.where(tokens < vocab_size, ordered_keys(numbers), NO_TOKEN)
