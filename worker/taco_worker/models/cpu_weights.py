@@ -50,6 +50,7 @@ class CpuWeights:
             raise ValueError(f"unknown activation {config.activation!r}; known: {known}")
         self.shapes: Mapping[str, tuple[int, ...]] = parameter_shapes(config)
         self.dtype = dtype
+        self.device = torch.device("cpu")
         self._config = config
         self._kernels = kernels
         self.matrix_dtype = torch.int8 if quantization == "int8" else dtype

@@ -26,11 +26,13 @@ class WeightSink(Protocol):
 
     Attributes:
         shapes: of all parameters, by their names in `Decoder`.
-        dtype: what random parameters are made in.
+        dtype, device: what random parameters are made in, and where: a GPU takes a second for
+            billions of them, a CPU minutes.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
     dtype: torch.dtype
+    device: torch.device
 
     def put(self, parameter: str, start: int, rows: Tensor) -> None:
         """`rows` become those of the parameter from `start` on; they may be views of a file."""
@@ -50,7 +52,7 @@ def load_weights(
     Args:
         load_format: "auto" (safetensors, else .bin), "safetensors", "pt" (.bin), or "dummy"
             (random weights; no weight file is read).
-        seed: of random weights, which are the same in every process.
+        seed: of random weights, which are the same in every process on a device of that kind.
 
     Raises:
         ValueError: weight files are missing or damaged, or their tensors are not exactly those
@@ -86,6 +88,7 @@ class _DecoderSink:
     def __init__(self, decoder: Decoder) -> None:
         self.shapes: Mapping[str, tuple[int, ...]] = _shapes(decoder)
         self.dtype = decoder.dtype
+        self.device = decoder.device
         self._parameters = dict(decoder.named_parameters())
 
     def put(self, parameter: str, start: int, rows: Tensor) -> None:
@@ -152,9 +155,9 @@ def _listed(names: list[str]) -> str:
 
 def _fill_randomly(sink: WeightSink, seed: int) -> None:
     """Weights that keep activations in range: norms as they would start, matrices small."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(sink.device).manual_seed(seed)
     for name, shape in sink.shapes.items():
-        values = torch.empty(shape, dtype=sink.dtype)
+        values = torch.empty(shape, dtype=sink.dtype, device=sink.device)
         if len(shape) > 1:
             values.normal_(std=shape[1] ** -0.5, generator=generator)
         else:
