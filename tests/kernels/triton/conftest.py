@@ -16,8 +16,9 @@ def device() -> torch.device:
     return triton_interpreter.DEVICE
 
 
-@pytest.fixture(autouse=True)
-def _tensors_are_made_where_kernels_run(device: torch.device) -> Iterator[None]:
+@pytest.fixture
+def tensors_on_device(device: torch.device) -> Iterator[None]:
+    """Tensors are made where kernels run, unless a test says otherwise."""
     if device.type == "cpu":
         yield
         return

@@ -12,6 +12,8 @@ from taco_kernels.reference import activation as reference
 from taco_kernels.triton import activation
 from taco_kernels.triton.activation import silu_mul
 
+pytestmark = pytest.mark.usefixtures("tensors_on_device")
+
 # bfloat16: the interpreter cuts where the device rounds, twice.
 TOLERANCES: dict[torch.dtype, dict[str, Any]] = {
     torch.float32: {"atol": 1e-6, "rtol": 1e-6},

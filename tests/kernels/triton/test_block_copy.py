@@ -10,6 +10,8 @@ from torch import Tensor
 
 from taco_kernels.triton.block_copy import copy_blocks
 
+pytestmark = pytest.mark.usefixtures("tensors_on_device")
+
 
 def _blocks(num_blocks: int, block_bytes: int) -> Tensor:
     return torch.randint(0, 256, (num_blocks, block_bytes), dtype=torch.uint8)

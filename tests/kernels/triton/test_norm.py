@@ -13,6 +13,8 @@ from torch import Tensor
 from taco_kernels.reference import norm as reference
 from taco_kernels.triton.norm import layer_norm, rms_norm
 
+pytestmark = pytest.mark.usefixtures("tensors_on_device")
+
 Norm = Callable[..., Tensor]
 
 EPS = 1e-5

@@ -12,6 +12,8 @@ from taco_kernels.reference.rotary import apply_rotary
 from taco_kernels.triton import rotary
 from taco_kernels.triton.rotary import rotate, rotate_and_write_kv
 
+pytestmark = pytest.mark.usefixtures("tensors_on_device")
+
 # bfloat16: the interpreter cuts where the device rounds.
 TOLERANCES: dict[torch.dtype, dict[str, Any]] = {
     torch.float32: {"atol": 1e-6, "rtol": 1e-6},
