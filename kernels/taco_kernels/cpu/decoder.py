@@ -128,7 +128,8 @@ class Weights:
     """A decoder's options and weights.
 
     Attributes:
-        embeddings: [vocab_size, embedding_size], float32, bfloat16 or float16, rows contiguous.
+        embeddings: [vocab_size, embedding_size], float32, bfloat16 or float16, rows contiguous;
+            None: the rows of lm_head, which then is float32 or bfloat16.
         positions: learned position embeddings of the same types, or None.
         position_offset: position p is row p + position_offset of them.
         rotary: cosines and sines, float32 [positions, head_dim / 2] each, or None.
@@ -145,7 +146,7 @@ class Weights:
     attention_scale: float
     pre_norm: bool
     gated_mlp: bool
-    embeddings: Tensor
+    embeddings: Tensor | None
     positions: Tensor | None
     position_offset: int
     rotary: tuple[Tensor, Tensor] | None
@@ -255,11 +256,13 @@ def _layer(layer: Layer) -> _Layer:
 
 def _decoder(weights: Weights, layers: Any) -> _Decoder:
     first = weights.layers[0]
+    if weights.embeddings is None and weights.lm_head.dtype == torch.int8:
+        raise ValueError("embeddings cannot be taken from an int8 matrix: it has rounded them")
     cosines, sines = weights.rotary or (None, None)
     return _Decoder(
         vocab_size=weights.lm_head.struct.n,
         hidden_size=first.qkv.struct.k,
-        embedding_size=weights.embeddings.shape[1],
+        embedding_size=weights.lm_head.struct.k,
         intermediate_size=first.down.struct.k,
         num_layers=len(weights.layers),
         num_heads=weights.num_heads,

@@ -28,8 +28,9 @@ _ACTIVATIONS = {
 class CpuWeights:
     """A `WeightSink` for the CPU kernels.
 
-    Matrices are packed, embeddings stay where they are (a view of the mapped file), norms and
-    biases become float32.
+    Matrices are packed, norms and biases become float32. Embeddings are read out of the packed LM
+    head where they are tied to it and it holds the same numbers; else they stay where they are (a
+    view of the mapped file).
 
     Attributes:
         matrix_dtype: what matrices are stored in.
@@ -62,9 +63,12 @@ class CpuWeights:
         rows = (rows if rows.dtype in _STORED_DTYPES else rows.float()).contiguous()
         module, _, kind = parameter.rpartition(".")
         if module in _TABLES:
-            self._tables[module] = rows
-            if module == "embed_tokens" and self._config.tied_embeddings:
+            is_tied = module == "embed_tokens" and self._config.tied_embeddings
+            if is_tied:
                 self._matrix("lm_head", parameter).pack(self._kernels, rows)
+            # Packed as they are, they need not be kept twice.
+            if not is_tied or rows.dtype != self.matrix_dtype:
+                self._tables[module] = rows
         elif kind == "bias" and f"{module}.weight" in self.shapes and not module.endswith("norm"):
             self._matrix(module, f"{module}.weight").set_bias(rows, start)
         elif rows.ndim == 2:
@@ -94,7 +98,7 @@ class CpuWeights:
             attention_scale=config.attention_scale,
             pre_norm=config.pre_norm,
             gated_mlp=config.gated_mlp,
-            embeddings=self._tables["embed_tokens"],
+            embeddings=self._tables.get("embed_tokens"),
             positions=self._tables.get("embed_positions"),
             position_offset=positions.offset if isinstance(positions, LearnedPositions) else 0,
             rotary=rotary,

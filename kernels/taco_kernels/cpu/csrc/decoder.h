@@ -36,7 +36,7 @@ struct Decoder {
     bool pre_norm;  // norms stand before attention and MLP, else after the residual sum
     bool gated_mlp;
 
-    Table embeddings;  // [vocab_size, embedding_size]
+    Table embeddings;  // [vocab_size, embedding_size]; data is null if lm_head's rows are they
     Table positions;   // [any, hidden_size], learned; position p is row p + offset
     int64_t position_offset;
     const float* cosines;  // [positions, head_dim / 2], rotary; null with learned positions

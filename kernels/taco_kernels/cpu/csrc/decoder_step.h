@@ -102,7 +102,11 @@ private:
             clear_padding(row);
             float* hidden = stream_.row(row);
             float* embedded = projects ? scratch_.qkv + row * scratch_.qkv_stride : hidden;
-            copy_table_row(decoder_.embeddings, step_.token_ids[row], width, embedded);
+            if (decoder_.embeddings.data) {
+                copy_table_row(decoder_.embeddings, step_.token_ids[row], width, embedded);
+            } else {
+                copy_packed_row(decoder_.lm_head, step_.token_ids[row], width, embedded);
+            }
             if (projects) std::fill_n(hidden, hidden_size, 0.0f);
             if (decoder_.positions.data) {
                 const int64_t position = step_.positions[row] + decoder_.position_offset;

@@ -40,6 +40,22 @@ inline void copy_table_row(const Table& table, int64_t row, int64_t width, float
                   [out](int64_t i, F32 v, int64_t count) { store_lanes(out + i, v, count); });
 }
 
+// A row of W, out of a packed matrix of f32 or bf16 (matrix.h): its numbers lie a panel's row
+// apart.
+inline void copy_packed_row(const Matrix& matrix, int64_t row, int64_t width, float* out) {
+    const int64_t column = row % PANEL;
+    if (matrix.type == DType::f32) {
+        const float* panel = static_cast<const float*>(matrix.panel(row / PANEL));
+        for (int64_t k = 0; k < width; ++k) out[k] = panel[k * PANEL + column];
+        return;
+    }
+    constexpr int64_t GROUP = k_group(DType::bf16);
+    const bf16* panel = static_cast<const bf16*>(matrix.panel(row / PANEL));
+    for (int64_t k = 0; k < width; ++k) {
+        out[k] = from_bf16(panel[(k / GROUP * PANEL + column) * GROUP + k % GROUP]);
+    }
+}
+
 inline void add_table_row(const Table& table, int64_t row, int64_t width, float* out) {
     for_table_row(table, row, width, [out](int64_t i, F32 v, int64_t count) {
         store_lanes(out + i, add(load_lanes(out + i, count), v), count);
