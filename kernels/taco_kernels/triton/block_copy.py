@@ -72,7 +72,7 @@ def _check(source: Tensor, target: Tensor, source_ids: Tensor, target_ids: Tenso
             )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pieces"])  # it differs from call to call
 def _copy_blocks_kernel(
     source,
     target,

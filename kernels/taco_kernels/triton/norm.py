@@ -154,7 +154,8 @@ def _scaled(normed, weight, bias, dtype: tl.constexpr, CENTERED: tl.constexpr):
     return scaled.to(dtype)
 
 
-@triton.jit
+# Numbers that differ from step to step must not each ask for a kernel of their own.
+@triton.jit(do_not_specialize=["num_rows"])
 def _norm_held_rows(
     x,
     residual,
@@ -202,7 +203,7 @@ def _norm_held_rows(
     tl.store(out + tokens * out_token + head * out_head + columns, scaled, mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _norm_wide_row(
     x,
     residual,

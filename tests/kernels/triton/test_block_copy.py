@@ -51,6 +51,20 @@ def test_more_pieces_than_programs() -> None:
     assert torch.equal(target, source[order])
 
 
+@pytest.mark.parametrize("to_host", [False, True])
+def test_blocks_cross_to_host_memory_and_back(to_host: bool) -> None:
+    shape, pinned = (5, 16 * 1024 + 32), torch.cuda.is_available()
+    on_host = torch.randint(0, 256, shape, dtype=torch.uint8, device="cpu", pin_memory=pinned)
+    on_device = _blocks(*shape)
+    source, target = (on_device, on_host) if to_host else (on_host, on_device)
+    expected = target.cpu().clone()
+    expected[[0, 3]] = source.cpu()[[4, 2]]
+    copy_blocks(source, target, torch.tensor([4, 2]), torch.tensor([0, 3]))
+    if pinned:
+        torch.cuda.synchronize()
+    assert torch.equal(target.cpu(), expected)
+
+
 def test_blocks_inside_wider_rows() -> None:
     source, target = _blocks(4, 160)[:, 32:96], torch.zeros(4, 128, dtype=torch.uint8)
     copy_blocks(source, target[:, :64], torch.tensor([3, 1]), torch.tensor([0, 2]))

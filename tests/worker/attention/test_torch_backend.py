@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from support.attention_batch import LAYER, SCALE, Batch
 from taco_worker.attention.torch_backend import TorchAttention
@@ -81,3 +84,28 @@ def _dense(query: Tensor, cache: KVCache, table: list[int], seq_len: int) -> Ten
     )
     weights = torch.einsum("hd,lhd->hl", query, keys).mul(SCALE).softmax(dim=-1)
     return torch.einsum("hl,lhd->hd", weights, values).unsqueeze(0)
+
+
+class _Operations(TorchDispatchMode):
+    """The names of the operations that torch runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.names.add(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("window", [None, 7])
+def test_no_operation_needs_a_number_of_the_device(window: int | None) -> None:
+    """On a GPU such operations wait until it has done everything that was asked of it before."""
+    batch = Batch([(20, 1), (3, 4), (50, 1)], window=window)
+    query, cache, metadata = batch.query(), batch.cache(), batch.metadata()
+    with _Operations() as operations:
+        TorchAttention().attend(query, cache, LAYER, metadata, SCALE, window)
+    assert "index_select" in operations.names
+    assert not operations.names & {"_local_scalar_dense", "nonzero", "masked_select", "unique"}
