@@ -1,4 +1,5 @@
 import json
+import threading
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from support.plans import GREEDY, Join, make_plan
 from taco_proto.config import ModelConfig, WorkerConfig
 from taco_proto.errors import ConfigurationError
 from taco_proto.steps import StepOutput
+from taco_worker.collector import Collector
 from taco_worker.worker import Worker
 
 PROMPT = [5, 17, 300, 42, 9, 77, 130, 6, 250]
@@ -151,6 +153,32 @@ def test_prompt_logprobs_do_not_depend_on_how_many_logits_are_made_at_a_time(
     assert pieces.token_ids == whole.token_ids
     assert pieces.num_entries == whole.num_entries
     assert pieces.logprobs == pytest.approx(whole.logprobs, abs=1e-5)
+
+
+def test_outputs_of_launched_steps_come_in_order_from_another_thread(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, where nobody waits for a step before the next one is launched."""
+    expected = [
+        sampled(worker.execute(plan))
+        for plan in (make_plan({0: 9}, joined=[Join(0, PROMPT, BLOCKS)]), make_plan({0: 1}))
+    ]
+    worker.reset()
+    monkeypatch.setattr(worker, "_collector", Collector())
+    outputs: list[StepOutput] = []
+    threads = set()
+
+    def deliver(output: StepOutput) -> None:
+        threads.add(threading.current_thread())
+        outputs.append(output)
+
+    worker.submit(make_plan({0: 9}, joined=[Join(0, PROMPT, BLOCKS)]), deliver)
+    worker.submit(make_plan({0: 1}, step_id=2), deliver)
+    worker.submit(make_plan({5: 1}, step_id=3), deliver)
+    worker.drain()
+    assert [sampled(output) for output in outputs[:2]] == expected
+    assert "a run slot is empty" in outputs[2].error
+    assert threads.isdisjoint({threading.current_thread()})
 
 
 def test_a_plan_without_rows_only_changes_the_batch(worker: Worker) -> None:

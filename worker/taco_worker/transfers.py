@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,22 +58,14 @@ class Transfers:
         """
         if not self.overlaps:
             return [torch.from_numpy(np.ascontiguousarray(column)) for column in columns]
-        sizes = [-(-column.nbytes // _ALIGNMENT) * _ALIGNMENT for column in columns]
-        staged = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=True)
-        host, start = staged.numpy(), 0
-        for column, size in zip(columns, sizes, strict=True):
-            flat = np.ascontiguousarray(column).reshape(-1).view(np.uint8)
-            host[start : start + column.nbytes] = flat
-            start += size
+        staged = torch.empty(packed_size(columns), dtype=torch.uint8, pin_memory=True)
+        pack(columns, staged)
         computing = torch.cuda.current_stream(self.device)
         with torch.cuda.stream(self._up):
             there = staged.to(self.device, non_blocking=True)
         computing.wait_stream(self._up)
         there.record_stream(computing)
-        return [
-            part[: column.nbytes].view(_TORCH_TYPES[column.dtype]).view(column.shape)
-            for part, column in zip(there.split(sizes), columns, strict=True)
-        ]
+        return unpack(there, columns)
 
     def download(self, *tensors: Tensor) -> Download:
         """Tensors to the host; whoever waits for them holds up nothing else."""
@@ -88,3 +81,30 @@ class Transfers:
             done = torch.cuda.Event()
             done.record()
         return Download(arriving, done)
+
+
+def packed_size(columns: Sequence[Array]) -> int:
+    """Bytes that `pack` fills."""
+    return sum(_padded_size(column) for column in columns)
+
+
+def pack(columns: Sequence[Array], packed: Tensor) -> None:
+    """Write columns one after the other into uint8 `packed`, each aligned for vector loads."""
+    host, start = packed.numpy(), 0
+    for column in columns:
+        flat = np.ascontiguousarray(column).reshape(-1).view(np.uint8)
+        host[start : start + flat.size] = flat
+        start += _padded_size(column)
+
+
+def unpack(packed: Tensor, like: Sequence[Array]) -> list[Tensor]:
+    """Views of what `pack` wrote, wherever it lies now, in the shapes and types of `like`."""
+    parts = packed.split([_padded_size(column) for column in like])
+    return [
+        part[: column.nbytes].view(_TORCH_TYPES[column.dtype]).view(column.shape)
+        for part, column in zip(parts, like, strict=True)
+    ]
+
+
+def _padded_size(column: Array) -> int:
+    return -(-column.nbytes // _ALIGNMENT) * _ALIGNMENT
