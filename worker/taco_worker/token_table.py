@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from taco_proto.steps import IntArray
-from taco_worker.transfers import Transfers
+from taco_worker.transfers import Array, Transfers
 
 
 class TokenTable(Protocol):
@@ -83,6 +83,7 @@ class DeviceTokenTable:
         (index,) = self._transfers.upload(self._places(slots, positions))
         self._flat.index_copy_(0, index, token_ids.int())
 
-    def _places(self, slots: IntArray, positions: IntArray) -> IntArray:
-        places: IntArray = slots.astype(np.int64) * self.data.shape[1] + positions
+    def _places(self, slots: Array, positions: Array) -> Array:
+        """int64, in the flat table."""
+        places: Array = slots.astype(np.int64) * self.data.shape[1] + positions
         return places

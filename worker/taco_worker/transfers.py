@@ -51,6 +51,11 @@ class Transfers:
         if self.overlaps:
             self._up, self._down = (torch.cuda.Stream(device) for _ in range(2))
 
+    def enter(self) -> None:
+        """Let what this thread launches go to the device: each thread has a current one."""
+        if self.overlaps:
+            torch.cuda.set_device(self.device)
+
     def upload(self, *columns: Array) -> list[Tensor]:
         """Arrays as tensors on the device, all in one copy from pinned memory.
 

@@ -53,7 +53,8 @@ class Worker:
             ConfigurationError: the model cannot be found, read or run as the configuration says.
         """
         try:
-            transfers = Transfers(find_device(config.device))
+            self._transfers = transfers = Transfers(find_device(config.device))
+            transfers.enter()
             kernels = None
             if transfers.device.type == "cpu":
                 kernels = start_kernels(config.num_threads)
@@ -114,6 +115,7 @@ class Worker:
         Returns:
             Whether there was something left to do.
         """
+        self._transfers.enter()
         return not self.is_broken and self._model.tune(between_steps=between_steps)
 
     def reset(self) -> None:
@@ -124,6 +126,7 @@ class Worker:
 
     def _launch(self, plan: StepPlan) -> LaunchedStep | StepOutput:
         """A step under way, or the output of one that cannot be."""
+        self._transfers.enter()
         if plan.epoch < self._epoch:
             return _failure(plan, f"epoch {plan.epoch} is over, this is epoch {self._epoch}")
         if plan.epoch > self._epoch:
