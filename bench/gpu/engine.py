@@ -81,7 +81,7 @@ def _measure_mix(
 
 def _measure_decode(context: Context, name: str, llm: LLM, batch: int, sizes: Sizes) -> None:
     prompts = random_prompts([sizes.prompt_len] * batch, sizes.mix.vocab_size, seed=batch)
-    _generate(llm, prompts, [16] * batch)  # fills the prefix cache, captures CUDA graphs
+    _generate(llm, prompts, [32] * batch)  # fills the prefix cache, captures CUDA graphs
     once = _generate(llm, prompts, [1] * batch)
     whole = _generate(llm, prompts, [1 + sizes.num_steps] * batch)
     itl = 1e3 * (whole - once) / sizes.num_steps

@@ -32,10 +32,10 @@ class Part:
 
 PARTS = (
     Part("machine", 25, "the GPU as it is found, and its ceilings"),
-    Part("correctness", 130, "the kernels' and the worker's tests, compiled"),
+    Part("correctness", 120, "the kernels' and the worker's tests, compiled"),
     Part("attention", 95, "paged attention beside other kernels"),
-    Part("kernels", 45, "all other kernels, and the products of a layer"),
-    Part("sweep", 50, "attention by tiles and splits"),
+    Part("kernels", 50, "all other kernels, and the products of a layer"),
+    Part("sweep", 55, "attention by tiles and splits"),
     Part("worker", 90, "steps of an 8B model"),
     Part("engine", 65, "taco_llm.LLM with that model"),
     Part("peers", 70, "the same model in transformers"),

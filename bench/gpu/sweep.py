@@ -22,8 +22,6 @@ from gpu.timing import time_calls
 from taco_kernels.triton.attention_plan import (
     AttentionPlan,
     Tiling,
-    few_rows_tiling,
-    many_rows_tiling,
     plan_attention,
 )
 
@@ -38,8 +36,8 @@ _SPLITS = (1, 2, 4, 8, 16, 32, 64)
 _SAMPLING_MS = 30.0
 _CASE_SECONDS = 5.0
 # Compiling takes seconds a tiling, in one thread of the host.
-_COMPILERS = 10
-_COMPILE_SECONDS = 40.0
+_COMPILERS = 14
+_COMPILE_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +70,12 @@ def measure(context: Context) -> None:
             _sweep(context, make_inputs(context, case, heads, num_layers))
 
 
-def tilings(case: Case, heads: Heads, itemsize: int) -> Iterator[Tiling]:
-    """Around the one that a plan takes, itself among them."""
-    group = heads.query // heads.kv
+def tilings(chosen: Tiling, case: Case) -> Iterator[Tiling]:
+    """Others like the one that a plan has chosen."""
     if case.new == 1:
-        chosen = few_rows_tiling(group, heads.dim, itemsize)
-        sides = itertools.product((chosen.block_m,), (32, 64, 128), (2, 4, 8), (2, 3, 4))
+        sides = itertools.product((chosen.block_m,), (32, 64, 128), (4, 8), (2, 3, 4))
     else:
-        chosen = many_rows_tiling(group, heads.dim, itemsize, itemsize)
-        sides = itertools.product((64, 128), (32, 64, 128), (4, 8), (2, 3, 4))
+        sides = itertools.product((64, 128), (64, 128), (4, 8), (2, 3))
     for block_m, block_n, num_warps, num_stages in sides:
         yield replace(
             chosen, block_m=block_m, block_n=block_n, num_warps=num_warps, num_stages=num_stages
@@ -107,8 +102,8 @@ def make_plan(device: Device, inputs: PagedInputs, option: Option) -> AttentionP
 
 
 def _sweep(context: Context, inputs: PagedInputs) -> None:
-    case, itemsize = inputs.case, inputs.out.dtype.itemsize
-    every = [Option(tiling) for tiling in tilings(case, inputs.heads, itemsize)]
+    case, own_plan = inputs.case, make_plan(context, inputs, Option())
+    every = [Option(tiling) for tiling in tilings(own_plan.passes[0].tiling, case)]
     options = every if context.is_real else every[:1]
     found = {Option(): _time(context, inputs, Option())}
     for option in options:
@@ -121,7 +116,7 @@ def _sweep(context: Context, inputs: PagedInputs) -> None:
     own = found[Option()]
     figures = {
         "own_us": round(own, 2),
-        "own_splits": [part.num_splits for part in make_plan(context, inputs, Option()).passes],
+        "own": Option(own_plan.passes[0].tiling, own_plan.passes[0].num_splits).record(),
         "best_us": round(found[best], 2),
         "best": best.record(),
         "all": [
@@ -160,7 +155,8 @@ def _compile_share(cases: Sequence[Case], share: int) -> None:
     device = Device(torch.device("cuda"))
     for case in cases:
         inputs = make_inputs(device, case, LLAMA_8B, num_layers=1)
-        every = [*tilings(case, LLAMA_8B, inputs.out.dtype.itemsize)]
+        own_plan = make_plan(device, inputs, Option())
+        every = [*tilings(own_plan.passes[0].tiling, case)]
         for tiling in every[share::_COMPILERS]:
             plan = make_plan(device, inputs, Option(tiling))
             with suppress(Exception):  # measuring says what it is
