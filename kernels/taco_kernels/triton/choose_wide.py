@@ -1,9 +1,13 @@
 """Draws of rows whose filters keep more tokens than one program can hold.
 
-One program a row, which reads it one and a half times where its guess is right: a sample of the row
-tells within which logits the cut must lie; a pass adds up what is above them, exactly, and collects
-those between, of which the cut is found in registers; and the draw reads until it has its share.
-Where the guess is wrong or too much ties, it halves the range and reads again.
+One program a row, which reads it twice where its guess is right: a sample of the row tells within
+which logits the cut must lie; a pass adds up what is above them, exactly, and collects those
+between, of which the cut is found in registers; another weighs what is kept. Where the guess is
+wrong or too much ties, it halves the range and reads again.
+
+Such rows are flat ones, of high temperatures or of models that have learnt nothing. One
+multiprocessor reads a row at a tenth of a terabyte a second: launches that every batch with filters
+would pay for are not worth what more of them could save one such row.
 """
 
 from __future__ import annotations
@@ -72,6 +76,7 @@ def choose_wide(
         room,
         token_ids,
         TILES=triton.next_power_of_2(survey.num_tiles),
+        CHUNKS=triton.next_power_of_2(triton.cdiv(vocab_size, _CHUNK.value)),
         num_warps=16,
     )
 
@@ -92,6 +97,7 @@ def _choose_wide_kernel(
     room,
     token_ids,
     TILES: tl.constexpr,
+    CHUNKS: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     if tl.load(token_ids + row) == NOT_SETTLED:
@@ -102,30 +108,27 @@ def _choose_wide_kernel(
         top = tl.max(tops)
         heat = tl.load(temperature + row)
         greatest, sharpness = float_of(top), sharpness_of(heat)
-        least_p = tl.load(min_p + row)
+        least_p, most = tl.load(min_p + row), tl.load(top_k + row)
         cut = floor_key(greatest, heat, least_p)
-
-        most = tl.load(top_k + row)
         if most > 0:
-            cut, total = _find_cut(
+            count = tl.full([], vocab_size, tl.int64)
+            cut = _find_cut(
                 row_logits, vocab_size, greatest, sharpness, row_room,
-                most.to(tl.int64), tl.full([], vocab_size, tl.int64), cut, top, False,
+                most.to(tl.int64), count, cut, top, False,
             )  # fmt: skip
-        elif least_p > 0:
-            total = _weight_from(row_logits, vocab_size, greatest, sharpness, cut)
-        else:
-            weights = tl.load(tile_weights + row * num_tiles + tiles, mask=is_tile, other=0)
-            total = tl.sum(row_weights(tops, weights, greatest, sharpness))
-
         nucleus = tl.load(top_p + row)
         if nucleus < 1:
-            cut, total = _find_cut(
+            if (most > 0) | (least_p > 0):
+                total = _weight_from(row_logits, vocab_size, greatest, sharpness, cut)
+            else:
+                weights = tl.load(tile_weights + row * num_tiles + tiles, mask=is_tile, other=0)
+                total = tl.sum(row_weights(tops, weights, greatest, sharpness))
+            cut = _find_cut(
                 row_logits, vocab_size, greatest, sharpness, row_room,
                 nucleus_weight(nucleus, total), total, cut, top, True,
             )  # fmt: skip
-
-        share = share_of(tl.load(uniforms + row), total)
-        token = _draw(row_logits, vocab_size, greatest, sharpness, cut, share)
+        fraction = tl.load(uniforms + row)
+        token = _draw(row_logits, vocab_size, greatest, sharpness, cut, fraction, CHUNKS)
         tl.store(token_ids + row, token.to(tl.int64))
 
 
@@ -148,36 +151,23 @@ def _find_cut(
         room: int32 [_ROOM], for keys.
         target, total: int64, numbers of tokens, or weights with IS_WEIGHT; `total` is about what
             `floor` keeps.
-
-    Returns:
-        The cut, and the weight of what it keeps.
     """
-    # The cut lies in [low, high); what is from `high` on is not enough. A pass looks at
+    # The cut lies in [low, high); what is from `high` on, `above`, is not enough. A pass looks at
     # [first, behind).
     low, high = floor, top + 1
     first, behind = _guess(
         row_logits, vocab_size, greatest, sharpness, target, total, floor, top, IS_WEIGHT
     )
     above = tl.full([], 0, tl.int64)
-    above_weight = tl.full([], 0, tl.int64)
     num_collected = tl.full([], _ROOM + 1, tl.int32)
     while (low + 1 < high) & (num_collected > _ROOM):
-        num_beyond, beyond_weight, num_inside, inside_weight = _collect(
-            row_logits, vocab_size, greatest, sharpness, room, first, behind
+        beyond, inside, num_inside = _collect(
+            row_logits, vocab_size, greatest, sharpness, room, first, behind, IS_WEIGHT
         )
-        if IS_WEIGHT:
-            beyond, inside = beyond_weight, inside_weight
-        else:
-            beyond, inside = num_beyond.to(tl.int64), num_inside.to(tl.int64)
         is_beyond = beyond >= target
         is_before = beyond + inside < target
         is_inside = (beyond < target) & (beyond + inside >= target)
         above = tl.where(is_before, beyond + inside, tl.where(is_inside, beyond, above))
-        above_weight = tl.where(
-            is_before,
-            beyond_weight + inside_weight,
-            tl.where(is_inside, beyond_weight, above_weight),
-        )
         low = tl.where(is_beyond, behind, tl.where(is_inside, first, low))
         high = tl.where(is_before, first, tl.where(is_inside, behind, high))
         num_collected = tl.where(is_inside, num_inside, _ROOM + 1)
@@ -188,17 +178,13 @@ def _find_cut(
     if num_collected <= _ROOM:
         places = tl.arange(0, _ROOM)
         keys = tl.load(room + places, mask=places < num_collected, other=NO_TOKEN)
-        weights = fixed_weights(float_of(keys), greatest, sharpness)
         if IS_WEIGHT:
-            cut = greatest_cut(keys, weights, target - above, low, high - 1)
+            amounts = fixed_weights(float_of(keys), greatest, sharpness)
         else:
-            counts = (keys > NO_TOKEN).to(tl.int64)
-            cut = greatest_cut(keys, counts, target - above, low, high - 1)
-        kept = above_weight + tl.sum(tl.where(keys >= cut, weights, 0))
-    else:
-        kept = _weight_from(row_logits, vocab_size, greatest, sharpness, cut)
+            amounts = (keys > NO_TOKEN).to(tl.int64)
+        cut = greatest_cut(keys, amounts, target - above, low, high - 1)
     tl.debug_barrier()
-    return cut, kept
+    return cut
 
 
 @triton.jit
@@ -239,26 +225,37 @@ def _guess(
 
 
 @triton.jit
-def _collect(row_logits, vocab_size, greatest, sharpness, room, first, behind):
-    """Numbers and weights of the keys from `behind` on, and of those in [first, behind), which go
-    to `room` as far as they fit."""
-    beyond_weight = tl.full([], 0, tl.int64)
-    inside_weight = tl.full([], 0, tl.int64)
-    num_beyond = tl.full([], 0, tl.int32)
+def _collect(
+    row_logits,
+    vocab_size,
+    greatest,
+    sharpness,
+    room,
+    first,
+    behind,
+    IS_WEIGHT: tl.constexpr,
+):
+    """Amounts of the keys from `behind` on, and of those in [first, behind); the latter's number,
+    and as many of them as fit in `room`."""
+    beyond = tl.full([], 0, tl.int64)
+    inside = tl.full([], 0, tl.int64)
     num_inside = tl.full([], 0, tl.int32)
     for start in tl.range(0, vocab_size, _CHUNK, num_stages=_STAGES):
         numbers, keys = _load(row_logits, start + tl.arange(0, _CHUNK), vocab_size)
-        weights = fixed_weights(numbers, greatest, sharpness)
-        is_beyond = keys >= behind
         is_inside = (keys >= first) & (keys < behind)
         places = num_inside + tl.cumsum(is_inside.to(tl.int32), 0) - 1
         tl.store(room + places, keys, mask=is_inside & (places < _ROOM))
-        num_beyond += tl.sum(is_beyond.to(tl.int32))
         num_inside += tl.sum(is_inside.to(tl.int32))
-        beyond_weight += tl.sum(tl.where(is_beyond, weights, 0))
-        inside_weight += tl.sum(tl.where(is_inside, weights, 0))
+        if IS_WEIGHT:
+            weights = fixed_weights(numbers, greatest, sharpness)
+            beyond += tl.sum(tl.where(keys >= behind, weights, 0))
+            inside += tl.sum(tl.where(is_inside, weights, 0))
+        else:
+            beyond += tl.sum((keys >= behind).to(tl.int32))
+    if not IS_WEIGHT:
+        inside += num_inside
     tl.debug_barrier()
-    return num_beyond, beyond_weight, num_inside, inside_weight
+    return beyond, inside, num_inside
 
 
 @triton.jit
@@ -271,17 +268,18 @@ def _weight_from(row_logits, vocab_size, greatest, sharpness, cut):
 
 
 @triton.jit
-def _draw(row_logits, vocab_size, greatest, sharpness, cut, share):
-    start = tl.full([], 0, tl.int32)
-    before = tl.full([], 0, tl.int64)
-    weight = tl.sum(_kept(row_logits, start, vocab_size, greatest, sharpness, cut))
-    while (before + weight <= share) & (start + _CHUNK < vocab_size):
-        before += weight
-        start += _CHUNK
+def _draw(row_logits, vocab_size, greatest, sharpness, cut, fraction, CHUNKS: tl.constexpr):
+    chunks = tl.arange(0, CHUNKS)
+    weights = tl.full([CHUNKS], 0, tl.int64)
+    for start in tl.range(0, vocab_size, _CHUNK, num_stages=_STAGES):
         weight = tl.sum(_kept(row_logits, start, vocab_size, greatest, sharpness, cut))
-    kept = _kept(row_logits, start, vocab_size, greatest, sharpness, cut)
+        weights = tl.where(chunks == start // _CHUNK, weight, weights)
+    share = share_of(fraction, tl.sum(weights))
+    chunk = tl.sum((tl.cumsum(weights, 0) <= share).to(tl.int32))
+    before = tl.sum(tl.where(chunks < chunk, weights, 0))
+    kept = _kept(row_logits, chunk * _CHUNK, vocab_size, greatest, sharpness, cut)
     group, member = find_share(kept, share - before)
-    return start + group * GROUP + member
+    return chunk * _CHUNK + group * GROUP + member
 
 
 @triton.jit

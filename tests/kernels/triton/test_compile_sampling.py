@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.triton_compile import compile_calls
+from support.triton_compile import Compiled, compile_calls
 
 SCRIPT = """
 import torch
@@ -13,17 +13,17 @@ from taco_kernels.triton.logprobs import gather_logprobs
 from taco_kernels.triton.penalize import PenaltyColumns, penalize, penalty_scratch
 
 rows = 4
-logits = torch.empty(rows, {vocab_size})
 floats, doubles = torch.empty(rows), torch.empty(rows, dtype=torch.float64)
 ints, longs = (torch.empty(rows, dtype=dtype) for dtype in (torch.int32, torch.int64))
-
-most_likely_tokens(logits)
 choice = ChoiceColumns(floats, floats, ints, floats, doubles)
-for has_filters in (False, True):
-    choose_tokens(logits, choice, has_filters=has_filters)
+for vocab_size in (128_256, 151_936):  # different blocks of tiles and of groups
+    logits = torch.empty(rows, vocab_size)
+    choose_tokens(logits, choice, has_filters=True)
+choose_tokens(logits, choice, has_filters=False)
+most_likely_tokens(logits)
 for num_top in (0, 20, 128):
     gather_logprobs(logits, longs, num_top)
-scratch = penalty_scratch({vocab_size}, rows, logits.device)
+scratch = penalty_scratch(vocab_size, rows, logits.device)
 tokens = torch.empty(rows, 8192, dtype=torch.int32)
 columns = PenaltyColumns(longs, ints, ints, ints, floats, floats, floats, ints)
 penalize(logits, tokens, columns, scratch)
@@ -38,14 +38,16 @@ KERNELS = {
 }
 
 
-@pytest.mark.parametrize("vocab_size", [128_256, 151_936])
-def test_every_kernel_fits_into_registers(vocab_size: int) -> None:
-    launches = compile_calls(SCRIPT.format(vocab_size=vocab_size))
+@pytest.fixture(scope="module")
+def launches() -> list[Compiled]:
+    return compile_calls(SCRIPT)
+
+
+def test_every_kernel_fits_into_registers(launches: list[Compiled]) -> None:
     assert {launch.kernel for launch in launches} == KERNELS
     assert [launch for launch in launches if launch.spilled_bytes] == []
 
 
-def test_the_survey_reads_sixteen_bytes_at_a_time() -> None:
-    launches = compile_calls(SCRIPT.format(vocab_size=151_936))
+def test_the_survey_reads_sixteen_bytes_at_a_time(launches: list[Compiled]) -> None:
     surveys = [launch for launch in launches if launch.kernel == "_survey_kernel"]
     assert all(survey.count("LDG.E.128") >= 4 for survey in surveys)
