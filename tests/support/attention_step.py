@@ -162,6 +162,7 @@ class Step:
             "query_bytes": self.query.itemsize,
             "num_sms": 1,
             "sliding_window": self.case.window,
+            "soft_cap": self.case.soft_cap,
         }
         return plan_attention(**{**bounds, **overrides})
 
@@ -191,7 +192,8 @@ class Step:
         tree = self.batch.tree
         return reference(
             self.query[: self.case.num_tokens].cpu().float(),
-            *self.clean,
+            self.clean[0],
+            self.clean[1],
             self.batch.query_start.cpu(),
             self.batch.seq_lens.cpu(),
             self.clean_tables,

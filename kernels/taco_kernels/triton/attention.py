@@ -111,7 +111,7 @@ def paged_attention(
     if num_tokens == 0 or batch.num_seqs == 0:
         return out
     if plan is None:
-        plan = plan_batch(query, key_cache, batch, sliding_window)
+        plan = plan_batch(query, key_cache, batch, sliding_window, soft_cap)
     if num_tokens > plan.num_tokens or batch.num_seqs > plan.num_seqs:
         raise ValueError(
             f"{num_tokens} tokens of {batch.num_seqs} sequences do not fit a plan for "
@@ -136,7 +136,8 @@ def paged_attention(
         tiling = part.tiling
         num_parts = num_tokens * num_heads * part.num_splits
         partial_out, partial_lse = workspace, workspace[num_parts * head_dim :]
-        attention_kernel[_grid(part, num_kv_heads)](
+        num_tiles = min(part.num_tiles, batch.num_seqs) if part.is_one_tile else part.num_tiles
+        attention_kernel[_grid(part, num_tiles, num_kv_heads)](
             query,
             key_cache,
             value_cache,
@@ -174,7 +175,7 @@ def paged_attention(
             num_stages=tiling.num_stages,
         )
         if part.num_splits > 1:
-            reduce_splits_kernel[(part.num_tiles * part.tokens_per_tile, num_heads)](
+            reduce_splits_kernel[(num_tiles * part.tokens_per_tile, num_heads)](
                 partial_out,
                 partial_lse,
                 out,
@@ -196,7 +197,11 @@ def paged_attention(
 
 
 def plan_batch(
-    query: Tensor, key_cache: Tensor, batch: AttentionBatch, sliding_window: int | None
+    query: Tensor,
+    key_cache: Tensor,
+    batch: AttentionBatch,
+    sliding_window: int | None,
+    soft_cap: float | None = None,
 ) -> AttentionPlan:
     """The plan that `paged_attention` makes for these, which all layers of a step can share."""
     num_tokens, num_heads, head_dim = query.shape
@@ -212,13 +217,14 @@ def plan_batch(
         query_bytes=query.itemsize,
         num_sms=_num_sms(query.device),
         sliding_window=sliding_window,
+        soft_cap=soft_cap,
     )
 
 
-def _grid(part: AttentionPass, num_kv_heads: int) -> tuple[int, int, int]:
+def _grid(part: AttentionPass, num_tiles: int, num_kv_heads: int) -> tuple[int, int, int]:
     if part.is_one_tile:
-        return num_kv_heads, part.num_tiles, part.num_splits
-    return part.num_tiles, num_kv_heads, part.num_splits
+        return num_kv_heads, num_tiles, part.num_splits
+    return num_tiles, num_kv_heads, part.num_splits
 
 
 def _num_sms(device: torch.device) -> int:

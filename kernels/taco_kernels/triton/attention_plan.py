@@ -17,8 +17,7 @@ _FEW_ROWS = 64
 _MIN_ROWS = 16
 # Bytes of keys that a tile of few rows reads at a time: enough in flight, little waste at the end.
 _FEW_ROWS_TILE_BYTES = 16 * 1024
-# Splits are taken until this many times what runs at once has been launched: lengths differ, and
-# the multiprocessors that end first take what is left.
+# How many times what runs at once is launched for several sequences.
 _WAVES = 2
 _MIN_TILES_PER_SPLIT = 2
 MAX_SPLITS = 64
@@ -91,27 +90,36 @@ def few_rows_tiling(rows: int, head_dim: int, kv_bytes: int) -> Tiling:
         kv_bytes: of one number in the cache.
     """
     token_bytes = triton.next_power_of_2(head_dim) * kv_bytes
+    block_n = max(32, min(64, _FEW_ROWS_TILE_BYTES // token_bytes))
+    is_small = block_n * token_bytes <= _FEW_ROWS_TILE_BYTES // 2
     return Tiling(
         block_m=max(_MIN_ROWS, triton.next_power_of_2(rows)),
-        block_n=max(32, min(128, _FEW_ROWS_TILE_BYTES // token_bytes)),
+        block_n=block_n,
         num_warps=4,
-        num_stages=3,
-        programs_per_sm=2,
+        num_stages=4 if is_small else 3,
+        programs_per_sm=3 if block_n * token_bytes <= _FEW_ROWS_TILE_BYTES else 2,
         masks_all=True,
     )
 
 
-def many_rows_tiling(group: int, head_dim: int, kv_bytes: int, query_bytes: int) -> Tiling:
-    """For prefill: bound by arithmetic, so the largest products that registers hold."""
+def many_rows_tiling(
+    group: int, head_dim: int, kv_bytes: int, query_bytes: int, is_plain: bool
+) -> Tiling:
+    """For prefill: bound by arithmetic, so the largest products that registers hold.
+
+    Wider tiles take fewer instructions for a token, but a window, a cap and conversions need
+    registers too; is_plain says that there is neither window nor cap.
+    """
     padded = triton.next_power_of_2(head_dim)
-    if query_bytes == 4:
-        block_m, block_n, num_warps, num_stages = 32, 32, 4, 2  # no tensor core: products in full
+    block_m, num_warps, num_stages = 128, 8, 3
+    if query_bytes == 4:  # no tensor core: products are computed in full
+        block_m, block_n, num_warps, num_stages = 32, 32, 4, 2
     elif padded <= 64:
-        block_m, block_n, num_warps, num_stages = 128, 128, 8, 3
+        block_n = 128
     elif padded <= 128:
-        block_m, block_n, num_warps, num_stages = 128, 64, 8, 3
+        block_n = 128 if is_plain and kv_bytes == query_bytes else 64
     else:
-        block_m, block_n, num_warps, num_stages = 128, 32, 8, 2
+        block_n, num_stages = 32, 2
     return Tiling(
         block_m=max(block_m, triton.next_power_of_2(group)),
         block_n=block_n,
@@ -135,6 +143,7 @@ def plan_attention(
     query_bytes: int,
     num_sms: int,
     sliding_window: int | None = None,
+    soft_cap: float | None = None,
     few_rows: Tiling | None = None,
     many_rows: Tiling | None = None,
     num_splits: int | None = None,
@@ -145,6 +154,7 @@ def plan_attention(
         num_tokens, num_seqs, max_query_len, max_seq_len: upper bounds.
         kv_bytes, query_bytes: of one number in the cache and in the query.
         num_sms: multiprocessors of the device.
+        sliding_window, soft_cap: as `paged_attention` takes them.
         few_rows, many_rows, num_splits: to measure others than those that are chosen here; a
             tiling's block_m is raised to what the rows need.
     """
@@ -158,17 +168,22 @@ def plan_attention(
         tiling = replace(tiling, block_m=max(tiling.block_m, triton.next_power_of_2(rows)))
         # A power of two where it fits, so that few variants are compiled.
         tokens_per_tile = min(triton.next_power_of_2(max_query_len), tiling.block_m // group)
-        splits = num_splits or _num_splits(tiling, num_seqs * num_kv_heads, max_seq_len, num_sms)
+        # Beside others of other lengths, splits let those that end first take more.
+        waves = _WAVES if num_seqs > 1 else 1
+        splits = num_splits or _num_splits(
+            tiling, waves * num_sms, num_seqs * num_kv_heads, max_seq_len
+        )
         return AttentionPass(
             tiling, min_query_len, max_query_len, tokens_per_tile, num_seqs, True, splits
         )
 
     def many(min_query_len: int) -> AttentionPass:
-        tiling = many_rows or many_rows_tiling(group, head_dim, kv_bytes, query_bytes)
+        is_plain = sliding_window is None and soft_cap is None
+        tiling = many_rows or many_rows_tiling(group, head_dim, kv_bytes, query_bytes, is_plain)
         tiling = replace(tiling, block_m=max(tiling.block_m, triton.next_power_of_2(group)))
         tokens_per_tile = tiling.block_m // group
         num_tiles = num_tokens // tokens_per_tile + num_seqs
-        splits = num_splits or _num_splits(tiling, num_tiles * num_kv_heads, max_seq_len, num_sms)
+        splits = num_splits or _num_splits(tiling, num_sms, num_tiles * num_kv_heads, max_seq_len)
         return AttentionPass(
             tiling, min_query_len, max_query_len, tokens_per_tile, num_tiles, False, splits
         )
@@ -186,12 +201,11 @@ def plan_attention(
     return AttentionPlan(passes, num_tokens, num_seqs, workspace_size=parts * (head_dim + 1))
 
 
-def _num_splits(tiling: Tiling, num_programs: int, max_seq_len: int, num_sms: int) -> int:
+def _num_splits(tiling: Tiling, num_sms: int, num_programs: int, max_seq_len: int) -> int:
     """How many programs share a tile's KV, so that the device is full even when few are launched.
 
     Never so many that a share of the longest sequence is less than a few tiles.
     """
-    waves = _WAVES if tiling.masks_all else 1
-    wanted = waves * num_sms * tiling.programs_per_sm // max(1, num_programs)
+    wanted = num_sms * tiling.programs_per_sm // max(1, num_programs)
     longest = max_seq_len // (_MIN_TILES_PER_SPLIT * tiling.block_n)
     return max(1, min(wanted, longest, MAX_SPLITS))

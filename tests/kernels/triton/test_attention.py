@@ -116,7 +116,8 @@ def test_rows_of_a_graph_that_no_sequence_uses(
 ) -> None:
     """A plan for more than there is; what belongs to nobody stays as it was."""
     step = Step(Case(lens, (4, 1), spare_seqs=3, spare_tokens=5))
-    step.check(num_splits=num_splits, max_seq_len=1000, num_tokens=len(step.query) + 4)
+    tokens, seqs = len(step.query) + 4, step.batch.num_seqs + 2
+    step.check(num_splits=num_splits, max_seq_len=1000, num_tokens=tokens, num_seqs=seqs)
 
 
 def test_offsets_beyond_32_bits() -> None:

@@ -48,6 +48,7 @@ def attend(num_seqs, query_len, seq_len, kv_dtype=BF16, head_dim=128, tree=False
         kv_bytes=key_cache.itemsize,
         query_bytes=2,
         num_sms=132,
+        **options,
     )
     query = fused[:, :32]
     paged_attention(query, key_cache, value_cache, batch, scale=0.1, plan=plan, **options)
@@ -115,7 +116,9 @@ def test_decode_reads_kv_16_bytes_at_a_time_while_it_computes(
 
 
 @pytest.mark.parametrize("name", ["decode", "split decode", "fp8 decode", "window decode"])
-def test_two_decode_programs_fit_a_multiprocessor(compiled: dict[str, Compiled], name: str) -> None:
+def test_three_decode_programs_fit_a_multiprocessor(
+    compiled: dict[str, Compiled], name: str
+) -> None:
     # Of each program's shared memory 1 KiB is the system's.
-    assert 2 * (compiled[name].shared_bytes + 1024) <= 228 * 1024
-    assert 2 * compiled[name].num_warps * 32 * compiled[name].registers <= 65536
+    assert 3 * (compiled[name].shared_bytes + 1024) <= 228 * 1024
+    assert 3 * compiled[name].num_warps * 32 * compiled[name].registers <= 65536
