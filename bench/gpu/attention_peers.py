@@ -30,17 +30,19 @@ class PeerCalls:
 
 
 def sdpa(backend: SDPBackend) -> Callable[[PagedInputs], PeerCalls]:
+    """For a prefill each query head has its own copy of the KV: not every back end shares it."""
+
     def make(inputs: PagedInputs) -> PeerCalls:
-        is_decode = inputs.case.new == 1
+        is_prefill = inputs.case.new > 1
+        copies = inputs.heads.query // inputs.heads.kv if is_prefill else 1
 
         def layer(index: int) -> Callable[[], Tensor]:
-            query, (keys, values) = _query(inputs, index), inputs.dense(index)
+            query = _query(inputs, index)
+            keys, values = (part.repeat_interleave(copies, 1) for part in inputs.dense(index))
 
             def call() -> Tensor:
                 with sdpa_kernel([backend]):
-                    return scaled_dot_product_attention(
-                        query, keys, values, is_causal=not is_decode, enable_gqa=not is_decode
-                    )
+                    return scaled_dot_product_attention(query, keys, values, is_causal=is_prefill)
 
             return call
 

@@ -14,6 +14,7 @@ import importlib
 import os
 import signal
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -25,7 +26,7 @@ RESULTS = Path(__file__).parents[1] / "results" / "gpu"
 
 def main() -> None:
     args = _parse_args()
-    folder = args.folder or Path(os.environ.get("OUT") or RESULTS)
+    folder = args.folder or _default_folder(args.device)
     if args.part is not None:
         run_part(args.part, args.device, folder, args.seconds)
         return
@@ -68,6 +69,13 @@ def run_part(name: str, device: str, folder: Path, seconds: float) -> None:
 
     with open_context(name, device, folder, seconds) as context:
         importlib.import_module(f"gpu.{name}").measure(context)
+
+
+def _default_folder(device: str) -> Path:
+    """What is no figure of a GPU stays out of the results."""
+    if folder := os.environ.get("OUT"):
+        return Path(folder)
+    return RESULTS if device == "cuda" else Path(tempfile.mkdtemp(prefix="taco-gpu-trial-"))
 
 
 def _command(part: str, device: str, folder: Path, limit: float) -> list[str]:

@@ -7,4 +7,5 @@ for folder in bench proto kernels worker scheduler gateway taco_llm demo tests; 
 done
 export PYTHONPATH="$path${PYTHONPATH:+:$PYTHONPATH}"
 export PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
+export FLASHINFER_CUDA_ARCH_LIST="${FLASHINFER_CUDA_ARCH_LIST:-9.0a}" # of Hopper
 exec "${PYTHON:-python3}" -m gpu.run "$@"

@@ -147,7 +147,9 @@ def _compile_all(cases: Sequence[Case]) -> None:
     spawn = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(_COMPILERS, mp_context=spawn)
     shares = [pool.submit(_compile_share, cases, share) for share in range(_COMPILERS)]
-    wait(shares, timeout=_COMPILE_SECONDS)
+    done, _ = wait(shares, timeout=_COMPILE_SECONDS)
+    for error in {str(share.exception()) for share in done if share.exception()}:
+        print(f"sweep: a compiler failed: {error}", flush=True)
     pool.shutdown(wait=False, cancel_futures=True)
 
 
