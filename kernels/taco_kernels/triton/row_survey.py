@@ -202,8 +202,9 @@ def is_finite(key):
 @triton.jit
 def floor_key(greatest, temperature, min_p):
     """The least key whose weight reaches min_p; those below it that weigh nothing never count."""
-    least = tl.maximum(min_p, NO_WEIGHT)
-    return ordered_keys(greatest + temperature * tl.log(least))
+    # A device's logarithm of 1 may be a hair above 0.
+    logarithm = tl.minimum(tl.log(tl.maximum(min_p, NO_WEIGHT)), 0.0)
+    return ordered_keys(greatest + temperature * logarithm)
 
 
 @triton.jit
