@@ -54,7 +54,9 @@ def sdpa(backend: SDPBackend) -> Callable[[PagedInputs], PeerCalls]:
 def flex(inputs: PagedInputs) -> PeerCalls:
     """Compiled; a mask of blocks for prefill, none for decode."""
     attention: Any = importlib.import_module("torch.nn.attention.flex_attention")
-    compiled = torch.compile(attention.flex_attention, dynamic=False)
+    # To try the script on a CPU, tracing does.
+    compiler = "inductor" if inputs.out.is_cuda else "eager"
+    compiled = torch.compile(attention.flex_attention, dynamic=False, backend=compiler)
     case, mask = inputs.case, None
     if case.new > 1:
         mask = attention.create_block_mask(

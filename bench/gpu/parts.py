@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpu.report import DONE, set_status
+from gpu.report import DONE, path_of, set_status
 
 # What a part keeps of its limit to write its last figures and end in good order.
 END_SECONDS = 6.0
@@ -74,6 +74,7 @@ def run(name: str, command: Sequence[str], limit: float, folder: Path) -> str:
     Returns:
         its status, which is in its record too.
     """
+    path_of(name, folder).unlink(missing_ok=True)  # an earlier run's
     with tempfile.TemporaryFile("w+", errors="replace") as stderr:
         process = subprocess.Popen(command, stderr=stderr, start_new_session=True)
         try:

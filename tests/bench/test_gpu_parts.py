@@ -55,6 +55,7 @@ def test_time_that_a_part_leaves_goes_to_those_behind_it() -> None:
 
 
 def test_the_last_words_of_a_part_that_fails_are_kept(tmp_path: Path) -> None:
+    write(tmp_path, "machine", {"figure": "of an earlier run"})
     assert run("raise SystemExit('no such thing')", tmp_path) == "failed: exit 1"
     assert report.read("machine", tmp_path) == {
         "part": "machine",
