@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -66,6 +67,7 @@ _TRIAL_BLOCKS = 64
 
 def measure(context: Context) -> None:
     config, sizes = (LLAMA_3_8B, _REAL) if context.is_real else (TINY, _TRIAL)
+    ceilings = load_ceilings(context)  # a worker leaves no memory to measure them with
     begun = time.perf_counter()
     with model_folder(config) as folder:
         worker = Worker(
@@ -77,7 +79,8 @@ def measure(context: Context) -> None:
                 num_blocks=None if context.is_real else _TRIAL_BLOCKS,
             )
         )
-    bench = WorkerBench(context, worker, Shape.of(config), sizes)
+    floor = partial(Shape.of(config).decode_floor_ms, ceilings=ceilings)
+    bench = WorkerBench(context, worker, floor, sizes)
     bench.report_start(time.perf_counter() - begun)
     bench.measure_prefills()
     bench.measure_decodes()
@@ -85,15 +88,16 @@ def measure(context: Context) -> None:
 
 
 class WorkerBench:
-    """One worker and what is measured with it."""
+    """One worker and what is measured with it; `floor` is of a batch and its context, in ms."""
 
-    def __init__(self, context: Context, worker: Worker, shape: Shape, sizes: Sizes) -> None:
+    def __init__(
+        self, context: Context, worker: Worker, floor: Callable[[int, int], float], sizes: Sizes
+    ) -> None:
         self._report = context.report
         self._device = context.device
         self._worker = worker
-        self._shape = shape
+        self._floor = floor
         self._sizes = sizes
-        self._ceilings = load_ceilings(context)
         # Each decode is warmed up, stepped alone, run and traced; the first sequence is in all.
         steps = 2 * _WARM_UP + _ALONE + sizes.steps + _TRACED
         self._room = len(sizes.batches) * steps
@@ -160,7 +164,7 @@ class WorkerBench:
         itl, host = self._run_all(decodes(self._sizes.steps))
         with traced(self._device, trim=0.1) as trace:
             self._run_all(decodes(_TRACED))
-        floor = self._shape.decode_floor_ms(batch, context_len, self._ceilings)
+        floor = self._floor(batch, context_len)
         figures: dict[str, Any] = {
             "itl_ms": round(itl, 3),
             "step_ms": round(median(alone), 3),
