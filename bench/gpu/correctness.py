@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 # By name: what pytest is given, and its share of the time that is left.
 _SUITES = {"kernels": ("tests/kernels/triton", 0.8), "worker": ("tests/worker/cuda", 1.0)}
 _TRIAL = {"kernels": ("tests/kernels/triton/test_activation.py::test_no_tokens_need_no_launch", 1)}
-_SHOWN_FAILURES, _FAILURE_CHARS = 25, 500
+_SHOWN_FAILURES, _FAILURE_CHARS = 40, 1200
 # Compiling takes most of the time, and that is done by the host's cores.
 _PROCESSES = 8
 _END_SECONDS = 8.0
@@ -46,7 +46,7 @@ def run_suite(path: str, seconds: float, *, on_gpu: bool) -> dict[str, Any]:
         results = Path(folder) / "results.xml"
         options = ["-c", "bench/gpu/pytest.ini", "--rootdir", ".", f"--junitxml={results}"]
         # Those compile without a GPU what is compiled for this one anyway.
-        options += ["-q", "-p", "no:cacheprovider", "--ignore-glob=*test_compile*"]
+        options += ["-q", "--tb=short", "-p", "no:cacheprovider", "--ignore-glob=*test_compile*"]
         if on_gpu and importlib.util.find_spec("xdist"):
             options += ["-n", str(_PROCESSES)]
         # Without a C++ compiler the CPU kernels, which no test there needs, are not built.
@@ -79,8 +79,10 @@ def _summarize(results: Path) -> dict[str, Any]:
     failures = []
     for case in cases:
         for outcome in (*case.findall("failure"), *case.findall("error")):
-            text = f"{outcome.get('message') or ''}"[:_FAILURE_CHARS]
-            failures.append(f"{case.get('classname')}::{case.get('name')}: {text}")
+            text = outcome.text or outcome.get("message") or ""
+            failures.append(
+                f"{case.get('classname')}::{case.get('name')}:\n{text[-_FAILURE_CHARS:]}"
+            )
     skipped = sum(case.find("skipped") is not None for case in cases)
     return {
         "ran": len(cases) - skipped,

@@ -1,10 +1,12 @@
 """What a run computes of what it measures, and the work that it measures with."""
 
 import random
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from gpu.correctness import run_suite
 from gpu.llama import LLAMA_3_8B, Shape
 from gpu.machine import Ceilings
 from gpu.mix import SHAREGPT_LIKE, Mix
@@ -126,3 +128,26 @@ def test_sequences_may_part_where_two_tokens_are_close(
 ) -> None:
     wanted = [Token(1, 9.0), Token(2, lead), Token(3, 9.0)]
     assert differ([Token(token_id, 9.0) for token_id in ours], wanted, close) is is_different
+
+
+SUITE = """
+import pytest
+def test_right(): pass
+def test_wrong(): assert 1 == 2
+@pytest.mark.skip
+def test_skipped(): pass
+@pytest.fixture
+def broken(): raise RuntimeError("no such thing")
+def test_broken(broken): pass
+"""
+
+
+def test_a_suite_is_counted_and_its_failures_are_kept(tmp_path: Path) -> None:
+    (tmp_path / "test_suite.py").write_text(SUITE)
+    found = run_suite(str(tmp_path / "test_suite.py"), 300, on_gpu=False)
+    assert (found["ran"], found["failed"], found["skipped"]) == (3, 2, 1)
+    assert found["in_time"]
+    first, second = found["failures"]
+    assert first.startswith("::test_wrong:")
+    assert "assert 1 == 2" in first
+    assert "RuntimeError: no such thing" in second

@@ -154,6 +154,16 @@ def test_failing_tests_are_counted_over_suites(tmp_path: Path) -> None:
     assert outcome(tmp_path, "tests that fail") == "3 ≤ 0 missed"
 
 
+@pytest.mark.parametrize(("failed", "said"), [(0, "≤ 0 not measured"), (1, "1 ≤ 0 missed")])
+def test_a_suite_that_was_cut_short_proves_no_success(
+    failed: int, said: str, tmp_path: Path
+) -> None:
+    suites = {"tokens": {"ran": 6, "failed": 0}}
+    suites["kernels"] = {"ran": 40, "failed": failed, "in_time": False}
+    write(tmp_path, "correctness", suites)
+    assert outcome(tmp_path, "tests that fail") == said
+
+
 def test_missing_packages_come_with_the_command_that_fetches_them() -> None:
     needed = [Requirement("protobuf>=7"), Requirement("no-such-package>=2")]
     line = requirements.advice(needed)
