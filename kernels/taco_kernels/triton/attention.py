@@ -134,7 +134,7 @@ def paged_attention(
     padded_dim = triton.next_power_of_2(head_dim)
     for part in plan.passes:
         tiling = part.tiling
-        num_parts = num_tokens * num_heads * part.num_splits
+        num_parts = part.num_rows * num_heads * part.num_splits
         partial_out, partial_lse = workspace, workspace[num_parts * head_dim :]
         num_tiles = min(part.num_tiles, batch.num_seqs) if part.is_one_tile else part.num_tiles
         attention_kernel[_grid(part, num_tiles, num_kv_heads)](

@@ -27,10 +27,12 @@ _UNMASKED_LOOP = tl.constexpr(1)
 def locate_tile(
     query_start, tile, num_seqs, TOKENS_PER_TILE: tl.constexpr, IS_ONE_TILE: tl.constexpr
 ):
-    """The sequence that a tile belongs to, and the tile's number within it (maybe past its last).
+    """The sequence that a tile belongs to, its first row and its length in the step, and which of
+    its tokens is the tile's first: negative for a tile that the sequence does not need.
 
     Where a sequence may have several tiles, those of sequence s are numbered from
-    query_start[s] // TOKENS_PER_TILE + s: room for all, and no sum over the sequences before.
+    query_start[s] // TOKENS_PER_TILE + s: room for all, and no sum over the sequences before. The
+    last tokens' tile comes first: it sees most, and what ends last should be short.
     """
     sequence = tile
     first_tile = tile
@@ -45,7 +47,11 @@ def locate_tile(
                 high = middle
         sequence = low - 1
         first_tile = tl.load(query_start + sequence) // TOKENS_PER_TILE + sequence
-    return sequence, tile - first_tile
+    query_begin = tl.load(query_start + sequence)
+    query_len = tl.load(query_start + sequence + 1) - query_begin
+    num_tiles = (query_len + TOKENS_PER_TILE - 1) // TOKENS_PER_TILE
+    first_token = (num_tiles - 1 - (tile - first_tile)) * TOKENS_PER_TILE
+    return sequence, query_begin, query_len, first_token
 
 
 @triton.jit(
@@ -116,18 +122,13 @@ def attention_kernel(
     split = tl.program_id(2)
     num_splits = tl.num_programs(2)
 
-    sequence, tile_in_sequence = locate_tile(
+    sequence, query_begin, query_len, first_token = locate_tile(
         query_start, tile, num_seqs, TOKENS_PER_TILE, IS_ONE_TILE
     )
-    query_begin = tl.load(query_start + sequence)
-    query_len = tl.load(query_start + sequence + 1) - query_begin
     seq_len = tl.load(seq_lens + sequence)
-    num_tiles = (query_len + TOKENS_PER_TILE - 1) // TOKENS_PER_TILE
-    if (query_len < min_query_len) | (query_len > max_query_len) | (tile_in_sequence >= num_tiles):
+    if (query_len < min_query_len) | (query_len > max_query_len) | (first_token < 0):
         return
 
-    # The tiles that see most come first, so that those which end last are short.
-    first_token = (num_tiles - 1 - tile_in_sequence) * TOKENS_PER_TILE
     context_len = seq_len - query_len
     first_row = (query_begin + first_token).to(tl.int64)
     rows = tl.arange(0, BLOCK_M)
@@ -166,7 +167,7 @@ def attention_kernel(
     share = (num_kv_tiles + num_splits - 1) // num_splits * BLOCK_N
     begin = tiles_begin + split * share
     end = tl.minimum(begin + share, see_end)
-    first_part = first_row * num_heads * num_splits + split
+    first_part = tile.to(tl.int64) * TOKENS_PER_TILE * num_heads * num_splits + split
     row_parts = (row_tokens * num_heads + row_heads) * num_splits
     if IS_SPLIT and begin >= end:
         nothing = tl.full([BLOCK_M], float("-inf"), tl.float32)

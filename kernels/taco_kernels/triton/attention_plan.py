@@ -66,6 +66,11 @@ class AttentionPass:
     is_one_tile: bool
     num_splits: int
 
+    @property
+    def num_rows(self) -> int:
+        """Query tokens that the grid has room for."""
+        return self.num_tiles * self.tokens_per_tile
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
@@ -196,9 +201,10 @@ def plan_attention(
         # A decode's KV is split and read without waiting for rows that are not there.
         few_tokens = max(1, _MIN_ROWS // group)
         passes = (many(few_tokens + 1), few(1, few_tokens))
-    most_splits = max(part.num_splits for part in passes)
-    parts = num_tokens * num_heads * most_splits if most_splits > 1 else 0
-    return AttentionPlan(passes, num_tokens, num_seqs, workspace_size=parts * (head_dim + 1))
+    split_passes = [part for part in passes if part.num_splits > 1]
+    parts = max((part.num_rows * part.num_splits for part in split_passes), default=0)
+    workspace_size = parts * num_heads * (head_dim + 1)
+    return AttentionPlan(passes, num_tokens, num_seqs, workspace_size)
 
 
 def _num_splits(tiling: Tiling, num_sms: int, num_programs: int, max_seq_len: int) -> int:

@@ -29,25 +29,24 @@ def reduce_splits_kernel(
 ):
     """One row a program: the mean of its parts, each weighed by 2 to its log-sum.
 
-    partial_out: [num_tokens, num_heads, num_splits, HEAD_DIM]; partial_lse the same but for the
-    last dimension, in powers of two, -inf where a split had no share and wrote nothing. Grid: tiles
-    times TOKENS_PER_TILE, and heads. Splits: Dao et al. 2023, "Flash-Decoding".
+    partial_out: [num_tiles * TOKENS_PER_TILE, num_heads, num_splits, HEAD_DIM]; partial_lse the
+    same but for the last dimension, in powers of two, -inf where a split had no share and wrote
+    nothing. Grid: the first two dimensions. Splits: Dao et al. 2023, "Flash-Decoding".
     """
     slot = tl.program_id(0)
     head = tl.program_id(1)
-    sequence, tile_in_sequence = locate_tile(
+    _, query_begin, query_len, first_token = locate_tile(
         query_start, slot // TOKENS_PER_TILE, num_seqs, TOKENS_PER_TILE, IS_ONE_TILE
     )
-    query_begin = tl.load(query_start + sequence)
-    query_len = tl.load(query_start + sequence + 1) - query_begin
-    token = tile_in_sequence * TOKENS_PER_TILE + slot % TOKENS_PER_TILE
-    if (query_len < min_query_len) | (query_len > max_query_len) | (token >= query_len):
+    token = first_token + slot % TOKENS_PER_TILE
+    if (query_len < min_query_len) | (query_len > max_query_len):
+        return
+    if (first_token < 0) | (token >= query_len):
         return
 
-    row = (query_begin + token).to(tl.int64)
     splits = tl.arange(0, PADDED_SPLITS)
     dims = tl.arange(0, PADDED_DIM)
-    parts = (row * tl.num_programs(1) + head) * num_splits + splits
+    parts = (slot.to(tl.int64) * tl.num_programs(1) + head) * num_splits + splits
     is_split = splits < num_splits
     in_head = dims < HEAD_DIM
     # Both loads at once: the numbers of an empty split are read and thrown away.
@@ -60,5 +59,5 @@ def reduce_splits_kernel(
     weights = tl.exp2(lse - tl.max(lse, 0))
     numbers = tl.where((weights > 0)[:, None], numbers * weights[:, None], 0.0)
     mean = tl.sum(numbers, 0) * (value_scale / tl.sum(weights, 0))
-    offsets = row * out_token + head * out_head + dims
+    offsets = (query_begin + token).to(tl.int64) * out_token + head * out_head + dims
     tl.store(out + offsets, mean.to(out.dtype.element_ty), mask=in_head)

@@ -228,5 +228,5 @@ def test_bad_input() -> None:
     with pytest.raises(ValueError, match="do not fit a plan for 2 of 1"):
         _attend(batch, plan=step.plan(num_tokens=2))
     plan = step.plan(num_splits=2)
-    with pytest.raises(ValueError, match=r"workspace must be float32 \[1560\]"):
-        _attend(batch, plan=plan, workspace=torch.zeros(1559, device=DEVICE))
+    with pytest.raises(ValueError, match=r"workspace must be float32 \[2080\]"):
+        _attend(batch, plan=plan, workspace=torch.zeros(2079, device=DEVICE))
