@@ -41,6 +41,9 @@ class FakeExecutor:
     def submit(self, plan: StepPlan, deliver: Callable[[StepOutput], None]) -> None:
         deliver(self.execute(plan))
 
+    def tune(self) -> bool:
+        return False
+
     def _wait_for_step(self) -> None:
         """Steps end `step_seconds` apart, or at once where the caller is behind."""
         now = time.perf_counter()

@@ -27,6 +27,9 @@ class StepExecutor(Protocol):
         It may return before the step is done, so that the next one can be begun behind it.
         """
 
+    def tune(self) -> bool:
+        """Do a piece of work that makes later steps faster; returns whether there was one."""
+
 
 class Replica(Protocol):
     """A worker as the service sees it. Its outputs come in the order of the plans."""
@@ -74,7 +77,7 @@ class LocalReplica:
         await self._ended.wait()
 
     def _run(self) -> None:
-        while (plan := self._plans.get()) is not None:
+        while (plan := self._next_plan()) is not None:
             try:
                 self._executor.submit(plan, self._hand_over)
             except Exception as error:  # its bug must not leave every request waiting
@@ -83,6 +86,21 @@ class LocalReplica:
                     StepOutput(epoch=plan.epoch, step_id=plan.step_id, error=repr(error))
                 )
         self._call(self._ended.set)
+
+    def _next_plan(self) -> StepPlan | None:
+        while True:
+            try:
+                return self._plans.get_nowait()
+            except queue.Empty:
+                if not self._tune():
+                    return self._plans.get()
+
+    def _tune(self) -> bool:
+        try:
+            return self._executor.tune()
+        except Exception:
+            logger.exception("worker %s could not prepare for later steps", self.info.name)
+            return False
 
     def _hand_over(self, output: StepOutput) -> None:
         self._call(self._deliver, self, output)

@@ -104,6 +104,9 @@ class FakeWorker:
     def submit(self, plan: StepPlan, deliver: Callable[[StepOutput], None]) -> None:
         deliver(self.execute(plan))
 
+    def tune(self) -> bool:
+        return False
+
     def execute(self, plan: StepPlan) -> StepOutput:
         if plan.epoch == self.failed_epoch:
             return StepOutput(epoch=plan.epoch, step_id=plan.step_id, error="refused")

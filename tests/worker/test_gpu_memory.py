@@ -56,7 +56,7 @@ def test_the_largest_step(max_num_seqs: int, num_tokens: int, max_model_len: int
 def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert find_device("auto") == find_device("cpu") == torch.device("cpu")
-    with pytest.raises(ValueError, match="unknown device 'tpu'; known: auto, cpu, cuda"):
+    with pytest.raises(ValueError, match="unknown device 'tpu'; known: auto, cpu, cuda, cuda:N"):
         find_device("tpu")
     monkeypatch.setattr(torch.version, "cuda", None)
     with pytest.raises(ValueError, match=r"'cuda' cannot be used: torch .* built without CUDA"):

@@ -259,7 +259,7 @@ def test_rope_scaling_extends_the_longest_sequence(checkpoint: Path) -> None:
         ({"max_model_len": 513}, "512 tokens that the model allows"),
         ({"max_model_len": 65, "num_blocks": 4}, "64 tokens that 4 KV blocks of 16 hold"),
         ({"num_blocks": 10**9}, "memory are available"),
-        ({"device": "tpu"}, "unknown device 'tpu'; known: auto, cpu, cuda"),
+        ({"device": "tpu"}, "unknown device 'tpu'; known: auto, cpu, cuda, cuda:N"),
         ({"device": "cuda"}, "device 'cuda' cannot be used: "),
         ({"attention_backend": "triton"}, "attention_backend 'triton' has no place on a CPU"),
         ({"dtype": "int8"}, "int8"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import torch
 
 _BF16_CAPABILITY = (8, 0)
@@ -16,8 +18,8 @@ def find_device(name: str) -> torch.device:
     """
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
-    if name.partition(":")[0] not in ("auto", "cuda"):
-        raise ValueError(f"unknown device {name!r}; known: auto, cpu, cuda")
+    if name != "auto" and not re.fullmatch(r"cuda(:\d+)?", name):
+        raise ValueError(f"unknown device {name!r}; known: auto, cpu, cuda, cuda:N")
     if reason := _why_no_gpu():
         raise ValueError(f"device {name!r} cannot be used: {reason}")
     device = torch.device("cuda" if name == "auto" else name)

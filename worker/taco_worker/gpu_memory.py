@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
+from torch import Tensor
 
+from taco_kernels.sampling_columns import Choice, Penalties
 from taco_worker.devices import gibibytes
 from taco_worker.models.step_model import ModelInput, StepModel
 from taco_worker.transfers import Transfers
 
 # What CUDA graphs keep beside the memory of eager steps, with room for growth.
 GRAPH_BYTES = 512 * 2**20
+# Log probabilities that a request asks for at most, unless the operator allows more.
+_NUM_TOP = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +85,8 @@ def measure_gpu_memory(
 ) -> GpuMemory:
     """Run the largest step that there may be, over a KV cache of one block.
 
+    It asks for everything that a request can, so that all that steps need is counted.
+
     Args:
         conservative: count what the driver says is gone after the step, torch's unused reserve
             included, instead of what torch says it needed: memory that kernels take behind torch's
@@ -90,8 +98,10 @@ def measure_gpu_memory(
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     weights = torch.cuda.memory_allocated(device)
+    kept = torch.zeros((largest_step.seq_lens.size, max_model_len), dtype=torch.int32)
+    kept = kept.to(device)  # stands for the table of tokens
     with torch.inference_mode():
-        model.most_likely(model.forward(largest_step))
+        run_asking_for_all(model, largest_step, kept)
     torch.cuda.synchronize(device)
     free, total = torch.cuda.mem_get_info(device)
     reserved = torch.cuda.memory_reserved(device)
@@ -105,6 +115,45 @@ def measure_gpu_memory(
         others=total - free - reserved,
         graphs=GRAPH_BYTES if captures_graphs else 0,
     )
+
+
+def run_asking_for_all(model: StepModel, step: ModelInput, tokens: Tensor) -> None:
+    """A step and everything that its sequences can ask for, so that what it needs is counted and no
+    request waits for a kernel to be compiled; `tokens` int32 [number of sequences, max_len]."""
+    hidden = model.forward(step)
+    model.most_likely(hidden)
+    logits = model.compute_logits(hidden)
+    raw_logits = logits.clone()
+    count = logits.shape[0]
+
+    def column(value: float, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        return np.full(count, value, dtype=dtype)
+
+    model.sampling.penalize(
+        logits,
+        tokens,
+        Penalties(
+            rows=np.arange(count),
+            sequences=np.arange(count, dtype=np.int32),
+            starts=column(1, np.int32),
+            lengths=column(2, np.int32),
+            repetition=column(1.1, np.float32),
+            presence=column(0.1, np.float32),
+            frequency=column(0.1, np.float32),
+            ngram_size=column(2, np.int32),
+        ),
+    )
+    choice = Choice(
+        temperature=column(1.0, np.float32),
+        min_p=column(0.01, np.float32),
+        top_k=column(50, np.int32),
+        top_p=column(0.9, np.float32),
+        uniforms=column(0.5, np.float64),
+    )
+    token_ids = model.sampling.choose(logits, choice)
+    model.sampling.choose(logits, Choice.most_likely(count))
+    num_top = column(min(_NUM_TOP, logits.shape[1]), np.int32)
+    model.sampling.gather_logprobs(raw_logits, token_ids, num_top)
 
 
 def largest_step(

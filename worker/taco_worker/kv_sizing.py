@@ -48,6 +48,7 @@ def _num_blocks(
     block_bytes = model.kv_block_bytes(config.block_size)
     if transfers.device.type == "cuda":
         if config.num_blocks is not None:
+            torch.cuda.empty_cache()  # what loading has left over
             available = torch.cuda.mem_get_info(transfers.device)[0]
             return _checked(config.num_blocks, block_bytes, available)
         return _measured(config, model, transfers, max_model_len, block_bytes)

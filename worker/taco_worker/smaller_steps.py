@@ -23,12 +23,12 @@ def run_smaller_if_memory_lacks(run: Callable[[StepRows], T], rows: StepRows) ->
     other but through KV that was written before: halves give what the whole would have given.
 
     Raises:
-        torch.OutOfMemoryError: not even one token's step fits.
+        RuntimeError: not even one token's step fits, or something else failed.
     """
     try:
         return [run(rows)]
-    except torch.OutOfMemoryError as error:
-        halves = _split(rows)
+    except RuntimeError as error:
+        halves = _split(rows) if _lacks_memory(error) else None
         if halves is None:
             raise
         reason = str(error).partition("\n")[0]
@@ -41,6 +41,13 @@ def run_smaller_if_memory_lacks(run: Callable[[StepRows], T], rows: StepRows) ->
         reason,
     )
     return [part for half in halves for part in run_smaller_if_memory_lacks(run, half)]
+
+
+def _lacks_memory(error: RuntimeError) -> bool:
+    """torch's own allocator says so by a class, libraries and Triton by their words."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    return "out of memory" in str(error) or "ALLOC_FAILED" in str(error)
 
 
 def _split(rows: StepRows) -> tuple[StepRows, StepRows] | None:

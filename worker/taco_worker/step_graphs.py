@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,6 +31,10 @@ Capture = Callable[[Callable[[], Tensor]], Callable[[], Tensor]]
 _MAX_QUERY_LEN = 8
 # A shape is worth a graph once it has come so often.
 _TIMES_SEEN = 2
+# Each graph keeps some memory: of steps with more than one token a sequence there are no more.
+_MAX_VERIFICATIONS = 32
+# Padding tokens that cost nothing: so few rows are bound by reading the weights.
+_FREE_PADDING = 32
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -72,6 +77,8 @@ class StepGraphs:
         self._inputs: _StaticInputs | None = None
         self._graphs: dict[GraphShape, StepGraph] = {}
         self._seen: dict[GraphShape, int] = {}
+        self._is_closed = False
+        self._num_verifications = 0
         self._urgent: list[GraphShape] = []
         self._wanted: list[GraphShape] = []
 
@@ -108,12 +115,14 @@ class StepGraphs:
             return True
         try:
             self._graphs[shape] = StepGraph(self._inputs, shape, self._forward, self._capture)
-        except torch.OutOfMemoryError:
-            logger.warning(
-                "no memory for the CUDA graph of %d sequences: steps without one run eagerly",
+        except Exception:  # what is captured is the eager step: without a graph it serves as well
+            logger.exception(
+                "no CUDA graph of %d sequences, nor any more: steps without one run eagerly",
                 shape.num_seqs,
             )
+            self._urgent.clear()
             self._wanted.clear()
+            self._is_closed = True
         return True
 
     def _shape_of(self, inputs: ModelInput) -> GraphShape | None:
@@ -123,11 +132,16 @@ class StepGraphs:
         query_len = int(np.diff(inputs.query_start).max())
         if query_len > _MAX_QUERY_LEN or inputs.seq_lens.max() > self._inputs.max_seq_len:
             return None
-        return GraphShape(query_len, self._sizes[bisect_left(self._sizes, num_seqs)])
+        shape = GraphShape(query_len, self._sizes[bisect_left(self._sizes, num_seqs)])
+        is_mostly_padding = shape.num_tokens > _FREE_PADDING + 3 * inputs.positions.size // 2
+        return None if is_mostly_padding else shape
 
     def _note(self, shape: GraphShape) -> None:
         seen = self._seen[shape] = self._seen.get(shape, 0) + 1
-        if seen == _TIMES_SEEN:
+        is_decode = shape.query_len == 1
+        has_room = is_decode or self._num_verifications < _MAX_VERIFICATIONS
+        if seen == _TIMES_SEEN and has_room and not self._is_closed:
+            self._num_verifications += not is_decode
             self._urgent.append(shape)
 
 
@@ -218,21 +232,32 @@ def graph_sizes(max_num_seqs: int) -> list[int]:
 
 
 class _CudaCapture:
-    """Graphs that share one pool: none of them is needed after the next one has run."""
+    """Graphs that share one pool: none of them is needed after the next one has run.
+
+    All are captured on one stream, since libraries keep a workspace for each stream for good; and
+    without the context manager of torch, which empties caches each time, while requests run.
+    """
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream()
 
     def __call__(self, run: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        aside = torch.cuda.Stream()
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):  # what is compiled or allocated once must not be captured
-            run()
-        torch.cuda.current_stream().wait_stream(aside)
+        serving = torch.cuda.current_stream()
+        self._stream.wait_stream(serving)
         graph = torch.cuda.CUDAGraph()
-        # Other threads wait for events meanwhile, which must not spoil the capture.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            output = run()
+        with torch.cuda.stream(self._stream):
+            run()  # what is compiled or allocated once must not be captured
+            # Other threads wait for events meanwhile, which must not spoil the capture.
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                output = run()
+            except BaseException:
+                with suppress(RuntimeError):  # says only that the capture is spoilt
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+        serving.wait_stream(self._stream)
 
         def replay() -> Tensor:
             graph.replay()

@@ -26,7 +26,7 @@ from taco_worker.sampling.ops import SamplingOps
 from taco_worker.sampling.torch_ops import TorchSampling
 from taco_worker.step_graphs import StepGraphs
 from taco_worker.transfers import Transfers
-from taco_worker.weight_offload import fetch_as_needed, num_host_layers
+from taco_worker.weight_offload import buffer_bytes, fetch_as_needed, num_host_layers
 
 _GIB = 2**30
 
@@ -88,7 +88,8 @@ def load_torch_model(
         check_dtype(
             dtype, torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)
         )
-        on_device = sizes.total - sum(sizes.layers[len(sizes.layers) - on_host :])
+        hosted = sizes.layers[len(sizes.layers) - on_host :]
+        on_device = sizes.total - sum(hosted) + buffer_bytes(hosted)
         check_weights_fit(on_device, torch.cuda.mem_get_info(device)[0])
     decoder = Decoder(
         model.decoder,
@@ -100,7 +101,7 @@ def load_torch_model(
     )
     load_model(decoder, model_dir, model, load_format=load_format, seed=config.model.seed)
     if on_host:
-        fetch_as_needed(list(decoder.layers)[-on_host:], device)
+        fetch_as_needed(decoder, list(decoder.layers)[-on_host:], device)
     return TorchModel(
         decoder,
         transfers,

@@ -56,6 +56,16 @@ class Transfers:
         if self.overlaps:
             torch.cuda.set_device(self.device)
 
+    def is_lost(self) -> bool:
+        """Whether an error has made the device useless to this process, as a wild address does."""
+        if not self.overlaps:
+            return False
+        try:
+            torch.cuda.synchronize(self.device)
+        except RuntimeError:
+            return True
+        return False
+
     def upload(self, *columns: Array) -> list[Tensor]:
         """Arrays as tensors on the device, all in one copy from pinned memory.
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from taco_worker.devices import gibibytes
 
-_NUM_BUFFERS = 2
+NUM_BUFFERS = 2
 _ALIGNMENT = 256  # bytes, as the allocator's
 
 
@@ -36,9 +36,16 @@ def num_host_layers(layer_bytes: Sequence[int], max_bytes: int) -> int:
     return count
 
 
-def fetch_as_needed(layers: Sequence[nn.Module], device: torch.device) -> None:
-    """Make layers whose loaded weights lie on the host compute on `device`."""
-    _Offloaded(layers, device)
+def fetch_as_needed(decoder: nn.Module, layers: Sequence[nn.Module], device: torch.device) -> None:
+    """Make layers of a decoder whose loaded weights lie on the host compute on `device`."""
+    offloaded = _Offloaded(layers, device)
+    # While the layers before it run, the first one's weights come.
+    decoder.register_forward_pre_hook(lambda *_: offloaded.start(0))
+
+
+def buffer_bytes(layer_bytes: Sequence[int]) -> int:
+    """What the device keeps for such layers, of so many bytes each."""
+    return min(NUM_BUFFERS, len(layer_bytes)) * max(layer_bytes, default=0)
 
 
 class _Offloaded:
@@ -50,7 +57,7 @@ class _Offloaded:
         size = max(host.numel() for host in self._hosts)
         self._buffers = [
             torch.empty(size, dtype=torch.uint8, device=device)
-            for _ in range(min(_NUM_BUFFERS, len(layers)))
+            for _ in range(min(NUM_BUFFERS, len(layers)))
         ]
         self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
         for index, layer in enumerate(layers):
@@ -61,15 +68,13 @@ class _Offloaded:
         """What runs before an offloaded layer: its own weights arrive, the next layer's set out."""
 
         def fetch(*_: object) -> None:
-            if index == 0 or len(self._buffers) == 1:
-                self._start(index)
             self._arrive()
-            if index + 1 < len(self._hosts) and len(self._buffers) > 1:
-                self._start(index + 1)
+            if index + 1 < len(self._hosts):
+                self.start(index + 1)
 
         return fetch
 
-    def _start(self, index: int) -> None:
+    def start(self, index: int) -> None:
         """Copy a layer's weights, behind all that was launched and may still read the buffer."""
         host, buffer = self._hosts[index], self._buffers[index % len(self._buffers)]
         if self._copies is None:

@@ -98,7 +98,10 @@ class Worker:
             return
         launched = self._launch(plan)
         self._collector.put(lambda: deliver(self._wait(plan, launched)))
-        self.tune(between_steps=True)
+        try:
+            self.tune(between_steps=True)
+        except Exception:  # the step is on its way: this must not look like its failure
+            logger.exception("a step could not be made faster")
 
     def drain(self) -> None:
         """Return once every output has been delivered."""
@@ -153,18 +156,10 @@ class Worker:
 
     def _note_failure(self, plan: StepPlan, error: Exception) -> StepOutput:
         logger.exception("step %d of epoch %d failed", plan.step_id, plan.epoch)
-        self._failed = True
-        self.is_broken = self._collector is not None and _is_lost()
+        # A step of an epoch that is over may fail late, in the collector.
+        self._failed = self._failed or plan.epoch == self._epoch
+        self.is_broken = self.is_broken or self._transfers.is_lost()
         return _failure(plan, f"{type(error).__name__}: {error}")
-
-
-def _is_lost() -> bool:
-    """Whether an error has made the GPU useless to this process, as a wild address does."""
-    try:
-        torch.cuda.synchronize()
-    except RuntimeError:
-        return True
-    return False
 
 
 def _describe(

@@ -47,6 +47,9 @@ class GatedWorker:
         self.gate.wait(30)
         self._worker.submit(plan, deliver)
 
+    def tune(self) -> bool:
+        return False
+
 
 @asynccontextmanager
 async def scheduler_at(address: str, worker: GatedWorker) -> AsyncIterator[None]:

@@ -17,6 +17,7 @@ from taco_proto.sampling_params import SamplingParams
 from taco_proto.steps import StepOutput, StepPlan
 from taco_worker import torch_load
 from taco_worker.attention.backend import create_attention_backend
+from taco_worker.gpu_memory import largest_step, run_asking_for_all
 from taco_worker.layers.triton_ops import TritonOps
 from taco_worker.models.torch_model import TorchModel
 from taco_worker.sampling.triton_ops import TritonSampling
@@ -132,6 +133,16 @@ def graphs_of(worker: Worker) -> set[GraphShape]:
     assert isinstance(worker._model, TorchModel)
     assert worker._model._graphs is not None
     return set(worker._model._graphs._graphs)
+
+
+def test_the_trial_step_asks_for_everything(workers: tuple[Worker, Worker]) -> None:
+    """As it runs before a GPU's memory is shared out."""
+    for worker in workers:
+        transfers = Transfers(torch.device("cpu"))
+        step = largest_step(transfers, max_num_seqs=3, num_tokens=7, max_model_len=32)
+        tokens = torch.zeros((3, 32), dtype=torch.int32)
+        with torch.inference_mode():
+            run_asking_for_all(worker._model, step, tokens)
 
 
 def test_sizes_of_graphs() -> None:

@@ -117,11 +117,15 @@ class Decoder(nn.Module):
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """hidden [num_rows, hidden_size] to float32 logits [num_rows, vocab_size]."""
+        return self.project(hidden).float()
+
+    def project(self, hidden: Tensor) -> Tensor:
+        """The logits as the product gives them, in the model's dtype."""
         if self.embed_out_proj is not None:
             hidden = self.embed_out_proj(hidden)
         if self.lm_head is not None:
-            return self.lm_head(hidden).float()
-        return F.linear(hidden, self.embed_tokens.weight).float()
+            return self.lm_head(hidden)
+        return F.linear(hidden, self.embed_tokens.weight)
 
 
 class DecoderLayer(nn.Module):

@@ -71,7 +71,7 @@ class TorchModel:
         return self.decoder.compute_logits(hidden)
 
     def most_likely(self, hidden: Tensor) -> Tensor:
-        return self.compute_logits(hidden).argmax(-1)
+        return self.decoder.project(hidden).argmax(-1)
 
     def tune(self, *, between_steps: bool) -> bool:
         return self._graphs is not None and self._graphs.capture_next(only_urgent=between_steps)
