@@ -1,4 +1,4 @@
-"""Rotary positions turned in place, and fused with the write of keys and values into the cache.
+"""Rotary positions, fused with the write of keys and values into the cache.
 
 Reference: `taco_kernels.reference.rotary` (RoFormer, Su et al. 2021; halves as in GPT-NeoX).
 """
@@ -17,24 +17,6 @@ _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _FEW_TOKENS = 64
 
 
-def rotate(query: Tensor, key: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
-    """Turn each pair (x[i], x[i + rotary_dim / 2]) of all heads by its token's angles, in place.
-
-    Args:
-        query: [num_tokens, num_heads, head_dim]; any strides but the last, 1.
-        key: [num_tokens, num_kv_heads, head_dim], likewise.
-        positions: int32 or int64 [num_tokens].
-        cos_sin: float32 [max_positions, rotary_dim], cosines in the first half and sines in the
-            second; numbers of a head from rotary_dim on are left as they are.
-
-    Raises:
-        ValueError: shapes, dtypes or strides that do not fit.
-    """
-    _check_heads(query, key, key)
-    _check_angles(query, positions, cos_sin)
-    _launch(query, key, key, positions, cos_sin, key, key, positions, 1.0, 1.0, writes_cache=False)
-
-
 def rotate_and_write_kv(
     query: Tensor,
     key: Tensor,
@@ -48,11 +30,17 @@ def rotate_and_write_kv(
     key_scale: float = 1.0,
     value_scale: float = 1.0,
 ) -> None:
-    """`rotate` for the query; the turned key and the value go straight into the cache.
+    """Turn each pair (x[i], x[i + rotary_dim / 2]) of all heads by its token's angles.
+
+    The query is turned in place; the turned key and the value go straight into the cache, and what
+    they came from is left alone.
 
     Args:
-        query, key, positions, cos_sin: as in `rotate`; the key itself is left alone.
-        value: as key.
+        query: [num_tokens, num_heads, head_dim]; any strides but the last, 1.
+        key, value: [num_tokens, num_kv_heads, head_dim], likewise.
+        positions: int32 or int64 [num_tokens].
+        cos_sin: float32 [max_positions, rotary_dim], cosines in the first half and sines in the
+            second; numbers of a head from rotary_dim on are left as they are.
         key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim] of the key's dtype
             or float8_e4m3fn, which holds key / key_scale and value / value_scale, clamped to its
             range; any strides but the last, 1.
@@ -64,35 +52,6 @@ def rotate_and_write_kv(
     _check_heads(query, key, value)
     _check_angles(query, positions, cos_sin)
     _check_cache(key, key_cache, value_cache, kv_slot_mapping)
-    _launch(
-        query,
-        key,
-        value,
-        positions,
-        cos_sin,
-        key_cache,
-        value_cache,
-        kv_slot_mapping,
-        key_scale,
-        value_scale,
-        writes_cache=True,
-    )
-
-
-def _launch(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    positions: Tensor,
-    cos_sin: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    kv_slot_mapping: Tensor,
-    key_scale: float,
-    value_scale: float,
-    *,
-    writes_cache: bool,
-) -> None:
     num_tokens, num_heads, head_dim = query.shape
     num_kv_heads, half = key.shape[1], cos_sin.shape[1] // 2
     if num_tokens == 0:
@@ -100,7 +59,7 @@ def _launch(
     half_block = triton.next_power_of_2(half)
     pairs, num_warps = (256, 1) if num_tokens <= _FEW_TOKENS else (1024, 4)
     heads = min(max(1, pairs // half_block), triton.next_power_of_2(num_heads))
-    kv_parts = triton.cdiv(num_kv_heads, heads) * (2 if writes_cache else 1)
+    kv_parts = triton.cdiv(num_kv_heads, heads) * 2
     _rotate_kernel[(num_tokens, triton.cdiv(num_heads, heads) + kv_parts)](
         query,
         key,
@@ -113,16 +72,15 @@ def _launch(
         *query.stride()[:2],
         *key.stride()[:2],
         *value.stride()[:2],
-        *(key_cache.stride()[:3] if writes_cache else (0, 0, 0)),
-        *(value_cache.stride()[:3] if writes_cache else (0, 0, 0)),
+        *key_cache.stride()[:3],
+        *value_cache.stride()[:3],
         1.0 / key_scale,
         1.0 / value_scale,
         NUM_HEADS=num_heads,
         NUM_KV_HEADS=num_kv_heads,
         HEAD_DIM=head_dim,
         HALF=half,
-        BLOCK_SIZE=key_cache.shape[1] if writes_cache else 1,
-        WRITES_CACHE=writes_cache,
+        BLOCK_SIZE=key_cache.shape[1],
         IS_FP8=key_cache.dtype == torch.float8_e4m3fn,
         HEADS=heads,
         HALF_BLOCK=half_block,
@@ -227,22 +185,6 @@ def _turned(
 
 
 @triton.jit
-def _turn_in_place(
-    x,
-    head_stride,
-    heads,
-    angles,
-    NUM_HEADS: tl.constexpr,
-    HALF: tl.constexpr,
-    HALF_BLOCK: tl.constexpr,
-):
-    first, second, pairs, mask = _turned(x, head_stride, heads, angles, NUM_HEADS, HALF, HALF_BLOCK)
-    firsts = x + heads * head_stride + pairs
-    tl.store(firsts, first, mask=mask)
-    tl.store(firsts + HALF, second, mask=mask)
-
-
-@triton.jit
 def _stored(x, factor, dtype: tl.constexpr, IS_FP8: tl.constexpr):
     if IS_FP8:
         x = within_fp8(x, factor)
@@ -300,7 +242,6 @@ def _rotate_kernel(
     HEAD_DIM: tl.constexpr,
     HALF: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
-    WRITES_CACHE: tl.constexpr,
     IS_FP8: tl.constexpr,
     HEADS: tl.constexpr,
     HALF_BLOCK: tl.constexpr,
@@ -318,10 +259,12 @@ def _rotate_kernel(
     angles = cos_sin + tl.load(positions + token).to(tl.int64) * (2 * HALF)
     if part < QUERY_PARTS:
         heads = part * HEADS + tl.arange(0, HEADS)[:, None]
-        _turn_in_place(query, query_head, heads, angles, NUM_HEADS, HALF, HALF_BLOCK)
-    elif not WRITES_CACHE:
-        heads = (part - QUERY_PARTS) * HEADS + tl.arange(0, HEADS)[:, None]
-        _turn_in_place(key, key_head, heads, angles, NUM_KV_HEADS, HALF, HALF_BLOCK)
+        first, second, pairs, mask = _turned(
+            query, query_head, heads, angles, NUM_HEADS, HALF, HALF_BLOCK
+        )
+        target = query + heads * query_head + pairs
+        tl.store(target, first, mask=mask)
+        tl.store(target + HALF, second, mask=mask)
     else:
         slot = tl.load(kv_slot_mapping + token)
         block, offset = slot // BLOCK_SIZE, slot % BLOCK_SIZE

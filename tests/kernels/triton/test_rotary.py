@@ -1,4 +1,4 @@
-"""Rotary positions against their reference, alone and on the way into the cache."""
+"""Rotary positions against their reference, keys and values on the way into the cache."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from taco_kernels.reference.rotary import apply_rotary
 from taco_kernels.triton import rotary
-from taco_kernels.triton.rotary import rotate, rotate_and_write_kv
+from taco_kernels.triton.rotary import rotate_and_write_kv
 
 pytestmark = pytest.mark.usefixtures("tensors_on_device")
 
@@ -78,7 +78,7 @@ def _slots(num_tokens: int, block_size: int, num_blocks: int = 12) -> Tensor:
     ],
     ids=str,
 )
-def test_rotate_agrees_with_the_reference(
+def test_it_agrees_with_the_reference(
     heads: tuple[int, int], dims: tuple[int, int], dtype: torch.dtype
 ) -> None:
     head_dim, rotary_dim = dims
@@ -86,13 +86,17 @@ def test_rotate_agrees_with_the_reference(
     before = _split(fused.clone(), heads)
     query, key, value = _split(fused, heads)
     positions, cos_sin = torch.tensor([0, 499, 17], dtype=torch.int32), _cos_sin(rotary_dim)
-    rotate(query, key, positions, cos_sin)
-    for turned, original in ((query, before[0]), (key, before[1])):
+    key_cache, value_cache, _ = _caches(heads[1], head_dim, 8, dtype)
+    slots = _slots(3, 8)
+    rotate_and_write_kv(query, key, value, positions, cos_sin, key_cache, value_cache, slots)
+    stored = key_cache[slots // 8, slots % 8]
+    for turned, original in ((query, before[0]), (stored, before[1])):
         torch.testing.assert_close(
             turned, _turned(original, positions, cos_sin), **TOLERANCES[dtype]
         )
         assert torch.equal(turned[..., rotary_dim:], original[..., rotary_dim:])
     assert torch.equal(value, before[2])
+    assert torch.equal(key, before[1])
 
 
 @pytest.mark.parametrize(
@@ -188,9 +192,10 @@ def test_a_cache_may_have_more_numbers_than_int32_counts() -> None:
 
 
 def test_no_tokens_need_no_launch() -> None:
-    rotate(
-        torch.empty(0, 2, 8), torch.empty(0, 1, 8), torch.empty(0, dtype=torch.int32), _cos_sin(8)
-    )
+    query, key = torch.empty(0, 2, 8), torch.empty(0, 1, 8)
+    none = torch.empty(0, dtype=torch.int64)
+    cache = torch.empty(4, 8, 1, 8)
+    rotate_and_write_kv(query, key, key, none, _cos_sin(8), cache, cache, none)
 
 
 @pytest.mark.parametrize(
