@@ -33,7 +33,7 @@ def write_kv(
     Raises:
         ValueError: shapes, dtypes or strides that do not fit.
     """
-    _check(key, value, key_cache, value_cache, kv_slot_mapping)
+    check_kv(key, value, key_cache, value_cache, kv_slot_mapping)
     num_tokens, num_kv_heads, head_dim = key.shape
     if num_tokens == 0:
         return
@@ -59,9 +59,10 @@ def write_kv(
     )
 
 
-def _check(
+def check_kv(
     key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, kv_slot_mapping: Tensor
 ) -> None:
+    """Raises ValueError for keys and values that do not fit a cache, or tensors of other forms."""
     if key.dim() != 3 or value.shape != key.shape or value.dtype != key.dtype:
         raise ValueError(
             f"key and value must be alike, [num_tokens, num_kv_heads, head_dim], not {key.dtype} "

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from taco_kernels.triton.kv_write import within_fp8
+from taco_kernels.triton.kv_write import check_kv, within_fp8
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 # Up to so many tokens a program takes few heads, so that the device has more programs to run.
@@ -49,9 +49,9 @@ def rotate_and_write_kv(
     Raises:
         ValueError: shapes, dtypes or strides that do not fit.
     """
-    _check_heads(query, key, value)
+    _check_heads(query, key)
+    check_kv(key, value, key_cache, value_cache, kv_slot_mapping)
     _check_angles(query, positions, cos_sin)
-    _check_cache(key, key_cache, value_cache, kv_slot_mapping)
     num_tokens, num_heads, head_dim = query.shape
     num_kv_heads, half = key.shape[1], cos_sin.shape[1] // 2
     if num_tokens == 0:
@@ -90,8 +90,8 @@ def rotate_and_write_kv(
     )
 
 
-def _check_heads(query: Tensor, key: Tensor, value: Tensor) -> None:
-    for name, heads in (("query", query), ("key", key), ("value", value)):
+def _check_heads(query: Tensor, key: Tensor) -> None:
+    for name, heads in (("query", query), ("key", key)):
         if (
             heads.dtype not in _DTYPES
             or heads.dim() != 3
@@ -104,8 +104,6 @@ def _check_heads(query: Tensor, key: Tensor, value: Tensor) -> None:
                 f"adjacent numbers, and like the query {query.dtype} {list(query.shape)}, not "
                 f"{heads.dtype} {list(heads.shape)} with strides {heads.stride()}"
             )
-    if value.shape != key.shape:
-        raise ValueError(f"value {list(value.shape)} must have the key's {list(key.shape)}")
 
 
 def _check_angles(query: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
@@ -126,34 +124,6 @@ def _check_angles(query: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
         raise ValueError(
             f"cos_sin must be float32 [max_positions, rotary_dim], rotary_dim even and at most "
             f"{head_dim}, and contiguous as positions, not {cos_sin.dtype} {list(cos_sin.shape)}"
-        )
-
-
-def _check_cache(
-    key: Tensor, key_cache: Tensor, value_cache: Tensor, kv_slot_mapping: Tensor
-) -> None:
-    for name, cache in (("key_cache", key_cache), ("value_cache", value_cache)):
-        if (
-            cache.dtype not in (key.dtype, torch.float8_e4m3fn)
-            or cache.dtype != key_cache.dtype
-            or cache.dim() != 4
-            or cache.shape[2:] != key.shape[1:]
-            or cache.shape[1] != key_cache.shape[1]
-            or cache.stride(3) != 1
-        ):
-            raise ValueError(
-                f"{name} must be {key.dtype} or float8_e4m3fn [num_blocks, block_size, "
-                f"{key.shape[1]}, {key.shape[2]}] with adjacent numbers, and both caches alike, "
-                f"not {cache.dtype} {list(cache.shape)} with strides {cache.stride()}"
-            )
-    if (
-        kv_slot_mapping.dtype != torch.int64
-        or kv_slot_mapping.shape != key.shape[:1]
-        or not kv_slot_mapping.is_contiguous()
-    ):
-        raise ValueError(
-            f"kv_slot_mapping must be int64 [{key.shape[0]}], not {kv_slot_mapping.dtype} "
-            f"{list(kv_slot_mapping.shape)}"
         )
 
 

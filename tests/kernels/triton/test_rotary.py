@@ -203,13 +203,15 @@ def test_no_tokens_need_no_launch() -> None:
     [
         ({"query": torch.ones(3, 2, 8).half()}, "key must be .*torch.float16.*torch.float32"),
         ({"query": torch.ones(3, 8, 2).mT}, "query must be .*adjacent"),
-        ({"value": torch.ones(3, 2, 8)}, r"value \[3, 2, 8\] must have the key's \[3, 1, 8\]"),
+        ({"value": torch.ones(3, 2, 8)}, r"must be alike.*\[3, 1, 8\] and .*\[3, 2, 8\]"),
+        ({"value": torch.ones(3, 1, 16)[..., ::2]}, "the numbers of a head must be adjacent"),
         ({"positions": torch.zeros(3)}, r"positions must be .*\[3\], not torch.float32"),
         ({"cos_sin": torch.ones(9, 10)}, r"cos_sin must be .*at most 8.*\[9, 10\]"),
         ({"cos_sin": torch.ones(9, 5)}, "rotary_dim even"),
-        ({"value_cache": torch.ones(4, 8, 1, 8).half()}, "value_cache must be torch.float32"),
-        ({"key_cache": torch.ones(4, 8, 2, 8)}, r"key_cache must be .*\[4, 8, 2, 8\]"),
-        ({"kv_slot_mapping": torch.zeros(2)}, r"kv_slot_mapping must be int64 \[3\]"),
+        ({"value_cache": torch.ones(4, 8, 1, 8).half()}, r"value_cache must be torch\.float32 or"),
+        ({"value_cache": torch.ones(4, 16, 1, 8)}, "of one shape and one dtype"),
+        ({"key_cache": torch.ones(4, 8, 2, 8)}, r"key_cache must be .*not \[4, 8, 2, 8\]"),
+        ({"kv_slot_mapping": torch.zeros(2)}, r"kv_slot_mapping must be contiguous int64 \[3\]"),
     ],
 )
 def test_what_does_not_fit_is_named(change: dict[str, Tensor], message: str) -> None:
