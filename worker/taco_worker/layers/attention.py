@@ -64,7 +64,7 @@ class Attention(nn.Module):
         if cos_sin is None:
             self.ops.write_kv(key, value, *cache, metadata.kv_slot_mapping)
         else:
-            query = self.ops.rotate_and_write_kv(
+            self.ops.rotate_and_write_kv(
                 query, key, value, positions, cos_sin, *cache, metadata.kv_slot_mapping
             )
         output = self.backend.attend(

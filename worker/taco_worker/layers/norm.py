@@ -20,7 +20,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """The norm of x, or of their sum, which `residual` then holds."""
-        return self.ops.rms_norm(x, self.weight, self.eps, residual)
+        return self.ops.rms_norm(x, self.weight, self.eps, residual=residual)
 
 
 class LayerNorm(nn.Module):
@@ -36,4 +36,4 @@ class LayerNorm(nn.Module):
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """The norm of x, or of their sum, which `residual` then holds."""
-        return self.ops.layer_norm(x, self.weight, self.bias, self.eps, residual)
+        return self.ops.layer_norm(x, self.weight, self.bias, self.eps, residual=residual)

@@ -12,13 +12,21 @@ from taco_kernels.reference import activation, norm, rotary
 class LayerOps(Protocol):
     """Everything a layer computes that is neither a product nor attention."""
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None) -> Tensor:
+    def rms_norm(
+        self, x: Tensor, weight: Tensor, eps: float, *, residual: Tensor | None = None
+    ) -> Tensor:
         """The norm of x [num_tokens, hidden]; with a residual x is added to it, in place, and the
         sum is what is normed."""
         ...
 
     def layer_norm(
-        self, x: Tensor, weight: Tensor, bias: Tensor, eps: float, residual: Tensor | None
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        eps: float,
+        *,
+        residual: Tensor | None = None,
     ) -> Tensor:
         """Likewise."""
         ...
@@ -37,11 +45,11 @@ class LayerOps(Protocol):
         key_cache: Tensor,
         value_cache: Tensor,
         kv_slot_mapping: Tensor,
-    ) -> Tensor:
-        """Keys, rotated, and values go into the cache; returns the rotated query.
+    ) -> None:
+        """The query is rotated in place; keys, rotated, and values go into the cache.
 
         Args:
-            query, key, value: [num_tokens, heads of each, head_dim]; the query may be overwritten.
+            query, key, value: [num_tokens, heads of each, head_dim].
             cos_sin: float32 [max_positions, head_dim], cosines before sines.
             key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim].
             kv_slot_mapping: int64 [num_tokens]. -1, the padding of a step that is replayed, is not
@@ -64,11 +72,19 @@ class LayerOps(Protocol):
 class TorchOps:
     """`LayerOps` on any device, and the reference of the others."""
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None) -> Tensor:
+    def rms_norm(
+        self, x: Tensor, weight: Tensor, eps: float, *, residual: Tensor | None = None
+    ) -> Tensor:
         return norm.rms_norm(_sum(x, residual), weight, eps)
 
     def layer_norm(
-        self, x: Tensor, weight: Tensor, bias: Tensor, eps: float, residual: Tensor | None
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        eps: float,
+        *,
+        residual: Tensor | None = None,
     ) -> Tensor:
         return norm.layer_norm(_sum(x, residual), weight, bias, eps)
 
@@ -85,12 +101,12 @@ class TorchOps:
         key_cache: Tensor,
         value_cache: Tensor,
         kv_slot_mapping: Tensor,
-    ) -> Tensor:
+    ) -> None:
         cos, sin = cos_sin[positions].chunk(2, dim=-1)
         self.write_kv(
             rotary.apply_rotary(key, cos, sin), value, key_cache, value_cache, kv_slot_mapping
         )
-        return rotary.apply_rotary(query, cos, sin)
+        query.copy_(rotary.apply_rotary(query, cos, sin))
 
     def write_kv(
         self,
