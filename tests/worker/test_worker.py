@@ -258,6 +258,7 @@ def test_rope_scaling_extends_the_longest_sequence(checkpoint: Path) -> None:
     [
         ({"max_model_len": 513}, "512 tokens that the model allows"),
         ({"max_model_len": 65, "num_blocks": 4}, "64 tokens that 4 KV blocks of 16 hold"),
+        ({"max_model_len": 512, "num_blocks": 4}, "one such sequence needs 0.2 MiB more"),
         ({"num_blocks": 10**9}, "memory are available"),
         ({"device": "tpu"}, "unknown device 'tpu'; known: auto, cpu, cuda, cuda:N"),
         ({"device": "cuda"}, "device 'cuda' cannot be used: "),

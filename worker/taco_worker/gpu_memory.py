@@ -17,8 +17,6 @@ from taco_worker.transfers import Transfers
 
 # What CUDA graphs keep beside the memory of eager steps, with room for growth.
 GRAPH_BYTES = 512 * 2**20
-# Log probabilities that a request asks for at most, unless the operator allows more.
-_NUM_TOP = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +76,9 @@ def measure_gpu_memory(
     largest_step: ModelInput,
     *,
     utilization: float,
+    max_num_seqs: int,
     max_model_len: int,
+    max_logprobs: int,
     block_size: int,
     captures_graphs: bool,
     conservative: bool,
@@ -98,10 +98,10 @@ def measure_gpu_memory(
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     weights = torch.cuda.memory_allocated(device)
-    kept = torch.zeros((largest_step.seq_lens.size, max_model_len), dtype=torch.int32)
-    kept = kept.to(device)  # stands for the table of tokens
+    # Stands for the table of tokens, which comes later and stays.
+    tokens = torch.zeros((max_num_seqs, max_model_len), dtype=torch.int32, device=device)
     with torch.inference_mode():
-        run_asking_for_all(model, largest_step, kept)
+        run_asking_for_all(model, largest_step, tokens, max_logprobs)
     torch.cuda.synchronize(device)
     free, total = torch.cuda.mem_get_info(device)
     reserved = torch.cuda.memory_reserved(device)
@@ -117,9 +117,11 @@ def measure_gpu_memory(
     )
 
 
-def run_asking_for_all(model: StepModel, step: ModelInput, tokens: Tensor) -> None:
+def run_asking_for_all(
+    model: StepModel, step: ModelInput, tokens: Tensor, max_logprobs: int
+) -> None:
     """A step and everything that its sequences can ask for, so that what it needs is counted and no
-    request waits for a kernel to be compiled; `tokens` int32 [number of sequences, max_len]."""
+    request waits for a kernel to be compiled; `tokens` int32 [max_num_seqs, max_model_len]."""
     hidden = model.forward(step)
     model.most_likely(hidden)
     logits = model.compute_logits(hidden)
@@ -152,7 +154,7 @@ def run_asking_for_all(model: StepModel, step: ModelInput, tokens: Tensor) -> No
     )
     token_ids = model.sampling.choose(logits, choice)
     model.sampling.choose(logits, Choice.most_likely(count))
-    num_top = column(min(_NUM_TOP, logits.shape[1]), np.int32)
+    num_top = column(min(max_logprobs, logits.shape[1]), np.int32)
     model.sampling.gather_logprobs(raw_logits, token_ids, num_top)
 
 

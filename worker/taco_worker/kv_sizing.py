@@ -34,9 +34,12 @@ def size_kv(config: WorkerConfig, model: StepModel, transfers: Transfers) -> tup
     num_blocks = _num_blocks(config, model, transfers, max_model_len)
     if max_model_len > num_blocks * block_size:
         if wanted_len is not None:
+            missing_blocks = -(-wanted_len // block_size) - num_blocks
+            missing_bytes = missing_blocks * model.kv_block_bytes(block_size)
             raise ValueError(
                 f"max_model_len {wanted_len} is more than the {num_blocks * block_size} tokens "
-                f"that {num_blocks} KV blocks of {block_size} hold"
+                f"that {num_blocks} KV blocks of {block_size} hold: one such sequence needs "
+                f"{missing_bytes / 2**20:.1f} MiB more"
             )
         max_model_len = num_blocks * block_size
     return max_model_len, num_blocks
@@ -83,7 +86,9 @@ def _measured(
                 max_model_len=max_model_len,
             ),
             utilization=config.gpu_memory_utilization,
+            max_num_seqs=config.max_num_seqs,
             max_model_len=max_model_len,
+            max_logprobs=config.max_logprobs,
             block_size=config.block_size,
             captures_graphs=not config.enforce_eager,
             conservative=config.conservative_dry_run,

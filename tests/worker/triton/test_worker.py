@@ -142,7 +142,7 @@ def test_the_trial_step_asks_for_everything(workers: tuple[Worker, Worker]) -> N
         step = largest_step(transfers, max_num_seqs=3, num_tokens=7, max_model_len=32)
         tokens = torch.zeros((3, 32), dtype=torch.int32)
         with torch.inference_mode():
-            run_asking_for_all(worker._model, step, tokens)
+            run_asking_for_all(worker._model, step, tokens, max_logprobs=4)
 
 
 def test_sizes_of_graphs() -> None:
