@@ -1,5 +1,7 @@
 """The engine's arguments: which model, how much memory, how large a step."""
 
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -190,10 +192,10 @@ class EngineArgs(SchedulerArgs):
         parse=int,
     )
     device: str = flag(
-        "The device that runs the model. auto takes a GPU where there is one, else the CPU.",
+        "The device that runs the model: cpu, cuda, or cuda:1 for the second GPU. auto takes a GPU "
+        "where there is one, else the CPU.",
         _WORKER,
         default="auto",
-        choices=("auto", "cpu", "cuda"),
     )
     attention_backend: str | None = flag(
         "What computes attention on a GPU: triton has kernels of our own, xformers takes those of "
@@ -296,8 +298,14 @@ class EngineArgs(SchedulerArgs):
                 "gpu_memory_utilization must be above 0 and at most 1, got "
                 f"{self.gpu_memory_utilization}"
             )
-        if not self.cpu_offload_gb >= 0:
-            raise ConfigurationError(f"cpu_offload_gb must not be negative: {self.cpu_offload_gb}")
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
+            raise ConfigurationError(
+                f"device must be auto, cpu, cuda or cuda:N, got {self.device!r}"
+            )
+        if not 0 <= self.cpu_offload_gb < math.inf:
+            raise ConfigurationError(
+                f"cpu_offload_gb must be a number from 0 on, got {self.cpu_offload_gb}"
+            )
         for item in fields(self):
             choices, value = item.metadata["flag"].choices, getattr(self, item.name)
             if choices is not None and value is not item.default and value not in choices:

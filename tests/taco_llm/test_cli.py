@@ -147,6 +147,13 @@ def test_a_bad_file_is_one_line(
         (["serve", "demo", "--max-num-seqs", "0"], "max_num_seqs must be an integer"),
         (["serve", "demo", "--max-waiting-requests", "0"], "max_waiting_requests must be"),
         (["serve", "demo", "--rope-scaling", "{"], "not JSON"),
+        (["serve", "demo", "--device", "tpu"], "device must be auto, cpu, cuda or cuda:N"),
+        (["serve", "demo", "--attention-backend", "flash"], "invalid choice: 'flash'"),
+        (["serve", "demo", "--gpu-memory-utilization", "0"], "must be above 0 and at most 1"),
+        (["serve", "demo", "--gpu-memory-utilization", "nan"], "must be above 0 and at most 1"),
+        (["serve", "demo", "--cpu-offload-gb", "-1"], "cpu_offload_gb must be a number from 0"),
+        (["serve", "demo", "--cpu-offload-gb", "inf"], "cpu_offload_gb must be a number from 0"),
+        (["serve", "demo", "--max-seq-len-to-capture", "0"], "max_seq_len_to_capture must be"),
         (["serve", "demo", "--skip-tokenizer-init", "--tokenizer", "x"], "contradict"),
         (["serve", "demo", "--ssl-keyfile", "/no/such/file"], "does not exist"),
         (["serve", "demo", "--config", "/no/such/file.yaml"], "cannot read"),
@@ -206,6 +213,18 @@ def test_configurations_carry_what_was_given(tmp_path: Path) -> None:
     )
     worker = args.worker_config("unix:/x", "w")
     assert (worker.num_blocks, worker.block_size, worker.device) == (8, 32, "auto")
+    for_gpus: dict[str, Any] = {
+        "device": "cuda:1",
+        "attention_backend": "xformers",
+        "gpu_memory_utilization": 0.5,
+        "conservative_dry_run": True,
+        "enforce_eager": True,
+        "max_seq_len_to_capture": 100,
+        "cpu_offload_gb": 1.5,
+        "max_num_batched_tokens": 512,
+    }
+    worker = EngineArgs(model=str(tmp_path), **for_gpus).worker_config("unix:/x", "w")
+    assert {name: getattr(worker, name) for name in for_gpus} == for_gpus
     assert worker.model.served_name == str(tmp_path)
     assert args.scheduler_config("unix:/x").enable_prefix_caching is False
     assert SchedulerArgs().scheduler_config().max_num_batched_tokens == 2048
