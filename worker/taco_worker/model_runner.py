@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from taco_proto.steps import IntArray, StepOutput, StepPlan
+from taco_proto.steps import IntArray, StepPlan
 from taco_worker.input_batch import InputBatch, StepRows
 from taco_worker.launched_step import LaunchedStep, PromptLogprobs, StepPart
 from taco_worker.models.step_model import ModelInput, StepModel
@@ -31,10 +31,6 @@ class ModelRunner:
         self._batch = batch
         self._transfers = transfers
         self._sampler = Sampler(batch.sampling, batch.tokens.data, model.sampling, transfers)
-
-    def run(self, plan: StepPlan) -> StepOutput:
-        """Launch a step and wait for it; raises what `launch` does."""
-        return self.launch(plan).wait()
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> LaunchedStep:

@@ -66,7 +66,6 @@ class StepGraphs:
             capture: None: CUDA's.
         """
         self._transfers = transfers
-        self._max_num_seqs = max_num_seqs
         self._max_seq_len = max_seq_len
         self._capture = capture or _CudaCapture()
         self._sizes = graph_sizes(max_num_seqs)

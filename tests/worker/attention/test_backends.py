@@ -17,7 +17,6 @@ from support.attention_batch import LAYER, SCALE, Batch
 from support.xformers_operators import MaterializedOperators
 from taco_worker.attention.backend import (
     AttentionBackend,
-    attention_backends,
     create_attention_backend,
     default_attention_backend,
 )
@@ -135,8 +134,7 @@ def test_fp8_cache_is_read(name: str) -> None:
     torch.testing.assert_close(actual, expected, **CLOSE)
 
 
-def test_names_and_defaults() -> None:
-    assert set(attention_backends()) == {"torch", "triton", "xformers"}
+def test_defaults() -> None:
     assert default_attention_backend(CUDA) == "triton"
     assert default_attention_backend(CPU) == "torch"
 

@@ -62,11 +62,6 @@ _ENTRIES = {
 }
 
 
-def attention_backends() -> tuple[str, ...]:
-    """The names of all back ends, whether or not they can run here."""
-    return tuple(_ENTRIES)
-
-
 def default_attention_backend(device: torch.device) -> str:
     """The fastest one on a kind of device."""
     return "triton" if device.type == "cuda" else "torch"
