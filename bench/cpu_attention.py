@@ -11,14 +11,14 @@ longer. torch gets keys and values in one piece, which paged KV never is.
 """
 
 import argparse
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import record
 import roofline
 import torch
+from kernel_rounds import DTYPES, Limits, time_in_turn
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -34,7 +34,6 @@ class Heads:
 
 
 MODELS = {"qwen2-0.5b": Heads(14, 2, 64), "llama-8b": Heads(32, 8, 128)}
-DTYPES = {"bf16": torch.bfloat16, "int8": torch.int8, "fp32": torch.float32}
 # What a product of bf16 or int8 KV computes with, and one of float32: the roofline's names.
 PEAKS = {
     "avx2": ("avx2_fp32", "avx2_fp32"),
@@ -48,14 +47,6 @@ PREFILLS = (128, 512, 1024, 4096)
 COLD_BYTES = 256 << 20
 MAX_BYTES = 2 << 30  # longer decodes of a large batch are left out
 ROUND_SECONDS = 0.05
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Of this machine: bytes and operations a second with all threads."""
-
-    read: float
-    peak: float
 
 
 def main() -> None:
@@ -84,8 +75,7 @@ def main() -> None:
     for model in args.model or MODELS:
         for type_name in args.type or DTYPES:
             dtype = DTYPES[type_name]
-            peak = roof.peak_gops[PEAKS[kernels.isa][dtype == torch.float32]]["all_threads"] * 1e9
-            limits = Limits(roof.read_gb_per_s["all_threads"] * 1e9, peak)
+            limits = Limits.of(roof, PEAKS[kernels.isa][dtype == torch.float32])
             calls = [(batch, context, 1) for batch, context in DECODES if "decode" in phases]
             calls += [(1, tokens, tokens) for tokens in PREFILLS if "prefill" in phases]
             for batch, context, num_new in calls:
@@ -121,26 +111,17 @@ def measure(
     num_layers = max(1, COLD_BYTES // num_bytes) if num_new == 1 else 1
     ours = paged_calls(kernels, heads, dtype, shape, num_layers)
     theirs = torch_calls(heads, dtype, shape, num_layers)
-    best = best_torch = float("inf")
-    for _ in range(rounds):
-        best = min(best, seconds_of(ours))
-        if theirs:
-            best_torch = min(best_torch, seconds_of(theirs))
-
     pairs = batch * num_new * (2 * context - num_new + 1) // 2  # of a query and a key that it sees
-    operations = 4 * pairs * heads.query * heads.dim
-    line = {
-        "batch": batch,
-        "context": context,
-        "new": num_new,
-        "us": round(best * 1e6, 1),
-        "gb_per_s": round(num_bytes / best / 1e9, 1),
-        "gops": round(operations / best / 1e9, 1),
-        "share": round(max(num_bytes / limits.read, operations / limits.peak) / best, 3),
-    }
-    if theirs:
-        line["torch_us"] = round(best_torch * 1e6, 1)
-    return line
+    found = time_in_turn(
+        ours,
+        theirs,
+        num_bytes=num_bytes,
+        operations=4 * pairs * heads.query * heads.dim,
+        limits=limits,
+        rounds=rounds,
+        round_seconds=ROUND_SECONDS,
+    )
+    return {"batch": batch, "context": context, "new": num_new, **found}
 
 
 def paged_calls(
@@ -193,16 +174,6 @@ def torch_calls(
         )
 
     return [layer() for _ in range(num_layers)]
-
-
-def seconds_of(calls: Sequence[Callable[[], Tensor]]) -> float:
-    """Of one call, over a round of all layers in turn."""
-    num_calls = 0
-    start = time.perf_counter()
-    while (elapsed := time.perf_counter() - start) < ROUND_SECONDS or num_calls < len(calls):
-        calls[num_calls % len(calls)]()
-        num_calls += 1
-    return elapsed / num_calls
 
 
 if __name__ == "__main__":

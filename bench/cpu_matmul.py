@@ -10,15 +10,14 @@ measured peak of the instruction set, whichever takes longer.
 """
 
 import argparse
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import record
 import roofline
 import torch
+from kernel_rounds import DTYPES, Limits, time_in_turn
 from torch.nn import functional
 
 from taco_kernels.cpu.library import CpuKernels, load
@@ -41,7 +40,6 @@ MODELS: dict[str, Shapes] = {
         "down": (4096, 11008, False),
     },
 }
-DTYPES = {"bf16": torch.bfloat16, "int8": torch.int8, "fp32": torch.float32}
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 512, 1024)
 COLD_BYTES = 200 << 20
 ROUND_SECONDS = 0.03
@@ -52,14 +50,6 @@ PEAKS = {
     "avx512_bf16": {"bf16": "avx512_bf16", "int8": "avx512_vnni", "fp32": "avx512_fp32"},
     "amx": {"bf16": "amx_bf16", "int8": "amx_int8", "fp32": "avx512_fp32"},
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Of this machine: bytes and operations a second with all threads."""
-
-    read: float
-    peak: float
 
 
 def main() -> None:
@@ -90,8 +80,7 @@ def main() -> None:
             if args.matrix and name not in args.matrix:
                 continue
             for type_name in args.type or DTYPES:
-                peak = roof.peak_gops[PEAKS[kernels.isa][type_name]]["all_threads"] * 1e9
-                limits = Limits(roof.read_gb_per_s["all_threads"] * 1e9, peak)
+                limits = Limits.of(roof, PEAKS[kernels.isa][type_name])
                 for line in measure(kernels, shape, type_name, args.rows, args.rounds, limits):
                     product = {"model": model, "matrix": name, "type": type_name, **line}
                     figures["products"].append(product)
@@ -120,41 +109,19 @@ def measure(
     lines = []
     for rows in row_counts:
         x = torch.randn(rows, k)
-        ours = partial(
-            multiply,
-            kernels,
-            EncodedRows(kernels, x, dtype),
-            activation="silu" if gated else "none",
+        encoded, operands = EncodedRows(kernels, x, dtype), x.to(dtype)
+        activation = "silu" if gated else "none"
+        found = time_in_turn(
+            [partial(multiply, kernels, encoded, each, activation=activation) for each in matrices],
+            [partial(functional.linear, operands, each) for each in weights],
+            num_bytes=n * k * dtype.itemsize,
+            operations=2 * rows * n * k,
+            limits=limits,
+            rounds=rounds,
+            round_seconds=ROUND_SECONDS,
         )
-        theirs = partial(functional.linear, x.to(dtype)) if weights else None
-        best = best_torch = float("inf")
-        for _ in range(rounds):
-            best = min(best, seconds_of(ours, matrices))
-            if theirs is not None:
-                best_torch = min(best_torch, seconds_of(theirs, weights))
-        num_bytes, operations = n * k * dtype.itemsize, 2 * rows * n * k
-        bound = max(num_bytes / limits.read, operations / limits.peak)
-        line = {
-            "rows": rows,
-            "us": round(best * 1e6, 1),
-            "gb_per_s": round(num_bytes / best / 1e9, 1),
-            "gops": round(operations / best / 1e9, 1),
-            "share": round(bound / best, 3),
-        }
-        if theirs is not None:
-            line["torch_us"] = round(best_torch * 1e6, 1)
-        lines.append(line)
+        lines.append({"rows": rows, **found})
     return lines
-
-
-def seconds_of(product: Callable[[Any], object], matrices: Sequence[Any]) -> float:
-    """Of one product, over a round of all copies of the matrix in turn."""
-    calls = 0
-    start = time.perf_counter()
-    while (elapsed := time.perf_counter() - start) < ROUND_SECONDS or calls == 0:
-        product(matrices[calls % len(matrices)])
-        calls += 1
-    return elapsed / calls
 
 
 if __name__ == "__main__":
