@@ -61,6 +61,7 @@ class LocalReplica:
         self._loop = asyncio.get_running_loop()
         self._plans: queue.SimpleQueue[StepPlan | None] = queue.SimpleQueue()
         self._ended = asyncio.Event()
+        self._tunes = True
         self._thread = threading.Thread(target=self._run, name=self.info.name, daemon=True)
         self._thread.start()
 
@@ -96,10 +97,13 @@ class LocalReplica:
                     return self._plans.get()
 
     def _tune(self) -> bool:
+        if not self._tunes:
+            return False
         try:
             return self._executor.tune()
         except Exception:
-            logger.exception("worker %s could not prepare for later steps", self.info.name)
+            logger.exception("worker %s prepares no more for later steps", self.info.name)
+            self._tunes = False
             return False
 
     def _hand_over(self, output: StepOutput) -> None:

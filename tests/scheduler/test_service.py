@@ -75,6 +75,29 @@ async def test_an_executor_that_raises_fails_its_step_only(service: SchedulerSer
     assert received.tokens[1, 0] == generate([4, 5, 6], request.sampling, worker_info(), 1)
 
 
+async def test_idle_work_that_fails_is_given_up_and_steps_go_on(
+    service: SchedulerService, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Tuning(FakeWorker):
+        num_calls = 0
+
+        def tune(self) -> bool:
+            self.num_calls += 1
+            if self.num_calls == 3:
+                raise RuntimeError("no graph")
+            return True
+
+    worker = Tuning()
+    service.attach_local(worker)
+    session = service.connect("a")
+    request = make_request(1, [4, 5, 6], max_tokens=5, ignore_eos=True)
+    session.submit(request)
+    received = await collect(session, 1)
+    assert received.tokens[1, 0] == generate([4, 5, 6], request.sampling, worker_info(), 1)
+    assert worker.num_calls == 3
+    assert caplog.text.count("prepares no more for later steps") == 1
+
+
 async def test_steps_run_while_the_next_one_is_planned(service: SchedulerService) -> None:
     """With run-ahead the executor never waits for its output to be taken."""
     queued = threading.Semaphore(0)
