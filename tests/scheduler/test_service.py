@@ -78,17 +78,21 @@ async def test_an_executor_that_raises_fails_its_step_only(service: SchedulerSer
 async def test_idle_work_that_fails_is_given_up_and_steps_go_on(
     service: SchedulerService, caplog: pytest.LogCaptureFixture
 ) -> None:
+    failed = threading.Event()
+
     class Tuning(FakeWorker):
         num_calls = 0
 
         def tune(self) -> bool:
             self.num_calls += 1
             if self.num_calls == 3:
+                failed.set()
                 raise RuntimeError("no graph")
             return True
 
     worker = Tuning()
     service.attach_local(worker)
+    assert await asyncio.to_thread(failed.wait, 30)
     session = service.connect("a")
     request = make_request(1, [4, 5, 6], max_tokens=5, ignore_eos=True)
     session.submit(request)
