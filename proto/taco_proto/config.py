@@ -45,6 +45,37 @@ class ModelConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationConfig:
+    """How a worker drafts and verifies several tokens a step.
+
+    Attributes:
+        lookahead_config_dir: directory of lookahead_cache_config.json; None: no lookahead cache.
+        lookahead_ignores_prompts: the lookahead cache learns answers alone.
+        lookahead_memory_utilization: share of the machine's memory that it may take; None: what
+            its configuration says.
+        ngram_max, ngram_min: longest and shortest match of [ngram] prompt lookup; 0: none.
+        heads: a directory or hub id of Medusa or EAGLE heads; None: no heads.
+        num_speculative_tokens: drafts of a sequence in a step; None: the drafter's own number.
+        acceptance_method: rejection_sampler (exact) or typical_acceptance_sampler.
+        posterior_threshold, posterior_alpha: of the latter: a draft is accepted that is likelier
+            than the threshold, or than alpha * exp(-entropy).
+        disable_logprobs: give no log probabilities in steps that may verify drafts.
+    """
+
+    lookahead_config_dir: str | None = None
+    lookahead_ignores_prompts: bool = False
+    lookahead_memory_utilization: float | None = None
+    ngram_max: int = 0
+    ngram_min: int = 0
+    heads: str | None = None
+    num_speculative_tokens: int | None = None
+    acceptance_method: str = "rejection_sampler"
+    posterior_threshold: float = 0.09
+    posterior_alpha: float = 0.3
+    disable_logprobs: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
     """One worker.
 
@@ -63,6 +94,7 @@ class WorkerConfig:
         max_seq_len_to_capture: steps with longer sequences use no CUDA graph; None: no limit.
         cpu_offload_gb: GiB of weights that stay in the host's memory.
         conservative_dry_run: count all that the driver says is gone when memory is measured.
+        speculation: None: no drafts are made or verified.
     """
 
     model: ModelConfig
@@ -82,6 +114,29 @@ class WorkerConfig:
     max_seq_len_to_capture: int | None = None
     cpu_offload_gb: float = 0.0
     conservative_dry_run: bool = False
+    speculation: SpeculationConfig | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrafterConfig:
+    """One CPU draft worker.
+
+    Attributes:
+        model: the draft model. Its quantization is int8 unless it says otherwise.
+        scheduler: address to dial (`unix:/path` or `host:port`).
+        backend: kernels (our own) or ipex.
+        num_threads: threads that the model may use; None: one for each core.
+        max_num_seqs: sequences whose KV it keeps.
+        num_blocks: KV blocks; None: as many as memory allows.
+    """
+
+    model: ModelConfig
+    scheduler: str = ""
+    name: str = "drafter-0"
+    backend: str = "kernels"
+    num_threads: int | None = None
+    max_num_seqs: int = 256
+    num_blocks: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +150,9 @@ class SchedulerConfig:
         max_waiting_requests: beyond so many, requests are refused with 429.
         run_ahead: send plan N+1 before output N has arrived.
         log_stats: log a throughput line every few seconds.
+        num_speculative_tokens: drafts of a sequence in a step that are asked of a draft worker.
+        speculative_max_model_len: longer sequences are not speculated for; None: no limit.
+        speculative_disable_by_batch_size: with more requests than that nobody is; None: no limit.
     """
 
     listen: str = ""
@@ -104,6 +162,9 @@ class SchedulerConfig:
     enable_prefix_caching: bool = True
     run_ahead: bool = True
     log_stats: bool = True
+    num_speculative_tokens: int = 5
+    speculative_max_model_len: int | None = None
+    speculative_disable_by_batch_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

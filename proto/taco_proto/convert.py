@@ -11,6 +11,7 @@ from taco_proto.steps import (
     EMPTY,
     IntArray,
     JoinedSequences,
+    PlannedDrafts,
     StepOutput,
     StepPlan,
     WorkerInfo,
@@ -223,6 +224,7 @@ def worker_info_to_pb(info: WorkerInfo) -> pb.WorkerHello:
         max_num_seqs=info.max_num_seqs,
         max_logprobs=info.max_logprobs,
         default_sampling=info.default_sampling,
+        max_draft_tokens=info.max_draft_tokens,
     )
 
 
@@ -238,6 +240,7 @@ def worker_info_from_pb(message: pb.WorkerHello) -> WorkerInfo:
         max_num_seqs=message.max_num_seqs,
         max_logprobs=message.max_logprobs,
         default_sampling=dict(message.default_sampling),
+        max_draft_tokens=message.max_draft_tokens,
     )
 
 
@@ -252,6 +255,8 @@ def step_plan_to_pb(plan: StepPlan) -> pb.StepPlan:
         appended_blocks=plan.appended_blocks.tolist(),
         slots=plan.slots.tolist(),
         num_tokens=() if all_ones else plan.num_tokens.tolist(),
+        max_drafts=plan.max_drafts.tolist(),
+        drafts=None if plan.drafts is None else _drafts_to_pb(plan.drafts),
     )
 
 
@@ -267,6 +272,26 @@ def step_plan_from_pb(message: pb.StepPlan) -> StepPlan:
         joined=_joined_from_pb(message.joined) if message.HasField("joined") else None,
         appended_slots=_ints(message.appended_slots),
         appended_blocks=_ints(message.appended_blocks),
+        max_drafts=_ints(message.max_drafts),
+        drafts=_drafts_from_pb(message.drafts) if message.HasField("drafts") else None,
+    )
+
+
+def _drafts_to_pb(drafts: PlannedDrafts) -> pb.PlannedDrafts:
+    return pb.PlannedDrafts(
+        slots=drafts.slots.tolist(),
+        num_tokens=drafts.num_tokens.tolist(),
+        num_drafts=drafts.num_drafts.tolist(),
+        token_ids=drafts.token_ids.tolist(),
+    )
+
+
+def _drafts_from_pb(message: pb.PlannedDrafts) -> PlannedDrafts:
+    return PlannedDrafts(
+        slots=_ints(message.slots),
+        num_tokens=_ints(message.num_tokens),
+        num_drafts=_ints(message.num_drafts),
+        token_ids=_ints(message.token_ids),
     )
 
 
@@ -280,6 +305,7 @@ def _joined_to_pb(joined: JoinedSequences) -> pb.JoinedSequences:
         num_blocks=joined.num_blocks.tolist(),
         block_ids=joined.block_ids.tolist(),
         sampling=_sampling_columns_to_pb(joined.sampling),
+        cache_salts=joined.cache_salts,
     )
 
 
@@ -293,6 +319,7 @@ def _joined_from_pb(message: pb.JoinedSequences) -> JoinedSequences:
         num_blocks=_ints(message.num_blocks),
         block_ids=_ints(message.block_ids),
         sampling=_sampling_columns_from_pb(message.sampling),
+        cache_salts=tuple(message.cache_salts),
     )
 
 
@@ -366,6 +393,8 @@ def step_output_to_pb(output: StepOutput) -> pb.StepOutput:
         step_id=output.step_id,
         slots=output.slots.tolist(),
         token_ids=output.token_ids.tolist(),
+        num_tokens=output.num_tokens.tolist(),
+        num_drafts=output.num_drafts.tolist(),
         logprobs=_logprobs_to_pb(output.logprobs),
         prompt_logprob_slots=output.prompt_logprob_slots.tolist(),
         prompt_logprob_positions=output.prompt_logprob_positions.tolist(),
@@ -380,6 +409,8 @@ def step_output_from_pb(message: pb.StepOutput) -> StepOutput:
         step_id=message.step_id,
         slots=_ints(message.slots),
         token_ids=_ints(message.token_ids),
+        num_tokens=_ints(message.num_tokens),
+        num_drafts=_ints(message.num_drafts),
         logprobs=_logprobs_from_pb(message, "logprobs"),
         prompt_logprob_slots=_ints(message.prompt_logprob_slots),
         prompt_logprob_positions=_ints(message.prompt_logprob_positions),

@@ -44,6 +44,11 @@ class SchedulerStub:
                 request_serializer=taco__proto_dot_scheduler__pb2.WorkerMessage.SerializeToString,
                 response_deserializer=taco__proto_dot_scheduler__pb2.WorkerCommand.FromString,
                 _registered_method=True)
+        self.AttachDrafter = channel.stream_stream(
+                '/taco.v1.Scheduler/AttachDrafter',
+                request_serializer=taco__proto_dot_scheduler__pb2.DrafterMessage.SerializeToString,
+                response_deserializer=taco__proto_dot_scheduler__pb2.DraftRequest.FromString,
+                _registered_method=True)
         self.Stats = channel.unary_unary(
                 '/taco.v1.Scheduler/Stats',
                 request_serializer=taco__proto_dot_scheduler__pb2.StatsRequest.SerializeToString,
@@ -68,6 +73,13 @@ class SchedulerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AttachDrafter(self, request_iterator, context):
+        """Draft workers dial in: hello and drafts up, requests for drafts down.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Stats(self, request, context):
         """Counters for dashboards and load balancing.
         """
@@ -87,6 +99,11 @@ def add_SchedulerServicer_to_server(servicer, server):
                     servicer.Attach,
                     request_deserializer=taco__proto_dot_scheduler__pb2.WorkerMessage.FromString,
                     response_serializer=taco__proto_dot_scheduler__pb2.WorkerCommand.SerializeToString,
+            ),
+            'AttachDrafter': grpc.stream_stream_rpc_method_handler(
+                    servicer.AttachDrafter,
+                    request_deserializer=taco__proto_dot_scheduler__pb2.DrafterMessage.FromString,
+                    response_serializer=taco__proto_dot_scheduler__pb2.DraftRequest.SerializeToString,
             ),
             'Stats': grpc.unary_unary_rpc_method_handler(
                     servicer.Stats,
@@ -148,6 +165,33 @@ class Scheduler:
             '/taco.v1.Scheduler/Attach',
             taco__proto_dot_scheduler__pb2.WorkerMessage.SerializeToString,
             taco__proto_dot_scheduler__pb2.WorkerCommand.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AttachDrafter(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/taco.v1.Scheduler/AttachDrafter',
+            taco__proto_dot_scheduler__pb2.DrafterMessage.SerializeToString,
+            taco__proto_dot_scheduler__pb2.DraftRequest.FromString,
             options,
             channel_credentials,
             insecure,

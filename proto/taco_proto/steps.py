@@ -17,7 +17,12 @@ EMPTY.setflags(write=False)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerInfo:
-    """What a worker tells the scheduler of itself when it dials in."""
+    """What a worker tells the scheduler of itself when it dials in.
+
+    Attributes:
+        max_draft_tokens: the most draft tokens of a sequence that it verifies in one step; 0: it
+            does not speculate.
+    """
 
     name: str
     model: str
@@ -28,6 +33,7 @@ class WorkerInfo:
     num_blocks: int
     max_num_seqs: int
     max_logprobs: int
+    max_draft_tokens: int = 0
     default_sampling: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -37,7 +43,8 @@ class JoinedSequences:
 
     `num_tokens` counts the prompt and what was generated before (a sequence that was preempted
     brings its tokens along), `num_computed_tokens` those whose KV is in the blocks already.
-    `sampling` has its seed set, an own one for every sequence.
+    `sampling` has its seed set, an own one for every sequence. What is learned from the tokens of
+    a sequence is used for those of the same `cache_salts` entry alone; empty: none has a salt.
     """
 
     slots: IntArray
@@ -48,6 +55,21 @@ class JoinedSequences:
     num_blocks: IntArray
     block_ids: IntArray  # flat, sum(num_blocks)
     sampling: tuple[SamplingParams, ...]
+    cache_salts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedDrafts:
+    """Draft tokens that a draft worker proposed; row i of every column is one sequence.
+
+    `num_tokens` are the tokens of the sequence that the first draft follows: if the worker knows
+    more or fewer by then, the drafts are stale and it leaves them out.
+    """
+
+    slots: IntArray
+    num_tokens: IntArray
+    num_drafts: IntArray
+    token_ids: IntArray  # flat, sum(num_drafts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +80,10 @@ class StepPlan:
     tables, then the rows `slots` run `num_tokens` tokens each, from where each of them stands. A
     row whose tokens reach the end of what is known of its sequence is sampled; the worker keeps the
     sampled token as the sequence's next one, so that the next plan need not name it.
+
+    `max_drafts` says of each row how many draft tokens it may verify beside its own, within its
+    blocks; empty: none. How many tokens such a row gives only its output tells, so that where a row
+    stands is the worker's knowledge: a later plan may run it while its length is not known here.
     """
 
     epoch: int
@@ -68,22 +94,28 @@ class StepPlan:
     joined: JoinedSequences | None = None
     appended_slots: IntArray = field(default_factory=lambda: EMPTY)  # one entry a block
     appended_blocks: IntArray = field(default_factory=lambda: EMPTY)
+    max_drafts: IntArray = field(default_factory=lambda: EMPTY)  # one entry a row
+    drafts: PlannedDrafts | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutput:
     """What one step gave. It is read against the plan of the same `epoch` and `step_id`.
 
-    `slots` are the rows that were sampled, `logprobs` has a row for each of them (None: nobody
-    asked). Prompt log probabilities have one row a prompt position that this step computed, the
-    first position of a prompt excepted. `error` is set when the step failed: nothing of it counts,
-    and the worker refuses later plans of the same epoch.
+    `slots` are the rows that were sampled, `num_tokens` the tokens that each of them got (empty:
+    one each), of which all but the last were drafts that were accepted, and `num_drafts` the drafts
+    that each of them verified (empty: none). `logprobs` has a row a token (None: nobody asked).
+    Prompt log probabilities have one row a prompt position that this step computed, the first
+    position of a prompt excepted. `error` is set when the step failed: nothing of it counts, and
+    the worker refuses later plans of the same epoch.
     """
 
     epoch: int
     step_id: int
     slots: IntArray = field(default_factory=lambda: EMPTY)
-    token_ids: IntArray = field(default_factory=lambda: EMPTY)
+    token_ids: IntArray = field(default_factory=lambda: EMPTY)  # flat, sum(num_tokens)
+    num_tokens: IntArray = field(default_factory=lambda: EMPTY)
+    num_drafts: IntArray = field(default_factory=lambda: EMPTY)
     logprobs: LogprobColumns | None = None
     prompt_logprob_slots: IntArray = field(default_factory=lambda: EMPTY)
     prompt_logprob_positions: IntArray = field(default_factory=lambda: EMPTY)

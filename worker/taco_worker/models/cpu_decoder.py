@@ -8,6 +8,7 @@ from torch import Tensor
 from taco_kernels.cpu.attention import PANEL, PagedKV, block_bytes
 from taco_kernels.cpu.decoder import CpuDecoder
 from taco_kernels.cpu.library import CpuKernels
+from taco_proto.steps import IntArray
 from taco_worker.models.cpu_weights import CpuWeights
 from taco_worker.models.decoder_config import DecoderConfig
 from taco_worker.models.step_model import ModelInput, describe
@@ -31,6 +32,7 @@ class FusedDecoder:
         self.weight_bytes = weights.nbytes
         self.description = describe(kernels.isa, kernels.num_threads, weights.matrix_dtype)
         self.sampling: SamplingOps = CpuSampling(kernels)
+        self.max_tree_paths = 0
         self._kernels = kernels
         self._weights = weights
         self._kv_dtype = kv_dtype
@@ -68,6 +70,9 @@ class FusedDecoder:
             inputs.block_tables,
             inputs.output_rows,
         )
+
+    def keep_accepted(self, inputs: ModelInput, accepted: IntArray) -> None:
+        raise NotImplementedError
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         return self._ready().compute_logits(hidden)

@@ -29,6 +29,11 @@ class ModelInput:
         block_tables: [num_seqs, max_blocks]; entries past a sequence's end are not read.
         output_rows: the tokens whose hidden states are wanted, in rising order. A model may skip
             whatever only the others need.
+        parents: [num_tokens], where sequences hold trees of draft tokens: the token of the step
+            that each one follows, -1 for the first of a sequence. A sequence's tokens stand depth
+            first: the first child of a token stands right behind it. `positions` are true ones (a
+            parent's and one), and `seq_lens` counts all nodes. None: every token follows the one
+            before it.
     """
 
     token_ids: Tensor
@@ -37,6 +42,7 @@ class ModelInput:
     seq_lens: IntArray
     block_tables: IntArray
     output_rows: IntArray
+    parents: IntArray | None = None
 
     def kv_slot_mapping(self, block_size: int) -> IntArray:
         """int64 [num_tokens], block * block_size + offset of each token's KV."""
@@ -55,12 +61,15 @@ class StepModel(Protocol):
         weight_bytes: memory that the weights take.
         description: how it runs, for the start line, such as "amx, 2 threads, bfloat16".
         sampling: what chooses tokens from its logits.
+        max_tree_paths: paths that all trees of a step together may have beside the first one of
+            each; 0: it runs chains only.
     """
 
     config: DecoderConfig
     weight_bytes: int
     description: str
     sampling: SamplingOps
+    max_tree_paths: int
 
     def kv_block_bytes(self, block_size: int) -> int:
         """Size of one block's keys and values in all layers.
@@ -79,6 +88,17 @@ class StepModel(Protocol):
 
         Returns:
             Hidden states after the final norm, [number of output_rows, hidden_size].
+        """
+        ...
+
+    def keep_accepted(self, inputs: ModelInput, accepted: IntArray) -> None:
+        """Move the KV of a step's accepted tokens to where their positions belong.
+
+        To be called after `forward` and before the next one, of a step with `parents`.
+
+        Args:
+            accepted: tokens of the step: of each tree a path from its root, in order. The KV of
+                other tokens of trees is lost.
         """
         ...
 

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from taco_proto.steps import IntArray
 from taco_worker.attention.metadata import AttentionMetadata
 from taco_worker.kv_memory import KVCache, bytes_per_block
 from taco_worker.models.decoder import Decoder
@@ -33,6 +34,7 @@ class TorchModel:
         self.weight_bytes = sum(parameter.nbytes for parameter in decoder.parameters())
         self.description = description
         self.sampling = sampling
+        self.max_tree_paths = 0
         self.decoder = decoder
         self._transfers = transfers
         self._kv_dtype = kv_dtype
@@ -66,6 +68,9 @@ class TorchModel:
             return hidden
         (rows,) = self._transfers.upload(inputs.output_rows)
         return hidden[rows]
+
+    def keep_accepted(self, inputs: ModelInput, accepted: IntArray) -> None:
+        raise NotImplementedError
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         return self.decoder.compute_logits(hidden)

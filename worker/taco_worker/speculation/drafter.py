@@ -1,0 +1,111 @@
+"""What a drafter gives: a tree of draft tokens for each sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from taco_proto.steps import EMPTY, IntArray, JoinedSequences
+
+FloatArray = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class DraftTrees:
+    """A tree of draft tokens for each of some sequences; its root is the sequence's last token.
+
+    The nodes of a tree stand depth first, of siblings the likeliest first: a node's first child
+    stands right behind it, and the first path is the likeliest chain.
+
+    Attributes:
+        num_nodes: int32 [num_rows], the root not counted.
+        token_ids: int32 [sum(num_nodes)].
+        parents: int32 [sum(num_nodes)], a node's parent among its tree's nodes; -1 is the root.
+        classes: int32 [sum(num_nodes)], the kind of evidence for a node, below the drafter's
+            number of `priors`: how often nodes of a class are accepted is measured.
+    """
+
+    num_nodes: IntArray
+    token_ids: IntArray
+    parents: IntArray
+    classes: IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class ComputedTokens:
+    """Tokens whose KV a step has computed and kept, sequence after sequence.
+
+    Attributes:
+        slots, num_tokens: int32 [num_rows].
+        positions: int32 [num_rows], of each sequence's first token here.
+        next_token_ids: int32 [sum(num_tokens)], what follows each token.
+        hidden: [sum(num_tokens), size], what the drafter asked for by `hidden_layers`.
+    """
+
+    slots: IntArray
+    num_tokens: IntArray
+    positions: IntArray
+    next_token_ids: IntArray
+    hidden: Tensor
+
+
+class Drafter(Protocol):
+    """Drafts on the worker for the sequences of its batch; slots name them. Not thread safe.
+
+    Attributes:
+        name: for metrics and logs: lookahead, ngram, medusa, eagle, eagle3.
+        max_draft_tokens: the most nodes of a tree.
+        priors: float32 [num_classes], the share of the nodes of each class that is believed to be
+            accepted (where their parents are) before any has been seen.
+        hidden_layers: what `observe` needs of every computed token: None is nothing, () is the
+            hidden state after the final norm, else the outputs of these layers side by side.
+    """
+
+    name: str
+    max_draft_tokens: int
+    priors: FloatArray
+    hidden_layers: tuple[int, ...] | None
+
+    def clear(self) -> None:
+        """All sequences have left."""
+        ...
+
+    def leave(self, slots: IntArray) -> None: ...
+
+    def join(self, joined: JoinedSequences) -> None:
+        """Sequences with their tokens so far, of which some are output already."""
+        ...
+
+    def append(self, slots: IntArray, num_tokens: IntArray, token_ids: IntArray) -> None:
+        """Tokens that sequences got, `num_tokens` each."""
+        ...
+
+    def observe(self, computed: ComputedTokens) -> None:
+        """Hidden states of a step, before `append` brings the tokens that it gave."""
+        ...
+
+    def draft(self, slots: IntArray, max_nodes: IntArray) -> DraftTrees:
+        """Trees for sequences that stand at their last token; of at most so many nodes each, the
+        root not counted. They may be smaller, or empty."""
+        ...
+
+
+def no_drafts(num_rows: int) -> DraftTrees:
+    return DraftTrees(np.zeros(num_rows, dtype=np.int32), EMPTY, EMPTY, EMPTY)
+
+
+def chains(rows: Sequence[IntArray], classes: Sequence[IntArray]) -> DraftTrees:
+    """Trees without branches."""
+    sizes = np.array([row.size for row in rows], dtype=np.int32)
+    parents = [np.arange(-1, size - 1, dtype=np.int32) for size in sizes.tolist()]
+    return DraftTrees(
+        sizes,
+        np.concatenate([EMPTY, *rows]),
+        np.concatenate([EMPTY, *parents]),
+        np.concatenate([EMPTY, *classes]),
+    )
