@@ -59,7 +59,7 @@ class SpeculationConfig:
         acceptance_method: rejection_sampler (exact) or typical_acceptance_sampler.
         posterior_threshold, posterior_alpha: of the latter: a draft is accepted that is likelier
             than the threshold, or than alpha * exp(-entropy).
-        disable_logprobs: give no log probabilities in steps that may verify drafts.
+        disable_logprobs: give no log probabilities of output tokens, whoever asks.
     """
 
     lookahead_config_dir: str | None = None
@@ -72,7 +72,7 @@ class SpeculationConfig:
     acceptance_method: str = "rejection_sampler"
     posterior_threshold: float = 0.09
     posterior_alpha: float = 0.3
-    disable_logprobs: bool = True
+    disable_logprobs: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Log probabilities as columns: one row a position, several entries a row."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 
@@ -30,3 +30,12 @@ class LogprobColumns:
         self.token_ids.extend(token_ids)
         self.logprobs.extend(logprobs)
         self.ranks.extend(ranks)
+
+    def select(self, rows: Sequence[int]) -> "LogprobColumns":
+        """Some rows, in rising order."""
+        wanted = set(rows)
+        selected = LogprobColumns()
+        for row, entries in enumerate(self.rows()):
+            if row in wanted:
+                selected.append_row(*entries)
+        return selected

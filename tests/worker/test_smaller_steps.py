@@ -40,6 +40,7 @@ def test_halves_hold_the_same_tokens(rows: list[tuple[int, int, bool]], limit: i
         num_computed_tokens=ints([start for start, _, _ in rows]),
         num_new_tokens=ints([count for _, count, _ in rows]),
         is_sampled=np.array([is_sampled for _, _, is_sampled in rows]),
+        max_drafts=np.zeros(len(rows), dtype=np.int32),
     )
 
     def run(part: StepRows) -> StepRows:
@@ -56,7 +57,7 @@ def test_what_not_even_one_token_fits_into_fails() -> None:
         raise torch.OutOfMemoryError(f"{part.num_new_tokens.sum()} tokens")
 
     one = ints([1])
-    rows = StepRows(one, ints([0]), ints([4]), np.array([True]))
+    rows = StepRows(one, ints([0]), ints([4]), np.array([True]), ints([0]))
     with pytest.raises(torch.OutOfMemoryError, match="1 tokens"):
         run_smaller_if_memory_lacks(run, rows)
 
@@ -91,7 +92,7 @@ def test_a_step_goes_on_in_halves(
 
     monkeypatch.setattr(worker._model, "forward", narrow)
     output = worker.execute(make_plan({0: 17, 1: 3, 2: 12, 3: 1}, joined=joined, epoch=2))
-    assert "goes on in halves: CUDA out of memory." in caplog.text
+    assert "goes on in smaller ones: CUDA out of memory." in caplog.text
     assert not output.error
     assert output.slots.tolist() == expected.slots.tolist()
     assert output.token_ids.tolist() == expected.token_ids.tolist()

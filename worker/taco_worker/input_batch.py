@@ -1,13 +1,16 @@
 """The worker's persistent batch: what it knows of every sequence between steps."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from torch import Tensor
 
 from taco_proto.steps import IntArray, JoinedSequences, StepPlan
 from taco_worker.sampling.columns import Array, SamplingColumns
+from taco_worker.speculation.drafter import DraftTrees
 from taco_worker.token_table import TokenTable
 
 
@@ -24,12 +27,30 @@ class StepRows:
         num_computed_tokens: tokens whose KV was there before the step.
         num_new_tokens: tokens that the step computes.
         is_sampled: whether a row's new tokens reach the end of what is known of its sequence.
+        max_drafts: draft tokens that a row may verify, within its blocks; only of sampled rows.
+        trees: drafts that rows verify beside their new tokens, which then count them; None: none.
     """
 
     slots: IntArray
     num_computed_tokens: IntArray
     num_new_tokens: IntArray
     is_sampled: Array
+    max_drafts: IntArray
+    trees: DraftTrees | None = None
+
+    def with_drafts(self, trees: DraftTrees) -> StepRows:
+        """`trees` has a tree a row, empty where nothing is drafted for it."""
+        return replace(self, num_new_tokens=self.num_new_tokens + trees.num_nodes, trees=trees)
+
+    def without_drafts(self) -> StepRows:
+        assert self.trees is not None
+        return replace(self, num_new_tokens=self.num_new_tokens - self.trees.num_nodes, trees=None)
+
+    def num_outputs(self) -> IntArray:
+        """Tokens of each row behind which a token is chosen: the last one, and all of a tree."""
+        if self.trees is None:
+            return self.is_sampled.astype(np.int32)
+        return self.is_sampled * (1 + self.trees.num_nodes)
 
 
 class InputBatch:
@@ -52,13 +73,19 @@ class InputBatch:
         vocab_size: int,
         eos_token_ids: Sequence[int],
         tokens: TokenTable,
+        gives_logprobs: bool = True,
     ) -> None:
-        """`tokens` has a row a slot, of max_model_len tokens."""
+        """
+        Args:
+            tokens: a row a slot, of max_model_len tokens.
+            gives_logprobs: sequences that ask for log probabilities of their output get them.
+        """
         self.max_num_seqs = max_num_seqs
         self.max_model_len = max_model_len
         self.block_size = block_size
         self._num_kv_blocks = num_blocks
         self._vocab_size = vocab_size
+        self.eos_token_ids = tuple(eos_token_ids)
         self.tokens = tokens
         self.is_occupied = np.zeros(max_num_seqs, dtype=np.bool_)
         self.num_prompt_tokens = np.zeros(max_num_seqs, dtype=np.int32)
@@ -68,7 +95,10 @@ class InputBatch:
         max_blocks = -(-max_model_len // block_size)
         self.block_tables = np.zeros((max_num_seqs, max_blocks), dtype=np.int32)
         self.sampling = SamplingColumns(
-            max_num_seqs, vocab_size=vocab_size, eos_token_ids=eos_token_ids
+            max_num_seqs,
+            vocab_size=vocab_size,
+            eos_token_ids=eos_token_ids,
+            gives_logprobs=gives_logprobs,
         )
 
     def clear(self) -> None:
@@ -87,16 +117,33 @@ class InputBatch:
             self._join(plan.joined)
         if plan.appended_slots.size or plan.appended_blocks.size:
             self._append(plan.appended_slots, plan.appended_blocks)
-        return self._rows(plan.slots, plan.num_tokens)
+        return self._rows(plan.slots, plan.num_tokens, plan.max_drafts)
 
     def advance(self, rows: StepRows, sampled_token_ids: Tensor) -> None:
-        """Take in what a step gives: integers [number of sampled rows], in the rows' order, which
-        the device may still be working out."""
+        """Take in what a step without drafts gives: integers [number of sampled rows], in the rows'
+        order, which the device may still be working out."""
         self.num_computed_tokens[rows.slots] += rows.num_new_tokens
         slots = rows.slots[rows.is_sampled]
         positions = self.num_tokens[slots]
         self.tokens.write(slots, positions, sampled_token_ids)
         self.num_tokens[slots] = positions + 1
+
+    def advance_by(self, rows: StepRows, num_tokens: IntArray, token_ids: Tensor) -> None:
+        """The same of a step with drafts.
+
+        Args:
+            num_tokens: int32 [number of sampled rows], accepted drafts and the token behind them.
+            token_ids: integers [sum(num_tokens)].
+        """
+        assert rows.trees is not None
+        self.num_computed_tokens[rows.slots] += rows.num_new_tokens - rows.trees.num_nodes
+        slots = rows.slots[rows.is_sampled]
+        self.num_computed_tokens[slots] += num_tokens - 1
+        starts = np.cumsum(num_tokens) - num_tokens
+        places = np.arange(int(num_tokens.sum()), dtype=np.int32) - np.repeat(starts, num_tokens)
+        positions = np.repeat(self.num_tokens[slots], num_tokens) + places
+        self.tokens.write(np.repeat(slots, num_tokens), positions.astype(np.int32), token_ids)
+        self.num_tokens[slots] += num_tokens
 
     def _leave(self, slots: IntArray) -> None:
         self._check_slots(slots, "left", occupied=True)
@@ -130,7 +177,7 @@ class InputBatch:
             self.block_tables[slot, column] = block_id
             self.num_blocks[slot] = column + 1
 
-    def _rows(self, slots: IntArray, num_new_tokens: IntArray) -> StepRows:
+    def _rows(self, slots: IntArray, num_new_tokens: IntArray, max_drafts: IntArray) -> StepRows:
         if slots.size != num_new_tokens.size:
             raise PlanError(f"{num_new_tokens.size} numbers of tokens for {slots.size} slots")
         self._check_slots(slots, "run", occupied=True)
@@ -144,7 +191,21 @@ class InputBatch:
             raise PlanError("a row runs tokens that its blocks do not hold")
         if (num_tokens[is_sampled] >= self.max_model_len).any():
             raise PlanError(f"a sequence grows beyond {self.max_model_len} tokens")
-        return StepRows(slots, num_computed_tokens, num_new_tokens, is_sampled)
+        if not max_drafts.size:
+            max_drafts = np.zeros_like(slots)
+        self._check_drafts(slots, ends, max_drafts)
+        return StepRows(
+            slots, num_computed_tokens, num_new_tokens, is_sampled, max_drafts * is_sampled
+        )
+
+    def _check_drafts(self, slots: IntArray, ends: Array, max_drafts: IntArray) -> None:
+        if max_drafts.size != slots.size or (max_drafts < 0).any():
+            raise PlanError("the numbers of drafts are not one for each row, from 0 on")
+        last = ends + max_drafts
+        if (last > self.num_blocks[slots] * self.block_size).any():
+            raise PlanError("a row may verify drafts that its blocks do not hold")
+        if (last >= self.max_model_len + (max_drafts == 0)).any():
+            raise PlanError(f"drafts make a sequence grow beyond {self.max_model_len} tokens")
 
     def _check_joined(self, joined: JoinedSequences) -> None:
         columns = (

@@ -25,19 +25,37 @@ class PromptLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
+class Verified:
+    """What came of the drafts of some rows.
+
+    Attributes:
+        kept: the choices that count, of those that were made behind each row's own token and its
+            drafts.
+        num_tokens: int32 [number of sampled rows], of which a row got so many.
+        num_drafts: int32 [number of sampled rows], drafts that it verified.
+    """
+
+    kept: IntArray
+    num_tokens: IntArray
+    num_drafts: IntArray
+
+
+@dataclass(frozen=True, slots=True)
 class StepPart:
     """What comes of some rows of a step.
 
     Attributes:
         slots: those that are sampled.
-        token_ids: int64 [size of slots], on the device.
-        logprobs: None where none of them asked.
+        token_ids: int64, on the device: one a slot, or as many as `verified` says.
+        logprobs: of all choices that were made; None where none of them asked.
+        verified: None: nothing was drafted.
     """
 
     slots: IntArray
     token_ids: Tensor
     logprobs: LogprobTable | None
     prompt: PromptLogprobs | None
+    verified: Verified | None = None
 
     def tables(self) -> list[LogprobTable]:
         own = [] if self.logprobs is None else [self.logprobs]
@@ -45,7 +63,10 @@ class StepPart:
 
 
 class LaunchedStep:
-    """The results' way to the host has begun; `wait` may be called from any thread, once."""
+    """The results' way to the host has begun; `wait` may be called from any thread, once.
+
+    A step with drafts has one part.
+    """
 
     def __init__(self, plan: StepPlan, parts: Sequence[StepPart], transfers: Transfers) -> None:
         self._plan = plan
@@ -59,12 +80,15 @@ class LaunchedStep:
         arrived = iter(self._download.wait())
         token_ids = [next(arrived).numpy() for _ in self._parts]
         columns = [_Columns(part, arrived) for part in self._parts]
+        verified = self._parts[0].verified if self._parts else None
         prompts = [part.prompt for part in self._parts if part.prompt]
         return StepOutput(
             epoch=self._plan.epoch,
             step_id=self._plan.step_id,
             slots=_joined([part.slots for part in self._parts]),
             token_ids=_joined(token_ids),
+            num_tokens=EMPTY if verified is None else verified.num_tokens,
+            num_drafts=EMPTY if verified is None else verified.num_drafts,
             logprobs=_sum([each.sampled for each in columns], [t.size for t in token_ids]),
             prompt_logprob_slots=_joined([prompt.slots for prompt in prompts]),
             prompt_logprob_positions=_joined([prompt.positions for prompt in prompts]),
@@ -77,6 +101,8 @@ class _Columns:
 
     def __init__(self, part: StepPart, arrived: Iterator[Tensor]) -> None:
         self.sampled = part.logprobs.columns(arrived) if part.logprobs else None
+        if self.sampled is not None and part.verified is not None:
+            self.sampled = self.sampled.select(part.verified.kept.tolist())
         tables = part.prompt.tables if part.prompt else []
         self.prompt = [table.columns(arrived) for table in tables]
 

@@ -1,18 +1,25 @@
 """Runs one step: from a plan to the model's input, through the model, to sampled tokens."""
 
+import time
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from taco_proto.steps import IntArray, StepPlan
 from taco_worker.input_batch import InputBatch, StepRows
-from taco_worker.launched_step import LaunchedStep, PromptLogprobs, StepPart
+from taco_worker.launched_step import LaunchedStep, PromptLogprobs, StepPart, Verified
 from taco_worker.models.step_model import ModelInput, StepModel
 from taco_worker.prompt_rows import PromptRows, find_prompt_rows
 from taco_worker.sampling.columns import Array
 from taco_worker.sampling.logprobs import LogprobTable, gather_logprobs
 from taco_worker.sampling.sampler import SampledRows, Sampler
 from taco_worker.smaller_steps import run_smaller_if_memory_lacks
+from taco_worker.speculation.speculator import Speculator
+from taco_worker.speculation.typical import TypicalAcceptance, draft_candidates
+from taco_worker.speculation.verify import accept
+from taco_worker.step_input import last_of_each, make_input
 from taco_worker.transfers import Transfers
 
 # Logits of so many numbers at a time for prompt log probabilities: 64 MiB.
@@ -26,11 +33,26 @@ class ModelRunner:
     input is this one's output on the device.
     """
 
-    def __init__(self, model: StepModel, batch: InputBatch, transfers: Transfers) -> None:
+    def __init__(
+        self,
+        model: StepModel,
+        batch: InputBatch,
+        transfers: Transfers,
+        speculator: Speculator | None = None,
+        typical: TypicalAcceptance | None = None,
+    ) -> None:
+        """
+        Args:
+            speculator: None: no drafts are made or verified.
+            typical: None: drafts are accepted where the target's own sample is the draft.
+        """
         self._model = model
         self._batch = batch
         self._transfers = transfers
-        self._sampler = Sampler(batch.sampling, batch.tokens.data, model.sampling, transfers)
+        self._speculator = speculator
+        self._sampler = Sampler(
+            batch.sampling, batch.tokens.data, model.sampling, transfers, typical
+        )
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> LaunchedStep:
@@ -38,67 +60,95 @@ class ModelRunner:
         PlanError: the plan does not fit the batch.
         """
         rows = self._batch.apply(plan)
-        if not rows.slots.size:
-            return LaunchedStep(plan, [], self._transfers)
-        parts = run_smaller_if_memory_lacks(self._run, rows)
-        token_ids = [part.token_ids for part in parts]
-        self._batch.advance(rows, token_ids[0] if len(parts) == 1 else torch.cat(token_ids))
+        if self._speculator is None:
+            parts = self._run_parts(rows)
+            token_ids = [part.token_ids for part in parts]
+            if parts:
+                self._batch.advance(rows, token_ids[0] if len(parts) == 1 else torch.cat(token_ids))
+        else:
+            self._speculator.follow(plan)
+            parts = self._speculate(self._speculator, rows, plan)
         return LaunchedStep(plan, parts, self._transfers)
+
+    def _run_parts(self, rows: StepRows) -> list[StepPart]:
+        return run_smaller_if_memory_lacks(self._run, rows) if rows.slots.size else []
+
+    def _speculate(self, speculator: Speculator, rows: StepRows, plan: StepPlan) -> list[StepPart]:
+        """The step with drafts. It waits for the tokens, which the next drafts follow."""
+        rows = speculator.draft(rows, plan.drafts)
+        started_at = time.perf_counter()
+        parts = self._run_parts(rows)
+        if not parts:
+            return parts
+        token_ids = torch.cat([part.token_ids for part in parts])
+        host_ids = token_ids.cpu().numpy()
+        speculator.note_time(int(rows.num_new_tokens.sum()), time.perf_counter() - started_at)
+        slots = rows.slots[rows.is_sampled]
+        if (verified := parts[0].verified) is not None:
+            num_tokens = verified.num_tokens
+            self._batch.advance_by(rows, num_tokens, token_ids)
+        else:  # nothing was drafted, or there was no memory for it
+            num_tokens = np.ones_like(slots)
+            self._batch.advance(rows if rows.trees is None else rows.without_drafts(), token_ids)
+        speculator.learn(slots, num_tokens, host_ids)
+        return parts
 
     def _run(self, rows: StepRows) -> StepPart:
         """All of a step's rows, or some of them."""
         ends = np.cumsum(rows.num_new_tokens, dtype=np.int32)
-        sampled = ends[rows.is_sampled] - 1
+        chosen = last_of_each(ends, rows.num_outputs())
         prompt_rows = find_prompt_rows(self._batch, rows, ends)
-        outputs = sampled if prompt_rows is None else np.union1d(sampled, prompt_rows.sources)
-        hidden = self._model.forward(self._make_input(rows, ends, outputs))
+        outputs = chosen if prompt_rows is None else np.union1d(chosen, prompt_rows.sources)
+        inputs = make_input(self._batch, rows, ends, outputs)
+        hidden = self._model.forward(inputs)
         prompt = None
         if prompt_rows is not None:
             prompt = self._prompt_logprobs(
                 prompt_rows, self._pick(hidden, outputs, prompt_rows.sources)
             )
-            hidden = self._pick(hidden, outputs, sampled)
-        slots = rows.slots[rows.is_sampled]
-        token_ids, logprobs = self._sample(slots, hidden)
-        return StepPart(slots, token_ids, logprobs, prompt)
+            hidden = self._pick(hidden, outputs, chosen)
+        token_ids, logprobs = self._sample(rows, inputs.positions[chosen] + 1, hidden)
+        part = StepPart(rows.slots[rows.is_sampled], token_ids, logprobs, prompt)
+        return part if rows.trees is None else self._verify(rows, inputs, chosen, part)
 
-    def _make_input(self, rows: StepRows, ends: IntArray, outputs: IntArray) -> ModelInput:
-        """Whole columns at a time: a step of decodes costs the host no loop over sequences."""
-        batch = self._batch
-        num_rows, num_tokens = rows.slots.size, int(ends[-1])
-        if num_tokens == num_rows:
-            slots, positions = rows.slots, rows.num_computed_tokens
-        else:
-            slots = np.repeat(rows.slots, rows.num_new_tokens)
-            first_positions = rows.num_computed_tokens - (ends - rows.num_new_tokens)
-            positions = np.repeat(first_positions, rows.num_new_tokens)
-            positions += np.arange(num_tokens, dtype=np.int32)
-        seq_lens = rows.num_computed_tokens + rows.num_new_tokens
-        max_blocks = -(-int(seq_lens.max()) // batch.block_size)
-        query_start = np.zeros(num_rows + 1, dtype=np.int32)
-        query_start[1:] = ends
-        return ModelInput(
-            token_ids=batch.tokens.at(slots, positions),
-            positions=positions,
-            query_start=query_start,
-            seq_lens=seq_lens,
-            block_tables=batch.block_tables[rows.slots, :max_blocks],
-            output_rows=outputs,
+    def _verify(
+        self, rows: StepRows, inputs: ModelInput, chosen: IntArray, part: StepPart
+    ) -> StepPart:
+        """The part with what was chosen behind accepted drafts alone."""
+        assert rows.trees is not None
+        num_drafts = rows.trees.num_nodes[rows.is_sampled]
+        trees = replace(rows.trees, num_nodes=num_drafts)
+        outcome = accept(trees, part.token_ids.cpu().numpy())
+        if inputs.parents is not None:
+            self._model.keep_accepted(inputs, chosen[outcome.kept])
+        (index,) = self._transfers.upload(outcome.kept)
+        return replace(
+            part,
+            token_ids=part.token_ids[index],
+            verified=Verified(outcome.kept, outcome.num_tokens, num_drafts),
         )
 
-    def _sample(self, slots: IntArray, hidden: Tensor) -> tuple[Tensor, LogprobTable | None]:
+    def _sample(
+        self, rows: StepRows, num_tokens: IntArray, hidden: Tensor
+    ) -> tuple[Tensor, LogprobTable | None]:
+        """`num_tokens` stand before each token that is chosen."""
         batch = self._batch
+        slots = np.repeat(rows.slots, rows.num_outputs())
         if not slots.size:
             return torch.empty(0, dtype=torch.int64, device=self._transfers.device), None
         if not batch.sampling.features[slots].any():
             return self._model.most_likely(hidden), None
+        candidates = None
+        if rows.trees is not None:
+            candidates = draft_candidates(rows.trees, rows.is_sampled)
         sampled = self._sampler.sample(
             self._model.compute_logits(hidden),
             SampledRows(
                 slots=slots,
                 num_prompt_tokens=batch.num_prompt_tokens[slots],
-                num_tokens=batch.num_tokens[slots],
+                num_tokens=num_tokens,
             ),
+            candidates,
         )
         return sampled.token_ids, sampled.logprobs
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
@@ -28,19 +29,19 @@ def run_smaller_if_memory_lacks(run: Callable[[StepRows], T], rows: StepRows) ->
     try:
         return [run(rows)]
     except RuntimeError as error:
-        halves = _split(rows) if _lacks_memory(error) else None
-        if halves is None:
+        smaller = _split(rows) if _lacks_memory(error) else ()
+        if not smaller:
             raise
         reason = str(error).partition("\n")[0]
     # Outside the handler, whose exception holds on to what the failed step had allocated.
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     logger.warning(
-        "out of memory in a step of %d tokens, which goes on in halves: %s",
+        "out of memory in a step of %d tokens, which goes on in smaller ones: %s",
         rows.num_new_tokens.sum(),
         reason,
     )
-    return [part for half in halves for part in run_smaller_if_memory_lacks(run, half)]
+    return [part for some in smaller for part in run_smaller_if_memory_lacks(run, some)]
 
 
 def _lacks_memory(error: RuntimeError) -> bool:
@@ -50,19 +51,24 @@ def _lacks_memory(error: RuntimeError) -> bool:
     return "out of memory" in str(error) or "ALLOC_FAILED" in str(error)
 
 
-def _split(rows: StepRows) -> tuple[StepRows, StepRows] | None:
-    """Two steps of about as many tokens each, in order; a row may be cut between its tokens."""
+def _split(rows: StepRows) -> Sequence[StepRows]:
+    """The step without drafts; else two of about as many tokens each, in order, where a row may be
+    cut between its tokens; nothing if there is but one token."""
+    if rows.trees is not None:
+        return (rows.without_drafts(),)
     num_tokens = int(rows.num_new_tokens.sum())
     if num_tokens < 2:
-        return None
+        return ()
     ends = np.cumsum(rows.num_new_tokens, dtype=np.int32)
     half = num_tokens // 2
     first_len = np.clip(half - (ends - rows.num_new_tokens), 0, rows.num_new_tokens)
     rest_len = rows.num_new_tokens - first_len
-    first = StepRows(
-        rows.slots, rows.num_computed_tokens, first_len, rows.is_sampled & (rest_len == 0)
+    first = replace(rows, num_new_tokens=first_len, is_sampled=rows.is_sampled & (rest_len == 0))
+    rest = replace(
+        rows,
+        num_computed_tokens=rows.num_computed_tokens + first_len,
+        num_new_tokens=rest_len,
     )
-    rest = StepRows(rows.slots, rows.num_computed_tokens + first_len, rest_len, rows.is_sampled)
     return _without_empty(first), _without_empty(rest)
 
 
@@ -73,4 +79,5 @@ def _without_empty(rows: StepRows) -> StepRows:
         rows.num_computed_tokens[runs],
         rows.num_new_tokens[runs],
         rows.is_sampled[runs],
+        rows.max_drafts[runs],
     )

@@ -21,6 +21,7 @@ from taco_worker.load import load_step_model
 from taco_worker.model_runner import ModelRunner
 from taco_worker.models.config import ModelConfig
 from taco_worker.models.step_model import StepModel
+from taco_worker.speculation.make import make_speculator, make_typical
 from taco_worker.token_table import make_token_table
 from taco_worker.transfers import Transfers
 
@@ -66,7 +67,6 @@ class Worker:
             self._model.allocate_kv(num_blocks, config.block_size, max_model_len)
         except (ValueError, torch.OutOfMemoryError) as error:
             raise ConfigurationError(str(error).partition("\n")[0]) from error
-        self.info = _describe(config, model_config, max_model_len, num_blocks)
         self._batch = InputBatch(
             max_num_seqs=config.max_num_seqs,
             max_model_len=max_model_len,
@@ -75,8 +75,14 @@ class Worker:
             vocab_size=self._model.config.vocab_size,
             eos_token_ids=model_config.eos_token_ids,
             tokens=make_token_table(config.max_num_seqs, max_model_len, transfers),
+            gives_logprobs=config.speculation is None or not config.speculation.disable_logprobs,
         )
-        self._runner = ModelRunner(self._model, self._batch, transfers)
+        self._speculator = make_speculator(config.speculation, self._model, self._batch)
+        self._runner = ModelRunner(
+            self._model, self._batch, transfers, self._speculator, make_typical(config.speculation)
+        )
+        max_draft_tokens = self._speculator.max_draft_tokens if self._speculator else 0
+        self.info = _describe(config, model_config, max_model_len, num_blocks, max_draft_tokens)
         self._collector = Collector() if transfers.overlaps else None
         self._epoch = 0
         self._failed = False
@@ -124,6 +130,8 @@ class Worker:
     def reset(self) -> None:
         """Forget all sequences and the epoch, for a scheduler that starts afresh."""
         self._batch.clear()
+        if self._speculator is not None:
+            self._speculator.clear()
         self._epoch = 0
         self._failed = False
 
@@ -163,7 +171,11 @@ class Worker:
 
 
 def _describe(
-    config: WorkerConfig, model: ModelConfig, max_model_len: int, num_blocks: int
+    config: WorkerConfig,
+    model: ModelConfig,
+    max_model_len: int,
+    num_blocks: int,
+    max_draft_tokens: int,
 ) -> WorkerInfo:
     return WorkerInfo(
         name=config.name,
@@ -175,6 +187,7 @@ def _describe(
         num_blocks=num_blocks,
         max_num_seqs=config.max_num_seqs,
         max_logprobs=config.max_logprobs,
+        max_draft_tokens=max_draft_tokens,
         default_sampling=model.sampling_defaults,
     )
 

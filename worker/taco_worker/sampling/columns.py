@@ -42,8 +42,17 @@ class SamplingColumns:
         bias_token_ids, bias_values: per slot, its logit bias.
     """
 
-    def __init__(self, max_num_seqs: int, *, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+    def __init__(
+        self,
+        max_num_seqs: int,
+        *,
+        vocab_size: int,
+        eos_token_ids: Sequence[int],
+        gives_logprobs: bool = True,
+    ) -> None:
+        """`gives_logprobs` False leaves out the log probabilities that sequences ask for."""
         self._vocab_size = vocab_size
+        self._gives_logprobs = gives_logprobs
         self._eos_token_ids = tuple(eos_token_ids)
         self.features = np.zeros(max_num_seqs, dtype=np.int32)
         self.seed = np.zeros(max_num_seqs, dtype=np.int64)
@@ -79,7 +88,7 @@ class SamplingColumns:
         self.repetition_penalty[slot] = params.repetition_penalty
         self.no_repeat_ngram_size[slot] = params.no_repeat_ngram_size
         self.min_tokens[slot] = params.min_tokens
-        self.logprobs[slot] = self._num_logprobs(params.logprobs)
+        self.logprobs[slot] = self._num_logprobs(params.logprobs if self._gives_logprobs else None)
         self.prompt_logprobs[slot] = self._num_logprobs(params.prompt_logprobs)
         self._set_suppressed(slot, params)
         self._set_bias(slot, params)
@@ -113,7 +122,7 @@ class SamplingColumns:
             Feature.COUNT_PENALTIES: bool(params.presence_penalty or params.frequency_penalty),
             Feature.MIN_TOKENS: params.min_tokens > 0 and self.suppressed_token_ids[slot].size > 0,
             Feature.NO_REPEAT_NGRAM: params.no_repeat_ngram_size > 0,
-            Feature.LOGPROBS: params.logprobs is not None,
+            Feature.LOGPROBS: params.logprobs is not None and self._gives_logprobs,
             Feature.PROMPT_LOGPROBS: params.prompt_logprobs is not None,
         }
         return Feature(sum(feature for feature, is_wanted in wanted.items() if is_wanted))

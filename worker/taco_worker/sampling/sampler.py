@@ -10,6 +10,7 @@ from taco_worker.sampling.logprobs import LogprobTable, gather_logprobs
 from taco_worker.sampling.ops import Choice, Penalties, SamplingOps
 from taco_worker.sampling.penalties import add_logit_bias, ban_tokens
 from taco_worker.sampling.random import uniforms
+from taco_worker.speculation.typical import Candidates, TypicalAcceptance
 from taco_worker.transfers import Transfers
 
 _TOKEN_PENALTIES = Feature.REPETITION_PENALTY | Feature.COUNT_PENALTIES | Feature.NO_REPEAT_NGRAM
@@ -54,15 +55,27 @@ class Sampler:
         token_ids: Tensor,
         ops: SamplingOps,
         transfers: Transfers,
+        typical: TypicalAcceptance | None = None,
     ) -> None:
-        """`token_ids` [max_num_seqs, max_model_len] is the batch's token table."""
+        """
+        Args:
+            token_ids: [max_num_seqs, max_model_len], the batch's token table.
+            typical: None: drafts are accepted where a sample happens to be one.
+        """
         self._columns = columns
         self._token_ids = token_ids
         self._ops = ops
         self._transfers = transfers
+        self._typical = typical
 
-    def sample(self, logits: Tensor, rows: SampledRows) -> SampledTokens:
-        """logits: float32 [num_rows, vocab_size]; they are overwritten."""
+    def sample(
+        self, logits: Tensor, rows: SampledRows, candidates: Candidates | None = None
+    ) -> SampledTokens:
+        """
+        Args:
+            logits: float32 [num_rows, vocab_size]; they are overwritten.
+            candidates: drafts that typical acceptance may prefer to a sample.
+        """
         features = self._columns.features[rows.slots]
         wanted = int(np.bitwise_or.reduce(features, initial=0))
         changes_logits = bool(wanted & _CHANGES_LOGITS)
@@ -73,7 +86,10 @@ class Sampler:
                 raw_logits = logits.clone()
         if changes_logits:
             self._change_logits(logits, rows, features)
-        token_ids = self._ops.choose(logits, self._choice(rows, features))
+        choice = self._choice(rows, features)
+        token_ids = self._ops.choose(logits, choice)
+        if self._typical is not None and candidates is not None:
+            token_ids = self._typical.prefer(logits, choice.temperature, token_ids, candidates)
         logprobs = None
         if logprob_rows.size:
             chosen = self._pick(token_ids, logprob_rows)

@@ -1,0 +1,62 @@
+"""From a worker's configuration to its speculator."""
+
+from __future__ import annotations
+
+from taco_proto.config import SpeculationConfig
+from taco_worker.input_batch import InputBatch
+from taco_worker.models.step_model import StepModel
+from taco_worker.speculation.drafter import Drafter
+from taco_worker.speculation.speculator import Speculator
+from taco_worker.speculation.typical import TypicalAcceptance
+
+# Drafts of a draft worker that are verified at most, unless the configuration says otherwise.
+_DEFAULT_DRAFTS = 5
+
+
+def make_speculator(
+    config: SpeculationConfig | None, model: StepModel, batch: InputBatch
+) -> Speculator | None:
+    """None where nothing is to be drafted.
+
+    Raises:
+        ConfigurationError: the drafter's own configuration, or its files, make no sense.
+    """
+    if config is None:
+        return None
+    drafter = _make_drafter(config, model, batch)
+    max_draft_tokens = config.num_speculative_tokens or _DEFAULT_DRAFTS
+    if drafter is not None:
+        max_draft_tokens = drafter.max_draft_tokens
+    return Speculator(
+        drafter,
+        batch,
+        vocab_size=model.config.vocab_size,
+        max_draft_tokens=max_draft_tokens,
+        max_tree_paths=model.max_tree_paths,
+    )
+
+
+def make_typical(config: SpeculationConfig | None) -> TypicalAcceptance | None:
+    """None where drafts are verified exactly."""
+    if config is None or config.acceptance_method == "rejection_sampler":
+        return None
+    return TypicalAcceptance(config.posterior_threshold, config.posterior_alpha)
+
+
+def _make_drafter(config: SpeculationConfig, model: StepModel, batch: InputBatch) -> Drafter | None:
+    """Raises: ConfigurationError: see `make_speculator`."""
+    sizes = {
+        "vocab_size": model.config.vocab_size,
+        "max_model_len": batch.max_model_len,
+        "eos_token_ids": batch.eos_token_ids,
+        "max_num_seqs": batch.max_num_seqs,
+    }
+    if config.lookahead_config_dir is not None:
+        from taco_worker.speculation.lookahead.drafter import make_lookahead
+
+        return make_lookahead(config, **sizes)
+    if config.ngram_max:
+        from taco_worker.speculation.lookahead.drafter import make_ngram
+
+        return make_ngram(config, **sizes)
+    return None

@@ -1,0 +1,206 @@
+"""Drafts for the worker's batch: what is proposed, what of it is verified, what is learned."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+
+from taco_proto.steps import EMPTY, IntArray, PlannedDrafts, StepPlan
+from taco_worker.input_batch import InputBatch, StepRows
+from taco_worker.sampling.columns import Array, Feature
+from taco_worker.speculation.acceptance import Acceptance
+from taco_worker.speculation.controller import Controller
+from taco_worker.speculation.drafter import Drafter, DraftTrees, chains, no_drafts
+from taco_worker.speculation.step_times import StepTimes
+from taco_worker.speculation.verify import are_chains, select_nodes
+
+logger = logging.getLogger("taco.worker")
+
+# Classes of a draft worker's drafts: one a depth.
+_NUM_PLANNED_CLASSES = 16
+_PLANNED_PRIOR = 0.6
+# Penalties look at the tokens before a draft, which the token table holds for a chain alone.
+_READS_TOKENS = Feature.REPETITION_PENALTY | Feature.COUNT_PENALTIES | Feature.NO_REPEAT_NGRAM
+
+
+class Speculator:
+    """One worker's drafting. Drafts come from its own drafter or, in a plan, from a draft worker.
+
+    Attributes:
+        drafter: None: only drafts that plans bring are verified.
+        num_invalid: drafts that named a token outside the vocabulary, or were too many.
+    """
+
+    def __init__(
+        self,
+        drafter: Drafter | None,
+        batch: InputBatch,
+        *,
+        vocab_size: int,
+        max_draft_tokens: int,
+        max_tree_paths: int,
+    ) -> None:
+        """
+        Args:
+            max_tree_paths: paths of all trees of a step beside the first one of each.
+        """
+        self.drafter = drafter
+        self.max_draft_tokens = max_draft_tokens
+        self.num_invalid = 0
+        self._batch = batch
+        self._vocab_size = vocab_size
+        self._max_tree_paths = max_tree_paths
+        own_priors = np.zeros(0, np.float32) if drafter is None else drafter.priors
+        self._first_planned_class = own_priors.size
+        planned = np.full(_NUM_PLANNED_CLASSES, _PLANNED_PRIOR, np.float32)
+        self._acceptance = Acceptance(np.concatenate([own_priors, planned]), batch.max_num_seqs)
+        self._step_times = StepTimes()
+        self._controller = Controller(self._acceptance, self._step_times)
+        self._proposed: DraftTrees | None = None
+        self._proposed_slots = EMPTY
+
+    def clear(self) -> None:
+        """All sequences have left."""
+        if self.drafter is not None:
+            self.drafter.clear()
+
+    def follow(self, plan: StepPlan) -> None:
+        """Sequences that leave and join; the plan has been applied to the batch."""
+        if self.drafter is not None and plan.left_slots.size:
+            self.drafter.leave(plan.left_slots)
+        if plan.joined is not None:
+            self._acceptance.start(plan.joined.slots)
+            if self.drafter is not None:
+                self.drafter.join(plan.joined)
+
+    def draft(self, rows: StepRows, planned: PlannedDrafts | None) -> StepRows:
+        """The rows with the drafts that are worth verifying."""
+        may = np.flatnonzero(rows.max_drafts > 0)
+        slots = rows.slots[may]
+        trees = self._propose(slots, rows.max_drafts[may], planned)
+        self._proposed, self._proposed_slots = trees, slots
+        if not trees.token_ids.size:
+            return rows
+        num_other_tokens = int(rows.num_new_tokens.sum())
+        chosen = self._controller.choose(trees, slots, num_other_tokens)
+        chosen = self._without_branches(chosen, slots)
+        if not chosen.token_ids.size:
+            return rows
+        num_nodes = np.zeros_like(rows.slots)
+        num_nodes[may] = chosen.num_nodes
+        return rows.with_drafts(
+            DraftTrees(num_nodes, chosen.token_ids, chosen.parents, chosen.classes)
+        )
+
+    def learn(self, slots: IntArray, num_tokens: IntArray, token_ids: IntArray) -> None:
+        """The tokens that sequences got: `num_tokens` each."""
+        if self._proposed is not None and self._proposed.token_ids.size:
+            places = np.searchsorted(slots, self._proposed_slots, sorter=np.argsort(slots))
+            order = np.argsort(slots)[places]
+            ends = np.cumsum(num_tokens)
+            counts = num_tokens[order]
+            starts = np.repeat(ends[order] - counts, counts)
+            within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+            self._acceptance.learn(
+                self._proposed, self._proposed_slots, counts, token_ids[starts + within]
+            )
+        self._proposed = None
+        if self.drafter is not None and slots.size:
+            self.drafter.append(slots, num_tokens, token_ids)
+
+    def note_time(self, num_tokens: int, seconds: float) -> None:
+        """A step of so many tokens took so long."""
+        self._step_times.observe(num_tokens, seconds)
+
+    # ------------------------------------------------------------------ drafts
+
+    def _propose(
+        self, slots: IntArray, max_drafts: IntArray, planned: PlannedDrafts | None
+    ) -> DraftTrees:
+        trees = no_drafts(slots.size)
+        if self.drafter is not None and slots.size:
+            trees = self._checked(self.drafter.draft(slots, max_drafts), slots, max_drafts)
+        if planned is None:
+            return trees
+        return self._with_planned(trees, slots, max_drafts, planned)
+
+    def _checked(self, trees: DraftTrees, slots: IntArray, max_drafts: IntArray) -> DraftTrees:
+        """No drafts at all where a drafter gives what cannot be: none of it can be trusted then."""
+        ids = trees.token_ids
+        is_valid = (
+            trees.num_nodes.size == slots.size
+            and (trees.num_nodes <= max_drafts).all()
+            and int(trees.num_nodes.sum()) == ids.size == trees.parents.size == trees.classes.size
+            and (not ids.size or (ids.min() >= 0 and ids.max() < self._vocab_size))
+        )
+        if is_valid:
+            return trees
+        if not self.num_invalid:
+            logger.error("a drafter gives tokens that do not exist, or too many; they are left out")
+        self.num_invalid += 1
+        return no_drafts(slots.size)
+
+    def _with_planned(
+        self, own: DraftTrees, slots: IntArray, max_drafts: IntArray, planned: PlannedDrafts
+    ) -> DraftTrees:
+        """A draft worker's chains in place of what the worker's own drafter has for their rows."""
+        ends = np.cumsum(planned.num_drafts)
+        chain_of = {
+            slot: (num_tokens, planned.token_ids[end - count : end])
+            for slot, num_tokens, count, end in zip(
+                planned.slots.tolist(),
+                planned.num_tokens.tolist(),
+                planned.num_drafts.tolist(),
+                ends.tolist(),
+                strict=True,
+            )
+        }
+        node_ends = np.cumsum(own.num_nodes).tolist()
+        parts: list[DraftTrees] = []
+        for row, slot in enumerate(slots.tolist()):
+            num_tokens, chain = chain_of.get(slot, (-1, EMPTY))
+            nodes = slice(node_ends[row] - int(own.num_nodes[row]), node_ends[row])
+            if num_tokens == self._batch.num_tokens[slot]:
+                chain = chain[: max_drafts[row]]
+                depths = np.minimum(np.arange(chain.size), _NUM_PLANNED_CLASSES - 1)
+                classes = (self._first_planned_class + depths).astype(np.int32)
+                parts.append(chains([chain], [classes]))
+            else:
+                parts.append(
+                    DraftTrees(
+                        own.num_nodes[row : row + 1],
+                        own.token_ids[nodes],
+                        own.parents[nodes],
+                        own.classes[nodes],
+                    )
+                )
+        return DraftTrees(
+            np.concatenate([EMPTY, *(part.num_nodes for part in parts)]),
+            np.concatenate([EMPTY, *(part.token_ids for part in parts)]),
+            np.concatenate([EMPTY, *(part.parents for part in parts)]),
+            np.concatenate([EMPTY, *(part.classes for part in parts)]),
+        )
+
+    def _without_branches(self, trees: DraftTrees, slots: IntArray) -> DraftTrees:
+        """First paths alone, of rows that cannot have more, and of all that are beyond the number
+        of paths that a step can hold."""
+        if are_chains(trees):
+            return trees
+        is_kept = np.ones(trees.token_ids.size, dtype=np.bool_)
+        reads_tokens = (self._batch.sampling.features[slots] & _READS_TOKENS) != 0
+        num_paths = 0
+        ends = np.cumsum(trees.num_nodes).tolist()
+        for row, end in enumerate(ends):
+            start = end - int(trees.num_nodes[row])
+            follows = trees.parents[start:end] == np.arange(-1, end - start - 1)
+            num_branches = int(np.count_nonzero(~follows))
+            if reads_tokens[row] or num_paths + num_branches > self._max_tree_paths:
+                is_kept[start:end] = _before_first_branch(follows)
+            else:
+                num_paths += num_branches
+        return select_nodes(trees, is_kept)
+
+
+def _before_first_branch(follows: Array) -> Array:
+    return np.logical_and.accumulate(follows)
