@@ -1,0 +1,226 @@
+"""Drafts with a small model: the most likely continuations of the sequences that are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from taco_draft.loading import load_draft_model
+from taco_draft.sequences import DraftSequence, SequenceTable
+from taco_proto.config import DrafterConfig
+from taco_proto.drafts import DrafterInfo, DraftReply, DraftRequest
+from taco_proto.steps import IntArray
+from taco_worker.models.step_model import ModelInput
+
+# A long prompt is read in pieces, so that the sequences beside it get their drafts in time.
+_MAX_CATCH_UP_TOKENS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A sequence of a request and how many drafts it is to get."""
+
+    sequence: DraftSequence
+    num_drafts: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """A row with the number of its own tokens that have KV after the catch-up."""
+
+    row: _Row
+    end: int
+
+    @property
+    def num_drafts(self) -> int:
+        """0 for a row that has not caught up yet."""
+        return self.row.num_drafts if self.end == self.row.sequence.num_tokens else 0
+
+
+class DraftRunner:
+    """A draft model and what it knows of its sequences. Not thread safe.
+
+    A request first computes the tokens that the model has not seen, those of all rows together:
+    what replaced rejected drafts, what followed them, and pieces of new prompts. Then the rows that
+    have caught up get their drafts, one token a step. Rejected drafts cost nothing: the KV of what
+    turned out otherwise is written over.
+    """
+
+    def __init__(self, config: DrafterConfig) -> None:
+        """Loads the model.
+
+        Raises:
+            ConfigurationError: the model cannot be found, read or run as the configuration says.
+        """
+        loaded = load_draft_model(config)
+        self._model = loaded.model
+        self._max_model_len = loaded.max_model_len
+        self.info = DrafterInfo(
+            name=config.name,
+            model=config.model.served_name,
+            vocab_size=loaded.model.config.vocab_size,
+            max_model_len=loaded.max_model_len,
+        )
+        self._table = SequenceTable(
+            num_blocks=loaded.num_blocks,
+            block_size=loaded.block_size,
+            max_model_len=loaded.max_model_len,
+            vocab_size=self.info.vocab_size,
+        )
+
+    def reset(self) -> None:
+        """Forget all sequences, for a scheduler that starts afresh."""
+        self._table.clear()
+
+    def follow(self, request: DraftRequest) -> None:
+        """Take in what a request says of its sequences, and draft nothing.
+
+        Raises:
+            ValueError: its columns do not fit each other.
+        """
+        self._take_in(request)
+
+    @torch.inference_mode()
+    def draft(self, request: DraftRequest) -> DraftReply:
+        """Drafts for a request; its rows may come in another order.
+
+        Left out are rows that cannot be drafted for, those that still have to read a prompt (the
+        next requests go on with it), and those for which no memory is left beside the others. A row
+        that wants no drafts only catches up.
+
+        Raises:
+            ValueError: the request's columns do not fit each other.
+        """
+        chunks = self._plan_catch_up(self._take_in(request))
+        if not chunks:
+            return DraftReply(request_id=request.request_id)
+        ready = [chunk for chunk in chunks if chunk.num_drafts]
+        hidden = self._catch_up(chunks, len(ready))
+        if not ready:
+            return DraftReply(request_id=request.request_id)
+        sequences = [chunk.row.sequence for chunk in ready]
+        num_drafts = np.array([chunk.num_drafts for chunk in ready], dtype=np.int32)
+        drafts = self._continue(sequences, num_drafts, hidden)
+        for sequence, row, count in zip(sequences, drafts, num_drafts.tolist(), strict=True):
+            sequence.add_drafts(row[:count])
+        return DraftReply(
+            request_id=request.request_id,
+            sequences=np.array([sequence.number for sequence in sequences], dtype=np.int64),
+            num_drafts=num_drafts,
+            token_ids=drafts[np.arange(drafts.shape[1]) < num_drafts[:, None]],
+        )
+
+    def _take_in(self, request: DraftRequest) -> list[_Row]:
+        columns = (request.num_known, request.num_tokens, request.num_drafts)
+        if any(column.size != request.sequences.size for column in columns):
+            raise ValueError("the columns of a request for drafts differ in length")
+        if (request.num_tokens < 0).any() or request.num_tokens.sum() != request.token_ids.size:
+            raise ValueError("a request for drafts has too few or too many tokens")
+        self._table.leave(request.left)
+        rows: dict[int, _Row] = {}
+        ends = np.cumsum(request.num_tokens).tolist()
+        for number, num_known, num_new, wanted, end in zip(
+            request.sequences.tolist(),
+            *(column.tolist() for column in columns),
+            ends,
+            strict=True,
+        ):
+            token_ids = request.token_ids[end - num_new : end]
+            sequence = self._table.extend(number, num_known, token_ids)
+            rows.pop(number, None)
+            if sequence is not None and wanted >= 0:
+                room = self._max_model_len - sequence.num_tokens
+                rows[number] = _Row(sequence, min(wanted, room))
+        return list(rows.values())
+
+    def _plan_catch_up(self, rows: list[_Row]) -> list[_Chunk]:
+        """What to compute of each row, with blocks for it and for its drafts.
+
+        Those that lack least come first, so that a long prompt takes what the others leave it. In
+        the result those that will get most drafts come first, and last those that get none.
+        """
+        chunks: list[_Chunk] = []
+        in_use: set[int] = set()
+        budget = _MAX_CATCH_UP_TOKENS
+        for row in sorted(rows, key=lambda row: row.sequence.num_missing_tokens):
+            sequence = row.sequence
+            size = min(sequence.num_missing_tokens, budget)
+            if not size:
+                break
+            chunk = _Chunk(row, sequence.num_computed_tokens + size)
+            if self._table.reserve(sequence, chunk.end + max(chunk.num_drafts - 1, 0), in_use):
+                in_use.add(sequence.number)
+                chunks.append(chunk)
+                budget -= size
+        return sorted(chunks, key=lambda chunk: -chunk.num_drafts)
+
+    def _catch_up(self, chunks: Sequence[_Chunk], num_outputs: int) -> Tensor:
+        """Compute all chunks; returns the hidden states of the last tokens of the first ones."""
+        sequences = [chunk.row.sequence for chunk in chunks]
+        starts = [sequence.num_computed_tokens for sequence in sequences]
+        spans = [(start, chunk.end) for start, chunk in zip(starts, chunks, strict=True)]
+        token_ids = [
+            sequence.token_ids[start:end]
+            for sequence, (start, end) in zip(sequences, spans, strict=True)
+        ]
+        query_start = np.zeros(len(chunks) + 1, dtype=np.int32)
+        np.cumsum([end - start for start, end in spans], out=query_start[1:])
+        hidden = self._model.forward(
+            ModelInput(
+                token_ids=torch.from_numpy(np.concatenate(token_ids)),
+                positions=np.concatenate([np.arange(*span, dtype=np.int32) for span in spans]),
+                query_start=query_start,
+                seq_lens=np.array([chunk.end for chunk in chunks], dtype=np.int32),
+                block_tables=_block_tables(sequences),
+                output_rows=query_start[1 : num_outputs + 1] - 1,
+            )
+        )
+        for sequence, chunk in zip(sequences, chunks, strict=True):
+            sequence.num_computed_tokens = chunk.end
+        return hidden
+
+    def _continue(
+        self, sequences: Sequence[DraftSequence], num_drafts: IntArray, hidden: Tensor
+    ) -> IntArray:
+        """Draft behind sequences that have caught up.
+
+        Args:
+            num_drafts: int32 [num_rows], falling, above 0.
+            hidden: of each sequence's last token, [num_rows, hidden_size].
+
+        Returns:
+            int32 [num_rows, num_drafts[0]]; what stands past a row's own number means nothing.
+        """
+        positions = np.array([sequence.num_tokens for sequence in sequences], dtype=np.int32)
+        block_tables = _block_tables(sequences)
+        rows = np.arange(len(sequences) + 1, dtype=np.int32)
+        token_ids = self._model.most_likely(hidden).int()
+        drafts = np.zeros((len(sequences), int(num_drafts[0])), dtype=np.int32)
+        drafts[:, 0] = token_ids.numpy()
+        for depth in range(1, drafts.shape[1]):
+            num_rows = int(np.count_nonzero(num_drafts > depth))
+            hidden = self._model.forward(
+                ModelInput(
+                    token_ids=token_ids[:num_rows],
+                    positions=positions[:num_rows] + np.int32(depth - 1),
+                    query_start=rows[: num_rows + 1],
+                    seq_lens=positions[:num_rows] + np.int32(depth),
+                    block_tables=block_tables[:num_rows],
+                    output_rows=rows[:num_rows],
+                )
+            )
+            token_ids = self._model.most_likely(hidden).int()
+            drafts[:num_rows, depth] = token_ids.numpy()
+        return drafts
+
+
+def _block_tables(sequences: Sequence[DraftSequence]) -> IntArray:
+    """int32 [num_rows, most blocks of a sequence]."""
+    tables = np.zeros((len(sequences), max(len(s.blocks) for s in sequences)), dtype=np.int32)
+    for row, sequence in enumerate(sequences):
+        tables[row, : len(sequence.blocks)] = sequence.blocks
+    return tables
