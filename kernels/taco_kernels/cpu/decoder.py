@@ -83,6 +83,9 @@ class _Step(Structure):
         ("num_outputs", c_int64),
         ("output_rows", c_void_p),
         ("hidden", c_void_p),
+        ("num_kept", c_int64),
+        ("kept_layers", c_void_p),
+        ("kept", c_void_p),
         ("scratch", c_void_p),
     )
 
@@ -158,16 +161,35 @@ class Weights:
 
 
 class CpuDecoder:
-    """One model's forward pass. Not thread safe."""
+    """One model's forward pass. Not thread safe.
 
-    def __init__(self, kernels: CpuKernels, weights: Weights, cache: PagedKV) -> None:
+    Attributes:
+        kept_hidden: outputs of `kept_layers` in the last step, side by side, float32
+            [num_tokens, len(kept_layers) * hidden_size].
+    """
+
+    def __init__(
+        self,
+        kernels: CpuKernels,
+        weights: Weights,
+        cache: PagedKV,
+        *,
+        kept_layers: Sequence[int] = (),
+    ) -> None:
+        """`kept_layers`: any but the last one, of which only wanted rows may run."""
         self._kernels = kernels
-        self._owners = (weights, cache)  # of the memory that the structs point to
+        self._weights, self._cache = weights, cache  # of the memory that the structs point to
+        self._kept_layers = np.array(kept_layers, dtype=np.int32)
+        self.kept_hidden = torch.empty((0, 0))
         self._layers = (_Layer * len(weights.layers))(*map(_layer, weights.layers))
         self._decoder = _decoder(weights, self._layers)
         self._hidden_size = self._decoder.hidden_size
         self._vocab_size = self._decoder.vocab_size
-        self._step = _Step(cache=cache.struct())
+        self._step = _Step(
+            cache=cache.struct(),
+            num_kept=self._kept_layers.size,
+            kept_layers=_address(self._kept_layers),
+        )
         self._logits = _Logits()
         self._scratch = Scratch()
 
@@ -203,6 +225,10 @@ class CpuDecoder:
         batch.block_table_stride = block_tables.shape[1]
         step.num_outputs = output_rows.size
         step.hidden = hidden.data_ptr()
+        if step.num_kept:
+            width = step.num_kept * self._hidden_size
+            self.kept_hidden = torch.empty((token_ids.size, width), dtype=torch.float32)
+            step.kept = self.kept_hidden.data_ptr()
         self._run("forward", step)
         return hidden
 
@@ -217,6 +243,12 @@ class CpuDecoder:
         token_ids = torch.empty(hidden.shape[0], dtype=torch.int32)
         self._run_logits(hidden, None, token_ids)
         return token_ids
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Token ids [num_rows] to their embeddings, float32 [num_rows, embedding_size]."""
+        if self._weights.embeddings is not None:
+            return self._weights.embeddings[token_ids].float()
+        return self._weights.lm_head.rows(token_ids).float()
 
     def _run_logits(self, hidden: Tensor, out: Tensor | None, token_ids: Tensor | None) -> None:
         if hidden.dtype != torch.float32 or not hidden.is_contiguous():

@@ -91,6 +91,17 @@ class PackedMatrix:
             raise ValueError(f"a {self.dtype} matrix has no scales")
         return self._in_order(self._scales)
 
+    def rows(self, indices: Tensor) -> Tensor:
+        """Some rows of W as they are stored, [count, k]: a lookup in a table that was packed."""
+        if self.gated or self.dtype == torch.int8:
+            raise ValueError(
+                f"rows cannot be read from a {'gated ' * self.gated}{self.dtype} matrix"
+            )
+        group = 64 // PANEL // self.dtype.itemsize
+        panels = self._data.view(self.dtype).view(self._columns // PANEL, -1, PANEL, group)
+        rows = panels[indices // PANEL, :, indices % PANEL]
+        return rows.reshape(indices.numel(), -1)[:, : self.shape[1]]
+
     def pack(self, kernels: CpuKernels, rows: Tensor, start: int = 0) -> None:
         """Rows of W from `start` on: float32, bfloat16 or float16 [count, k], rows contiguous."""
         n, k = self.shape

@@ -24,6 +24,9 @@ class Decoder(nn.Module):
 
     Parameters are allocated and not initialised: the loader fills them. Nothing here records
     gradients; callers run it under `torch.inference_mode()`.
+
+    Attributes:
+        kept_layers: whose outputs `forward` gives beside the last one's, in this order.
     """
 
     def __init__(
@@ -41,6 +44,7 @@ class Decoder(nn.Module):
         self.config = config
         self.dtype = dtype
         self.device = device
+        self.kept_layers: tuple[int, ...] = ()
         self.embed_tokens = Embedding(
             config.vocab_size, config.embedding_size, dtype=dtype, device=device
         )
@@ -101,7 +105,8 @@ class Decoder(nn.Module):
             token_ids, positions: integers [num_tokens], sequence after sequence.
 
         Returns:
-            Hidden states [num_tokens, hidden_size], after the final norm.
+            Hidden states after the final norm, and the outputs of `kept_layers` behind them,
+            [num_tokens, (1 + len(kept_layers)) * hidden_size].
         """
         x = self.embed_tokens(token_ids)
         if self.embed_in_proj is not None:
@@ -109,11 +114,18 @@ class Decoder(nn.Module):
         if self.embed_positions is not None:
             x = x + self.embed_positions(positions + self._position_offset)
         residual = None
-        for layer in self.layers:
+        kept: dict[int, Tensor] = {}
+        for index, layer in enumerate(self.layers):
             x, residual = layer(x, residual, positions, self._cos_sin, kv_cache, attn_metadata)
+            if index in self.kept_layers:
+                kept[index] = x.clone() if residual is None else x + residual
         if self.final_norm is not None:
-            return self.final_norm(x, residual)
-        return x if residual is None else residual.add_(x)
+            x = self.final_norm(x, residual)
+        elif residual is not None:
+            x = residual.add_(x)
+        if not kept:
+            return x
+        return torch.cat([x, *(kept[index] for index in self.kept_layers)], dim=1)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """hidden [num_rows, hidden_size] to float32 logits [num_rows, vocab_size]."""

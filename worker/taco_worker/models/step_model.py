@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -45,12 +46,16 @@ class ModelInput:
     parents: IntArray | None = None
 
     def kv_slot_mapping(self, block_size: int) -> IntArray:
-        """int64 [num_tokens], block * block_size + offset of each token's KV."""
+        """int64 [num_tokens], block * block_size + offset of each token's KV; without trees."""
         query_lens = np.diff(self.query_start)
         rows = np.repeat(np.arange(query_lens.size), query_lens)
         blocks = self.block_tables[rows, self.positions // block_size].astype(np.int64)
         slots: IntArray = blocks * block_size + self.positions % block_size
         return slots
+
+
+# [num_rows, in] to [num_rows, out], in the dtype of the model's hidden states.
+Linear = Callable[[Tensor], Tensor]
 
 
 class StepModel(Protocol):
@@ -63,6 +68,7 @@ class StepModel(Protocol):
         sampling: what chooses tokens from its logits.
         max_tree_paths: paths that all trees of a step together may have beside the first one of
             each; 0: it runs chains only.
+        device, hidden_dtype: of the hidden states that it gives.
     """
 
     config: DecoderConfig
@@ -70,6 +76,24 @@ class StepModel(Protocol):
     description: str
     sampling: SamplingOps
     max_tree_paths: int
+    device: torch.device
+    hidden_dtype: torch.dtype
+
+    @property
+    def kept_hidden(self) -> Tensor:
+        """Outputs of the layers of `keep_hidden` for all tokens of the last step, side by side:
+        [num_tokens, number of layers * hidden_size]. The next step may overwrite them."""
+        ...
+
+    def keep_hidden(self, layers: tuple[int, ...]) -> None:
+        """From now on each step leaves the outputs of these layers in `kept_hidden`: the residual
+        stream behind them. It comes before `allocate_kv`.
+
+        Raises:
+            ValueError: there is no such layer, or it is the last one, whose output after the final
+                norm is what `forward` gives.
+        """
+        ...
 
     def kv_block_bytes(self, block_size: int) -> int:
         """Size of one block's keys and values in all layers.
@@ -110,6 +134,18 @@ class StepModel(Protocol):
         """[num_rows, hidden_size] to int64 [num_rows], as `compute_logits(hidden).argmax(-1)`."""
         ...
 
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Integers [num_rows] to [num_rows, embedding_size] of the hidden states' dtype."""
+        ...
+
+    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        """x W^T + b for what computes on hidden states beside the model, as the model does it.
+
+        Args:
+            weight, bias: floating, [out, in] and [out]; they are copied.
+        """
+        ...
+
     def tune(self, *, between_steps: bool) -> bool:
         """Prepare one thing more that makes later steps faster, such as a CUDA graph.
 
@@ -120,6 +156,15 @@ class StepModel(Protocol):
             Whether there was something left to do.
         """
         ...
+
+
+def check_kept_layers(layers: tuple[int, ...], num_layers: int) -> None:
+    """Raises ValueError as `StepModel.keep_hidden` does."""
+    if unknown := [layer for layer in layers if not 0 <= layer < num_layers - 1]:
+        raise ValueError(
+            f"hidden states of layer {unknown[0]} cannot be kept: the model has {num_layers}, and "
+            "of the last one only the final norm's are"
+        )
 
 
 def describe(what: str, num_threads: int, dtype: torch.dtype) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from taco_proto.steps import IntArray
 from taco_worker.attention.metadata import AttentionMetadata
 from taco_worker.kv_memory import KVCache, bytes_per_block
 from taco_worker.models.decoder import Decoder
-from taco_worker.models.step_model import ModelInput
+from taco_worker.models.step_model import Linear, ModelInput, check_kept_layers
 from taco_worker.sampling.ops import SamplingOps
 from taco_worker.step_graphs import StepGraphs
 from taco_worker.transfers import Transfers
@@ -35,11 +36,18 @@ class TorchModel:
         self.description = description
         self.sampling = sampling
         self.max_tree_paths = 0
+        self.device = decoder.device
+        self.hidden_dtype = decoder.dtype
+        self.kept_hidden = torch.empty((0, 0), dtype=decoder.dtype, device=decoder.device)
         self.decoder = decoder
         self._transfers = transfers
         self._kv_dtype = kv_dtype
         self._graphs = graphs
         self._kv_cache: KVCache | None = None
+
+    def keep_hidden(self, layers: tuple[int, ...]) -> None:
+        check_kept_layers(layers, self.config.num_layers)
+        self.decoder.kept_layers = layers
 
     def kv_block_bytes(self, block_size: int) -> int:
         return bytes_per_block(self.config, block_size, self._kv_dtype)
@@ -64,6 +72,8 @@ class TorchModel:
     def forward(self, inputs: ModelInput) -> Tensor:
         graph = None if self._graphs is None else self._graphs.find(inputs)
         hidden = self._run_eagerly(inputs) if graph is None else graph.run(inputs)
+        hidden_size = self.config.hidden_size
+        self.kept_hidden, hidden = hidden[:, hidden_size:], hidden[:, :hidden_size]
         if inputs.output_rows.size == hidden.shape[0]:
             return hidden
         (rows,) = self._transfers.upload(inputs.output_rows)
@@ -77,6 +87,16 @@ class TorchModel:
 
     def most_likely(self, hidden: Tensor) -> Tensor:
         return self.decoder.project(hidden).argmax(-1)
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        embedded: Tensor = self.decoder.embed_tokens(token_ids)
+        return embedded
+
+    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        weight = weight.to(self.device, self.hidden_dtype, copy=True)
+        if bias is not None:
+            bias = bias.to(self.device, self.hidden_dtype, copy=True)
+        return lambda x: F.linear(x, weight, bias)
 
     def tune(self, *, between_steps: bool) -> bool:
         return self._graphs is not None and self._graphs.capture_next(only_urgent=between_steps)

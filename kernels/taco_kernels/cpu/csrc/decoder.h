@@ -60,6 +60,9 @@ struct Step {
     int64_t num_outputs;
     const int32_t* output_rows;  // [num_outputs], rising: the tokens whose hidden state is wanted
     float* hidden;               // [num_outputs, hidden_size], after the final norm
+    int64_t num_kept;
+    const int32_t* kept_layers;  // [num_kept], any but the last: whose outputs are wanted
+    float* kept;                 // [num_tokens, num_kept * hidden_size]
     void* scratch;               // `forward_scratch` bytes, aligned to 64
 };
 

@@ -82,6 +82,7 @@ public:
             }
             attend_and_add(layer, index);
             feed_forward(layer);
+            keep(index);
         }
         finish();
     }
@@ -216,6 +217,18 @@ private:
             add_to_stream(written_rows(layer.down, count, scratch_.inner), layer.down, begin);
         });
         if (!decoder_.pre_norm) norm_stream(layer.mlp_norm);
+    }
+
+    // The residual stream behind a layer, where it was asked for.
+    void keep(int64_t index) {
+        const int64_t hidden_size = decoder_.hidden_size;
+        for (int64_t i = 0; i < step_.num_kept; ++i) {
+            if (step_.kept_layers[i] != index) continue;
+            share_rows(thread_, stream_.count, [&](int64_t row) {
+                float* out = step_.kept + (row * step_.num_kept + i) * hidden_size;
+                std::copy_n(stream_.row(row), hidden_size, out);
+            });
+        }
     }
 
     // The hidden states that were asked for, after the final norm.
