@@ -22,7 +22,9 @@ class Batch:
 
     Columns, by slot:
         tenure: of the owner; -1 if there is none.
-        num_tokens: tokens of the sequence, those that steps in flight will sample included.
+        num_tokens: tokens of the sequence, those that steps in flight will sample included: one a
+            step, and more only when it is known that drafts were accepted.
+        drafts_in_flight: drafts that steps in flight may accept beyond that.
         num_committed: tokens of the sequence whose values are known.
         num_computed: tokens whose KV is computed once the steps in flight are done.
         num_prefill: tokens that it brought along; it decodes when they are computed.
@@ -39,6 +41,7 @@ class Batch:
         self._append_token: list[Callable[[int], None]] = [_append_nothing] * num_slots
         self.tenure = np.full(num_slots, -1, dtype=np.int64)
         self.num_tokens = np.zeros(num_slots, dtype=np.int32)
+        self.drafts_in_flight = np.zeros(num_slots, dtype=np.int32)
         self.num_committed = np.zeros(num_slots, dtype=np.int32)
         self.num_computed = np.zeros(num_slots, dtype=np.int32)
         self.num_prefill = np.zeros(num_slots, dtype=np.int32)
@@ -71,13 +74,17 @@ class Batch:
         assert sequence is not None
         return sequence
 
+    @property
+    def max_num_tokens(self) -> IntArray:
+        """The most tokens that each sequence can have once the steps in flight are done."""
+        return self.num_tokens + self.drafts_in_flight
+
     def append_tokens(self, slots: IntArray, token_ids: list[int]) -> None:
-        """Commits one token to each of some running sequences."""
+        """Commits tokens to running sequences; `slots` names one for each token."""
         # The one loop over a decode step's sequences, so it looks nothing up but a bound method.
         append_token = self._append_token
         for slot, token in zip(slots.tolist(), token_ids, strict=True):
             append_token[slot](token)
-        self.num_committed[slots] += 1
 
     def join(self, sequence: Sequence, table: BlockTable, limit: int, block_size: int) -> None:
         slot = self._free_slots.pop()
@@ -93,6 +100,7 @@ class Batch:
         self.tenure[slot] = sequence.tenure
         self.num_tokens[slot] = self.num_committed[slot] = self.num_prefill[slot] = num_tokens
         self.num_computed[slot] = table.num_cached_tokens
+        self.drafts_in_flight[slot] = 0
         self.limit[slot] = limit
         self.capacity[slot] = len(table.blocks) * block_size
         self.ignore_eos[slot] = request.sampling.ignore_eos

@@ -1,16 +1,15 @@
 """Turns the output of a step into committed tokens, ended sequences and news for clients."""
 
 from collections.abc import Callable
-from itertools import compress
 
 import numpy as np
 
-from taco_proto.logprobs import LogprobColumns
 from taco_proto.requests import FinishReason
 from taco_proto.steps import IntArray, StepOutput
 from taco_scheduler.batch import Batch
 from taco_scheduler.counters import Counters
 from taco_scheduler.in_flight import InFlightStep
+from taco_scheduler.news import News, news_of
 from taco_scheduler.sequence import Request, Sequence
 from taco_scheduler.stop import StopChecker
 
@@ -51,30 +50,35 @@ class Committer:
         """`output` has been checked against `step`."""
         if output.prompt_logprobs is not None:
             self._emit_prompt_logprobs(step, output)
-        slots, tokens, logprobs = output.slots, output.token_ids, output.logprobs
-        owned = self._batch.tenure[slots] == step.sampled_tenures
+        news = news_of(output)
+        owned = self._batch.tenure[news.slots] == step.sampled_tenures
+        self._batch.drafts_in_flight[news.slots[owned]] -= step.max_drafts[owned]
+        self._counters.speculation.count(output, step.max_drafts)
         if not owned.all():
             # Sequences that ended or were preempted while the step ran.
             for row in np.flatnonzero(~owned).tolist():
                 sequence = self._landing.get(int(step.sampled_tenures[row]))
                 if sequence is not None:
-                    self._land(sequence, int(tokens[row]), _select(logprobs, [row]), now)
-            slots, tokens = slots[owned], tokens[owned]
-            logprobs = _select(logprobs, np.flatnonzero(owned).tolist())
-        if slots.size:
-            self._commit_rows(slots, tokens, logprobs, now)
+                    self._land(sequence, news.select(np.arange(owned.size) == row), now)
+            news = news.select(owned)
+        if news.slots.size:
+            self._commit_rows(news, now)
 
-    def _commit_rows(
-        self, slots: IntArray, tokens: IntArray, logprobs: LogprobColumns | None, now: float
-    ) -> None:
+    def _commit_rows(self, news: News, now: float) -> None:
         batch = self._batch
-        token_ids = tokens.tolist()
-        batch.append_tokens(slots, token_ids)
-        reasons = self._stops.finish_reasons(batch, slots, tokens)
+        if news.num_tokens.max() > 1:
+            extra = news.num_tokens - 1
+            batch.num_tokens[news.slots] += extra
+            batch.num_computed[news.slots] += extra
+        news, reasons = self._up_to_ends(news)
+        slots = news.slots
+        token_slots = np.repeat(slots, news.num_tokens)
+        batch.append_tokens(token_slots, news.tokens.tolist())
+        batch.num_committed[slots] += news.num_tokens
         if batch.no_token_yet[slots].any():
             self._note_first_tokens(slots, now)
-        self._emit(slots, tokens, reasons, logprobs)
-        self._counters.generation_tokens += len(token_ids)
+        self._emit(news, reasons)
+        self._counters.generation_tokens += news.tokens.size
         if self._suspects:
             self._suspects.difference_update(batch.owner(s).request for s in slots.tolist())
         for row in np.flatnonzero(reasons).tolist():
@@ -82,57 +86,79 @@ class Committer:
             self._note_end(sequence, now)
             self._retire(sequence)
 
-    def _emit(
-        self, slots: IntArray, tokens: IntArray, reasons: IntArray, logprobs: LogprobColumns | None
-    ) -> None:
+    def _up_to_ends(self, news: News) -> tuple[News, IntArray]:
+        """What counts of the news, and why each row ends: a sequence has no token behind the one
+        that ends it, drafted and accepted or not.
+        """
+        batch, num_tokens = self._batch, news.num_tokens
+        ends = np.cumsum(num_tokens)
+        token_slots = np.repeat(news.slots, num_tokens)
+        places = np.arange(news.tokens.size) - np.repeat(ends - num_tokens, num_tokens)
+        lengths = batch.num_committed[token_slots] + places + 1
+        reasons = self._stops.finish_reasons(batch, token_slots, news.tokens, lengths)
+        if len(reasons) == len(num_tokens):
+            return news, reasons
+        # Tokens that stand behind one that ends their row.
+        num_endings = np.concatenate([[0], np.cumsum(reasons != 0)])
+        is_behind = num_endings[:-1] > np.repeat(num_endings[ends - num_tokens], num_tokens)
+        if is_behind.any():
+            news = news.without_tokens(is_behind)
+            reasons = reasons[~is_behind]
+        return news, reasons[np.cumsum(news.num_tokens) - 1]
+
+    def _emit(self, news: News, reasons: IntArray) -> None:
         """One row a slot into the outbox of its client."""
-        batch = self._batch
-        clients = batch.client[slots]
+        clients = self._batch.client[news.slots]
         if (clients == clients[0]).all():
-            self._emit_to_client(slots, tokens, reasons, logprobs)
+            self._emit_to_client(news, reasons)
             return
         for client in np.unique(clients):
-            rows = np.flatnonzero(clients == client)
-            news = _select(logprobs, rows.tolist())
-            self._emit_to_client(slots[rows], tokens[rows], reasons[rows], news)
+            is_its = clients == client
+            self._emit_to_client(news.select(is_its), reasons[is_its])
 
-    def _emit_to_client(
-        self, slots: IntArray, tokens: IntArray, reasons: IntArray, logprobs: LogprobColumns | None
-    ) -> None:
-        batch = self._batch
+    def _emit_to_client(self, news: News, reasons: IntArray) -> None:
+        batch, slots = self._batch, news.slots
         if reasons.any():
             reason_list = reasons.tolist()
-            stop_tokens = np.where(reasons == FinishReason.STOP, tokens, -1).tolist()
+            last_tokens = news.tokens[np.cumsum(news.num_tokens) - 1]
+            stop_tokens = np.where(reasons == FinishReason.STOP, last_tokens, -1).tolist()
         else:
             reason_list, stop_tokens = [0] * len(slots), [-1] * len(slots)
         batch.owner(int(slots[0])).request.outbox.add_tokens(
             batch.handle[slots].tolist(),
             batch.index[slots].tolist(),
-            tokens.tolist(),
+            news.num_tokens.tolist(),
+            news.tokens.tolist(),
             reason_list,
             stop_tokens,
             batch.num_cached[slots].tolist(),
-            logprobs,
+            news.logprobs,
         )
 
-    def _land(
-        self, sequence: Sequence, token: int, logprobs: LogprobColumns | None, now: float
-    ) -> None:
-        """A preempted sequence gets a token of a step that it was in."""
+    def _land(self, sequence: Sequence, news: News, now: float) -> None:
+        """A preempted sequence gets the tokens of a step that it was in."""
         request = sequence.request
-        sequence.tokens.append(token)
+        limit = self._limit_of(request)
+        reason, count = FinishReason.RUNNING, 0
+        for token in news.tokens.tolist():
+            sequence.tokens.append(token)
+            count += 1
+            reason = self._stops.finish_reason(sequence, limit)
+            if reason is not FinishReason.RUNNING:
+                break
         sequence.num_landing -= 1
-        reason = self._stops.finish_reason(sequence, self._limit_of(request))
+        token_ids = news.tokens[:count].tolist()
         request.outbox.add_tokens(
             [request.handle],
             [sequence.index],
-            [token],
+            [count],
+            token_ids,
             [reason],
-            [token if reason is FinishReason.STOP else -1],
+            [token_ids[-1] if reason is FinishReason.STOP else -1],
             [sequence.num_cached_tokens or 0],
-            logprobs,
+            None if news.logprobs is None else news.logprobs.select(range(count)),
         )
-        self._counters.generation_tokens += 1
+        self._counters.generation_tokens += count
         self._suspects.discard(request)
         if sequence.first_token_time is None:
             self._note_first_token(sequence, now)
@@ -176,14 +202,3 @@ class Committer:
         assert sequence.first_token_time is not None
         self._counters.decode_seconds.observe(now - sequence.first_token_time)
         self._counters.inference_seconds.observe(now - sequence.first_run_time)
-
-
-def _select(columns: LogprobColumns | None, rows: list[int]) -> LogprobColumns | None:
-    """Some rows of `columns`, in their order."""
-    if columns is None:
-        return None
-    wanted = set(rows)
-    selected = LogprobColumns()
-    for row in compress(columns.rows(), (i in wanted for i in range(len(columns.num_entries)))):
-        selected.append_row(*row)
-    return selected

@@ -16,6 +16,7 @@ from taco_scheduler.admission import (
 from taco_scheduler.attached_worker import AttachedWorker
 from taco_scheduler.commit import Committer
 from taco_scheduler.counters import Counters
+from taco_scheduler.draft_limits import DraftLimits
 from taco_scheduler.in_flight import InFlightStep, InvalidOutputError, check_output
 from taco_scheduler.kv.block_manager import BlockTable
 from taco_scheduler.outbox import Outbox
@@ -282,8 +283,17 @@ class Engine:
             self._waiting,
             self._suspects,
             self._config.max_num_batched_tokens,
+            self._draft_limits(worker.info),
             admit=self._admit,
             preempt=self._preempt,
+        )
+
+    def _draft_limits(self, info: WorkerInfo) -> DraftLimits:
+        return DraftLimits(
+            info.max_draft_tokens,
+            self._config.speculative_max_model_len,
+            self._config.speculative_disable_by_batch_size,
+            lambda: self.num_requests,
         )
 
     def _committer_for(self, worker: AttachedWorker) -> Committer:
@@ -320,6 +330,7 @@ class Engine:
             if sequence.first_run_time is None:
                 sequence.first_run_time = now
                 self.counters.queue_seconds.observe(now - sequence.request.arrival_time)
+                self.counters.speculation.num_sequences += 1
         for slot in rows.chunk_slots:
             sequence = worker.batch.owner(slot)
             num_computed = int(worker.batch.num_computed[slot])
@@ -343,7 +354,7 @@ class Engine:
         worker = self._worker
         assert worker is not None
         self.counters.num_preemptions += 1
-        sequence.num_landing = worker.in_flight.num_sampled_tokens(sequence.tenure)
+        sequence.num_landing = worker.in_flight.num_sampling_steps(sequence.tenure)
         worker.release(sequence)
         if sequence.num_landing:
             sequence.status = Status.LANDING

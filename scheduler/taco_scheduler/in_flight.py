@@ -17,7 +17,7 @@ class InvalidOutputError(ValueError):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InFlightStep:
     """What an output is read against: whose rows the plan had. `sampled_*` are the rows that
-    sample.
+    sample, `max_drafts` of each of them the drafts that it may verify.
     """
 
     step_id: int
@@ -26,6 +26,7 @@ class InFlightStep:
     tenures: LongArray
     sampled_slots: IntArray
     sampled_tenures: LongArray
+    max_drafts: IntArray
 
 
 @dataclass(slots=True)
@@ -41,8 +42,8 @@ class InFlight:
         """Tokens of one stay in a slot whose KV the steps in flight compute."""
         return sum(int(step.num_tokens[step.tenures == tenure].sum()) for step in self.steps)
 
-    def num_sampled_tokens(self, tenure: int) -> int:
-        """Tokens that the steps in flight sample for one stay in a slot."""
+    def num_sampling_steps(self, tenure: int) -> int:
+        """Steps in flight that sample for one stay in a slot."""
         return sum(int(np.count_nonzero(step.sampled_tenures == tenure)) for step in self.steps)
 
     def oldest(self, step_id: int) -> InFlightStep:
@@ -61,8 +62,9 @@ def check_output(step: InFlightStep, output: StepOutput, vocab_size: int) -> Non
     vocabulary.
     """
     tokens = output.token_ids
-    if not np.array_equal(output.slots, step.sampled_slots) or len(tokens) != len(output.slots):
+    if not np.array_equal(output.slots, step.sampled_slots):
         raise InvalidOutputError("the rows are not those that the plan samples, in its order")
+    _check_drafts(step, output)
     if tokens.size and (tokens.min() < 0 or tokens.max() >= vocab_size):
         raise InvalidOutputError("a token id is out of range")
     _check_logprobs(output.logprobs, len(tokens))
@@ -73,6 +75,21 @@ def check_output(step: InFlightStep, output: StepOutput, vocab_size: int) -> Non
             raise InvalidOutputError("prompt log probabilities do not have one position a row")
         if not np.isin(prompt_slots, step.slots).all():
             raise InvalidOutputError("prompt log probabilities are of a slot that did not run")
+
+
+def _check_drafts(step: InFlightStep, output: StepOutput) -> None:
+    num_rows, num_tokens, num_drafts = output.slots.size, output.num_tokens, output.num_drafts
+    if num_drafts.size:
+        if num_drafts.size != num_rows or num_tokens.size != num_rows:
+            raise InvalidOutputError("numbers of tokens and of drafts are not one a row")
+        if (num_drafts < 0).any() or (num_drafts > step.max_drafts).any():
+            raise InvalidOutputError("a row verified more drafts than it may")
+        if (num_tokens < 1).any() or (num_tokens > num_drafts + 1).any():
+            raise InvalidOutputError("a row has more tokens than its drafts can give")
+    elif num_tokens.size:
+        raise InvalidOutputError("rows without drafts have numbers of tokens")
+    if output.token_ids.size != (num_tokens.sum() if num_tokens.size else num_rows):
+        raise InvalidOutputError("there are not as many tokens as the rows have")
 
 
 def _check_logprobs(columns: LogprobColumns | None, num_rows: int) -> None:

@@ -14,8 +14,8 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector
 
-from taco_scheduler.counters import Histogram
 from taco_scheduler.engine import Engine
+from taco_scheduler.histogram import Histogram
 
 
 class Metrics:

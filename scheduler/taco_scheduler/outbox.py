@@ -36,13 +36,14 @@ class Outbox:
         self,
         handles: list[int],
         indexes: list[int],
+        num_tokens: list[int],
         token_ids: list[int],
         finish_reasons: list[int],
         stop_token_ids: list[int],
         num_cached_tokens: list[int],
         logprobs: LogprobColumns | None,
     ) -> None:
-        """One row a sequence, each with one token."""
+        """One row a sequence; `token_ids` are flat, sum(num_tokens)."""
         batch = self._batch
         if logprobs is not None and batch.logprobs is None:
             batch.logprobs = LogprobColumns(num_entries=[0] * len(batch.token_ids))
@@ -50,7 +51,7 @@ class Outbox:
             _extend(batch.logprobs, logprobs, len(token_ids))
         batch.handles += handles
         batch.indexes += indexes
-        batch.num_tokens += [1] * len(token_ids)
+        batch.num_tokens += num_tokens
         batch.token_ids += token_ids
         batch.finish_reasons += finish_reasons
         batch.stop_token_ids += stop_token_ids

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from taco_proto.steps import EMPTY, JoinedSequences, StepPlan
+from taco_proto.steps import EMPTY, IntArray, JoinedSequences, StepPlan
 from taco_scheduler.batch import Batch
 from taco_scheduler.in_flight import InFlightStep
 from taco_scheduler.policy import StepRows
@@ -28,6 +28,11 @@ def make_plan(
     # Before the counters move: a joining sequence names what was computed when it joins.
     joined = _joined(batch, rows.joined) if rows.joined else None
     batch.num_computed[slots] += num_tokens
+    max_drafts = EMPTY
+    if rows.max_drafts.any():
+        max_drafts = np.zeros(len(slots), np.int32)
+        max_drafts[: len(rows.decode_slots)] = rows.max_drafts
+        batch.drafts_in_flight[rows.decode_slots] += rows.max_drafts
     if rows.chunk_slots:
         sampled = slots[batch.num_computed[slots] == batch.num_tokens[slots]]
     else:
@@ -42,6 +47,7 @@ def make_plan(
         joined=joined,
         appended_slots=np.array(rows.appended_slots, dtype=np.int32),
         appended_blocks=np.array(rows.appended_blocks, dtype=np.int32),
+        max_drafts=max_drafts,
     )
     tenures = batch.tenure[slots]
     step = InFlightStep(
@@ -51,8 +57,16 @@ def make_plan(
         tenures=tenures,
         sampled_slots=sampled,
         sampled_tenures=tenures if sampled is slots else batch.tenure[sampled],
+        max_drafts=_of_sampled(rows, len(sampled)),
     )
     return plan, step
+
+
+def _of_sampled(rows: StepRows, num_sampled: int) -> IntArray:
+    """Drafts of the rows that sample: decodes, of which all do, stand first."""
+    max_drafts = np.zeros(num_sampled, np.int32)
+    max_drafts[: len(rows.decode_slots)] = rows.max_drafts
+    return max_drafts
 
 
 def _joined(batch: Batch, sequences: list[Sequence]) -> JoinedSequences:
@@ -67,4 +81,10 @@ def _joined(batch: Batch, sequences: list[Sequence]) -> JoinedSequences:
         num_blocks=np.array([len(blocks) for blocks in tables], dtype=np.int32),
         block_ids=np.concatenate([np.array(blocks, dtype=np.int32) for blocks in tables]),
         sampling=tuple(s.sampling_for_worker() for s in sequences),
+        cache_salts=_salts(sequences),
     )
+
+
+def _salts(sequences: list[Sequence]) -> tuple[str, ...]:
+    salts = tuple(s.request.namespace.cache_salt for s in sequences)
+    return salts if any(salts) else ()

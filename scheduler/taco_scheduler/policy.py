@@ -12,6 +12,7 @@ import numpy as np
 
 from taco_proto.steps import EMPTY, IntArray
 from taco_scheduler.batch import Batch
+from taco_scheduler.draft_limits import DraftLimits
 from taco_scheduler.kv.block_manager import BlockManager, BlockTable, CacheNamespace
 from taco_scheduler.sequence import Request, Sequence
 from taco_scheduler.waiting import WaitingQueue
@@ -28,12 +29,14 @@ class StepRows:
 
     Attributes:
         decode_slots: rows of one token whose block table was long enough or has grown.
+        max_drafts: drafts that each of them may verify.
         chunk_slots, chunk_tokens: rows that compute a part of a prompt, or all of it.
         joined: sequences whose first row this is.
         appended_slots, appended_blocks: growth of block tables, one entry a block.
     """
 
     decode_slots: IntArray = field(default_factory=lambda: EMPTY)
+    max_drafts: IntArray = field(default_factory=lambda: EMPTY)
     chunk_slots: list[int] = field(default_factory=list)
     chunk_tokens: list[int] = field(default_factory=list)
     joined: list[Sequence] = field(default_factory=list)
@@ -61,6 +64,7 @@ class Policy:
             a step, so `batch` has no more slots than that.
         preempt: takes a running sequence's slot and blocks away and queues it again.
         admit: gives a waiting sequence a slot, with the block table made for it.
+        drafts: how many drafts sequences may have.
     """
 
     def __init__(
@@ -70,6 +74,7 @@ class Policy:
         waiting: WaitingQueue,
         suspects: Set[Request],
         max_num_batched_tokens: int,
+        drafts: DraftLimits,
         *,
         preempt: Callable[[Sequence], None],
         admit: Callable[[Sequence, BlockTable], None],
@@ -79,6 +84,7 @@ class Policy:
         self._waiting = waiting
         self._suspects = suspects
         self._budget = max_num_batched_tokens
+        self._drafts = drafts
         self._preempt = preempt
         self._admit = admit
         self._refused: Sequence | None = None
@@ -90,6 +96,7 @@ class Policy:
         """
         rows = StepRows()
         remaining = self._remaining_tokens()
+        wanted_drafts = self._drafts.wanted(self._batch)
         has_preempted = self._grow_tables(remaining, rows)
         if has_preempted:
             remaining = self._remaining_tokens()
@@ -98,18 +105,20 @@ class Policy:
         is_prefill = can_run & (self._batch.num_computed < self._batch.num_prefill)
         rows.decode_slots = np.flatnonzero(can_run & ~is_prefill).astype(np.int32)
         budget = self._budget - len(rows.decode_slots)
+        self._grow_for_drafts(rows, wanted_drafts)
         budget = self._continue_prefills(np.flatnonzero(is_prefill), rows, budget)
         # What a preemption freed belongs to those that still run, if any does.
         if budget > 0 and not (has_preempted and rows):
             self._admit_waiting(rows, budget)
+        rows.max_drafts = self._allow_drafts(rows, wanted_drafts)
         return rows
 
     def _remaining_tokens(self) -> IntArray:
-        """Tokens that each slot could run now; 0 for those that are empty or wait for their last
-        output.
+        """Tokens that each slot could run now; 0 for those that are empty, or may be at their end
+        when what is in flight has come.
         """
         batch = self._batch
-        return (batch.num_tokens - batch.num_computed) * (batch.num_tokens < batch.limit)
+        return (batch.num_tokens - batch.num_computed) * (batch.max_num_tokens < batch.limit)
 
     def _grow_tables(self, remaining: IntArray, rows: StepRows) -> bool:
         """Gives each decode that is at the end of its table a block; True if that took a
@@ -118,8 +127,9 @@ class Policy:
         The table of a sequence that still has prompt to compute covers all of it since its
         admission.
         """
-        batch, block_size = self._batch, self._blocks.block_size
-        slots = np.flatnonzero((remaining == 1) & (batch.num_computed >= batch.capacity))
+        batch = self._batch
+        num_tokens = batch.max_num_tokens
+        slots = np.flatnonzero((remaining == 1) & (num_tokens > batch.capacity))
         needy = [batch.owner(slot) for slot in slots.tolist()]
         if len(needy) > self._blocks.num_free_blocks:
             # The most urgent first: a victim is then never one that has just got a block.
@@ -127,15 +137,47 @@ class Policy:
         has_preempted = False
         for sequence in needy:
             while (table := sequence.table) is not None:
-                blocks = self._blocks.extend(table, len(table.blocks) * block_size + 1)
-                if blocks is not None:
-                    rows.appended_slots.append(sequence.slot)
-                    rows.appended_blocks += blocks
+                if self._extend(sequence, table, int(num_tokens[sequence.slot]), rows):
                     break
                 self._preempt(max(batch.running(), key=lambda s: s.urgency))
                 has_preempted = True
-        batch.capacity[rows.appended_slots] += block_size
         return has_preempted
+
+    def _grow_for_drafts(self, rows: StepRows, wanted: IntArray) -> None:
+        """Room for drafts, as long as that leaves a block for each sequence that runs: drafts are
+        never worth a preemption.
+        """
+        batch = self._batch
+        num_tokens = batch.max_num_tokens + wanted
+        slots = rows.decode_slots
+        for slot in slots[num_tokens[slots] > batch.capacity[slots]].tolist():
+            if self._blocks.num_free_blocks <= 2 * batch.num_running:
+                return
+            table = batch.owner(slot).table
+            assert table is not None
+            self._extend(batch.owner(slot), table, int(num_tokens[slot]), rows)
+
+    def _extend(
+        self, sequence: Sequence, table: BlockTable, num_tokens: int, rows: StepRows
+    ) -> bool:
+        """Makes a table cover so many tokens; False if there are too few blocks."""
+        blocks = self._blocks.extend(table, num_tokens)
+        if blocks is None:
+            return False
+        rows.appended_slots += [sequence.slot] * len(blocks)
+        rows.appended_blocks += blocks
+        self._batch.capacity[sequence.slot] = len(table.blocks) * self._blocks.block_size
+        return True
+
+    def _allow_drafts(self, rows: StepRows, wanted: IntArray) -> IntArray:
+        """For each decode what its blocks hold; drafts share what prompts leave of the budget."""
+        batch, slots = self._batch, rows.decode_slots
+        if not len(slots) or not wanted.any():
+            return np.zeros(len(slots), np.int32)
+        room = batch.capacity - batch.max_num_tokens
+        share = (self._budget - rows.num_tokens) // len(slots)
+        allowed: IntArray = np.minimum(wanted, np.minimum(room, share))[slots]
+        return allowed.clip(0)
 
     def _continue_prefills(self, slots: np.ndarray, rows: StepRows, budget: int) -> int:
         """Chunks of prefills that run; returns what is left of the budget."""

@@ -21,12 +21,14 @@ class StopChecker:
         self._is_eos = np.zeros(vocab_size, dtype=np.bool_)
         self._is_eos[[token for token in eos_token_ids if 0 <= token < vocab_size]] = True
 
-    def finish_reasons(self, batch: Batch, slots: IntArray, tokens: IntArray) -> IntArray:
-        """Why each row ends with its new token, as `FinishReason` values.
+    def finish_reasons(
+        self, batch: Batch, slots: IntArray, tokens: IntArray, lengths: IntArray
+    ) -> IntArray:
+        """Why sequences would end with each of these new tokens, as `FinishReason` values.
 
         Args:
-            slots: rows whose `num_committed` counts the new token already.
-            tokens: the new token of each row.
+            slots: of each token's sequence.
+            lengths: of its sequence up to the token, which counts.
         """
         stops = self._is_eos[tokens] & ~batch.ignore_eos[slots]
         has_stop_tokens = batch.has_stop_tokens[slots]
@@ -34,7 +36,7 @@ class StopChecker:
             for row in np.flatnonzero(has_stop_tokens & ~stops).tolist():
                 request = batch.owner(int(slots[row])).request
                 stops[row] = int(tokens[row]) in request.stop_token_ids
-        is_full = batch.num_committed[slots] >= batch.limit[slots]
+        is_full = lengths >= batch.limit[slots]
         reasons = is_full * _LENGTH
         reasons[stops] = _STOP
         return reasons

@@ -2,7 +2,8 @@
 
 Random workloads run through random schedules: tiny pools that force preemption, chunked prefill,
 shared prefixes, cancels at any moment, outputs that come late, failing steps, lost workers, and
-clients that come back and submit again what they had. The fake worker checks every plan and every
+clients that come back and submit again what they had; and the worker accepts some drafts or none.
+The fake worker checks every plan and every
 read of the KV memory on the way.
 """
 
@@ -56,6 +57,7 @@ faults = st.sampled_from([("fail",), ("lose",), ("leave",), ("reconnect",)])
     slots=st.integers(1, 6),
     run_ahead=st.booleans(),
     caching=st.booleans(),
+    max_drafts=st.sampled_from([0, 0, 1, 3, 7]),
 )
 def test_tokens_do_not_depend_on_the_schedule(
     workload: list[dict],
@@ -65,8 +67,14 @@ def test_tokens_do_not_depend_on_the_schedule(
     slots: int,
     run_ahead: bool,
     caching: bool,
+    max_drafts: int,
 ) -> None:
-    info = worker_info(num_blocks=num_blocks, block_size=BLOCK_SIZE, max_num_seqs=slots)
+    info = worker_info(
+        num_blocks=num_blocks,
+        block_size=BLOCK_SIZE,
+        max_num_seqs=slots,
+        max_draft_tokens=max_drafts,
+    )
     driver = Driver(
         info,
         max_num_batched_tokens=budget,
@@ -116,6 +124,7 @@ def test_tokens_do_not_depend_on_the_schedule(
             event("quarantined")
         for index in () if handle in dropped else range(fields["n"]):
             check_sequence(driver, handle, index, fields, cancelled)
+    event(f"drafts accepted: {driver.engine.counters.speculation.accepted_tokens > 0}")
     event(f"preempted: {driver.engine.counters.num_preemptions > 0}")
     assert driver.engine.num_requests == 0
     assert driver.engine.num_running == 0

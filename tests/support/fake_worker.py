@@ -14,7 +14,7 @@ import numpy as np
 
 from taco_proto.logprobs import LogprobColumns
 from taco_proto.sampling_params import SamplingParams
-from taco_proto.steps import IntArray, JoinedSequences, StepOutput, StepPlan, WorkerInfo
+from taco_proto.steps import EMPTY, IntArray, JoinedSequences, StepOutput, StepPlan, WorkerInfo
 
 EOS = 0
 
@@ -162,9 +162,10 @@ class FakeWorker:
         require(len(set(slots)) == len(slots) > 0, "rows are missing or doubled")
         require(len(slots) <= self.info.max_num_seqs, "too many rows")
         if self.max_num_batched_tokens is not None:
-            require(int(plan.num_tokens.sum()) <= self.max_num_batched_tokens, "too many tokens")
+            num_tokens = int(plan.num_tokens.sum() + plan.max_drafts.sum())
+            require(num_tokens <= self.max_num_batched_tokens, "too many tokens")
         written: set[int] = set()
-        for slot, count in zip(slots, plan.num_tokens.tolist(), strict=True):
+        for slot, count, max_drafts in _rows_of(plan):
             require(slot in self.rows, f"slot {slot} is empty")
             row = self.rows[slot]
             end = row.num_computed + count
@@ -173,10 +174,17 @@ class FakeWorker:
             require(
                 len(row.tokens) <= self.info.max_model_len - 1, "a row is past the model's length"
             )
-            num_needed = -(-end // self.info.block_size)
+            require(0 <= max_drafts <= self.info.max_draft_tokens, "drafts that nobody asked for")
+            require(not max_drafts or end == len(row.tokens), "drafts in the middle of a prompt")
+            require(
+                end + max_drafts < self.info.max_model_len + (not max_drafts), "too many drafts"
+            )
+            num_needed = -(-(end + max_drafts) // self.info.block_size)
             require(num_needed <= len(row.blocks), "a block table is too short")
-            # Waste: at most what one more block holds, and never more than the known tokens need.
-            num_useful = -(-len(row.tokens) // self.info.block_size)
+            # Waste: at most what one more block holds, and never more than the known tokens need,
+            # and the drafts of this step and of the one that is planned while it runs.
+            num_useful = len(row.tokens) + 2 * self.info.max_draft_tokens
+            num_useful = -(-num_useful // self.info.block_size)
             require(len(row.blocks) <= num_useful, "a block table is too long")
             own = row.blocks[row.num_computed // self.info.block_size : num_needed]
             require(not written.intersection(own), "two rows write to one block")
@@ -190,9 +198,10 @@ class FakeWorker:
         for slot in slots:
             self._check_reads(self.rows[slot])
         logprobs, prompt_logprobs = LogprobColumns(), LogprobColumns()
-        sampled: list[tuple[int, int]] = []
+        sampled: list[tuple[int, int, int]] = []  # slot, tokens, drafts
+        token_ids: list[int] = []
         prompt_rows: list[tuple[int, int]] = []
-        for slot, count in zip(slots, plan.num_tokens.tolist(), strict=True):
+        for slot, count, max_drafts in _rows_of(plan):
             row = self.rows[slot]
             start, end = row.num_computed, row.num_computed + count
             self._write(row, start, row.tokens[start:end])
@@ -204,26 +213,45 @@ class FakeWorker:
                     prompt_logprobs.append_row([token], [token_logprob(before, token)], [1])
                     prompt_rows.append((slot, position))
             if end == len(row.tokens):
-                seed = row.sampling.seed
-                assert seed is not None
-                token = next_token(row.tokens, seed, self.info.vocab_size)
-                if row.sampling.logprobs is None:
-                    logprobs.append_row([], [], [])
-                else:
-                    logprobs.append_row([token], [token_logprob(row.tokens, token)], [1])
-                row.tokens.append(token)
-                sampled.append((slot, token))
+                num_drafts, num_accepted = self._luck(row, max_drafts)
+                # What is drafted and rejected leaves its KV behind.
+                self._write(row, end, [-9] * num_drafts)
+                for i in range(num_accepted + 1):
+                    token_ids.append(self._sample(row, logprobs))
+                    if i < num_accepted:
+                        self._write(row, row.num_computed, row.tokens[-1:])
+                        row.num_computed += 1
+                sampled.append((slot, num_accepted + 1, num_drafts))
         self.num_sampled_tokens += len(sampled)
         return StepOutput(
             epoch=plan.epoch,
             step_id=plan.step_id,
             slots=_column(sampled, 0),
-            token_ids=_column(sampled, 1),
+            token_ids=np.array(token_ids, dtype=np.int32),
+            num_tokens=_column(sampled, 1) if plan.max_drafts.size else EMPTY,
+            num_drafts=_column(sampled, 2) if plan.max_drafts.size else EMPTY,
             logprobs=logprobs if logprobs.token_ids else None,
             prompt_logprob_slots=_column(prompt_rows, 0),
             prompt_logprob_positions=_column(prompt_rows, 1),
             prompt_logprobs=prompt_logprobs if prompt_rows else None,
         )
+
+    def _luck(self, row: Row, max_drafts: int) -> tuple[int, int]:
+        """How many drafts a row verifies, and how many of them are right."""
+        state = zlib.crc32(array("i", row.tokens[-3:]).tobytes())
+        num_drafts = state % (max_drafts + 1)
+        return num_drafts, (state >> 8) % (num_drafts + 1)
+
+    def _sample(self, row: Row, logprobs: LogprobColumns) -> int:
+        seed = row.sampling.seed
+        assert seed is not None
+        token = next_token(row.tokens, seed, self.info.vocab_size)
+        if row.sampling.logprobs is None:
+            logprobs.append_row([], [], [])
+        else:
+            logprobs.append_row([token], [token_logprob(row.tokens, token)], [1])
+        row.tokens.append(token)
+        return token
 
     def _check_reads(self, row: Row) -> None:
         positions = np.arange(row.num_computed)
@@ -241,9 +269,9 @@ class FakeWorker:
 
     def _scribble(self, plan: StepPlan) -> None:
         """A failed step leaves garbage where it would have written."""
-        for slot, count in zip(plan.slots.tolist(), plan.num_tokens.tolist(), strict=True):
+        for slot, count, max_drafts in _rows_of(plan):
             row = self.rows[slot]
-            self._write(row, row.num_computed, [-7] * count)
+            self._write(row, row.num_computed, [-7] * (count + max_drafts))
 
 
 def require(condition: object, problem: str) -> None:
@@ -251,5 +279,12 @@ def require(condition: object, problem: str) -> None:
         raise IllegalPlanError(problem)
 
 
-def _column(pairs: list[tuple[int, int]], which: int) -> IntArray:
-    return np.array([pair[which] for pair in pairs], dtype=np.int32)
+def _rows_of(plan: StepPlan) -> list[tuple[int, int, int]]:
+    """(slot, tokens, drafts that it may verify) of every row."""
+    max_drafts = plan.max_drafts if plan.max_drafts.size else np.zeros_like(plan.slots)
+    columns = (plan.slots, plan.num_tokens, max_drafts)
+    return list(zip(*(column.tolist() for column in columns), strict=True))
+
+
+def _column(rows: Sequence[tuple[int, ...]], which: int) -> IntArray:
+    return np.array([row[which] for row in rows], dtype=np.int32)

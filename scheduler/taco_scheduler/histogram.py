@@ -1,0 +1,18 @@
+"""Values counted by size."""
+
+from bisect import bisect_left
+
+
+class Histogram:
+    """Counts of values by upper bound; the last count is that of values above all bounds."""
+
+    __slots__ = ("bounds", "counts", "sum")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float, count: int = 1) -> None:
+        self.counts[bisect_left(self.bounds, value)] += count
+        self.sum += value * count
