@@ -23,6 +23,7 @@ REPOSITORIES = {
         "consolidated.safetensors": b"o",
     },
     "org/only-bin": {**COMMON, "pytorch_model.bin": b"b", "training_args.bin": b"t"},
+    "org/medusa": {**COMMON, "medusa_lm_head.pt": b"m", "other.pt": b"o"},
     "org/dataset": {"README.md": b"#"},
 }
 
@@ -77,6 +78,11 @@ def test_bin_where_there_is_nothing_else(tmp_path: Path, fetched: list[str]) -> 
     path = resolve_model("org/only-bin", revision="main", download_dir=tmp_path)
     assert sorted(fetched) == ["config.json", "pytorch_model.bin", "tokenizer.json"]
     assert (path / "pytorch_model.bin").read_bytes() == b"b"
+
+
+def test_heads_come_in_the_file_that_medusa_names(tmp_path: Path, fetched: list[str]) -> None:
+    resolve_model("org/medusa", download_dir=tmp_path)
+    assert sorted(fetched) == ["config.json", "medusa_lm_head.pt", "tokenizer.json"]
 
 
 def test_second_time_costs_no_download(tmp_path: Path, fetched: list[str]) -> None:

@@ -14,7 +14,7 @@ from huggingface_hub.errors import (
 
 _CONFIG_PATTERNS = ["*.json", "*.txt", "*.model", "*.jinja"]
 _SAFETENSORS_PATTERNS = ["*.safetensors"]
-_STATE_DICT_PATTERNS = ["*.bin"]
+_STATE_DICT_PATTERNS = ["*.bin", "medusa_lm_head.pt"]
 # Folders and consolidated files hold the same weights in other layouts; the rest is for training.
 _IGNORED_PATTERNS = ["*/*", "consolidated*", "training_args.bin", "optimizer.bin"]
 

@@ -1,0 +1,50 @@
+"""From a checkpoint of heads to the drafter that it is for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from taco_proto.errors import ConfigurationError
+from taco_worker.models.step_model import StepModel
+from taco_worker.speculation.drafter import Drafter
+from taco_worker.speculation.heads.checkpoint import HeadTensors, find_heads, read_config
+from taco_worker.speculation.heads.medusa import MedusaDrafter, load_medusa
+
+
+def make_heads(
+    model: str,
+    target: StepModel,
+    *,
+    max_num_seqs: int,
+    max_model_len: int,
+    num_draft_tokens: int | None = None,
+    revision: str | None = None,
+    download_dir: Path | None = None,
+) -> Drafter:
+    """The drafter of a checkpoint: Medusa, EAGLE or EAGLE 3, whichever its config describes.
+
+    Args:
+        model: a directory or a hub id.
+        num_draft_tokens: the most nodes of a tree; None: the drafter's own number.
+
+    Raises:
+        ConfigurationError: there is no such checkpoint, it is of no known kind, it is damaged, or
+            its shapes do not fit the target.
+    """
+    model_dir = find_heads(model, revision=revision, download_dir=download_dir)
+    config = read_config(model_dir)
+    if _is_medusa(config):
+        heads = load_medusa(config, HeadTensors.read(model_dir), target)
+        return MedusaDrafter(
+            heads, target, max_num_seqs=max_num_seqs, num_draft_tokens=num_draft_tokens
+        )
+    raise ConfigurationError(
+        f"{model} holds no heads for drafting that are known: its config names "
+        f"{config.get('architectures')!r}; known are Medusa, EAGLE and EAGLE 3"
+    )
+
+
+def _is_medusa(config: Mapping[str, Any]) -> bool:
+    return "medusa_num_heads" in config or config.get("model_type") == "medusa"
