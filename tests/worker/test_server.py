@@ -155,7 +155,7 @@ async def test_a_message_that_is_no_plan_ends_the_stream(worker: Worker, address
 async def test_the_heart_beats_while_a_step_runs_and_stopping_finishes_that_step(
     config: WorkerConfig, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("taco_worker.scheduler_link.HEARTBEAT_SECONDS", 0.01)
+    monkeypatch.setattr("taco_worker.stream_link.HEARTBEAT_SECONDS", 0.01)
     worker = GatedWorker(config)
     stop = asyncio.Event()
     async with serve(address) as scheduler:

@@ -1,0 +1,129 @@
+"""A process around one model: it loads the model, dials the scheduler, and stays with it."""
+
+import asyncio
+import gc
+import logging
+import os
+import random
+import signal
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol, TypeVar
+
+from taco_proto.errors import ConfigurationError
+from taco_proto.logging import configure_logging
+from taco_worker.model_thread import ModelThread
+
+Model = TypeVar("Model")
+
+_FIRST_DELAY_SECONDS = 0.1
+_LONGEST_DELAY_SECONDS = 5.0
+
+
+class Link(Protocol):
+    """One stream to the scheduler; see `StreamLink`."""
+
+    is_used: bool
+    failure: str
+
+    async def run(self, stop: asyncio.Event) -> str: ...
+
+
+def run_model_service(
+    name: str,
+    load: Callable[[], Model],
+    serve: Callable[[Model, ModelThread, asyncio.Event], Awaitable[int]],
+) -> int:
+    """Load a model and serve until SIGTERM or SIGINT; call it from the main thread.
+
+    Args:
+        name: the service's, in logs.
+        load: runs in the model's thread, which is the only one to use the model later.
+        serve: is to return its exit code soon after the event is set.
+
+    Returns:
+        The exit code.
+    """
+    logger = configure_logging(name)
+    thread = ModelThread()
+    try:
+        exit_code = asyncio.run(_serve(load, serve, thread))
+    except ConfigurationError as error:
+        logger.error("%s", error)
+        return 1
+    if thread.is_busy:
+        # An interpreter that ends while a thread is inside torch aborts.
+        logging.shutdown()
+        os._exit(exit_code)
+    return exit_code
+
+
+async def _serve(
+    load: Callable[[], Model],
+    serve: Callable[[Model, ModelThread, asyncio.Event], Awaitable[int]],
+    thread: ModelThread,
+) -> int:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signal_number, stop.set)
+
+    loading = asyncio.wrap_future(thread.submit(lambda: _load(load)))
+    stopped = asyncio.ensure_future(stop.wait())
+    first: set[asyncio.Future[Any]] = {loading, stopped}
+    await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+    if stop.is_set():
+        return 0
+    return await serve(await loading, thread, stop)
+
+
+def _load(load: Callable[[], Model]) -> Model:
+    # Torch takes seconds to import: not before the signal handlers are there. What it would say
+    # when a signal comes meanwhile concerns nobody.
+    logging.getLogger("torch").setLevel(logging.WARNING)
+    # For torch without the CPU kernels; beside them it has one thread. OpenMP reads it as torch is
+    # imported. By default its threads spin at every barrier, so that one of them that gateway,
+    # scheduler or another program has pushed off its core holds up all others for whole time
+    # slices: a decode step takes up to fifty times as long. Threads that sleep instead cost some
+    # wake-ups on a machine without other work (bench/worker_threads.py).
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    model = load()
+    gc.freeze()  # what is loaded stays: the collector need not walk it during steps
+    return model
+
+
+async def stay_attached(
+    address: str, connect: Callable[[], Link], stop: asyncio.Event, logger: logging.Logger
+) -> int:
+    """Serve over one link after the other, dialling again with growing delays.
+
+    Returns:
+        The exit code: 1 once a link says that the process cannot go on.
+    """
+    delay = _FIRST_DELAY_SECONDS
+    reason = ""
+    while not stop.is_set():
+        link = connect()
+        started = time.monotonic()
+        last_reason, reason = reason, await link.run(stop)
+        if link.failure:
+            logger.error("%s", link.failure)
+            return 1
+        if stop.is_set():
+            break
+        if link.is_used or time.monotonic() - started > _LONGEST_DELAY_SECONDS:
+            delay = _FIRST_DELAY_SECONDS
+        if reason != last_reason:
+            logger.warning("no link to the scheduler at %s (%s); dialling again", address, reason)
+        # Spread out, so that the workers of a scheduler that restarts do not dial in step.
+        await _wait(stop, delay * random.uniform(0.5, 1.0))
+        delay = min(2 * delay, _LONGEST_DELAY_SECONDS)
+    logger.info("stopped")
+    return 0
+
+
+async def _wait(stop: asyncio.Event, seconds: float) -> None:
+    try:
+        await asyncio.wait_for(stop.wait(), seconds)
+    except TimeoutError:
+        return

@@ -1,0 +1,159 @@
+"""One stream of a model's process to the scheduler: requests down, answers and heartbeats up."""
+
+import asyncio
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from typing import ClassVar, Generic, TypeVar
+
+import grpc
+import grpc.aio
+
+from taco_proto.config import MAX_MESSAGE_BYTES
+from taco_proto.scheduler_pb2_grpc import SchedulerStub
+from taco_worker.model_thread import ModelThread
+
+Up = TypeVar("Up")
+Down = TypeVar("Down")
+
+HEARTBEAT_SECONDS = 2.0
+_GOODBYE_SECONDS = 2.0
+_CHANNEL_OPTIONS = (
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    # A peer that vanishes without closing is found after 15 s.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+)
+
+
+class StreamLink(ABC, Generic[Up, Down]):
+    """From hello to the end of the stream; a new stream is a new link.
+
+    Attributes:
+        is_used: whether a request came down.
+        num_answers: answers that were handed over for the way up.
+        failure: why the process cannot go on, once the stream has ended; empty otherwise.
+        final_codes: statuses with which the scheduler refuses the process for good.
+    """
+
+    final_codes: ClassVar[tuple[grpc.StatusCode, ...]] = ()
+
+    def __init__(self, address: str, thread: ModelThread) -> None:
+        self.is_used = False
+        self.num_answers = 0
+        self.failure = ""
+        self._address = address
+        self._thread = thread
+        self._loop = asyncio.get_running_loop()
+        self._outbox: asyncio.Queue[Up | None] = asyncio.Queue()
+        self._jobs: set[Future[None]] = set()
+        self._is_leaving = False
+
+    @abstractmethod
+    def _open(self, stub: SchedulerStub) -> grpc.aio.StreamStreamCall: ...
+
+    @abstractmethod
+    def _hello(self) -> Up: ...
+
+    @abstractmethod
+    def _heartbeat(self) -> Up: ...
+
+    @abstractmethod
+    def _job(self, message: Down) -> Callable[[], None] | None:
+        """What the model's thread has to do for a message, if anything.
+
+        Raises:
+            ValueError, OverflowError: the message makes no sense.
+        """
+
+    @abstractmethod
+    def _reset(self) -> None:
+        """Forget what came over an earlier link; runs in the model's thread."""
+
+    def _drain(self) -> None:
+        """Return once all answers have been sent; runs in the model's thread."""
+        return
+
+    def _answer(self, message: Up, failure: str = "") -> None:
+        """Send an answer, the last one if there is a `failure`; called in any thread."""
+        self.num_answers += 1
+        self.failure = failure
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the service has ended
+            self._loop.call_soon_threadsafe(self._outbox.put_nowait, message)
+            if failure:
+                self._loop.call_soon_threadsafe(self._outbox.put_nowait, None)
+
+    async def run(self, stop: asyncio.Event) -> str:
+        """Serve until `stop` is set or the stream ends; says why it ended.
+
+        When told to stop, it finishes the job in hand and sends its answer.
+        """
+        await asyncio.wrap_future(self._thread.submit(self._reset))
+        self._outbox.put_nowait(self._hello())
+        async with grpc.aio.insecure_channel(self._address, options=_CHANNEL_OPTIONS) as channel:
+            stream = self._open(SchedulerStub(channel))
+            reader = asyncio.create_task(self._read(stream))
+            writer = asyncio.create_task(self._write(stream))
+            heart = asyncio.create_task(self._beat())
+            stopped = asyncio.create_task(stop.wait())
+            try:
+                await asyncio.wait({reader, writer, stopped}, return_when=asyncio.FIRST_COMPLETED)
+                if stopped.done():
+                    await self._say_goodbye(reader, writer)
+                return await self._reason(stream, reader)
+            finally:
+                self._drop_waiting_jobs()
+                await _cancel((reader, writer, heart, stopped))
+                stream.cancel()
+
+    async def _read(self, stream: grpc.aio.StreamStreamCall) -> None:
+        async for message in stream:
+            if not self._is_leaving and (job := self._job(message)):
+                self.is_used = True
+                future = self._thread.submit(job)
+                self._jobs.add(future)
+                future.add_done_callback(self._jobs.discard)
+
+    async def _write(self, stream: grpc.aio.StreamStreamCall) -> None:
+        while (message := await self._outbox.get()) is not None:
+            await stream.write(message)
+        await stream.done_writing()
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(HEARTBEAT_SECONDS)
+            self._outbox.put_nowait(self._heartbeat())
+
+    async def _say_goodbye(self, reader: asyncio.Task[None], writer: asyncio.Task[None]) -> None:
+        """Leaves the reader alone, since a read that is cancelled takes the stream with it."""
+        self._is_leaving = True
+        self._drop_waiting_jobs()
+        # Behind the job in hand, whose answer is then in the outbox.
+        await asyncio.wrap_future(self._thread.submit(self._drain))
+        self._outbox.put_nowait(None)
+        await asyncio.wait({reader, writer}, timeout=_GOODBYE_SECONDS)
+
+    def _drop_waiting_jobs(self) -> None:
+        for job in tuple(self._jobs):
+            job.cancel()
+
+    async def _reason(self, stream: grpc.aio.StreamStreamCall, reader: asyncio.Task[None]) -> str:
+        if stream.done() and (code := await stream.code()) != grpc.StatusCode.OK:
+            details = await stream.details()
+            if code in self.final_codes:
+                self.failure = f"the scheduler at {self._address} refuses: {details}"
+            return f"{code.name}: {details}"
+        if reader.done() and not reader.cancelled() and (error := reader.exception()):
+            return f"a message cannot be read: {error}"
+        return "the stream was closed"
+
+
+async def _cancel(tasks: Iterable[asyncio.Task[object]]) -> None:
+    for task in tasks:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError, Exception):
+            await task
