@@ -41,6 +41,15 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
     "taco_choose_tokens": (None, [c_void_p, c_void_p]),
     "taco_gather_logprobs": (None, [c_void_p, c_void_p]),
     "taco_penalize": (None, [c_void_p, c_void_p]),
+    "taco_lookahead_create": (c_void_p, [c_void_p]),
+    "taco_lookahead_destroy": (None, [c_void_p]),
+    "taco_lookahead_local_bytes": (c_int64, [c_void_p]),
+    "taco_lookahead_learn": (None, [c_void_p, c_void_p]),
+    "taco_lookahead_join": (None, [c_void_p, c_void_p]),
+    "taco_lookahead_leave": (None, [c_void_p, c_void_p, c_int64]),
+    "taco_lookahead_clear": (None, [c_void_p]),
+    "taco_lookahead_append": (None, [c_void_p, c_void_p]),
+    "taco_lookahead_draft": (c_int64, [c_void_p, c_void_p, c_void_p]),
 }
 
 

@@ -84,3 +84,22 @@ TACO_API int64_t taco_sampling_scratch(const LogitRows* logits, int32_t num_thre
 TACO_API void taco_choose_tokens(TacoPool* pool, const Choice* choice);
 TACO_API void taco_gather_logprobs(TacoPool* pool, const Logprobs* wanted);
 TACO_API void taco_penalize(TacoPool* pool, const Penalties* penalties);
+
+// The lookahead cache (lookahead_cache.h). One caller at a time; only drafting uses the pool.
+class LookaheadCache;
+struct LookaheadOptions;
+struct LookaheadSequences;
+struct LookaheadTokens;
+struct LookaheadTrees;
+TACO_API LookaheadCache* taco_lookahead_create(const LookaheadOptions* options);
+TACO_API void taco_lookahead_destroy(LookaheadCache* cache);
+// What the sequences' own indexes take now.
+TACO_API int64_t taco_lookahead_local_bytes(const LookaheadCache* cache);
+TACO_API void taco_lookahead_learn(LookaheadCache* cache, const LookaheadSequences* sequences);
+TACO_API void taco_lookahead_join(LookaheadCache* cache, const LookaheadSequences* sequences);
+TACO_API void taco_lookahead_leave(LookaheadCache* cache, const int32_t* slots, int64_t count);
+TACO_API void taco_lookahead_clear(LookaheadCache* cache);
+TACO_API void taco_lookahead_append(LookaheadCache* cache, const LookaheadTokens* tokens);
+// Returns the number of nodes of all trees.
+TACO_API int64_t taco_lookahead_draft(TacoPool* pool, LookaheadCache* cache,
+                                      const LookaheadTrees* trees);

@@ -1,0 +1,51 @@
+"""Texts that a lookahead cache knows from the start."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from taco_kernels.cpu.lookahead import LookaheadCache
+from taco_proto.errors import ConfigurationError
+from taco_proto.steps import IntArray
+
+_KEYS = ("prompt", "output")
+
+
+def read_texts(path: Path, vocab_size: int) -> list[IntArray]:
+    """Prompt and output of each entry, one behind the other.
+
+    Raises:
+        ConfigurationError: the file is not [{"prompt": [ids], "output": [ids]}].
+    """
+    try:
+        entries = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"cannot read warmup_file {path}: {error}") from error
+    if not isinstance(entries, list):
+        raise ConfigurationError(f"warmup_file {path} must hold a list of entries")
+    return [_read_entry(path, index, entry, vocab_size) for index, entry in enumerate(entries)]
+
+
+def _read_entry(path: Path, index: int, entry: Any, vocab_size: int) -> IntArray:
+    where = f"warmup_file {path}, entry {index}"
+    if not isinstance(entry, dict) or set(entry) != set(_KEYS):
+        raise ConfigurationError(f"{where}: it must hold prompt and output, and nothing else")
+    for key in _KEYS:
+        token_ids = entry[key]
+        is_list = isinstance(token_ids, list)
+        if not is_list or not all(type(id_) is int and 0 <= id_ < vocab_size for id_ in token_ids):
+            raise ConfigurationError(
+                f"{where}: {key} must be a list of token ids below {vocab_size}"
+            )
+    return np.array([*entry["prompt"], *entry["output"]], dtype=np.int32)
+
+
+def warm_up(cache: LookaheadCache, texts: list[IntArray]) -> None:
+    """The texts are learned as those of sequences without a salt are."""
+    if texts:
+        sizes = np.array([text.size for text in texts], dtype=np.int32)
+        cache.learn(sizes, np.concatenate(texts), ())
