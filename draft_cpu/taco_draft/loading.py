@@ -18,9 +18,7 @@ from taco_worker.load import load_step_model
 from taco_worker.models.step_model import StepModel
 from taco_worker.transfers import Transfers
 
-UNQUANTIZED = "none"
-
-logger = logging.getLogger("taco.drafter")
+logger = logging.getLogger("taco.draft-worker")
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,9 +60,7 @@ def draft_reply_to_pb(reply: DraftReply) -> pb.DraftReply:
 
 
 def draft_reply_from_pb(message: pb.DraftReply) -> DraftReply:
-    """Raises:
-    ValueError, OverflowError: a number is out of range.
-    """
+    """Numbers that are too large come out negative, for the reader to refuse."""
     return DraftReply(
         request_id=message.request_id,
         sequences=np.array(message.sequences, dtype=np.int64),

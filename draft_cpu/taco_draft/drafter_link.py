@@ -1,0 +1,75 @@
+"""A draft worker's AttachDrafter stream to the scheduler: requests down, drafts up."""
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+import grpc
+import grpc.aio
+
+from taco_proto import scheduler_pb2 as pb
+from taco_proto.convert_drafts import draft_reply_to_pb, draft_request_from_pb, drafter_info_to_pb
+from taco_proto.drafts import DrafterInfo, DraftReply, DraftRequest
+from taco_proto.scheduler_pb2_grpc import SchedulerStub
+from taco_worker.model_thread import ModelThread
+from taco_worker.stream_link import StreamLink
+
+logger = logging.getLogger("taco.draft-worker")
+
+
+class Runner(Protocol):
+    """What drafts; see `DraftRunner`."""
+
+    info: DrafterInfo
+
+    def draft(self, request: DraftRequest) -> DraftReply: ...
+
+    def follow(self, request: DraftRequest) -> None: ...
+
+    def reset(self) -> None: ...
+
+
+class DrafterLink(StreamLink[pb.DrafterMessage, pb.DraftRequest]):
+    """The link of a draft worker, which knows no sequence at its start.
+
+    It ends of itself once a request has failed, and for good where the scheduler refuses it.
+    """
+
+    # Another protocol version or another vocabulary does not get better by dialling again.
+    final_codes = (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT)
+
+    def __init__(self, address: str, runner: Runner, thread: ModelThread) -> None:
+        super().__init__(address, thread)
+        self._runner = runner
+        self._latest_id = -1
+
+    def _open(self, stub: SchedulerStub) -> grpc.aio.StreamStreamCall:
+        return stub.AttachDrafter()
+
+    def _hello(self) -> pb.DrafterMessage:
+        return pb.DrafterMessage(hello=drafter_info_to_pb(self._runner.info))
+
+    def _heartbeat(self) -> pb.DrafterMessage:
+        return pb.DrafterMessage(heartbeat=pb.Heartbeat(steps_done=self.num_answers))
+
+    def _job(self, message: pb.DraftRequest) -> Callable[[], None]:
+        request = draft_request_from_pb(message)
+        self._latest_id = request.request_id
+        return partial(self._serve, request)
+
+    def _reset(self) -> None:
+        self._runner.reset()
+
+    def _serve(self, request: DraftRequest) -> None:
+        """Runs in the model's thread."""
+        reply, failure = DraftReply(request_id=request.request_id), ""
+        try:
+            if request.request_id == self._latest_id:
+                reply = self._runner.draft(request)
+            else:  # a newer one waits: drafts for this one would come too late
+                self._runner.follow(request)
+        except Exception as error:
+            logger.exception("request %d failed", request.request_id)
+            failure = f"drafting failed; a new process has to take over: {error}"
+        self._answer(pb.DrafterMessage(reply=draft_reply_to_pb(reply)), failure)

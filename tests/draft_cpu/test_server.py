@@ -1,0 +1,262 @@
+import asyncio
+import contextlib
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Awaitable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+import pytest
+
+from support.checkpoints import make_checkpoint
+from support.drafting import Ask, draft_request, drafts_of
+from taco_draft.draft_runner import DraftRunner
+from taco_draft.drafter_link import DrafterLink
+from taco_proto import scheduler_pb2 as pb
+from taco_proto.config import PROTOCOL_VERSION, DrafterConfig, ModelConfig
+from taco_proto.convert_drafts import draft_reply_from_pb, draft_request_to_pb
+from taco_proto.drafts import DraftReply, DraftRequest
+from taco_proto.scheduler_pb2_grpc import SchedulerServicer, add_SchedulerServicer_to_server
+from taco_worker.model_thread import ModelThread
+
+T = TypeVar("T")
+
+PROMPT = [5, 6, 7]
+
+
+class FakeScheduler(SchedulerServicer):
+    """Sends the requests that a test gives it, and keeps what the draft worker says."""
+
+    def __init__(self) -> None:
+        self.requests: asyncio.Queue[DraftRequest | grpc.StatusCode | None] = asyncio.Queue()
+        self.hellos: asyncio.Queue[pb.DrafterHello] = asyncio.Queue()
+        self.replies: asyncio.Queue[DraftReply] = asyncio.Queue()
+        self.heartbeats: asyncio.Queue[pb.Heartbeat] = asyncio.Queue()
+        self.goodbyes: asyncio.Queue[None] = asyncio.Queue()
+
+    async def AttachDrafter(  # noqa: N802
+        self, request_iterator: AsyncIterator[pb.DrafterMessage], context: Any
+    ) -> AsyncIterator[pb.DraftRequest]:
+        listener = asyncio.create_task(self._listen(request_iterator))
+        try:
+            while (request := await self.requests.get()) is not None:
+                if isinstance(request, grpc.StatusCode):
+                    await context.abort(request, "it drafts in another vocabulary")
+                else:
+                    yield draft_request_to_pb(request)
+        finally:
+            listener.cancel()
+
+    async def _listen(self, messages: AsyncIterator[pb.DrafterMessage]) -> None:
+        async for message in messages:
+            match message.WhichOneof("body"):
+                case "hello":
+                    self.hellos.put_nowait(message.hello)
+                case "reply":
+                    self.replies.put_nowait(draft_reply_from_pb(message.reply))
+                case "heartbeat":
+                    self.heartbeats.put_nowait(message.heartbeat)
+        self.goodbyes.put_nowait(None)
+        self.requests.put_nowait(None)
+
+
+class GatedRunner(DraftRunner):
+    """Its drafts wait at a gate."""
+
+    def __init__(self, config: DrafterConfig) -> None:
+        super().__init__(config)
+        self.gate = threading.Event()
+        self.begun = threading.Event()
+
+    def draft(self, request: DraftRequest) -> DraftReply:
+        self.begun.set()
+        self.gate.wait()
+        return super().draft(request)
+
+
+async def soon(awaitable: Awaitable[T]) -> T:
+    return await asyncio.wait_for(awaitable, 60)
+
+
+@contextlib.asynccontextmanager
+async def serve(address: str) -> AsyncIterator[FakeScheduler]:
+    scheduler = FakeScheduler()
+    server = grpc.aio.server()
+    add_SchedulerServicer_to_server(scheduler, server)
+    server.add_insecure_port(address)
+    await server.start()
+    try:
+        yield scheduler
+    finally:
+        await server.stop(None)
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> DrafterConfig:
+    checkpoint = make_checkpoint(tmp_path_factory.mktemp("llama"))
+    return DrafterConfig(model=ModelConfig(model=str(checkpoint)), num_threads=1, num_blocks=16)
+
+
+@pytest.fixture(scope="module")
+def runner(config: DrafterConfig) -> DraftRunner:
+    return DraftRunner(config)
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> str:
+    return f"unix:{tmp_path}/scheduler.sock"
+
+
+async def test_hello_then_requests_down_and_drafts_up(runner: DraftRunner, address: str) -> None:
+    first = draft_request(Ask(1, 0, PROMPT, 3))
+    runner.reset()
+    expected = drafts_of(runner.draft(first))[1]
+    stop = asyncio.Event()
+    async with serve(address) as scheduler:
+        link = asyncio.create_task(DrafterLink(address, runner, ModelThread()).run(stop))
+        hello = await soon(scheduler.hellos.get())
+        assert hello.protocol_version == PROTOCOL_VERSION
+        assert (hello.name, hello.vocab_size, hello.max_model_len) == ("drafter-0", 384, 256)
+        scheduler.requests.put_nowait(first)
+        assert drafts_of(await soon(scheduler.replies.get())) == {1: expected}
+        scheduler.requests.put_nowait(draft_request(Ask(1, 3, expected[:1], 2), request_id=2))
+        reply = await soon(scheduler.replies.get())
+        assert reply.request_id == 2
+        assert drafts_of(reply) == {1: expected[1:]}
+        stop.set()
+        assert await soon(link) == "the stream was closed"
+        await soon(scheduler.goodbyes.get())
+
+
+async def test_a_new_stream_knows_no_sequence_of_the_last_one(
+    runner: DraftRunner, address: str
+) -> None:
+    thread = ModelThread()
+    async with serve(address) as scheduler:
+        for row, answered in ((Ask(1, 0, PROMPT, 1), {1}), (Ask(1, 3, [8], 1), set())):
+            link = asyncio.create_task(DrafterLink(address, runner, thread).run(asyncio.Event()))
+            scheduler.requests.put_nowait(draft_request(row))
+            assert set(drafts_of(await soon(scheduler.replies.get()))) == answered
+            scheduler.requests.put_nowait(None)
+            await soon(link)
+
+
+async def test_the_heart_beats_while_it_drafts_and_what_is_late_is_only_taken_in(
+    config: DrafterConfig, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("taco_worker.stream_link.HEARTBEAT_SECONDS", 0.01)
+    runner = GatedRunner(config)
+    stop = asyncio.Event()
+    async with serve(address) as scheduler:
+        link = asyncio.create_task(DrafterLink(address, runner, ModelThread()).run(stop))
+        scheduler.requests.put_nowait(draft_request(Ask(1, 0, PROMPT, 1), request_id=1))
+        await asyncio.to_thread(runner.begun.wait)
+        scheduler.requests.put_nowait(draft_request(Ask(1, 3, [8], 1), request_id=2))
+        scheduler.requests.put_nowait(draft_request(Ask(1, 4, [9], 1), request_id=3))
+        while not scheduler.requests.empty():  # until both are on their way
+            await soon(scheduler.heartbeats.get())
+        assert (await soon(scheduler.heartbeats.get())).steps_done == 0
+        for _ in range(3):  # they have arrived
+            await soon(scheduler.heartbeats.get())
+        runner.gate.set()
+        replies = [await soon(scheduler.replies.get()) for _ in range(3)]
+        assert [set(drafts_of(reply)) for reply in replies] == [{1}, set(), {1}]
+        stop.set()
+        await soon(link)
+
+
+async def test_a_request_that_fails_ends_the_link_for_good(
+    runner: DraftRunner, address: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    request = draft_request(Ask(1, 0, PROMPT, 1))
+    request.num_tokens[0] = 9
+    async with serve(address) as scheduler:
+        link = DrafterLink(address, runner, ModelThread())
+        scheduler.requests.put_nowait(request)
+        await soon(link.run(asyncio.Event()))
+        assert "too few or too many tokens" in link.failure
+        assert drafts_of(await soon(scheduler.replies.get())) == {}
+
+
+@pytest.mark.parametrize(
+    ("code", "is_final"),
+    [
+        (grpc.StatusCode.FAILED_PRECONDITION, True),
+        (grpc.StatusCode.INVALID_ARGUMENT, True),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, False),
+    ],
+)
+async def test_a_refusal_is_final_where_dialling_again_is_no_use(
+    runner: DraftRunner, address: str, code: grpc.StatusCode, is_final: bool
+) -> None:
+    async with serve(address) as scheduler:
+        link = DrafterLink(address, runner, ModelThread())
+        scheduler.requests.put_nowait(code)
+        reason = await soon(link.run(asyncio.Event()))
+        assert reason == f"{code.name}: it drafts in another vocabulary"
+        refusal = f"the scheduler at {address} refuses: it drafts in another vocabulary"
+        assert link.failure == (refusal if is_final else "")
+
+
+RUN_DRAFT_WORKER = """
+import sys
+from taco_draft.server import run_draft_worker
+from taco_proto.config import DrafterConfig, ModelConfig
+model = ModelConfig(model=sys.argv[1])
+sys.exit(
+    run_draft_worker(
+        DrafterConfig(model=model, scheduler=sys.argv[2], num_threads=1, num_blocks=16)
+    )
+)
+"""
+
+
+def start_process(model: str, address: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", RUN_DRAFT_WORKER, model, address],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+async def test_the_process_dials_until_the_scheduler_is_there_and_leaves_when_told(
+    config: DrafterConfig, address: str
+) -> None:
+    process = start_process(config.model.model, address)
+    assert process.stderr is not None
+    lines = iter(process.stderr)
+    while "dialling again" not in await asyncio.to_thread(next, lines):
+        pass
+    async with serve(address) as scheduler:
+        await soon(scheduler.hellos.get())
+        scheduler.requests.put_nowait(draft_request(Ask(1, 0, PROMPT, 3)))
+        assert set(drafts_of(await soon(scheduler.replies.get()))) == {1}
+        process.send_signal(signal.SIGTERM)
+        await soon(scheduler.goodbyes.get())
+        _, errors = await asyncio.to_thread(process.communicate)
+    assert process.returncode == 0
+    assert "Traceback" not in errors
+
+
+async def test_a_process_that_is_refused_says_why_in_one_line_and_ends(
+    config: DrafterConfig, address: str
+) -> None:
+    async with serve(address) as scheduler:
+        process = start_process(config.model.model, address)
+        scheduler.requests.put_nowait(grpc.StatusCode.FAILED_PRECONDITION)
+        _, errors = await asyncio.to_thread(process.communicate)
+    assert process.returncode == 1
+    assert [line for line in errors.splitlines() if "ERROR" in line] == errors.splitlines()[-1:]
+    assert errors.endswith("refuses: it drafts in another vocabulary\n")
+
+
+def test_a_model_that_cannot_be_loaded_is_one_line_and_exit_code_1(tmp_path: Path) -> None:
+    process = start_process(str(tmp_path / "model"), "unix:nowhere")
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert len(errors.splitlines()) == 1
+    assert "model" in errors
