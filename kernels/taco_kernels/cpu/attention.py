@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -176,6 +178,42 @@ def write_kv(
         ctypes.byref(batch.struct()),
         layer,
         ctypes.byref(rows),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SlotCopies:
+    """Copies of tokens' KV between slots, block * block_size + offset; none is read and written.
+
+    Attributes:
+        sources, targets: contiguous int64 [count].
+    """
+
+    sources: npt.NDArray[np.int64]
+    targets: npt.NDArray[np.int64]
+
+    def __post_init__(self) -> None:
+        for slots in (self.sources, self.targets):
+            if slots.dtype != np.int64 or not slots.flags.c_contiguous:
+                raise ValueError(f"slots must be contiguous int64, not {slots.dtype}")
+        if self.sources.shape != self.targets.shape:
+            raise ValueError(f"{self.sources.size} sources for {self.targets.size} targets")
+
+    def struct(self) -> structs.KVCopies:
+        """It holds while this object does."""
+        return structs.KVCopies(
+            self.sources.size, self.sources.ctypes.data, self.targets.ctypes.data
+        )
+
+
+def append_kv(kernels: CpuKernels, cache: PagedKV, copies: SlotCopies) -> None:
+    """Copies tokens to the ends of their sequences, in all layers.
+
+    The targets of each sequence are in order. As when a token is written, the first one of sixteen
+    zeroes the values of the others.
+    """
+    kernels.lib.taco_append_kv(
+        kernels.pool, ctypes.byref(cache.struct()), ctypes.byref(copies.struct())
     )
 
 

@@ -13,11 +13,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from taco_kernels.cpu.attention import PagedKV
+from taco_kernels.cpu.attention import PagedKV, SlotCopies
 from taco_kernels.cpu.library import CpuKernels
 from taco_kernels.cpu.matmul import ACTIVATIONS, PackedMatrix
 from taco_kernels.cpu.memory import Scratch
-from taco_kernels.cpu.structs import Batch, KVCache, Matrix
+from taco_kernels.cpu.structs import Batch, KVCache, KVCopies, Matrix
 
 IntArray = npt.NDArray[np.int32]
 
@@ -87,6 +87,7 @@ class _Step(Structure):
         ("kept_layers", c_void_p),
         ("kept", c_void_p),
         ("scratch", c_void_p),
+        ("copies", KVCopies),
     )
 
 
@@ -164,6 +165,7 @@ class CpuDecoder:
     """One model's forward pass. Not thread safe.
 
     Attributes:
+        cache: the KV of its sequences.
         kept_hidden: outputs of `kept_layers` in the last step, side by side, float32
             [num_tokens, len(kept_layers) * hidden_size].
     """
@@ -178,7 +180,7 @@ class CpuDecoder:
     ) -> None:
         """`kept_layers`: any but the last one, of which only wanted rows may run."""
         self._kernels = kernels
-        self._weights, self._cache = weights, cache  # of the memory that the structs point to
+        self._weights, self.cache = weights, cache  # of the memory that the structs point to
         self._kept_layers = np.array(kept_layers, dtype=np.int32)
         self.kept_hidden = torch.empty((0, 0))
         self._layers = (_Layer * len(weights.layers))(*map(_layer, weights.layers))
@@ -201,6 +203,7 @@ class CpuDecoder:
         seq_lens: IntArray,
         block_tables: IntArray,
         output_rows: IntArray,
+        copies: SlotCopies | None = None,
     ) -> Tensor:
         """Run one step; its keys and values go to the cache.
 
@@ -210,6 +213,8 @@ class CpuDecoder:
             seq_lens: [num_seqs], tokens in the KV after the step.
             block_tables: [num_seqs, max_blocks].
             output_rows: [num_outputs], rising: the tokens whose hidden states are wanted.
+            copies: of KV in each layer, once the step's own has been written there: how sequences
+                that share tokens of the step come by them.
 
         Returns:
             float32 [num_outputs, hidden_size].
@@ -225,6 +230,7 @@ class CpuDecoder:
         batch.block_table_stride = block_tables.shape[1]
         step.num_outputs = output_rows.size
         step.hidden = hidden.data_ptr()
+        step.copies = KVCopies() if copies is None else copies.struct()
         if step.num_kept:
             width = step.num_kept * self._hidden_size
             self.kept_hidden = torch.empty((token_ids.size, width), dtype=torch.float32)

@@ -75,6 +75,14 @@ class Batch(Structure):
     )
 
 
+class KVCopies(Structure):
+    _fields_ = (
+        ("count", c_int64),
+        ("sources", c_void_p),
+        ("targets", c_void_p),
+    )
+
+
 class KeyValueRows(Structure):
     _fields_ = (
         ("keys", c_void_p),

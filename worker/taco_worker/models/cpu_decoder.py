@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from taco_kernels.cpu.attention import PANEL, PagedKV, block_bytes
+from taco_kernels.cpu.attention import PANEL, PagedKV, SlotCopies, append_kv, block_bytes
 from taco_kernels.cpu.decoder import CpuDecoder
 from taco_kernels.cpu.library import CpuKernels
 from taco_kernels.cpu.matmul import EncodedRows, PackedMatrix, multiply
@@ -13,8 +13,14 @@ from taco_proto.steps import IntArray
 from taco_worker.models.cpu_weights import CpuWeights
 from taco_worker.models.decoder_config import DecoderConfig
 from taco_worker.models.step_model import Linear, ModelInput, check_kept_layers, describe
+from taco_worker.models.tree_paths import TreePaths, cut_into_paths
 from taco_worker.sampling.cpu_ops import CpuSampling
 from taco_worker.sampling.ops import SamplingOps
+
+# Paths beside the first ones that the trees of a step may have, and how many tokens of each: enough
+# for trees of 64 nodes. Blocks for them take no memory before they are used.
+_MAX_TREE_PATHS = 32
+_MAX_PATH_TOKENS = 64
 
 
 class FusedDecoder:
@@ -33,7 +39,7 @@ class FusedDecoder:
         self.weight_bytes = weights.nbytes
         self.description = describe(kernels.isa, kernels.num_threads, weights.matrix_dtype)
         self.sampling: SamplingOps = CpuSampling(kernels)
-        self.max_tree_paths = 0
+        self.max_tree_paths = _MAX_TREE_PATHS
         self.device = torch.device("cpu")
         self.hidden_dtype = torch.float32
         self._kept_layers: tuple[int, ...] = ()
@@ -41,6 +47,8 @@ class FusedDecoder:
         self._weights = weights
         self._kv_dtype = kv_dtype
         self._decoder: CpuDecoder | None = None
+        self._num_blocks = 0
+        self._paths: TreePaths | None = None
 
     @property
     def kept_hidden(self) -> Tensor:
@@ -62,9 +70,11 @@ class FusedDecoder:
         )
 
     def allocate_kv(self, num_blocks: int, block_size: int, max_model_len: int) -> None:
+        """As `StepModel`; spare blocks for the paths of trees follow those that are asked for."""
         config = self.config
+        self._num_blocks = num_blocks
         cache = PagedKV.allocate(
-            num_blocks,
+            num_blocks + _num_spares(block_size),
             self._kv_dtype,
             block_size,
             config.num_layers,
@@ -79,17 +89,35 @@ class FusedDecoder:
         )
 
     def forward(self, inputs: ModelInput) -> Tensor:
-        return self._ready().forward(
+        decoder = self._ready()
+        query_start, seq_lens = inputs.query_start, inputs.seq_lens
+        block_tables, copies = inputs.block_tables, None
+        if inputs.parents is not None:
+            block_size = decoder.cache.block_size
+            paths = cut_into_paths(inputs, block_size, self._num_blocks, _num_spares(block_size))
+            query_start, seq_lens = paths.query_start, paths.seq_lens
+            block_tables, copies = paths.block_tables, SlotCopies(paths.sources, paths.targets)
+            # What a path does not write in its blocks must not stray into its sums.
+            decoder.cache.memory[self._num_blocks :][: paths.num_spares].zero_()
+            self._paths = paths
+        return decoder.forward(
             inputs.token_ids.numpy(),
             inputs.positions,
-            inputs.query_start,
-            inputs.seq_lens,
-            inputs.block_tables,
+            query_start,
+            seq_lens,
+            block_tables,
             inputs.output_rows,
+            copies,
         )
 
     def keep_accepted(self, inputs: ModelInput, accepted: IntArray) -> None:
-        raise NotImplementedError
+        assert self._paths is not None
+        cache = self._ready().cache
+        sources = self._paths.kv_slots[accepted]
+        targets = inputs.kv_slot_mapping(cache.block_size)[accepted]
+        moved = sources != targets
+        if moved.any():
+            append_kv(self._kernels, cache, SlotCopies(sources[moved], targets[moved]))
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         return self._ready().compute_logits(hidden)
@@ -116,3 +144,8 @@ class FusedDecoder:
         if self._decoder is None:
             raise RuntimeError("the KV cache has not been allocated")
         return self._decoder
+
+
+def _num_spares(block_size: int) -> int:
+    """A path of n tokens that begins anywhere in a block touches at most so many."""
+    return _MAX_TREE_PATHS * (1 + -(-(_MAX_PATH_TOKENS - 1) // block_size))

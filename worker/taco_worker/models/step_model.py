@@ -46,7 +46,8 @@ class ModelInput:
     parents: IntArray | None = None
 
     def kv_slot_mapping(self, block_size: int) -> IntArray:
-        """int64 [num_tokens], block * block_size + offset of each token's KV; without trees."""
+        """int64 [num_tokens], block * block_size + offset of each token's position: where its KV
+        lies, and in trees where it is to lie once the token has been accepted."""
         query_lens = np.diff(self.query_start)
         rows = np.repeat(np.arange(query_lens.size), query_lens)
         blocks = self.block_tables[rows, self.positions // block_size].astype(np.int64)

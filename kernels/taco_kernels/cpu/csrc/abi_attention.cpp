@@ -1,5 +1,6 @@
 // Entry points of attention.
 
+#include "copy_kv.h"
 #include "pool.h"
 #include "taco_cpu.h"
 
@@ -7,6 +8,10 @@ void taco_write_kv(TacoPool* pool, const KVCache* cache, const Batch* batch, int
                    const KeyValueRows* rows) {
     pool->threads.run(
         [&](Thread& thread) { pool->kernels.write_kv(thread, *cache, *batch, layer, *rows); });
+}
+
+void taco_append_kv(TacoPool* pool, const KVCache* cache, const KVCopies* copies) {
+    pool->threads.run([&](Thread& thread) { TACO_ISA::append_kv(thread, *cache, *copies); });
 }
 
 int64_t taco_attention_workspace(const TacoPool* pool, const Attention* attention,

@@ -64,6 +64,7 @@ struct Step {
     const int32_t* kept_layers;  // [num_kept], any but the last: whose outputs are wanted
     float* kept;                 // [num_tokens, num_kept * hidden_size]
     void* scratch;               // `forward_scratch` bytes, aligned to 64
+    KVCopies copies;             // of each layer, after the step's own tokens have been written
 };
 
 // The last stage, for rows that a step gave.

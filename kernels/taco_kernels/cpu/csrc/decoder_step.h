@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "copy_kv.h"
 #include "decoder.h"
 #include "decoder_scratch.h"
 #include "isa_table.h"
@@ -147,6 +148,7 @@ private:
         const float* keys = scratch_.qkv + decoder_.query_size();
         kernels().write_kv(thread_, step_.cache, step_.batch, index,
                            KeyValueRows{keys, keys + decoder_.kv_size(), scratch_.qkv_stride});
+        if (step_.copies.count) copy_kv(thread_, step_.cache, step_.copies, index);
     }
 
     void rotate() {

@@ -56,6 +56,14 @@ struct Batch {
     int64_t block_table_stride;
 };
 
+// Tokens' keys and values from slots (block * block_size + offset) to others. No target is a
+// source.
+struct KVCopies {
+    int64_t count;
+    const int64_t* sources;  // [count]
+    const int64_t* targets;  // [count]
+};
+
 // Attention of a step's queries over the cache, one layer. The step's own keys and values have
 // been written before.
 struct Attention {

@@ -46,10 +46,13 @@ TACO_API void taco_multiply_argmax(TacoPool* pool, const Rows* rows, const Matri
 // Attention over the paged cache (kv_cache.h).
 struct KVCache;
 struct Batch;
+struct KVCopies;
 struct KeyValueRows;
 struct Attention;
 TACO_API void taco_write_kv(TacoPool* pool, const KVCache* cache, const Batch* batch, int64_t layer,
                             const KeyValueRows* rows);
+// Copies of tokens that continue their sequences, in all layers (copy_kv.h).
+TACO_API void taco_append_kv(TacoPool* pool, const KVCache* cache, const KVCopies* copies);
 // Bytes that `taco_attend` needs at Attention::workspace.
 TACO_API int64_t taco_attention_workspace(const TacoPool* pool, const Attention* attention,
                                           int32_t num_threads);

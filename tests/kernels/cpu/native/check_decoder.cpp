@@ -247,7 +247,11 @@ public:
                      int64_t(rows.size()),
                      rows.data(),
                      hidden.data(),
-                     nullptr};
+                     0,
+                     nullptr,
+                     nullptr,
+                     nullptr,
+                     {}};
         Bytes scratch(taco_decoder_forward_bytes(pool_, &decoder_, &step));
         step.scratch = scratch.data();
         taco_decoder_forward(pool_, &decoder_, &step);
