@@ -7,6 +7,9 @@ from typing import Any
 PROTOCOL_VERSION = 1
 # Largest message of the Scheduler service; all sides must agree on it.
 MAX_MESSAGE_BYTES = 64 * 2**20
+# Draft tokens of a sequence in a step.
+DEFAULT_SPECULATIVE_TOKENS = 5
+MAX_SPECULATIVE_TOKENS = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +165,7 @@ class SchedulerConfig:
     enable_prefix_caching: bool = True
     run_ahead: bool = True
     log_stats: bool = True
-    num_speculative_tokens: int = 5
+    num_speculative_tokens: int = DEFAULT_SPECULATIVE_TOKENS
     speculative_max_model_len: int | None = None
     speculative_disable_by_batch_size: int | None = None
 

@@ -5,6 +5,7 @@ import math
 import numpy as np
 
 from taco_proto.config import SchedulerConfig
+from taco_proto.drafts import DrafterInfo
 from taco_proto.errors import ConfigurationError
 from taco_proto.requests import GenerateRequest
 from taco_proto.steps import WorkerInfo
@@ -52,6 +53,27 @@ def check_worker(info: WorkerInfo) -> None:
             raise InvalidWorkerError(
                 f"{name} must be between {low} and {high}, got {getattr(info, name)}"
             )
+
+
+def check_drafter(drafter: DrafterInfo, worker: WorkerInfo) -> None:
+    """Raises: InvalidWorkerError: the worker cannot use what the draft worker drafts."""
+    if not worker.max_draft_tokens:
+        raise InvalidWorkerError(
+            f"worker {worker.name} verifies no drafts: start it with --num-speculative-tokens"
+        )
+    if drafter.vocab_size != worker.vocab_size:
+        raise InvalidWorkerError(
+            f"the draft model {drafter.model} has a vocabulary of {drafter.vocab_size} tokens, "
+            f"{worker.model} one of {worker.vocab_size}: it cannot draft for it"
+        )
+
+
+def can_draft(drafter: DrafterInfo, worker: WorkerInfo) -> bool:
+    try:
+        check_drafter(drafter, worker)
+    except InvalidWorkerError:
+        return False
+    return True
 
 
 def check_message(message: GenerateRequest) -> None:

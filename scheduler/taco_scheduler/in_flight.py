@@ -7,7 +7,7 @@ import numpy as np
 
 from taco_proto.logprobs import LogprobColumns
 from taco_proto.steps import IntArray, StepOutput
-from taco_scheduler.batch import LongArray
+from taco_scheduler.batch import BoolArray, LongArray
 
 
 class InvalidOutputError(ValueError):
@@ -27,6 +27,9 @@ class InFlightStep:
     sampled_slots: IntArray
     sampled_tenures: LongArray
     max_drafts: IntArray
+    planned_at: float
+    ran_alone: bool  # nothing was in flight when it was planned
+    only_decodes: bool
 
 
 @dataclass(slots=True)
@@ -37,6 +40,13 @@ class InFlight:
 
     def __len__(self) -> int:
         return len(self.steps)
+
+    def is_in_flight(self, tenures: LongArray) -> BoolArray:
+        """Which of these stays in slots a step runs for."""
+        mask = np.zeros(tenures.shape, dtype=np.bool_)
+        for step in self.steps:
+            mask |= np.isin(tenures, step.tenures)
+        return mask & (tenures >= 0)
 
     def num_unconfirmed_tokens(self, tenure: int) -> int:
         """Tokens of one stay in a slot whose KV the steps in flight compute."""

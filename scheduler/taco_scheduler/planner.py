@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from taco_proto.steps import EMPTY, IntArray, JoinedSequences, StepPlan
+from taco_proto.steps import EMPTY, IntArray, JoinedSequences, PlannedDrafts, StepPlan
 from taco_scheduler.batch import Batch
 from taco_scheduler.in_flight import InFlightStep
 from taco_scheduler.policy import StepRows
@@ -10,7 +10,14 @@ from taco_scheduler.sequence import Sequence
 
 
 def make_plan(
-    batch: Batch, rows: StepRows, epoch: int, step_id: int
+    batch: Batch,
+    rows: StepRows,
+    epoch: int,
+    step_id: int,
+    *,
+    now: float,
+    runs_alone: bool,
+    drafts: PlannedDrafts | None = None,
 ) -> tuple[StepPlan, InFlightStep]:
     """The plan of a step and the record that its output will be read against.
 
@@ -48,6 +55,7 @@ def make_plan(
         appended_slots=np.array(rows.appended_slots, dtype=np.int32),
         appended_blocks=np.array(rows.appended_blocks, dtype=np.int32),
         max_drafts=max_drafts,
+        drafts=drafts,
     )
     tenures = batch.tenure[slots]
     step = InFlightStep(
@@ -58,6 +66,9 @@ def make_plan(
         sampled_slots=sampled,
         sampled_tenures=tenures if sampled is slots else batch.tenure[sampled],
         max_drafts=_of_sampled(rows, len(sampled)),
+        planned_at=now,
+        ran_alone=runs_alone,
+        only_decodes=not rows.chunk_slots,
     )
     return plan, step
 

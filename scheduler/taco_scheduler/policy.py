@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from taco_proto.steps import EMPTY, IntArray
-from taco_scheduler.batch import Batch
+from taco_scheduler.batch import Batch, BoolArray
 from taco_scheduler.draft_limits import DraftLimits
 from taco_scheduler.kv.block_manager import BlockManager, BlockTable, CacheNamespace
 from taco_scheduler.sequence import Request, Sequence
@@ -90,16 +90,19 @@ class Policy:
         self._refused: Sequence | None = None
         self._free_blocks_at_refusal = 0
 
-    def fill_step(self) -> StepRows:
+    def fill_step(self, held: BoolArray | None = None) -> StepRows:
         """The rows of the next step; blocks and slots are taken, the columns' counters are
         untouched.
+
+        Args:
+            held: slots that wait for something else, and do not run.
         """
         rows = StepRows()
-        remaining = self._remaining_tokens()
+        remaining = self._remaining_tokens(held)
         wanted_drafts = self._drafts.wanted(self._batch)
         has_preempted = self._grow_tables(remaining, rows)
         if has_preempted:
-            remaining = self._remaining_tokens()
+            remaining = self._remaining_tokens(held)
         can_run = remaining > 0
         # By what is computed: the last chunk of a prompt may be one token long, like a decode.
         is_prefill = can_run & (self._batch.num_computed < self._batch.num_prefill)
@@ -113,12 +116,15 @@ class Policy:
         rows.max_drafts = self._allow_drafts(rows, wanted_drafts)
         return rows
 
-    def _remaining_tokens(self) -> IntArray:
-        """Tokens that each slot could run now; 0 for those that are empty, or may be at their end
-        when what is in flight has come.
+    def _remaining_tokens(self, held: BoolArray | None) -> IntArray:
+        """Tokens that each slot could run now; 0 for those that are empty or held, or may be at
+        their end when what is in flight has come.
         """
         batch = self._batch
-        return (batch.num_tokens - batch.num_computed) * (batch.max_num_tokens < batch.limit)
+        can_run = batch.max_num_tokens < batch.limit
+        if held is not None:
+            can_run &= ~held
+        return (batch.num_tokens - batch.num_computed) * can_run
 
     def _grow_tables(self, remaining: IntArray, rows: StepRows) -> bool:
         """Gives each decode that is at the end of its table a block; True if that took a

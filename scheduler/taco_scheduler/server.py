@@ -18,6 +18,7 @@ from taco_proto.config import MAX_MESSAGE_BYTES, SchedulerConfig
 from taco_proto.errors import ConfigurationError
 from taco_proto.logging import configure_logging
 from taco_proto.scheduler_pb2_grpc import SchedulerServicer, add_SchedulerServicer_to_server
+from taco_scheduler.drafter_stream import serve_drafter
 from taco_scheduler.service import SchedulerService
 from taco_scheduler.streams import serve_gateway, serve_worker
 
@@ -90,6 +91,13 @@ class _Servicer(SchedulerServicer):
         context: grpc.aio.ServicerContext,
     ) -> None:
         await serve_worker(self._service, request_iterator, context)
+
+    async def AttachDrafter(  # noqa: N802
+        self,
+        request_iterator: AsyncIterator[pb.DrafterMessage],
+        context: grpc.aio.ServicerContext,
+    ) -> None:
+        await serve_drafter(self._service, request_iterator, context)
 
     async def Stats(  # noqa: N802
         self, request: pb.StatsRequest, context: grpc.aio.ServicerContext

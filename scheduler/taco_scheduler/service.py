@@ -6,8 +6,11 @@ import time
 from collections import deque
 
 from taco_proto.config import SchedulerConfig
+from taco_proto.drafts import DraftReply
 from taco_proto.requests import GenerateRequest, ModelInfo
 from taco_proto.steps import StepOutput, WorkerInfo
+from taco_scheduler.admission import InvalidWorkerError
+from taco_scheduler.drafter_links import DrafterLink, DraftExecutor, LocalDrafter
 from taco_scheduler.engine import Engine
 from taco_scheduler.in_flight import InvalidOutputError
 from taco_scheduler.metrics import Metrics
@@ -47,6 +50,7 @@ class SchedulerService:
         self.engine = Engine(config)
         self._config = config
         self._replica: Replica | None = None
+        self._drafter: DrafterLink | None = None
         self._outputs: deque[tuple[Replica, StepOutput]] = deque()
         self._sessions: dict[Outbox, ClientSession] = {}
         self._model = NO_MODEL
@@ -71,10 +75,12 @@ class SchedulerService:
         await asyncio.gather(*tasks, return_exceptions=True)
         self._close_sessions("the scheduler has stopped")
         replica, self._replica = self._replica, None
-        if replica is not None:
-            replica.close()
-        if isinstance(replica, LocalReplica):
-            await replica.join()
+        drafter, self._drafter = self._drafter, None
+        for link in (replica, drafter):
+            if link is not None:
+                link.close()
+            if isinstance(link, LocalReplica | LocalDrafter):
+                await link.join()
 
     async def drain(self, limit: float) -> None:
         """Refuses new requests with 503 and waits until those that run have ended, or `limit`
@@ -134,6 +140,7 @@ class SchedulerService:
         logger.info("worker %s attached: %s", replica.info.name, replica.info.model)
         self._announce(_model_info(replica.info))
         self._first_worker.set()
+        self._check_drafter()
         self._wake.set()
 
     def lose(self, replica: Replica, reason: str, *, is_fault: bool = True) -> None:
@@ -151,6 +158,65 @@ class SchedulerService:
         """Takes an output; it is committed in the loop's next turn."""
         self._outputs.append((replica, output))
         self._wake.set()
+
+    # ---------------------------------------------------------- draft workers
+
+    def attach_local_drafter(self, executor: DraftExecutor) -> None:
+        """Attaches a draft model of this process.
+
+        Raises:
+            InvalidWorkerError: it cannot draft for the worker that is attached.
+            WorkerRefusedError: another draft worker is attached.
+        """
+        self.attach_drafter(LocalDrafter(executor, self.deliver_drafts, self.lose_drafter))
+
+    def attach_drafter(self, link: DrafterLink) -> None:
+        """Takes a draft worker in; it is closed again if it is refused.
+
+        Raises:
+            InvalidWorkerError: it cannot draft for the worker that is attached.
+            WorkerRefusedError: another draft worker is attached. One that dials on stands by.
+        """
+        if self._drafter is not None:
+            link.close()
+            name = self._drafter.info.name
+            raise WorkerRefusedError(f"draft worker {name} is attached already")
+        self.engine.attach_drafter(link.info)
+        try:
+            self.engine.check_drafter()
+        except InvalidWorkerError:
+            self.engine.detach_drafter()
+            link.close()
+            raise
+        self._drafter = link
+        logger.info("draft worker %s attached: %s", link.info.name, link.info.model)
+        self._wake.set()
+
+    def lose_drafter(self, link: DrafterLink, reason: str) -> None:
+        """The link to a draft worker is gone: decoding goes on without."""
+        if link is not self._drafter:
+            return
+        logger.warning("draft worker %s lost: %s", link.info.name, reason)
+        self._drafter = None
+        self.engine.detach_drafter()
+        link.close()
+        self._wake.set()
+
+    def deliver_drafts(self, link: DrafterLink, reply: DraftReply) -> None:
+        if link is self._drafter:
+            self.engine.take_drafts(reply, time.time())
+            self._wake.set()
+
+    def _check_drafter(self) -> None:
+        """A worker came after the draft worker: do they fit?"""
+        link = self._drafter
+        if link is None:
+            return
+        try:
+            self.engine.check_drafter()
+        except InvalidWorkerError as error:
+            link.close(str(error))
+            self.lose_drafter(link, str(error))
 
     # ---------------------------------------------------------------- clients
 
@@ -189,6 +255,7 @@ class SchedulerService:
             while True:
                 self._wake.clear()
                 self._commit_outputs()
+                self._ask_for_drafts()
                 self._send_plans()
                 self._notify_clients()
                 await self._sleep()
@@ -207,6 +274,11 @@ class SchedulerService:
             except InvalidOutputError as error:
                 replica.close(f"invalid output: {error}")
                 self.lose(replica, str(error))
+
+    def _ask_for_drafts(self) -> None:
+        """Before plans are made: who is asked for does not run until the drafts are there."""
+        if self._drafter is not None and (request := self.engine.draft_request(time.time())):
+            self._drafter.send(request)
 
     def _send_plans(self) -> None:
         while (plan := self.engine.plan(time.time())) is not None:

@@ -1,19 +1,12 @@
-"""The streams that peers hold open: one a gateway, one a worker.
-
-Whatever a peer sends that cannot be ends its own stream with a clear status and disturbs nobody
-else.
-"""
+"""The streams of gateways and workers."""
 
 import asyncio
-import logging
-from collections.abc import AsyncIterator, Callable, Coroutine
-from typing import Any, NoReturn
+from collections.abc import AsyncIterator
 
 import grpc
 import grpc.aio
 
 from taco_proto import scheduler_pb2 as pb
-from taco_proto.config import PROTOCOL_VERSION
 from taco_proto.convert import (
     model_info_to_pb,
     output_batch_to_pb,
@@ -24,27 +17,21 @@ from taco_proto.convert import (
 from taco_proto.errors import InvalidParameterError
 from taco_proto.requests import ModelInfo
 from taco_proto.steps import StepOutput
-from taco_scheduler.admission import InvalidWorkerError
+from taco_scheduler.peers import (
+    Context,
+    PeerError,
+    abort,
+    attach,
+    check_version,
+    first,
+    run,
+    unless_silent,
+)
 from taco_scheduler.replica import RemoteReplica
-from taco_scheduler.service import SchedulerService, WorkerRefusedError
+from taco_scheduler.service import SchedulerService
 from taco_scheduler.session import ClientSession, SessionClosedError
 
-HELLO_SECONDS = 10.0
 GOODBYE_SECONDS = 0.1
-WORKER_SILENCE_SECONDS = 10.0  # workers send a heartbeat every 2 s
-
-logger = logging.getLogger("taco.scheduler")
-
-Context = grpc.aio.ServicerContext
-
-
-class PeerError(Exception):
-    """Why a peer's stream is ended, as a gRPC status."""
-
-    def __init__(self, code: grpc.StatusCode, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-
 
 # ---------------------------------------------------------------- gateways
 
@@ -54,16 +41,16 @@ async def serve_gateway(
 ) -> None:
     """Runs a Generate stream until either side ends it; what the gateway still had is cancelled."""
     try:
-        hello = await _first(requests, "hello")
-        _check_version(hello.hello.protocol_version)
+        hello = await first(requests, "hello")
+        check_version(hello.hello.protocol_version)
         session = service.connect(hello.hello.name or context.peer())
-        await _run(
+        await run(
             _read_gateway(session, requests),
             _write_gateway(session, context),
             lambda error: session.close(),
         )
     except PeerError as error:
-        await _abort(context, error)
+        await abort(context, error)
 
 
 async def _read_gateway(session: ClientSession, requests: AsyncIterator[pb.GatewayMessage]) -> None:
@@ -122,51 +109,33 @@ async def serve_worker(
 ) -> None:
     """Runs an Attach stream until either side ends it; its sequences then wait for a worker."""
     try:
-        hello = await _first(messages, "hello")
-        _check_version(hello.hello.protocol_version)
+        hello = await first(messages, "hello")
+        check_version(hello.hello.protocol_version)
         replica = RemoteReplica(worker_info_from_pb(hello.hello))
-        _attach(service, replica)
+        attach(lambda: service.attach(replica))
 
         def leave(error: BaseException | None) -> None:
             reason = "it left" if error is None else str(error) or "the link broke"
             service.lose(replica, reason, is_fault=error is not None)
 
-        await _run(_read_worker(service, replica, messages), _write_worker(replica, context), leave)
+        await run(_read_worker(service, replica, messages), _write_worker(replica, context), leave)
     except PeerError as error:
-        await _abort(context, error)
-
-
-def _attach(service: SchedulerService, replica: RemoteReplica) -> None:
-    try:
-        service.attach(replica)
-    except InvalidWorkerError as error:
-        raise PeerError(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from None
-    except WorkerRefusedError as error:
-        raise PeerError(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)) from None
+        await abort(context, error)
 
 
 async def _read_worker(
     service: SchedulerService, replica: RemoteReplica, messages: AsyncIterator[pb.WorkerMessage]
 ) -> None:
-    loop = asyncio.get_running_loop()
-    try:
-        async with asyncio.timeout(WORKER_SILENCE_SECONDS) as silence:
-            async for message in messages:
-                silence.reschedule(loop.time() + WORKER_SILENCE_SECONDS)
-                match message.WhichOneof("body"):
-                    case "output":
-                        service.deliver(replica, _read_output(message.output))
-                    case "heartbeat":
-                        pass
-                    case other:
-                        raise PeerError(
-                            grpc.StatusCode.INVALID_ARGUMENT,
-                            f"unexpected message: {other or 'empty'}",
-                        )
-    except TimeoutError:
-        raise PeerError(
-            grpc.StatusCode.DEADLINE_EXCEEDED, f"silent for {WORKER_SILENCE_SECONDS:g} s"
-        ) from None
+    async for message in unless_silent(messages):
+        match message.WhichOneof("body"):
+            case "output":
+                service.deliver(replica, _read_output(message.output))
+            case "heartbeat":
+                pass
+            case other:
+                raise PeerError(
+                    grpc.StatusCode.INVALID_ARGUMENT, f"unexpected message: {other or 'empty'}"
+                )
     # A worker that died looks the same for a moment, until its call counts as cancelled.
     await asyncio.sleep(GOODBYE_SECONDS)
 
@@ -183,70 +152,3 @@ async def _write_worker(replica: RemoteReplica, context: Context) -> None:
         await context.write(command)
     if replica.close_reason:
         raise PeerError(grpc.StatusCode.INVALID_ARGUMENT, replica.close_reason)
-
-
-# -------------------------------------------------------------------- both
-
-
-async def _first(messages: AsyncIterator[Any], body: str) -> Any:
-    """The first message, which must be a hello.
-
-    Raises:
-        PeerError: it is not, or does not come.
-    """
-    try:
-        async with asyncio.timeout(HELLO_SECONDS):
-            message = await anext(messages)
-    except (TimeoutError, StopAsyncIteration):
-        raise PeerError(grpc.StatusCode.INVALID_ARGUMENT, f"no {body} came") from None
-    if message.WhichOneof("body") != body:
-        raise PeerError(grpc.StatusCode.INVALID_ARGUMENT, f"the first message must be a {body}")
-    return message
-
-
-def _check_version(version: int) -> None:
-    if version != PROTOCOL_VERSION:
-        raise PeerError(
-            grpc.StatusCode.FAILED_PRECONDITION,
-            f"the scheduler speaks protocol version {PROTOCOL_VERSION}, not {version}",
-        )
-
-
-async def _run(
-    reader: Coroutine[Any, Any, None],
-    writer: Coroutine[Any, Any, None],
-    close: Callable[[BaseException | None], None],
-) -> None:
-    """Runs both directions of a stream until one ends, or the peer is gone.
-
-    Args:
-        close: told why the stream ends (None: the peer has closed its side), it must make `writer`
-            end by itself. A write that was cancelled midway would leave the call unable to send
-            its status.
-
-    Raises:
-        Exception: what ended the stream.
-    """
-    reading, writing = asyncio.create_task(reader), asyncio.create_task(writer)
-    tasks = (reading, writing)
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        error = next((error for task in done if (error := task.exception())), None)
-        close(error)
-        reading.cancel()
-        await asyncio.wait(tasks)
-    except asyncio.CancelledError as gone:
-        close(gone)
-        raise
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    if error is not None:
-        raise error
-
-
-async def _abort(context: Context, error: PeerError) -> NoReturn:
-    logger.warning("%s: %s", context.peer(), error)
-    await context.abort(error.code, str(error))
-    raise AssertionError("abort raises")

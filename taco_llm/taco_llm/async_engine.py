@@ -12,8 +12,12 @@ from taco_llm.engine_args import EngineArgs
 from taco_llm.local_client import LocalClient
 from taco_llm.outputs import CompletionOutput, RequestOutput
 from taco_llm.running_request import RunningRequest
-from taco_proto.errors import InvalidParameterError
+from taco_proto.config import DrafterConfig
+from taco_proto.errors import ConfigurationError, InvalidParameterError
 from taco_proto.sampling_params import SamplingParams
+from taco_proto.steps import WorkerInfo
+from taco_scheduler.admission import InvalidWorkerError, check_drafter
+from taco_scheduler.drafter_links import DraftExecutor
 from taco_scheduler.service import SchedulerService
 from taco_worker.worker import Worker
 
@@ -36,6 +40,7 @@ class AsyncLLMEngine:
         worker_config = args.worker_config()
         self._tokenizer = load_tokenizer(worker_config.model)
         self._worker = Worker(worker_config)
+        self._drafter = _load_drafter(args.drafter_config(), self._worker.info)
         self._scheduler = SchedulerService(args.scheduler_config())
         self._starting: asyncio.Task[TextEngine] | None = None
         self._requests: dict[str, RunningRequest] = {}
@@ -160,8 +165,28 @@ class AsyncLLMEngine:
     async def _start(self) -> TextEngine:
         await self._scheduler.start()
         self._scheduler.attach_local(self._worker)
+        if self._drafter is not None:
+            self._scheduler.attach_local_drafter(self._drafter)
         client = await LocalClient.connect(self._scheduler)
         return TextEngine(client, self._tokenizer)
+
+
+def _load_drafter(config: DrafterConfig | None, worker: WorkerInfo) -> DraftExecutor | None:
+    """The draft model in this process.
+
+    Raises:
+        ConfigurationError: it cannot be found, read or run, or has another vocabulary.
+    """
+    if config is None:
+        return None
+    from taco_draft.draft_runner import DraftRunner
+
+    drafter = DraftRunner(config)
+    try:
+        check_drafter(drafter.info, worker)
+    except InvalidWorkerError as error:
+        raise ConfigurationError(str(error)) from None
+    return drafter
 
 
 def _parse_prompt(prompt: Any) -> tuple[str | None, Sequence[int]]:

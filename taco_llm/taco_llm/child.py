@@ -13,14 +13,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any, TypeVar
 
-from taco_llm.flags import GATEWAY, SCHEDULER, WORKER
-from taco_proto.config import GatewayConfig, ModelConfig, SchedulerConfig, WorkerConfig
+from taco_llm.flags import DRAFTER, GATEWAY, SCHEDULER, WORKER
+from taco_proto.config import (
+    DrafterConfig,
+    GatewayConfig,
+    ModelConfig,
+    SchedulerConfig,
+    SpeculationConfig,
+    WorkerConfig,
+)
 from taco_proto.errors import ConfigurationError
 from taco_proto.logging import configure_logging
 
 PR_SET_PDEATHSIG = 1
 
-ServiceConfig = GatewayConfig | SchedulerConfig | WorkerConfig
+ServiceConfig = GatewayConfig | SchedulerConfig | WorkerConfig | DrafterConfig
 Config = TypeVar("Config")
 
 
@@ -43,7 +50,7 @@ def main() -> int:
 
 
 def run(service: str, values: Mapping[str, Any]) -> int:
-    """Imports only what this service needs, so that the three start side by side."""
+    """Imports only what this service needs, so that all start side by side."""
     if service == GATEWAY:
         from taco_gateway.server import run_gateway
 
@@ -56,6 +63,10 @@ def run(service: str, values: Mapping[str, Any]) -> int:
         from taco_worker.server import run_worker
 
         return run_worker(_decode(WorkerConfig, values))
+    if service == DRAFTER:
+        from taco_draft.server import run_draft_worker
+
+        return run_draft_worker(_decode(DrafterConfig, values))
     raise ValueError(f"no service is called {service!r}")
 
 
@@ -75,8 +86,9 @@ def _decode(kind: Callable[..., Config], values: Mapping[str, Any]) -> Config:
     decoded: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
     }
-    if isinstance(values.get("model"), dict):
-        decoded["model"] = _decode(ModelConfig, values["model"])
+    for name, inner in (("model", ModelConfig), ("speculation", SpeculationConfig)):
+        if isinstance(values.get(name), dict):
+            decoded[name] = _decode(inner, values[name])
     return kind(**decoded)
 
 

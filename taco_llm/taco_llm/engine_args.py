@@ -6,81 +6,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from taco_llm.flags import GATEWAY, SCHEDULER, WORKER, flag, json_object
+from taco_llm.flags import GATEWAY, WORKER, flag, json_object
 from taco_llm.model_location import locate_model
-from taco_proto.config import ModelConfig, SchedulerConfig, WorkerConfig
+from taco_llm.scheduler_args import check_at_least
+from taco_llm.speculation_args import SpeculationArgs
+from taco_proto.config import DrafterConfig, ModelConfig, WorkerConfig
 from taco_proto.errors import ConfigurationError
 
 _MODEL = (GATEWAY, WORKER)
 _TEXT = (GATEWAY,)
 _WORKER = (WORKER,)
-_SCHEDULER = (SCHEDULER,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerArgs:
-    """Arguments of the scheduler.
-
-    Raises:
-        ConfigurationError: a value is out of range.
-    """
-
-    max_num_seqs: int = flag(
-        "The most sequences that run in one step. More of them raise throughput and memory use.",
-        (SCHEDULER, WORKER),
-        default=256,
-        parse=int,
-        metavar="SEQUENCES",
-    )
-    max_num_batched_tokens: int = flag(
-        "The most tokens that one step computes, decodes and chunks of prompts together. A smaller "
-        "number keeps the time between tokens short, a larger one reads long prompts faster.",
-        (SCHEDULER, WORKER),
-        default=2048,
-        parse=int,
-        metavar="TOKENS",
-    )
-    max_waiting_requests: int = flag(
-        "The most requests that wait for their turn. Beyond it a request is refused with status "
-        "429.",
-        _SCHEDULER,
-        default=4096,
-        parse=int,
-        metavar="REQUESTS",
-    )
-    enable_prefix_caching: bool = flag(
-        "Keep the KV cache of finished requests and reuse it for prompts that begin alike.",
-        _SCHEDULER,
-        default=True,
-    )
-    enable_chunked_prefill: bool = flag(
-        "Read long prompts in chunks beside the sequences that decode. It cannot be turned off.",
-        _SCHEDULER,
-        default=True,
-    )
-    disable_log_stats: bool = flag(
-        "Do not log a line with the throughput every few seconds.", _SCHEDULER, default=False
-    )
-
-    def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens", "max_waiting_requests"):
-            _check_at_least(name, getattr(self, name), 1)
-        if not self.enable_chunked_prefill:
-            raise ConfigurationError("enable_chunked_prefill cannot be turned off")
-
-    def scheduler_config(self, listen: str = "") -> SchedulerConfig:
-        return SchedulerConfig(
-            listen=listen,
-            max_num_seqs=self.max_num_seqs,
-            max_num_batched_tokens=self.max_num_batched_tokens,
-            max_waiting_requests=self.max_waiting_requests,
-            enable_prefix_caching=self.enable_prefix_caching,
-            log_stats=not self.disable_log_stats,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineArgs(SchedulerArgs):
+class EngineArgs(SpeculationArgs):
     """Arguments of the engine, for `LLM`, `AsyncLLMEngine` and the command line alike.
 
     Each is described by its flag: `taco_llm serve --help` prints all of them.
@@ -275,7 +214,7 @@ class EngineArgs(SchedulerArgs):
     )
 
     def __post_init__(self) -> None:
-        SchedulerArgs.__post_init__(self)
+        SpeculationArgs.__post_init__(self)
         names = self.served_model_name
         object.__setattr__(
             self, "served_model_name", (names,) if isinstance(names, str) else tuple(names or ())
@@ -288,9 +227,9 @@ class EngineArgs(SchedulerArgs):
             "num_threads",
             "max_seq_len_to_capture",
         ):
-            _check_at_least(name, getattr(self, name), 1)
+            check_at_least(name, getattr(self, name), 1)
         for name in ("max_logprobs", "seed"):
-            _check_at_least(name, getattr(self, name), 0)
+            check_at_least(name, getattr(self, name), 0)
         if self.rope_theta is not None and not self.rope_theta > 0:
             raise ConfigurationError(f"rope_theta must be positive, got {self.rope_theta}")
         if not 0 < self.gpu_memory_utilization <= 1:
@@ -357,9 +296,28 @@ class EngineArgs(SchedulerArgs):
             max_seq_len_to_capture=self.max_seq_len_to_capture,
             cpu_offload_gb=self.cpu_offload_gb,
             conservative_dry_run=self.conservative_dry_run,
+            speculation=self.speculation_config(),
         )
 
+    def drafter_config(self, scheduler: str = "") -> DrafterConfig | None:
+        """Of the draft worker that runs beside the worker; None: there is no draft model.
 
-def _check_at_least(name: str, value: int | None, low: int) -> None:
-    if value is not None and (not isinstance(value, int) or value < low):
-        raise ConfigurationError(f"{name} must be an integer of at least {low}, got {value!r}")
+        Raises:
+            ConfigurationError: the draft model cannot be found.
+        """
+        model = self.draft_model()
+        if model is None:
+            return None
+        return DrafterConfig(
+            model=ModelConfig(
+                model=model,
+                download_dir=self.download_dir,
+                load_format="auto",
+                quantization=self.speculative_model_quantization,
+                seed=self.seed,
+            ),
+            scheduler=scheduler,
+            backend=self.draft_backend,
+            num_threads=self.num_threads,
+            max_num_seqs=self.max_num_seqs,
+        )

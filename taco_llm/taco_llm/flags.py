@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, NoReturn
 
-GATEWAY, SCHEDULER, WORKER = "gateway", "scheduler", "worker"
+GATEWAY, SCHEDULER, WORKER, DRAFTER = "gateway", "scheduler", "worker", "draft-worker"
 
 
 @dataclass(frozen=True, slots=True)

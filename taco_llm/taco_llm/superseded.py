@@ -61,7 +61,6 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "tensor_parallel_size": (1,),
     "pipeline_parallel_size": (1,),
     "enable_lora": (False,),
-    "speculative_model": (None,),
 }
 
 

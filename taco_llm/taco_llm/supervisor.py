@@ -1,6 +1,6 @@
-"""`taco_llm serve`: gateway, scheduler and worker as children of one supervisor.
+"""`taco_llm serve`: gateway, scheduler and workers as children of one supervisor.
 
-The three start side by side and meet over Unix sockets in a private directory. Until the service
+They start side by side and meet over Unix sockets in a private directory. Until the service
 has been ready once, a child that dies ends the command, with the child's own words; later a child
 that dies is started again. A signal stops them in order: the gateway first, so that its requests
 finish.
@@ -15,14 +15,14 @@ from typing import Any
 
 from taco_llm.child_process import ChildProcess
 from taco_llm.engine_args import EngineArgs
-from taco_llm.flags import GATEWAY, SCHEDULER, WORKER
+from taco_llm.flags import DRAFTER, GATEWAY, SCHEDULER, WORKER
 from taco_llm.gateway_args import GatewayArgs
 from taco_llm.readiness import check_address_free, url, wait_until_ready
 from taco_proto.config import GatewayConfig
 from taco_proto.errors import ConfigurationError
 
 # A gateway that drains may take as long as its longest request; then it is killed.
-STOP_SECONDS = {GATEWAY: 40.0, SCHEDULER: 10.0, WORKER: 10.0}
+STOP_SECONDS = {GATEWAY: 40.0, SCHEDULER: 10.0, WORKER: 10.0, DRAFTER: 10.0}
 
 
 def serve(engine: EngineArgs, gateway: GatewayArgs) -> int:
@@ -41,6 +41,8 @@ def serve(engine: EngineArgs, gateway: GatewayArgs) -> int:
             ChildProcess(SCHEDULER, engine.scheduler_config(address)),
             ChildProcess(WORKER, worker_config),
         ]
+        if (drafter_config := engine.drafter_config(address)) is not None:
+            children.append(ChildProcess(DRAFTER, drafter_config))
         return asyncio.run(Supervisor(children, gateway_config).run())
 
 

@@ -24,7 +24,7 @@ from taco_scheduler.service import SchedulerService
 @pytest.fixture
 async def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SchedulerServer]:
     # The workers of these tests send no heartbeats, and the machine may be busy.
-    monkeypatch.setattr("taco_scheduler.streams.WORKER_SILENCE_SECONDS", 120.0)
+    monkeypatch.setattr("taco_scheduler.peers.SILENCE_SECONDS", 120.0)
     service = SchedulerService(SchedulerConfig(log_stats=False))
     server = SchedulerServer(service, f"unix:{tmp_path}/scheduler.sock")
     await service.start()
@@ -262,7 +262,7 @@ async def test_an_impossible_worker_is_turned_away(
 async def test_a_peer_that_never_says_hello_is_sent_away(
     stub: SchedulerStub, monkeypatch: pytest.MonkeyPatch, rpc: str
 ) -> None:
-    monkeypatch.setattr("taco_scheduler.streams.HELLO_SECONDS", 0.05)
+    monkeypatch.setattr("taco_scheduler.peers.HELLO_SECONDS", 0.05)
     call = getattr(stub, rpc)()
     assert await status(call) is grpc.StatusCode.INVALID_ARGUMENT
 
@@ -284,13 +284,13 @@ async def test_a_second_worker_waits_its_turn(stub: SchedulerStub, worker: Worke
 async def test_a_silent_worker_is_given_up(
     stub: SchedulerStub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("taco_scheduler.streams.WORKER_SILENCE_SECONDS", 0.05)
+    monkeypatch.setattr("taco_scheduler.peers.SILENCE_SECONDS", 0.05)
     peer = await gateway(stub)
     await peer.submit(make_request(1, [3, 4, 5], max_tokens=20))
     silent = WorkerPeer(stub, FakeWorker())
     await silent.hello()
     assert await status(silent.call) is grpc.StatusCode.DEADLINE_EXCEEDED
-    monkeypatch.setattr("taco_scheduler.streams.WORKER_SILENCE_SECONDS", 120.0)
+    monkeypatch.setattr("taco_scheduler.peers.SILENCE_SECONDS", 120.0)
     other = WorkerPeer(stub, FakeWorker())
     await other.hello()
     async with background(other.serve()):

@@ -12,9 +12,10 @@ import pytest
 
 from taco_llm.cli.main import build_parser, main
 from taco_llm.cli.options import collect
-from taco_llm.engine_args import EngineArgs, SchedulerArgs
+from taco_llm.engine_args import EngineArgs
 from taco_llm.flags import Parser, given
 from taco_llm.gateway_args import GatewayArgs
+from taco_llm.scheduler_args import SchedulerArgs
 from taco_llm.superseded import SUPERSEDED
 from taco_proto.errors import ConfigurationError
 

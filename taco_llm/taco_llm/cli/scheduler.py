@@ -3,8 +3,8 @@
 import argparse
 
 from taco_llm.cli.options import Subparsers, add_config_argument, add_superseded_flags, collect
-from taco_llm.engine_args import SchedulerArgs
 from taco_llm.flags import Parser, add_flags, given
+from taco_llm.scheduler_args import SchedulerArgs
 
 DEFAULT_LISTEN = "0.0.0.0:7100"
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from taco_proto.config import SpeculationConfig
+from taco_proto.config import DEFAULT_SPECULATIVE_TOKENS, SpeculationConfig
 from taco_worker.input_batch import InputBatch
 from taco_worker.models.step_model import StepModel
 from taco_worker.speculation.drafter import Drafter
 from taco_worker.speculation.speculator import Speculator
 from taco_worker.speculation.typical import TypicalAcceptance
-
-# Drafts of a draft worker that are verified at most, unless the configuration says otherwise.
-_DEFAULT_DRAFTS = 5
 
 
 def make_speculator(
@@ -24,7 +21,7 @@ def make_speculator(
     if config is None:
         return None
     drafter = _make_drafter(config, model, batch)
-    max_draft_tokens = config.num_speculative_tokens or _DEFAULT_DRAFTS
+    max_draft_tokens = config.num_speculative_tokens or DEFAULT_SPECULATIVE_TOKENS
     if drafter is not None:
         max_draft_tokens = drafter.max_draft_tokens
     return Speculator(
@@ -59,4 +56,14 @@ def _make_drafter(config: SpeculationConfig, model: StepModel, batch: InputBatch
         from taco_worker.speculation.lookahead.drafter import make_ngram
 
         return make_ngram(config, **sizes)
+    if config.heads is not None:
+        from taco_worker.speculation.heads.make import make_heads
+
+        return make_heads(
+            config.heads,
+            model,
+            max_num_seqs=batch.max_num_seqs,
+            max_model_len=batch.max_model_len,
+            num_draft_tokens=config.num_speculative_tokens,
+        )
     return None

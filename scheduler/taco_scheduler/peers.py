@@ -1,0 +1,126 @@
+"""What the streams that peers hold open have in common.
+
+Whatever a peer sends that cannot be ends its own stream with a clear status and disturbs nobody
+else.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, NoReturn, TypeVar
+
+import grpc
+import grpc.aio
+
+from taco_proto.config import PROTOCOL_VERSION
+from taco_scheduler.admission import InvalidWorkerError
+from taco_scheduler.service import WorkerRefusedError
+
+HELLO_SECONDS = 10.0
+SILENCE_SECONDS = 10.0  # workers and draft workers send a heartbeat every 2 s
+
+logger = logging.getLogger("taco.scheduler")
+
+Context = grpc.aio.ServicerContext
+Message = TypeVar("Message")
+
+
+class PeerError(Exception):
+    """Why a peer's stream is ended, as a gRPC status."""
+
+    def __init__(self, code: grpc.StatusCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def attach(call: Callable[[], None]) -> None:
+    """Raises PeerError: what `call` attaches is refused."""
+    try:
+        call()
+    except InvalidWorkerError as error:
+        raise PeerError(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from None
+    except WorkerRefusedError as error:
+        raise PeerError(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)) from None
+
+
+async def unless_silent(messages: AsyncIterator[Message]) -> AsyncIterator[Message]:
+    """The messages of a peer that sends heartbeats.
+
+    Raises:
+        PeerError: it has been silent for too long.
+    """
+    while True:
+        try:
+            async with asyncio.timeout(SILENCE_SECONDS):
+                message = await anext(messages)
+        except StopAsyncIteration:
+            return
+        except TimeoutError:
+            raise PeerError(
+                grpc.StatusCode.DEADLINE_EXCEEDED, f"silent for {SILENCE_SECONDS:g} s"
+            ) from None
+        yield message
+
+
+async def first(messages: AsyncIterator[Any], body: str) -> Any:
+    """The first message, which must be a hello.
+
+    Raises:
+        PeerError: it is not, or does not come.
+    """
+    try:
+        async with asyncio.timeout(HELLO_SECONDS):
+            message = await anext(messages)
+    except (TimeoutError, StopAsyncIteration):
+        raise PeerError(grpc.StatusCode.INVALID_ARGUMENT, f"no {body} came") from None
+    if message.WhichOneof("body") != body:
+        raise PeerError(grpc.StatusCode.INVALID_ARGUMENT, f"the first message must be a {body}")
+    return message
+
+
+def check_version(version: int) -> None:
+    if version != PROTOCOL_VERSION:
+        raise PeerError(
+            grpc.StatusCode.FAILED_PRECONDITION,
+            f"the scheduler speaks protocol version {PROTOCOL_VERSION}, not {version}",
+        )
+
+
+async def run(
+    reader: Coroutine[Any, Any, None],
+    writer: Coroutine[Any, Any, None],
+    close: Callable[[BaseException | None], None],
+) -> None:
+    """Runs both directions of a stream until one ends, or the peer is gone.
+
+    Args:
+        close: told why the stream ends (None: the peer has closed its side), it must make `writer`
+            end by itself. A write that was cancelled midway would leave the call unable to send
+            its status.
+
+    Raises:
+        Exception: what ended the stream.
+    """
+    reading, writing = asyncio.create_task(reader), asyncio.create_task(writer)
+    tasks = (reading, writing)
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        error = next((error for task in done if (error := task.exception())), None)
+        close(error)
+        reading.cancel()
+        await asyncio.wait(tasks)
+    except asyncio.CancelledError as gone:
+        close(gone)
+        raise
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    if error is not None:
+        raise error
+
+
+async def abort(context: Context, error: PeerError) -> NoReturn:
+    logger.warning("%s: %s", context.peer(), error)
+    await context.abort(error.code, str(error))
+    raise AssertionError("abort raises")

@@ -1,0 +1,117 @@
+"""The scheduler's arguments: how much runs in a step, and who waits."""
+
+from dataclasses import dataclass
+
+from taco_llm.flags import SCHEDULER, WORKER, flag
+from taco_proto.config import (
+    DEFAULT_SPECULATIVE_TOKENS,
+    MAX_SPECULATIVE_TOKENS,
+    SchedulerConfig,
+)
+from taco_proto.errors import ConfigurationError
+
+_SCHEDULER = (SCHEDULER,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerArgs:
+    """Arguments of the scheduler.
+
+    Raises:
+        ConfigurationError: a value is out of range.
+    """
+
+    max_num_seqs: int = flag(
+        "The most sequences that run in one step. More of them raise throughput and memory use.",
+        (SCHEDULER, WORKER),
+        default=256,
+        parse=int,
+        metavar="SEQUENCES",
+    )
+    max_num_batched_tokens: int = flag(
+        "The most tokens that one step computes, decodes and chunks of prompts together. A smaller "
+        "number keeps the time between tokens short, a larger one reads long prompts faster.",
+        (SCHEDULER, WORKER),
+        default=2048,
+        parse=int,
+        metavar="TOKENS",
+    )
+    max_waiting_requests: int = flag(
+        "The most requests that wait for their turn. Beyond it a request is refused with status "
+        "429.",
+        _SCHEDULER,
+        default=4096,
+        parse=int,
+        metavar="REQUESTS",
+    )
+    enable_prefix_caching: bool = flag(
+        "Keep the KV cache of finished requests and reuse it for prompts that begin alike.",
+        _SCHEDULER,
+        default=True,
+    )
+    enable_chunked_prefill: bool = flag(
+        "Read long prompts in chunks beside the sequences that decode. It cannot be turned off.",
+        _SCHEDULER,
+        default=True,
+    )
+    disable_log_stats: bool = flag(
+        "Do not log a line with the throughput every few seconds.", _SCHEDULER, default=False
+    )
+
+    num_speculative_tokens: int | None = flag(
+        "Draft tokens of a sequence in a step: of a draft model, of heads, or of [ngram]. The "
+        "lookahead cache has its own copy_length. A worker verifies fewer where that is faster.",
+        (SCHEDULER, WORKER),
+        default=None,
+        parse=int,
+        metavar="TOKENS",
+    )
+    speculative_max_model_len: int | None = flag(
+        "Sequences longer than that are decoded without drafts.",
+        _SCHEDULER,
+        default=None,
+        parse=int,
+        metavar="TOKENS",
+    )
+    speculative_disable_by_batch_size: int | None = flag(
+        "With more requests than that, running and waiting, nobody's drafts are verified.",
+        _SCHEDULER,
+        default=None,
+        parse=int,
+        metavar="REQUESTS",
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_waiting_requests"):
+            check_at_least(name, getattr(self, name), 1)
+        check_at_least("num_speculative_tokens", self.num_speculative_tokens, 1)
+        check_at_least("speculative_max_model_len", self.speculative_max_model_len, 1)
+        check_at_least(
+            "speculative_disable_by_batch_size", self.speculative_disable_by_batch_size, 0
+        )
+        if (self.num_speculative_tokens or 0) > MAX_SPECULATIVE_TOKENS:
+            raise ConfigurationError(
+                f"num_speculative_tokens must be at most {MAX_SPECULATIVE_TOKENS}, got "
+                f"{self.num_speculative_tokens}"
+            )
+        if not self.enable_chunked_prefill:
+            raise ConfigurationError("enable_chunked_prefill cannot be turned off")
+
+    def scheduler_config(self, listen: str = "") -> SchedulerConfig:
+        return SchedulerConfig(
+            listen=listen,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_waiting_requests=self.max_waiting_requests,
+            enable_prefix_caching=self.enable_prefix_caching,
+            log_stats=not self.disable_log_stats,
+            num_speculative_tokens=self.num_speculative_tokens or DEFAULT_SPECULATIVE_TOKENS,
+            speculative_max_model_len=self.speculative_max_model_len,
+            speculative_disable_by_batch_size=self.speculative_disable_by_batch_size,
+        )
+
+
+def check_at_least(name: str, value: int | None, low: int) -> None:
+    """Raises ConfigurationError unless `value` is None or an integer of at least `low`."""
+    if value is not None and (not isinstance(value, int) or value < low):
+        raise ConfigurationError(f"{name} must be an integer of at least {low}, got {value!r}")

@@ -1,0 +1,210 @@
+"""The engine's arguments for speculative decoding: who drafts, and how drafts are verified."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from taco_llm.draft_checkpoint import are_heads
+from taco_llm.flags import DRAFTER, WORKER, flag
+from taco_llm.model_location import locate_model
+from taco_llm.scheduler_args import SchedulerArgs
+from taco_proto.config import SpeculationConfig
+from taco_proto.errors import ConfigurationError
+
+NGRAM = "[ngram]"
+
+_WORKER = (WORKER,)
+
+SpeculativeKind = Literal["ngram", "heads", "draft model"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationArgs(SchedulerArgs):
+    """Arguments of workers and draft workers.
+
+    Raises:
+        ConfigurationError: a value is out of range or contradicts another.
+    """
+
+    lookahead_cache_config_dir: str | None = flag(
+        "Turn the lookahead cache on: drafts from what prompts and answers held before. The "
+        "directory may hold lookahead_cache_config.json with its options.",
+        _WORKER,
+        default=None,
+        metavar="DIR",
+    )
+    ignore_prompt_for_lookahead_cache: bool = flag(
+        "The lookahead cache learns answers alone, for tasks such as translation whose answers "
+        "have nothing of their prompts.",
+        _WORKER,
+        default=False,
+    )
+    cpu_decoding_memory_utilization: float | None = flag(
+        "The share of the machine's memory that the lookahead cache may take. Without it the "
+        "cache_size of its configuration holds, or 0.15 if that is less.",
+        _WORKER,
+        default=None,
+        parse=float,
+        metavar="SHARE",
+    )
+    speculative_model: str | None = flag(
+        "What drafts: a small model of the same vocabulary, which a draft worker runs on CPU "
+        "cores; Medusa or EAGLE heads of the model; or [ngram], which looks for the last tokens "
+        "further up in the same text.",
+        (WORKER, DRAFTER),
+        default=None,
+        metavar="MODEL",
+    )
+    cpu_draft_worker: bool = flag(
+        "Start a draft worker for the speculative model on this machine. A draft model has no "
+        "other place to run, so that naming one does the same.",
+        _WORKER,
+        default=False,
+    )
+    speculative_model_quantization: str | None = flag(
+        "int8 halves what a draft token costs; none keeps the draft model's own number format. "
+        "Without it int8 is taken.",
+        (DRAFTER,),
+        default=None,
+        choices=("int8", "none"),
+    )
+    draft_backend: str = flag(
+        "What computes the draft model: kernels are our own, ipex is Intel's extension for "
+        "PyTorch 2.8.",
+        (DRAFTER,),
+        default="kernels",
+        choices=("kernels", "ipex"),
+    )
+    speculative_draft_tensor_parallel_size: int = flag(
+        "A draft model runs whole, on one worker: only 1 is possible.",
+        (DRAFTER,),
+        default=1,
+        parse=int,
+        metavar="WORKERS",
+    )
+    ngram_prompt_lookup_max: int | None = flag(
+        "The most tokens that [ngram] looks for.",
+        _WORKER,
+        default=None,
+        parse=int,
+        metavar="TOKENS",
+    )
+    ngram_prompt_lookup_min: int | None = flag(
+        "The fewest tokens that [ngram] looks for. Without it 1.",
+        _WORKER,
+        default=None,
+        parse=int,
+        metavar="TOKENS",
+    )
+    spec_decoding_acceptance_method: str = flag(
+        "rejection_sampler gives exactly the tokens of plain decoding. typical_acceptance_sampler "
+        "also takes drafts that the model finds likely enough: faster where temperatures are "
+        "high, and no longer the model's own distribution.",
+        _WORKER,
+        default="rejection_sampler",
+        choices=("rejection_sampler", "typical_acceptance_sampler"),
+    )
+    typical_acceptance_sampler_posterior_threshold: float = flag(
+        "Typical acceptance takes every draft that is likelier than that.",
+        _WORKER,
+        default=0.09,
+        parse=float,
+        metavar="SHARE",
+    )
+    typical_acceptance_sampler_posterior_alpha: float = flag(
+        "Typical acceptance takes drafts likelier than this times exp(-entropy).",
+        _WORKER,
+        default=0.3,
+        parse=float,
+        metavar="FACTOR",
+    )
+    disable_logprobs_during_spec_decoding: bool = flag(
+        "Give no log probabilities of answers, whoever asks, which makes such requests faster.",
+        _WORKER,
+        default=False,
+    )
+
+    def __post_init__(self) -> None:
+        SchedulerArgs.__post_init__(self)
+        if self.speculative_draft_tensor_parallel_size != 1:
+            raise ConfigurationError("speculative_draft_tensor_parallel_size must be 1")
+        if self.cpu_draft_worker and self.speculative_model in (None, NGRAM):
+            raise ConfigurationError("cpu_draft_worker needs a speculative_model to run")
+        utilization = self.cpu_decoding_memory_utilization
+        if utilization is not None and not 0 < utilization <= 1:
+            raise ConfigurationError(
+                f"cpu_decoding_memory_utilization must be above 0 and at most 1, got {utilization}"
+            )
+        for name in (
+            "typical_acceptance_sampler_posterior_threshold",
+            "typical_acceptance_sampler_posterior_alpha",
+        ):
+            value = getattr(self, name)
+            if not 0 <= value < math.inf:
+                raise ConfigurationError(f"{name} must be a number from 0 on, got {value}")
+        self._check_ngram()
+
+    def _check_ngram(self) -> None:
+        shortest, longest = self.ngram_prompt_lookup_min, self.ngram_prompt_lookup_max
+        if self.speculative_model == NGRAM:
+            if longest is None:
+                raise ConfigurationError("[ngram] needs ngram_prompt_lookup_max")
+            if not 1 <= (shortest or 1) <= longest:
+                raise ConfigurationError(
+                    "ngram_prompt_lookup_min must be at least 1 and at most ngram_prompt_lookup_max"
+                )
+        elif longest is not None or shortest is not None:
+            raise ConfigurationError("ngram_prompt_lookup_max and _min belong to [ngram]")
+
+    def speculation_config(self) -> SpeculationConfig | None:
+        """None where nothing drafts for the worker.
+
+        Raises:
+            ConfigurationError: the speculative model cannot be found, or two drafters are asked
+                for that both run on the worker.
+        """
+        kind = self.speculative_kind()
+        has_lookahead = self.lookahead_cache_config_dir is not None
+        if has_lookahead and kind in ("ngram", "heads"):
+            raise ConfigurationError(
+                f"the lookahead cache and {kind} both draft on the worker: choose one of them"
+            )
+        if kind is None and not has_lookahead and self.num_speculative_tokens is None:
+            return None
+        return SpeculationConfig(
+            lookahead_config_dir=self.lookahead_cache_config_dir,
+            lookahead_ignores_prompts=self.ignore_prompt_for_lookahead_cache,
+            lookahead_memory_utilization=self.cpu_decoding_memory_utilization,
+            ngram_max=self.ngram_prompt_lookup_max or 0,
+            ngram_min=self.ngram_prompt_lookup_min or 1,
+            heads=self._located() if kind == "heads" else None,
+            num_speculative_tokens=self.num_speculative_tokens,
+            acceptance_method=self.spec_decoding_acceptance_method,
+            posterior_threshold=self.typical_acceptance_sampler_posterior_threshold,
+            posterior_alpha=self.typical_acceptance_sampler_posterior_alpha,
+            disable_logprobs=self.disable_logprobs_during_spec_decoding,
+        )
+
+    def speculative_kind(self) -> SpeculativeKind | None:
+        """What the speculative model is.
+
+        Raises:
+            ConfigurationError: it cannot be found or read.
+        """
+        if self.speculative_model is None:
+            return None
+        if self.speculative_model == NGRAM:
+            return "ngram"
+        return "heads" if are_heads(self._located()) else "draft model"
+
+    def draft_model(self) -> str | None:
+        """Directory or hub id of the model that a draft worker is to run; None: there is none.
+
+        Raises:
+            ConfigurationError: the speculative model cannot be found or read.
+        """
+        return self._located() if self.speculative_kind() == "draft model" else None
+
+    def _located(self) -> str:
+        assert self.speculative_model is not None
+        return locate_model(self.speculative_model)
