@@ -53,6 +53,7 @@ def target_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def target(request: pytest.FixtureRequest, target_path: Path) -> StepModel:
     model = load_step_model(target_path, request.param)
     model.allocate_kv(4, 16, 64)
+    model.max_tree_paths = 32
     return model
 
 
@@ -148,6 +149,21 @@ def test_what_is_not_wanted_or_not_known_is_not_drafted(tmp_path: Path, target: 
     assert trees.num_nodes.tolist() == [0, 4, 0, 0]
     append(drafter, {1: [2]})  # hidden states of a step that got lost
     assert drafter.draft(ints([1]), ints([9])).num_nodes.tolist() == [0]
+
+
+def test_a_target_without_trees_gets_chains(tmp_path: Path, target_path: Path) -> None:
+    target = load_step_model(target_path, "torch")
+    target.max_tree_paths = 0
+    drafter = load(write_heads(tmp_path, CONFIG, TENSORS, "medusa_lm_head.pt"), target)
+    assert drafter.max_draft_tokens == NUM_HEADS
+    join(drafter, {0: [1]})
+    hidden = hidden_states(1)
+    observe(drafter, {0: (0, [2], hidden)})
+    append(drafter, {0: [2]})
+    trees = drafter.draft(ints([0]), ints([9]))
+    assert trees.parents.tolist() == [-1, 0, 1]
+    expected = expected_candidates(hidden[0], TENSORS)
+    assert trees.token_ids.tolist() == [ranks[0] for ranks in expected]
 
 
 def without(name: str) -> dict[str, Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +89,11 @@ class HeadTensors:
     def take_if_there(self, name: str, *shape: int) -> Tensor | None:
         """Raises ConfigurationError if it has another shape."""
         return self.take(name, *shape) if name in self._tensors else None
+
+    def drop(self, names: Sequence[str]) -> None:
+        """Tensors that may be there and are not needed."""
+        for name in names:
+            self._tensors.pop(name, None)
 
     def check_all_taken(self) -> None:
         """Raises ConfigurationError if tensors are left: the heads have parts that are unknown."""

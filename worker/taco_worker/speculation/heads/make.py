@@ -10,6 +10,8 @@ from taco_proto.errors import ConfigurationError
 from taco_worker.models.step_model import StepModel
 from taco_worker.speculation.drafter import Drafter
 from taco_worker.speculation.heads.checkpoint import HeadTensors, find_heads, read_config
+from taco_worker.speculation.heads.eagle import MAX_DEPTH, EagleDrafter
+from taco_worker.speculation.heads.eagle_models import load_eagle
 from taco_worker.speculation.heads.medusa import MedusaDrafter, load_medusa
 
 
@@ -35,14 +37,25 @@ def make_heads(
     """
     model_dir = find_heads(model, revision=revision, download_dir=download_dir)
     config = read_config(model_dir)
+    tensors = HeadTensors.read(model_dir)
     if _is_medusa(config):
-        heads = load_medusa(config, HeadTensors.read(model_dir), target)
         return MedusaDrafter(
-            heads, target, max_num_seqs=max_num_seqs, num_draft_tokens=num_draft_tokens
+            load_medusa(config, tensors, target),
+            target,
+            max_num_seqs=max_num_seqs,
+            num_draft_tokens=num_draft_tokens,
         )
-    raise ConfigurationError(
-        f"{model} holds no heads for drafting that are known: its config names "
-        f"{config.get('architectures')!r}; known are Medusa, EAGLE and EAGLE 3"
+    if "fc.weight" not in tensors.names:
+        raise ConfigurationError(
+            f"{model} holds no heads for drafting that are known, which are Medusa, EAGLE and "
+            f"EAGLE 3: its config names {config.get('architectures')!r}, and it lacks fc.weight"
+        )
+    return EagleDrafter(
+        load_eagle(config, tensors, target, num_positions=max_model_len + MAX_DEPTH),
+        target,
+        max_num_seqs=max_num_seqs,
+        max_model_len=max_model_len,
+        num_draft_tokens=num_draft_tokens,
     )
 
 

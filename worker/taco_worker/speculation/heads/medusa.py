@@ -99,7 +99,7 @@ class MedusaDrafter:
         max_num_seqs: int,
         num_draft_tokens: int | None = None,
     ) -> None:
-        num_ranks = min(len(_RANK_FACTORS), target.config.vocab_size)
+        num_ranks = len(_RANK_FACTORS) if target.max_tree_paths else 1
         chances = _FIRST_CHANCE * _DEPTH_FACTOR ** np.arange(len(heads), dtype=np.float32)
         chances = np.outer(chances, np.array(_RANK_FACTORS[:num_ranks], np.float32))
         self._shapes = likeliest_shapes(chances, num_draft_tokens or _DEFAULT_DRAFTS)

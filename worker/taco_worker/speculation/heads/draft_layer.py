@@ -1,0 +1,129 @@
+"""The one layer of an EAGLE head: attention that sees tokens and a tree of drafts, and an MLP."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from taco_proto.errors import ConfigurationError
+from taco_worker.layers.rotary import RotaryEmbedding
+from taco_worker.models.decoder_config import DecoderConfig
+from taco_worker.models.rope import RotaryConfig
+from taco_worker.models.step_model import Linear, StepModel
+from taco_worker.speculation.heads.checkpoint import HeadTensors
+
+
+@dataclass(frozen=True, slots=True)
+class RMSNorm:
+    weight: Tensor
+    eps: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+def load_norm(name: str, tensors: HeadTensors, config: DecoderConfig, target: StepModel) -> RMSNorm:
+    weight = tensors.take(f"{name}.weight", config.hidden_size)
+    weight = weight.to(target.device, target.hidden_dtype, copy=True)
+    return RMSNorm(weight, config.norm_eps)
+
+
+class DraftLayer:
+    """Llama's layer without the norms before its attention, which the kinds of EAGLE differ in.
+
+    Keys and values are the caller's to keep.
+    """
+
+    def __init__(
+        self,
+        tensors: HeadTensors,
+        prefix: str,
+        config: DecoderConfig,
+        target: StepModel,
+        *,
+        input_size: int,
+        num_positions: int,
+    ) -> None:
+        """
+        Args:
+            prefix: of the layer's names in the checkpoint.
+            input_size: width of what attention's products take.
+
+        Raises:
+            ConfigurationError: tensors are missing or do not fit, or the activation is not SiLU.
+        """
+        if config.activation != "silu" or not isinstance(config.positions, RotaryConfig):
+            raise ConfigurationError(
+                f"heads with {config.activation!r} are not supported, only silu"
+            )
+        self.config = config
+        size, inner_size = config.hidden_size, config.intermediate_size
+        query_size = config.num_heads * config.head_dim
+        kv_size = config.num_kv_heads * config.head_dim
+
+        def linear(sizes: dict[str, int], input_size: int) -> Linear:
+            """Products of one input, their outputs side by side."""
+            named = {f"{prefix}{name}": n for name, n in sizes.items()}
+            weights = [tensors.take(f"{name}.weight", n, input_size) for name, n in named.items()]
+            biases = [tensors.take_if_there(f"{name}.bias", n) for name, n in named.items()]
+            given = [bias for bias in biases if bias is not None]
+            return target.linear(torch.cat(weights), torch.cat(given) if given else None)
+
+        self._queries = linear({"self_attn.q_proj": query_size}, input_size)
+        self._keys_values = linear(
+            {"self_attn.k_proj": kv_size, "self_attn.v_proj": kv_size}, input_size
+        )
+        self._out = linear({"self_attn.o_proj": size}, query_size)
+        self._gate_up = linear({"mlp.gate_proj": inner_size, "mlp.up_proj": inner_size}, size)
+        self._down = linear({"mlp.down_proj": size}, inner_size)
+        self._mlp_norm = load_norm(f"{prefix}post_attention_layernorm", tensors, config, target)
+        rotary = RotaryEmbedding(config.positions, config.head_dim, target.device)
+        self._cos_sin = rotary.table(num_positions).to(target.hidden_dtype)
+
+    def queries(self, x: Tensor, positions: Tensor) -> Tensor:
+        """x [num_rows, input_size] to [num_rows, num_heads, head_dim]."""
+        return self._rotated(self._queries(x), positions)
+
+    def keys_values(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """x [num_rows, input_size] to [num_rows, num_kv_heads, head_dim] each."""
+        keys, values = self._keys_values(x).chunk(2, dim=-1)
+        heads = (-1, self.config.num_kv_heads, self.config.head_dim)
+        return self._rotated(keys, positions), values.reshape(heads)
+
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+        """
+        Args:
+            queries: [num_seqs, num_queries, num_heads, head_dim].
+            keys, values: [num_seqs, num_keys, num_kv_heads, head_dim].
+            mask: bool [num_seqs, num_queries, num_keys], what each query sees.
+
+        Returns:
+            [num_seqs * num_queries, num_heads * head_dim].
+        """
+        attended = F.scaled_dot_product_attention(
+            queries.transpose(1, 2),
+            keys.transpose(1, 2),
+            values.transpose(1, 2),
+            attn_mask=mask[:, None],
+            scale=self.config.attention_scale,
+            enable_gqa=self.config.num_kv_heads != self.config.num_heads,
+        )
+        return attended.transpose(1, 2).flatten(2).flatten(0, 1)
+
+    def finish(self, residual: Tensor, attended: Tensor) -> Tensor:
+        """What the layer gives, [num_rows, hidden_size]."""
+        x = residual + self._out(attended)
+        gate, up = self._gate_up(self._mlp_norm(x)).chunk(2, dim=-1)
+        return x + self._down(F.silu(gate) * up)
+
+    def _rotated(self, rows: Tensor, positions: Tensor) -> Tensor:
+        """Rows of heads, each pair (i, i + head_dim / 2) turned by its position's angle."""
+        heads = rows.unflatten(-1, (-1, self.config.head_dim))
+        cosines, sines = self._cos_sin[positions][:, None].chunk(2, dim=-1)
+        first, second = heads.chunk(2, dim=-1)
+        return torch.cat(
+            [first * cosines - second * sines, second * cosines + first * sines], dim=-1
+        )

@@ -1,0 +1,199 @@
+"""EAGLE and EAGLE 3 as networks: what their layer takes, and how its output becomes logits.
+
+Li et al. 2024, "EAGLE: Speculative Sampling Requires Rethinking Feature Uncertainty", and 2025,
+"EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time Test".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from taco_proto.errors import ConfigurationError
+from taco_worker.models.decoder_config import DecoderConfig
+from taco_worker.models.recipes import llama
+from taco_worker.models.step_model import StepModel, check_kept_layers
+from taco_worker.speculation.heads.checkpoint import HeadTensors
+from taco_worker.speculation.heads.draft_layer import DraftLayer, load_norm
+
+# Buffers of old checkpoints, and copies of what is the target's.
+_NOT_NEEDED = ("embed_tokens.weight", "lm_head.weight", "layers.0.self_attn.rotary_emb.inv_freq")
+
+
+class EagleModel(Protocol):
+    """A head that gives the next feature from a token and the feature before it.
+
+    Attributes:
+        name: of the drafter.
+        hidden_layers: of the target, which features are made of.
+    """
+
+    name: str
+    hidden_layers: tuple[int, ...]
+    layer: DraftLayer
+
+    def features(self, hidden: Tensor) -> Tensor:
+        """The target's hidden states to features, [num_rows, hidden_size]."""
+        ...
+
+    def mix(self, embedded: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Embeddings of tokens and the features before them to what attention takes, and to the
+        residual that the layer adds to."""
+        ...
+
+    def logits(self, outputs: Tensor) -> Tensor:
+        """The layer's outputs, which are features of drafts, to [num_rows, draft vocabulary]."""
+        ...
+
+    def target_ids(self, token_ids: Tensor) -> Tensor:
+        """Numbers in the draft vocabulary to token ids."""
+        ...
+
+
+def load_eagle(
+    hf_config: Mapping[str, Any], tensors: HeadTensors, target: StepModel, *, num_positions: int
+) -> EagleModel:
+    """The head of a checkpoint.
+
+    Args:
+        num_positions: that drafts may reach.
+
+    Raises:
+        ConfigurationError: the config lacks a field, tensors are missing, or the head is for
+            another target.
+    """
+    config = _decoder_config(hf_config)
+    for what in ("hidden_size", "vocab_size"):
+        own, wanted = getattr(config, what), getattr(target.config, what)
+        if own != wanted:
+            raise ConfigurationError(
+                f"the heads do not fit the model: their {what} is {own}, the model's is {wanted}"
+            )
+    if target.config.embedding_size != target.config.hidden_size:
+        raise ConfigurationError("EAGLE needs embeddings as wide as the model's hidden states")
+    model: EagleModel
+    if is_eagle3(hf_config):
+        model = Eagle3(hf_config, config, tensors, target, num_positions)
+    else:
+        model = Eagle1(config, tensors, target, num_positions)
+    tensors.drop(_NOT_NEEDED)
+    tensors.check_all_taken()
+    return model
+
+
+def is_eagle3(hf_config: Mapping[str, Any]) -> bool:
+    names = " ".join(hf_config.get("architectures") or []).lower()
+    return "draft_vocab_size" in hf_config or "eagle3" in names
+
+
+def _decoder_config(hf_config: Mapping[str, Any]) -> DecoderConfig:
+    try:
+        return llama.decoder_config(hf_config)
+    except KeyError as error:
+        raise ConfigurationError(f"the heads' config.json has no {error}") from None
+    except (TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
+        raise ConfigurationError(f"the heads' config.json is of no use: {error}") from None
+
+
+class Eagle1:
+    """Features are final hidden states; embeddings and LM head are the target's."""
+
+    name = "eagle"
+    hidden_layers: tuple[int, ...] = ()
+
+    def __init__(
+        self, config: DecoderConfig, tensors: HeadTensors, target: StepModel, num_positions: int
+    ) -> None:
+        """Raises ConfigurationError: tensors are missing, or do not fit."""
+        size = config.hidden_size
+        self._fc = target.linear(
+            tensors.take("fc.weight", size, 2 * size), tensors.take_if_there("fc.bias", size)
+        )
+        self.layer = DraftLayer(
+            tensors, "layers.0.", config, target, input_size=size, num_positions=num_positions
+        )
+        self._target = target
+
+    def features(self, hidden: Tensor) -> Tensor:
+        return hidden
+
+    def mix(self, embedded: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+        mixed = self._fc(torch.cat([embedded, features], dim=-1))
+        return mixed, mixed
+
+    def logits(self, outputs: Tensor) -> Tensor:
+        return self._target.compute_logits(outputs)
+
+    def target_ids(self, token_ids: Tensor) -> Tensor:
+        return token_ids
+
+
+class Eagle3:
+    """Features are made of three layers' outputs; the LM head is its own, over a vocabulary of
+    frequent tokens."""
+
+    name = "eagle3"
+
+    def __init__(
+        self,
+        hf_config: Mapping[str, Any],
+        config: DecoderConfig,
+        tensors: HeadTensors,
+        target: StepModel,
+        num_positions: int,
+    ) -> None:
+        """Raises ConfigurationError: tensors are missing, or do not fit."""
+        size, vocab_size = config.hidden_size, config.vocab_size
+        draft_vocab_size = hf_config.get("draft_vocab_size") or vocab_size
+        self.hidden_layers = _eagle3_layers(hf_config, target.config.num_layers)
+        self._fc = target.linear(tensors.take("fc.weight", size, len(self.hidden_layers) * size))
+        self.layer = DraftLayer(
+            tensors, "midlayer.", config, target, input_size=2 * size, num_positions=num_positions
+        )
+        self._token_norm = load_norm("midlayer.input_layernorm", tensors, config, target)
+        self._hidden_norm = load_norm("midlayer.hidden_norm", tensors, config, target)
+        self._final_norm = load_norm("norm", tensors, config, target)
+        self._lm_head = target.linear(tensors.take("lm_head.weight", draft_vocab_size, size))
+        offsets = tensors.take_if_there("d2t", draft_vocab_size)
+        tensors.take_if_there("t2d", vocab_size)  # which tokens have a number: d2t turned round
+        if offsets is None and draft_vocab_size != vocab_size:
+            raise ConfigurationError("the heads have a vocabulary of their own and no d2t for it")
+        self._token_ids = torch.arange(draft_vocab_size)
+        if offsets is not None:
+            self._token_ids = self._token_ids + offsets
+        if self._token_ids.min() < 0 or self._token_ids.max() >= vocab_size:
+            raise ConfigurationError(
+                f"the heads' d2t names tokens outside the vocabulary of {vocab_size}"
+            )
+        self._token_ids = self._token_ids.to(target.device)
+
+    def features(self, hidden: Tensor) -> Tensor:
+        return self._fc(hidden)
+
+    def mix(self, embedded: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+        normed = (self._token_norm(embedded), self._hidden_norm(features))
+        return torch.cat(normed, dim=-1), features
+
+    def logits(self, outputs: Tensor) -> Tensor:
+        return self._lm_head(self._final_norm(outputs)).float()
+
+    def target_ids(self, token_ids: Tensor) -> Tensor:
+        return self._token_ids[token_ids]
+
+
+def _eagle3_layers(hf_config: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
+    """The layers whose outputs the head was trained on.
+
+    By convention those are what layers 2, n // 2 and n - 3 take, that is, what the layers before
+    them give. `eagle_config` may name other layers by their outputs (as SGLang reads it).
+    """
+    named = (hf_config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
+    layers = tuple(named or (1, num_layers // 2 - 1, num_layers - 4))
+    try:
+        check_kept_layers(layers, num_layers)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"the heads do not fit the model: {error}") from None
+    return layers

@@ -1,0 +1,116 @@
+"""Keys and values of a head's one layer, for the tokens of each slot."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from taco_proto.steps import IntArray
+
+_BLOCK_SIZE = 64
+_FIRST_BLOCKS = 16
+
+
+class SlotKV:
+    """Blocks of KV, dealt to slots as their sequences grow; there come more as they run out.
+
+    A slot holds an unbroken run of tokens. It need not begin with the sequence's first one: tokens
+    that a prefix cache had, no step has computed.
+
+    Attributes:
+        num_tokens: int32 [max_num_seqs], tokens of each slot.
+    """
+
+    def __init__(
+        self,
+        max_num_seqs: int,
+        max_model_len: int,
+        *,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.num_tokens = np.zeros(max_num_seqs, dtype=np.int32)
+        self._first_positions = np.zeros(max_num_seqs, dtype=np.int32)
+        max_blocks = -(-max_model_len // _BLOCK_SIZE)
+        self._tables = np.full((max_num_seqs, max_blocks), -1, dtype=np.int64)
+        self._num_blocks = np.zeros(max_num_seqs, dtype=np.int32)
+        self._free: list[int] = []
+        self._row = (num_kv_heads, head_dim)
+        # Keys, values; zeros: what is masked must still be a number.
+        self._data = torch.zeros((2, 0, _BLOCK_SIZE, *self._row), dtype=dtype, device=device)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that all blocks take."""
+        return self._data.nbytes
+
+    def clear(self) -> None:
+        self.release(np.arange(self.num_tokens.size, dtype=np.int32))
+
+    def release(self, slots: IntArray) -> None:
+        """Their tokens are gone, and their blocks free."""
+        for slot in slots[self._num_blocks[slots] > 0].tolist():
+            self._free += self._tables[slot, : self._num_blocks[slot]].tolist()
+        self._tables[slots] = -1
+        self._num_blocks[slots] = 0
+        self.num_tokens[slots] = 0
+
+    def write(
+        self, slots: IntArray, positions: IntArray, counts: IntArray, keys: Tensor, values: Tensor
+    ) -> None:
+        """Tokens of each slot from a position on. What stood there and behind goes; where they do
+        not follow what is there, all of it does.
+
+        Args:
+            positions, counts: of the first token here, and how many there are; [num_rows].
+            keys, values: [sum(counts), num_kv_heads, head_dim].
+        """
+        starts = positions - self._first_positions[slots]
+        is_apart = (starts < 0) | (starts > self.num_tokens[slots])
+        self._first_positions[slots] = np.where(is_apart, positions, self._first_positions[slots])
+        starts = np.where(is_apart, 0, starts)
+        self.num_tokens[slots] = starts + counts
+        self._reserve(slots)
+        ends = np.cumsum(counts)
+        within = np.arange(int(ends[-1])) + np.repeat(starts - (ends - counts), counts)
+        blocks = self._tables[np.repeat(slots, counts), within // _BLOCK_SIZE]
+        places = torch.from_numpy(blocks * _BLOCK_SIZE + within % _BLOCK_SIZE)
+        rows = self._data.view(2, -1, *self._row)
+        places = places.to(rows.device)
+        rows[0, places], rows[1, places] = keys, values
+
+    def read(self, slots: IntArray, room: int) -> tuple[Tensor, Tensor]:
+        """Keys and values, [num_rows, longest + room, num_kv_heads, head_dim] each.
+
+        Behind a slot's `num_tokens` stands whatever number, and in the last `room` rows of all,
+        which are the caller's, nothing yet.
+        """
+        longest = int(self.num_tokens[slots].max())
+        num_blocks = -(-longest // _BLOCK_SIZE)
+        tables = torch.from_numpy(self._tables[slots, :num_blocks].clip(min=0))
+        blocks = self._data[:, tables.to(self._data.device)].flatten(2, 3)
+        copies = blocks.new_empty((2, slots.size, longest + room, *self._row))
+        copies[:, :, :longest] = blocks[:, :, :longest]
+        return copies[0], copies[1]
+
+    def _reserve(self, slots: IntArray) -> None:
+        """Blocks for all tokens of the slots."""
+        wanted = -(-self.num_tokens[slots] // _BLOCK_SIZE)
+        num_new = int(np.maximum(wanted - self._num_blocks[slots], 0).sum())
+        while num_new > len(self._free):
+            self._grow()
+        for slot, count in zip(slots.tolist(), wanted.tolist(), strict=True):
+            for index in range(int(self._num_blocks[slot]), count):
+                self._tables[slot, index] = self._free.pop()
+            self._num_blocks[slot] = max(count, int(self._num_blocks[slot]))
+
+    def _grow(self) -> None:
+        """Twice as many blocks as before."""
+        num_blocks = self._data.shape[1]
+        num_new = max(num_blocks, _FIRST_BLOCKS)
+        fresh = self._data.new_zeros((2, num_new, *self._data.shape[2:]))
+        self._data = torch.cat([self._data, fresh], dim=1)
+        self._free += range(num_blocks, num_blocks + num_new)
