@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import accumulate
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch import Tensor
 from support.plans import ints
 from taco_worker.attention.metadata import AttentionMetadata
 from taco_worker.models.step_model import ModelInput
-from taco_worker.step_graphs import StepGraphs
+from taco_worker.step_graphs import Forward, StepGraphs
 from taco_worker.transfers import Transfers
 
 
@@ -41,7 +42,9 @@ def replay(run: Callable[[], Tensor]) -> Callable[[], Tensor]:
     return run
 
 
-def make_graphs(max_num_seqs: int = 40, **changes: object) -> StepGraphs:
+def make_graphs(
+    max_num_seqs: int = 40, forward: Forward = forward, **changes: object
+) -> StepGraphs:
     options: dict[str, object] = {"capture": replay, **changes}
     transfers = Transfers(torch.device("cpu"))
     graphs = StepGraphs(transfers, max_num_seqs=max_num_seqs, **options)  # type: ignore[arg-type]
@@ -63,14 +66,38 @@ def is_captured(graphs: StepGraphs, inputs: ModelInput) -> bool:
     [
         ([1] * 3, True),
         ([4, 2, 3], True),  # drafts that are verified
-        ([9], False),
+        ([17], False),
         ([1] * 41, False),
-        ([1] * 39 + [8], False),  # nearly all of it would be padding
+        ([1] * 39 + [16], False),  # nearly all of it would be padding
         ([1] * 3 + [8], True),  # little enough to cost nothing
     ],
 )
 def test_which_steps_have_graphs(query_lens: list[int], expected: bool) -> None:
     assert is_captured(make_graphs(), step(query_lens)) == expected
+
+
+def test_trees_have_graphs_of_their_own() -> None:
+    """In which the padding of a shape is in plain order."""
+    seen: list[Tensor] = []
+
+    def keep_masks(token_ids: Tensor, positions: Tensor, metadata: AttentionMetadata) -> Tensor:
+        seen.append(torch.empty(0) if metadata.tree is None else metadata.tree.masks.clone())
+        return forward(token_ids, positions, metadata)
+
+    graphs = make_graphs(forward=keep_masks)
+    chains = step([3, 2])
+    trees = replace(chains, positions=ints([40, 41, 41, 40, 41]), parents=ints([-1, 0, 0, -1, 3]))
+    assert is_captured(graphs, chains)
+    assert is_captured(graphs, trees)
+    for inputs, masks in ((chains, []), (trees, [0b1, 0b11, 0b101, -1, -1, -1])):
+        graph = graphs.find(inputs)
+        assert graph is not None
+        hidden = graph.run(inputs)
+        assert seen[-1].tolist() == masks
+        # The KV of nodes lies where a chain's would.
+        total = int(inputs.seq_lens.sum()) + 5
+        assert (hidden[:, 1] - total).tolist() == inputs.positions.tolist()
+        assert (hidden[:, 2] - total).tolist() == chains.kv_slot_mapping(16).tolist()
 
 
 def test_long_sequences_may_be_left_out() -> None:

@@ -45,6 +45,17 @@ class KVCache:
         """A view of one layer's values, [num_blocks, block_size, num_kv_heads, head_dim]."""
         return self._data[:, layer, 1]
 
+    def copy_tokens(self, sources: Tensor, targets: Tensor) -> None:
+        """Copy tokens of all layers between slots; all are read before any is written.
+
+        Args:
+            sources, targets: int64 [num_tokens], block * block_size + offset, on the device.
+        """
+        memory = self._data.view(torch.uint8)  # torch does not index every type
+        size = self.block_size
+        moved = memory[sources // size, :, :, sources % size]
+        memory[targets // size, :, :, targets % size] = moved
+
 
 def bytes_per_block(config: DecoderConfig, block_size: int, dtype: torch.dtype) -> int:
     """Size of one block's keys and values in all layers."""

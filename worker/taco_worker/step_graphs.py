@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from taco_worker.attention.metadata import AttentionMetadata
+from taco_worker.attention.tree_masks import TreeMasks, tree_masks
 from taco_worker.models.step_model import ModelInput
 from taco_worker.transfers import Transfers
 
@@ -28,7 +29,8 @@ Forward = Callable[[Tensor, Tensor, AttentionMetadata], Tensor]
 # Makes a replay of what a call does on the device.
 Capture = Callable[[Callable[[], Tensor]], Callable[[], Tensor]]
 
-_MAX_QUERY_LEN = 8
+# A token and the drafts behind it.
+_MAX_QUERY_LEN = 16
 # A shape is worth a graph once it has come so often.
 _TIMES_SEEN = 2
 # Each graph keeps some memory: of steps with more than one token a sequence there are no more.
@@ -39,10 +41,11 @@ _FREE_PADDING = 32
 
 @dataclass(frozen=True, slots=True, order=True)
 class GraphShape:
-    """So many sequences of at most so many tokens each."""
+    """So many sequences of at most so many tokens each, which may stand in trees."""
 
     query_len: int
     num_seqs: int
+    has_trees: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -131,7 +134,8 @@ class StepGraphs:
         query_len = int(np.diff(inputs.query_start).max())
         if query_len > _MAX_QUERY_LEN or inputs.seq_lens.max() > self._inputs.max_seq_len:
             return None
-        shape = GraphShape(query_len, self._sizes[bisect_left(self._sizes, num_seqs)])
+        size = self._sizes[bisect_left(self._sizes, num_seqs)]
+        shape = GraphShape(query_len, size, has_trees=inputs.parents is not None)
         is_mostly_padding = shape.num_tokens > _FREE_PADDING + 3 * inputs.positions.size // 2
         return None if is_mostly_padding else shape
 
@@ -179,6 +183,7 @@ class _StaticInputs:
         self._token_ids = zeros(num_tokens)
         self._positions = zeros(num_tokens)
         self._kv_slot_mapping = zeros(num_tokens, dtype=torch.int64)
+        self._tree_masks = zeros(num_tokens, dtype=torch.int64)
         self._query_start = zeros(max_num_seqs + 1)
         self._seq_lens = zeros(max_num_seqs)
         self._block_tables = zeros(max_num_seqs, -(-max_seq_len // block_size))
@@ -186,6 +191,9 @@ class _StaticInputs:
     def views(self, shape: GraphShape) -> tuple[Tensor, Tensor, AttentionMetadata]:
         """What a graph of `shape` reads."""
         num_tokens, num_seqs = shape.num_tokens, shape.num_seqs
+        tree = None
+        if shape.has_trees:
+            tree = TreeMasks(self._tree_masks[:num_tokens], self._positions[:num_tokens])
         metadata = AttentionMetadata(
             query_start_loc=self._query_start[: num_seqs + 1],
             seq_lens=self._seq_lens[:num_seqs],
@@ -193,6 +201,7 @@ class _StaticInputs:
             kv_slot_mapping=self._kv_slot_mapping[:num_tokens],
             query_lens_host=[shape.query_len] * num_seqs,
             seq_lens_host=[self.max_seq_len] * num_seqs,
+            tree=tree,
         )
         return self._token_ids[:num_tokens], self._positions[:num_tokens], metadata
 
@@ -211,15 +220,19 @@ class _StaticInputs:
         positions = np.zeros(shape.num_tokens, dtype=np.int32)
         positions[:num_tokens] = inputs.positions
         kv_slot_mapping = np.full(shape.num_tokens, -1, dtype=np.int64)
-        kv_slot_mapping[:num_tokens] = inputs.kv_slot_mapping(self._block_size)
+        kv_slot_mapping[:num_tokens] = inputs.step_slot_mapping(self._block_size)
+        masks = np.full(shape.num_tokens if shape.has_trees else 0, -1, dtype=np.int64)
+        if inputs.parents is not None:
+            masks[:num_tokens] = tree_masks(inputs.parents, inputs.query_start)
         columns = self._transfers.upload(
-            query_start, seq_lens, positions, kv_slot_mapping, inputs.block_tables
+            query_start, seq_lens, positions, kv_slot_mapping, inputs.block_tables, masks
         )
         self._query_start[: shape.num_seqs + 1] = columns[0]
         self._seq_lens[: shape.num_seqs] = columns[1]
         self._positions[: shape.num_tokens] = columns[2]
         self._kv_slot_mapping[: shape.num_tokens] = columns[3]
         self._block_tables[:num_seqs, : inputs.block_tables.shape[1]] = columns[4]
+        self._tree_masks[: masks.size] = columns[5]
         self._token_ids[:num_tokens] = inputs.token_ids
         self._token_ids[num_tokens : shape.num_tokens].zero_()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ ARCHITECTURES: dict[str, dict[str, object]] = {
     },
     "windowed": {"architecture": "MistralForCausalLM", "sliding_window": 11},
 }
-TYPES: dict[str, dict[str, str]] = {
+TYPES: dict[str, dict[str, Any]] = {
     "float32": {"dtype": "float32"},
     "bfloat16": {"dtype": "bfloat16"},
     "int8, int8 KV": {"dtype": "bfloat16", "quantization": "int8", "kv_cache_dtype": "int8"},

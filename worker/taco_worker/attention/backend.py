@@ -18,7 +18,12 @@ class AttentionBackend(Protocol):
 
     A step's keys and values are in the cache before `attend`, and all layers pass the same metadata
     object, so that what depends on the batch alone can be worked out once.
+
+    Attributes:
+        supports_trees: whether it goes by `AttentionMetadata.tree`.
     """
+
+    supports_trees: bool
 
     def attend(
         self,
@@ -29,7 +34,7 @@ class AttentionBackend(Protocol):
         scale: float,
         sliding_window: int | None,
     ) -> Tensor:
-        """Causal attention over each token's own sequence.
+        """Causal attention over each token's own sequence, in trees over the way to the token.
 
         Args:
             query: [num_tokens, num_heads, head_dim].

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from taco_worker.attention.tree_masks import TreeMasks
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionMetadata:
@@ -18,6 +20,7 @@ class AttentionMetadata:
         kv_slot_mapping: int64 [num_tokens], block * block_size + offset of each token's KV.
         query_lens_host, seq_lens_host: the same lengths for the host, so that no back end has to
             wait for the device.
+        tree: None where every token sees all of its sequence's tokens before it.
     """
 
     query_start_loc: Tensor
@@ -26,3 +29,4 @@ class AttentionMetadata:
     kv_slot_mapping: Tensor
     query_lens_host: list[int]
     seq_lens_host: list[int]
+    tree: TreeMasks | None = None

@@ -61,6 +61,8 @@ class TorchAttention:
     padding is zeroed before use, so that not even an infinity in a stale block can leak.
     """
 
+    supports_trees = True
+
     def __init__(self) -> None:
         self._plans: StepPlans[_BatchPlan] = StepPlans()
 
@@ -100,9 +102,10 @@ def _plan_batch(
             num_blocks = -(-seq_len // block_size) - first
             decodes.setdefault(_padded(num_blocks), []).append((sequence, row))
         elif query_len > 1:
-            table = metadata.block_tables[sequence]
             prefills.append(
-                _plan_prefill(row, query_len, seq_len, table, block_size, sliding_window)
+                _plan_prefill(
+                    metadata, sequence, slice(row, row + query_len), block_size, sliding_window
+                )
             )
         row += query_len
     groups = [
@@ -119,30 +122,50 @@ def _padded(num_blocks: int) -> int:
 
 
 def _plan_prefill(
-    row: int,
-    query_len: int,
-    seq_len: int,
-    block_table: Tensor,
+    metadata: AttentionMetadata,
+    sequence: int,
+    tokens: slice,
     block_size: int,
     sliding_window: int | None,
 ) -> _Prefill:
-    context_len = seq_len - query_len
-    first = first_seen(context_len, sliding_window)
+    query_len, seq_len = tokens.stop - tokens.start, metadata.seq_lens_host[sequence]
+    first = first_seen(seq_len - query_len, sliding_window)
     first_block, last_block = first // block_size, -(-seq_len // block_size)
-    mask = None
-    if context_len > 0 or (sliding_window is not None and sliding_window < seq_len):
-        device = block_table.device
-        query_positions = torch.arange(context_len, seq_len, device=device).unsqueeze(1)
-        kv_positions = torch.arange(first, seq_len, device=device)
-        mask = kv_positions <= query_positions
-        if sliding_window is not None:
-            mask &= kv_positions > query_positions - sliding_window
     return _Prefill(
-        tokens=slice(row, row + query_len),
-        blocks=block_table[first_block:last_block],
+        tokens=tokens,
+        blocks=metadata.block_tables[sequence, first_block:last_block],
         kv=slice(first - first_block * block_size, seq_len - first_block * block_size),
-        mask=mask,
+        mask=_prefill_mask(metadata, tokens, first, seq_len, sliding_window),
     )
+
+
+def _prefill_mask(
+    metadata: AttentionMetadata,
+    tokens: slice,
+    first: int,
+    seq_len: int,
+    sliding_window: int | None,
+) -> Tensor | None:
+    """Of one sequence's tokens over its KV from `first` on; see `_Prefill`."""
+    query_len = tokens.stop - tokens.start
+    context_len, tree = seq_len - query_len, metadata.tree
+    is_windowed = sliding_window is not None and sliding_window < seq_len
+    if tree is None and context_len == 0 and not is_windowed:
+        return None
+    device = metadata.block_tables.device
+    places = torch.arange(first, seq_len, device=device)
+    rows = torch.arange(context_len, seq_len, device=device).unsqueeze(1)
+    mask = places <= rows
+    query_positions, kv_positions = rows, places
+    if tree is not None:
+        masks = tree.masks[tokens].unsqueeze(1)
+        bits = (masks >> torch.arange(query_len, device=device).clamp(max=63)) & 1
+        mask[:, context_len - first :] &= (masks == -1) | (bits == 1)
+        query_positions = tree.positions[tokens].unsqueeze(1)
+        kv_positions = torch.cat([places[: context_len - first], tree.positions[tokens]])
+    if sliding_window is not None:
+        mask &= kv_positions > query_positions - sliding_window
+    return mask
 
 
 def _plan_decode_group(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from taco_kernels.triton.attention import AttentionBatch, paged_attention, plan_batch
+from taco_kernels.triton.attention import AttentionBatch, TreeRows, paged_attention, plan_batch
 from taco_kernels.triton.attention_plan import AttentionPlan
 from taco_worker.attention.metadata import AttentionMetadata
 from taco_worker.attention.planning import StepPlans
@@ -25,6 +25,8 @@ class TritonAttention:
     What is kept between layers is the metadata's own tensors and host numbers: a step is captured
     with the object that it was warmed up with, and must not use what was allocated then.
     """
+
+    supports_trees = True
 
     def __init__(self) -> None:
         self._steps: StepPlans[_Step] = StepPlans()
@@ -63,5 +65,8 @@ def _plan(
         num_seqs=len(metadata.seq_lens_host),
         max_query_len=max(metadata.query_lens_host, default=0),
         max_seq_len=max(metadata.seq_lens_host, default=0),
+        tree=None
+        if metadata.tree is None
+        else TreeRows(metadata.tree.masks, metadata.tree.positions),
     )
     return _Step(batch, plan_batch(query, keys, batch, sliding_window))

@@ -78,6 +78,8 @@ class XformersAttention:
     that are seen are copied together first, a layer at a time.
     """
 
+    supports_trees = False
+
     def __init__(self, operators: Operators | None = None) -> None:
         self._operators = operators or InstalledOperators()
         self._plans: StepPlans[list[_Part]] = StepPlans()

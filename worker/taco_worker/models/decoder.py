@@ -42,6 +42,7 @@ class Decoder(nn.Module):
         """`num_host_layers`: the last layers whose weights lie on the host; see weight_offload."""
         super().__init__()
         self.config = config
+        self.supports_trees = backend.supports_trees
         self.dtype = dtype
         self.device = device
         self.kept_layers: tuple[int, ...] = ()

@@ -48,10 +48,22 @@ class ModelInput:
     def kv_slot_mapping(self, block_size: int) -> IntArray:
         """int64 [num_tokens], block * block_size + offset of each token's position: where its KV
         lies, and in trees where it is to lie once the token has been accepted."""
+        return self._slots_of(self.positions, block_size)
+
+    def step_slot_mapping(self, block_size: int) -> IntArray:
+        """The same where a tree's KV lies in the order of its tokens, as attention that masks has
+        it until the step's drafts are accepted."""
+        if self.parents is None:
+            return self.kv_slot_mapping(block_size)
+        behind = np.repeat(self.seq_lens - self.query_start[1:], np.diff(self.query_start))
+        return self._slots_of(behind + np.arange(behind.size, dtype=np.int32), block_size)
+
+    def _slots_of(self, places: IntArray, block_size: int) -> IntArray:
+        """Of one place in its sequence for each token."""
         query_lens = np.diff(self.query_start)
         rows = np.repeat(np.arange(query_lens.size), query_lens)
-        blocks = self.block_tables[rows, self.positions // block_size].astype(np.int64)
-        slots: IntArray = blocks * block_size + self.positions % block_size
+        blocks = self.block_tables[rows, places // block_size].astype(np.int64)
+        slots: IntArray = blocks * block_size + places % block_size
         return slots
 
 

@@ -9,12 +9,16 @@ from torch import Tensor
 
 from taco_proto.steps import IntArray
 from taco_worker.attention.metadata import AttentionMetadata
+from taco_worker.attention.tree_masks import TreeMasks, tree_masks
 from taco_worker.kv_memory import KVCache, bytes_per_block
 from taco_worker.models.decoder import Decoder
 from taco_worker.models.step_model import Linear, ModelInput, check_kept_layers
 from taco_worker.sampling.ops import SamplingOps
 from taco_worker.step_graphs import StepGraphs
 from taco_worker.transfers import Transfers
+
+# Of paths there may be as many as there are tokens: they are masked.
+_ANY = 2**31 - 1
 
 
 class TorchModel:
@@ -35,7 +39,7 @@ class TorchModel:
         self.weight_bytes = sum(parameter.nbytes for parameter in decoder.parameters())
         self.description = description
         self.sampling = sampling
-        self.max_tree_paths = 0
+        self.max_tree_paths = _ANY if decoder.supports_trees else 0
         self.device = decoder.device
         self.hidden_dtype = decoder.dtype
         self.kept_hidden = torch.empty((0, 0), dtype=decoder.dtype, device=decoder.device)
@@ -80,7 +84,12 @@ class TorchModel:
         return hidden[rows]
 
     def keep_accepted(self, inputs: ModelInput, accepted: IntArray) -> None:
-        raise NotImplementedError
+        block_size = self._cache().block_size
+        sources = inputs.step_slot_mapping(block_size)[accepted]
+        targets = inputs.kv_slot_mapping(block_size)[accepted]
+        moved = sources != targets
+        if moved.any():
+            self._cache().copy_tokens(*self._transfers.upload(sources[moved], targets[moved]))
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         return self.decoder.compute_logits(hidden)
@@ -108,8 +117,12 @@ class TorchModel:
             inputs.query_start,
             inputs.seq_lens,
             inputs.block_tables,
-            inputs.kv_slot_mapping(block_size),
+            inputs.step_slot_mapping(block_size),
         )
+        tree = None
+        if inputs.parents is not None:
+            (masks,) = self._transfers.upload(tree_masks(inputs.parents, inputs.query_start))
+            tree = TreeMasks(masks, positions)
         metadata = AttentionMetadata(
             query_start_loc=query_start,
             seq_lens=seq_lens,
@@ -117,6 +130,7 @@ class TorchModel:
             kv_slot_mapping=kv_slot_mapping,
             query_lens_host=np.diff(inputs.query_start).tolist(),
             seq_lens_host=inputs.seq_lens.tolist(),
+            tree=tree,
         )
         return self._run(inputs.token_ids, positions, metadata)
 
