@@ -166,32 +166,20 @@ class CpuDecoder:
 
     Attributes:
         cache: the KV of its sequences.
-        kept_hidden: outputs of `kept_layers` in the last step, side by side, float32
-            [num_tokens, len(kept_layers) * hidden_size].
+        kept_hidden: outputs of the layers of `keep_hidden` in the last step, side by side, float32
+            [num_tokens, number of layers * hidden_size].
     """
 
-    def __init__(
-        self,
-        kernels: CpuKernels,
-        weights: Weights,
-        cache: PagedKV,
-        *,
-        kept_layers: Sequence[int] = (),
-    ) -> None:
-        """`kept_layers`: any but the last one, of which only wanted rows may run."""
+    def __init__(self, kernels: CpuKernels, weights: Weights, cache: PagedKV) -> None:
         self._kernels = kernels
         self._weights, self.cache = weights, cache  # of the memory that the structs point to
-        self._kept_layers = np.array(kept_layers, dtype=np.int32)
+        self._kept_layers = np.zeros(0, dtype=np.int32)
         self.kept_hidden = torch.empty((0, 0))
         self._layers = (_Layer * len(weights.layers))(*map(_layer, weights.layers))
         self._decoder = _decoder(weights, self._layers)
         self._hidden_size = self._decoder.hidden_size
         self._vocab_size = self._decoder.vocab_size
-        self._step = _Step(
-            cache=cache.struct(),
-            num_kept=self._kept_layers.size,
-            kept_layers=_address(self._kept_layers),
-        )
+        self._step = _Step(cache=cache.struct())
         self._logits = _Logits()
         self._scratch = Scratch()
 
@@ -249,6 +237,13 @@ class CpuDecoder:
         token_ids = torch.empty(hidden.shape[0], dtype=torch.int32)
         self._run_logits(hidden, None, token_ids)
         return token_ids
+
+    def keep_hidden(self, layers: Sequence[int]) -> None:
+        """Steps leave the outputs of these layers: any but the last one, of which only wanted rows
+        may run."""
+        self._kept_layers = np.array(layers, dtype=np.int32)
+        self._step.num_kept = len(layers)
+        self._step.kept_layers = _address(self._kept_layers)
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Token ids [num_rows] to their embeddings, float32 [num_rows, embedding_size]."""

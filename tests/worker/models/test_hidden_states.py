@@ -62,8 +62,9 @@ def test_outputs_of_layers_are_kept_for_all_tokens(
     chunks = {"a": TOKENS[:4], "b": TOKENS}
     plain = PagedRunner(load_step_model(checkpoint, serves)).logits_at(chunks, ints([3, 24]))
     model = load_step_model(checkpoint, serves)
+    runner = PagedRunner(model)
     model.keep_hidden(layers)
-    logits = PagedRunner(model).logits_at(chunks, ints([3, 24]))
+    logits = runner.logits_at(chunks, ints([3, 24]))
     assert torch.equal(logits, plain)
 
     outputs = expected_outputs(checkpoint)

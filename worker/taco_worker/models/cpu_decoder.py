@@ -57,6 +57,8 @@ class FusedDecoder:
     def keep_hidden(self, layers: tuple[int, ...]) -> None:
         check_kept_layers(layers, self.config.num_layers)
         self._kept_layers = layers
+        if self._decoder is not None:
+            self._decoder.keep_hidden(layers)
 
     def kv_block_bytes(self, block_size: int) -> int:
         if block_size % PANEL:
@@ -81,12 +83,8 @@ class FusedDecoder:
             config.num_kv_heads,
             config.head_dim,
         )
-        self._decoder = CpuDecoder(
-            self._kernels,
-            self._weights.assemble(max_model_len),
-            cache,
-            kept_layers=self._kept_layers,
-        )
+        self._decoder = CpuDecoder(self._kernels, self._weights.assemble(max_model_len), cache)
+        self._decoder.keep_hidden(self._kept_layers)
 
     def forward(self, inputs: ModelInput) -> Tensor:
         decoder = self._ready()

@@ -100,7 +100,7 @@ class StepModel(Protocol):
 
     def keep_hidden(self, layers: tuple[int, ...]) -> None:
         """From now on each step leaves the outputs of these layers in `kept_hidden`: the residual
-        stream behind them. It comes before `allocate_kv`.
+        stream behind them. It comes before the first step.
 
         Raises:
             ValueError: there is no such layer, or it is the last one, whose output after the final

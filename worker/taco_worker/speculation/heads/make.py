@@ -27,6 +27,8 @@ def make_heads(
 ) -> Drafter:
     """The drafter of a checkpoint: Medusa, EAGLE or EAGLE 3, whichever its config describes.
 
+    From now on the target keeps the hidden states that the drafter needs.
+
     Args:
         model: a directory or a hub id.
         num_draft_tokens: the most nodes of a tree; None: the drafter's own number.
@@ -50,8 +52,10 @@ def make_heads(
             f"{model} holds no heads for drafting that are known, which are Medusa, EAGLE and "
             f"EAGLE 3: its config names {config.get('architectures')!r}, and it lacks fc.weight"
         )
+    eagle = load_eagle(config, tensors, target, num_positions=max_model_len + MAX_DEPTH)
+    target.keep_hidden(eagle.hidden_layers)
     return EagleDrafter(
-        load_eagle(config, tensors, target, num_positions=max_model_len + MAX_DEPTH),
+        eagle,
         target,
         max_num_seqs=max_num_seqs,
         max_model_len=max_model_len,
