@@ -117,6 +117,8 @@ class LookaheadCache:
         self.table_bytes = options.num_tokens * per_token if options.has_table else 0
         self.max_local_bytes = options.num_tokens * _LOCAL_BYTES
         self._table = memory.allocate(self.table_bytes)
+        if self.table_bytes < memory.HUGE_PAGE:  # what is larger is fresh from the system, and zero
+            self._table.zero_()
         eos_ids = np.array(options.eos_ids, dtype=np.int32)
         filled = _Options(
             options.mode,

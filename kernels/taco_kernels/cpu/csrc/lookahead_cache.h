@@ -137,14 +137,15 @@ public:
 
     // Returns the number of nodes of all trees.
     int64_t draft(Pool& pool, const LookaheadTrees& trees) {
-        const auto draft_rows = [&](int64_t begin, int64_t end) {
-            for (int64_t row = begin; row < end; ++row) draft_row(trees, row, trees.max_nodes[row]);
-        };
         if (trees.count < MIN_ROWS_TO_SHARE || pool.num_threads() == 1) {
-            draft_rows(0, trees.count);
+            for (int64_t row = 0; row < trees.count; row += GROUP) {
+                draft_rows(trees, row, std::min(row + GROUP, trees.count));
+            }
         } else {
-            pool.run(
-                [&](Thread& thread) { thread.share(trees.count, ROWS_PER_CHUNK, draft_rows); });
+            pool.run([&](Thread& thread) {
+                thread.share(trees.count, GROUP,
+                             [&](int64_t begin, int64_t end) { draft_rows(trees, begin, end); });
+            });
         }
         if (options_.target_parallelism) shorten(trees);
         return close_gaps(trees);
@@ -152,7 +153,9 @@ public:
 
 private:
     // Rows from which on to wake threads costs less than they save.
-    static constexpr int64_t MIN_ROWS_TO_SHARE = 64, ROWS_PER_CHUNK = 8;
+    static constexpr int64_t MIN_ROWS_TO_SHARE = 64;
+    // Trees that grow in turns: while one waits for memory the others compute.
+    static constexpr int64_t GROUP = 8;
 
     bool uses_raw() const { return options_.mode != LookaheadMode::turbo; }
     bool uses_turbo() const { return options_.mode != LookaheadMode::raw; }
@@ -177,18 +180,41 @@ private:
         slot.local.clear(orders_);
     }
 
-    void draft_row(const LookaheadTrees& trees, int64_t row, int32_t max_nodes) {
-        LookaheadSlot& slot = slots_[trees.slots[row]];
-        const int32_t depth = std::min(options_.copy_length, options_.max_len - slot.length);
-        max_nodes = std::min(max_nodes, MAX_TREE);
-        DraftTree tree;
-        if (depth > 0 && max_nodes > 0) {
-            if (uses_turbo()) turbo_.draft(slot, max_nodes, depth, tree);
-            if (uses_raw() && !tree.count) raw_.draft(slot, max_nodes, depth, tree);
+    // At most GROUP rows.
+    void draft_rows(const LookaheadTrees& trees, int64_t begin, int64_t end) const {
+        TreeGrowth growths[GROUP];
+        TreeGrowth* growing[GROUP];
+        int64_t num_growing = 0;
+        for (int64_t row = begin; row < end; ++row) {
+            TreeGrowth& growth = growths[row - begin];
+            growth.tree.count = 0;
+            if (!uses_turbo() || !max_nodes(trees, row)) continue;
+            const LookaheadSlot& slot = slots_[trees.slots[row]];
+            turbo_.start(slot, max_nodes(trees, row), max_depth(slot), growth);
+            growing[num_growing++] = &growth;
         }
-        const int64_t begin = row * MAX_TREE;
-        trees.num_nodes[row] = tree.count;
-        tree.write(trees.token_ids + begin, trees.parents + begin, trees.classes + begin);
+        while (num_growing) {
+            num_growing = std::remove_if(growing, growing + num_growing,
+                                         [&](TreeGrowth* g) { return !turbo_.step(*g); }) -
+                          growing;
+        }
+        for (int64_t row = begin; row < end; ++row) {
+            DraftTree& tree = growths[row - begin].tree;
+            const LookaheadSlot& slot = slots_[trees.slots[row]];
+            if (uses_raw() && !tree.count) {
+                raw_.draft(slot, max_nodes(trees, row), max_depth(slot), tree);
+            }
+            const int64_t first = row * MAX_TREE;
+            trees.num_nodes[row] = tree.count;
+            tree.write(trees.token_ids + first, trees.parents + first, trees.classes + first);
+        }
+    }
+    int32_t max_depth(const LookaheadSlot& slot) const {
+        return std::max(std::min(options_.copy_length, options_.max_len - slot.length), 0);
+    }
+    int32_t max_nodes(const LookaheadTrees& trees, int64_t row) const {
+        const int32_t most = std::min(trees.max_nodes[row], MAX_TREE);
+        return max_depth(slots_[trees.slots[row]]) ? std::max(most, 0) : 0;
     }
 
     // Rows share what the step has room for by how many of their tokens were right lately.

@@ -60,7 +60,8 @@ public:
         if (length_ == capacity_ && !grow(context.hashes[0], hash, orders, memory)) clear(orders);
         if (length_ == capacity_) return;
         tokens_[length_++] = token;
-        for (int32_t i = 0; i < orders.count && orders.lengths[i] <= length_; ++i) {
+        for (int32_t i = 0; i < orders.count; ++i) {
+            if (orders.lengths[i] > length_) continue;
             int32_t* head = find_head(i, orders, context.hashes[orders.lengths[i]], length_ - 1);
             previous_of(i)[length_ - 1] = *head;
             *head = length_;

@@ -12,6 +12,7 @@ public:
         : options_(options), orders_(orders), vocabulary_(vocabulary) {}
 
     void draft(const LookaheadSlot& slot, int32_t max_nodes, int32_t depth, DraftTree& tree) const {
+        if (max_nodes == 0) return;
         int32_t num_paths = 0;
         for (int32_t order = options_.raw_max; order >= options_.raw_min; --order) {
             int32_t num_matches = 0;

@@ -48,20 +48,20 @@ public:
     void learn(uint64_t hash, int32_t token) {
         const uint64_t tag = hash << 16;
         TableEntry* const begin = home(hash);
-        TableEntry* cell[MAX_CELL];
+        TableEntry* const end = begin + window_;
         TableEntry* oldest = begin;
-        int32_t count = 0;
+        int32_t cell_size = 0;
         TableEntry* entry = begin;
-        for (; entry != begin + window_ && !entry->is_empty(); ++entry) {
+        for (; entry != end && !entry->is_empty(); ++entry) {
             if (entry->has_tag(tag)) {
                 if (entry->token == token) return strengthen(*entry);
-                cell[count++] = entry;
+                ++cell_size;
             }
             if (age(*entry) > age(*oldest)) oldest = entry;
         }
-        if (count >= cell_size_) {
-            entry = give_up(cell, count);
-        } else if (entry == begin + window_) {
+        if (cell_size >= cell_size_) {
+            entry = give_up(begin, entry, tag);
+        } else if (entry == end) {
             entry = oldest;
         }
         *entry = {tag | WEIGHT_ONE, token, clock_};
@@ -92,21 +92,24 @@ private:
         entry.stamp = clock_;
     }
 
-    TableEntry* give_up(TableEntry* const* cell, int32_t count) const {
+    // Of the entries with that tag, of which there are some.
+    TableEntry* give_up(TableEntry* begin, TableEntry* end, uint64_t tag) const {
         TableEntry* unused = nullptr;
-        for (int32_t i = 0; i < count; ++i) {
-            if (cell[i]->weight() >= threshold_) continue;
-            if (!unused || age(*cell[i]) > age(*unused)) unused = cell[i];
+        for (TableEntry* entry = begin; entry != end; ++entry) {
+            if (!entry->has_tag(tag) || entry->weight() >= threshold_) continue;
+            if (!unused || age(*entry) > age(*unused)) unused = entry;
         }
         if (unused) return unused;
-        TableEntry* least = cell[0];
-        for (int32_t i = 0; i < count; ++i) {
-            cell[i]->set_weight(std::max<uint32_t>(cell[i]->weight() * decay_ >> 16, 1));
-            const bool is_older = age(*cell[i]) > age(*least);
-            const bool is_equal = cell[i]->weight() == least->weight();
-            if (cell[i]->weight() < least->weight() || (is_equal && is_older)) least = cell[i];
+        TableEntry* least = nullptr;
+        for (TableEntry* entry = begin; entry != end; ++entry) {
+            if (!entry->has_tag(tag)) continue;
+            entry->set_weight(std::max<uint32_t>(entry->weight() * decay_ >> 16, 1));
+            if (!least || is_less(*entry, *least)) least = entry;
         }
         return least;
+    }
+    bool is_less(const TableEntry& a, const TableEntry& b) const {
+        return a.weight() != b.weight() ? a.weight() < b.weight() : age(a) > age(b);
     }
 
     TableEntry* entries_;

@@ -12,6 +12,7 @@ from taco_proto.errors import ConfigurationError
 from taco_proto.steps import IntArray, JoinedSequences
 from taco_worker.speculation.drafter import ComputedTokens, DraftTrees
 from taco_worker.speculation.lookahead.config import cache_options, read_config
+from taco_worker.speculation.lookahead.figures import LookaheadFigures
 from taco_worker.speculation.lookahead.priors import class_priors
 from taco_worker.speculation.lookahead.warm_up import read_texts, warm_up
 
@@ -24,6 +25,7 @@ class LookaheadDrafter:
 
     Attributes:
         cache: what was learned.
+        figures: of requests that leave here; whoever verifies the drafts calls its `observe`.
         name, max_draft_tokens, priors, hidden_layers: see `Drafter`.
     """
 
@@ -36,19 +38,24 @@ class LookaheadDrafter:
         *,
         num_threads: int = 1,
         ignores_prompts: bool = False,
-        max_draft_tokens: int | None = None,
+        max_draft_tokens: int = MAX_TREE,
+        log_interval: int | None = None,
     ) -> None:
-        """`max_draft_tokens` limits trees beyond what their paths and depth do.
+        """`max_draft_tokens` limits trees beyond what their paths and depth do; the figures are
+        logged every `log_interval` iterations.
 
         Raises:
             ConfigurationError: there is no library of CPU kernels, or no memory for the cache.
         """
         self.name = name
         self.priors = class_priors()
-        paths = options.raw_paths if options.mode == Mode.RAW else options.max_paths
-        self.max_draft_tokens = min(
-            options.copy_length * max(paths, options.raw_paths), max_draft_tokens or MAX_TREE
-        )
+        self.figures = LookaheadFigures(options.num_slots, log_interval)
+        num_paths = {
+            Mode.RAW: options.raw_paths,
+            Mode.TURBO: options.max_paths,
+            Mode.HYBRID: max(options.raw_paths, options.max_paths),
+        }[options.mode]
+        self.max_draft_tokens = min(options.copy_length * num_paths, max_draft_tokens, MAX_TREE)
         self._ignores_prompts = ignores_prompts
         try:
             kernels = load(min(num_threads, len(available_cores().cpus)))
@@ -58,9 +65,11 @@ class LookaheadDrafter:
 
     def clear(self) -> None:
         self.cache.clear()
+        self.figures.clear()
 
     def leave(self, slots: IntArray) -> None:
         self.cache.leave(slots)
+        self.figures.leave(slots)
 
     def join(self, joined: JoinedSequences) -> None:
         self.cache.join(
@@ -115,7 +124,8 @@ def make_lookahead(
         options,
         num_threads=wanted.num_threads,
         ignores_prompts=wanted.ignore_prompt or config.lookahead_ignores_prompts,
-        max_draft_tokens=config.num_speculative_tokens,
+        max_draft_tokens=config.num_speculative_tokens or MAX_TREE,
+        log_interval=wanted.log_interval if wanted.is_debug else None,
     )
     warm_up(drafter.cache, texts)
     return drafter

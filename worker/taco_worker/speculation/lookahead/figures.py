@@ -1,0 +1,73 @@
+"""How well drafts went: the figures by which the lookahead cache is tuned."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+
+from taco_proto.steps import IntArray
+from taco_worker.sampling.columns import Array
+
+logger = logging.getLogger("taco.worker")
+
+# Of a request, in the order of the log line.
+_COUNTS = ("num_iters", "hit_iters", "hit_len", "invalid_len")
+_RATIOS = ("hit_rate", "global_average_hit_len", "valid_average_hit_len", "hit_valid_rate")
+
+
+class LookaheadFigures:
+    """Eight figures, each the mean over all requests so far, those that still run among them.
+
+    An iteration is a step that gave a request tokens; it is a hit if at least one draft was
+    accepted. A request that was preempted counts as another one when it is back.
+    """
+
+    def __init__(self, num_slots: int, log_interval: int | None = None) -> None:
+        """Logs the figures every `log_interval` iterations of the batch; None: never."""
+        self._counts: Array = np.zeros((num_slots, len(_COUNTS)))
+        self._num_left = 0
+        self._sums_of_left: Array = np.zeros(len(_COUNTS) + len(_RATIOS))
+        self._log_interval = log_interval
+        self._num_observed = 0
+
+    def observe(self, slots: IntArray, num_drafts: IntArray, num_accepted: IntArray) -> None:
+        """An iteration: the drafts of each slot that were verified, and those accepted."""
+        self._counts[slots] += np.stack(
+            [np.ones(slots.size), num_accepted > 0, num_accepted, num_drafts - num_accepted], axis=1
+        )
+        self._num_observed += 1
+        if self._log_interval and self._num_observed % self._log_interval == 0:
+            logger.info(self.line())
+
+    def leave(self, slots: IntArray) -> None:
+        counts = self._counts[slots]
+        counts = counts[counts[:, 0] > 0]
+        self._num_left += counts.shape[0]
+        self._sums_of_left += _with_ratios(counts).sum(axis=0)
+        self._counts[slots] = 0
+
+    def clear(self) -> None:
+        """All requests leave."""
+        self.leave(np.arange(self._counts.shape[0], dtype=np.int32))
+
+    def values(self) -> dict[str, float]:
+        """Each figure by its name; zeros as long as nothing was observed."""
+        running = self._counts[self._counts[:, 0] > 0]
+        sums = self._sums_of_left + _with_ratios(running).sum(axis=0)
+        means = sums / max(self._num_left + running.shape[0], 1)
+        return dict(zip((*_COUNTS, *_RATIOS), means.tolist(), strict=True))
+
+    def line(self) -> str:
+        """As TACO has always logged it."""
+        parts = [f"{name}: {value:.4f}" for name, value in self.values().items()]
+        return ", ".join(parts).replace("hit_iters: ", "hit_iters:")
+
+
+def _with_ratios(counts: Array) -> Array:
+    """float64 [num_requests, 8]: counts, then ratios; a ratio to nothing is 0."""
+    num_iters, hit_iters, hit_len, invalid_len = counts.T
+    of = (num_iters, num_iters, hit_iters, hit_len + invalid_len)
+    parts = (hit_iters, hit_len, hit_len, hit_len)
+    ratios = [part / np.maximum(whole, 1) for part, whole in zip(parts, of, strict=True)]
+    return np.concatenate([counts, np.stack(ratios, axis=1)], axis=1)
