@@ -351,7 +351,7 @@ class StepPlan(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., left_slots: _Optional[_Iterable[int]] = ..., joined: _Optional[_Union[JoinedSequences, _Mapping]] = ..., appended_slots: _Optional[_Iterable[int]] = ..., appended_blocks: _Optional[_Iterable[int]] = ..., slots: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., max_drafts: _Optional[_Iterable[int]] = ..., drafts: _Optional[_Union[PlannedDrafts, _Mapping]] = ...) -> None: ...
 
 class StepOutput(_message.Message):
-    __slots__ = ("epoch", "step_id", "slots", "token_ids", "logprobs", "prompt_logprob_slots", "prompt_logprob_positions", "prompt_logprobs", "error", "num_tokens", "num_drafts")
+    __slots__ = ("epoch", "step_id", "slots", "token_ids", "logprobs", "prompt_logprob_slots", "prompt_logprob_positions", "prompt_logprobs", "error", "num_tokens", "num_drafts", "num_invalid_drafts")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
@@ -363,6 +363,7 @@ class StepOutput(_message.Message):
     ERROR_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_INVALID_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     step_id: int
     slots: _containers.RepeatedScalarFieldContainer[int]
@@ -374,7 +375,8 @@ class StepOutput(_message.Message):
     error: str
     num_tokens: _containers.RepeatedScalarFieldContainer[int]
     num_drafts: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., slots: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Union[LogprobColumns, _Mapping]] = ..., prompt_logprob_slots: _Optional[_Iterable[int]] = ..., prompt_logprob_positions: _Optional[_Iterable[int]] = ..., prompt_logprobs: _Optional[_Union[LogprobColumns, _Mapping]] = ..., error: _Optional[str] = ..., num_tokens: _Optional[_Iterable[int]] = ..., num_drafts: _Optional[_Iterable[int]] = ...) -> None: ...
+    num_invalid_drafts: int
+    def __init__(self, epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., slots: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Union[LogprobColumns, _Mapping]] = ..., prompt_logprob_slots: _Optional[_Iterable[int]] = ..., prompt_logprob_positions: _Optional[_Iterable[int]] = ..., prompt_logprobs: _Optional[_Union[LogprobColumns, _Mapping]] = ..., error: _Optional[str] = ..., num_tokens: _Optional[_Iterable[int]] = ..., num_drafts: _Optional[_Iterable[int]] = ..., num_invalid_drafts: _Optional[int] = ...) -> None: ...
 
 class DrafterMessage(_message.Message):
     __slots__ = ("hello", "reply", "heartbeat")

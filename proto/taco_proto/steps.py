@@ -117,6 +117,7 @@ class StepOutput:
     num_tokens: IntArray = field(default_factory=lambda: EMPTY)
     num_drafts: IntArray = field(default_factory=lambda: EMPTY)
     logprobs: LogprobColumns | None = None
+    num_invalid_drafts: int = 0  # drafters whose drafts could not be and were left out
     prompt_logprob_slots: IntArray = field(default_factory=lambda: EMPTY)
     prompt_logprob_positions: IntArray = field(default_factory=lambda: EMPTY)
     prompt_logprobs: LogprobColumns | None = None

@@ -27,6 +27,8 @@ class Counters:
     num_steps: int = 0
     num_preemptions: int = 0
     num_failed_steps: int = 0
+    num_late_drafts: int = 0
+    num_invalid_drafts: int = 0
     prompt_tokens: int = 0
     generation_tokens: int = 0
     prefix_cache_queries: int = 0

@@ -9,6 +9,7 @@ from taco_proto.drafts import DrafterInfo, DraftReply, DraftRequest
 from taco_proto.steps import IntArray, PlannedDrafts, StepOutput
 from taco_scheduler.attached_worker import AttachedWorker
 from taco_scheduler.batch import BoolArray
+from taco_scheduler.counters import Counters
 from taco_scheduler.draft_limits import DraftLimits
 from taco_scheduler.draft_pace import DraftPace
 from taco_scheduler.in_flight import InFlightStep
@@ -47,19 +48,22 @@ class Drafting:
     Sequences that it drafts for are not run ahead: their next step waits for the drafts, which
     follow their last token. When a reply is late, they go on without.
 
-    Attributes:
-        num_invalid: replies that named tokens outside the vocabulary or too many of them.
-        num_late: replies that were not waited for to the end.
+    What comes that cannot be drafts, tokens outside the vocabulary or too many of them, is left
+    out and counted.
     """
 
     def __init__(
-        self, info: DrafterInfo, worker: AttachedWorker, limits: DraftLimits, max_drafts: int
+        self,
+        info: DrafterInfo,
+        worker: AttachedWorker,
+        limits: DraftLimits,
+        max_drafts: int,
+        counters: Counters,
     ) -> None:
         """`max_drafts` of a sequence in a step."""
         max_drafts = min(max_drafts, limits.max_draft_tokens)
         self.info = info
-        self.num_invalid = 0
-        self.num_late = 0
+        self._counters = counters
         self._worker = worker
         self._limits = limits
         self._max_drafts = max_drafts
@@ -124,15 +128,15 @@ class Drafting:
         """A reply; one that nobody waits for any more only tells how long it took."""
         asked = self._asked
         if asked is None or reply.request_id != asked.request_id:
-            self.num_invalid += 1
+            self._counters.num_invalid_drafts += 1
             return
         self._asked = None
         was_waited_for, self._is_waiting = self._is_waiting, False
         self._pace.note_draft(asked.num_drafts, now - asked.asked_at)
         if not self._is_valid(reply, asked):
-            if not self.num_invalid:
+            if not self._counters.num_invalid_drafts:
                 logger.error("draft worker %s gives what cannot be drafts", self.info.name)
-            self.num_invalid += 1
+            self._counters.num_invalid_drafts += 1
         elif was_waited_for:
             self._keep_chains(reply, asked)
 
@@ -178,7 +182,7 @@ class Drafting:
         deadline = self.deadline()
         if deadline is not None and now >= deadline:
             self._is_waiting = False
-            self.num_late += 1
+            self._counters.num_late_drafts += 1
 
     def _request(self, slots: list[int], wanted: IntArray, now: float) -> DraftRequest:
         rows: list[tuple[int, int, np.ndarray]] = []

@@ -198,7 +198,9 @@ class Engine:
         if worker is None or drafter is None or not can_draft(drafter, worker.info):
             return
         limits = self._draft_limits(worker.info)
-        self._drafting = Drafting(drafter, worker, limits, self._config.num_speculative_tokens)
+        self._drafting = Drafting(
+            drafter, worker, limits, self._config.num_speculative_tokens, self.counters
+        )
 
     # ------------------------------------------------------------------ steps
 
@@ -250,6 +252,7 @@ class Engine:
         check_output(step, output, worker.info.vocab_size)
         worker.in_flight.steps.popleft()
         worker.blocks.confirm(step.step_id)
+        self.counters.num_invalid_drafts += output.num_invalid_drafts
         if self._drafting is not None:
             self._drafting.note_step(step, output, now)
         assert self._committer is not None

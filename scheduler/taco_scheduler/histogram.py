@@ -1,6 +1,7 @@
 """Values counted by size."""
 
 from bisect import bisect_left
+from itertools import accumulate
 
 
 class Histogram:
@@ -16,3 +17,8 @@ class Histogram:
     def observe(self, value: float, count: int = 1) -> None:
         self.counts[bisect_left(self.bounds, value)] += count
         self.sum += value * count
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Cumulative counts by upper bound, as Prometheus has them."""
+        bounds = [*(str(float(bound)) for bound in self.bounds), "+Inf"]
+        return list(zip(bounds, map(float, accumulate(self.counts)), strict=True))

@@ -15,7 +15,7 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from taco_scheduler.engine import Engine
-from taco_scheduler.histogram import Histogram
+from taco_scheduler.speculation_metrics import speculation_metrics
 
 
 class Metrics:
@@ -41,6 +41,7 @@ class _EngineCollector(Collector):
         yield from self._gauges()
         yield from self._counters()
         yield from self._histograms()
+        yield from speculation_metrics(self._engine.counters.speculation, self._model)
 
     def _gauges(self) -> Iterator[Metric]:
         engine = self._engine
@@ -72,6 +73,14 @@ class _EngineCollector(Collector):
             "vllm:generation_tokens": ("Generated tokens.", counters.generation_tokens),
             "taco:steps": ("Steps planned.", counters.num_steps),
             "taco:failed_steps": ("Steps that failed.", counters.num_failed_steps),
+            "taco:late_drafts": (
+                "Requests to a draft worker that were not waited for to the end.",
+                counters.num_late_drafts,
+            ),
+            "taco:invalid_drafts": (
+                "Drafts left out since they could not be.",
+                counters.num_invalid_drafts,
+            ),
         }
         for name, (text, value) in totals.items():
             family = CounterMetricFamily(name, text, labels=["model_name"])
@@ -101,16 +110,5 @@ class _EngineCollector(Collector):
         }
         for name, (text, histogram) in histograms.items():
             family = HistogramMetricFamily(f"vllm:{name}", text, labels=["model_name"])
-            family.add_metric([self._model], _buckets(histogram), histogram.sum)
+            family.add_metric([self._model], histogram.buckets(), histogram.sum)
             yield family
-
-
-def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
-    """Cumulative counts by upper bound."""
-    bounds = [*(str(float(bound)) for bound in histogram.bounds), "+Inf"]
-    total = 0
-    buckets: list[tuple[str, float]] = []
-    for bound, count in zip(bounds, histogram.counts, strict=True):
-        total += count
-        buckets.append((bound, total))
-    return buckets

@@ -41,6 +41,22 @@ class Verified:
 
 
 @dataclass(frozen=True, slots=True)
+class KeptTokens:
+    """The tokens of some rows whose KV is kept, row after row: all but rejected drafts.
+
+    Attributes:
+        slots, num_tokens: int32 [num_rows].
+        positions: int32 [num_rows], of each row's first token.
+        hidden: [sum(num_tokens), size], what the drafter asked for.
+    """
+
+    slots: IntArray
+    num_tokens: IntArray
+    positions: IntArray
+    hidden: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class StepPart:
     """What comes of some rows of a step.
 
@@ -49,6 +65,7 @@ class StepPart:
         token_ids: int64, on the device: one a slot, or as many as `verified` says.
         logprobs: of all choices that were made; None where none of them asked.
         verified: None: nothing was drafted.
+        kept: None: no drafter asked for hidden states.
     """
 
     slots: IntArray
@@ -56,6 +73,7 @@ class StepPart:
     logprobs: LogprobTable | None
     prompt: PromptLogprobs | None
     verified: Verified | None = None
+    kept: KeptTokens | None = None
 
     def tables(self) -> list[LogprobTable]:
         own = [] if self.logprobs is None else [self.logprobs]
@@ -68,8 +86,15 @@ class LaunchedStep:
     A step with drafts has one part.
     """
 
-    def __init__(self, plan: StepPlan, parts: Sequence[StepPart], transfers: Transfers) -> None:
+    def __init__(
+        self,
+        plan: StepPlan,
+        parts: Sequence[StepPart],
+        transfers: Transfers,
+        num_invalid_drafts: int = 0,
+    ) -> None:
         self._plan = plan
+        self._num_invalid_drafts = num_invalid_drafts
         self._parts = parts
         tensors = [part.token_ids.to(torch.int32) for part in parts]
         tensors += [tensor for part in parts for t in part.tables() for tensor in t.tensors()]
@@ -89,6 +114,7 @@ class LaunchedStep:
             token_ids=_joined(token_ids),
             num_tokens=EMPTY if verified is None else verified.num_tokens,
             num_drafts=EMPTY if verified is None else verified.num_drafts,
+            num_invalid_drafts=self._num_invalid_drafts,
             logprobs=_sum([each.sampled for each in columns], [t.size for t in token_ids]),
             prompt_logprob_slots=_joined([prompt.slots for prompt in prompts]),
             prompt_logprob_positions=_joined([prompt.positions for prompt in prompts]),

@@ -9,13 +9,14 @@ from torch import Tensor
 
 from taco_proto.steps import IntArray, StepPlan
 from taco_worker.input_batch import InputBatch, StepRows
-from taco_worker.launched_step import LaunchedStep, PromptLogprobs, StepPart, Verified
+from taco_worker.launched_step import KeptTokens, LaunchedStep, PromptLogprobs, StepPart, Verified
 from taco_worker.models.step_model import ModelInput, StepModel
 from taco_worker.prompt_rows import PromptRows, find_prompt_rows
 from taco_worker.sampling.columns import Array
 from taco_worker.sampling.logprobs import LogprobTable, gather_logprobs
 from taco_worker.sampling.sampler import SampledRows, Sampler
 from taco_worker.smaller_steps import run_smaller_if_memory_lacks
+from taco_worker.speculation.drafter import ComputedTokens
 from taco_worker.speculation.speculator import Speculator
 from taco_worker.speculation.typical import TypicalAcceptance, draft_candidates
 from taco_worker.speculation.verify import accept
@@ -50,6 +51,7 @@ class ModelRunner:
         self._batch = batch
         self._transfers = transfers
         self._speculator = speculator
+        self._hidden_layers = speculator.hidden_layers if speculator else None
         self._sampler = Sampler(
             batch.sampling, batch.tokens.data, model.sampling, transfers, typical
         )
@@ -60,6 +62,7 @@ class ModelRunner:
         PlanError: the plan does not fit the batch.
         """
         rows = self._batch.apply(plan)
+        num_invalid_drafts = 0
         if self._speculator is None:
             parts = self._run_parts(rows)
             token_ids = [part.token_ids for part in parts]
@@ -68,7 +71,8 @@ class ModelRunner:
         else:
             self._speculator.follow(plan)
             parts = self._speculate(self._speculator, rows, plan)
-        return LaunchedStep(plan, parts, self._transfers)
+            num_invalid_drafts = self._speculator.take_num_invalid()
+        return LaunchedStep(plan, parts, self._transfers, num_invalid_drafts)
 
     def _run_parts(self, rows: StepRows) -> list[StepPart]:
         return run_smaller_if_memory_lacks(self._run, rows) if rows.slots.size else []
@@ -90,7 +94,11 @@ class ModelRunner:
         else:  # nothing was drafted, or there was no memory for it
             num_tokens = np.ones_like(slots)
             self._batch.advance(rows if rows.trees is None else rows.without_drafts(), token_ids)
-        speculator.learn(slots, num_tokens, host_ids)
+        for part in parts:
+            if part.kept is not None:
+                speculator.observe(self._computed(part.kept))
+        num_drafts = np.zeros_like(slots) if verified is None else verified.num_drafts
+        speculator.learn(slots, num_tokens, host_ids, num_drafts)
         return parts
 
     def _run(self, rows: StepRows) -> StepPart:
@@ -99,17 +107,25 @@ class ModelRunner:
         chosen = last_of_each(ends, rows.num_outputs())
         prompt_rows = find_prompt_rows(self._batch, rows, ends)
         outputs = chosen if prompt_rows is None else np.union1d(chosen, prompt_rows.sources)
+        if self._hidden_layers == ():
+            outputs = np.arange(ends[-1], dtype=np.int32)
         inputs = make_input(self._batch, rows, ends, outputs)
-        hidden = self._model.forward(inputs)
+        hidden = whole = self._model.forward(inputs)
         prompt = None
         if prompt_rows is not None:
             prompt = self._prompt_logprobs(
                 prompt_rows, self._pick(hidden, outputs, prompt_rows.sources)
             )
+        if outputs.size != chosen.size:
             hidden = self._pick(hidden, outputs, chosen)
         token_ids, logprobs = self._sample(rows, inputs.positions[chosen] + 1, hidden)
         part = StepPart(rows.slots[rows.is_sampled], token_ids, logprobs, prompt)
-        return part if rows.trees is None else self._verify(rows, inputs, chosen, part)
+        if rows.trees is not None:
+            part = self._verify(rows, inputs, chosen, part)
+        if self._hidden_layers is not None:
+            of_all = self._model.kept_hidden if self._hidden_layers else whole
+            part = replace(part, kept=self._keep(rows, ends, chosen, part.verified, of_all))
+        return part
 
     def _verify(
         self, rows: StepRows, inputs: ModelInput, chosen: IntArray, part: StepPart
@@ -127,6 +143,38 @@ class ModelRunner:
             token_ids=part.token_ids[index],
             verified=Verified(outcome.kept, outcome.num_tokens, num_drafts),
         )
+
+    def _keep(
+        self,
+        rows: StepRows,
+        ends: IntArray,
+        chosen: IntArray,
+        verified: Verified | None,
+        hidden: Tensor,
+    ) -> KeptTokens:
+        """`hidden`: of all tokens of the step."""
+        num_tokens, kept = rows.num_new_tokens, None
+        if verified is not None:
+            assert rows.trees is not None
+            is_kept = np.ones(int(ends[-1]), dtype=np.bool_)
+            is_kept[last_of_each(ends, rows.trees.num_nodes)] = False
+            is_kept[chosen[verified.kept]] = True
+            kept = np.flatnonzero(is_kept)
+            of_row = np.repeat(np.arange(rows.slots.size), rows.num_new_tokens)
+            num_tokens = np.bincount(of_row[kept], minlength=rows.slots.size).astype(np.int32)
+        if kept is not None:
+            (index,) = self._transfers.upload(kept)
+            hidden = hidden[index]
+        return KeptTokens(rows.slots, num_tokens, rows.num_computed_tokens, hidden)
+
+    def _computed(self, kept: KeptTokens) -> ComputedTokens:
+        """With the tokens that follow, all of which the batch knows by now."""
+        slots = np.repeat(kept.slots, kept.num_tokens)
+        before = np.repeat(np.cumsum(kept.num_tokens) - kept.num_tokens, kept.num_tokens)
+        places = np.arange(slots.size) - before
+        positions = (np.repeat(kept.positions, kept.num_tokens) + places + 1).astype(np.int32)
+        following = self._batch.tokens.at(slots, positions).cpu().numpy()
+        return ComputedTokens(kept.slots, kept.num_tokens, kept.positions, following, kept.hidden)
 
     def _sample(
         self, rows: StepRows, num_tokens: IntArray, hidden: Tensor

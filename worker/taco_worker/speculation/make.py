@@ -30,6 +30,7 @@ def make_speculator(
         vocab_size=model.config.vocab_size,
         max_draft_tokens=max_draft_tokens,
         max_tree_paths=model.max_tree_paths,
+        figures=getattr(drafter, "figures", None),
     )
 
 
@@ -42,20 +43,17 @@ def make_typical(config: SpeculationConfig | None) -> TypicalAcceptance | None:
 
 def _make_drafter(config: SpeculationConfig, model: StepModel, batch: InputBatch) -> Drafter | None:
     """Raises: ConfigurationError: see `make_speculator`."""
-    sizes = {
-        "vocab_size": model.config.vocab_size,
-        "max_model_len": batch.max_model_len,
-        "eos_token_ids": batch.eos_token_ids,
-        "max_num_seqs": batch.max_num_seqs,
-    }
-    if config.lookahead_config_dir is not None:
-        from taco_worker.speculation.lookahead.drafter import make_lookahead
+    if config.lookahead_config_dir is not None or config.ngram_max:
+        from taco_worker.speculation.lookahead.drafter import make_lookahead, make_ngram
 
-        return make_lookahead(config, **sizes)
-    if config.ngram_max:
-        from taco_worker.speculation.lookahead.drafter import make_ngram
-
-        return make_ngram(config, **sizes)
+        make = make_ngram if config.lookahead_config_dir is None else make_lookahead
+        return make(
+            config,
+            vocab_size=model.config.vocab_size,
+            max_model_len=batch.max_model_len,
+            eos_token_ids=batch.eos_token_ids,
+            max_num_seqs=batch.max_num_seqs,
+        )
     if config.heads is not None:
         from taco_worker.speculation.heads.make import make_heads
 

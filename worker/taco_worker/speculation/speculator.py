@@ -11,7 +11,14 @@ from taco_worker.input_batch import InputBatch, StepRows
 from taco_worker.sampling.columns import Array, Feature
 from taco_worker.speculation.acceptance import Acceptance
 from taco_worker.speculation.controller import Controller
-from taco_worker.speculation.drafter import Drafter, DraftTrees, chains, no_drafts
+from taco_worker.speculation.drafter import (
+    ComputedTokens,
+    Drafter,
+    DraftTrees,
+    chains,
+    no_drafts,
+)
+from taco_worker.speculation.lookahead.figures import LookaheadFigures
 from taco_worker.speculation.step_times import StepTimes
 from taco_worker.speculation.verify import are_chains, select_nodes
 
@@ -29,7 +36,6 @@ class Speculator:
 
     Attributes:
         drafter: None: only drafts that plans bring are verified.
-        num_invalid: drafts that named a token outside the vocabulary, or were too many.
     """
 
     def __init__(
@@ -40,15 +46,19 @@ class Speculator:
         vocab_size: int,
         max_draft_tokens: int,
         max_tree_paths: int,
+        figures: LookaheadFigures | None = None,
     ) -> None:
         """
         Args:
             max_tree_paths: paths of all trees of a step beside the first one of each.
+            figures: of the drafter, which are told what is verified.
         """
         self.drafter = drafter
         self.max_draft_tokens = max_draft_tokens
-        self.num_invalid = 0
+        self._num_invalid = 0
+        self._has_complained = False
         self._batch = batch
+        self._figures = figures
         self._vocab_size = vocab_size
         self._max_tree_paths = max_tree_paths
         own_priors = np.zeros(0, np.float32) if drafter is None else drafter.priors
@@ -93,8 +103,23 @@ class Speculator:
             DraftTrees(num_nodes, chosen.token_ids, chosen.parents, chosen.classes)
         )
 
-    def learn(self, slots: IntArray, num_tokens: IntArray, token_ids: IntArray) -> None:
-        """The tokens that sequences got: `num_tokens` each."""
+    @property
+    def hidden_layers(self) -> tuple[int, ...] | None:
+        """See `Drafter`."""
+        return None if self.drafter is None else self.drafter.hidden_layers
+
+    def observe(self, computed: ComputedTokens) -> None:
+        """Hidden states of the step, before `learn`."""
+        assert self.drafter is not None
+        self.drafter.observe(computed)
+
+    def learn(
+        self, slots: IntArray, num_tokens: IntArray, token_ids: IntArray, num_drafts: IntArray
+    ) -> None:
+        """The tokens that sequences got, `num_tokens` each, of which all but one were among the
+        `num_drafts` that were verified."""
+        if self._figures is not None and slots.size:
+            self._figures.observe(slots, num_drafts, num_tokens - 1)
         if self._proposed is not None and self._proposed.token_ids.size:
             places = np.searchsorted(slots, self._proposed_slots, sorter=np.argsort(slots))
             order = np.argsort(slots)[places]
@@ -108,6 +133,11 @@ class Speculator:
         self._proposed = None
         if self.drafter is not None and slots.size:
             self.drafter.append(slots, num_tokens, token_ids)
+
+    def take_num_invalid(self) -> int:
+        """Times since the last call that a drafter gave what cannot be drafts."""
+        num_invalid, self._num_invalid = self._num_invalid, 0
+        return num_invalid
 
     def note_time(self, num_tokens: int, seconds: float) -> None:
         """A step of so many tokens took so long."""
@@ -136,9 +166,10 @@ class Speculator:
         )
         if is_valid:
             return trees
-        if not self.num_invalid:
+        if not self._has_complained:
             logger.error("a drafter gives tokens that do not exist, or too many; they are left out")
-        self.num_invalid += 1
+            self._has_complained = True
+        self._num_invalid += 1
         return no_drafts(slots.size)
 
     def _with_planned(
