@@ -20,7 +20,7 @@ from taco_llm.superseded import SUPERSEDED
 from taco_proto.errors import ConfigurationError
 
 COMMANDS = (
-    *("serve", "gateway", "scheduler", "worker", "version"),
+    *("serve", "gateway", "scheduler", "worker", "draft-worker", "version"),
     *("bench serve", "bench throughput", "bench latency"),
 )
 

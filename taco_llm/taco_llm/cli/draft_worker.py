@@ -1,0 +1,50 @@
+"""`taco_llm draft-worker`: one draft worker alone, on any machine with CPU cores to spare."""
+
+import argparse
+import os
+import socket
+
+from taco_llm.cli.options import (
+    Subparsers,
+    add_config_argument,
+    add_scheduler_argument,
+    add_superseded_flags,
+    collect,
+    require,
+)
+from taco_llm.draft_worker_args import DraftWorkerArgs
+from taco_llm.flags import Parser, add_flags, given
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser(
+        "draft-worker",
+        usage="taco_llm draft-worker --speculative-model MODEL --scheduler ADDRESS [options]",
+        help="Run a draft worker, which drafts tokens with a small model on CPU cores.",
+        description="Runs one draft worker alone. It loads a small model, dials the scheduler and "
+        "drafts the next tokens of the sequences that the scheduler names, for the workers to "
+        "verify.",
+    )
+    add_scheduler_argument(parser)
+    parser.add_argument(
+        "--name",
+        metavar="NAME",
+        help="Name of the draft worker in logs. Default: the host's name and the process id.",
+    )
+    add_config_argument(parser)
+    add_flags(parser, "draft model", DraftWorkerArgs)
+    add_superseded_flags(parser)
+    parser.set_defaults(run=run, parser=parser)
+
+
+def run(parser: Parser, namespace: argparse.Namespace) -> int:
+    values = collect(parser, namespace)
+    require(values, "speculative_model", "--speculative-model is needed: the model that drafts")
+    require(values, "scheduler", "--scheduler is needed: the address of the scheduler")
+    name = values.get("name", f"{socket.gethostname()}-{os.getpid()}")
+    args = DraftWorkerArgs(**given(DraftWorkerArgs, values))
+    config = args.drafter_config(values["scheduler"], name)
+
+    from taco_draft.server import run_draft_worker
+
+    return run_draft_worker(config)
