@@ -76,14 +76,6 @@ class DraftRunner:
         """Forget all sequences, for a scheduler that starts afresh."""
         self._table.clear()
 
-    def follow(self, request: DraftRequest) -> None:
-        """Take in what a request says of its sequences, and draft nothing.
-
-        Raises:
-            ValueError: its columns do not fit each other.
-        """
-        self._take_in(request)
-
     @torch.inference_mode()
     def draft(self, request: DraftRequest) -> DraftReply:
         """Drafts for a request; its rows may come in another order.
@@ -95,7 +87,7 @@ class DraftRunner:
         Raises:
             ValueError: the request's columns do not fit each other.
         """
-        chunks = self._plan_catch_up(self._take_in(request))
+        chunks = self._plan_catch_up(self._follow(request))
         if not chunks:
             return DraftReply(request_id=request.request_id)
         ready = [chunk for chunk in chunks if chunk.num_drafts]
@@ -114,7 +106,7 @@ class DraftRunner:
             token_ids=drafts[np.arange(drafts.shape[1]) < num_drafts[:, None]],
         )
 
-    def _take_in(self, request: DraftRequest) -> list[_Row]:
+    def _follow(self, request: DraftRequest) -> list[_Row]:
         columns = (request.num_known, request.num_tokens, request.num_drafts)
         if any(column.size != request.sequences.size for column in columns):
             raise ValueError("the columns of a request for drafts differ in length")

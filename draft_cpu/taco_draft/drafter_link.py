@@ -25,8 +25,6 @@ class Runner(Protocol):
 
     def draft(self, request: DraftRequest) -> DraftReply: ...
 
-    def follow(self, request: DraftRequest) -> None: ...
-
     def reset(self) -> None: ...
 
 
@@ -42,7 +40,6 @@ class DrafterLink(StreamLink[pb.DrafterMessage, pb.DraftRequest]):
     def __init__(self, address: str, runner: Runner, thread: ModelThread) -> None:
         super().__init__(address, thread)
         self._runner = runner
-        self._latest_id = -1
 
     def _open(self, stub: SchedulerStub) -> grpc.aio.StreamStreamCall:
         return stub.AttachDrafter()
@@ -54,9 +51,7 @@ class DrafterLink(StreamLink[pb.DrafterMessage, pb.DraftRequest]):
         return pb.DrafterMessage(heartbeat=pb.Heartbeat(steps_done=self.num_answers))
 
     def _job(self, message: pb.DraftRequest) -> Callable[[], None]:
-        request = draft_request_from_pb(message)
-        self._latest_id = request.request_id
-        return partial(self._serve, request)
+        return partial(self._serve, draft_request_from_pb(message))
 
     def _reset(self) -> None:
         self._runner.reset()
@@ -65,10 +60,7 @@ class DrafterLink(StreamLink[pb.DrafterMessage, pb.DraftRequest]):
         """Runs in the model's thread."""
         reply, failure = DraftReply(request_id=request.request_id), ""
         try:
-            if request.request_id == self._latest_id:
-                reply = self._runner.draft(request)
-            else:  # a newer one waits: drafts for this one would come too late
-                self._runner.follow(request)
+            reply = self._runner.draft(request)
         except Exception as error:
             logger.exception("request %d failed", request.request_id)
             failure = f"drafting failed; a new process has to take over: {error}"

@@ -238,13 +238,6 @@ def test_drafts_end_where_the_model_does(
     assert ask(runner, Ask(1, 0, prompt, 10**9)) == {1: greedy(oracle, prompt, 3)}
 
 
-def test_an_older_request_is_only_taken_in(
-    runner: DraftRunner, oracle: transformers.PreTrainedModel
-) -> None:
-    runner.follow(draft_request(Ask(1, 0, PROMPTS[0], 3)))
-    assert ask(runner, Ask(1, 6, [9], 3)) == {1: greedy(oracle, [*PROMPTS[0], 9], 3)}
-
-
 @pytest.mark.parametrize(
     "changes",
     [
