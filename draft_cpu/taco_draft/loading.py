@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from taco_kernels.cpu.library import CpuKernels
+from taco_draft.ipex_loading import import_ipex, optimize
 from taco_kernels.cpu.threads import available_cores
 from taco_proto.config import DrafterConfig, WorkerConfig
-from taco_proto.config import ModelConfig as WantedModel
 from taco_proto.errors import ConfigurationError
 from taco_worker.cpu_kernels import start_cpu_kernels
 from taco_worker.kv_sizing import mebibytes, size_kv
 from taco_worker.load import load_step_model
-from taco_worker.models.step_model import StepModel
+from taco_worker.models.step_model import StepModel, describe
+from taco_worker.models.torch_model import TorchModel
 from taco_worker.transfers import Transfers
 
 logger = logging.getLogger("taco.draft-worker")
@@ -41,17 +41,20 @@ def load_draft_model(config: DrafterConfig) -> DraftModel:
 
 def _load(config: DrafterConfig) -> DraftModel:
     transfers = Transfers(torch.device("cpu"))
-    kernels = start_cpu_kernels(config.num_threads)
-    # Beside the kernels' own threads torch's would only be in the way.
-    torch.set_num_threads(1 if kernels else available_cores().num_threads(config.num_threads))
     as_worker = WorkerConfig(
-        model=_with_quantization(config.model, kernels),
+        model=config.model,
         device="cpu",
         num_threads=config.num_threads,
         max_num_seqs=config.max_num_seqs,
         num_blocks=config.num_blocks,
     )
-    _, model = load_step_model(as_worker, kernels, transfers)
+    match config.backend:
+        case "kernels":
+            model = _load_for_kernels(as_worker, transfers)
+        case "ipex":
+            model = _load_for_ipex(as_worker, transfers)
+        case unknown:
+            raise ValueError(f"unknown draft_backend {unknown!r}; known: kernels, ipex")
     max_model_len, num_blocks = size_kv(as_worker, model, transfers)
     block_size = as_worker.block_size
     model.allocate_kv(num_blocks, block_size, max_model_len)
@@ -68,13 +71,33 @@ def _load(config: DrafterConfig) -> DraftModel:
     return DraftModel(model, max_model_len, block_size, num_blocks)
 
 
-def _with_quantization(wanted: WantedModel, kernels: CpuKernels | None) -> WantedModel:
-    """A draft that is a little wrong costs little, and one that comes late costs much: int8, unless
-    the configuration says otherwise or torch, which has none, must serve."""
-    match wanted.quantization:
-        case None:
-            return replace(wanted, quantization="int8" if kernels else None)
-        case "none":
-            return replace(wanted, quantization=None)
-        case _:
-            return wanted
+def _load_for_kernels(config: WorkerConfig, transfers: Transfers) -> StepModel:
+    """A draft that is a little wrong costs little, and one that comes late costs much: weights are
+    int8, unless the configuration says otherwise or torch, which has none, must serve."""
+    kernels = start_cpu_kernels(config.num_threads)
+    # Beside the kernels' own threads torch's would only be in the way.
+    torch.set_num_threads(1 if kernels else available_cores().num_threads(config.num_threads))
+    default = "int8" if kernels else None
+    return load_step_model(_quantized(config, default), kernels, transfers)[1]
+
+
+def _load_for_ipex(config: WorkerConfig, transfers: Transfers) -> StepModel:
+    ipex = import_ipex()
+    torch.set_num_threads(available_cores().num_threads(config.num_threads))
+    quantization = _quantized(config, None).model.quantization
+    if quantization not in (None, "int8"):
+        raise ValueError(f"unknown quantization {quantization!r}; known: int8, none")
+    unquantized = replace(config, model=replace(config.model, quantization=None))
+    _, model = load_step_model(unquantized, None, transfers)
+    assert isinstance(model, TorchModel)
+    optimize(model.decoder, ipex, quantization)
+    dtype = torch.int8 if quantization else model.decoder.dtype
+    model.description = describe("ipex", torch.get_num_threads(), dtype)
+    return model
+
+
+def _quantized(config: WorkerConfig, default: str | None) -> WorkerConfig:
+    """The configuration with what it says of quantization as a worker understands it."""
+    quantization = config.model.quantization or default
+    wanted = None if quantization == "none" else quantization
+    return replace(config, model=replace(config.model, quantization=wanted))

@@ -1,0 +1,72 @@
+"""The draft model on Intel's extension for PyTorch, in place of our CPU kernels."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from types import ModuleType
+
+import torch
+from torch import nn
+
+from taco_worker.layers.linear import Linear
+from taco_worker.models.decoder import Decoder
+
+_PACKAGE = "intel_extension_for_pytorch"
+_TORCH = "2.8"
+
+
+def import_ipex() -> ModuleType:
+    """Raises ValueError where the package, or the torch that it is made for, is missing."""
+    install = "pip install 'taco-llm[ipex]' in an environment of its own"
+    if find_spec(_PACKAGE) is None:
+        raise ValueError(f"draft_backend ipex needs the package {_PACKAGE}: {install}")
+    if torch.__version__.split("+")[0].rpartition(".")[0] != _TORCH:
+        # Its import would end the process.
+        raise ValueError(
+            f"draft_backend ipex needs torch {_TORCH}, and this is {torch.__version__}: {install}"
+        )
+    import intel_extension_for_pytorch
+
+    return intel_extension_for_pytorch
+
+
+def optimize(decoder: Decoder, ipex: ModuleType, quantization: str | None) -> None:
+    """Let `ipex` lay out the decoder's weights and compute its products, in place.
+
+    Args:
+        quantization: int8 (of weights alone) or None.
+
+    Raises:
+        ValueError: this CPU lacks what the decoder's dtype needs.
+    """
+    use_plain_linears(decoder)
+    try:
+        if quantization is None:
+            ipex.optimize(decoder.eval(), dtype=decoder.dtype, inplace=True)
+            return
+        mapping = ipex.quantization.get_weight_only_quant_qconfig_mapping(
+            weight_dtype=ipex.quantization.WoqWeightDtype.INT8
+        )
+        ipex.quantization.prepare(decoder.eval(), mapping, inplace=True)
+        ipex.quantization.convert(decoder, inplace=True)
+    except (AssertionError, RuntimeError) as error:
+        raise ValueError(f"draft_backend ipex cannot run this model here: {error}") from error
+
+
+def use_plain_linears(decoder: Decoder) -> None:
+    """It finds products as `nn.Linear` alone, and leaves out what shares a weight."""
+    for module in list(decoder.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, Linear):
+                setattr(module, name, _plain(child.weight, child.bias))
+    if decoder.config.tied_embeddings:
+        weight = nn.Parameter(decoder.embed_tokens.weight.clone(), requires_grad=False)
+        decoder.lm_head = _plain(weight, None)  # type: ignore[assignment]
+
+
+def _plain(weight: nn.Parameter, bias: nn.Parameter | None) -> nn.Linear:
+    out_features, in_features = weight.shape
+    linear = nn.Linear(in_features, out_features, bias=False, device="meta")
+    linear.weight = weight
+    linear.register_parameter("bias", bias)
+    return linear
