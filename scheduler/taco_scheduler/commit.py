@@ -66,12 +66,11 @@ class Committer:
 
     def _commit_rows(self, news: News, now: float) -> None:
         batch = self._batch
-        if news.num_tokens.max() > 1:
-            extra = news.num_tokens - 1
-            batch.num_tokens[news.slots] += extra
-            batch.num_computed[news.slots] += extra
         news, reasons = self._up_to_ends(news)
         slots = news.slots
+        if news.tokens.size > slots.size:  # beyond the one that was counted when it was planned
+            batch.num_tokens[slots] += news.num_tokens - 1
+            batch.num_computed[slots] += news.num_tokens - 1
         token_slots = np.repeat(slots, news.num_tokens)
         batch.append_tokens(token_slots, news.tokens.tolist())
         batch.num_committed[slots] += news.num_tokens

@@ -8,6 +8,8 @@ _PRIOR_DRAFTS = 4.0  # that the prior weighs
 _MAX_DRAFTS_SEEN = 200.0  # older ones fade
 # A row is believed to add so much to a step until two sizes have been measured.
 _BELIEVED_SLOPE = 0.02
+# The variance of sizes at which what was measured counts as much as what is believed.
+_DOUBT = 0.02
 # Drafts must promise to be worth it, since what is waited for holds up the whole step.
 _MIN_GAIN = 1.03
 # While nothing is asked for, a single draft is tried once in so many steps.
@@ -38,7 +40,7 @@ class DraftPace:
         tokens = 1 + np.concatenate([[0.0], np.cumsum(chances)])
         draft_seconds = np.where(lengths > 0, self._draft.at(np.maximum(lengths, 1)), 0.0)
         seconds = self._step.at(num_sequences * (1 + lengths)) + draft_seconds
-        goodput = tokens / seconds
+        goodput = tokens / np.maximum(seconds, 1e-9)
         best = int(goodput.argmax())
         if goodput[best] < _MIN_GAIN * goodput[0]:
             best = 0
@@ -94,6 +96,6 @@ class _Line:
         variance = xx / weight - mean_x**2
         believed = self._believed_slope * mean_y / max(1.0, mean_x)
         # The fewer sizes were seen, the more what is believed counts.
-        slope = (xy / weight - mean_x * mean_y + believed * 0.25) / (variance + 0.25)
+        slope = (xy / weight - mean_x * mean_y + believed * _DOUBT) / (variance + _DOUBT)
         seconds: np.ndarray = np.maximum(mean_y + max(slope, 0.0) * (size - mean_x), 0.05 * mean_y)
         return seconds

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from taco_proto.drafts import DrafterInfo, DraftReply, DraftRequest
-from taco_proto.steps import IntArray, PlannedDrafts, StepOutput
+from taco_proto.steps import EMPTY, IntArray, PlannedDrafts, StepOutput
 from taco_scheduler.attached_worker import AttachedWorker
 from taco_scheduler.batch import BoolArray
 from taco_scheduler.counters import Counters
@@ -137,7 +137,8 @@ class Drafting:
             if not self._counters.num_invalid_drafts:
                 logger.error("draft worker %s gives what cannot be drafts", self.info.name)
             self._counters.num_invalid_drafts += 1
-        elif was_waited_for:
+            reply = DraftReply(request_id=reply.request_id)
+        if was_waited_for:
             self._keep_chains(reply, asked)
 
     # ------------------------------------------------------------------- steps
@@ -147,8 +148,8 @@ class Drafting:
         batch = self._worker.batch
         found: list[tuple[int, int, IntArray]] = []
         for slot, limit in zip(slots.tolist(), max_drafts.tolist(), strict=True):
-            num_tokens, chain = self._chains.pop(int(batch.tenure[slot]), (-1, None))
-            if chain is not None and num_tokens == batch.num_tokens[slot] and limit:
+            num_tokens, chain = self._chains.pop(int(batch.tenure[slot]), (-1, EMPTY))
+            if chain.size and limit and num_tokens == batch.num_tokens[slot]:
                 found.append((slot, num_tokens, chain[:limit]))
         if not found:
             return None

@@ -2,8 +2,8 @@
 
 Random workloads run through random schedules: tiny pools that force preemption, chunked prefill,
 shared prefixes, cancels at any moment, outputs that come late, failing steps, lost workers, and
-clients that come back and submit again what they had; and the worker accepts some drafts or none.
-The fake worker checks every plan and every
+clients that come back and submit again what they had; drafts that are accepted or
+not, and a draft worker that is late, lost or wrong. The fake worker checks every plan and every
 read of the KV memory on the way.
 """
 
@@ -43,9 +43,13 @@ moves = st.one_of(
     st.just(("deliver",)),
     st.just(("deliver",)),
     st.just(("submit",)),
+    st.just(("reply",)),
+    st.just(("wait",)),
     st.tuples(st.just("cancel"), st.integers(0, 7), st.sampled_from([None, None, 0, 1])),
 )
-faults = st.sampled_from([("fail",), ("lose",), ("leave",), ("reconnect",)])
+faults = st.sampled_from(
+    [("fail",), ("lose",), ("leave",), ("reconnect",), ("lose drafter",), ("new drafter",)]
+)
 
 
 @settings(max_examples=300)
@@ -58,6 +62,7 @@ faults = st.sampled_from([("fail",), ("lose",), ("leave",), ("reconnect",)])
     run_ahead=st.booleans(),
     caching=st.booleans(),
     max_drafts=st.sampled_from([0, 0, 1, 3, 7]),
+    has_drafter=st.booleans(),
 )
 def test_tokens_do_not_depend_on_the_schedule(
     workload: list[dict],
@@ -68,6 +73,7 @@ def test_tokens_do_not_depend_on_the_schedule(
     run_ahead: bool,
     caching: bool,
     max_drafts: int,
+    has_drafter: bool,
 ) -> None:
     info = worker_info(
         num_blocks=num_blocks,
@@ -82,6 +88,8 @@ def test_tokens_do_not_depend_on_the_schedule(
         enable_prefix_caching=caching,
     )
     driver.attach()
+    if has_drafter:
+        driver.attach_drafter()
     waiting = list(enumerate(workload))
     cancelled: set[tuple[int, int | None]] = set()
     dropped: set[int] = set()
@@ -92,6 +100,14 @@ def test_tokens_do_not_depend_on_the_schedule(
                 driver.plan()
             case ("deliver",):
                 driver.deliver()
+            case ("reply",):
+                driver.reply()
+            case ("wait",):
+                driver.now += 5.0
+            case ("lose drafter",):
+                driver.lose_drafter()
+            case ("new drafter",) if driver.drafter is None:
+                driver.attach_drafter()
             case ("submit",) if waiting:
                 handle, fields = waiting.pop(0)
                 driver.submit(handle, **fields)

@@ -5,8 +5,10 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
+from support.fake_drafter import FakeDrafter
 from support.fake_worker import FakeWorker, worker_info
 from taco_proto.config import SchedulerConfig
+from taco_proto.drafts import DraftReply
 from taco_proto.requests import FinishReason, GenerateRequest, OutputBatch
 from taco_proto.sampling_params import SamplingParams
 from taco_proto.steps import StepOutput, StepPlan, WorkerInfo
@@ -92,6 +94,8 @@ class Driver:
         self.engine = Engine(self.config)
         self.worker = self.new_worker()
         self.outputs: deque[StepOutput] = deque()
+        self.drafter: FakeDrafter | None = None
+        self.replies: deque[DraftReply] = deque()
         self.plans: list[StepPlan] = []
         self.received: dict[Outbox, Received] = {}
         self.client = self.connect()
@@ -122,8 +126,33 @@ class Driver:
     def submit(self, handle: int, prompt: list[int], **fields: Any) -> None:
         self.engine.submit(self.client, make_request(handle, prompt, **fields), self.now)
 
+    def attach_drafter(self, drafter: FakeDrafter | None = None) -> None:
+        self.drafter = drafter or FakeDrafter(self.info.vocab_size, self.info.max_model_len)
+        self.engine.attach_drafter(self.drafter.info)
+
+    def lose_drafter(self) -> None:
+        self.engine.detach_drafter()
+        self.drafter = None
+        self.replies.clear()
+
+    def ask(self) -> bool:
+        """Sends the draft worker a request; False if there was none."""
+        request = self.engine.draft_request(self.now)
+        if request is None or self.drafter is None:
+            return False
+        self.replies.append(self.drafter.draft(request))
+        return True
+
+    def reply(self) -> bool:
+        """Hands over the draft worker's oldest reply; False if there is none."""
+        if not self.replies:
+            return False
+        self.engine.take_drafts(self.replies.popleft(), self.now)
+        return True
+
     def plan(self) -> bool:
-        """Plans and sends one step; False if there was none."""
+        """Plans and sends one step, after asking for drafts; False if there was none."""
+        self.ask()
         plan = self.engine.plan(self.now)
         if plan is None:
             return False
@@ -148,6 +177,7 @@ class Driver:
         while self.plan():
             progress = True
         progress |= self.deliver()
+        progress |= self.reply()
         self.collect()
         self.now += 0.01
         return progress

@@ -201,6 +201,7 @@ class FakeWorker:
         sampled: list[tuple[int, int, int]] = []  # slot, tokens, drafts
         token_ids: list[int] = []
         prompt_rows: list[tuple[int, int]] = []
+        planned = self._planned(plan)
         for slot, count, max_drafts in _rows_of(plan):
             row = self.rows[slot]
             start, end = row.num_computed, row.num_computed + count
@@ -214,6 +215,8 @@ class FakeWorker:
                     prompt_rows.append((slot, position))
             if end == len(row.tokens):
                 num_drafts, num_accepted = self._luck(row, max_drafts)
+                if slot in planned:
+                    num_drafts, num_accepted = self._try(row, planned[slot], max_drafts)
                 # What is drafted and rejected leaves its KV behind.
                 self._write(row, end, [-9] * num_drafts)
                 for i in range(num_accepted + 1):
@@ -241,6 +244,30 @@ class FakeWorker:
         state = zlib.crc32(array("i", row.tokens[-3:]).tobytes())
         num_drafts = state % (max_drafts + 1)
         return num_drafts, (state >> 8) % (num_drafts + 1)
+
+    def _planned(self, plan: StepPlan) -> dict[int, list[int]]:
+        """A draft worker's drafts by slot. Whom it drafts for is never run ahead."""
+        drafts = plan.drafts
+        if drafts is None:
+            return {}
+        chains: dict[int, list[int]] = {}
+        ends = np.cumsum(drafts.num_drafts).tolist()
+        for i, slot in enumerate(drafts.slots.tolist()):
+            require(len(self.rows[slot].tokens) == drafts.num_tokens[i], "drafts are stale")
+            chains[slot] = drafts.token_ids[ends[i] - drafts.num_drafts[i] : ends[i]].tolist()
+        return chains
+
+    def _try(self, row: Row, chain: list[int], max_drafts: int) -> tuple[int, int]:
+        """How many drafts of a chain there are, and how many of them are right."""
+        require(0 < len(chain) <= max_drafts, "more drafts than a row may verify")
+        tokens = list(row.tokens)
+        seed = row.sampling.seed
+        assert seed is not None
+        for num_accepted, draft in enumerate(chain):
+            if next_token(tokens, seed, self.info.vocab_size) != draft:
+                return len(chain), num_accepted
+            tokens.append(draft)
+        return len(chain), len(chain)
 
     def _sample(self, row: Row, logprobs: LogprobColumns) -> int:
         seed = row.sampling.seed

@@ -250,8 +250,7 @@ class LookaheadOracle:
                     return nodes
                 before = len(nodes)
                 copied = copy_from(local, place, depth)
-                kind = 2 * NUM_LENGTHS * NUM_SHARES + length_class(matched)
-                add_path(nodes, self._draftable(copied), kind, max_nodes)
+                add_path(nodes, self._draftable(copied), matched, max_nodes)
                 num_paths += len(nodes) > before
         return nodes
 
@@ -317,7 +316,7 @@ def copy_from(tokens: list[int], place: int, count: int) -> list[int]:
     return known[len(tokens) :]
 
 
-def add_path(nodes: list[Node], path: list[int], kind: int, max_nodes: int) -> None:
+def add_path(nodes: list[Node], path: list[int], matched: int, max_nodes: int) -> None:
     parent = -1
     for depth, token in enumerate(path):
         same = (i for i, n in enumerate(nodes) if n.parent == parent and n.token == token)
@@ -325,6 +324,7 @@ def add_path(nodes: list[Node], path: list[int], kind: int, max_nodes: int) -> N
         if child is None:
             if len(nodes) == max_nodes:
                 return
+            kind = 2 * NUM_LENGTHS * NUM_SHARES + length_class(matched + depth)
             nodes.append(Node(parent, token, kind, 1.0, depth + 1, [], [], 0))
             child = len(nodes) - 1
         parent = child

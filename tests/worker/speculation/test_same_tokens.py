@@ -124,7 +124,7 @@ async def test_other_number_formats(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = make_checkpoint(tmp_path / "model")
-    model = {"dtype": "float32"} if kind == "float32" else {"quantization": "int8"}
+    model: dict[str, Any] = {"dtype": "float32"} if kind == "float32" else {"quantization": "int8"}
     wanted = config(path, **model)
     if kind == "int8":
         wanted = replace(wanted, kv_cache_dtype="int8")

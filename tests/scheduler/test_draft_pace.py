@@ -1,0 +1,58 @@
+from taco_scheduler.draft_pace import DraftPace
+
+MAX_DRAFTS = 6
+
+
+def pace_of(
+    *, step: float = 0.010, row: float = 0.0001, draft: float = 0.001, accepted: int = MAX_DRAFTS
+) -> DraftPace:
+    """Steps of 10 ms, and draft tokens of 1 ms each, of which the first few are always right."""
+    pace = DraftPace(MAX_DRAFTS)
+    for _ in range(60):
+        for num_drafts in (1, 3, 6):
+            pace.note_draft(num_drafts, draft * num_drafts)
+            pace.note_step(1 + num_drafts, step + row * (1 + num_drafts))
+            pace.note_accepted(num_drafts, min(accepted, num_drafts))
+    return pace
+
+
+def test_before_anything_is_measured_all_are_tried() -> None:
+    assert DraftPace(MAX_DRAFTS).choose(1) == MAX_DRAFTS
+
+
+def test_drafts_that_are_cheap_and_right_are_all_asked_for() -> None:
+    assert pace_of().choose(1) == MAX_DRAFTS
+
+
+def test_no_more_than_are_usually_right() -> None:
+    assert pace_of(accepted=2).choose(1) == 2
+
+
+def test_none_where_drafting_takes_longer_than_decoding() -> None:
+    assert pace_of(draft=0.012).choose(1) == 0
+
+
+def test_none_where_all_are_wrong() -> None:
+    assert pace_of(accepted=0).choose(1) == 0
+
+
+def test_none_where_rows_cost_as_much_as_steps() -> None:
+    assert pace_of(step=0.0, row=0.010).choose(1) == 0
+
+
+def test_one_is_tried_now_and_then_and_drafting_starts_again() -> None:
+    pace = pace_of(accepted=0)
+    choices = [pace.choose(1) for _ in range(130)]
+    assert choices.count(1) == 2
+    assert choices.count(0) == 128
+    for _ in range(400):
+        pace.note_accepted(6, 6)
+    assert pace.choose(1) == MAX_DRAFTS
+
+
+def test_large_batches_leave_less_room() -> None:
+    pace = pace_of(row=0.001, draft=0.0005)
+    for turn in range(400):
+        pace.note_accepted(1, turn % 2)
+    assert pace.choose(1) > 0
+    assert pace.choose(32) == 0
