@@ -85,7 +85,7 @@ class ModelRunner:
         if not parts:
             return parts
         token_ids = torch.cat([part.token_ids for part in parts])
-        host_ids = token_ids.cpu().numpy()
+        host_ids = token_ids.cpu().numpy().astype(np.int32)
         speculator.note_time(int(rows.num_new_tokens.sum()), time.perf_counter() - started_at)
         slots = rows.slots[rows.is_sampled]
         if (verified := parts[0].verified) is not None:
