@@ -1,0 +1,239 @@
+"""What speculation gains: workload by drafter by batch size, each beside plain decoding.
+
+    python bench/speculation.py [WORKLOAD ...] [--drafter NAME ...] [--batch-size N ...] [--pairs 5]
+        [--quantization int8] [--save NAME]
+
+Two engines in one process, one plain and one with the drafter, take turns: the runs of a pair stand
+side by side, with the same prompts and seeds, and only their ratio is used. Texts must be equal.
+`replay` asks the same again and again, `excerpts` has the demo model answer from excerpts that it
+has never seen, `questions` asks it what it knows, and `random` draws tokens that never repeat.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import record
+from cpu_step import QWEN2_05B
+from peers.interval import ratio_interval
+
+from taco_llm import LLM, SamplingParams
+from taco_llm.outputs import RequestOutput
+from taco_scheduler.speculation_counters import SpeculationCounters
+
+PROMPT_TOKENS = 64
+MAX_TOKENS = 128
+BATCH_SIZES = (1, 8, 32)
+
+# The demo model's recipe, which knows what questions to ask, is no installed package.
+sys.path.append(str(Path(__file__).parents[1] / "demo"))
+
+Prompts = list[dict[str, list[int]]] | list[list[dict[str, str]]]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Attributes:
+    prompts: of one turn: the number of the turn, and of prompts.
+    """
+
+    model: str
+    prompts: Callable[[int, int], Prompts]
+    sampling: dict[str, Any]
+    engine: dict[str, Any] = field(default_factory=dict)
+
+
+def same_prompts(turn: int, count: int) -> Prompts:
+    return random_prompts(0, count)
+
+
+def random_prompts(turn: int, count: int) -> Prompts:
+    rng = random.Random(turn)
+    return [
+        {"prompt_token_ids": [rng.randrange(1000, 100_000) for _ in range(PROMPT_TOKENS)]}
+        for _ in range(count)
+    ]
+
+
+def excerpts(turn: int, count: int) -> Prompts:
+    from recipe.excerpts import excerpt_material
+    from recipe.questions import ConversationSampler, Knowledge
+
+    sampler = ConversationSampler(Knowledge.load(), excerpt_material()[1], random.Random(turn))
+    return [
+        [{"role": "user", "content": sampler.from_excerpt()[0].question}] for _ in range(count)
+    ]
+
+
+def questions(turn: int, count: int) -> Prompts:
+    from recipe.excerpts import excerpt_material
+    from recipe.questions import ConversationSampler, Knowledge
+
+    sampler = ConversationSampler(Knowledge.load(), excerpt_material()[1], random.Random(turn))
+    return [[{"role": "user", "content": sampler.about_object()[0].question}] for _ in range(count)]
+
+
+GREEDY = {"temperature": 0.0, "max_tokens": MAX_TOKENS}
+QWEN = {"load_format": "dummy", "skip_tokenizer_init": True, "max_model_len": 2048}
+WORKLOADS = {
+    "replay": Workload("qwen2-0.5b", same_prompts, {**GREEDY, "ignore_eos": True}, QWEN),
+    "random": Workload(
+        "qwen2-0.5b",
+        random_prompts,
+        {"temperature": 1.0, "max_tokens": MAX_TOKENS, "ignore_eos": True},
+        QWEN,
+    ),
+    "excerpts": Workload("demo", excerpts, GREEDY),
+    "questions": Workload("demo", questions, GREEDY),
+}
+# Drafts only models that know the demo model's vocabulary can give.
+NEEDS_DEMO = {"draft model", "medusa", "eagle"}
+DRAFTERS: dict[str, dict[str, Any]] = {
+    "lookahead": {"lookahead_cache_config_dir": "."},
+    "ngram": {"speculative_model": "[ngram]", "ngram_prompt_lookup_max": 3},
+    "draft model": {"speculative_model": "demo-draft"},
+    "medusa": {"speculative_model": "demo-medusa"},
+    "eagle": {"speculative_model": "demo-eagle"},
+}
+
+
+class Engine:
+    """One of the two, with what it did in its turns."""
+
+    def __init__(self, workload: Workload, model: str, arguments: dict[str, Any]) -> None:
+        self._workload = workload
+        self._llm = LLM(
+            model, num_gpu_blocks_override=1200, max_num_seqs=32, **workload.engine, **arguments
+        )
+        self.rates: list[float] = []
+        self.texts: list[list[tuple[int, ...]]] = []
+
+    @property
+    def counters(self) -> SpeculationCounters:
+        return self._llm._engine._scheduler.engine.counters.speculation
+
+    def run(self, turn: int, batch_size: int) -> None:
+        """A turn; only tokens a second and the tokens are kept."""
+        prompts = self._workload.prompts(turn, batch_size)
+        sampling = [
+            SamplingParams(**self._workload.sampling, seed=1000 * turn + i)
+            for i in range(batch_size)
+        ]
+        started = time.perf_counter()
+        outputs = self._generate(prompts, sampling)
+        seconds = time.perf_counter() - started
+        tokens = [tuple(output.outputs[0].token_ids) for output in outputs]
+        self.rates.append(sum(map(len, tokens)) / seconds)
+        self.texts.append(tokens)
+
+    def forget(self) -> None:
+        self.rates, self.texts = [], []
+
+    def close(self) -> None:
+        self._llm.close()
+
+    def _generate(self, prompts: Any, sampling: list[SamplingParams]) -> list[RequestOutput]:
+        if isinstance(prompts[0], dict):
+            return self._llm.generate(prompts, sampling, use_tqdm=False)
+        return self._llm.chat(prompts, sampling, use_tqdm=False)
+
+
+@contextmanager
+def model_directory(name: str) -> Iterator[str]:
+    if name != "qwen2-0.5b":
+        yield name
+        return
+    with tempfile.TemporaryDirectory() as directory:
+        (Path(directory) / "config.json").write_text(json.dumps(QWEN2_05B))
+        yield directory
+
+
+def compare(
+    workload: Workload, drafter: str, batch_sizes: list[int], num_pairs: int, common: dict[str, Any]
+) -> dict[str, Any]:
+    figures: dict[str, Any] = {}
+    with model_directory(workload.model) as model, tempfile.TemporaryDirectory() as empty:
+        arguments = dict(DRAFTERS[drafter])
+        if "lookahead_cache_config_dir" in arguments:
+            arguments["lookahead_cache_config_dir"] = empty
+        plain = Engine(workload, model, common)
+        speculating = Engine(workload, model, {**arguments, **common})
+        try:
+            for batch_size in batch_sizes:
+                figures[str(batch_size)] = turns(plain, speculating, batch_size, num_pairs)
+                print(f"  batch {batch_size}: {figures[str(batch_size)]}", flush=True)
+        finally:
+            speculating.close()
+            plain.close()
+    return figures
+
+
+def turns(plain: Engine, speculating: Engine, batch_size: int, num_pairs: int) -> dict[str, Any]:
+    """Pairs in alternating order, after one that is not counted."""
+    for engine in (plain, speculating):
+        engine.forget()
+        engine.run(10_000 + batch_size, batch_size)
+        engine.run(20_000 + batch_size, batch_size)
+        engine.forget()
+    before = totals(speculating.counters)
+    for turn in range(num_pairs):
+        order = (plain, speculating) if turn % 2 else (speculating, plain)
+        for engine in order:
+            engine.run(100 * batch_size + turn, batch_size)
+    num_iterations, num_drafts, num_accepted = (
+        now - then for now, then in zip(totals(speculating.counters), before, strict=True)
+    )
+    if plain.texts != speculating.texts:
+        raise AssertionError("speculation changed the text")
+    gain = ratio_interval(speculating.rates, plain.rates)
+    return {
+        "speedup": round(gain.ratio, 3),
+        "interval": [round(gain.low, 3), round(gain.high, 3)],
+        "plain_tokens_per_s": round(sorted(plain.rates)[num_pairs // 2], 1),
+        "tokens_per_s": round(sorted(speculating.rates)[num_pairs // 2], 1),
+        "accepted_per_step": round(num_accepted / max(1, num_iterations), 3),
+        "verified_per_step": round(num_drafts / max(1, num_iterations), 3),
+        "acceptance_rate": round(num_accepted / max(1, num_drafts), 3),
+    }
+
+
+def totals(counters: SpeculationCounters) -> tuple[int, int, int]:
+    return counters.num_iterations, counters.draft_tokens, counters.accepted_tokens
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("workloads", nargs="*", default=list(WORKLOADS), metavar="WORKLOAD")
+    parser.add_argument("--drafter", nargs="+", default=list(DRAFTERS), choices=DRAFTERS)
+    parser.add_argument("--batch-size", nargs="+", type=int, default=list(BATCH_SIZES))
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--quantization", choices=("int8",))
+    parser.add_argument("--save", metavar="NAME", help="keep the figures in results/NAME.json")
+    args = parser.parse_args()
+    common = {"quantization": args.quantization} if args.quantization else {}
+    figures: dict[str, Any] = {}
+    for name in args.workloads:
+        workload = WORKLOADS[name]
+        for drafter in args.drafter:
+            if drafter in NEEDS_DEMO and workload.model != "demo":
+                continue
+            print(f"{name}, {drafter}", flush=True)
+            figures.setdefault(name, {})[drafter] = compare(
+                workload, drafter, args.batch_size, args.pairs, common
+            )
+    if args.save:
+        print(record.save(args.save, figures))
+
+
+if __name__ == "__main__":
+    main()
