@@ -7,7 +7,7 @@ are common and most are met once. A cache is filled with `--tokens` of them, the
 decoded from more of the same source: drafts are compared with how the text goes on, and what agrees
 is accepted. Beside it stands a matcher in plain Python that does the same with dictionaries; it
 gets a tenth of the tokens, which is in its favour. Times are of one thread's processor, Python's
-own share of every call included.
+own share of every call included; a figure is the median call's, and the median of the rounds.
 """
 
 import argparse
@@ -25,7 +25,6 @@ from record import save
 
 from taco_kernels.cpu.library import load
 from taco_kernels.cpu.lookahead import CacheOptions, IntArray, LookaheadCache
-from taco_kernels.cpu.memory import huge_page_bytes
 from taco_worker.speculation.lookahead.priors import class_priors
 
 VOCAB_SIZE = 150_000
@@ -35,6 +34,7 @@ NUM_ROWS = 32
 PROMPT = 512
 NUM_STEPS = 300
 COPY_LENGTH = 7
+LEARNED = "learned in bulk, µs a token"
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -163,14 +163,20 @@ class PythonMatcher:
 
 
 class Stopwatch:
-    def __init__(self) -> None:
-        self.seconds = 0.0
+    """Of calls that do so many things each."""
 
-    def time(self, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    def __init__(self) -> None:
+        self._costs: list[float] = []
+
+    def time(self, num_things: int, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         start = time.thread_time()
         result = call(*args, **kwargs)
-        self.seconds += time.thread_time() - start
+        self._costs.append((time.thread_time() - start) / num_things)
         return result
+
+    def microseconds(self) -> float:
+        """Of a thing, in the median call."""
+        return 1e6 * statistics.median(self._costs)
 
 
 def num_accepted(tree: Tree, ahead: list[int]) -> int:
@@ -182,21 +188,24 @@ def num_accepted(tree: Tree, ahead: list[int]) -> int:
     return count
 
 
-def measure(matcher: Matcher, num_tokens: int) -> dict[str, float]:
-    """Microseconds, and accepted tokens of a draft."""
-    source = Source(seed=1)
-    learning, appending, drafting = Stopwatch(), Stopwatch(), Stopwatch()
-    num_texts = num_tokens // CHUNK
-    for _ in range(num_texts):
-        learning.time(matcher.learn, source.draw(CHUNK))
+def learn(matcher: Matcher, source: Source, num_tokens: int) -> float:
+    """Microseconds a token."""
+    learning = Stopwatch()
+    for _ in range(num_tokens // CHUNK):
+        learning.time(CHUNK, matcher.learn, source.draw(CHUNK))
+    return learning.microseconds()
 
+
+def decode(matcher: Matcher, source: Source) -> dict[str, float]:
+    """Microseconds, and accepted tokens of a draft."""
+    appending, drafting = Stopwatch(), Stopwatch()
     texts = [source.draw(PROMPT + NUM_STEPS * (COPY_LENGTH + 1)) for _ in range(NUM_ROWS)]
     slots = np.arange(NUM_ROWS, dtype=np.int32)
     places = [PROMPT] * NUM_ROWS
     for slot, text in enumerate(texts):
         matcher.join(slot, text[:PROMPT])
     for _ in range(NUM_STEPS):
-        trees = drafting.time(matcher.draft, slots)()
+        trees = drafting.time(NUM_ROWS, matcher.draft, slots)()
         new = []
         for slot, tree in enumerate(trees):
             place = places[slot]
@@ -204,14 +213,13 @@ def measure(matcher: Matcher, num_tokens: int) -> dict[str, float]:
             new.append(ahead[: num_accepted(tree, ahead.tolist()) + 1])
             places[slot] += new[-1].size
         sizes = np.array([tokens.size for tokens in new], dtype=np.int32)
-        appending.time(matcher.append, slots, sizes, np.concatenate(new))
+        appending.time(int(sizes.sum()), matcher.append, slots, sizes, np.concatenate(new))
 
     num_drafts = NUM_STEPS * NUM_ROWS
     num_appended = sum(places) - PROMPT * NUM_ROWS
     return {
-        "learned in bulk, µs a token": 1e6 * learning.seconds / (num_texts * CHUNK),
-        "appended, 32 sequences at a time, µs a token": 1e6 * appending.seconds / num_appended,
-        "drafted, 32 sequences at a time, µs each": 1e6 * drafting.seconds / num_drafts,
+        "appended, 32 sequences at a time, µs a token": appending.microseconds(),
+        "drafted, 32 sequences at a time, µs each": drafting.microseconds(),
         "accepted tokens of a draft": num_appended / num_drafts - 1,
     }
 
@@ -222,18 +230,19 @@ def resident_bytes() -> int:
 
 
 def measure_ours(num_tokens: int, num_paths: int) -> dict[str, float]:
-    ours = OurCache(num_tokens, num_paths)
-    found = measure(ours, num_tokens)
-    cache = ours.cache
-    found["memory, bytes a token"] = (cache.table_bytes + cache.local_bytes) / num_tokens
-    found["of it in huge pages"] = huge_page_bytes() / (cache.table_bytes + cache.local_bytes)
+    source, ours = Source(seed=1), OurCache(num_tokens, num_paths)
+    found = {LEARNED: learn(ours, source, num_tokens)} | decode(ours, source)
+    num_bytes = ours.cache.table_bytes + ours.cache.local_bytes
+    found["memory, bytes a token"] = num_bytes / num_tokens
+    learn(ours, source, num_tokens)
+    found["learned by a full table, µs a token"] = learn(ours, source, num_tokens // 5)
     return found
 
 
 def measure_python(num_tokens: int) -> dict[str, float]:
     before = resident_bytes()
-    matcher = PythonMatcher()
-    found = measure(matcher, num_tokens)
+    source, matcher = Source(seed=1), PythonMatcher()
+    found = {LEARNED: learn(matcher, source, num_tokens)} | decode(matcher, source)
     found["memory, bytes a token"] = (resident_bytes() - before) / num_tokens
     return found
 

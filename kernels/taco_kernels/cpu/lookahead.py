@@ -108,13 +108,15 @@ class LookaheadCache:
 
         Raises:
             MemoryError: the system has no room for the table.
-            ValueError: `priors` is not float32 [NUM_CLASSES].
+            ValueError: `priors` is not float32 [NUM_CLASSES], or the table has no room for a cell.
         """
         self._kernels = kernels
         self._num_slots = options.num_slots
         self._secret = options.secret or os.urandom(16)
         per_token = table_bytes_per_token(options.min_match, options.max_match)
         self.table_bytes = options.num_tokens * per_token if options.has_table else 0
+        if options.has_table and self.table_bytes < MAX_CELL * _ENTRY_BYTES:
+            raise ValueError(f"a table of {self.table_bytes} bytes has no room for a cell")
         self.max_local_bytes = options.num_tokens * _LOCAL_BYTES
         self._table = memory.allocate(self.table_bytes)
         if self.table_bytes < memory.HUGE_PAGE:  # what is larger is fresh from the system, and zero
@@ -220,12 +222,15 @@ class LookaheadCache:
         count = slots.size
         num_nodes = np.empty(count, dtype=np.int32)
         columns = np.empty((3, count * MAX_TREE), dtype=np.int32)
+        first, step = columns.ctypes.data, columns.strides[0]
         trees = _Trees(
             count,
             self._slots(slots),
             _column(max_nodes, np.int32, count),
             num_nodes.ctypes.data,
-            *(column.ctypes.data for column in columns),
+            first,
+            first + step,
+            first + 2 * step,
         )
         total = self._kernels.lib.taco_lookahead_draft(
             self._kernels.pool, self._cache, ctypes.byref(trees)

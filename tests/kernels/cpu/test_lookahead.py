@@ -444,6 +444,8 @@ def test_bad_columns_are_refused() -> None:
         cache.learn(ints(1, 1), ints(1, 2), ("one",))
     with pytest.raises(ValueError, match="a column must be float32"):
         LookaheadCache(kernels_of(NATIVE[0], 1), DEFAULTS, PRIORS[:5])
+    with pytest.raises(ValueError, match="a table of 120 bytes has no room for a cell"):
+        make_cache(replace(DEFAULTS, num_tokens=1))
 
 
 def test_both_sides_agree_on_every_field(tmp_path: Path) -> None:

@@ -30,10 +30,13 @@ struct Context {
         count = 0;
         hashes[0] = name_space;
     }
-    void push(int32_t token, const ContextHash& hash) {
-        std::copy_backward(tokens, tokens + hash.longest - 1, tokens + hash.longest);
+    void push(int32_t token, const ContextHash& hash) { follow(*this, token, hash); }
+    // The other one, which may be this, with the token behind it.
+    void follow(const Context& other, int32_t token, const ContextHash& hash) {
+        std::copy_backward(other.tokens, other.tokens + hash.longest - 1, tokens + hash.longest);
         tokens[0] = token;
-        count = std::min(count + 1, hash.longest);
+        count = std::min(other.count + 1, hash.longest);
+        hashes[0] = other.hashes[0];
         for (int32_t i = 0; i < count; ++i) hashes[i + 1] = hash.extend(hashes[i], tokens[i]);
     }
 };

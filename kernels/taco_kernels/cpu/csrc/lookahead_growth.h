@@ -78,8 +78,7 @@ public:
         const GrownNode& parent = nodes_[candidate.parent];
         const int32_t index = tree.add(candidate.parent - 1, candidate.token, candidate.kind) + 1;
         GrownNode& node = nodes_[index];
-        node.context = parent.context;
-        node.context.push(candidate.token, hash);
+        node.context.follow(parent.context, candidate.token, hash);
         node.depth = parent.depth + 1;
         node.chance = candidate.chance;
         node.num_matches = 0;

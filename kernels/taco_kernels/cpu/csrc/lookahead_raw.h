@@ -18,7 +18,7 @@ public:
             int32_t num_matches = 0;
             const auto take = [&](int32_t next, int32_t length) {
                 const int32_t before = tree.count;
-                copy(slot.local, next, raw_class(length), max_nodes, depth, tree);
+                copy(slot.local, next, length, max_nodes, depth, tree);
                 num_paths += tree.count > before;
                 const bool is_done = num_paths >= options_.raw_paths || tree.count >= max_nodes;
                 return !is_done && ++num_matches < MOST_MATCHES;
@@ -32,8 +32,8 @@ private:
     static constexpr int32_t MOST_MATCHES = 64;  // of one length, that are looked at
 
     // A copy that reaches the end of what is known goes on with what it has copied.
-    void copy(const LocalIndex& local, int32_t next, int32_t kind, int32_t max_nodes, int32_t depth,
-              DraftTree& tree) const {
+    void copy(const LocalIndex& local, int32_t next, int32_t length, int32_t max_nodes,
+              int32_t depth, DraftTree& tree) const {
         const int32_t period = local.length() - next;
         int32_t copied[MAX_TREE];
         int32_t node = -1;
@@ -43,7 +43,7 @@ private:
             int32_t child = tree.find(node, copied[i]);
             if (child < 0) {
                 if (tree.count == max_nodes) return;
-                child = tree.add(node, copied[i], kind);
+                child = tree.add(node, copied[i], raw_class(length + i));
             }
             if (vocabulary_.is_eos(copied[i])) return;
             node = child;

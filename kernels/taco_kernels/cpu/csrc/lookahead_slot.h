@@ -4,6 +4,8 @@
 #include "lookahead_local.h"
 
 struct LookaheadSlot {
+    LookaheadSlot() { context.start(0); }
+
     Context context;
     LocalIndex local;
     int32_t length = 0;  // tokens of the sequence

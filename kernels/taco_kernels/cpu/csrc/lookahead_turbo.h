@@ -77,11 +77,11 @@ private:
             if (found == end) items[count++] = {token, 0, UINT32_MAX, MOST_MATCHES};
             return *found;
         }
+        // In their order.
         void keep_best(int32_t most) {
-            if (count > 1) {
-                std::partial_sort(items, items + std::min(count, most), items + count);
-            }
-            count = std::min(count, most);
+            const int32_t num_kept = std::min(count, most);
+            if (count > 1) std::partial_sort(items, items + num_kept, items + count);
+            count = num_kept;
         }
     };
 
@@ -112,7 +112,7 @@ private:
             options.total += weight;
             options.items[options.count++] = {token, weight, age, MOST_MATCHES};
         });
-        options.keep_best(options_.cell_top);
+        if (options.count > options_.cell_top) options.keep_best(options_.cell_top);
     }
 
     // Of the places that agree on `least` tokens.

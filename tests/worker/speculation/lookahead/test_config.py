@@ -131,7 +131,7 @@ def test_the_size_is_the_flag_s_then_the_file_s() -> None:
     assert cache_tokens(shorter, 0.25) == int(0.25 * total) // 70
 
 
-@pytest.mark.parametrize("share", [0.0, -0.1, 1.5, float("nan")])
+@pytest.mark.parametrize("share", [0.0, -0.1, 1.5, float("nan"), 1e-9])
 def test_a_share_of_memory_lies_between_nothing_and_all(share: float) -> None:
     with pytest.raises(ConfigurationError, match="--cpu-decoding-memory-utilization"):
         cache_tokens(LookaheadConfig(), share)

@@ -27,6 +27,7 @@ FILE_NAME = "lookahead_cache_config.json"
 # Room where neither the file nor a flag says: so many tokens, but no more than this of all memory.
 _DEFAULT_TOKENS = 5_000_000
 _DEFAULT_SHARE = 0.15
+_LEAST_TOKENS = 1000
 _MOST = 2**31 - 1
 _MOST_WEIGHT = 4095.0  # of a token in a cell
 
@@ -71,7 +72,7 @@ class LookaheadConfig:
 # The least and the greatest value of each number.
 _RANGES: Mapping[str, tuple[float, float]] = {
     "cache_mode": (0, 2),
-    "cache_size": (1000, 10**12),
+    "cache_size": (_LEAST_TOKENS, 10**12),
     "copy_length": (1, MAX_TREE),
     "match_length": (1, MAX_MATCH),
     "turbo_match_length": (1, MAX_MATCH),
@@ -157,7 +158,7 @@ def cache_tokens(config: LookaheadConfig, memory_utilization: float | None) -> i
     """Tokens that the cache has room for: by the flag, by cache_size, or by default.
 
     Raises:
-        ConfigurationError: the share of memory is not above 0 and at most 1.
+        ConfigurationError: the share of memory is not above 0 and at most 1, or next to nothing.
     """
     per_token = bytes_per_token(config.min_match_length, config.turbo_match_length)
     total = psutil.virtual_memory().total
@@ -167,7 +168,13 @@ def cache_tokens(config: LookaheadConfig, memory_utilization: float | None) -> i
                 "--cpu-decoding-memory-utilization must lie above 0 and at most at 1, not "
                 f"{memory_utilization}"
             )
-        return int(memory_utilization * total) // per_token
+        num_tokens = int(memory_utilization * total) // per_token
+        if num_tokens < _LEAST_TOKENS:
+            raise ConfigurationError(
+                f"--cpu-decoding-memory-utilization {memory_utilization} is room for {num_tokens} "
+                f"tokens; the least are {_LEAST_TOKENS}"
+            )
+        return num_tokens
     if config.cache_size is not None:
         return config.cache_size
     return min(_DEFAULT_TOKENS, int(_DEFAULT_SHARE * total) // per_token)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+
 from taco_kernels.cpu.library import KernelLibraryError, UnsupportedCpuError, load
 from taco_kernels.cpu.lookahead import MAX_MATCH, MAX_TREE, CacheOptions, LookaheadCache, Mode
 from taco_kernels.cpu.threads import available_cores
@@ -38,11 +40,9 @@ class LookaheadDrafter:
         *,
         num_threads: int = 1,
         ignores_prompts: bool = False,
-        max_draft_tokens: int = MAX_TREE,
         log_interval: int | None = None,
     ) -> None:
-        """`max_draft_tokens` limits trees beyond what their paths and depth do; the figures are
-        logged every `log_interval` iterations.
+        """The figures are logged every `log_interval` iterations; None: never.
 
         Raises:
             ConfigurationError: there is no library of CPU kernels, or no memory for the cache.
@@ -55,7 +55,7 @@ class LookaheadDrafter:
             Mode.TURBO: options.max_paths,
             Mode.HYBRID: max(options.raw_paths, options.max_paths),
         }[options.mode]
-        self.max_draft_tokens = min(options.copy_length * num_paths, max_draft_tokens, MAX_TREE)
+        self.max_draft_tokens = min(options.copy_length * num_paths, MAX_TREE)
         self._ignores_prompts = ignores_prompts
         try:
             kernels = load(min(num_threads, len(available_cores().cpus)))
@@ -88,7 +88,7 @@ class LookaheadDrafter:
         """Nothing: tokens say it all."""
 
     def draft(self, slots: IntArray, max_nodes: IntArray) -> DraftTrees:
-        trees = self.cache.draft(slots, max_nodes.clip(max=self.max_draft_tokens))
+        trees = self.cache.draft(slots, np.minimum(max_nodes, self.max_draft_tokens))
         return DraftTrees(trees.num_nodes, trees.token_ids, trees.parents, trees.classes)
 
 
@@ -124,7 +124,6 @@ def make_lookahead(
         options,
         num_threads=wanted.num_threads,
         ignores_prompts=wanted.ignore_prompt or config.lookahead_ignores_prompts,
-        max_draft_tokens=config.num_speculative_tokens or MAX_TREE,
         log_interval=wanted.log_interval if wanted.is_debug else None,
     )
     warm_up(drafter.cache, texts)
