@@ -3,14 +3,11 @@
 import logging
 
 from taco_proto.config import SchedulerConfig
-from taco_proto.drafts import DrafterInfo, DraftReply, DraftRequest
 from taco_proto.requests import FinishReason, GenerateRequest
 from taco_proto.steps import StepOutput, StepPlan, WorkerInfo
 from taco_scheduler.admission import (
     RefusedError,
-    can_draft,
     check_config,
-    check_drafter,
     check_fit,
     check_message,
     check_worker,
@@ -19,8 +16,7 @@ from taco_scheduler.admission import (
 from taco_scheduler.attached_worker import AttachedWorker
 from taco_scheduler.commit import Committer
 from taco_scheduler.counters import Counters
-from taco_scheduler.draft_limits import DraftLimits
-from taco_scheduler.drafting import Drafting
+from taco_scheduler.draft_desk import DraftDesk
 from taco_scheduler.in_flight import InFlightStep, InvalidOutputError, check_output
 from taco_scheduler.kv.block_manager import BlockTable
 from taco_scheduler.outbox import Outbox
@@ -37,6 +33,9 @@ class Engine:
 
     Time is seconds since the epoch and only ever passed in. Nothing here waits: whoever drives the
     engine sends each plan to the worker and hands every output back, in the order of the plans.
+
+    Attributes:
+        drafts: the draft worker's part in it.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
@@ -57,8 +56,7 @@ class Engine:
         self._waiting = WaitingQueue()
         self._deadlines = Deadlines()
         self._suspects: set[Request] = set()  # they were in a step that failed
-        self._drafter: DrafterInfo | None = None
-        self._drafting: Drafting | None = None  # with a drafter and a worker
+        self.drafts = DraftDesk(config, self.counters, lambda: self.num_requests)
 
     # ------------------------------------------------------------------ state
 
@@ -91,7 +89,7 @@ class Engine:
 
     def next_deadline(self) -> float | None:
         """When `plan` should be called even if nothing else happens."""
-        drafts = self._drafting.deadline() if self._drafting else None
+        drafts = self.drafts.deadline()
         passes = self._deadlines.next()
         return passes if drafts is None else min(drafts, passes or drafts)
 
@@ -146,7 +144,7 @@ class Engine:
         self._worker = AttachedWorker(info, self._config)
         self._policy = self._policy_for(self._worker)
         self._committer = self._committer_for(self._worker)
-        self._start_drafting()
+        self.drafts.set_worker(self._worker)
         for requests in self._requests.values():
             for request in list(requests.values()):
                 self._check_again(request)
@@ -160,7 +158,8 @@ class Engine:
         steps = worker.in_flight.steps
         suspects = {s.request for step in steps for s in worker.sequences_in(step)}
         self._requeue_all(worker)
-        self._worker = self._policy = self._committer = self._drafting = None
+        self._worker = self._policy = self._committer = None
+        self.drafts.set_worker(None)
         if is_fault:
             self._strike(suspects)
         self._num_new = self.num_requests
@@ -168,39 +167,6 @@ class Engine:
             for request in requests.values():
                 request.admitted = False
                 self._deadlines.push(request)
-
-    # ---------------------------------------------------------- draft workers
-
-    def attach_drafter(self, info: DrafterInfo) -> None:
-        """A draft worker that knows no sequence yet is there. `check_drafter` tells its use."""
-        self._drafter = info
-        self._start_drafting()
-
-    def detach_drafter(self) -> None:
-        """Decoding goes on without drafts."""
-        self._drafter = self._drafting = None
-
-    def check_drafter(self) -> None:
-        """Raises InvalidWorkerError: the draft worker cannot draft for the worker."""
-        if self._drafter is not None and self._worker is not None:
-            check_drafter(self._drafter, self._worker.info)
-
-    def draft_request(self, now: float) -> DraftRequest | None:
-        """What to ask the draft worker for before the next plan is made; None: nothing now."""
-        return None if self._drafting is None else self._drafting.ask(now)
-
-    def take_drafts(self, reply: DraftReply, now: float) -> None:
-        if self._drafting is not None:
-            self._drafting.take(reply, now)
-
-    def _start_drafting(self) -> None:
-        worker, drafter = self._worker, self._drafter
-        if worker is None or drafter is None or not can_draft(drafter, worker.info):
-            return
-        limits = self._draft_limits(worker.info)
-        self._drafting = Drafting(
-            drafter, worker, limits, self._config.num_speculative_tokens, self.counters
-        )
 
     # ------------------------------------------------------------------ steps
 
@@ -212,13 +178,10 @@ class Engine:
         if worker is None or len(worker.in_flight) >= self._max_in_flight:
             return None
         assert self._policy is not None
-        rows = self._policy.fill_step(self._drafting.held() if self._drafting else None)
+        rows = self._policy.fill_step(self.drafts.held())
         if not rows:
             return None
         self._step_id += 1
-        drafts = None
-        if self._drafting is not None:
-            drafts = self._drafting.planned(rows.decode_slots, rows.max_drafts)
         plan, step = make_plan(
             worker.batch,
             rows,
@@ -226,7 +189,7 @@ class Engine:
             self._step_id,
             now=now,
             runs_alone=not worker.in_flight.steps,
-            drafts=drafts,
+            drafts=self.drafts.planned(rows.decode_slots, rows.max_drafts),
         )
         worker.in_flight.steps.append(step)
         self._after_planning(worker, rows, now)
@@ -252,9 +215,7 @@ class Engine:
         check_output(step, output, worker.info.vocab_size)
         worker.in_flight.steps.popleft()
         worker.blocks.confirm(step.step_id)
-        self.counters.num_invalid_drafts += output.num_invalid_drafts
-        if self._drafting is not None:
-            self._drafting.note_step(step, output, now)
+        self.drafts.note_step(step, output, now)
         assert self._committer is not None
         self._committer.commit(step, output, now)
 
@@ -320,8 +281,7 @@ class Engine:
             assert worker is not None
             del worker.landing[sequence.tenure]
         sequence.status = Status.FINISHED
-        if self._drafting is not None:
-            self._drafting.forget(sequence)
+        self.drafts.forget(sequence)
         unfinished = request.unfinished
         if not unfinished:
             del self._requests[request.outbox][request.handle]
@@ -341,17 +301,9 @@ class Engine:
             self._waiting,
             self._suspects,
             self._config.max_num_batched_tokens,
-            self._draft_limits(worker.info),
+            self.drafts.limits(worker.info),
             admit=self._admit,
             preempt=self._preempt,
-        )
-
-    def _draft_limits(self, info: WorkerInfo) -> DraftLimits:
-        return DraftLimits(
-            info.max_draft_tokens,
-            self._config.speculative_max_model_len,
-            self._config.speculative_disable_by_batch_size,
-            lambda: self.num_requests,
         )
 
     def _committer_for(self, worker: AttachedWorker) -> Committer:

@@ -181,11 +181,11 @@ class SchedulerService:
             link.close()
             name = self._drafter.info.name
             raise WorkerRefusedError(f"draft worker {name} is attached already")
-        self.engine.attach_drafter(link.info)
+        self.engine.drafts.attach(link.info)
         try:
-            self.engine.check_drafter()
+            self.engine.drafts.check()
         except InvalidWorkerError:
-            self.engine.detach_drafter()
+            self.engine.drafts.detach()
             link.close()
             raise
         self._drafter = link
@@ -198,13 +198,13 @@ class SchedulerService:
             return
         logger.warning("draft worker %s lost: %s", link.info.name, reason)
         self._drafter = None
-        self.engine.detach_drafter()
+        self.engine.drafts.detach()
         link.close()
         self._wake.set()
 
     def deliver_drafts(self, link: DrafterLink, reply: DraftReply) -> None:
         if link is self._drafter:
-            self.engine.take_drafts(reply, time.time())
+            self.engine.drafts.take(reply, time.time())
             self._wake.set()
 
     def _check_drafter(self) -> None:
@@ -213,7 +213,7 @@ class SchedulerService:
         if link is None:
             return
         try:
-            self.engine.check_drafter()
+            self.engine.drafts.check()
         except InvalidWorkerError as error:
             link.close(str(error))
             self.lose_drafter(link, str(error))
@@ -277,7 +277,7 @@ class SchedulerService:
 
     def _ask_for_drafts(self) -> None:
         """Before plans are made: who is asked for does not run until the drafts are there."""
-        if self._drafter is not None and (request := self.engine.draft_request(time.time())):
+        if self._drafter is not None and (request := self.engine.drafts.request(time.time())):
             self._drafter.send(request)
 
     def _send_plans(self) -> None:

@@ -128,16 +128,16 @@ class Driver:
 
     def attach_drafter(self, drafter: FakeDrafter | None = None) -> None:
         self.drafter = drafter or FakeDrafter(self.info.vocab_size, self.info.max_model_len)
-        self.engine.attach_drafter(self.drafter.info)
+        self.engine.drafts.attach(self.drafter.info)
 
     def lose_drafter(self) -> None:
-        self.engine.detach_drafter()
+        self.engine.drafts.detach()
         self.drafter = None
         self.replies.clear()
 
     def ask(self) -> bool:
         """Sends the draft worker a request; False if there was none."""
-        request = self.engine.draft_request(self.now)
+        request = self.engine.drafts.request(self.now)
         if request is None or self.drafter is None:
             return False
         self.replies.append(self.drafter.draft(request))
@@ -147,7 +147,7 @@ class Driver:
         """Hands over the draft worker's oldest reply; False if there is none."""
         if not self.replies:
             return False
-        self.engine.take_drafts(self.replies.popleft(), self.now)
+        self.engine.drafts.take(self.replies.popleft(), self.now)
         return True
 
     def plan(self) -> bool:
