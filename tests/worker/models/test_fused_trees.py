@@ -127,3 +127,18 @@ def test_trees_follow_one_another_and_rows_may_be_left_out(
     wanted = runner.step({"a": tree}, np.array([2, 5], dtype=np.int32))
     for row, node in zip(wanted, (2, 5), strict=True):
         assert torch.equal(row, runner.path_hidden([*text, *tree.ids_to(node)])[-1])
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_an_accepted_path_may_be_the_first_to_reach_a_block(
+    checkpoint: Path, isa: str, kind: str
+) -> None:
+    """Whose other tokens must then count for nothing, whatever stood there."""
+    model = load(checkpoint, isa, kind)
+    runner = TreeRunner(model)
+    poison(model)
+    runner.step({"a": chain(TOKENS[:13])})
+    tree = Tree(TOKENS[20:26], [-1, 0, 0, 2, 3, 4])
+    runner.step_and_keep({"a": tree}, {"a": 5})
+    expected = runner.path_hidden([*TOKENS[:13], *tree.ids_to(5), 7])[-1]
+    assert torch.equal(runner.step({"a": chain([7])})[-1], expected)

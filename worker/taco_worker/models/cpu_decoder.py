@@ -95,8 +95,10 @@ class FusedDecoder:
             paths = cut_into_paths(inputs, block_size, self._num_blocks, _num_spares(block_size))
             query_start, seq_lens = paths.query_start, paths.seq_lens
             block_tables, copies = paths.block_tables, SlotCopies(paths.sources, paths.targets)
-            # What a path does not write in its blocks must not stray into its sums.
-            decoder.cache.memory[self._num_blocks :][: paths.num_spares].zero_()
+            # What a path does not write in its blocks must not stray into its sums. NumPy does it
+            # on this thread: torch's, once woken, would keep a core from ours for milliseconds.
+            spares = decoder.cache.memory[self._num_blocks :][: paths.num_spares]
+            spares.numpy().fill(0)
             self._paths = paths
         return decoder.forward(
             inputs.token_ids.numpy(),
