@@ -10,6 +10,7 @@ from torch import nn
 
 from taco_worker.layers.linear import Linear
 from taco_worker.models.decoder import Decoder
+from taco_worker.models.dtypes import dtype_name
 
 _PACKAGE = "intel_extension_for_pytorch"
 _TORCH = "2.8"
@@ -50,7 +51,8 @@ def optimize(decoder: Decoder, ipex: ModuleType, quantization: str | None) -> No
         ipex.quantization.prepare(decoder.eval(), mapping, inplace=True)
         ipex.quantization.convert(decoder, inplace=True)
     except (AssertionError, RuntimeError) as error:
-        raise ValueError(f"draft_backend ipex cannot run this model here: {error}") from error
+        wanted = quantization or dtype_name(decoder.dtype)
+        raise ValueError(f"draft_backend ipex cannot run {wanted} here: {error}") from error
 
 
 def use_plain_linears(decoder: Decoder) -> None:
