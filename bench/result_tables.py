@@ -17,6 +17,7 @@ from typing import Any
 
 from peers.comparison import Verdict, verdicts
 from peers.workloads import Length, parse
+from speculation_report import speculation_table
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "bench" / "results"
@@ -24,6 +25,7 @@ PAGES = {
     Path("README.md"): ("parts", "peers"),
     Path("docs/benchmarks.md"): ("parts", "peers"),
     Path("docs/cpu.md"): ("perplexity",),
+    Path("docs/speculation.md"): ("speculation",),
 }
 _TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
@@ -149,6 +151,7 @@ def with_tables(text: str, results: Path) -> str:
         "peers": peers_table,
         "perplexity": perplexity_table,
         "roofline": roofline_table,
+        "speculation": speculation_table,
     }
     return _TABLE.sub(
         lambda match: "\n".join((match[1], *makers[match[2]](results), "", match[3])), text

@@ -70,9 +70,7 @@ def excerpts(turn: int, count: int) -> Prompts:
     from recipe.questions import ConversationSampler, Knowledge
 
     sampler = ConversationSampler(Knowledge.load(), excerpt_material()[1], random.Random(turn))
-    return [
-        [{"role": "user", "content": sampler.from_excerpt()[0].question}] for _ in range(count)
-    ]
+    return [[{"role": "user", "content": sampler.from_excerpt()[0].question}] for _ in range(count)]
 
 
 def questions(turn: int, count: int) -> Prompts:
