@@ -8,7 +8,7 @@ PACKAGE_DIRS := proto kernels worker draft_cpu scheduler gateway taco_llm demo
 CPP_DIRS := kernels/taco_kernels tests/kernels
 MODEL ?= demo
 ARGS ?=
-BENCHMARKS := scheduler_step kv_microbench text_hot_path gateway_stream worker_step worker_threads startup cpu_sampling
+BENCHMARKS := scheduler_step kv_microbench text_hot_path gateway_stream worker_step worker_threads startup cpu_sampling lookahead
 
 # The first interpreter that really runs (a shim may be on the path without its version).
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \

@@ -14,7 +14,7 @@ struct Match {
 struct GrownNode {
     Context context;
     int32_t depth;
-    int32_t reach;  // longest context that may be known
+    int32_t reach;  // longest context that is looked up: one more than its parent's was known
     double chance;  // of its path
     int32_t num_matches;
     Match matches[MOST_MATCHES];  // the latest first

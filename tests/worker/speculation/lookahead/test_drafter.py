@@ -216,6 +216,16 @@ def test_ngram_is_prompt_lookup() -> None:
     assert drafts(shortest)[:2] == [6, 7]
 
 
+@pytest.mark.parametrize("ngram_max", [1, 4, 16])
+def test_ngram_has_room_for_all_sequences_at_their_longest(ngram_max: int) -> None:
+    drafter = make_ngrams(ngram_max=ngram_max)
+    text = [*range(3, 3 + 490), *range(3, 3 + 16)]
+    for slot in range(SIZES["max_num_seqs"]):
+        join(drafter, slot, text)
+    for slot in range(SIZES["max_num_seqs"]):
+        assert drafts(drafter, slot) == [19, 20, 21, 22, 23]
+
+
 @pytest.mark.parametrize(
     ("speculation", "message"),
     [

@@ -152,12 +152,14 @@ def make_ngram(
         )
     if num_drafts > MAX_TREE:
         raise ConfigurationError(f"--num-speculative-tokens must be at most {MAX_TREE}")
+    # Room for every sequence at its longest: nothing of it is taken before it is needed.
+    num_lengths = config.ngram_max - least + 1
     options = CacheOptions(
         num_slots=max_num_seqs,
         max_len=max_model_len,
         vocab_size=vocab_size,
         eos_ids=eos_token_ids,
-        num_tokens=max_num_seqs * max_model_len,
+        num_tokens=2 * num_lengths * max_num_seqs * max_model_len,
         has_table=False,
         mode=Mode.RAW,
         copy_length=num_drafts,
