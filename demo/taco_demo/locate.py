@@ -4,14 +4,15 @@ from importlib.resources import files
 from pathlib import Path
 
 BUNDLED_MODELS = ("demo", "demo-draft")
+BUNDLED_HEADS = ("demo-medusa", "demo-eagle")  # which draft for the demo model
 
 
 def find_model(name: str) -> Path | None:
-    """The directory of the bundled model called name, or None where there is none.
+    """The directory of the bundled model, or heads, called name, or None where there is none.
 
     A directory counts as a model only if it holds config.json.
     """
-    if name not in BUNDLED_MODELS:
+    if name not in BUNDLED_MODELS + BUNDLED_HEADS:
         return None
     directory = files("taco_demo") / "models" / name
     # Weights are memory-mapped, which needs a directory and not a member of a zip archive.
