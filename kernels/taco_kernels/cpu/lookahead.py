@@ -99,7 +99,7 @@ class LookaheadCache:
     """Not thread safe.
 
     Attributes:
-        table_bytes: what the table takes from the start; pages not yet written to take none.
+        table_bytes: what the table takes from the start.
         max_local_bytes: the most that the sequences' own indexes take beside it.
     """
 
@@ -119,8 +119,8 @@ class LookaheadCache:
             raise ValueError(f"a table of {self.table_bytes} bytes has no room for a cell")
         self.max_local_bytes = options.num_tokens * _LOCAL_BYTES
         self._table = memory.allocate(self.table_bytes)
-        if self.table_bytes < memory.HUGE_PAGE:  # what is larger is fresh from the system, and zero
-            self._table.zero_()
+        # Here and now: contexts lie anywhere, so that the first prompts would wait for every page.
+        self._table.zero_()
         eos_ids = np.array(options.eos_ids, dtype=np.int32)
         filled = _Options(
             options.mode,

@@ -137,6 +137,13 @@ def test_a_share_of_memory_lies_between_nothing_and_all(share: float) -> None:
         cache_tokens(LookaheadConfig(), share)
 
 
+def test_a_cache_larger_than_the_machine_is_refused() -> None:
+    with pytest.raises(
+        ConfigurationError, match=f"{FILE_NAME}: cache_size 1000000000000 takes 150"
+    ):
+        cache_tokens(LookaheadConfig(cache_size=10**12), None)
+
+
 # ---------------------------------------------------------------------- what the kernel is told
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from support.cpu_kernels import NATIVE, kernels_of
 from taco_kernels.cpu import library
-from taco_kernels.cpu.lookahead import MAX_TREE, NUM_CLASSES
+from taco_kernels.cpu.lookahead import MAX_TREE, NUM_CLASSES, CacheOptions
 from taco_kernels.cpu.threads import available_cores
 from taco_proto.config import SpeculationConfig
 from taco_proto.errors import ConfigurationError
@@ -253,6 +253,7 @@ def test_a_missing_library_is_said_with_its_remedy(monkeypatch: pytest.MonkeyPat
         make_ngrams(ngram_max=2)
 
 
-def test_a_table_beyond_all_addresses_is_refused(tmp_path: Path) -> None:
+def test_a_table_beyond_all_addresses_is_refused() -> None:
+    options = CacheOptions(num_slots=1, max_len=512, vocab_size=1000, eos_ids=(), num_tokens=10**13)
     with pytest.raises(ConfigurationError, match="the lookahead cache cannot start: cannot map"):
-        make(tmp_path, cache_size=10**12)
+        LookaheadDrafter("lookahead", options)

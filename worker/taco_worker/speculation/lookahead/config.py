@@ -158,7 +158,8 @@ def cache_tokens(config: LookaheadConfig, memory_utilization: float | None) -> i
     """Tokens that the cache has room for: by the flag, by cache_size, or by default.
 
     Raises:
-        ConfigurationError: the share of memory is not above 0 and at most 1, or next to nothing.
+        ConfigurationError: the share of memory is not above 0 and at most 1, or next to nothing;
+            or cache_size is more than the machine has.
     """
     per_token = bytes_per_token(config.min_match_length, config.turbo_match_length)
     total = psutil.virtual_memory().total
@@ -176,6 +177,11 @@ def cache_tokens(config: LookaheadConfig, memory_utilization: float | None) -> i
             )
         return num_tokens
     if config.cache_size is not None:
+        if config.cache_size * per_token > total:
+            raise ConfigurationError(
+                f"{FILE_NAME}: cache_size {config.cache_size} takes {per_token} bytes a token, "
+                f"and the machine has {total}"
+            )
         return config.cache_size
     return min(_DEFAULT_TOKENS, int(_DEFAULT_SHARE * total) // per_token)
 
