@@ -51,7 +51,6 @@ class ModelRunner:
         self._batch = batch
         self._transfers = transfers
         self._speculator = speculator
-        self._hidden_layers = speculator.hidden_layers if speculator else None
         self._sampler = Sampler(
             batch.sampling, batch.tokens.data, model.sampling, transfers, typical
         )
@@ -107,7 +106,8 @@ class ModelRunner:
         chosen = last_of_each(ends, rows.num_outputs())
         prompt_rows = find_prompt_rows(self._batch, rows, ends)
         outputs = chosen if prompt_rows is None else np.union1d(chosen, prompt_rows.sources)
-        if self._hidden_layers == ():
+        hidden_layers = None if self._speculator is None else self._speculator.hidden_layers
+        if hidden_layers == ():
             outputs = np.arange(ends[-1], dtype=np.int32)
         inputs = make_input(self._batch, rows, ends, outputs)
         hidden = whole = self._model.forward(inputs)
@@ -122,8 +122,8 @@ class ModelRunner:
         part = StepPart(rows.slots[rows.is_sampled], token_ids, logprobs, prompt)
         if rows.trees is not None:
             part = self._verify(rows, inputs, chosen, part)
-        if self._hidden_layers is not None:
-            of_all = self._model.kept_hidden if self._hidden_layers else whole
+        if hidden_layers is not None:
+            of_all = self._model.kept_hidden if hidden_layers else whole
             part = replace(part, kept=self._keep(rows, ends, chosen, part.verified, of_all))
         return part
 

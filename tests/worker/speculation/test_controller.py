@@ -5,6 +5,7 @@ from taco_proto.steps import IntArray
 from taco_worker.speculation.acceptance import Acceptance
 from taco_worker.speculation.controller import Controller
 from taco_worker.speculation.drafter import DraftTrees, chains
+from taco_worker.speculation.rest import Rest
 from taco_worker.speculation.step_times import StepTimes
 
 SLOTS = np.arange(3, dtype=np.int32)
@@ -32,7 +33,11 @@ def times(base: float, per_token: float) -> StepTimes:
 
 
 def num_chosen(step_times: StepTimes) -> list[int]:
-    return Controller(acceptance(), step_times).choose(three_chains(), SLOTS, 3).num_nodes.tolist()
+    return (
+        Controller(acceptance(), step_times)
+        .choose(three_chains(), SLOTS, 3, Rest())
+        .num_nodes.tolist()
+    )
 
 
 def test_nothing_is_chosen_before_a_step_has_been_measured() -> None:
@@ -57,7 +62,7 @@ def test_in_between_only_what_is_nearly_certain() -> None:
 def test_the_choice_is_the_best_of_all_numbers_of_nodes() -> None:
     learned, step_times = acceptance(), times(1.0, 0.06)
     trees = three_chains()
-    chosen = Controller(learned, step_times).choose(trees, SLOTS, 3)
+    chosen = Controller(learned, step_times).choose(trees, SLOTS, 3, Rest())
     chances = np.sort(learned.chances(trees, SLOTS))[::-1]
     goodput = [
         (3 + chances[:count].sum()) / step_times.estimate(np.array([3 + count]))[0]

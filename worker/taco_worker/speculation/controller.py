@@ -7,7 +7,8 @@ import numpy as np
 from taco_proto.steps import IntArray
 from taco_worker.sampling.columns import Array
 from taco_worker.speculation.acceptance import Acceptance
-from taco_worker.speculation.drafter import DraftTrees
+from taco_worker.speculation.drafter import DraftTrees, no_drafts
+from taco_worker.speculation.rest import Rest
 from taco_worker.speculation.step_times import StepTimes
 from taco_worker.speculation.verify import select_nodes
 
@@ -28,16 +29,19 @@ class Controller:
         self._acceptance = acceptance
         self._step_times = step_times
 
-    def choose(self, trees: DraftTrees, slots: IntArray, num_other_tokens: int) -> DraftTrees:
+    def choose(
+        self, trees: DraftTrees, slots: IntArray, num_other_tokens: int, rest: Rest
+    ) -> DraftTrees:
         """The part of the trees that is worth it.
 
         Args:
             slots: the trees' rows; a row without nodes counts, since it gives a token all the same.
             num_other_tokens: what the step computes beside drafts.
+            rest: is told what drafting gained.
         """
         num_nodes = trees.token_ids.size
-        if not num_nodes or not self._step_times.is_ready:
-            return select_nodes(trees, np.zeros(num_nodes, dtype=np.bool_))
+        if not self._step_times.is_ready:
+            return no_drafts(slots.size)
         chances = self._acceptance.chances(trees, slots)
         # A child is no likelier than its parent and stands behind it: any head of this order is a
         # set of whole trees.
@@ -48,6 +52,8 @@ class Controller:
         best = int(goodput.argmax())
         if goodput[best] < _MIN_GAIN * goodput[0]:
             best = 0
+        with_drafting = tokens[best] / (seconds[best] + rest.draft_seconds)
+        rest.note_gain(with_drafting / goodput[0], seconds[0])
         is_kept = np.zeros(num_nodes, dtype=np.bool_)
         is_kept[order[:best]] = True
         return select_nodes(trees, is_kept)

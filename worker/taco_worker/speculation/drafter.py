@@ -8,6 +8,7 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from taco_proto.steps import EMPTY, IntArray, JoinedSequences
@@ -52,6 +53,19 @@ class ComputedTokens:
     positions: IntArray
     next_token_ids: IntArray
     hidden: Tensor
+
+    def select(self, is_wanted: npt.NDArray[np.bool_]) -> ComputedTokens:
+        """Some rows."""
+        if is_wanted.all():
+            return self
+        tokens = np.flatnonzero(np.repeat(is_wanted, self.num_tokens))
+        return ComputedTokens(
+            self.slots[is_wanted],
+            self.num_tokens[is_wanted],
+            self.positions[is_wanted],
+            self.next_token_ids[tokens],
+            self.hidden[torch.from_numpy(tokens).to(self.hidden.device)],
+        )
 
 
 class Drafter(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from taco_worker.speculation.drafter import (
     no_drafts,
 )
 from taco_worker.speculation.lookahead.figures import LookaheadFigures
+from taco_worker.speculation.rest import Rest
 from taco_worker.speculation.step_times import StepTimes
 from taco_worker.speculation.verify import are_chains, select_nodes
 
@@ -67,22 +69,43 @@ class Speculator:
         self._acceptance = Acceptance(np.concatenate([own_priors, planned]), batch.max_num_seqs)
         self._step_times = StepTimes()
         self._controller = Controller(self._acceptance, self._step_times)
+        self._rest = Rest()
+        # The drafter knows of the others' slots nothing at all.
+        self._is_followed = np.zeros(batch.max_num_seqs, dtype=np.bool_)
+        self._draft_seconds = 0.0  # in the step at hand
         self._proposed: DraftTrees | None = None
         self._proposed_slots = EMPTY
 
     def clear(self) -> None:
         """All sequences have left."""
+        self._is_followed[:] = False
         if self.drafter is not None:
             self.drafter.clear()
 
     def follow(self, plan: StepPlan) -> None:
         """Sequences that leave and join; the plan has been applied to the batch."""
-        if self.drafter is not None and plan.left_slots.size:
-            self.drafter.leave(plan.left_slots)
-        if plan.joined is not None:
-            self._acceptance.start(plan.joined.slots)
-            if self.drafter is not None:
-                self.drafter.join(plan.joined)
+        self._rest.note_step()
+        if plan.left_slots.size:
+            self._leave(plan.left_slots)
+        if plan.joined is None:
+            return
+        self._acceptance.start(plan.joined.slots)
+        if self.drafter is not None and not self._lets_go:
+            self.drafter.join(plan.joined)
+            self._is_followed[plan.joined.slots] = True
+
+    @property
+    def _lets_go(self) -> bool:
+        """A drafter that needs hidden states costs time for every token; it rests from all of it,
+        and has to let go of the sequences of which it misses some."""
+        assert self.drafter is not None
+        return self._rest.is_on and self.drafter.hidden_layers is not None
+
+    def _leave(self, slots: IntArray) -> None:
+        followed = slots[self._is_followed[slots]]
+        if self.drafter is not None and followed.size:
+            self.drafter.leave(followed)
+        self._is_followed[followed] = False
 
     def draft(self, rows: StepRows, planned: PlannedDrafts | None) -> StepRows:
         """The rows with the drafts that are worth verifying."""
@@ -90,10 +113,10 @@ class Speculator:
         slots = rows.slots[may]
         trees = self._propose(slots, rows.max_drafts[may], planned)
         self._proposed, self._proposed_slots = trees, slots
-        if not trees.token_ids.size:
+        if not slots.size or (not trees.token_ids.size and self._rest.is_on):
             return rows
         num_other_tokens = int(rows.num_new_tokens.sum())
-        chosen = self._controller.choose(trees, slots, num_other_tokens)
+        chosen = self._controller.choose(trees, slots, num_other_tokens, self._rest)
         chosen = self._without_branches(chosen, slots)
         if not chosen.token_ids.size:
             return rows
@@ -105,13 +128,20 @@ class Speculator:
 
     @property
     def hidden_layers(self) -> tuple[int, ...] | None:
-        """See `Drafter`."""
-        return None if self.drafter is None else self.drafter.hidden_layers
+        """What the drafter needs of the step at hand; see `Drafter`."""
+        if self.drafter is None or not self._is_followed.any():
+            return None
+        return self.drafter.hidden_layers
 
     def observe(self, computed: ComputedTokens) -> None:
         """Hidden states of the step, before `learn`."""
         assert self.drafter is not None
+        computed = computed.select(self._is_followed[computed.slots])
+        if not computed.slots.size:
+            return
+        started_at = time.perf_counter()
         self.drafter.observe(computed)
+        self._draft_seconds += time.perf_counter() - started_at
 
     def learn(
         self, slots: IntArray, num_tokens: IntArray, token_ids: IntArray, num_drafts: IntArray
@@ -131,8 +161,20 @@ class Speculator:
                 self._proposed, self._proposed_slots, counts, token_ids[starts + within]
             )
         self._proposed = None
-        if self.drafter is not None and slots.size:
-            self.drafter.append(slots, num_tokens, token_ids)
+        if self.drafter is None:
+            return
+        is_followed = self._is_followed[slots]
+        if is_followed.all():
+            if slots.size:
+                self.drafter.append(slots, num_tokens, token_ids)
+        elif is_followed.any():
+            is_kept = np.repeat(is_followed, num_tokens)
+            self.drafter.append(slots[is_followed], num_tokens[is_followed], token_ids[is_kept])
+        if self._draft_seconds:
+            self._rest.note_drafting(self._draft_seconds)
+        self._draft_seconds = 0.0
+        if self._lets_go:
+            self._leave(np.flatnonzero(self._is_followed).astype(np.int32))
 
     def take_num_invalid(self) -> int:
         """Times since the last call that a drafter gave what cannot be drafts."""
@@ -149,8 +191,11 @@ class Speculator:
         self, slots: IntArray, max_drafts: IntArray, planned: PlannedDrafts | None
     ) -> DraftTrees:
         trees = no_drafts(slots.size)
-        if self.drafter is not None and slots.size:
-            trees = self._checked(self.drafter.draft(slots, max_drafts), slots, max_drafts)
+        if self.drafter is not None and slots.size and not self._rest.is_on:
+            started_at = time.perf_counter()
+            trees = self.drafter.draft(slots, max_drafts * self._is_followed[slots])
+            trees = self._checked(trees, slots, max_drafts)
+            self._draft_seconds += time.perf_counter() - started_at
         if planned is None:
             return trees
         return self._with_planned(trees, slots, max_drafts, planned)
