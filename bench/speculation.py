@@ -181,7 +181,6 @@ def turns(plain: Engine, speculating: Engine, batch_size: int, num_pairs: int) -
     for engine in (plain, speculating):
         engine.forget()
         engine.run(10_000 + batch_size, batch_size)
-        engine.run(20_000 + batch_size, batch_size)
         engine.forget()
     before = totals(speculating.counters)
     for turn in range(num_pairs):
