@@ -6,7 +6,7 @@ _WEIGHT = 0.15  # of the newest step
 _FIRST_GAIN = 1.1  # believed of a drafter that has not drafted yet
 _MIN_GAIN = 0.995
 # Trying again may take such a share of the time.
-_TRIAL_SHARE = 0.005
+_TRIAL_SHARE = 0.02
 
 
 class Rest:

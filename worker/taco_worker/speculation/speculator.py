@@ -23,6 +23,7 @@ from taco_worker.speculation.lookahead.figures import LookaheadFigures
 from taco_worker.speculation.rest import Rest
 from taco_worker.speculation.step_times import StepTimes
 from taco_worker.speculation.verify import are_chains, select_nodes
+from taco_worker.step_input import last_of_each
 
 logger = logging.getLogger("taco.worker")
 
@@ -151,15 +152,7 @@ class Speculator:
         if self._figures is not None and slots.size:
             self._figures.observe(slots, num_drafts, num_tokens - 1)
         if self._proposed is not None and self._proposed.token_ids.size:
-            places = np.searchsorted(slots, self._proposed_slots, sorter=np.argsort(slots))
-            order = np.argsort(slots)[places]
-            ends = np.cumsum(num_tokens)
-            counts = num_tokens[order]
-            starts = np.repeat(ends[order] - counts, counts)
-            within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-            self._acceptance.learn(
-                self._proposed, self._proposed_slots, counts, token_ids[starts + within]
-            )
+            self._learn_chances(self._proposed, slots, num_tokens, token_ids)
         self._proposed = None
         if self.drafter is None:
             return
@@ -180,6 +173,17 @@ class Speculator:
         """Times since the last call that a drafter gave what cannot be drafts."""
         num_invalid, self._num_invalid = self._num_invalid, 0
         return num_invalid
+
+    def _learn_chances(
+        self, proposed: DraftTrees, slots: IntArray, num_tokens: IntArray, token_ids: IntArray
+    ) -> None:
+        if not np.array_equal(slots, self._proposed_slots):  # others ended their prompts
+            order = np.argsort(slots)
+            rows = order[np.searchsorted(slots, self._proposed_slots, sorter=order)]
+            ends = np.cumsum(num_tokens)[rows]
+            num_tokens = num_tokens[rows]
+            token_ids = token_ids[last_of_each(ends, num_tokens)]
+        self._acceptance.learn(proposed, self._proposed_slots, num_tokens, token_ids)
 
     def note_time(self, num_tokens: int, seconds: float) -> None:
         """A step of so many tokens took so long."""

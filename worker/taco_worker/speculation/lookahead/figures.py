@@ -33,9 +33,11 @@ class LookaheadFigures:
 
     def observe(self, slots: IntArray, num_drafts: IntArray, num_accepted: IntArray) -> None:
         """An iteration: the drafts of each slot that were verified, and those accepted."""
-        self._counts[slots] += np.stack(
-            [np.ones(slots.size), num_accepted > 0, num_accepted, num_drafts - num_accepted], axis=1
-        )
+        counts = self._counts
+        counts[slots, 0] += 1
+        counts[slots, 1] += num_accepted > 0
+        counts[slots, 2] += num_accepted
+        counts[slots, 3] += num_drafts - num_accepted
         self._num_observed += 1
         if self._log_interval and self._num_observed % self._log_interval == 0:
             logger.info(self.line())
