@@ -12,13 +12,20 @@ _BELIEVED_SLOPE = 0.02
 _DOUBT = 0.02
 # Drafts must promise to be worth it, since what is waited for holds up the whole step.
 _MIN_GAIN = 1.03
-# While nothing is asked for, a single draft is tried once in so many steps.
-_STEPS_A_TRIAL = 64
+# While nothing is asked for, a single draft is tried now and then, which takes the time of what the
+# draft model has to catch up with first: such a share of all time at most, and not more often than
+# once in so many steps.
+_TRIAL_SHARE = 0.01
+_MIN_STEPS_A_TRIAL = 64
+# What plain steps take has to be known first, and be looked at again after so many with drafts.
+_PLAIN_STEPS = 8
+_STEPS_A_PLAIN_LOOK = 512
 
 
 class DraftPace:
     """Chooses the number of drafts with the best goodput: tokens a step gives, over the time that
-    drafting and verifying take, one after the other. All of it is measured as steps run.
+    drafting and verifying take, one after the other. Plain steps are planned ahead and take less
+    time than such a step without drafts would. All of it is measured as steps run.
     """
 
     def __init__(self, max_drafts: int) -> None:
@@ -26,37 +33,65 @@ class DraftPace:
         self._accepted = np.full(max_drafts, _PRIOR_ACCEPTANCE * _PRIOR_DRAFTS)
         self._reached = np.full(max_drafts, _PRIOR_DRAFTS)
         self._step = _Line(_BELIEVED_SLOPE)
+        self._plain = _Line(_BELIEVED_SLOPE)
         self._draft = _Line(1.0)
-        self._steps_without = 0
+        self._plain_steps_left = _PLAIN_STEPS
+        self._steps_to_look = _STEPS_A_PLAIN_LOOK
+        self._steps_to_trial = _MIN_STEPS_A_TRIAL
+        self._is_resting = False
 
     def choose(self, num_sequences: int) -> int:
         """Drafts to ask for, for each of so many sequences, from the next step on; 0 is plain
         decoding. To be called once a step.
         """
+        if self._plain_steps_left > 0:
+            return 0
         if not self._draft.is_known or not self._step.is_known:
             return self._max_drafts
+        best = self._best(num_sequences)
+        self._is_resting = best == 0
+        if self._is_resting:
+            self._steps_to_trial -= 1
+            if self._steps_to_trial <= 0:
+                self._steps_to_trial = _MIN_STEPS_A_TRIAL
+                return 1
+        else:
+            self._steps_to_look -= 1
+            if self._steps_to_look <= 0:
+                self._steps_to_look = _STEPS_A_PLAIN_LOOK
+                self._plain_steps_left = _PLAIN_STEPS
+        return best
+
+    def _best(self, num_sequences: int) -> int:
         lengths = np.arange(self._max_drafts + 1)
         chances = np.cumprod(self._accepted / self._reached)
         tokens = 1 + np.concatenate([[0.0], np.cumsum(chances)])
         draft_seconds = np.where(lengths > 0, self._draft.at(np.maximum(lengths, 1)), 0.0)
         seconds = self._step.at(num_sequences * (1 + lengths)) + draft_seconds
+        if self._plain.is_known:
+            seconds[0] = self._plain.at(np.array(num_sequences))
         goodput = tokens / np.maximum(seconds, 1e-9)
         best = int(goodput.argmax())
-        if goodput[best] < _MIN_GAIN * goodput[0]:
-            best = 0
-        self._steps_without = 0 if best else self._steps_without + 1
-        if self._steps_without == _STEPS_A_TRIAL:
-            self._steps_without = 0
-            return 1
-        return best
+        return best if goodput[best] >= _MIN_GAIN * goodput[0] else 0
 
     def note_draft(self, num_drafts: int, seconds: float) -> None:
         """A request for so many drafts of each sequence was answered after so long."""
+        if self._is_resting and self._plain.is_known:
+            # Mostly what the draft model had to catch up with: that tells what trying costs.
+            a_step = max(float(self._plain.at(np.array(1))), 1e-9)
+            num_steps = seconds / (_TRIAL_SHARE * a_step)
+            self._steps_to_trial = max(_MIN_STEPS_A_TRIAL, int(num_steps))
+            return
         self._draft.observe(num_drafts, seconds)
 
     def note_step(self, num_tokens: int, seconds: float) -> None:
         """A step that only decodes computed so many tokens."""
         self._step.observe(num_tokens, seconds)
+
+    def note_plain_step(self, num_sequences: int, seconds: float) -> None:
+        """A step without drafts came so long after the one before it."""
+        self._plain.observe(num_sequences, seconds)
+        self._plain_steps_left -= 1
 
     def note_accepted(self, num_drafts: int, num_accepted: int) -> None:
         """Of one sequence in one step."""

@@ -74,7 +74,8 @@ class Drafting:
         self._num_requests = 0
         self._asked: _Asked | None = None
         self._is_waiting = False
-        self._num_drafts = max_drafts
+        self._num_drafts = self._pace.choose(1)
+        self._last_output_at = 0.0
         self._chains: dict[int, tuple[int, IntArray]] = {}  # by tenure: tokens before, drafts
 
     def forget(self, sequence: Sequence) -> None:
@@ -162,6 +163,7 @@ class Drafting:
 
     def note_step(self, step: InFlightStep, output: StepOutput, now: float) -> None:
         """What a step came to."""
+        since_last, self._last_output_at = now - self._last_output_at, now
         if not step.only_decodes:
             return
         if output.num_drafts.size:
@@ -169,7 +171,9 @@ class Drafting:
             for drafts, accepted in zip(*(c.tolist() for c in columns), strict=True):
                 if drafts:
                     self._pace.note_accepted(min(drafts, self._max_drafts), accepted)
-        if step.ran_alone:
+        if not step.ran_alone and not output.num_drafts.any():
+            self._pace.note_plain_step(output.slots.size, since_last)
+        elif step.ran_alone:
             num_tokens = output.slots.size + int(output.num_drafts.sum())
             self._pace.note_step(num_tokens, now - step.planned_at)
         self._num_drafts = self._pace.choose(output.slots.size)

@@ -4,11 +4,18 @@ MAX_DRAFTS = 6
 
 
 def pace_of(
-    *, step: float = 0.010, row: float = 0.0001, draft: float = 0.001, accepted: int = MAX_DRAFTS
+    *,
+    step: float = 0.010,
+    row: float = 0.0001,
+    draft: float = 0.001,
+    accepted: int = MAX_DRAFTS,
+    plain: float = 0.0,
 ) -> DraftPace:
     """Steps of 10 ms, and draft tokens of 1 ms each, of which the first few are always right."""
     pace = DraftPace(MAX_DRAFTS)
     for _ in range(60):
+        for num_sequences in (1, 32):
+            pace.note_plain_step(num_sequences, plain or step + row * num_sequences)
         for num_drafts in (1, 3, 6):
             pace.note_draft(num_drafts, draft * num_drafts)
             pace.note_step(1 + num_drafts, step + row * (1 + num_drafts))
@@ -16,8 +23,36 @@ def pace_of(
     return pace
 
 
-def test_before_anything_is_measured_all_are_tried() -> None:
-    assert DraftPace(MAX_DRAFTS).choose(1) == MAX_DRAFTS
+def test_plain_steps_are_measured_first_and_then_all_drafts_are_tried() -> None:
+    pace = DraftPace(MAX_DRAFTS)
+    while pace.choose(1) == 0:
+        pace.note_plain_step(1, 0.010)
+    assert pace.choose(1) == MAX_DRAFTS
+
+
+def test_none_where_plain_steps_that_run_ahead_are_faster_still() -> None:
+    assert pace_of(draft=0.004, accepted=1).choose(1) == 1
+    assert pace_of(draft=0.004, accepted=1, plain=0.006).choose(1) == 0
+
+
+def test_plain_steps_are_looked_at_again_now_and_then() -> None:
+    pace = pace_of()
+    choices = []
+    for _ in range(600):
+        choices.append(pace.choose(1))
+        if choices[-1] == 0:
+            pace.note_plain_step(1, 0.010)
+    assert 0 < choices.count(0) < 20
+
+
+def test_trying_again_takes_a_small_share_of_the_time() -> None:
+    pace = pace_of(accepted=0)
+    while pace.choose(1) == 0:
+        pass
+    pace.note_draft(1, 0.5)  # the draft model had a long text to read: 50 plain steps
+    choices = [pace.choose(1) for _ in range(4500)]
+    assert choices.count(1) == 0
+    assert 1 in [pace.choose(1) for _ in range(1000)]
 
 
 def test_drafts_that_are_cheap_and_right_are_all_asked_for() -> None:

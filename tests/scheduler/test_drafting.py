@@ -9,9 +9,15 @@ from support.engine_driver import Driver, make_request
 from support.fake_drafter import FakeDrafter
 from support.fake_worker import generate, worker_info
 from taco_proto.drafts import DraftReply
+from taco_scheduler import draft_pace
 from taco_scheduler.admission import InvalidWorkerError
 
 PROMPT = [3, 1, 4, 1, 5]
+
+
+@pytest.fixture(autouse=True)
+def _asked_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draft_pace, "_PLAIN_STEPS", 0)
 
 
 def make_driver(**config: object) -> Driver:
