@@ -1,7 +1,7 @@
 """What speculation gains: workload by drafter by batch size, each beside plain decoding.
 
     python bench/speculation.py [WORKLOAD ...] [--drafter NAME ...] [--batch-size N ...] [--pairs 5]
-        [--quantization int8] [--save NAME]
+        [--max-tokens 128] [--quantization int8] [--save NAME]
 
 Two engines in one process, one plain and one with the drafter, take turns: the runs of a pair stand
 side by side, with the same prompts and seeds, and only their ratio is used. Texts must be equal.
@@ -29,6 +29,7 @@ from peers.interval import ratio_interval
 
 from taco_llm import LLM, SamplingParams
 from taco_llm.outputs import RequestOutput
+from taco_scheduler.counters import Counters
 from taco_scheduler.speculation_counters import SpeculationCounters
 
 PROMPT_TOKENS = 64
@@ -44,55 +45,59 @@ Prompts = list[dict[str, list[int]]] | list[list[dict[str, str]]]
 @dataclass(frozen=True)
 class Workload:
     """Attributes:
-    prompts: of one turn: the number of the turn, and of prompts.
+    prompts: of one batch: a number for it, and how many.
+    num_prompts: of a turn, in batches one after the other; at least one batch.
     """
 
     model: str
     prompts: Callable[[int, int], Prompts]
     sampling: dict[str, Any]
     engine: dict[str, Any] = field(default_factory=dict)
+    num_prompts: int = 1
 
 
-def same_prompts(turn: int, count: int) -> Prompts:
+def same_prompts(number: int, count: int) -> Prompts:
     return random_prompts(0, count)
 
 
-def random_prompts(turn: int, count: int) -> Prompts:
-    rng = random.Random(turn)
+def random_prompts(number: int, count: int) -> Prompts:
+    rng = random.Random(number)
     return [
         {"prompt_token_ids": [rng.randrange(1000, 100_000) for _ in range(PROMPT_TOKENS)]}
         for _ in range(count)
     ]
 
 
-def excerpts(turn: int, count: int) -> Prompts:
+def excerpts(number: int, count: int) -> Prompts:
     from recipe.excerpts import excerpt_material
     from recipe.questions import ConversationSampler, Knowledge
 
-    sampler = ConversationSampler(Knowledge.load(), excerpt_material()[1], random.Random(turn))
+    sampler = ConversationSampler(Knowledge.load(), excerpt_material()[1], random.Random(number))
     return [[{"role": "user", "content": sampler.from_excerpt()[0].question}] for _ in range(count)]
 
 
-def questions(turn: int, count: int) -> Prompts:
+def questions(number: int, count: int) -> Prompts:
     from recipe.excerpts import excerpt_material
     from recipe.questions import ConversationSampler, Knowledge
 
-    sampler = ConversationSampler(Knowledge.load(), excerpt_material()[1], random.Random(turn))
+    sampler = ConversationSampler(Knowledge.load(), excerpt_material()[1], random.Random(number))
     return [[{"role": "user", "content": sampler.about_object()[0].question}] for _ in range(count)]
 
 
-GREEDY = {"temperature": 0.0, "max_tokens": MAX_TOKENS}
+GREEDY = {"temperature": 0.0}
 QWEN = {"load_format": "dummy", "skip_tokenizer_init": True, "max_model_len": 2048}
+# Steps of a millisecond: a second thread has to wait for a core more often than it helps.
+DEMO = {"num_threads": 1}
 WORKLOADS = {
     "replay": Workload("qwen2-0.5b", same_prompts, {**GREEDY, "ignore_eos": True}, QWEN),
     "random": Workload(
         "qwen2-0.5b",
         random_prompts,
-        {"temperature": 1.0, "max_tokens": MAX_TOKENS, "ignore_eos": True},
+        {"temperature": 1.0, "ignore_eos": True},
         QWEN,
     ),
-    "excerpts": Workload("demo", excerpts, GREEDY),
-    "questions": Workload("demo", questions, GREEDY),
+    "excerpts": Workload("demo", excerpts, GREEDY, DEMO, 64),
+    "questions": Workload("demo", questions, GREEDY, DEMO, 64),
 }
 # Drafts only models that know the demo model's vocabulary can give.
 NEEDS_DEMO = {"draft model", "medusa", "eagle"}
@@ -108,34 +113,47 @@ DRAFTERS: dict[str, dict[str, Any]] = {
 class Engine:
     """One of the two, with what it did in its turns."""
 
-    def __init__(self, workload: Workload, model: str, arguments: dict[str, Any]) -> None:
+    def __init__(
+        self, workload: Workload, model: str, arguments: dict[str, Any], max_tokens: int
+    ) -> None:
         self._workload = workload
+        self._max_tokens = max_tokens
         self._llm = LLM(
             model, num_gpu_blocks_override=1200, max_num_seqs=32, **workload.engine, **arguments
         )
         self.rates: list[float] = []
+        self.decode_rates: list[float] = []  # of all tokens but the first of each answer
         self.texts: list[list[tuple[int, ...]]] = []
 
     @property
-    def counters(self) -> SpeculationCounters:
-        return self._llm._engine._scheduler.engine.counters.speculation
+    def counters(self) -> Counters:
+        return self._llm._engine._scheduler.engine.counters
 
     def run(self, turn: int, batch_size: int) -> None:
-        """A turn; only tokens a second and the tokens are kept."""
-        prompts = self._workload.prompts(turn, batch_size)
-        sampling = [
-            SamplingParams(**self._workload.sampling, seed=1000 * turn + i)
-            for i in range(batch_size)
-        ]
-        started = time.perf_counter()
-        outputs = self._generate(prompts, sampling)
-        seconds = time.perf_counter() - started
-        tokens = [tuple(output.outputs[0].token_ids) for output in outputs]
+        """A turn: some batches one after the other; tokens a second and the tokens are kept."""
+        tokens: list[tuple[int, ...]] = []
+        seconds = 0.0
+        decoding_before = self.counters.decode_seconds.sum
+        for wave in range(max(1, self._workload.num_prompts // batch_size)):
+            number = 100 * turn + wave
+            prompts = self._workload.prompts(number, batch_size)
+            sampling = [
+                SamplingParams(
+                    **self._workload.sampling, max_tokens=self._max_tokens, seed=1000 * number + i
+                )
+                for i in range(batch_size)
+            ]
+            started = time.perf_counter()
+            outputs = self._generate(prompts, sampling)
+            seconds += time.perf_counter() - started
+            tokens += [tuple(output.outputs[0].token_ids) for output in outputs]
         self.rates.append(sum(map(len, tokens)) / seconds)
+        decoding = self.counters.decode_seconds.sum - decoding_before
+        self.decode_rates.append(sum(len(answer) - 1 for answer in tokens) / decoding)
         self.texts.append(tokens)
 
     def forget(self) -> None:
-        self.rates, self.texts = [], []
+        self.rates, self.decode_rates, self.texts = [], [], []
 
     def close(self) -> None:
         self._llm.close()
@@ -157,18 +175,18 @@ def model_directory(name: str) -> Iterator[str]:
 
 
 def compare(
-    workload: Workload, drafter: str, batch_sizes: list[int], num_pairs: int, common: dict[str, Any]
+    workload: Workload, drafter: str, args: argparse.Namespace, common: dict[str, Any]
 ) -> dict[str, Any]:
     figures: dict[str, Any] = {}
     with model_directory(workload.model) as model, tempfile.TemporaryDirectory() as empty:
         arguments = dict(DRAFTERS[drafter])
         if "lookahead_cache_config_dir" in arguments:
             arguments["lookahead_cache_config_dir"] = empty
-        plain = Engine(workload, model, common)
-        speculating = Engine(workload, model, {**arguments, **common})
+        plain = Engine(workload, model, common, args.max_tokens)
+        speculating = Engine(workload, model, {**arguments, **common}, args.max_tokens)
         try:
-            for batch_size in batch_sizes:
-                figures[str(batch_size)] = turns(plain, speculating, batch_size, num_pairs)
+            for batch_size in args.batch_size:
+                figures[str(batch_size)] = turns(plain, speculating, batch_size, args.pairs)
                 print(f"  batch {batch_size}: {figures[str(batch_size)]}", flush=True)
         finally:
             speculating.close()
@@ -182,20 +200,24 @@ def turns(plain: Engine, speculating: Engine, batch_size: int, num_pairs: int) -
         engine.forget()
         engine.run(10_000 + batch_size, batch_size)
         engine.forget()
-    before = totals(speculating.counters)
+    before = totals(speculating.counters.speculation)
     for turn in range(num_pairs):
         order = (plain, speculating) if turn % 2 else (speculating, plain)
         for engine in order:
             engine.run(100 * batch_size + turn, batch_size)
     num_iterations, num_drafts, num_accepted = (
-        now - then for now, then in zip(totals(speculating.counters), before, strict=True)
+        now - then
+        for now, then in zip(totals(speculating.counters.speculation), before, strict=True)
     )
     if plain.texts != speculating.texts:
         raise AssertionError("speculation changed the text")
     gain = ratio_interval(speculating.rates, plain.rates)
+    decode_gain = ratio_interval(speculating.decode_rates, plain.decode_rates)
     return {
         "speedup": round(gain.ratio, 3),
         "interval": [round(gain.low, 3), round(gain.high, 3)],
+        "decode_speedup": round(decode_gain.ratio, 3),
+        "decode_interval": [round(decode_gain.low, 3), round(decode_gain.high, 3)],
         "plain_tokens_per_s": round(sorted(plain.rates)[num_pairs // 2], 1),
         "tokens_per_s": round(sorted(speculating.rates)[num_pairs // 2], 1),
         "accepted_per_step": round(num_accepted / max(1, num_iterations), 3),
@@ -214,6 +236,7 @@ def main() -> None:
     parser.add_argument("--drafter", nargs="+", default=list(DRAFTERS), choices=DRAFTERS)
     parser.add_argument("--batch-size", nargs="+", type=int, default=list(BATCH_SIZES))
     parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--max-tokens", type=int, default=MAX_TOKENS, help="of an answer")
     parser.add_argument("--quantization", choices=("int8",))
     parser.add_argument("--save", metavar="NAME", help="keep the figures in results/NAME.json")
     args = parser.parse_args()
@@ -225,9 +248,7 @@ def main() -> None:
             if drafter in NEEDS_DEMO and workload.model != "demo":
                 continue
             print(f"{name}, {drafter}", flush=True)
-            figures.setdefault(name, {})[drafter] = compare(
-                workload, drafter, args.batch_size, args.pairs, common
-            )
+            figures.setdefault(name, {})[drafter] = compare(workload, drafter, args, common)
     if args.save:
         print(record.save(args.save, figures))
 

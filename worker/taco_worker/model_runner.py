@@ -1,6 +1,5 @@
 """Runs one step: from a plan to the model's input, through the model, to sampled tokens."""
 
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -79,13 +78,11 @@ class ModelRunner:
     def _speculate(self, speculator: Speculator, rows: StepRows, plan: StepPlan) -> list[StepPart]:
         """The step with drafts. It waits for the tokens, which the next drafts follow."""
         rows = speculator.draft(rows, plan.drafts)
-        started_at = time.perf_counter()
         parts = self._run_parts(rows)
         if not parts:
             return parts
         token_ids = torch.cat([part.token_ids for part in parts])
         host_ids = token_ids.cpu().numpy().astype(np.int32)
-        speculator.note_time(int(rows.num_new_tokens.sum()), time.perf_counter() - started_at)
         slots = rows.slots[rows.is_sampled]
         if (verified := parts[0].verified) is not None:
             num_tokens = verified.num_tokens
@@ -98,6 +95,7 @@ class ModelRunner:
                 speculator.observe(self._computed(part.kept))
         num_drafts = np.zeros_like(slots) if verified is None else verified.num_drafts
         speculator.learn(slots, num_tokens, host_ids, num_drafts)
+        speculator.end_step(int(rows.num_new_tokens.sum()))
         return parts
 
     def _run(self, rows: StepRows) -> StepPart:

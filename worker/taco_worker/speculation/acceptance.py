@@ -7,7 +7,7 @@ import numpy as np
 from taco_proto.steps import IntArray
 from taco_worker.sampling.columns import Array
 from taco_worker.speculation.drafter import DraftTrees, FloatArray
-from taco_worker.speculation.verify import global_parents, node_depths
+from taco_worker.speculation.verify import depths_below, global_parents
 
 # Drafts that a prior weighs, and that what was seen at most weighs: older ones fade.
 _PRIOR_WEIGHT = 4.0
@@ -40,7 +40,7 @@ class Acceptance:
         """float64 [sum(num_nodes)], of each node and all above it to be accepted."""
         above = global_parents(trees)
         chances = self._conditional(trees, slots)
-        depths = node_depths(trees)
+        depths = depths_below(above)
         for depth in range(2, int(depths.max(initial=0)) + 1):
             nodes = np.flatnonzero(depths == depth)
             chances[nodes] *= chances[above[nodes]]
@@ -52,7 +52,8 @@ class Acceptance:
         """What each sequence's next tokens turned out to be, `num_tokens` of each."""
         if not trees.token_ids.size:
             return
-        above, depths = global_parents(trees), node_depths(trees)
+        above = global_parents(trees)
+        depths = depths_below(above)
         rows = np.repeat(np.arange(slots.size), trees.num_nodes)
         starts = np.cumsum(num_tokens) - num_tokens
         is_known = depths <= num_tokens[rows]

@@ -73,7 +73,7 @@ class Speculator:
         self._rest = Rest()
         # The drafter knows of the others' slots nothing at all.
         self._is_followed = np.zeros(batch.max_num_seqs, dtype=np.bool_)
-        self._draft_seconds = 0.0  # in the step at hand
+        self._started_at = self._draft_seconds = 0.0  # of the step at hand
         self._proposed: DraftTrees | None = None
         self._proposed_slots = EMPTY
 
@@ -109,12 +109,14 @@ class Speculator:
         self._is_followed[followed] = False
 
     def draft(self, rows: StepRows, planned: PlannedDrafts | None) -> StepRows:
-        """The rows with the drafts that are worth verifying."""
+        """The rows with the drafts that are worth verifying. A step begins here."""
+        self._started_at = time.perf_counter()
         may = np.flatnonzero(rows.max_drafts > 0)
         slots = rows.slots[may]
         trees = self._propose(slots, rows.max_drafts[may], planned)
         self._proposed, self._proposed_slots = trees, slots
-        if not slots.size or (not trees.token_ids.size and self._rest.is_on):
+        was_asked = self.drafter is not None and not self._rest.is_on
+        if not slots.size or not (trees.token_ids.size or was_asked):
             return rows
         num_other_tokens = int(rows.num_new_tokens.sum())
         chosen = self._controller.choose(trees, slots, num_other_tokens, self._rest)
@@ -163,11 +165,6 @@ class Speculator:
         elif is_followed.any():
             is_kept = np.repeat(is_followed, num_tokens)
             self.drafter.append(slots[is_followed], num_tokens[is_followed], token_ids[is_kept])
-        if self._draft_seconds:
-            self._rest.note_drafting(self._draft_seconds)
-        self._draft_seconds = 0.0
-        if self._lets_go:
-            self._leave(np.flatnonzero(self._is_followed).astype(np.int32))
 
     def take_num_invalid(self) -> int:
         """Times since the last call that a drafter gave what cannot be drafts."""
@@ -185,9 +182,15 @@ class Speculator:
             token_ids = token_ids[last_of_each(ends, num_tokens)]
         self._acceptance.learn(proposed, self._proposed_slots, num_tokens, token_ids)
 
-    def note_time(self, num_tokens: int, seconds: float) -> None:
-        """A step of so many tokens took so long."""
+    def end_step(self, num_tokens: int) -> None:
+        """The step, which computed so many tokens, is over: how long it took is known."""
+        seconds = time.perf_counter() - self._started_at - self._draft_seconds
         self._step_times.observe(num_tokens, seconds)
+        if self._draft_seconds:
+            self._rest.note_drafting(self._draft_seconds)
+        self._draft_seconds = 0.0
+        if self.drafter is not None and self._lets_go:
+            self._leave(np.flatnonzero(self._is_followed).astype(np.int32))
 
     # ------------------------------------------------------------------ drafts
 

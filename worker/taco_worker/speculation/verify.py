@@ -59,11 +59,16 @@ def accept(trees: DraftTrees, chosen: Array) -> Outcome:
 
 def node_depths(trees: DraftTrees) -> IntArray:
     """int32 [sum(num_nodes)], 1 for the children of a root."""
-    above = global_parents(trees)
-    depths = np.ones(above.size, dtype=np.int32)
+    return depths_below(global_parents(trees))
+
+
+def depths_below(parents: IntArray) -> IntArray:
+    """The same, of parents as `global_parents` gives them."""
+    depths = np.ones(parents.size, dtype=np.int32)
+    above = parents
     while (below := above >= 0).any():
         depths += below
-        above = np.where(below, global_parents(trees)[above], -1)
+        above = np.where(below, parents[above], -1)
     return depths
 
 
