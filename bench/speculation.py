@@ -1,6 +1,6 @@
 """What speculation gains: workload by drafter by batch size, each beside plain decoding.
 
-    python bench/speculation.py [WORKLOAD ...] [--drafter NAME ...] [--batch-size N ...] [--pairs 5]
+    python bench/speculation.py [WORKLOAD ...] [--drafter NAME ...] [--batch-size N ...] [--pairs 6]
         [--max-tokens 128] [--quantization int8] [--save NAME]
 
 Two engines in one process, one plain and one with the drafter, take turns: the runs of a pair stand
@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import record
@@ -102,6 +103,7 @@ WORKLOADS = {
 # Drafts only models that know the demo model's vocabulary can give.
 NEEDS_DEMO = {"draft model", "medusa", "eagle"}
 DRAFTERS: dict[str, dict[str, Any]] = {
+    "none": {},  # two plain engines: what being the second one does
     "lookahead": {"lookahead_cache_config_dir": "."},
     "ngram": {"speculative_model": "[ngram]", "ngram_prompt_lookup_max": 3},
     "draft model": {"speculative_model": "demo-draft"},
@@ -121,8 +123,8 @@ class Engine:
         self._llm = LLM(
             model, num_gpu_blocks_override=1200, max_num_seqs=32, **workload.engine, **arguments
         )
-        self.rates: list[float] = []
-        self.decode_rates: list[float] = []  # of all tokens but the first of each answer
+        # Tokens a second, of all and of those behind the first of each answer.
+        self.rates: list[tuple[float, float]] = []
         self.texts: list[list[tuple[int, ...]]] = []
 
     @property
@@ -147,13 +149,13 @@ class Engine:
             outputs = self._generate(prompts, sampling)
             seconds += time.perf_counter() - started
             tokens += [tuple(output.outputs[0].token_ids) for output in outputs]
-        self.rates.append(sum(map(len, tokens)) / seconds)
         decoding = self.counters.decode_seconds.sum - decoding_before
-        self.decode_rates.append(sum(len(answer) - 1 for answer in tokens) / decoding)
+        num_decoded = sum(len(answer) - 1 for answer in tokens)
+        self.rates.append((sum(map(len, tokens)) / seconds, num_decoded / decoding))
         self.texts.append(tokens)
 
     def forget(self) -> None:
-        self.rates, self.decode_rates, self.texts = [], [], []
+        self.rates, self.texts = [], []
 
     def close(self) -> None:
         self._llm.close()
@@ -177,24 +179,45 @@ def model_directory(name: str) -> Iterator[str]:
 def compare(
     workload: Workload, drafter: str, args: argparse.Namespace, common: dict[str, Any]
 ) -> dict[str, Any]:
-    figures: dict[str, Any] = {}
+    measured: dict[int, list[Turns]] = {}
     with model_directory(workload.model) as model, tempfile.TemporaryDirectory() as empty:
         arguments = dict(DRAFTERS[drafter])
         if "lookahead_cache_config_dir" in arguments:
             arguments["lookahead_cache_config_dir"] = empty
-        plain = Engine(workload, model, common, args.max_tokens)
-        speculating = Engine(workload, model, {**arguments, **common}, args.max_tokens)
-        try:
-            for batch_size in args.batch_size:
-                figures[str(batch_size)] = turns(plain, speculating, batch_size, args.pairs)
-                print(f"  batch {batch_size}: {figures[str(batch_size)]}", flush=True)
-        finally:
-            speculating.close()
-            plain.close()
+        # The second engine of a process has the worse memory: each is it for half of the pairs.
+        for plain_is_first in (True, False):
+            extras = [common, {**arguments, **common}]
+            made = [
+                Engine(workload, model, extra, args.max_tokens)
+                for extra in (extras if plain_is_first else extras[::-1])
+            ]
+            plain, speculating = made if plain_is_first else made[::-1]
+            try:
+                for batch_size in args.batch_size:
+                    found = take_turns(plain, speculating, batch_size, args.pairs // 2)
+                    measured.setdefault(batch_size, []).append(found)
+            finally:
+                for engine in made:
+                    engine.close()
+    figures = {str(batch_size): summary(halves) for batch_size, halves in measured.items()}
+    for batch_size, row in figures.items():
+        print(f"  batch {batch_size}: {row}", flush=True)
     return figures
 
 
-def turns(plain: Engine, speculating: Engine, batch_size: int, num_pairs: int) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Turns:
+    """Attributes:
+    plain, speculating: tokens a second of each turn, and of decoding alone.
+    drafts: iterations, verified and accepted drafts.
+    """
+
+    plain: list[tuple[float, float]]
+    speculating: list[tuple[float, float]]
+    drafts: tuple[int, int, int]
+
+
+def take_turns(plain: Engine, speculating: Engine, batch_size: int, num_pairs: int) -> Turns:
     """Pairs in alternating order, after one that is not counted."""
     for engine in (plain, speculating):
         engine.forget()
@@ -205,21 +228,30 @@ def turns(plain: Engine, speculating: Engine, batch_size: int, num_pairs: int) -
         order = (plain, speculating) if turn % 2 else (speculating, plain)
         for engine in order:
             engine.run(100 * batch_size + turn, batch_size)
-    num_iterations, num_drafts, num_accepted = (
-        now - then
-        for now, then in zip(totals(speculating.counters.speculation), before, strict=True)
-    )
     if plain.texts != speculating.texts:
         raise AssertionError("speculation changed the text")
-    gain = ratio_interval(speculating.rates, plain.rates)
-    decode_gain = ratio_interval(speculating.decode_rates, plain.decode_rates)
+    after = totals(speculating.counters.speculation)
+    iterations, drafts, accepted = (now - then for now, then in zip(after, before, strict=True))
+    return Turns(plain.rates, speculating.rates, (iterations, drafts, accepted))
+
+
+def summary(halves: list[Turns]) -> dict[str, Any]:
+    plain = [rates for half in halves for rates in half.plain]
+    speculating = [rates for half in halves for rates in half.speculating]
+    num_iterations, num_drafts, num_accepted = (
+        sum(counts) for counts in zip(*(half.drafts for half in halves), strict=True)
+    )
+    gain, decode_gain = (
+        ratio_interval([ours[i] for ours in speculating], [theirs[i] for theirs in plain])
+        for i in range(2)
+    )
     return {
         "speedup": round(gain.ratio, 3),
         "interval": [round(gain.low, 3), round(gain.high, 3)],
         "decode_speedup": round(decode_gain.ratio, 3),
         "decode_interval": [round(decode_gain.low, 3), round(decode_gain.high, 3)],
-        "plain_tokens_per_s": round(sorted(plain.rates)[num_pairs // 2], 1),
-        "tokens_per_s": round(sorted(speculating.rates)[num_pairs // 2], 1),
+        "plain_tokens_per_s": round(median(rate for rate, _ in plain), 1),
+        "tokens_per_s": round(median(rate for rate, _ in speculating), 1),
         "accepted_per_step": round(num_accepted / max(1, num_iterations), 3),
         "verified_per_step": round(num_drafts / max(1, num_iterations), 3),
         "acceptance_rate": round(num_accepted / max(1, num_drafts), 3),
@@ -233,9 +265,9 @@ def totals(counters: SpeculationCounters) -> tuple[int, int, int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("workloads", nargs="*", default=list(WORKLOADS), metavar="WORKLOAD")
-    parser.add_argument("--drafter", nargs="+", default=list(DRAFTERS), choices=DRAFTERS)
+    parser.add_argument("--drafter", nargs="+", default=list(DRAFTERS)[1:], choices=DRAFTERS)
     parser.add_argument("--batch-size", nargs="+", type=int, default=list(BATCH_SIZES))
-    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--pairs", type=int, default=6, help="an even number")
     parser.add_argument("--max-tokens", type=int, default=MAX_TOKENS, help="of an answer")
     parser.add_argument("--quantization", choices=("int8",))
     parser.add_argument("--save", metavar="NAME", help="keep the figures in results/NAME.json")
