@@ -22,6 +22,7 @@ _HEADINGS = (
     "plain tokens/s",
     "tokens/s",
     "speed-up (95% interval)",
+    "of decoding alone",
     "accepted a step",
     "verified a step",
     "accepted of those",
@@ -46,7 +47,7 @@ def speculation_table(results: Path) -> Iterator[str]:
 
 
 def _row(workload: str, drafter: str, batch: str, figures: Record) -> str:
-    low, high = figures["interval"]
+    (low, high), (decode_low, decode_high) = figures["interval"], figures["decode_interval"]
     cells = (
         workload,
         drafter,
@@ -54,6 +55,7 @@ def _row(workload: str, drafter: str, batch: str, figures: Record) -> str:
         f"{figures['plain_tokens_per_s']:,.0f}",
         f"{figures['tokens_per_s']:,.0f}",
         f"{figures['speedup']:.2f} ({low:.2f}–{high:.2f})",
+        f"{figures['decode_speedup']:.2f} ({decode_low:.2f}–{decode_high:.2f})",
         f"{figures['accepted_per_step']:.2f}",
         f"{figures['verified_per_step']:.2f}",
         f"{figures['acceptance_rate']:.0%}",
@@ -79,16 +81,17 @@ def write_plot(results: Path, path: Path) -> None:
     merged: dict[str, dict[str, Record]] = {}
     for record in _records(results):
         for workload, drafters in record["figures"].items():
-            merged.setdefault(workload, {}).update(drafters)
+            for drafter, batches in drafters.items():
+                merged.setdefault(workload, {}).setdefault(drafter, {}).update(batches)
     figure = Figure(figsize=(3.2 * len(merged), 6), layout="constrained")
     rows = figure.subplots(2, len(merged), squeeze=False)
     for column, (workload, drafters) in enumerate(merged.items()):
         speedups, accepted = rows[0][column], rows[1][column]
         for drafter, batches in drafters.items():
             places = range(len(batches))
-            ratios = [figures["speedup"] for figures in batches.values()]
-            below = [f["speedup"] - f["interval"][0] for f in batches.values()]
-            above = [f["interval"][1] - f["speedup"] for f in batches.values()]
+            ratios = [figures["decode_speedup"] for figures in batches.values()]
+            below = [f["decode_speedup"] - f["decode_interval"][0] for f in batches.values()]
+            above = [f["decode_interval"][1] - f["decode_speedup"] for f in batches.values()]
             speedups.errorbar(
                 places, ratios, yerr=[below, above], marker="o", capsize=3, label=drafter
             )
@@ -103,7 +106,7 @@ def write_plot(results: Path, path: Path) -> None:
         speedups.set_ylim(bottom=0)
         accepted.set_ylim(bottom=0)
         accepted.legend(fontsize="small")
-    rows[0][0].set_ylabel("speed-up over plain decoding")
+    rows[0][0].set_ylabel("speed-up of decoding")
     rows[1][0].set_ylabel("accepted drafts a step")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, metadata={"Date": None})

@@ -55,8 +55,10 @@ def plain() -> list[tuple[str, Any]]:
         {"speculative_model": "[ngram]", "ngram_prompt_lookup_max": 3},
         {"speculative_model": "demo-draft", "cpu_draft_worker": True},
         {"speculative_model": "demo-draft", "lookahead_cache_config_dir": "."},
+        {"speculative_model": "demo-medusa"},
+        {"speculative_model": "demo-eagle"},
     ],
-    ids=["lookahead", "ngram", "draft model", "draft model and lookahead"],
+    ids=["lookahead", "ngram", "draft model", "draft model and lookahead", "medusa", "eagle"],
 )
 def test_offline(drafter: dict[str, Any], plain: list[tuple[str, Any]], tmp_path: Path) -> None:
     if "lookahead_cache_config_dir" in drafter:
