@@ -225,6 +225,7 @@ def worker_info_to_pb(info: WorkerInfo) -> pb.WorkerHello:
         max_logprobs=info.max_logprobs,
         default_sampling=info.default_sampling,
         max_draft_tokens=info.max_draft_tokens,
+        drafts_itself=info.drafts_itself,
     )
 
 
@@ -241,6 +242,7 @@ def worker_info_from_pb(message: pb.WorkerHello) -> WorkerInfo:
         max_logprobs=message.max_logprobs,
         default_sampling=dict(message.default_sampling),
         max_draft_tokens=message.max_draft_tokens,
+        drafts_itself=message.drafts_itself,
     )
 
 

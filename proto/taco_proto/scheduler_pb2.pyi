@@ -206,7 +206,7 @@ class WorkerMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., output: _Optional[_Union[StepOutput, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
 
 class WorkerHello(_message.Message):
-    __slots__ = ("protocol_version", "name", "model", "max_model_len", "vocab_size", "eos_token_ids", "block_size", "num_blocks", "max_num_seqs", "max_logprobs", "default_sampling", "max_draft_tokens")
+    __slots__ = ("protocol_version", "name", "model", "max_model_len", "vocab_size", "eos_token_ids", "block_size", "num_blocks", "max_num_seqs", "max_logprobs", "default_sampling", "max_draft_tokens", "drafts_itself")
     class DefaultSamplingEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -226,6 +226,7 @@ class WorkerHello(_message.Message):
     MAX_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_SAMPLING_FIELD_NUMBER: _ClassVar[int]
     MAX_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTS_ITSELF_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     name: str
     model: str
@@ -238,7 +239,8 @@ class WorkerHello(_message.Message):
     max_logprobs: int
     default_sampling: _containers.ScalarMap[str, float]
     max_draft_tokens: int
-    def __init__(self, protocol_version: _Optional[int] = ..., name: _Optional[str] = ..., model: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_logprobs: _Optional[int] = ..., default_sampling: _Optional[_Mapping[str, float]] = ..., max_draft_tokens: _Optional[int] = ...) -> None: ...
+    drafts_itself: bool
+    def __init__(self, protocol_version: _Optional[int] = ..., name: _Optional[str] = ..., model: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_logprobs: _Optional[int] = ..., default_sampling: _Optional[_Mapping[str, float]] = ..., max_draft_tokens: _Optional[int] = ..., drafts_itself: _Optional[bool] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("steps_done",)

@@ -22,6 +22,7 @@ class WorkerInfo:
     Attributes:
         max_draft_tokens: the most draft tokens of a sequence that it verifies in one step; 0: it
             does not speculate.
+        drafts_itself: drafts may come of a step although its plan brings none.
     """
 
     name: str
@@ -34,6 +35,7 @@ class WorkerInfo:
     max_num_seqs: int
     max_logprobs: int
     max_draft_tokens: int = 0
+    drafts_itself: bool = False
     default_sampling: Mapping[str, float] = field(default_factory=dict)
 
 

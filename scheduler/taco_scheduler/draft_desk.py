@@ -63,6 +63,7 @@ class DraftDesk:
             self._config.speculative_max_model_len,
             self._config.speculative_disable_by_batch_size,
             self._num_requests,
+            lambda: info.drafts_itself or (self._drafting is not None and self._drafting.is_on),
         )
 
     def deadline(self) -> float | None:

@@ -18,12 +18,18 @@ class DraftLimits:
         max_model_len: longer sequences have none; None: no limit.
         max_requests: with more requests than that nobody has any; None: no limit.
         num_requests: how many there are.
+        may_come: whether there may be any drafts in the next step at all.
     """
 
     max_draft_tokens: int
     max_model_len: int | None
     max_requests: int | None
     num_requests: Callable[[], int]
+    may_come: Callable[[], bool]
+
+    def allowed(self, batch: Batch) -> IntArray:
+        """`wanted`, and nothing while nobody drafts."""
+        return self.wanted(batch) if self.may_come() else np.zeros_like(batch.limit)
 
     def wanted(self, batch: Batch) -> IntArray:
         """Of every slot: what its length leaves room for, before blocks and budgets."""

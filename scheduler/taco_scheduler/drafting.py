@@ -84,6 +84,11 @@ class Drafting:
         if known is not None:
             self._left.append(known.number)
 
+    @property
+    def is_on(self) -> bool:
+        """Drafts are asked for, or have come and not been used yet."""
+        return self._num_drafts > 0 or bool(self._chains)
+
     # ---------------------------------------------------------------- requests
 
     def held(self) -> BoolArray | None:
@@ -177,6 +182,8 @@ class Drafting:
             num_tokens = output.slots.size + int(output.num_drafts.sum())
             self._pace.note_step(num_tokens, now - step.planned_at)
         self._num_drafts = self._pace.choose(output.slots.size)
+        if not self._num_drafts:
+            self._chains.clear()
 
     # ----------------------------------------------------------------- details
 

@@ -99,7 +99,7 @@ class Policy:
         """
         rows = StepRows()
         remaining = self._remaining_tokens(held)
-        wanted_drafts = self._drafts.wanted(self._batch)
+        wanted_drafts = self._drafts.allowed(self._batch)
         has_preempted = self._grow_tables(remaining, rows)
         if has_preempted:
             remaining = self._remaining_tokens(held)

@@ -41,7 +41,8 @@ class SpeculationArgs(SchedulerArgs):
     )
     cpu_decoding_memory_utilization: float | None = flag(
         "The share of the machine's memory that the lookahead cache may take. Without it the "
-        "cache_size of its configuration holds, or 0.15 if that is less.",
+        "cache_size of its configuration holds; without that one, 5,000,000 tokens or 0.15 of the "
+        "memory, whichever is less.",
         _WORKER,
         default=None,
         parse=float,

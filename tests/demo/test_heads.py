@@ -69,7 +69,7 @@ async def answers(heads: str | None) -> tuple[Generated, int]:
 async def test_heads_save_steps_and_change_nothing(
     name: str, tokens_a_step: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Controller, "choose", lambda self, trees, slots, others: trees)
+    monkeypatch.setattr(Controller, "choose", lambda self, trees, *others: trees)
     expected, _ = await answers(None)
     got, num_accepted = await answers(name)
     assert got.tokens == expected.tokens

@@ -64,6 +64,7 @@ faults = st.sampled_from(
     run_ahead=st.booleans(),
     caching=st.booleans(),
     max_drafts=st.sampled_from([0, 0, 1, 3, 7]),
+    drafts_itself=st.booleans(),
     has_drafter=st.booleans(),
 )
 def test_tokens_do_not_depend_on_the_schedule(
@@ -75,6 +76,7 @@ def test_tokens_do_not_depend_on_the_schedule(
     run_ahead: bool,
     caching: bool,
     max_drafts: int,
+    drafts_itself: bool,
     has_drafter: bool,
 ) -> None:
     info = worker_info(
@@ -82,6 +84,7 @@ def test_tokens_do_not_depend_on_the_schedule(
         block_size=BLOCK_SIZE,
         max_num_seqs=slots,
         max_draft_tokens=max_drafts,
+        drafts_itself=drafts_itself,
     )
     driver = Driver(
         info,

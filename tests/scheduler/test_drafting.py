@@ -72,6 +72,18 @@ def test_others_do_not_wait() -> None:
     assert driver.plan(), "a prompt has no drafts to wait for"
 
 
+def test_while_nobody_drafts_rows_may_verify_nothing() -> None:
+    driver = Driver(worker_info(max_draft_tokens=4, drafts_itself=False), num_speculative_tokens=4)
+    driver.attach()
+    driver.submit(1, PROMPT, max_tokens=12, ignore_eos=True)
+    driver.run()
+    assert not any(plan.max_drafts.any() for plan in driver.plans)
+    driver.attach_drafter()
+    driver.submit(2, PROMPT, max_tokens=24, ignore_eos=True)
+    driver.run()
+    assert any(plan.max_drafts.any() for plan in driver.plans)
+
+
 def test_a_late_reply_is_not_waited_for() -> None:
     driver = make_driver()
     driver.attach_drafter()

@@ -30,6 +30,7 @@ def worker_info(**changes: object) -> WorkerInfo:
         "num_blocks": 64,
         "max_num_seqs": 8,
         "max_logprobs": 20,
+        "drafts_itself": True,
     }
     return WorkerInfo(**{**values, **changes})  # type: ignore[arg-type]
 
@@ -240,7 +241,9 @@ class FakeWorker:
         )
 
     def _luck(self, row: Row, max_drafts: int) -> tuple[int, int]:
-        """How many drafts a row verifies, and how many of them are right."""
+        """How many drafts of its own a row verifies, and how many of them are right."""
+        if not self.info.drafts_itself:
+            return 0, 0
         state = zlib.crc32(array("i", row.tokens[-3:]).tobytes())
         num_drafts = state % (max_drafts + 1)
         return num_drafts, (state >> 8) % (num_drafts + 1)

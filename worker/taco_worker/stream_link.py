@@ -104,6 +104,9 @@ class StreamLink(ABC, Generic[Up, Down]):
                 await asyncio.wait({reader, writer, stopped}, return_when=asyncio.FIRST_COMPLETED)
                 if stopped.done():
                     await self._say_goodbye(reader, writer)
+                elif writer.done():
+                    # The last answer was sent; a stream that is cancelled now might lose it.
+                    await asyncio.wait({reader}, timeout=_GOODBYE_SECONDS)
                 return await self._reason(stream, reader)
             finally:
                 self._drop_waiting_jobs()

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -81,8 +82,13 @@ class Worker:
         self._runner = ModelRunner(
             self._model, self._batch, transfers, self._speculator, make_typical(config.speculation)
         )
-        max_draft_tokens = self._speculator.max_draft_tokens if self._speculator else 0
-        self.info = _describe(config, model_config, max_model_len, num_blocks, max_draft_tokens)
+        self.info = _describe(config, model_config, max_model_len, num_blocks)
+        if self._speculator is not None:
+            self.info = replace(
+                self.info,
+                max_draft_tokens=self._speculator.max_draft_tokens,
+                drafts_itself=self._speculator.drafter is not None,
+            )
         self._collector = Collector() if transfers.overlaps else None
         self._epoch = 0
         self._failed = False
@@ -171,11 +177,7 @@ class Worker:
 
 
 def _describe(
-    config: WorkerConfig,
-    model: ModelConfig,
-    max_model_len: int,
-    num_blocks: int,
-    max_draft_tokens: int,
+    config: WorkerConfig, model: ModelConfig, max_model_len: int, num_blocks: int
 ) -> WorkerInfo:
     return WorkerInfo(
         name=config.name,
@@ -187,7 +189,6 @@ def _describe(
         num_blocks=num_blocks,
         max_num_seqs=config.max_num_seqs,
         max_logprobs=config.max_logprobs,
-        max_draft_tokens=max_draft_tokens,
         default_sampling=model.sampling_defaults,
     )
 

@@ -122,12 +122,25 @@ def load_library(file: Path = build.LIBRARY, sources: Path = build.SOURCES) -> c
         built_from = lib.taco_source_hash().decode()
         if sources.exists() and built_from != build.source_hash(sources):
             raise KernelLibraryError(f"{file.name} was built from other sources: {remedy}")
-        for name, (result, arguments) in _SIGNATURES.items():
-            function = getattr(lib, name)
-            function.restype, function.argtypes = result, arguments
+        _declare(lib)
     except (OSError, AttributeError) as error:
         raise KernelLibraryError(f"cannot load {file.name} ({error}): {remedy}") from error
     return lib
+
+
+def holding_the_gil(lib: ctypes.CDLL) -> ctypes.PyDLL:
+    """The same functions for calls of a few microseconds: whoever lets go of the interpreter lock
+    waits for it again, for as long as another thread is busy.
+    """
+    holding = ctypes.PyDLL(lib._name)
+    _declare(holding)
+    return holding
+
+
+def _declare(lib: ctypes.CDLL) -> None:
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(lib, name)
+        function.restype, function.argtypes = result, arguments
 
 
 def isa_names(lib: ctypes.CDLL) -> list[str]:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from taco_kernels.cpu import memory
-from taco_kernels.cpu.library import CpuKernels
+from taco_kernels.cpu.library import CpuKernels, holding_the_gil
 
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
@@ -22,6 +22,8 @@ FloatArray = npt.NDArray[np.float32]
 # As in csrc/lookahead.h and lookahead_tree.h.
 MAX_MATCH = 16
 MAX_TREE = 63
+# Calls for so few sequences take microseconds.
+_QUICK_ROWS = 16
 MAX_PATHS = 16
 MAX_CELL = 64
 WEIGHT_ONE = 16
@@ -149,6 +151,7 @@ class LookaheadCache:
             self.max_local_bytes,
         )
         lib = kernels.lib
+        self._quick_lib = holding_the_gil(lib)
         self._cache = c_void_p(lib.taco_lookahead_create(ctypes.byref(filled)))
         weakref.finalize(self, lib.taco_lookahead_destroy, self._cache).atexit = False
 
@@ -216,7 +219,7 @@ class LookaheadCache:
             _column(num_tokens, np.int32, slots.size),
             _column(token_ids, np.int32, sum(num_tokens.tolist())),
         )
-        self._kernels.lib.taco_lookahead_append(self._cache, ctypes.byref(appended))
+        self._lib_for(slots.size).taco_lookahead_append(self._cache, ctypes.byref(appended))
 
     def draft(self, slots: IntArray, max_nodes: IntArray) -> Trees:
         count = slots.size
@@ -232,10 +235,13 @@ class LookaheadCache:
             first + step,
             first + 2 * step,
         )
-        total = self._kernels.lib.taco_lookahead_draft(
+        total = self._lib_for(count).taco_lookahead_draft(
             self._kernels.pool, self._cache, ctypes.byref(trees)
         )
         return Trees(num_nodes, *columns[:, :total].copy())
+
+    def _lib_for(self, num_rows: int) -> ctypes.CDLL:
+        return self._kernels.lib if num_rows > _QUICK_ROWS else self._quick_lib
 
     def _slots(self, slots: IntArray) -> int:
         numbers = slots.tolist()  # for so few faster than NumPy's own reductions

@@ -1,12 +1,20 @@
 import zlib
 from array import array
+from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from taco_worker.speculation.drafter import DraftTrees, chains
-from taco_worker.speculation.verify import accept, are_chains, node_depths, select_nodes
+from taco_worker.speculation.verify import (
+    accept,
+    are_chains,
+    is_well_formed,
+    node_depths,
+    select_nodes,
+)
 
 Tree = list[tuple[int, int]]  # token and parent of each node
 
@@ -105,3 +113,34 @@ def test_chains_are_trees() -> None:
     assert made.num_nodes.tolist() == [2, 0, 1]
     assert made.parents.tolist() == [-1, 0, -1]
     assert are_chains(made)
+
+
+@given(st.lists(trees(), max_size=4))
+def test_trees_are_well_formed(rows: list[Tree]) -> None:
+    whole = pack(rows)
+    assert is_well_formed(whole, whole.num_nodes, 3, max(1, whole.classes.size))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"token_ids": [1, 3, 0]},
+        {"token_ids": [1, -1, 0]},
+        {"token_ids": [1, 2]},
+        {"classes": [0, 0, 9]},
+        {"classes": [-(2**31), 0, 0]},  # what becomes of NaN
+        {"parents": [-1, 1, 0]},
+        {"parents": [-2, 0, 0]},
+        {"num_nodes": [4]},
+        {"num_nodes": [-1]},
+        {"num_nodes": [1, 2]},
+    ],
+)
+def test_what_cannot_be_a_tree_is_found_out(changes: dict[str, list[int]]) -> None:
+    tree = DraftTrees(
+        *(np.array(c, dtype=np.int32) for c in ([3], [1, 2, 0], [-1, 0, 0], [0, 0, 1]))
+    )
+    three = np.array([3], dtype=np.int32)
+    assert is_well_formed(tree, three, 3, 2)
+    bad = replace(tree, **{name: np.array(c, dtype=np.int32) for name, c in changes.items()})
+    assert not is_well_formed(bad, three, 3, 2)

@@ -22,7 +22,7 @@ from taco_worker.speculation.drafter import (
 from taco_worker.speculation.lookahead.figures import LookaheadFigures
 from taco_worker.speculation.rest import Rest
 from taco_worker.speculation.step_times import StepTimes
-from taco_worker.speculation.verify import are_chains, select_nodes
+from taco_worker.speculation.verify import are_chains, is_well_formed, select_nodes
 from taco_worker.step_input import last_of_each
 
 logger = logging.getLogger("taco.worker")
@@ -209,14 +209,7 @@ class Speculator:
 
     def _checked(self, trees: DraftTrees, slots: IntArray, max_drafts: IntArray) -> DraftTrees:
         """No drafts at all where a drafter gives what cannot be: none of it can be trusted then."""
-        ids = trees.token_ids
-        is_valid = (
-            trees.num_nodes.size == slots.size
-            and (trees.num_nodes <= max_drafts).all()
-            and int(trees.num_nodes.sum()) == ids.size == trees.parents.size == trees.classes.size
-            and (not ids.size or (ids.min() >= 0 and ids.max() < self._vocab_size))
-        )
-        if is_valid:
+        if is_well_formed(trees, max_drafts, self._vocab_size, self._first_planned_class):
             return trees
         if not self._has_complained:
             logger.error("a drafter gives tokens that do not exist, or too many; they are left out")

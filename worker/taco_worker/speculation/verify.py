@@ -57,6 +57,26 @@ def accept(trees: DraftTrees, chosen: Array) -> Outcome:
     return Outcome(np.array(kept, dtype=np.int32), np.array(num_tokens, dtype=np.int32))
 
 
+def is_well_formed(
+    trees: DraftTrees, max_nodes: IntArray, vocab_size: int, num_classes: int
+) -> bool:
+    """Whether these can be trees: no larger than they may be, with tokens that there are, and each
+    node behind its parent."""
+    columns = (trees.token_ids, trees.parents, trees.classes)
+    if trees.num_nodes.shape != max_nodes.shape or (trees.num_nodes < 0).any():
+        return False
+    total = int(trees.num_nodes.sum())
+    if (trees.num_nodes > max_nodes).any() or any(column.size != total for column in columns):
+        return False
+    places = np.arange(total) - np.repeat(np.cumsum(trees.num_nodes), trees.num_nodes)
+    places += np.repeat(trees.num_nodes, trees.num_nodes)
+    return not total or bool(
+        (trees.token_ids.min() >= 0 and trees.token_ids.max() < vocab_size)
+        and (trees.classes.min() >= 0 and trees.classes.max() < num_classes)
+        and ((trees.parents >= -1) & (trees.parents < places)).all()
+    )
+
+
 def node_depths(trees: DraftTrees) -> IntArray:
     """int32 [sum(num_nodes)], 1 for the children of a root."""
     return depths_below(global_parents(trees))
