@@ -17,6 +17,8 @@ _MIN_GAIN = 1.03
 # once in so many steps.
 _TRIAL_SHARE = 0.01
 _MIN_STEPS_A_TRIAL = 64
+# Where every request has something to catch up with, what so many in a row take is their cost.
+_MAX_CATCHING_UP = 8
 # What plain steps take has to be known first, and be looked at again after so many with drafts.
 _PLAIN_STEPS = 8
 _STEPS_A_PLAIN_LOOK = 512
@@ -34,11 +36,13 @@ class DraftPace:
         self._reached = np.full(max_drafts, _PRIOR_DRAFTS)
         self._step = _Line(_BELIEVED_SLOPE)
         self._plain = _Line(_BELIEVED_SLOPE)
+        self._plain_tokens = 1.0  # that such a step gives a sequence
         self._draft = _Line(1.0)
         self._plain_steps_left = _PLAIN_STEPS
         self._steps_to_look = _STEPS_A_PLAIN_LOOK
         self._steps_to_trial = _MIN_STEPS_A_TRIAL
-        self._is_resting = False
+        self._trial_seconds: float | None = None  # so far; None: drafts are not being tried
+        self._num_catching_up = 0
 
     def choose(self, num_sequences: int) -> int:
         """Drafts to ask for, for each of so many sequences, from the next step on; 0 is plain
@@ -48,19 +52,20 @@ class DraftPace:
             return 0
         if not self._draft.is_known or not self._step.is_known:
             return self._max_drafts
+        if self._trial_seconds is not None:
+            return 1
         best = self._best(num_sequences)
-        self._is_resting = best == 0
-        if self._is_resting:
-            self._steps_to_trial -= 1
-            if self._steps_to_trial <= 0:
-                self._steps_to_trial = _MIN_STEPS_A_TRIAL
-                return 1
-        else:
+        if best:
             self._steps_to_look -= 1
             if self._steps_to_look <= 0:
                 self._steps_to_look = _STEPS_A_PLAIN_LOOK
                 self._plain_steps_left = _PLAIN_STEPS
-        return best
+            return best
+        self._steps_to_trial -= 1
+        if self._steps_to_trial > 0:
+            return 0
+        self._trial_seconds = 0.0
+        return 1
 
     def _best(self, num_sequences: int) -> int:
         lengths = np.arange(self._max_drafts + 1)
@@ -70,27 +75,40 @@ class DraftPace:
         seconds = self._step.at(num_sequences * (1 + lengths)) + draft_seconds
         if self._plain.is_known:
             seconds[0] = self._plain.at(np.array(num_sequences))
+            tokens[0] = self._plain_tokens
         goodput = tokens / np.maximum(seconds, 1e-9)
         best = int(goodput.argmax())
         return best if goodput[best] >= _MIN_GAIN * goodput[0] else 0
 
-    def note_draft(self, num_drafts: int, seconds: float) -> None:
-        """A request for so many drafts of each sequence was answered after so long."""
-        if self._is_resting and self._plain.is_known:
-            # Mostly what the draft model had to catch up with: that tells what trying costs.
-            a_step = max(float(self._plain.at(np.array(1))), 1e-9)
-            num_steps = seconds / (_TRIAL_SHARE * a_step)
-            self._steps_to_trial = max(_MIN_STEPS_A_TRIAL, int(num_steps))
+    def note_draft(self, num_drafts: int, seconds: float, *, caught_up: bool) -> None:
+        """A request for so many drafts of each sequence was answered after so long.
+
+        Args:
+            caught_up: the draft model had to read more than the last step's tokens first, such as
+                a prompt, so that it took longer than drafts do.
+        """
+        if self._trial_seconds is not None:
+            self._trial_seconds += seconds
+        self._num_catching_up = self._num_catching_up + 1 if caught_up else 0
+        if caught_up and self._num_catching_up < _MAX_CATCHING_UP:
             return
         self._draft.observe(num_drafts, seconds)
+        if self._trial_seconds is not None:
+            a_step = max(float(self._plain.at(np.array(1))), 1e-9) if self._plain.is_known else 1.0
+            num_steps = self._trial_seconds / (_TRIAL_SHARE * a_step)
+            self._steps_to_trial = max(_MIN_STEPS_A_TRIAL, int(num_steps))
+            self._trial_seconds = None
 
     def note_step(self, num_tokens: int, seconds: float) -> None:
         """A step that only decodes computed so many tokens."""
         self._step.observe(num_tokens, seconds)
 
-    def note_plain_step(self, num_sequences: int, seconds: float) -> None:
-        """A step without drafts came so long after the one before it."""
+    def note_plain_step(self, num_sequences: int, num_tokens: int, seconds: float) -> None:
+        """A step without the draft worker's drafts gave so many tokens, which are more than one a
+        sequence where the worker drafts itself, and came so long after the one before it.
+        """
         self._plain.observe(num_sequences, seconds)
+        self._plain_tokens += _WEIGHT * (num_tokens / num_sequences - self._plain_tokens)
         self._plain_steps_left -= 1
 
     def note_accepted(self, num_drafts: int, num_accepted: int) -> None:

@@ -39,6 +39,7 @@ class _Asked:
     request_id: int
     num_drafts: int
     asked_at: float
+    catches_up: bool  # it brings more than the tokens of a step
     tenures: dict[int, tuple[int, int]]  # by number: tenure, tokens of the sequence
 
 
@@ -138,7 +139,7 @@ class Drafting:
             return
         self._asked = None
         was_waited_for, self._is_waiting = self._is_waiting, False
-        self._pace.note_draft(asked.num_drafts, now - asked.asked_at)
+        self._pace.note_draft(asked.num_drafts, now - asked.asked_at, caught_up=asked.catches_up)
         if not self._is_valid(reply, asked):
             if not self._counters.num_invalid_drafts:
                 logger.error("draft worker %s gives what cannot be drafts", self.info.name)
@@ -171,16 +172,17 @@ class Drafting:
         since_last, self._last_output_at = now - self._last_output_at, now
         if not step.only_decodes:
             return
-        if output.num_drafts.size:
+        if self._num_drafts and output.num_drafts.size:
             columns = (output.num_drafts, output.num_tokens - 1)
             for drafts, accepted in zip(*(c.tolist() for c in columns), strict=True):
                 if drafts:
                     self._pace.note_accepted(min(drafts, self._max_drafts), accepted)
-        if not step.ran_alone and not output.num_drafts.any():
-            self._pace.note_plain_step(output.slots.size, since_last)
+        seconds = now - step.planned_at if step.ran_alone else since_last
+        if not self._num_drafts:
+            self._pace.note_plain_step(output.slots.size, output.token_ids.size, seconds)
         elif step.ran_alone:
             num_tokens = output.slots.size + int(output.num_drafts.sum())
-            self._pace.note_step(num_tokens, now - step.planned_at)
+            self._pace.note_step(num_tokens, seconds)
         self._num_drafts = self._pace.choose(output.slots.size)
         if not self._num_drafts:
             self._chains.clear()
@@ -210,7 +212,8 @@ class Drafting:
             known.num_tokens = len(sequence.tokens)
             tenures[known.number] = (sequence.tenure, len(sequence.tokens))
         self._num_requests += 1
-        self._asked = _Asked(self._num_requests, self._num_drafts, now, tenures)
+        catches_up = any(tokens.size > self._max_drafts + 1 for _, _, tokens in rows)
+        self._asked = _Asked(self._num_requests, self._num_drafts, now, catches_up, tenures)
         self._is_waiting = True
         left, self._left = self._left, []
         return DraftRequest(

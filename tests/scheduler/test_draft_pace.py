@@ -15,9 +15,9 @@ def pace_of(
     pace = DraftPace(MAX_DRAFTS)
     for _ in range(60):
         for num_sequences in (1, 32):
-            pace.note_plain_step(num_sequences, plain or step + row * num_sequences)
+            pace.note_plain_step(num_sequences, num_sequences, plain or step + row * num_sequences)
         for num_drafts in (1, 3, 6):
-            pace.note_draft(num_drafts, draft * num_drafts)
+            pace.note_draft(num_drafts, draft * num_drafts, caught_up=False)
             pace.note_step(1 + num_drafts, step + row * (1 + num_drafts))
             pace.note_accepted(num_drafts, min(accepted, num_drafts))
     return pace
@@ -26,7 +26,7 @@ def pace_of(
 def test_plain_steps_are_measured_first_and_then_all_drafts_are_tried() -> None:
     pace = DraftPace(MAX_DRAFTS)
     while pace.choose(1) == 0:
-        pace.note_plain_step(1, 0.010)
+        pace.note_plain_step(1, 1, 0.010)
     assert pace.choose(1) == MAX_DRAFTS
 
 
@@ -41,7 +41,7 @@ def test_plain_steps_are_looked_at_again_now_and_then() -> None:
     for _ in range(600):
         choices.append(pace.choose(1))
         if choices[-1] == 0:
-            pace.note_plain_step(1, 0.010)
+            pace.note_plain_step(1, 1, 0.010)
     assert 0 < choices.count(0) < 20
 
 
@@ -49,7 +49,9 @@ def test_trying_again_takes_a_small_share_of_the_time() -> None:
     pace = pace_of(accepted=0)
     while pace.choose(1) == 0:
         pass
-    pace.note_draft(1, 0.5)  # the draft model had a long text to read: 50 plain steps
+    pace.note_draft(1, 0.5, caught_up=True)  # a long text to read: 50 plain steps
+    assert pace.choose(1) == 1, "what drafts cost is not known yet"
+    pace.note_draft(1, 0.001, caught_up=False)
     choices = [pace.choose(1) for _ in range(4500)]
     assert choices.count(1) == 0
     assert 1 in [pace.choose(1) for _ in range(1000)]
@@ -77,12 +79,47 @@ def test_none_where_rows_cost_as_much_as_steps() -> None:
 
 def test_one_is_tried_now_and_then_and_drafting_starts_again() -> None:
     pace = pace_of(accepted=0)
-    choices = [pace.choose(1) for _ in range(130)]
-    assert choices.count(1) == 2
-    assert choices.count(0) == 128
+    choices = []
+    for _ in range(130):
+        choices.append(pace.choose(1))
+        if choices[-1]:
+            pace.note_draft(1, 0.001, caught_up=False)
+    assert choices.count(1) >= 1
+    assert choices.count(0) >= 127
     for _ in range(400):
         pace.note_accepted(6, 6)
     assert pace.choose(1) == MAX_DRAFTS
+
+
+def test_what_was_slow_once_is_found_to_be_fast() -> None:
+    pace = pace_of(draft=0.050)
+    for _ in range(4000):
+        if (num_drafts := pace.choose(1)) > 0:
+            pace.note_draft(num_drafts, 0.0005 * num_drafts, caught_up=False)
+        else:
+            pace.note_plain_step(1, 1, 0.010)
+    assert MAX_DRAFTS in [pace.choose(1) for _ in range(2 * MAX_DRAFTS)]
+
+
+def test_none_where_the_worker_drafts_better_itself() -> None:
+    pace = pace_of(accepted=2)
+    for _ in range(40):
+        pace.note_plain_step(1, 5, 0.010)
+    assert pace.choose(1) == 0
+
+
+def test_reading_a_prompt_says_nothing_of_what_drafts_cost() -> None:
+    pace = pace_of()
+    for _ in range(5):
+        pace.note_draft(MAX_DRAFTS, 3.0, caught_up=True)
+    assert pace.choose(1) == MAX_DRAFTS
+
+
+def test_where_every_request_reads_a_prompt_that_is_what_drafts_cost() -> None:
+    pace = pace_of()
+    for _ in range(100):
+        pace.note_draft(MAX_DRAFTS, 3.0, caught_up=True)
+    assert pace.choose(1) == 0
 
 
 def test_large_batches_leave_less_room() -> None:

@@ -61,6 +61,19 @@ def test_whoever_is_drafted_for_waits_for_the_drafts() -> None:
     assert driver.plan()
 
 
+@pytest.mark.parametrize("run_ahead", [False, True])
+def test_drafting_starts_once_plain_steps_were_measured(
+    run_ahead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(draft_pace, "_PLAIN_STEPS", 3)
+    driver = make_driver(run_ahead=run_ahead)
+    driver.attach_drafter()
+    driver.submit(1, PROMPT, max_tokens=24, ignore_eos=True)
+    driver.run()
+    assert drafted_plans(driver) > 0
+    assert driver.plans[1].drafts is None
+
+
 def test_others_do_not_wait() -> None:
     driver = make_driver()
     driver.attach_drafter()
