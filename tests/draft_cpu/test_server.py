@@ -1,67 +1,23 @@
 import asyncio
-import contextlib
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
-from typing import Any, TypeVar
 
 import grpc
-import grpc.aio
 import pytest
 
 from support.checkpoints import make_checkpoint
 from support.drafting import Ask, draft_request, drafts_of
+from support.fake_scheduler import REFUSAL, serve, soon
 from taco_draft.draft_runner import DraftRunner
 from taco_draft.drafter_link import DrafterLink
-from taco_proto import scheduler_pb2 as pb
 from taco_proto.config import PROTOCOL_VERSION, DrafterConfig, ModelConfig
-from taco_proto.convert_drafts import draft_reply_from_pb, draft_request_to_pb
 from taco_proto.drafts import DraftReply, DraftRequest
-from taco_proto.scheduler_pb2_grpc import SchedulerServicer, add_SchedulerServicer_to_server
 from taco_worker.model_thread import ModelThread
 
-T = TypeVar("T")
-
 PROMPT = [5, 6, 7]
-
-
-class FakeScheduler(SchedulerServicer):
-    """Sends the requests that a test gives it, and keeps what the draft worker says."""
-
-    def __init__(self) -> None:
-        self.requests: asyncio.Queue[DraftRequest | grpc.StatusCode | None] = asyncio.Queue()
-        self.hellos: asyncio.Queue[pb.DrafterHello] = asyncio.Queue()
-        self.replies: asyncio.Queue[DraftReply] = asyncio.Queue()
-        self.heartbeats: asyncio.Queue[pb.Heartbeat] = asyncio.Queue()
-        self.goodbyes: asyncio.Queue[None] = asyncio.Queue()
-
-    async def AttachDrafter(  # noqa: N802
-        self, request_iterator: AsyncIterator[pb.DrafterMessage], context: Any
-    ) -> AsyncIterator[pb.DraftRequest]:
-        listener = asyncio.create_task(self._listen(request_iterator))
-        try:
-            while (request := await self.requests.get()) is not None:
-                if isinstance(request, grpc.StatusCode):
-                    await context.abort(request, "it drafts in another vocabulary")
-                else:
-                    yield draft_request_to_pb(request)
-        finally:
-            listener.cancel()
-
-    async def _listen(self, messages: AsyncIterator[pb.DrafterMessage]) -> None:
-        async for message in messages:
-            match message.WhichOneof("body"):
-                case "hello":
-                    self.hellos.put_nowait(message.hello)
-                case "reply":
-                    self.replies.put_nowait(draft_reply_from_pb(message.reply))
-                case "heartbeat":
-                    self.heartbeats.put_nowait(message.heartbeat)
-        self.goodbyes.put_nowait(None)
-        self.requests.put_nowait(None)
 
 
 class GatedRunner(DraftRunner):
@@ -76,23 +32,6 @@ class GatedRunner(DraftRunner):
         self.begun.set()
         self.gate.wait()
         return super().draft(request)
-
-
-async def soon(awaitable: Awaitable[T]) -> T:
-    return await asyncio.wait_for(awaitable, 60)
-
-
-@contextlib.asynccontextmanager
-async def serve(address: str) -> AsyncIterator[FakeScheduler]:
-    scheduler = FakeScheduler()
-    server = grpc.aio.server()
-    add_SchedulerServicer_to_server(scheduler, server)
-    server.add_insecure_port(address)
-    await server.start()
-    try:
-        yield scheduler
-    finally:
-        await server.stop(None)
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +57,7 @@ async def test_hello_then_requests_down_and_drafts_up(runner: DraftRunner, addre
     stop = asyncio.Event()
     async with serve(address) as scheduler:
         link = asyncio.create_task(DrafterLink(address, runner, ModelThread()).run(stop))
-        hello = await soon(scheduler.hellos.get())
+        hello = await soon(scheduler.drafter_hellos.get())
         assert hello.protocol_version == PROTOCOL_VERSION
         assert (hello.name, hello.vocab_size, hello.max_model_len) == ("drafter-0", 384, 256)
         scheduler.requests.put_nowait(first)
@@ -195,8 +134,8 @@ async def test_a_refusal_is_final_where_dialling_again_is_no_use(
         link = DrafterLink(address, runner, ModelThread())
         scheduler.requests.put_nowait(code)
         reason = await soon(link.run(asyncio.Event()))
-        assert reason == f"{code.name}: it drafts in another vocabulary"
-        refusal = f"the scheduler at {address} refuses: it drafts in another vocabulary"
+        assert reason == f"{code.name}: {REFUSAL}"
+        refusal = f"the scheduler at {address} refuses: {REFUSAL}"
         assert link.failure == (refusal if is_final else "")
 
 
@@ -230,7 +169,7 @@ async def test_the_process_dials_until_the_scheduler_is_there_and_leaves_when_to
     while "dialling again" not in await asyncio.to_thread(next, lines):
         pass
     async with serve(address) as scheduler:
-        await soon(scheduler.hellos.get())
+        await soon(scheduler.drafter_hellos.get())
         scheduler.requests.put_nowait(draft_request(Ask(1, 0, PROMPT, 3)))
         assert set(drafts_of(await soon(scheduler.replies.get()))) == {1}
         process.send_signal(signal.SIGTERM)
@@ -249,7 +188,7 @@ async def test_a_process_that_is_refused_says_why_in_one_line_and_ends(
         _, errors = await asyncio.to_thread(process.communicate)
     assert process.returncode == 1
     assert [line for line in errors.splitlines() if "ERROR" in line] == errors.splitlines()[-1:]
-    assert errors.endswith("refuses: it drafts in another vocabulary\n")
+    assert errors.endswith(f"refuses: {REFUSAL}\n")
 
 
 def test_a_model_that_cannot_be_loaded_is_one_line_and_exit_code_1(tmp_path: Path) -> None:

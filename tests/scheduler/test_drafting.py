@@ -26,6 +26,26 @@ def make_driver(**config: object) -> Driver:
     return driver
 
 
+def make_drafted(
+    drafter: FakeDrafter | None = None, max_tokens: int = 24, **config: object
+) -> Driver:
+    """A request that a draft worker drafts for."""
+    driver = make_driver(**config)
+    driver.attach_drafter(drafter)
+    driver.submit(1, PROMPT, max_tokens=max_tokens, ignore_eos=True)
+    return driver
+
+
+def make_asked() -> Driver:
+    """After the prompt's step; the draft worker has been asked, and its reply is on its way."""
+    driver = make_drafted()
+    assert driver.plan()
+    assert not driver.plan(), "it must not run ahead: its drafts follow a token that is on its way"
+    driver.deliver()
+    assert driver.ask()
+    return driver
+
+
 def expected(driver: Driver, max_tokens: int) -> list[int]:
     sampling = make_request(1, PROMPT, max_tokens=max_tokens, ignore_eos=True).sampling
     return generate(PROMPT, sampling, driver.info, 1)
@@ -39,9 +59,7 @@ def test_right_drafts_save_steps() -> None:
     plain = make_driver()
     plain.submit(1, PROMPT, max_tokens=24, ignore_eos=True)
     plain.run()
-    driver = make_driver()
-    driver.attach_drafter()
-    driver.submit(1, PROMPT, max_tokens=24, ignore_eos=True)
+    driver = make_drafted()
     driver.run()
     assert driver.got.tokens == plain.got.tokens
     assert drafted_plans(driver) > 2
@@ -49,13 +67,7 @@ def test_right_drafts_save_steps() -> None:
 
 
 def test_whoever_is_drafted_for_waits_for_the_drafts() -> None:
-    driver = make_driver()
-    driver.attach_drafter()
-    driver.submit(1, PROMPT, max_tokens=24, ignore_eos=True)
-    assert driver.plan()  # the prompt
-    assert not driver.plan(), "it must not run ahead: its drafts follow a token that is on its way"
-    driver.deliver()
-    assert driver.ask()
+    driver = make_asked()
     assert not driver.plan()
     driver.reply()
     assert driver.plan()
@@ -66,21 +78,14 @@ def test_drafting_starts_once_plain_steps_were_measured(
     run_ahead: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(draft_pace, "_PLAIN_STEPS", 3)
-    driver = make_driver(run_ahead=run_ahead)
-    driver.attach_drafter()
-    driver.submit(1, PROMPT, max_tokens=24, ignore_eos=True)
+    driver = make_drafted(run_ahead=run_ahead)
     driver.run()
     assert drafted_plans(driver) > 0
     assert driver.plans[1].drafts is None
 
 
 def test_others_do_not_wait() -> None:
-    driver = make_driver()
-    driver.attach_drafter()
-    driver.submit(1, PROMPT, max_tokens=24, ignore_eos=True)
-    driver.plan()
-    driver.deliver()
-    assert driver.ask()
+    driver = make_asked()
     driver.submit(2, [9, 9, 9], max_tokens=4)
     assert driver.plan(), "a prompt has no drafts to wait for"
 
@@ -98,12 +103,7 @@ def test_while_nobody_drafts_rows_may_verify_nothing() -> None:
 
 
 def test_a_late_reply_is_not_waited_for() -> None:
-    driver = make_driver()
-    driver.attach_drafter()
-    driver.submit(1, PROMPT, max_tokens=24, ignore_eos=True)
-    driver.plan()
-    driver.deliver()
-    assert driver.ask()
+    driver = make_asked()
     assert not driver.plan()
     deadline = driver.engine.next_deadline()
     assert deadline is not None
@@ -117,12 +117,7 @@ def test_a_late_reply_is_not_waited_for() -> None:
 
 
 def test_a_draft_worker_that_is_lost_holds_nobody_up() -> None:
-    driver = make_driver()
-    driver.attach_drafter()
-    driver.submit(1, PROMPT, max_tokens=24, ignore_eos=True)
-    driver.plan()
-    driver.deliver()
-    assert driver.ask()
+    driver = make_asked()
     driver.lose_drafter()
     assert driver.plan()
     driver.run()
@@ -141,12 +136,7 @@ def test_a_draft_worker_that_is_lost_holds_nobody_up() -> None:
     ],
 )
 def test_what_cannot_be_drafts_is_left_out_and_counted(changes: dict) -> None:
-    driver = make_driver()
-    driver.attach_drafter()
-    driver.submit(1, PROMPT, max_tokens=24, ignore_eos=True)
-    driver.plan()
-    driver.deliver()
-    assert driver.ask()
+    driver = make_asked()
     number = next(iter(driver.drafter.sequences))  # type: ignore[union-attr]
     reply = DraftReply(
         request_id=1,
@@ -192,9 +182,7 @@ def test_a_worker_may_come_after_the_draft_worker() -> None:
 
 
 def test_sequences_beyond_the_draft_models_length_go_on_without() -> None:
-    driver = make_driver()
-    driver.attach_drafter(FakeDrafter(max_model_len=12))
-    driver.submit(1, PROMPT, max_tokens=30, ignore_eos=True)
+    driver = make_drafted(FakeDrafter(max_model_len=12), max_tokens=30)
     driver.run()
     assert driver.got.tokens[1, 0] == expected(driver, 30)
     lengths = [n for p in driver.plans if p.drafts is not None for n in p.drafts.num_tokens]
@@ -212,9 +200,7 @@ def test_with_many_requests_nobody_is_drafted_for() -> None:
 
 
 def test_long_sequences_are_decoded_plainly() -> None:
-    driver = make_driver(speculative_max_model_len=10)
-    driver.attach_drafter()
-    driver.submit(1, PROMPT, max_tokens=30, ignore_eos=True)
+    driver = make_drafted(max_tokens=30, speculative_max_model_len=10)
     driver.run()
     for plan in driver.plans:
         if plan.drafts is not None:

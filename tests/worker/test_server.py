@@ -1,66 +1,24 @@
 import asyncio
-import contextlib
 import os
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
-from typing import TypeVar
 
-import grpc
-import grpc.aio
 import pytest
 
 from support.checkpoints import make_checkpoint
+from support.fake_scheduler import serve, soon
 from support.plans import Join, make_plan
-from taco_proto import scheduler_pb2 as pb
 from taco_proto.config import PROTOCOL_VERSION, ModelConfig, WorkerConfig
 from taco_proto.convert import step_plan_to_pb
-from taco_proto.scheduler_pb2_grpc import SchedulerServicer, add_SchedulerServicer_to_server
 from taco_proto.steps import StepOutput, StepPlan
 from taco_worker.model_thread import ModelThread
 from taco_worker.scheduler_link import SchedulerLink
 from taco_worker.worker import Worker
 
-T = TypeVar("T")
-
 FIRST = make_plan({0: 3}, joined=[Join(0, [5, 6, 7], [1])], epoch=9)
-
-
-class FakeScheduler(SchedulerServicer):
-    """Sends the plans that a test gives it, and keeps what the worker says."""
-
-    def __init__(self) -> None:
-        self.plans: asyncio.Queue[StepPlan | pb.StepPlan | None] = asyncio.Queue()
-        self.hellos: asyncio.Queue[pb.WorkerHello] = asyncio.Queue()
-        self.outputs: asyncio.Queue[pb.StepOutput] = asyncio.Queue()
-        self.heartbeats: asyncio.Queue[pb.Heartbeat] = asyncio.Queue()
-        self.goodbyes: asyncio.Queue[None] = asyncio.Queue()
-
-    async def Attach(  # noqa: N802
-        self, request_iterator: AsyncIterator[pb.WorkerMessage], context: object
-    ) -> AsyncIterator[pb.WorkerCommand]:
-        listener = asyncio.create_task(self._listen(request_iterator))
-        try:
-            while (plan := await self.plans.get()) is not None:
-                message = step_plan_to_pb(plan) if isinstance(plan, StepPlan) else plan
-                yield pb.WorkerCommand(plan=message)
-        finally:
-            listener.cancel()
-
-    async def _listen(self, messages: AsyncIterator[pb.WorkerMessage]) -> None:
-        async for message in messages:
-            match message.WhichOneof("body"):
-                case "hello":
-                    self.hellos.put_nowait(message.hello)
-                case "output":
-                    self.outputs.put_nowait(message.output)
-                case "heartbeat":
-                    self.heartbeats.put_nowait(message.heartbeat)
-        self.goodbyes.put_nowait(None)
-        self.plans.put_nowait(None)
 
 
 class GatedWorker(Worker):
@@ -75,23 +33,6 @@ class GatedWorker(Worker):
         self.step_begun.set()
         self.gate.wait()
         return super().execute(plan)
-
-
-async def soon(awaitable: Awaitable[T]) -> T:
-    return await asyncio.wait_for(awaitable, 60)
-
-
-@contextlib.asynccontextmanager
-async def serve(address: str) -> AsyncIterator[FakeScheduler]:
-    scheduler = FakeScheduler()
-    server = grpc.aio.server()
-    add_SchedulerServicer_to_server(scheduler, server)
-    server.add_insecure_port(address)
-    await server.start()
-    try:
-        yield scheduler
-    finally:
-        await server.stop(None)
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +57,7 @@ async def test_hello_then_plans_down_and_outputs_up(worker: Worker, address: str
     stop = asyncio.Event()
     async with serve(address) as scheduler:
         link = asyncio.create_task(SchedulerLink(address, worker, ModelThread()).run(stop))
-        hello = await soon(scheduler.hellos.get())
+        hello = await soon(scheduler.worker_hellos.get())
         assert hello.protocol_version == PROTOCOL_VERSION
         assert (hello.num_blocks, hello.max_num_seqs) == (64, 8)
         for plan in (FIRST, make_plan({0: 1}, epoch=9, step_id=2), make_plan({7: 1}, epoch=9)):
@@ -249,11 +190,11 @@ async def test_the_process_dials_until_the_scheduler_is_there_and_leaves_when_to
         pass
     for _ in range(2):  # the second time after the scheduler went away
         async with serve(address) as scheduler:
-            await soon(scheduler.hellos.get())
+            await soon(scheduler.worker_hellos.get())
             scheduler.plans.put_nowait(FIRST)
             assert (await soon(scheduler.outputs.get())).error == ""
     async with serve(address) as scheduler:
-        await soon(scheduler.hellos.get())
+        await soon(scheduler.worker_hellos.get())
         process.send_signal(signal.SIGTERM)
         await soon(scheduler.goodbyes.get())
         _, errors = await asyncio.to_thread(process.communicate)
