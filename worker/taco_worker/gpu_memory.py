@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,15 @@ import torch
 from torch import Tensor
 
 from taco_kernels.sampling_columns import Choice, Penalties
+from taco_proto.sampling_params import SamplingParams
+from taco_proto.steps import EMPTY, IntArray, JoinedSequences
 from taco_worker.devices import gibibytes
 from taco_worker.models.step_model import ModelInput, StepModel
+from taco_worker.speculation.drafter import ComputedTokens, Drafter
+from taco_worker.speculation.heads.slot_kv import KeepsKV
 from taco_worker.transfers import Transfers
 
-# What CUDA graphs keep beside the memory of eager steps, with room for growth.
+# What CUDA graphs of decodes keep beside the memory of eager steps, with room for growth.
 GRAPH_BYTES = 512 * 2**20
 
 
@@ -26,8 +31,8 @@ class GpuMemory:
     Attributes:
         total: the GPU's memory.
         utilization: the share of it that may be in use.
-        weights: and all else that stays from step to step.
-        activations: the most that a step takes beside them.
+        weights: and all else that stays from step to step, what a drafter loads among it.
+        activations: the most that a step takes beside them, the making of drafts included.
         others: what torch does not count: CUDA's context, libraries, other processes.
         graphs: kept free for CUDA graphs.
     """
@@ -70,59 +75,116 @@ def num_gpu_blocks(memory: GpuMemory, block_bytes: int, block_size: int) -> int:
     return num_blocks
 
 
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """The largest steps that there may be, over a KV cache of one block.
+
+    Attributes:
+        largest: the step with the most tokens.
+        verification: the one with the most drafts; None where nothing is drafted.
+        drafter: what drafts on the worker; None: nothing does.
+    """
+
+    largest: ModelInput
+    verification: ModelInput | None
+    drafter: Drafter | None
+    max_num_seqs: int
+    max_model_len: int
+    max_logprobs: int
+
+    def run(self, model: StepModel, device: torch.device) -> None:
+        """Both, with everything that a request can ask for, so that all that steps need is
+        counted."""
+        # Stands for the table of tokens, which comes later and stays.
+        shape = (self.max_num_seqs, self.max_model_len)
+        tokens = torch.zeros(shape, dtype=torch.int32, device=device)
+        run_asking_for_all(model, self.largest, tokens, self.max_logprobs, self.drafter)
+        if self.verification is not None:
+            run_asking_for_all(model, self.verification, tokens, self.max_logprobs, self.drafter)
+
+
 def measure_gpu_memory(
     model: StepModel,
     transfers: Transfers,
-    largest_step: ModelInput,
+    trial: Trial,
     *,
     utilization: float,
-    max_num_seqs: int,
-    max_model_len: int,
-    max_logprobs: int,
     block_size: int,
     captures_graphs: bool,
     conservative: bool,
 ) -> GpuMemory:
-    """Run the largest step that there may be, over a KV cache of one block.
-
-    It asks for everything that a request can, so that all that steps need is counted.
+    """Run the largest steps that there may be.
 
     Args:
-        conservative: count what the driver says is gone after the step, torch's unused reserve
-            included, instead of what torch says it needed: memory that kernels take behind torch's
-            back is seen then.
+        conservative: count what the driver says is gone after the steps, torch's unused reserve
+            included, instead of what torch says they needed: memory that kernels take behind
+            torch's back is seen then.
     """
-    device = transfers.device
-    model.allocate_kv(1, block_size, max_model_len)
+    device, verification = transfers.device, trial.verification
+    model.allocate_kv(1, block_size, trial.max_model_len)
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats(device)
     weights = torch.cuda.memory_allocated(device)
-    # Stands for the table of tokens, which comes later and stays.
-    tokens = torch.zeros((max_num_seqs, max_model_len), dtype=torch.int32, device=device)
+    graphs = GRAPH_BYTES if captures_graphs else 0
     with torch.inference_mode():
-        run_asking_for_all(model, largest_step, tokens, max_logprobs)
-    torch.cuda.synchronize(device)
+        if captures_graphs and verification is not None:
+            # All graphs share one pool, in which the largest of them leaves what it works with.
+            graphs += _peak_bytes(device, lambda: model.forward(verification))
+        activations = _peak_bytes(device, lambda: trial.run(model, device))
     free, total = torch.cuda.mem_get_info(device)
     reserved = torch.cuda.memory_reserved(device)
-    needed = reserved if conservative else torch.cuda.max_memory_allocated(device)
+    if conservative:
+        activations = reserved - weights
+    if isinstance(trial.drafter, KeepsKV):
+        activations += trial.drafter.kv_bytes_beside
     torch.cuda.empty_cache()
     return GpuMemory(
         total=total,
         utilization=utilization,
         weights=weights,
-        activations=needed - weights,
+        activations=activations,
         others=total - free - reserved,
-        graphs=GRAPH_BYTES if captures_graphs else 0,
+        graphs=graphs,
     )
 
 
+def _peak_bytes(device: torch.device, run: Callable[[], object]) -> int:
+    """The most that it has beside what is there before."""
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    run()
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_allocated(device) - before
+
+
 def run_asking_for_all(
-    model: StepModel, step: ModelInput, tokens: Tensor, max_logprobs: int
+    model: StepModel,
+    step: ModelInput,
+    tokens: Tensor,
+    max_logprobs: int,
+    drafter: Drafter | None = None,
 ) -> None:
     """A step and everything that its sequences can ask for, so that what it needs is counted and no
     request waits for a kernel to be compiled; `tokens` int32 [max_num_seqs, max_model_len]."""
-    hidden = model.forward(step)
+    chosen = step.output_rows
+    hidden_layers = None if drafter is None else drafter.hidden_layers
+    if hidden_layers == ():
+        step = replace(step, output_rows=np.arange(step.positions.size, dtype=np.int32))
+    hidden = whole = model.forward(step)
+    if step.output_rows.size != chosen.size:
+        hidden = whole[torch.from_numpy(chosen).to(whole.device)]
+    sequences = np.searchsorted(step.query_start, chosen, side="right") - 1
+    _choose_in_all_ways(model, hidden, sequences.astype(np.int32), tokens, max_logprobs)
+    if step.parents is not None:
+        model.keep_accepted(step, chosen)
+    if drafter is not None and hidden_layers is not None:
+        _run_drafter(drafter, step, model.kept_hidden if hidden_layers else whole)
+
+
+def _choose_in_all_ways(
+    model: StepModel, hidden: Tensor, sequences: IntArray, tokens: Tensor, max_logprobs: int
+) -> None:
+    """A token behind each row of `hidden`, of these sequences."""
     model.most_likely(hidden)
     logits = model.compute_logits(hidden)
     raw_logits = logits.clone()
@@ -136,7 +198,7 @@ def run_asking_for_all(
         tokens,
         Penalties(
             rows=np.arange(count),
-            sequences=np.arange(count, dtype=np.int32),
+            sequences=sequences,
             starts=column(1, np.int32),
             lengths=column(2, np.int32),
             repetition=column(1.1, np.float32),
@@ -156,6 +218,31 @@ def run_asking_for_all(
     model.sampling.choose(logits, Choice.most_likely(count))
     num_top = column(min(max_logprobs, logits.shape[1]), np.int32)
     model.sampling.gather_logprobs(raw_logits, token_ids, num_top)
+
+
+def _run_drafter(drafter: Drafter, step: ModelInput, hidden: Tensor) -> None:
+    """Drafts behind a step whose sequences have just come; `hidden` of all of its tokens."""
+    num_tokens = np.diff(step.query_start)
+    slots = np.arange(num_tokens.size, dtype=np.int32)
+    zeros, ones = np.zeros_like(slots), np.ones_like(slots)
+    next_token_ids = np.zeros(step.positions.size, dtype=np.int32)
+    drafter.join(
+        JoinedSequences(
+            slots=slots,
+            num_prompt_tokens=num_tokens,
+            num_tokens=num_tokens,
+            num_computed_tokens=zeros,
+            token_ids=next_token_ids,
+            num_blocks=zeros,
+            block_ids=EMPTY,
+            sampling=(SamplingParams(),) * slots.size,
+        )
+    )
+    drafter.observe(ComputedTokens(slots, num_tokens, zeros, next_token_ids, hidden))
+    drafter.append(slots, ones, zeros)
+    drafter.draft(slots, ones * np.int32(drafter.max_draft_tokens))
+    drafter.leave(slots)
+    drafter.clear()
 
 
 def largest_step(
@@ -182,3 +269,30 @@ def largest_step(
         block_tables=np.zeros((num_seqs, -(-int(lens.max()) // 8)), dtype=np.int32),
         output_rows=query_start[1:] - 1,
     )
+
+
+def largest_verification(
+    transfers: Transfers,
+    *,
+    max_num_seqs: int,
+    num_tokens: int,
+    max_model_len: int,
+    num_drafts: int,
+    has_branches: bool,
+) -> ModelInput:
+    """The same of a step in which each sequence verifies so many drafts, as far as a step may have
+    so many tokens: a token is chosen behind every one."""
+    step = largest_step(
+        transfers,
+        max_num_seqs=max_num_seqs,
+        num_tokens=min(num_tokens, max_num_seqs * (1 + num_drafts)),
+        max_model_len=min(max_model_len, 1 + num_drafts),
+    )
+    step = replace(step, output_rows=np.arange(step.positions.size, dtype=np.int32))
+    if not has_branches:
+        return step
+    # Every draft follows the sequence's own token.
+    roots = step.query_start[:-1]
+    parents = np.repeat(roots, np.diff(step.query_start))
+    parents[roots] = -1
+    return replace(step, positions=(parents >= 0).astype(np.int32), parents=parents)

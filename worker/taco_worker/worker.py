@@ -16,13 +16,18 @@ from taco_worker.collector import Collector
 from taco_worker.cpu_kernels import start_cpu_kernels
 from taco_worker.devices import find_device
 from taco_worker.input_batch import InputBatch, PlanError
-from taco_worker.kv_sizing import mebibytes, size_kv
+from taco_worker.kv_sizing import longest_wanted, mebibytes, size_kv
 from taco_worker.launched_step import LaunchedStep
 from taco_worker.load import load_step_model
 from taco_worker.model_runner import ModelRunner
 from taco_worker.models.config import ModelConfig
 from taco_worker.models.step_model import StepModel
-from taco_worker.speculation.make import make_speculator, make_typical
+from taco_worker.speculation.make import (
+    BatchLimits,
+    make_drafter,
+    make_speculator,
+    make_typical,
+)
 from taco_worker.token_table import make_token_table
 from taco_worker.transfers import Transfers
 
@@ -64,7 +69,13 @@ class Worker:
                 threads = 1 if kernels else available_cores().num_threads(config.num_threads)
                 torch.set_num_threads(threads)
             model_config, self._model = load_step_model(config, kernels, transfers)
-            max_model_len, num_blocks = size_kv(config, self._model, transfers)
+            limits = BatchLimits(
+                config.max_num_seqs,
+                longest_wanted(config, self._model),
+                model_config.eos_token_ids,
+            )
+            drafter = make_drafter(config.speculation, self._model, limits)
+            max_model_len, num_blocks = size_kv(config, self._model, transfers, drafter)
             self._model.allocate_kv(num_blocks, config.block_size, max_model_len)
         except (ValueError, torch.OutOfMemoryError) as error:
             raise ConfigurationError(str(error).partition("\n")[0]) from error
@@ -78,7 +89,7 @@ class Worker:
             tokens=make_token_table(config.max_num_seqs, max_model_len, transfers),
             gives_logprobs=config.speculation is None or not config.speculation.disable_logprobs,
         )
-        self._speculator = make_speculator(config.speculation, self._model, self._batch)
+        self._speculator = make_speculator(config.speculation, drafter, self._model, self._batch)
         self._runner = ModelRunner(
             self._model, self._batch, transfers, self._speculator, make_typical(config.speculation)
         )

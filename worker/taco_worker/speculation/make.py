@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from taco_proto.config import DEFAULT_SPECULATIVE_TOKENS, SpeculationConfig
 from taco_worker.input_batch import InputBatch
 from taco_worker.models.step_model import StepModel
@@ -10,25 +12,47 @@ from taco_worker.speculation.speculator import Speculator
 from taco_worker.speculation.typical import TypicalAcceptance
 
 
-def make_speculator(
-    config: SpeculationConfig | None, model: StepModel, batch: InputBatch
-) -> Speculator | None:
-    """None where nothing is to be drafted.
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """What a drafter must know of the batch, which is made after it."""
+
+    max_num_seqs: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+
+
+def make_drafter(
+    config: SpeculationConfig | None, model: StepModel, limits: BatchLimits
+) -> Drafter | None:
+    """None where the worker drafts nothing itself. To be made before the KV cache is sized: what
+    it takes of the model's memory is seen then.
 
     Raises:
         ConfigurationError: the drafter's own configuration, or its files, make no sense.
     """
+    return None if config is None else _make_drafter(config, model, limits)
+
+
+def max_draft_tokens(config: SpeculationConfig | None, drafter: Drafter | None) -> int:
+    """The most drafts of a sequence that a step verifies."""
+    if config is None:
+        return 0
+    if drafter is not None:
+        return drafter.max_draft_tokens
+    return config.num_speculative_tokens or DEFAULT_SPECULATIVE_TOKENS
+
+
+def make_speculator(
+    config: SpeculationConfig | None, drafter: Drafter | None, model: StepModel, batch: InputBatch
+) -> Speculator | None:
+    """None where nothing is to be drafted."""
     if config is None:
         return None
-    drafter = _make_drafter(config, model, batch)
-    max_draft_tokens = config.num_speculative_tokens or DEFAULT_SPECULATIVE_TOKENS
-    if drafter is not None:
-        max_draft_tokens = drafter.max_draft_tokens
     return Speculator(
         drafter,
         batch,
         vocab_size=model.config.vocab_size,
-        max_draft_tokens=max_draft_tokens,
+        max_draft_tokens=max_draft_tokens(config, drafter),
         max_tree_paths=model.max_tree_paths,
         figures=getattr(drafter, "figures", None),
     )
@@ -41,8 +65,10 @@ def make_typical(config: SpeculationConfig | None) -> TypicalAcceptance | None:
     return TypicalAcceptance(config.posterior_threshold, config.posterior_alpha)
 
 
-def _make_drafter(config: SpeculationConfig, model: StepModel, batch: InputBatch) -> Drafter | None:
-    """Raises: ConfigurationError: see `make_speculator`."""
+def _make_drafter(
+    config: SpeculationConfig, model: StepModel, limits: BatchLimits
+) -> Drafter | None:
+    """Raises: ConfigurationError: see `make_drafter`."""
     if config.lookahead_config_dir is not None or config.ngram_max:
         from taco_worker.speculation.lookahead.drafter import make_lookahead, make_ngram
 
@@ -50,9 +76,9 @@ def _make_drafter(config: SpeculationConfig, model: StepModel, batch: InputBatch
         return make(
             config,
             vocab_size=model.config.vocab_size,
-            max_model_len=batch.max_model_len,
-            eos_token_ids=batch.eos_token_ids,
-            max_num_seqs=batch.max_num_seqs,
+            max_model_len=limits.max_model_len,
+            eos_token_ids=limits.eos_token_ids,
+            max_num_seqs=limits.max_num_seqs,
         )
     if config.heads is not None:
         from taco_worker.speculation.heads.make import make_heads
@@ -60,8 +86,8 @@ def _make_drafter(config: SpeculationConfig, model: StepModel, batch: InputBatch
         return make_heads(
             config.heads,
             model,
-            max_num_seqs=batch.max_num_seqs,
-            max_model_len=batch.max_model_len,
+            max_num_seqs=limits.max_num_seqs,
+            max_model_len=limits.max_model_len,
             num_draft_tokens=config.num_speculative_tokens,
         )
     return None

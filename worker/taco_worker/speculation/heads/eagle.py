@@ -20,6 +20,8 @@ MAX_DEPTH = 6
 # Nodes of a level that get children, and how many: EAGLE-2 has 10 for trees of 60 nodes.
 _MAX_WIDTH = 10
 _NODES_PER_WIDTH = 4
+# Attention reads a copy of keys and values: of more rows than fit in here, some after the others.
+_MAX_COPY_BYTES = 256 * 2**20
 
 
 class EagleDrafter:
@@ -61,6 +63,16 @@ class EagleDrafter:
         self._last_outputs = torch.zeros(
             (max_num_seqs, config.hidden_size), dtype=target.hidden_dtype, device=target.device
         )
+        self.kv_bytes_per_token = self._kv.bytes_per_token
+        # Two copies, one of which attention may repeat for all query heads that share a KV head.
+        copies = 2 + config.num_heads // config.num_kv_heads
+        longest = max_model_len * self._kv.bytes_per_token
+        self.kv_bytes_beside = self._kv.padding_bytes + copies * min(
+            max(_MAX_COPY_BYTES, longest), max_num_seqs * longest
+        )
+
+    def reserve_kv(self, num_tokens: int) -> None:
+        self._kv.reserve(num_tokens)
 
     def clear(self) -> None:
         self._kv.clear()
@@ -90,11 +102,18 @@ class EagleDrafter:
 
         last = upload(ends - 1, target)
         queries = layer.queries(mixed[last], upload(positions[ends - 1], target))
-        context = self._context(slots, room=0)
-        attended = layer.attend(
-            queries[:, None], context.keys, context.values, context.is_seen[:, None]
-        )
+        attended = torch.cat([self._attend(queries, slots, part) for part in self._groups(slots)])
         self._last_outputs[upload(slots, target)] = layer.finish(residual[last], attended)
+
+    def _attend(self, queries: Tensor, slots: IntArray, part: slice) -> Tensor:
+        """Of some rows, each of which sees all its tokens."""
+        context = self._context(slots[part], room=0)
+        return self._model.layer.attend(
+            queries[part, None], context.keys, context.values, context.is_seen[:, None]
+        )
+
+    def _groups(self, slots: IntArray) -> list[slice]:
+        return self._kv.groups(slots, _MAX_COPY_BYTES)
 
     @torch.inference_mode()
     def draft(self, slots: IntArray, max_nodes: IntArray) -> DraftTrees:
@@ -102,10 +121,17 @@ class EagleDrafter:
         rows = np.flatnonzero(sizes > 0)
         if not rows.size:
             return no_drafts(slots.size)
-        trees = self._grow(slots[rows], sizes[rows])
+        parts = [
+            self._grow(slots[rows[part]], sizes[rows[part]]) for part in self._groups(slots[rows])
+        ]
         num_nodes = np.zeros(slots.size, dtype=np.int32)
-        num_nodes[rows] = trees.num_nodes
-        return DraftTrees(num_nodes, trees.token_ids, trees.parents, trees.classes)
+        num_nodes[rows] = np.concatenate([part.num_nodes for part in parts])
+        return DraftTrees(
+            num_nodes,
+            np.concatenate([part.token_ids for part in parts]),
+            np.concatenate([part.parents for part in parts]),
+            np.concatenate([part.classes for part in parts]),
+        )
 
     def _grow(self, slots: IntArray, sizes: IntArray) -> DraftTrees:
         trees = GrowingTrees(sizes, self._width)

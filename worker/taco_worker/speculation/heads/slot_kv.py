@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol, runtime_checkable
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -10,6 +12,23 @@ from taco_proto.steps import IntArray
 
 _BLOCK_SIZE = 64
 _FIRST_BLOCKS = 16
+
+
+@runtime_checkable
+class KeepsKV(Protocol):
+    """A drafter with keys and values of its own on the model's device.
+
+    Attributes:
+        kv_bytes_per_token: of a sequence in the batch.
+        kv_bytes_beside: whatever their number.
+    """
+
+    kv_bytes_per_token: int
+    kv_bytes_beside: int
+
+    def reserve_kv(self, num_tokens: int) -> None:
+        """Take the memory for so many tokens of all sequences together now."""
+        ...
 
 
 class SlotKV:
@@ -47,6 +66,24 @@ class SlotKV:
         """Memory that all blocks take."""
         return self._data.nbytes
 
+    @property
+    def bytes_per_token(self) -> int:
+        num_heads, head_dim = self._row
+        return 2 * num_heads * head_dim * self._data.itemsize
+
+    @property
+    def padding_bytes(self) -> int:
+        """What the last blocks of all slots may take for tokens that are not there."""
+        return self.num_tokens.size * (_BLOCK_SIZE - 1) * self.bytes_per_token
+
+    def reserve(self, num_tokens: int) -> None:
+        """Blocks for so many tokens, however they are shared out among slots. All slots must be
+        empty: these blocks are new, and the old ones go first."""
+        num_blocks = (num_tokens + self.num_tokens.size * (_BLOCK_SIZE - 1)) // _BLOCK_SIZE
+        self._data = self._data.new_zeros((2, 0, *self._data.shape[2:]))
+        self._data = self._data.new_zeros((2, num_blocks, *self._data.shape[2:]))
+        self._free = list(range(num_blocks))
+
     def clear(self) -> None:
         self.release(np.arange(self.num_tokens.size, dtype=np.int32))
 
@@ -73,7 +110,7 @@ class SlotKV:
         self._first_positions[slots] = np.where(is_apart, positions, self._first_positions[slots])
         starts = np.where(is_apart, 0, starts)
         self.num_tokens[slots] = starts + counts
-        self._reserve(slots)
+        self._deal(slots)
         ends = np.cumsum(counts)
         within = np.arange(int(ends[-1])) + np.repeat(starts - (ends - counts), counts)
         blocks = self._tables[np.repeat(slots, counts), within // _BLOCK_SIZE]
@@ -96,7 +133,21 @@ class SlotKV:
         copies[:, :, :longest] = blocks[:, :, :longest]
         return copies[0], copies[1]
 
-    def _reserve(self, slots: IntArray) -> None:
+    def groups(self, slots: IntArray, max_bytes: int) -> list[slice]:
+        """Runs of rows whose keys and values `read` gives in at most so many bytes (a single row
+        in as many as it takes): all are as long as the longest."""
+        lengths = self.num_tokens[slots].tolist()
+        max_tokens = max_bytes // self.bytes_per_token
+        groups, start, longest = [], 0, 0
+        for row, length in enumerate(lengths):
+            longest = max(longest, length)
+            if row > start and (row + 1 - start) * longest > max_tokens:
+                groups.append(slice(start, row))
+                start, longest = row, length
+        groups.append(slice(start, len(lengths)))
+        return groups
+
+    def _deal(self, slots: IntArray) -> None:
         """Blocks for all tokens of the slots."""
         wanted = -(-self.num_tokens[slots] // _BLOCK_SIZE)
         num_new = int(np.maximum(wanted - self._num_blocks[slots], 0).sum())
