@@ -82,3 +82,29 @@ def test_blocks_of_those_who_left_are_used_again() -> None:
         sizes.add(kv.nbytes)
         kv.clear()
     assert len(sizes) == 1
+
+
+def test_reserved_blocks_serve_however_slots_share_them() -> None:
+    kv = make_kv()
+    num_tokens = 650
+    kv.reserve(num_tokens)
+    size = kv.nbytes
+    assert size <= num_tokens * kv.bytes_per_token + kv.padding_bytes
+    for lengths in ([648, 1, 1], [1, 1, 648], [193, 193, 193], [65, 65, 520]):
+        for slot, length in enumerate(lengths):
+            rows = numbered(slot, length)
+            kv.write(ints([slot]), ints([0]), ints([length]), rows, -rows)
+        assert kv.nbytes == size
+        keys, _ = kv.read(ints([2]), room=0)
+        assert keys[0, :, 0, 0].tolist() == list(range(2, 2 + lengths[2]))
+        kv.clear()
+
+
+def test_groups_of_rows_stay_within_their_bytes() -> None:
+    kv = make_kv()
+    for slot, length in enumerate([10, 90, 20]):
+        kv.write(ints([slot]), ints([0]), ints([length]), numbered(0, length), numbered(0, length))
+    token = kv.bytes_per_token
+    assert kv.groups(ints([0, 1, 2]), 270 * token) == [slice(0, 3)]
+    assert kv.groups(ints([0, 2, 1]), 269 * token) == [slice(0, 2), slice(2, 3)]
+    assert kv.groups(ints([1, 0]), 50 * token) == [slice(0, 1), slice(1, 2)]
