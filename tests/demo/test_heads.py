@@ -13,11 +13,11 @@ from tokenizers import Tokenizer
 from recipe.chat import ChatEncoder
 from recipe.heads_model import eagle_config, medusa_config
 from support.engine_driver import make_request
+from support.every_draft import verify_every_draft
 from support.local_engine import Generated, generate, serve
 from support.models import kernels_for
 from taco_demo.locate import BUNDLED_HEADS, find_model
 from taco_proto.config import ModelConfig, SpeculationConfig, WorkerConfig
-from taco_worker.speculation.controller import Controller
 from taco_worker.worker import Worker
 
 QUESTIONS = (
@@ -69,7 +69,7 @@ async def answers(heads: str | None) -> tuple[Generated, int]:
 async def test_heads_save_steps_and_change_nothing(
     name: str, tokens_a_step: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Controller, "choose", lambda self, trees, *others: trees)
+    verify_every_draft(monkeypatch)
     expected, _ = await answers(None)
     got, num_accepted = await answers(name)
     assert got.tokens == expected.tokens

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from taco_kernels.cpu.draft_trees import DraftTrees
 from taco_proto.steps import EMPTY, IntArray, JoinedSequences
-from taco_worker.speculation.drafter import ComputedTokens, DraftTrees
+from taco_worker.speculation.drafter import ComputedTokens
 
 MAX_DEPTH = 4
 MAX_DRAFT_TOKENS = 9
@@ -61,6 +62,10 @@ class KnowingDrafter:
 
     def observe(self, computed: ComputedTokens) -> None:
         raise AssertionError("it asks for no hidden states")
+
+    def note_verified(self, slots: IntArray, num_drafts: IntArray, num_accepted: IntArray) -> None:
+        assert (num_accepted >= 0).all()
+        assert (num_accepted <= num_drafts).all()
 
     def draft(self, slots: IntArray, max_nodes: IntArray) -> DraftTrees:
         rows = [

@@ -13,9 +13,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from support.plans import ints
+from taco_kernels.cpu.draft_trees import DraftTrees
 from taco_proto.sampling_params import SamplingParams
 from taco_proto.steps import EMPTY, JoinedSequences
-from taco_worker.speculation.drafter import ComputedTokens, Drafter, DraftTrees
+from taco_worker.speculation.drafter import ComputedTokens, Drafter
 
 
 def random_tensors(shapes: Mapping[str, tuple[int, ...]], seed: int = 0) -> dict[str, Tensor]:

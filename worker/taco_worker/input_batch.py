@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from torch import Tensor
 
+from taco_kernels.cpu.draft_trees import DraftTrees
 from taco_proto.steps import IntArray, JoinedSequences, StepPlan
 from taco_worker.sampling.columns import Array, SamplingColumns
-from taco_worker.speculation.drafter import DraftTrees
 from taco_worker.token_table import TokenTable
 
 

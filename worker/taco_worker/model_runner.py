@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from taco_kernels.cpu.draft_trees import accept
 from taco_proto.steps import IntArray, StepPlan
 from taco_worker.input_batch import InputBatch, StepRows
 from taco_worker.launched_step import KeptTokens, LaunchedStep, PromptLogprobs, StepPart, Verified
@@ -18,7 +19,6 @@ from taco_worker.smaller_steps import run_smaller_if_memory_lacks
 from taco_worker.speculation.drafter import ComputedTokens
 from taco_worker.speculation.speculator import Speculator
 from taco_worker.speculation.typical import TypicalAcceptance, draft_candidates
-from taco_worker.speculation.verify import accept
 from taco_worker.step_input import last_of_each, make_input
 from taco_worker.transfers import Transfers
 
@@ -151,19 +151,17 @@ class ModelRunner:
         hidden: Tensor,
     ) -> KeptTokens:
         """`hidden`: of all tokens of the step."""
-        num_tokens, kept = rows.num_new_tokens, None
-        if verified is not None:
-            assert rows.trees is not None
-            is_kept = np.ones(int(ends[-1]), dtype=np.bool_)
-            is_kept[last_of_each(ends, rows.trees.num_nodes)] = False
-            is_kept[chosen[verified.kept]] = True
-            kept = np.flatnonzero(is_kept)
-            of_row = np.repeat(np.arange(rows.slots.size), rows.num_new_tokens)
-            num_tokens = np.bincount(of_row[kept], minlength=rows.slots.size).astype(np.int32)
-        if kept is not None:
-            (index,) = self._transfers.upload(kept)
-            hidden = hidden[index]
-        return KeptTokens(rows.slots, num_tokens, rows.num_computed_tokens, hidden)
+        if verified is None:
+            return KeptTokens(rows.slots, rows.num_new_tokens, rows.num_computed_tokens, hidden)
+        assert rows.trees is not None
+        is_kept = np.ones(int(ends[-1]), dtype=np.bool_)
+        is_kept[last_of_each(ends, rows.trees.num_nodes)] = False
+        is_kept[chosen[verified.kept]] = True
+        kept = np.flatnonzero(is_kept)
+        of_row = np.repeat(np.arange(rows.slots.size), rows.num_new_tokens)
+        num_tokens = np.bincount(of_row[kept], minlength=rows.slots.size).astype(np.int32)
+        (index,) = self._transfers.upload(kept)
+        return KeptTokens(rows.slots, num_tokens, rows.num_computed_tokens, hidden[index])
 
     def _computed(self, kept: KeptTokens) -> ComputedTokens:
         """With the tokens that follow, all of which the batch knows by now."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from taco_kernels.cpu.draft_trees import DraftTrees
 from taco_proto.steps import IntArray
 from taco_worker.input_batch import InputBatch, StepRows
 from taco_worker.models.step_model import ModelInput
 from taco_worker.sampling.columns import Array
-from taco_worker.speculation.verify import node_depths
 
 
 def make_input(batch: InputBatch, rows: StepRows, ends: IntArray, outputs: IntArray) -> ModelInput:
@@ -65,7 +65,7 @@ def _place_drafts(
     parents = np.arange(-1, positions.size - 1, dtype=np.int32)
     follows = parents[nodes] == roots + 1 + trees.parents
     if not follows.all():
-        positions[nodes] = positions[roots] + node_depths(trees)
+        positions[nodes] = positions[roots] + _depths(trees)
         parents[nodes] = roots + 1 + trees.parents
         starts = ends - rows.num_new_tokens
         parents[starts] = -1
@@ -80,6 +80,17 @@ def _node_tokens(rows: StepRows, ends: IntArray) -> IntArray:
     """Where the drafts of all rows stand among the step's tokens."""
     assert rows.trees is not None
     return last_of_each(ends, rows.trees.num_nodes)
+
+
+def _depths(trees: DraftTrees) -> IntArray:
+    """int32 [sum(num_nodes)], 1 for the children of a root."""
+    firsts = np.repeat(np.cumsum(trees.num_nodes) - trees.num_nodes, trees.num_nodes)
+    above = parents = np.where(trees.parents < 0, -1, trees.parents + firsts)
+    depths = np.ones(parents.size, dtype=np.int32)
+    while (below := above >= 0).any():
+        depths += below
+        above = np.where(below, parents[above], -1)
+    return depths
 
 
 def last_of_each(ends: IntArray, counts: IntArray) -> IntArray:

@@ -4,7 +4,8 @@ import ctypes
 import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from ctypes import c_char_p, c_int32, c_int64, c_void_p
+from ctypes import c_bool, c_char_p, c_double, c_int32, c_int64, c_void_p
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,17 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
     "taco_lookahead_clear": (None, [c_void_p]),
     "taco_lookahead_append": (None, [c_void_p, c_void_p]),
     "taco_lookahead_draft": (c_int64, [c_void_p, c_void_p, c_void_p]),
+    "taco_are_draft_trees": (c_bool, [c_void_p, c_int64, c_void_p, c_int32, c_int32]),
+    "taco_accept_drafts": (c_int64, [c_void_p, c_void_p, c_void_p, c_void_p]),
+    "taco_draft_choice_create": (c_void_p, [c_void_p, c_int32, c_int32]),
+    "taco_draft_choice_destroy": (None, [c_void_p]),
+    "taco_draft_choice_start": (None, [c_void_p, c_void_p, c_int64]),
+    "taco_draft_choice_choose": (c_int64, [c_void_p, c_void_p, c_void_p, c_void_p]),
+    "taco_draft_choice_learn": (None, [c_void_p, c_void_p, c_void_p, c_void_p, c_int64]),
+    "taco_draft_choice_observe_step": (None, [c_void_p, c_int64, c_double]),
+    "taco_draft_choice_is_ready": (c_bool, [c_void_p]),
+    "taco_draft_choice_estimate": (None, [c_void_p, c_int64, c_int64, c_void_p]),
+    "taco_draft_choice_chances": (None, [c_void_p, c_void_p, c_void_p]),
 }
 
 
@@ -135,6 +147,16 @@ def holding_the_gil(lib: ctypes.CDLL) -> ctypes.PyDLL:
     holding = ctypes.PyDLL(lib._name)
     _declare(holding)
     return holding
+
+
+@cache
+def quick_library() -> ctypes.PyDLL:
+    """The library for calls of microseconds that need no pool.
+
+    Raises:
+        KernelLibraryError: as load_library.
+    """
+    return holding_the_gil(load_library())
 
 
 def _declare(lib: ctypes.CDLL) -> None:

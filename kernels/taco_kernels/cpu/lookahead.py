@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from taco_kernels.cpu import memory
+from taco_kernels.cpu.draft_trees import DraftTrees
 from taco_kernels.cpu.library import CpuKernels, holding_the_gil
 
 IntArray = npt.NDArray[np.int32]
@@ -76,16 +77,6 @@ class CacheOptions:
     start_weight: float = 0.0
     target_parallelism: int = 0
     secret: bytes = b""
-
-
-@dataclass(frozen=True, slots=True)
-class Trees:
-    """Trees of several rows, as the worker's DraftTrees has them; int32 all."""
-
-    num_nodes: IntArray
-    token_ids: IntArray
-    parents: IntArray
-    classes: IntArray
 
 
 def table_bytes_per_token(min_match: int, max_match: int) -> int:
@@ -221,7 +212,8 @@ class LookaheadCache:
         )
         self._lib_for(slots.size).taco_lookahead_append(self._cache, ctypes.byref(appended))
 
-    def draft(self, slots: IntArray, max_nodes: IntArray) -> Trees:
+    def draft(self, slots: IntArray, max_nodes: IntArray) -> DraftTrees:
+        """Trees of at most so many nodes each."""
         count = slots.size
         num_nodes = np.empty(count, dtype=np.int32)
         columns = np.empty((3, count * MAX_TREE), dtype=np.int32)
@@ -238,7 +230,7 @@ class LookaheadCache:
         total = self._lib_for(count).taco_lookahead_draft(
             self._kernels.pool, self._cache, ctypes.byref(trees)
         )
-        return Trees(num_nodes, *columns[:, :total].copy())
+        return DraftTrees(num_nodes, *columns[:, :total])
 
     def _lib_for(self, num_rows: int) -> ctypes.CDLL:
         return self._kernels.lib if num_rows > _QUICK_ROWS else self._quick_lib

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from support.cpu_kernels import NATIVE, kernels_of
 from support.lookahead_oracle import LookaheadOracle
-from taco_kernels.cpu import build, lookahead
+from taco_kernels.cpu import build, draft_choice, draft_trees, lookahead
+from taco_kernels.cpu.draft_trees import DraftTrees
 from taco_kernels.cpu.lookahead import (
     MAX_TREE,
     NUM_CLASSES,
@@ -23,7 +24,6 @@ from taco_kernels.cpu.lookahead import (
     IntArray,
     LookaheadCache,
     Mode,
-    Trees,
     bytes_per_token,
 )
 
@@ -72,7 +72,7 @@ def append(cache: LookaheadCache, slot: int, tokens: list[int]) -> None:
     cache.append(ints(slot), ints(len(tokens)), ints(*tokens))
 
 
-def rows_of(trees: Trees) -> list[list[tuple[int, int, int]]]:
+def rows_of(trees: DraftTrees) -> list[list[tuple[int, int, int]]]:
     """(token, parent, class) of the nodes of each row."""
     columns = (trees.token_ids, trees.parents, trees.classes)
     nodes = list(zip(*(column.tolist() for column in columns), strict=True))
@@ -454,6 +454,9 @@ def test_both_sides_agree_on_every_field(tmp_path: Path) -> None:
         "LookaheadSequences": lookahead._Sequences,
         "LookaheadTokens": lookahead._Tokens,
         "LookaheadTrees": lookahead._Trees,
+        "DraftTrees": draft_trees.TreesView,
+        "DraftLimits": draft_choice._Limits,
+        "ChosenDrafts": draft_choice._Chosen,
     }
     constants = ["MAX_MATCH", "MAX_TREE", "MAX_PATHS", "MAX_CELL", "WEIGHT_ONE", "NUM_CLASSES"]
     expected, numbers = [], []
@@ -465,7 +468,8 @@ def test_both_sides_agree_on_every_field(tmp_path: Path) -> None:
             numbers += [f"offsetof({name}, {field})"]
     expected += [getattr(lookahead, name) for name in constants]
     numbers += constants
-    lines = ['#include "lookahead_tree.h"', "#include <cstddef>", "#include <cstdio>"]
+    lines = ['#include "lookahead_tree.h"', '#include "draft_choice.h"']
+    lines += ["#include <cstddef>", "#include <cstdio>"]
     lines += ["int main() {", *(f'std::printf("%d\\n", int({n}));' for n in numbers), "}"]
     (tmp_path / "layout.cpp").write_text("\n".join(lines))
     flags = ["-std=c++17", f"-I{build.SOURCES}", "-o", str(tmp_path / "layout")]

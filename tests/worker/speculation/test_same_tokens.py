@@ -11,12 +11,12 @@ import pytest
 from support.checkpoints import make_checkpoint
 from support.drafters import KnowingDrafter
 from support.engine_driver import make_request
+from support.every_draft import verify_every_draft
 from support.local_engine import generate, serve
 from support.models import kernels_for
 from taco_proto.config import ModelConfig, SpeculationConfig, WorkerConfig
 from taco_proto.requests import GenerateRequest
 from taco_worker.speculation import make
-from taco_worker.speculation.controller import Controller
 from taco_worker.worker import Worker
 
 RECIPES = (
@@ -54,7 +54,7 @@ def config(path: Path, *, num_blocks: int = 64, **model: Any) -> WorkerConfig:
 
 @pytest.fixture
 def every_draft_is_verified(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Controller, "choose", lambda self, trees, *others: trees)
+    verify_every_draft(monkeypatch)
 
 
 async def plain_answers(worker: Worker) -> Any:

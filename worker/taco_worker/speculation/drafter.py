@@ -1,4 +1,4 @@
-"""What a drafter gives: a tree of draft tokens for each sequence."""
+"""What a drafter is told, and what it gives: a tree of draft tokens for each sequence."""
 
 from __future__ import annotations
 
@@ -11,30 +11,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from taco_kernels.cpu.draft_trees import DraftTrees
 from taco_proto.steps import EMPTY, IntArray, JoinedSequences
 
 FloatArray = npt.NDArray[np.float32]
-
-
-@dataclass(frozen=True, slots=True)
-class DraftTrees:
-    """A tree of draft tokens for each of some sequences; its root is the sequence's last token.
-
-    The nodes of a tree stand depth first, of siblings the likeliest first: a node's first child
-    stands right behind it, and the first path is the likeliest chain.
-
-    Attributes:
-        num_nodes: int32 [num_rows], the root not counted.
-        token_ids: int32 [sum(num_nodes)].
-        parents: int32 [sum(num_nodes)], a node's parent among its tree's nodes; -1 is the root.
-        classes: int32 [sum(num_nodes)], the kind of evidence for a node, below the drafter's
-            number of `priors`: how often nodes of a class are accepted is measured.
-    """
-
-    num_nodes: IntArray
-    token_ids: IntArray
-    parents: IntArray
-    classes: IntArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +81,10 @@ class Drafter(Protocol):
 
     def observe(self, computed: ComputedTokens) -> None:
         """Hidden states of a step, before `append` brings the tokens that it gave."""
+        ...
+
+    def note_verified(self, slots: IntArray, num_drafts: IntArray, num_accepted: IntArray) -> None:
+        """What came of a step: the drafts of each slot that were verified, and those accepted."""
         ...
 
     def draft(self, slots: IntArray, max_nodes: IntArray) -> DraftTrees:

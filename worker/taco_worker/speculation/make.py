@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from taco_kernels.cpu.library import KernelLibraryError
 from taco_proto.config import DEFAULT_SPECULATIVE_TOKENS, SpeculationConfig
+from taco_proto.errors import ConfigurationError
 from taco_worker.input_batch import InputBatch
 from taco_worker.models.step_model import StepModel
 from taco_worker.speculation.drafter import Drafter
@@ -45,17 +47,23 @@ def max_draft_tokens(config: SpeculationConfig | None, drafter: Drafter | None) 
 def make_speculator(
     config: SpeculationConfig | None, drafter: Drafter | None, model: StepModel, batch: InputBatch
 ) -> Speculator | None:
-    """None where nothing is to be drafted."""
+    """None where nothing is to be drafted.
+
+    Raises:
+        ConfigurationError: there is no library of CPU kernels, which chooses among drafts.
+    """
     if config is None:
         return None
-    return Speculator(
-        drafter,
-        batch,
-        vocab_size=model.config.vocab_size,
-        max_draft_tokens=max_draft_tokens(config, drafter),
-        max_tree_paths=model.max_tree_paths,
-        figures=getattr(drafter, "figures", None),
-    )
+    try:
+        return Speculator(
+            drafter,
+            batch,
+            vocab_size=model.config.vocab_size,
+            max_draft_tokens=max_draft_tokens(config, drafter),
+            max_tree_paths=model.max_tree_paths,
+        )
+    except KernelLibraryError as error:
+        raise ConfigurationError(f"drafts cannot be verified: {error}") from error
 
 
 def make_typical(config: SpeculationConfig | None) -> TypicalAcceptance | None:

@@ -7,23 +7,13 @@ import time
 
 import numpy as np
 
+from taco_kernels.cpu.draft_choice import DraftChoice
+from taco_kernels.cpu.draft_trees import DraftTrees, are_trees
 from taco_proto.steps import EMPTY, IntArray, PlannedDrafts, StepPlan
 from taco_worker.input_batch import InputBatch, StepRows
-from taco_worker.sampling.columns import Array, Feature
-from taco_worker.speculation.acceptance import Acceptance
-from taco_worker.speculation.controller import Controller
-from taco_worker.speculation.drafter import (
-    ComputedTokens,
-    Drafter,
-    DraftTrees,
-    chains,
-    no_drafts,
-)
-from taco_worker.speculation.lookahead.figures import LookaheadFigures
+from taco_worker.sampling.columns import Feature
+from taco_worker.speculation.drafter import ComputedTokens, Drafter, chains, no_drafts
 from taco_worker.speculation.rest import Rest
-from taco_worker.speculation.step_times import StepTimes
-from taco_worker.speculation.verify import are_chains, is_well_formed, select_nodes
-from taco_worker.step_input import last_of_each
 
 logger = logging.getLogger("taco.worker")
 
@@ -49,33 +39,30 @@ class Speculator:
         vocab_size: int,
         max_draft_tokens: int,
         max_tree_paths: int,
-        figures: LookaheadFigures | None = None,
     ) -> None:
         """
         Args:
             max_tree_paths: paths of all trees of a step beside the first one of each.
-            figures: of the drafter, which are told what is verified.
+
+        Raises:
+            KernelLibraryError: the library of CPU kernels is not there.
         """
         self.drafter = drafter
         self.max_draft_tokens = max_draft_tokens
         self._num_invalid = 0
         self._has_complained = False
         self._batch = batch
-        self._figures = figures
         self._vocab_size = vocab_size
         self._max_tree_paths = max_tree_paths
         own_priors = np.zeros(0, np.float32) if drafter is None else drafter.priors
         self._first_planned_class = own_priors.size
         planned = np.full(_NUM_PLANNED_CLASSES, _PLANNED_PRIOR, np.float32)
-        self._acceptance = Acceptance(np.concatenate([own_priors, planned]), batch.max_num_seqs)
-        self._step_times = StepTimes()
-        self._controller = Controller(self._acceptance, self._step_times)
+        self._choice = DraftChoice(np.concatenate([own_priors, planned]), batch.max_num_seqs)
         self._rest = Rest()
         # The drafter knows of the others' slots nothing at all.
         self._is_followed = np.zeros(batch.max_num_seqs, dtype=np.bool_)
         self._started_at = self._draft_seconds = 0.0  # of the step at hand
-        self._proposed: DraftTrees | None = None
-        self._proposed_slots = EMPTY
+        self._has_proposed = False
 
     def clear(self) -> None:
         """All sequences have left."""
@@ -90,7 +77,7 @@ class Speculator:
             self._leave(plan.left_slots)
         if plan.joined is None:
             return
-        self._acceptance.start(plan.joined.slots)
+        self._choice.start(plan.joined.slots)
         if self.drafter is not None and not self._lets_go:
             self.drafter.join(plan.joined)
             self._is_followed[plan.joined.slots] = True
@@ -114,13 +101,11 @@ class Speculator:
         may = np.flatnonzero(rows.max_drafts > 0)
         slots = rows.slots[may]
         trees = self._propose(slots, rows.max_drafts[may], planned)
-        self._proposed, self._proposed_slots = trees, slots
+        self._has_proposed = trees.token_ids.size > 0
         was_asked = self.drafter is not None and not self._rest.is_on
-        if not slots.size or not (trees.token_ids.size or was_asked):
+        if not slots.size or not (self._has_proposed or was_asked):
             return rows
-        num_other_tokens = int(rows.num_new_tokens.sum())
-        chosen = self._controller.choose(trees, slots, num_other_tokens, self._rest)
-        chosen = self._without_branches(chosen, slots)
+        chosen = self._choose(trees, slots, int(rows.num_new_tokens.sum()))
         if not chosen.token_ids.size:
             return rows
         num_nodes = np.zeros_like(rows.slots)
@@ -128,6 +113,19 @@ class Speculator:
         return rows.with_drafts(
             DraftTrees(num_nodes, chosen.token_ids, chosen.parents, chosen.classes)
         )
+
+    def _choose(self, trees: DraftTrees, slots: IntArray, num_other_tokens: int) -> DraftTrees:
+        chosen = self._choice.choose(
+            trees,
+            slots,
+            num_other_tokens=num_other_tokens,
+            has_one_path=(self._batch.sampling.features[slots] & _READS_TOKENS) != 0,
+            max_branches=self._max_tree_paths,
+            draft_seconds=self._rest.draft_seconds,
+        )
+        if chosen.plain_seconds:
+            self._rest.note_gain(chosen.gain, chosen.plain_seconds)
+        return chosen.trees
 
     @property
     def hidden_layers(self) -> tuple[int, ...] | None:
@@ -151,13 +149,13 @@ class Speculator:
     ) -> None:
         """The tokens that sequences got, `num_tokens` each, of which all but one were among the
         `num_drafts` that were verified."""
-        if self._figures is not None and slots.size:
-            self._figures.observe(slots, num_drafts, num_tokens - 1)
-        if self._proposed is not None and self._proposed.token_ids.size:
-            self._learn_chances(self._proposed, slots, num_tokens, token_ids)
-        self._proposed = None
+        if self._has_proposed:
+            self._choice.learn(slots, num_tokens, token_ids)
+            self._has_proposed = False
         if self.drafter is None:
             return
+        if slots.size:
+            self.drafter.note_verified(slots, num_drafts, num_tokens - 1)
         is_followed = self._is_followed[slots]
         if is_followed.all():
             if slots.size:
@@ -171,21 +169,10 @@ class Speculator:
         num_invalid, self._num_invalid = self._num_invalid, 0
         return num_invalid
 
-    def _learn_chances(
-        self, proposed: DraftTrees, slots: IntArray, num_tokens: IntArray, token_ids: IntArray
-    ) -> None:
-        if not np.array_equal(slots, self._proposed_slots):  # others ended their prompts
-            order = np.argsort(slots)
-            rows = order[np.searchsorted(slots, self._proposed_slots, sorter=order)]
-            ends = np.cumsum(num_tokens)[rows]
-            num_tokens = num_tokens[rows]
-            token_ids = token_ids[last_of_each(ends, num_tokens)]
-        self._acceptance.learn(proposed, self._proposed_slots, num_tokens, token_ids)
-
     def end_step(self, num_tokens: int) -> None:
         """The step, which computed so many tokens, is over: how long it took is known."""
         seconds = time.perf_counter() - self._started_at - self._draft_seconds
-        self._step_times.observe(num_tokens, seconds)
+        self._choice.observe_step(num_tokens, seconds)
         if self._draft_seconds:
             self._rest.note_drafting(self._draft_seconds)
         self._draft_seconds = 0.0
@@ -209,7 +196,7 @@ class Speculator:
 
     def _checked(self, trees: DraftTrees, slots: IntArray, max_drafts: IntArray) -> DraftTrees:
         """No drafts at all where a drafter gives what cannot be: none of it can be trusted then."""
-        if is_well_formed(trees, max_drafts, self._vocab_size, self._first_planned_class):
+        if are_trees(trees, max_drafts, self._vocab_size, self._first_planned_class):
             return trees
         if not self._has_complained:
             logger.error("a drafter gives tokens that do not exist, or too many; they are left out")
@@ -257,26 +244,3 @@ class Speculator:
             np.concatenate([EMPTY, *(part.parents for part in parts)]),
             np.concatenate([EMPTY, *(part.classes for part in parts)]),
         )
-
-    def _without_branches(self, trees: DraftTrees, slots: IntArray) -> DraftTrees:
-        """First paths alone, of rows that cannot have more, and of all that are beyond the number
-        of paths that a step can hold."""
-        if are_chains(trees):
-            return trees
-        is_kept = np.ones(trees.token_ids.size, dtype=np.bool_)
-        reads_tokens = (self._batch.sampling.features[slots] & _READS_TOKENS) != 0
-        num_paths = 0
-        ends = np.cumsum(trees.num_nodes).tolist()
-        for row, end in enumerate(ends):
-            start = end - int(trees.num_nodes[row])
-            follows = trees.parents[start:end] == np.arange(-1, end - start - 1)
-            num_branches = int(np.count_nonzero(~follows))
-            if reads_tokens[row] or num_paths + num_branches > self._max_tree_paths:
-                is_kept[start:end] = _before_first_branch(follows)
-            else:
-                num_paths += num_branches
-        return select_nodes(trees, is_kept)
-
-
-def _before_first_branch(follows: Array) -> Array:
-    return np.logical_and.accumulate(follows)

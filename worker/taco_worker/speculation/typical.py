@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from taco_kernels.cpu.draft_trees import DraftTrees
 from taco_worker.sampling.columns import Array
-from taco_worker.speculation.drafter import DraftTrees
 
 
 @dataclass(frozen=True, slots=True)

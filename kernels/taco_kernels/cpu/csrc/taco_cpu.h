@@ -106,3 +106,35 @@ TACO_API void taco_lookahead_append(LookaheadCache* cache, const LookaheadTokens
 // Returns the number of nodes of all trees.
 TACO_API int64_t taco_lookahead_draft(TacoPool* pool, LookaheadCache* cache,
                                       const LookaheadTrees* trees);
+
+// Trees of drafts (draft_trees.h).
+struct DraftTrees;
+// Whether columns of `size` can be trees of at most so many nodes each.
+TACO_API bool taco_are_draft_trees(const DraftTrees* trees, int64_t size, const int32_t* max_nodes,
+                                   int32_t vocab_size, int32_t num_classes);
+// The accepted path of each tree; returns how many were kept of what was chosen.
+TACO_API int64_t taco_accept_drafts(const DraftTrees* trees, const int64_t* chosen, int32_t* kept,
+                                    int32_t* num_kept);
+
+// Which drafts are worth verifying (draft_choice.h). One caller at a time.
+class DraftChoice;
+struct DraftLimits;
+struct ChosenDrafts;
+TACO_API DraftChoice* taco_draft_choice_create(const float* priors, int32_t num_classes,
+                                               int32_t num_slots);
+TACO_API void taco_draft_choice_destroy(DraftChoice* choice);
+TACO_API void taco_draft_choice_start(DraftChoice* choice, const int32_t* slots, int64_t count);
+// Returns the number of nodes that are chosen.
+TACO_API int64_t taco_draft_choice_choose(DraftChoice* choice, const DraftTrees* trees,
+                                          const DraftLimits* limits, ChosenDrafts* chosen);
+TACO_API void taco_draft_choice_learn(DraftChoice* choice, const int32_t* slots,
+                                      const int32_t* num_tokens, const int32_t* token_ids,
+                                      int64_t count);
+TACO_API void taco_draft_choice_observe_step(DraftChoice* choice, int64_t num_tokens,
+                                             double seconds);
+TACO_API bool taco_draft_choice_is_ready(const DraftChoice* choice);
+// Seconds of steps of `first`, `first` + 1, ... tokens, once a step has been observed.
+TACO_API void taco_draft_choice_estimate(DraftChoice* choice, int64_t first, int64_t count,
+                                         double* seconds);
+TACO_API void taco_draft_choice_chances(const DraftChoice* choice, const DraftTrees* trees,
+                                        double* chances);

@@ -15,12 +15,12 @@ from support.checkpoints import make_checkpoint
 from support.drafters import KnowingDrafter
 from support.eagle_reference import CONFIGS, NUM_TARGET_LAYERS, eagle_shapes, vocabulary_maps
 from support.engine_driver import make_request
+from support.every_draft import verify_every_draft
 from support.heads import random_tensors, write_heads
 from support.local_engine import Generated, generate, serve
 from support.models import kernels_for
 from taco_proto.config import ModelConfig, SpeculationConfig, WorkerConfig
 from taco_worker.speculation import make
-from taco_worker.speculation.controller import Controller
 from taco_worker.speculation.drafter import ComputedTokens
 from taco_worker.worker import Worker
 
@@ -39,7 +39,7 @@ def target_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _every_draft_is_verified(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Controller, "choose", lambda self, trees, *others: trees)
+    verify_every_draft(monkeypatch)
 
 
 async def answers(path: Path, serves: str, heads: str | None = None, *, drafts: bool) -> Generated:

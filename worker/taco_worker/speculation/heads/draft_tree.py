@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from taco_kernels.cpu.draft_trees import DraftTrees
 from taco_proto.steps import IntArray
-from taco_worker.speculation.drafter import DraftTrees, FloatArray, no_drafts
+from taco_worker.speculation.drafter import FloatArray, no_drafts
 
 BoolArray = npt.NDArray[np.bool_]
 LongArray = npt.NDArray[np.int64]

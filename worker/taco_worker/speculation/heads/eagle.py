@@ -6,9 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from taco_kernels.cpu.draft_trees import DraftTrees
 from taco_proto.steps import IntArray, JoinedSequences
 from taco_worker.models.step_model import StepModel
-from taco_worker.speculation.drafter import ComputedTokens, DraftTrees, FloatArray, no_drafts
+from taco_worker.speculation.drafter import ComputedTokens, FloatArray, no_drafts
 from taco_worker.speculation.heads.draft_tree import NUM_CLASSES, GrowingTrees
 from taco_worker.speculation.heads.eagle_models import EagleModel
 from taco_worker.speculation.heads.slot_kv import SlotKV
@@ -114,6 +115,9 @@ class EagleDrafter:
 
     def _groups(self, slots: IntArray) -> list[slice]:
         return self._kv.groups(slots, _MAX_COPY_BYTES)
+
+    def note_verified(self, slots: IntArray, num_drafts: IntArray, num_accepted: IntArray) -> None:
+        """Nothing: it drafts as well as it was trained to."""
 
     @torch.inference_mode()
     def draft(self, slots: IntArray, max_nodes: IntArray) -> DraftTrees:

@@ -15,10 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from taco_kernels.cpu.draft_trees import DraftTrees
 from taco_proto.errors import ConfigurationError
 from taco_proto.steps import IntArray, JoinedSequences
 from taco_worker.models.step_model import Linear, StepModel
-from taco_worker.speculation.drafter import ComputedTokens, DraftTrees, FloatArray, no_drafts
+from taco_worker.speculation.drafter import ComputedTokens, FloatArray, no_drafts
 from taco_worker.speculation.heads.checkpoint import HeadTensors
 from taco_worker.speculation.heads.standing import Standing
 from taco_worker.speculation.heads.tree_shapes import likeliest_shapes
@@ -134,6 +135,9 @@ class MedusaDrafter:
         device = self._last_hidden.device
         slots = torch.from_numpy(computed.slots).long().to(device)
         self._last_hidden[slots] = computed.hidden[last.to(device)].to(self._last_hidden.dtype)
+
+    def note_verified(self, slots: IntArray, num_drafts: IntArray, num_accepted: IntArray) -> None:
+        """Nothing: it drafts as well as it was trained to."""
 
     @torch.inference_mode()
     def draft(self, slots: IntArray, max_nodes: IntArray) -> DraftTrees:

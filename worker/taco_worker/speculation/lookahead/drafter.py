@@ -6,13 +6,14 @@ from pathlib import Path
 
 import numpy as np
 
+from taco_kernels.cpu.draft_trees import DraftTrees
 from taco_kernels.cpu.library import KernelLibraryError, UnsupportedCpuError, load
 from taco_kernels.cpu.lookahead import MAX_MATCH, MAX_TREE, CacheOptions, LookaheadCache, Mode
 from taco_kernels.cpu.threads import available_cores
 from taco_proto.config import SpeculationConfig
 from taco_proto.errors import ConfigurationError
 from taco_proto.steps import IntArray, JoinedSequences
-from taco_worker.speculation.drafter import ComputedTokens, DraftTrees
+from taco_worker.speculation.drafter import ComputedTokens
 from taco_worker.speculation.lookahead.config import cache_options, read_config
 from taco_worker.speculation.lookahead.figures import LookaheadFigures
 from taco_worker.speculation.lookahead.priors import class_priors
@@ -27,7 +28,7 @@ class LookaheadDrafter:
 
     Attributes:
         cache: what was learned.
-        figures: of requests that leave here; whoever verifies the drafts calls its `observe`.
+        figures: how well its drafts went.
         name, max_draft_tokens, priors, hidden_layers: see `Drafter`.
     """
 
@@ -87,9 +88,11 @@ class LookaheadDrafter:
     def observe(self, computed: ComputedTokens) -> None:
         """Nothing: tokens say it all."""
 
+    def note_verified(self, slots: IntArray, num_drafts: IntArray, num_accepted: IntArray) -> None:
+        self.figures.observe(slots, num_drafts, num_accepted)
+
     def draft(self, slots: IntArray, max_nodes: IntArray) -> DraftTrees:
-        trees = self.cache.draft(slots, np.minimum(max_nodes, self.max_draft_tokens))
-        return DraftTrees(trees.num_nodes, trees.token_ids, trees.parents, trees.classes)
+        return self.cache.draft(slots, np.minimum(max_nodes, self.max_draft_tokens))
 
 
 def make_lookahead(

@@ -25,7 +25,8 @@ class LookaheadFigures:
 
     def __init__(self, num_slots: int, log_interval: int | None = None) -> None:
         """Logs the figures every `log_interval` iterations of the batch; None: never."""
-        self._counts: Array = np.zeros((num_slots, len(_COUNTS)))
+        # Plain lists: of a few rows a step, each, NumPy would take ten times as long.
+        self._counts = [[0] * len(_COUNTS) for _ in range(num_slots)]
         self._num_left = 0
         self._sums_of_left: Array = np.zeros(len(_COUNTS) + len(_RATIOS))
         self._log_interval = log_interval
@@ -33,32 +34,41 @@ class LookaheadFigures:
 
     def observe(self, slots: IntArray, num_drafts: IntArray, num_accepted: IntArray) -> None:
         """An iteration: the drafts of each slot that were verified, and those accepted."""
-        counts = self._counts
-        counts[slots, 0] += 1
-        counts[slots, 1] += num_accepted > 0
-        counts[slots, 2] += num_accepted
-        counts[slots, 3] += num_drafts - num_accepted
+        columns = (slots.tolist(), num_drafts.tolist(), num_accepted.tolist())
+        for slot, drafted, accepted in zip(*columns, strict=True):
+            counts = self._counts[slot]
+            counts[0] += 1
+            counts[1] += accepted > 0
+            counts[2] += accepted
+            counts[3] += drafted - accepted
         self._num_observed += 1
         if self._log_interval and self._num_observed % self._log_interval == 0:
             logger.info(self.line())
 
     def leave(self, slots: IntArray) -> None:
-        counts = self._counts[slots]
-        counts = counts[counts[:, 0] > 0]
+        numbers = slots.tolist()
+        counts = self._of([self._counts[slot] for slot in numbers])
         self._num_left += counts.shape[0]
         self._sums_of_left += _with_ratios(counts).sum(axis=0)
-        self._counts[slots] = 0
+        for slot in numbers:
+            self._counts[slot] = [0] * len(_COUNTS)
 
     def clear(self) -> None:
         """All requests leave."""
-        self.leave(np.arange(self._counts.shape[0], dtype=np.int32))
+        self.leave(np.arange(len(self._counts), dtype=np.int32))
 
     def values(self) -> dict[str, float]:
         """Each figure by its name; zeros as long as nothing was observed."""
-        running = self._counts[self._counts[:, 0] > 0]
+        running = self._of(self._counts)
         sums = self._sums_of_left + _with_ratios(running).sum(axis=0)
         means = sums / max(self._num_left + running.shape[0], 1)
         return dict(zip((*_COUNTS, *_RATIOS), means.tolist(), strict=True))
+
+    @staticmethod
+    def _of(counts: list[list[int]]) -> Array:
+        """float64 [num_requests, 4], of those that have had an iteration."""
+        found: Array = np.array([row for row in counts if row[0]], dtype=np.float64)
+        return found.reshape(-1, len(_COUNTS))
 
     def line(self) -> str:
         """As TACO has always logged it."""
