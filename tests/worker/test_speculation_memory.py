@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from support.heads import append, join, observe, random_tensors, write_heads
 from support.models import load_step_model
 from support.plans import ints
 from taco_proto.config import ModelConfig, SpeculationConfig, WorkerConfig
+from taco_proto.steps import IntArray
 from taco_worker import kv_sizing
 from taco_worker.gpu_memory import GRAPH_BYTES, GpuMemory, largest_verification, measure_gpu_memory
 from taco_worker.models.step_model import ModelInput, StepModel
@@ -128,17 +130,21 @@ def test_the_largest_verification_is_measured(
 def test_heads_draft_in_the_trial_and_are_left_empty(
     target: StepModel, target_path: Path, drafter: Drafter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drafted = []
+    drafted: list[list[int]] = []
     draft = drafter.draft
-    monkeypatch.setattr(
-        drafter, "draft", lambda *arguments: drafted.append(draft(*arguments)) or drafted[-1]
-    )
+
+    def noted_draft(slots: IntArray, max_nodes: IntArray) -> Any:
+        trees = draft(slots, max_nodes)
+        drafted.append(trees.num_nodes.tolist())
+        return trees
+
+    monkeypatch.setattr(drafter, "draft", noted_draft)
     meter = Meter(target, monkeypatch)
     assert isinstance(drafter, KeepsKV)
     beside = drafter.kv_bytes_beside
     memory = measure(worker_config(target_path), target, drafter)
     assert memory.activations == meter.peak + beside > beside > 0
-    assert [trees.num_nodes.tolist() for trees in drafted] == [[NUM_DRAFTS] * MAX_NUM_SEQS] * 2
+    assert drafted == [[NUM_DRAFTS] * MAX_NUM_SEQS] * 2
     monkeypatch.undo()
     tokens = [5, 6, 7]
     join(drafter, {1: tokens})
