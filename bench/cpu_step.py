@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import record
+import torch
 from torch import Tensor
 
 from taco_proto.config import ModelConfig, WorkerConfig
@@ -42,8 +43,11 @@ QWEN2_05B: dict[str, Any] = {
 }
 MAX_MODEL_LEN = 2048
 NUM_BLOCKS = 1024
-# Sequences, and prompt tokens of each; then that many decodes of each are timed.
-DECODES = {"decode, 1 sequence": (1, 128), "decode, 32 sequences": (32, 128)}
+# Sequences, after prompts of so many tokens.
+PROMPT_LEN = 128
+DECODES = {"decode, 1 sequence": 1, "decode, 32 sequences": 32}
+# Drafts of one sequence that a step verifies beside its own token.
+VERIFICATIONS = {"decode and 4 drafts, 1 sequence": 4, "decode and 8 drafts, 1 sequence": 8}
 PREFILLS = {"prefill, 128 tokens": 128, "prefill, 1024 tokens": 1024}
 
 
@@ -99,11 +103,14 @@ def main() -> None:
     timed = TimedModel(worker._runner._model)
     worker._runner._model = timed  # type: ignore[assignment]
     figures: dict[str, dict[str, float]] = {}
-    print(f"{'step, ms':22} {'whole':>8} {'layers':>8} {'last':>8} {'host':>8}")
-    for name, (count, prompt_len) in DECODES.items():
-        prefill(worker, count, prompt_len)
+    print(f"{'step, ms':32} {'whole':>8} {'layers':>8} {'last':>8} {'host':>8}")
+    for name, count in DECODES.items():
+        prefill(worker, count, PROMPT_LEN)
         plans = [decode(count) for _ in range(args.rounds)]
         figures[name] = report(name, [measure(worker, timed, plan) for plan in plans])
+    prefill(worker, 1, PROMPT_LEN)
+    for name, num_drafts in VERIFICATIONS.items():
+        figures[name] = report(name, [verify(timed, num_drafts) for _ in range(args.rounds)])
     for name, prompt_len in PREFILLS.items():
         parts = []
         for _ in range(args.rounds):
@@ -119,7 +126,7 @@ def main() -> None:
 
 def report(name: str, parts: list[dict[str, float]]) -> dict[str, float]:
     found = {part: round(median(each[part] for each in parts), 3) for part in parts[0]}
-    print(f"{name:22}", *(f"{value:8.2f}" for value in found.values()))
+    print(f"{name:32}", *(f"{value:8.2f}" for value in found.values()))
     return found
 
 
@@ -131,6 +138,22 @@ def measure(worker: Worker, timed: TimedModel, plan: StepPlan) -> dict[str, floa
         raise RuntimeError(output.error)
     host = whole - timed.layers - timed.last_stage
     return {"whole": whole, "layers": timed.layers, "last": timed.last_stage, "host": host}
+
+
+def verify(timed: TimedModel, num_drafts: int) -> dict[str, float]:
+    """A step of the model alone, with drafts behind the prompt of the first sequence."""
+    count = 1 + num_drafts
+    inputs = ModelInput(
+        token_ids=torch.arange(1000, 1000 + count, dtype=torch.int32),
+        positions=np.arange(PROMPT_LEN, PROMPT_LEN + count, dtype=np.int32),
+        query_start=np.array([0, count], dtype=np.int32),
+        seq_lens=np.array([PROMPT_LEN + count], dtype=np.int32),
+        block_tables=np.arange(MAX_MODEL_LEN // 16, dtype=np.int32)[None],
+        output_rows=np.arange(count, dtype=np.int32),
+    )
+    timed.most_likely(timed.forward(inputs))
+    whole = timed.layers + timed.last_stage
+    return {"whole": whole, "layers": timed.layers, "last": timed.last_stage, "host": 0.0}
 
 
 def prefill(worker: Worker, count: int, prompt_len: int) -> None:
