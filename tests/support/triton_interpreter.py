@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -9,6 +11,8 @@ import triton.language as tl
 from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
+
+from support import faster_triton
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -21,6 +25,7 @@ def install() -> None:
     """
     if DEVICE.type == "cuda":
         return
+    faster_triton.install()
     JITFunction.run = _run
     JITFunction.__call__ = _call
     interpreter._patch_lang_tensor = _patch_lang_tensor
@@ -30,13 +35,18 @@ def _run(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any
     # Interpreted kernels patch `tl`; what its library functions use is patched here, once a launch.
     scope = interpreter._patch_lang(tl.standard.max.fn)
     try:
-        InterpretedFunction(kernel.fn).run(*args, grid=grid, warmup=warmup, **kwargs)
+        _interpreted(kernel.fn).run(*args, grid=grid, warmup=warmup, **kwargs)
     finally:
         scope.restore()
 
 
 def _call(function: JITFunction, *args: Any, **kwargs: Any) -> Any:
-    return InterpretedFunction(function.fn).rewrite()(*args, **kwargs)
+    return _interpreted(function.fn).rewrite()(*args, **kwargs)
+
+
+@cache
+def _interpreted(function: Callable[..., Any]) -> InterpretedFunction:
+    return InterpretedFunction(function)
 
 
 _patch_as_triton_does = interpreter._patch_lang_tensor
