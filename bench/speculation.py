@@ -1,10 +1,11 @@
 """What speculation gains: workload by drafter by batch size, each beside plain decoding.
 
     python bench/speculation.py [WORKLOAD ...] [--drafter NAME ...] [--batch-size N ...] [--pairs 6]
-        [--max-tokens 128] [--quantization int8] [--save NAME]
+        [--max-tokens 128] [--quantization int8] [--served] [--save NAME]
 
 Two engines in one process, one plain and one with the drafter, take turns: the runs of a pair stand
 side by side, with the same prompts and seeds, and only their ratio is used. Texts must be equal.
+With `--served` each is `taco_llm serve`, in processes of its own, and is asked over HTTP.
 `replay` asks the same again and again, `excerpts` has the demo model answer from excerpts that it
 has never seen, `questions` asks it what it knows, and `random` draws tokens that never repeat.
 """
@@ -17,6 +18,7 @@ import random
 import sys
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,11 +29,10 @@ from typing import Any
 import record
 from cpu_step import QWEN2_05B
 from peers.interval import ratio_interval
+from served_engine import ServedEngine
 
 from taco_llm import LLM, SamplingParams
-from taco_llm.outputs import RequestOutput
 from taco_scheduler.counters import Counters
-from taco_scheduler.speculation_counters import SpeculationCounters
 
 PROMPT_TOKENS = 64
 MAX_TOKENS = 128
@@ -40,6 +41,7 @@ BATCH_SIZES = (1, 8, 32)
 # The demo model's recipe, which knows what questions to ask, is no installed package.
 sys.path.append(str(Path(__file__).parents[1] / "demo"))
 
+Text = str | tuple[int, ...]
 Prompts = list[dict[str, list[int]]] | list[list[dict[str, str]]]
 
 
@@ -112,58 +114,127 @@ DRAFTERS: dict[str, dict[str, Any]] = {
 }
 
 
-class Engine:
-    """One of the two, with what it did in its turns."""
+LIMITS: dict[str, Any] = {"num_gpu_blocks_override": 1200, "max_num_seqs": 32}
 
-    def __init__(
-        self, workload: Workload, model: str, arguments: dict[str, Any], max_tokens: int
-    ) -> None:
+
+class Engine(ABC):
+    """One of the two, with what it did in its turns.
+
+    Attributes:
+        rates: tokens a second of each turn, of all and of those behind the first of each answer.
+        texts: tokens or texts of all answers of each turn.
+    """
+
+    def __init__(self, workload: Workload, max_tokens: int) -> None:
         self._workload = workload
         self._max_tokens = max_tokens
-        self._llm = LLM(
-            model, num_gpu_blocks_override=1200, max_num_seqs=32, **workload.engine, **arguments
-        )
-        # Tokens a second, of all and of those behind the first of each answer.
-        self.rates: list[tuple[float, float]] = []
-        self.texts: list[list[tuple[int, ...]]] = []
-
-    @property
-    def counters(self) -> Counters:
-        return self._llm._engine._scheduler.engine.counters
+        self.forget()
 
     def run(self, turn: int, batch_size: int) -> None:
-        """A turn: some batches one after the other; tokens a second and the tokens are kept."""
-        tokens: list[tuple[int, ...]] = []
-        seconds = 0.0
-        decoding_before = self.counters.decode_seconds.sum
+        """A turn: some batches one after the other."""
+        answers: list[tuple[Text, int]] = []
+        seconds = decoding = 0.0
         for wave in range(max(1, self._workload.num_prompts // batch_size)):
             number = 100 * turn + wave
             prompts = self._workload.prompts(number, batch_size)
             sampling = [
-                SamplingParams(
-                    **self._workload.sampling, max_tokens=self._max_tokens, seed=1000 * number + i
-                )
+                {
+                    **self._workload.sampling,
+                    "max_tokens": self._max_tokens,
+                    "seed": 1000 * number + i,
+                }
                 for i in range(batch_size)
             ]
             started = time.perf_counter()
-            outputs = self._generate(prompts, sampling)
+            found, decode_seconds = self.answer(prompts, sampling)
             seconds += time.perf_counter() - started
-            tokens += [tuple(output.outputs[0].token_ids) for output in outputs]
-        decoding = self.counters.decode_seconds.sum - decoding_before
-        num_decoded = sum(len(answer) - 1 for answer in tokens)
-        self.rates.append((sum(map(len, tokens)) / seconds, num_decoded / decoding))
-        self.texts.append(tokens)
+            decoding += decode_seconds
+            answers += found
+        num_decoded = sum(count - 1 for _, count in answers)
+        num_tokens = sum(count for _, count in answers)
+        self.rates.append((num_tokens / seconds, num_decoded / decoding))
+        self.texts.append([text for text, _ in answers])
 
     def forget(self) -> None:
-        self.rates, self.texts = [], []
+        self.rates: list[tuple[float, float]] = []
+        self.texts: list[list[Text]] = []
+
+    @abstractmethod
+    def answer(
+        self, prompts: Prompts, sampling: list[dict[str, Any]]
+    ) -> tuple[list[tuple[Text, int]], float]:
+        """Each answer with its number of tokens, and the seconds from the first to the last token
+        of each, summed.
+        """
+
+    @abstractmethod
+    def drafts(self) -> tuple[int, int, int]:
+        """Decode steps of sequences, verified and accepted drafts, so far."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+
+class LocalEngine(Engine):
+    """In this process."""
+
+    def __init__(
+        self, workload: Workload, model: str, arguments: dict[str, Any], max_tokens: int
+    ) -> None:
+        super().__init__(workload, max_tokens)
+        self._llm = LLM(model, **LIMITS, **workload.engine, **arguments)
+
+    @property
+    def _counters(self) -> Counters:
+        return self._llm._engine._scheduler.engine.counters
+
+    def answer(
+        self, prompts: Prompts, sampling: list[dict[str, Any]]
+    ) -> tuple[list[tuple[Text, int]], float]:
+        before = self._counters.decode_seconds.sum
+        params = [SamplingParams(**each) for each in sampling]
+        generate: Any = self._llm.generate if isinstance(prompts[0], dict) else self._llm.chat
+        outputs = generate(prompts, params, use_tqdm=False)
+        answers = [tuple(output.outputs[0].token_ids) for output in outputs]
+        decoding = self._counters.decode_seconds.sum - before
+        return [(answer, len(answer)) for answer in answers], decoding
+
+    def drafts(self) -> tuple[int, int, int]:
+        counters = self._counters.speculation
+        return counters.num_iterations, counters.draft_tokens, counters.accepted_tokens
 
     def close(self) -> None:
         self._llm.close()
 
-    def _generate(self, prompts: Any, sampling: list[SamplingParams]) -> list[RequestOutput]:
-        if isinstance(prompts[0], dict):
-            return self._llm.generate(prompts, sampling, use_tqdm=False)
-        return self._llm.chat(prompts, sampling, use_tqdm=False)
+
+class RemoteEngine(Engine):
+    """Behind HTTP."""
+
+    def __init__(
+        self, workload: Workload, model: str, arguments: dict[str, Any], max_tokens: int
+    ) -> None:
+        super().__init__(workload, max_tokens)
+        self._served = ServedEngine(model, {**LIMITS, **workload.engine, **arguments})
+
+    def answer(
+        self, prompts: Prompts, sampling: list[dict[str, Any]]
+    ) -> tuple[list[tuple[Text, int]], float]:
+        answers = self._served.answer(
+            [
+                {"prompt": prompt["prompt_token_ids"], **params}
+                if isinstance(prompt, dict)
+                else {"messages": prompt, **params}
+                for prompt, params in zip(prompts, sampling, strict=True)
+            ]
+        )
+        decoding = sum(answer.decode_seconds for answer in answers)
+        return [(answer.text, answer.num_tokens) for answer in answers], decoding
+
+    def drafts(self) -> tuple[int, int, int]:
+        return self._served.drafts()
+
+    def close(self) -> None:
+        self._served.close()
 
 
 @contextmanager
@@ -187,8 +258,9 @@ def compare(
         # The second engine of a process has the worse memory: each is it for half of the pairs.
         for plain_is_first in (True, False):
             extras = [common, {**arguments, **common}]
+            kind = RemoteEngine if args.served else LocalEngine
             made = [
-                Engine(workload, model, extra, args.max_tokens)
+                kind(workload, model, extra, args.max_tokens)
                 for extra in (extras if plain_is_first else extras[::-1])
             ]
             plain, speculating = made if plain_is_first else made[::-1]
@@ -223,14 +295,14 @@ def take_turns(plain: Engine, speculating: Engine, batch_size: int, num_pairs: i
         engine.forget()
         engine.run(10_000 + batch_size, batch_size)
         engine.forget()
-    before = totals(speculating.counters.speculation)
+    before = speculating.drafts()
     for turn in range(num_pairs):
         order = (plain, speculating) if turn % 2 else (speculating, plain)
         for engine in order:
             engine.run(100 * batch_size + turn, batch_size)
     if plain.texts != speculating.texts:
         raise AssertionError("speculation changed the text")
-    after = totals(speculating.counters.speculation)
+    after = speculating.drafts()
     iterations, drafts, accepted = (now - then for now, then in zip(after, before, strict=True))
     return Turns(plain.rates, speculating.rates, (iterations, drafts, accepted))
 
@@ -258,10 +330,6 @@ def summary(halves: list[Turns]) -> dict[str, Any]:
     }
 
 
-def totals(counters: SpeculationCounters) -> tuple[int, int, int]:
-    return counters.num_iterations, counters.draft_tokens, counters.accepted_tokens
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("workloads", nargs="*", default=list(WORKLOADS), metavar="WORKLOAD")
@@ -270,6 +338,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=6, help="an even number")
     parser.add_argument("--max-tokens", type=int, default=MAX_TOKENS, help="of an answer")
     parser.add_argument("--quantization", choices=("int8",))
+    parser.add_argument("--served", action="store_true", help="ask servers over HTTP")
     parser.add_argument("--save", metavar="NAME", help="keep the figures in results/NAME.json")
     args = parser.parse_args()
     common = {"quantization": args.quantization} if args.quantization else {}
@@ -279,8 +348,9 @@ def main() -> None:
         for drafter in args.drafter:
             if drafter in NEEDS_DEMO and workload.model != "demo":
                 continue
-            print(f"{name}, {drafter}", flush=True)
-            figures.setdefault(name, {})[drafter] = compare(workload, drafter, args, common)
+            label = f"{name}, over HTTP" if args.served else name
+            print(f"{label}, {drafter}", flush=True)
+            figures.setdefault(label, {})[drafter] = compare(workload, drafter, args, common)
     if args.save:
         print(record.save(args.save, figures))
 
