@@ -118,5 +118,15 @@ GOALS = (
     Goal("prefill", "worker", _prefill, 38_000, "tok/s"),
     Goal("device idle, steps", "worker", _at(_BATCH, *_IDLE), 0.03, at_least=False),
     Goal("device idle, LLM", "engine", _at(_BATCH, *_IDLE), 0.03, at_least=False),
+    Goal("answers that drafts change", "speculation", _failures, 0, at_least=False),
+    Goal("answers with drafts that are right", "speculation", _right, 1),
+    Goal(
+        "8 drafts verified, batch 1",
+        "speculation",
+        _at("verify 1x9", "ratio"),
+        1.15,
+        "times",
+        at_least=False,
+    ),
     Goal("first token, weights made too", "worker", _ready, 15, "s", at_least=False),
 )

@@ -16,6 +16,7 @@ import torch
 from cpu_sampling import SETTINGS, make_choice, sort_and_draw
 from gpu.context import Context
 from gpu.machine import Ceilings, load_ceilings
+from gpu.sweep import measure_sweep
 from gpu.timing import Call, time_calls
 from torch import Tensor
 from torch.nn.functional import linear, rms_norm, silu
@@ -91,6 +92,7 @@ def measure(context: Context) -> None:
                     _measure_work(context, work, ceilings)
         except Exception as error:  # a kernel that does not compile, say; the others go on
             context.report.leave_out(family.__name__.strip("_"), error)
+    measure_sweep(context)
 
 
 def _measure_work(context: Context, work: Work, ceilings: Ceilings) -> None:

@@ -32,13 +32,13 @@ class Part:
 
 PARTS = (
     Part("machine", 25, "the GPU as it is found, and its ceilings"),
-    Part("correctness", 120, "the kernels' and the worker's tests, compiled"),
-    Part("attention", 95, "paged attention beside other kernels"),
-    Part("kernels", 50, "all other kernels, and the products of a layer"),
-    Part("sweep", 55, "attention by tiles and splits"),
-    Part("worker", 90, "steps of an 8B model"),
-    Part("engine", 65, "taco_llm.LLM with that model"),
-    Part("peers", 70, "the same model in transformers"),
+    Part("correctness", 110, "the kernels' and the worker's tests, compiled"),
+    Part("attention", 85, "paged attention beside other kernels"),
+    Part("kernels", 90, "all other kernels, products of a layer; attention by tiles and splits"),
+    Part("worker", 75, "steps of an 8B model"),
+    Part("engine", 50, "taco_llm.LLM with that model"),
+    Part("speculation", 90, "drafts: what verifying them costs, and what they gain"),
+    Part("peers", 45, "the same model in transformers"),
 )
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from taco_proto.sampling_params import SamplingParams
-from taco_proto.steps import IntArray, JoinedSequences, StepPlan, WorkerInfo
+from taco_proto.steps import IntArray, JoinedSequences, PlannedDrafts, StepPlan, WorkerInfo
 
 
 @dataclass(slots=True)
@@ -40,6 +40,23 @@ class Plans:
     def decode(self, count: int) -> StepPlan:
         """A token for each of the first `count` sequences."""
         return self._plan(np.arange(count, dtype=np.int32), 1, None)
+
+    def verify(self, num_drafts: int, num_known: IntArray) -> StepPlan:
+        """The same for as many sequences as there are lengths, which verify random drafts beside.
+
+        Args:
+            num_known: tokens of each sequence, which the drafts follow.
+        """
+        plan = self.decode(num_known.size)
+        if not num_drafts:
+            return plan
+        each = np.full(num_known.size, num_drafts, dtype=np.int32)
+        rng = np.random.default_rng(self._step_id)
+        token_ids = rng.integers(0, self.info.vocab_size, int(each.sum()), dtype=np.int32)
+        drafts = PlannedDrafts(
+            slots=plan.slots, num_tokens=num_known.copy(), num_drafts=each, token_ids=token_ids
+        )
+        return replace(plan, max_drafts=each, drafts=drafts)
 
     @property
     def _blocks_each(self) -> int:

@@ -59,13 +59,15 @@ class Option:
         return f"{sides}, {tiling.num_warps} warps, {tiling.num_stages} stages, {splits}"
 
 
-def measure(context: Context) -> None:
+def measure_sweep(context: Context) -> None:
     heads = LLAMA_8B if context.is_real else _TINY
     cases = (*_DECODES, *_PREFILLS) if context.is_real else _TRIALS
     if context.is_real:
         _compile_all(cases)
     for case in cases:
-        if context.report.has_time(case.name, _CASE_SECONDS if context.is_real else 0.0):
+        if context.report.has_time(
+            f"sweep, {case.name}", _CASE_SECONDS if context.is_real else 0.0
+        ):
             num_layers = None if context.is_real else 1
             _sweep(context, make_inputs(context, case, heads, num_layers))
 
@@ -126,7 +128,7 @@ def _sweep(context: Context, inputs: PagedInputs) -> None:
         ],
     }
     line = f"own {own:9.1f} us, best {found[best]:9.1f} us: {best}"
-    context.report.add(case.name, figures, line)
+    context.report.add(f"sweep, {case.name}", figures, line)
 
 
 def _time(context: Context, inputs: PagedInputs, option: Option) -> float:

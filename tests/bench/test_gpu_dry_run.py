@@ -19,11 +19,15 @@ EXPECTED: dict[str, set[str]] = {
     "kernels": {
         *("linear qkv, 3 rows", "rms_norm with residual, 1 rows", "rotary, KV write, 3 rows"),
         *("silu_mul, 3 rows", "choose, top_p 0.9, 2 rows", "logprobs, 5 best, 2 rows"),
-        "5 blocks to the host",
+        *("5 blocks to the host", "sweep, decode 2x40", "sweep, prefill 1x40"),
     },
-    "sweep": {"decode 2x40", "prefill 1x40"},
     "worker": {"start", "prefill 40 by 16", "decode 2x24", "decode 1x40"},
     "engine": {"start", "mix", "decode 2x26"},
+    "speculation": {
+        *("tokens with lookahead, float32", "tokens with medusa, float32"),
+        *("tokens with eagle, float32", "verify 1x1", "verify 2x9", "plain, batch 2"),
+        *("replay, batch 2", "draft, batch 2", "drafting, batch 2"),
+    },
     "peers": {"start", "continuous batching", "static cache, decode 2x24"},
 }
 

@@ -6,15 +6,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from gpu.correctness import run_suite
 from gpu.llama import LLAMA_3_8B, Shape
 from gpu.machine import Ceilings
 from gpu.mix import SHAREGPT_LIKE, Mix
 from gpu.plans import Plans
+from gpu.successors import Successors
 from gpu.tokens import Token, differ
 from gpu.trace import Trace, summarize
 
-from taco_proto.steps import WorkerInfo
+from taco_proto.steps import IntArray, WorkerInfo
 
 
 @pytest.mark.parametrize(
@@ -98,6 +100,47 @@ def test_a_worker_has_room_for_rows_and_blocks() -> None:
     assert Plans(INFO, 10, room=2).most_sequences == 8
     assert Plans(INFO, 100, room=2).most_sequences == 40 // 7
     assert Plans(INFO, 1000, room=2).most_sequences == 0
+
+
+def test_verifications_follow_what_is_known() -> None:
+    plans = Plans(INFO, 20, room=3)
+    known = np.array([21, 25], dtype=np.int32)
+    plan = plans.verify(4, known)
+    assert plan.drafts is not None
+    assert plan.max_drafts.tolist() == plan.drafts.num_drafts.tolist() == [4, 4]
+    assert plan.drafts.num_tokens.tolist() == [21, 25]
+    known += 1  # what the plan says stays
+    assert plan.drafts.num_tokens.tolist() == [21, 25]
+    assert plan.drafts.token_ids.size == 8
+    assert plan.drafts.token_ids.tolist() != next_drafts(plans, known)
+    without = plans.verify(0, known)
+    assert without.drafts is None
+    assert not without.max_drafts.size
+    assert [plan.step_id, without.step_id] == [0, 2]
+
+
+def next_drafts(plans: Plans, known: IntArray) -> list[int]:
+    drafts = plans.verify(4, known).drafts
+    assert drafts is not None
+    return drafts.token_ids.tolist()
+
+
+def test_successors_go_through_all_tokens_that_are_not_special() -> None:
+    successors = Successors.random(100)
+    answer = successors.answer([3, 20], 84)
+    assert sorted(answer) == list(range(16, 100))
+    assert answer[-1] == 20
+    assert successors.following[:16].tolist() == list(range(16))
+
+
+def test_a_draft_is_wrong_as_often_as_it_is_meant_to_be() -> None:
+    right = Successors.random(1016)
+    other = right.wrong_for(0.2)
+    assert int((right.following != other.following).sum()) == 200
+    assert sorted(other.following.tolist()) == list(range(1016))
+    embedding = torch.randn(1016, 64)
+    best = (embedding @ other.lm_head(embedding).T).argmax(-1)
+    assert best.tolist() == other.following.tolist()
 
 
 def test_a_mix_is_the_same_each_time_and_within_its_lengths() -> None:

@@ -1,0 +1,142 @@
+"""Models of random weights whose answers are known: a target, and a draft that mostly agrees.
+
+Each token has a successor, all of them in one cycle. An LM head whose row for the successor is a
+token's own embedding gives it the largest logit by far, as long as the layers between hardly change
+the residual stream: their outputs are random, and so small that it stays what the embedding was.
+Layers compute and cost what they would anyway; what is no longer left to chance is how often two
+models agree. A draft is wrong for a share of the tokens, so that its acceptance is a setting of the
+measurement, and no finding.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from gpu.llama import LLAMA_3_8B, TINY
+from safetensors.torch import save_file
+from torch import Tensor
+
+from taco_worker.models import loader
+
+_LOW_ID = 16  # above the special tokens, which nothing leads to
+# Of what the last products of attention and of the MLP would be.
+_LAYER_SCALE = 0.01
+# A draft model of 11 million weights in its layers; the LM head is what it reads most of.
+DRAFT = LLAMA_3_8B | {
+    "hidden_size": 512,
+    "intermediate_size": 1408,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+}
+TINY_DRAFT = TINY | {"num_hidden_layers": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Successors:
+    """Attributes:
+    following: int64 [vocab_size], each token's successor; special tokens follow themselves.
+    """
+
+    following: Tensor
+
+    @classmethod
+    def random(cls, vocab_size: int) -> Successors:
+        """One cycle through all tokens that are not special."""
+        generator = torch.Generator().manual_seed(0)
+        order = torch.randperm(vocab_size - _LOW_ID, generator=generator) + _LOW_ID
+        following = torch.arange(vocab_size)
+        following[order] = order.roll(-1)
+        return cls(following)
+
+    def wrong_for(self, share: float) -> Successors:
+        """The same but for a share of the tokens, whose successors change places."""
+        generator = torch.Generator().manual_seed(1)
+        count = round(share * (self.following.numel() - _LOW_ID))
+        order = torch.randperm(self.following.numel() - _LOW_ID, generator=generator) + _LOW_ID
+        chosen = order[:count]
+        following = self.following.clone()
+        following[chosen] = following[chosen].roll(1)
+        return Successors(following)
+
+    def answer(self, prompt: list[int], length: int) -> list[int]:
+        """What greedy decoding gives."""
+        tokens, last = [], prompt[-1]
+        for _ in range(length):
+            last = int(self.following[last])
+            tokens.append(last)
+        return tokens
+
+    def lm_head(self, embedding: Tensor) -> Tensor:
+        """[vocab_size, hidden_size], for tokens that are embedded so."""
+        weight = torch.empty_like(embedding)
+        weight[self.following.to(embedding.device)] = embedding
+        return weight
+
+
+@contextmanager
+def as_dummy_weights(successors: Successors) -> Iterator[None]:
+    """What `load_format="dummy"` makes meanwhile."""
+    make_random = loader._fill_randomly
+
+    def fill(sink: loader.WeightSink, seed: int) -> None:
+        make_random(sink, seed)
+        generator = torch.Generator(sink.device).manual_seed(seed)
+        for name, shape in sink.shapes.items():
+            if name.endswith(("attn.out_proj.weight", "mlp.down_proj.weight")):
+                weight = torch.empty(shape, dtype=sink.dtype, device=sink.device)
+                std = _LAYER_SCALE * shape[1] ** -0.5
+                sink.put(name, 0, weight.normal_(std=std, generator=generator))
+        shape = sink.shapes["embed_tokens.weight"]
+        embedding = torch.empty(shape, dtype=sink.dtype, device=sink.device)
+        embedding.normal_(generator=generator)
+        sink.put("embed_tokens.weight", 0, embedding)
+        sink.put("lm_head.weight", 0, successors.lm_head(embedding) * shape[1] ** -0.5)
+
+    loader._fill_randomly = fill
+    try:
+        yield
+    finally:
+        loader._fill_randomly = make_random
+
+
+def write_draft(folder: Path, config: dict[str, Any], successors: Successors) -> None:
+    """A checkpoint, since a draft model is always read from files."""
+    generator = torch.Generator().manual_seed(2)
+    dtype = getattr(torch, config["dtype"])
+    size, inner = config["hidden_size"], config["intermediate_size"]
+    kv_size = size // config["num_attention_heads"] * config["num_key_value_heads"]
+
+    def matrix(rows: int, columns: int, scale: float) -> Tensor:
+        weight = torch.randn((rows, columns), generator=generator)
+        return (scale * columns**-0.5 * weight).to(dtype)
+
+    embedding = torch.randn((config["vocab_size"], size), generator=generator).to(dtype)
+    tensors = {
+        "model.embed_tokens.weight": embedding,
+        "lm_head.weight": successors.lm_head(embedding) * size**-0.5,
+        "model.norm.weight": torch.ones(size, dtype=dtype),
+    }
+    for layer in range(config["num_hidden_layers"]):
+        tensors |= {
+            f"model.layers.{layer}.{name}.weight": weight
+            for name, weight in {
+                "self_attn.q_proj": matrix(size, size, 1.0),
+                "self_attn.k_proj": matrix(kv_size, size, 1.0),
+                "self_attn.v_proj": matrix(kv_size, size, 1.0),
+                "self_attn.o_proj": matrix(size, size, _LAYER_SCALE),
+                "mlp.gate_proj": matrix(inner, size, 1.0),
+                "mlp.up_proj": matrix(inner, size, 1.0),
+                "mlp.down_proj": matrix(size, inner, _LAYER_SCALE),
+                "input_layernorm": torch.ones(size, dtype=dtype),
+                "post_attention_layernorm": torch.ones(size, dtype=dtype),
+            }.items()
+        }
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
