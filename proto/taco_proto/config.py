@@ -98,6 +98,10 @@ class WorkerConfig:
         cpu_offload_gb: GiB of weights that stay in the host's memory.
         conservative_dry_run: count all that the driver says is gone when memory is measured.
         speculation: None: no drafts are made or verified.
+        host_kv_bytes: memory for KV blocks that leave the device; 0: there is no host tier.
+        kv_disk_path: directory for KV blocks that leave the host tier; None: there is no disk tier.
+        kv_disk_bytes: the most that the files in it may take.
+        lazy_loads: a step that loads blocks begins when those of its first layers are there.
     """
 
     model: ModelConfig
@@ -118,6 +122,10 @@ class WorkerConfig:
     cpu_offload_gb: float = 0.0
     conservative_dry_run: bool = False
     speculation: SpeculationConfig | None = None
+    host_kv_bytes: int = 0
+    kv_disk_path: str | None = None
+    kv_disk_bytes: int = 16 * 2**30
+    lazy_loads: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +164,10 @@ class SchedulerConfig:
         num_speculative_tokens: drafts of a sequence in a step that are asked of a draft worker.
         speculative_max_model_len: longer sequences are not speculated for; None: no limit.
         speculative_disable_by_batch_size: with more requests than that nobody is; None: no limit.
+        offload_min_accesses: a block that leaves the device goes to the host tier if so many
+            sequences have used it.
+        log_hit_counts: log every 100 blocks in which tier they were found.
+        max_cached_device_blocks: the most blocks that nobody uses and the device keeps; None: all.
     """
 
     listen: str = ""
@@ -168,6 +180,9 @@ class SchedulerConfig:
     num_speculative_tokens: int = DEFAULT_SPECULATIVE_TOKENS
     speculative_max_model_len: int | None = None
     speculative_disable_by_batch_size: int | None = None
+    offload_min_accesses: int = 1
+    log_hit_counts: bool = False
+    max_cached_device_blocks: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ import numpy as np
 
 from taco_proto import scheduler_pb2 as pb
 from taco_proto.config import PROTOCOL_VERSION
+from taco_proto.convert_kv_tiers import block_copies_from_pb, block_copies_to_pb
 from taco_proto.logprobs import LogprobColumns
 from taco_proto.requests import GenerateRequest, ModelInfo, OutputBatch, RequestError
 from taco_proto.sampling_params import SamplingParams
@@ -226,6 +227,8 @@ def worker_info_to_pb(info: WorkerInfo) -> pb.WorkerHello:
         default_sampling=info.default_sampling,
         max_draft_tokens=info.max_draft_tokens,
         drafts_itself=info.drafts_itself,
+        num_host_blocks=info.num_host_blocks,
+        num_disk_blocks=info.num_disk_blocks,
     )
 
 
@@ -243,6 +246,8 @@ def worker_info_from_pb(message: pb.WorkerHello) -> WorkerInfo:
         default_sampling=dict(message.default_sampling),
         max_draft_tokens=message.max_draft_tokens,
         drafts_itself=message.drafts_itself,
+        num_host_blocks=message.num_host_blocks,
+        num_disk_blocks=message.num_disk_blocks,
     )
 
 
@@ -259,6 +264,7 @@ def step_plan_to_pb(plan: StepPlan) -> pb.StepPlan:
         num_tokens=() if all_ones else plan.num_tokens.tolist(),
         max_drafts=plan.max_drafts.tolist(),
         drafts=None if plan.drafts is None else _drafts_to_pb(plan.drafts),
+        copies=None if plan.copies is None else block_copies_to_pb(plan.copies),
     )
 
 
@@ -276,6 +282,7 @@ def step_plan_from_pb(message: pb.StepPlan) -> StepPlan:
         appended_blocks=_ints(message.appended_blocks),
         max_drafts=_ints(message.max_drafts),
         drafts=_drafts_from_pb(message.drafts) if message.HasField("drafts") else None,
+        copies=block_copies_from_pb(message.copies) if message.HasField("copies") else None,
     )
 
 

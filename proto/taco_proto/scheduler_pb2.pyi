@@ -196,17 +196,19 @@ class OutputBatch(_message.Message):
     def __init__(self, handles: _Optional[_Iterable[int]] = ..., indexes: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reasons: _Optional[_Iterable[int]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., num_cached_tokens: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Union[LogprobColumns, _Mapping]] = ..., prompt_logprob_handles: _Optional[_Iterable[int]] = ..., prompt_logprob_positions: _Optional[_Iterable[int]] = ..., prompt_logprobs: _Optional[_Union[LogprobColumns, _Mapping]] = ..., error_handles: _Optional[_Iterable[int]] = ..., error_codes: _Optional[_Iterable[int]] = ..., error_messages: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class WorkerMessage(_message.Message):
-    __slots__ = ("hello", "output", "heartbeat")
+    __slots__ = ("hello", "output", "heartbeat", "store_report")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    STORE_REPORT_FIELD_NUMBER: _ClassVar[int]
     hello: WorkerHello
     output: StepOutput
     heartbeat: Heartbeat
-    def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., output: _Optional[_Union[StepOutput, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
+    store_report: StoreReport
+    def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., output: _Optional[_Union[StepOutput, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., store_report: _Optional[_Union[StoreReport, _Mapping]] = ...) -> None: ...
 
 class WorkerHello(_message.Message):
-    __slots__ = ("protocol_version", "name", "model", "max_model_len", "vocab_size", "eos_token_ids", "block_size", "num_blocks", "max_num_seqs", "max_logprobs", "default_sampling", "max_draft_tokens", "drafts_itself")
+    __slots__ = ("protocol_version", "name", "model", "max_model_len", "vocab_size", "eos_token_ids", "block_size", "num_blocks", "max_num_seqs", "max_logprobs", "default_sampling", "max_draft_tokens", "drafts_itself", "num_host_blocks", "num_disk_blocks")
     class DefaultSamplingEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -227,6 +229,8 @@ class WorkerHello(_message.Message):
     DEFAULT_SAMPLING_FIELD_NUMBER: _ClassVar[int]
     MAX_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DRAFTS_ITSELF_FIELD_NUMBER: _ClassVar[int]
+    NUM_HOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DISK_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     name: str
     model: str
@@ -240,7 +244,9 @@ class WorkerHello(_message.Message):
     default_sampling: _containers.ScalarMap[str, float]
     max_draft_tokens: int
     drafts_itself: bool
-    def __init__(self, protocol_version: _Optional[int] = ..., name: _Optional[str] = ..., model: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_logprobs: _Optional[int] = ..., default_sampling: _Optional[_Mapping[str, float]] = ..., max_draft_tokens: _Optional[int] = ..., drafts_itself: _Optional[bool] = ...) -> None: ...
+    num_host_blocks: int
+    num_disk_blocks: int
+    def __init__(self, protocol_version: _Optional[int] = ..., name: _Optional[str] = ..., model: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_logprobs: _Optional[int] = ..., default_sampling: _Optional[_Mapping[str, float]] = ..., max_draft_tokens: _Optional[int] = ..., drafts_itself: _Optional[bool] = ..., num_host_blocks: _Optional[int] = ..., num_disk_blocks: _Optional[int] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("steps_done",)
@@ -249,10 +255,12 @@ class Heartbeat(_message.Message):
     def __init__(self, steps_done: _Optional[int] = ...) -> None: ...
 
 class WorkerCommand(_message.Message):
-    __slots__ = ("plan",)
+    __slots__ = ("plan", "store")
     PLAN_FIELD_NUMBER: _ClassVar[int]
+    STORE_FIELD_NUMBER: _ClassVar[int]
     plan: StepPlan
-    def __init__(self, plan: _Optional[_Union[StepPlan, _Mapping]] = ...) -> None: ...
+    store: StoreCommand
+    def __init__(self, plan: _Optional[_Union[StepPlan, _Mapping]] = ..., store: _Optional[_Union[StoreCommand, _Mapping]] = ...) -> None: ...
 
 class SamplingColumns(_message.Message):
     __slots__ = ("presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p", "top_k", "min_p", "seed", "ignore_eos", "min_tokens", "logprobs", "prompt_logprobs", "no_repeat_ngram_size", "num_stop_token_ids", "stop_token_ids", "num_logit_bias", "logit_bias_token_ids", "logit_bias_values")
@@ -328,8 +336,20 @@ class PlannedDrafts(_message.Message):
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, slots: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., num_drafts: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
+class BlockCopies(_message.Message):
+    __slots__ = ("offload_sources", "offload_targets", "load_sources", "load_targets")
+    OFFLOAD_SOURCES_FIELD_NUMBER: _ClassVar[int]
+    OFFLOAD_TARGETS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_SOURCES_FIELD_NUMBER: _ClassVar[int]
+    LOAD_TARGETS_FIELD_NUMBER: _ClassVar[int]
+    offload_sources: _containers.RepeatedScalarFieldContainer[int]
+    offload_targets: _containers.RepeatedScalarFieldContainer[int]
+    load_sources: _containers.RepeatedScalarFieldContainer[int]
+    load_targets: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, offload_sources: _Optional[_Iterable[int]] = ..., offload_targets: _Optional[_Iterable[int]] = ..., load_sources: _Optional[_Iterable[int]] = ..., load_targets: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class StepPlan(_message.Message):
-    __slots__ = ("epoch", "step_id", "left_slots", "joined", "appended_slots", "appended_blocks", "slots", "num_tokens", "max_drafts", "drafts")
+    __slots__ = ("epoch", "step_id", "left_slots", "joined", "appended_slots", "appended_blocks", "slots", "num_tokens", "max_drafts", "drafts", "copies")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     LEFT_SLOTS_FIELD_NUMBER: _ClassVar[int]
@@ -340,6 +360,7 @@ class StepPlan(_message.Message):
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    COPIES_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     step_id: int
     left_slots: _containers.RepeatedScalarFieldContainer[int]
@@ -350,7 +371,8 @@ class StepPlan(_message.Message):
     num_tokens: _containers.RepeatedScalarFieldContainer[int]
     max_drafts: _containers.RepeatedScalarFieldContainer[int]
     drafts: PlannedDrafts
-    def __init__(self, epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., left_slots: _Optional[_Iterable[int]] = ..., joined: _Optional[_Union[JoinedSequences, _Mapping]] = ..., appended_slots: _Optional[_Iterable[int]] = ..., appended_blocks: _Optional[_Iterable[int]] = ..., slots: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., max_drafts: _Optional[_Iterable[int]] = ..., drafts: _Optional[_Union[PlannedDrafts, _Mapping]] = ...) -> None: ...
+    copies: BlockCopies
+    def __init__(self, epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., left_slots: _Optional[_Iterable[int]] = ..., joined: _Optional[_Union[JoinedSequences, _Mapping]] = ..., appended_slots: _Optional[_Iterable[int]] = ..., appended_blocks: _Optional[_Iterable[int]] = ..., slots: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., max_drafts: _Optional[_Iterable[int]] = ..., drafts: _Optional[_Union[PlannedDrafts, _Mapping]] = ..., copies: _Optional[_Union[BlockCopies, _Mapping]] = ...) -> None: ...
 
 class StepOutput(_message.Message):
     __slots__ = ("epoch", "step_id", "slots", "token_ids", "logprobs", "prompt_logprob_slots", "prompt_logprob_positions", "prompt_logprobs", "error", "num_tokens", "num_drafts", "num_invalid_drafts")
@@ -379,6 +401,48 @@ class StepOutput(_message.Message):
     num_drafts: _containers.RepeatedScalarFieldContainer[int]
     num_invalid_drafts: int
     def __init__(self, epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., slots: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Union[LogprobColumns, _Mapping]] = ..., prompt_logprob_slots: _Optional[_Iterable[int]] = ..., prompt_logprob_positions: _Optional[_Iterable[int]] = ..., prompt_logprobs: _Optional[_Union[LogprobColumns, _Mapping]] = ..., error: _Optional[str] = ..., num_tokens: _Optional[_Iterable[int]] = ..., num_drafts: _Optional[_Iterable[int]] = ..., num_invalid_drafts: _Optional[int] = ...) -> None: ...
+
+class StoredBlocks(_message.Message):
+    __slots__ = ("keys", "parents", "adapters", "cache_salts", "token_ids")
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    PARENTS_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALTS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    keys: _containers.RepeatedScalarFieldContainer[bytes]
+    parents: _containers.RepeatedScalarFieldContainer[bytes]
+    adapters: _containers.RepeatedScalarFieldContainer[str]
+    cache_salts: _containers.RepeatedScalarFieldContainer[str]
+    token_ids: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, keys: _Optional[_Iterable[bytes]] = ..., parents: _Optional[_Iterable[bytes]] = ..., adapters: _Optional[_Iterable[str]] = ..., cache_salts: _Optional[_Iterable[str]] = ..., token_ids: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class StoreCommand(_message.Message):
+    __slots__ = ("writes", "write_sources", "reads", "read_targets", "deletes")
+    WRITES_FIELD_NUMBER: _ClassVar[int]
+    WRITE_SOURCES_FIELD_NUMBER: _ClassVar[int]
+    READS_FIELD_NUMBER: _ClassVar[int]
+    READ_TARGETS_FIELD_NUMBER: _ClassVar[int]
+    DELETES_FIELD_NUMBER: _ClassVar[int]
+    writes: StoredBlocks
+    write_sources: _containers.RepeatedScalarFieldContainer[int]
+    reads: _containers.RepeatedScalarFieldContainer[bytes]
+    read_targets: _containers.RepeatedScalarFieldContainer[int]
+    deletes: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, writes: _Optional[_Union[StoredBlocks, _Mapping]] = ..., write_sources: _Optional[_Iterable[int]] = ..., reads: _Optional[_Iterable[bytes]] = ..., read_targets: _Optional[_Iterable[int]] = ..., deletes: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class StoreReport(_message.Message):
+    __slots__ = ("found", "is_complete", "written", "read", "failed")
+    FOUND_FIELD_NUMBER: _ClassVar[int]
+    IS_COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    WRITTEN_FIELD_NUMBER: _ClassVar[int]
+    READ_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    found: StoredBlocks
+    is_complete: bool
+    written: _containers.RepeatedScalarFieldContainer[bytes]
+    read: _containers.RepeatedScalarFieldContainer[bytes]
+    failed: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, found: _Optional[_Union[StoredBlocks, _Mapping]] = ..., is_complete: _Optional[bool] = ..., written: _Optional[_Iterable[bytes]] = ..., read: _Optional[_Iterable[bytes]] = ..., failed: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class DrafterMessage(_message.Message):
     __slots__ = ("hello", "reply", "heartbeat")

@@ -1,13 +1,19 @@
 """What flows between the scheduler and a worker, once a step."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from taco_proto.logprobs import LogprobColumns
 from taco_proto.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from taco_proto.kv_tiers import BlockCopies
 
 IntArray = npt.NDArray[np.int32]
 
@@ -23,6 +29,8 @@ class WorkerInfo:
         max_draft_tokens: the most draft tokens of a sequence that it verifies in one step; 0: it
             does not speculate.
         drafts_itself: drafts may come of a step although its plan brings none.
+        num_host_blocks: blocks of KV that its memory has room for, beside the device; 0: none.
+        num_disk_blocks: the most blocks of KV that it may keep as files; 0: none.
     """
 
     name: str
@@ -36,6 +44,8 @@ class WorkerInfo:
     max_logprobs: int
     max_draft_tokens: int = 0
     drafts_itself: bool = False
+    num_host_blocks: int = 0
+    num_disk_blocks: int = 0
     default_sampling: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -78,10 +88,11 @@ class PlannedDrafts:
 class StepPlan:
     """One forward step as the difference from the step before.
 
-    Order of effect: `left_slots` leave, `joined` enter, `appended_blocks` are added to the block
-    tables, then the rows `slots` run `num_tokens` tokens each, from where each of them stands. A
-    row whose tokens reach the end of what is known of its sequence is sampled; the worker keeps the
-    sampled token as the sequence's next one, so that the next plan need not name it.
+    Order of effect: `copies` are made, `left_slots` leave, `joined` enter, `appended_blocks` are
+    added to the block tables, then the rows `slots` run `num_tokens` tokens each, from where each
+    of them stands. A row whose tokens reach the end of what is known of its sequence is sampled;
+    the worker keeps the sampled token as the sequence's next one, so that the next plan need not
+    name it.
 
     `max_drafts` says of each row how many draft tokens it may verify beside its own, within its
     blocks; empty: none. How many tokens such a row gives only its output tells, so that where a row
@@ -98,6 +109,7 @@ class StepPlan:
     appended_blocks: IntArray = field(default_factory=lambda: EMPTY)
     max_drafts: IntArray = field(default_factory=lambda: EMPTY)  # one entry a row
     drafts: PlannedDrafts | None = None
+    copies: BlockCopies | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
