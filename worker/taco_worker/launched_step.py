@@ -33,11 +33,13 @@ class Verified:
             drafts.
         num_tokens: int32 [number of sampled rows], of which a row got so many.
         num_drafts: int32 [number of sampled rows], drafts that it verified.
+        token_ids: int32 [sum(num_tokens)], what the rows got: the host knows it by now.
     """
 
     kept: IntArray
     num_tokens: IntArray
     num_drafts: IntArray
+    token_ids: IntArray
 
 
 @dataclass(frozen=True, slots=True)

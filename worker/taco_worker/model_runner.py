@@ -82,20 +82,21 @@ class ModelRunner:
         if not parts:
             return parts
         token_ids = torch.cat([part.token_ids for part in parts])
-        host_ids = token_ids.cpu().numpy().astype(np.int32)
         slots = rows.slots[rows.is_sampled]
         if (verified := parts[0].verified) is not None:
-            num_tokens = verified.num_tokens
+            num_tokens, host_ids = verified.num_tokens, verified.token_ids
             self._batch.advance_by(rows, num_tokens, token_ids)
         else:  # nothing was drafted, or there was no memory for it
-            num_tokens = np.ones_like(slots)
+            num_tokens, host_ids = np.ones_like(slots), token_ids.cpu().numpy().astype(np.int32)
             self._batch.advance(rows if rows.trees is None else rows.without_drafts(), token_ids)
         for part in parts:
             if part.kept is not None:
                 speculator.observe(self._computed(part.kept))
         num_drafts = np.zeros_like(slots) if verified is None else verified.num_drafts
         speculator.learn(slots, num_tokens, host_ids, num_drafts)
-        speculator.end_step(int(rows.num_new_tokens.sum()))
+        # Chunks of prompts alone give no token to wait for: the device may still be at it.
+        is_done = slots.size > 0 or not self._transfers.overlaps
+        speculator.end_step(int(rows.num_new_tokens.sum()), is_done=is_done)
         return parts
 
     def _run(self, rows: StepRows) -> StepPart:
@@ -132,14 +133,17 @@ class ModelRunner:
         assert rows.trees is not None
         num_drafts = rows.trees.num_nodes[rows.is_sampled]
         trees = replace(rows.trees, num_nodes=num_drafts)
-        outcome = accept(trees, part.token_ids.cpu().numpy())
+        token_ids = part.token_ids.cpu().numpy().astype(np.int32)
+        outcome = accept(trees, token_ids)
         if inputs.parents is not None:
             self._model.keep_accepted(inputs, chosen[outcome.kept])
         (index,) = self._transfers.upload(outcome.kept)
         return replace(
             part,
             token_ids=part.token_ids[index],
-            verified=Verified(outcome.kept, outcome.num_tokens, num_drafts),
+            verified=Verified(
+                outcome.kept, outcome.num_tokens, num_drafts, token_ids[outcome.kept]
+            ),
         )
 
     def _keep(

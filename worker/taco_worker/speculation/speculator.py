@@ -62,6 +62,7 @@ class Speculator:
         # The drafter knows of the others' slots nothing at all.
         self._is_followed = np.zeros(batch.max_num_seqs, dtype=np.bool_)
         self._started_at = self._draft_seconds = 0.0  # of the step at hand
+        self._began_idle = True  # nothing was under way when it began
         self._has_proposed = False
 
     def clear(self) -> None:
@@ -169,10 +170,17 @@ class Speculator:
         num_invalid, self._num_invalid = self._num_invalid, 0
         return num_invalid
 
-    def end_step(self, num_tokens: int) -> None:
-        """The step, which computed so many tokens, is over: how long it took is known."""
+    def end_step(self, num_tokens: int, *, is_done: bool = True) -> None:
+        """The step, which computes so many tokens, is over.
+
+        Args:
+            is_done: else it has only been launched. How long it takes nobody sees, nor how long the
+                next one does, which waits for it.
+        """
         seconds = time.perf_counter() - self._started_at - self._draft_seconds
-        self._choice.observe_step(num_tokens, seconds)
+        if is_done and self._began_idle:
+            self._choice.observe_step(num_tokens, seconds)
+        self._began_idle = is_done
         if self._draft_seconds:
             self._rest.note_drafting(self._draft_seconds)
         self._draft_seconds = 0.0
