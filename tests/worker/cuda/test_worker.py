@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from support.checkpoints import make_checkpoint
+from support.eagle_reference import CONFIGS, NUM_TARGET_LAYERS, eagle_shapes
+from support.heads import random_tensors, write_heads
 from support.plans import Join, make_plan
-from taco_proto.config import ModelConfig, WorkerConfig
+from taco_proto.config import ModelConfig, SpeculationConfig, WorkerConfig
 from taco_proto.sampling_params import SamplingParams
 from taco_proto.steps import StepOutput, StepPlan
 from taco_worker.models.step_model import ModelInput
@@ -130,6 +132,24 @@ def test_the_kv_cache_takes_what_the_share_leaves(checkpoint: Path) -> None:
     assert (total - free) / total < used + 0.11
 
 
+def test_heads_and_their_drafts_come_out_of_the_share_as_well(tmp_path: Path) -> None:
+    target = make_checkpoint(tmp_path / "target", num_hidden_layers=NUM_TARGET_LAYERS)
+    tensors = random_tensors(eagle_shapes("eagle"))
+    heads = write_heads(tmp_path / "heads", CONFIGS["eagle"], tensors, "model.safetensors")
+    free, total = torch.cuda.mem_get_info()
+    used = (total - free) / total
+    worker = make_worker(
+        target,
+        num_blocks=None,
+        gpu_memory_utilization=used + 0.1,
+        speculation=SpeculationConfig(heads=str(heads)),
+    )
+    free, total = torch.cuda.mem_get_info()
+    assert (total - free) / total < used + 0.11
+    run_ahead(worker)
+    assert (total - torch.cuda.mem_get_info()[0]) / total < used + 0.11
+
+
 def test_a_step_that_memory_does_not_hold_goes_on_in_halves(
     checkpoint: Path,
     expected: list[list[int]],
@@ -147,4 +167,4 @@ def test_a_step_that_memory_does_not_hold_goes_on_in_halves(
 
     monkeypatch.setattr(worker._model, "forward", needs_much)
     assert run_ahead(worker) == expected
-    assert "goes on in halves" in caplog.text
+    assert "goes on in smaller ones" in caplog.text
