@@ -8,6 +8,8 @@ PACKAGE_DIRS := proto kernels worker draft_cpu scheduler gateway taco_llm demo
 CPP_DIRS := kernels/taco_kernels tests/kernels
 MODEL ?= demo
 ARGS ?=
+# Of tests, each on a core of its own; 0 runs them in pytest's own process.
+PROCESSES ?= logical
 BENCHMARKS := scheduler_step kv_microbench text_hot_path gateway_stream worker_step worker_threads startup cpu_sampling lookahead
 
 # The first interpreter that really runs (a shim may be on the path without its version).
@@ -38,7 +40,7 @@ serve: install
 	$(BIN)/taco_llm serve $(MODEL) $(ARGS)
 
 test: install
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --maxprocesses 8 --dist worksteal $(ARGS)
 
 lint: install
 	$(BIN)/ruff check .

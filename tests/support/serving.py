@@ -30,9 +30,19 @@ def wait_until(condition: Callable[[], bool], what: str, seconds: float = WAIT_S
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """The kernel gives it to nobody else for a minute, and servers may take it.
+
+    A connection that its server has closed lingers there, as in Yelp's ephemeral-port-reserve.
+    Tests run beside each other, so a port must not be merely free at the moment.
+    """
+    with socket.socket() as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind(("127.0.0.1", 0))
+        server.listen(1)
+        with socket.create_connection(server.getsockname()) as client:
+            server.accept()[0].close()
+            client.recv(1)
+        return int(server.getsockname()[1])
 
 
 class Serving:
