@@ -138,6 +138,18 @@ def test_goals_are_read_off_the_records(tmp_path: Path) -> None:
             "prefill 8192 by 2048": {"tok_per_s": 37_900},
         },
     )
+    write(
+        tmp_path,
+        "speculation",
+        {
+            "tokens with eagle, float32": {"ran": 12, "failed": 1},
+            "verify 1x9": {"ratio": 1.12},
+            "replay, batch 1": {"right": True},
+        },
+    )
+    assert outcome(tmp_path, "answers that drafts change") == "1 ≤ 0 missed"
+    assert outcome(tmp_path, "answers with drafts") == "1 ≥ 1 met"
+    assert outcome(tmp_path, "8 drafts verified") == "1.12 ≤ 1.15 times met"
     assert outcome(tmp_path, "attention outputs") == "0.75 ≥ 1 missed"
     assert outcome(tmp_path, "decode attention") == "0.84 ≥ 0.85 missed"
     assert outcome(tmp_path, "prefill attention") == "451.2 ≥ 420 TFLOP/s met"

@@ -2,8 +2,9 @@ import pytest
 import torch
 
 from taco_worker.devices import check_dtype, check_weights_fit, find_device
-from taco_worker.gpu_memory import GpuMemory, largest_step, num_gpu_blocks
+from taco_worker.gpu_memory import GpuMemory, num_gpu_blocks
 from taco_worker.transfers import Transfers
+from taco_worker.trial_steps import largest_step
 
 GIB = 2**30
 

@@ -19,13 +19,15 @@ from support.plans import ints
 from taco_proto.config import ModelConfig, SpeculationConfig, WorkerConfig
 from taco_proto.steps import IntArray
 from taco_worker import kv_sizing
-from taco_worker.gpu_memory import GRAPH_BYTES, GpuMemory, largest_verification, measure_gpu_memory
+from taco_worker.gpu_memory import GRAPH_BYTES, GpuMemory, measure_gpu_memory
 from taco_worker.models.step_model import ModelInput, StepModel
 from taco_worker.speculation.drafter import Drafter
 from taco_worker.speculation.heads import eagle
 from taco_worker.speculation.heads.make import make_heads
 from taco_worker.speculation.heads.slot_kv import KeepsKV
+from taco_worker.speculation.typical import TypicalAcceptance
 from taco_worker.transfers import Transfers
+from taco_worker.trial_steps import largest_verification
 
 MAX_NUM_SEQS, MAX_MODEL_LEN, NUM_DRAFTS = 3, 64, 5
 CPU = Transfers(torch.device("cpu"))
@@ -125,6 +127,25 @@ def test_the_largest_verification_is_measured(
     # A step never has more tokens than it may.
     measure(worker_config(target_path, max_num_batched_tokens=7), target, None)
     assert meter.steps[-1].positions.size == meter.steps[-1].output_rows.size == 7
+
+
+def test_typical_acceptance_is_tried_on_all_rows(
+    target: StepModel, target_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Meter(target, monkeypatch)
+    rows: list[int] = []
+    prefer = TypicalAcceptance.prefer
+
+    def noted_prefer(self: TypicalAcceptance, logits: Tensor, *others: Any) -> Tensor:
+        rows.append(logits.shape[0])
+        return prefer(self, logits, *others)
+
+    monkeypatch.setattr(TypicalAcceptance, "prefer", noted_prefer)
+    speculation = SpeculationConfig(
+        num_speculative_tokens=NUM_DRAFTS, acceptance_method="typical_acceptance_sampler"
+    )
+    measure(worker_config(target_path, speculation=speculation), target, None)
+    assert rows == [MAX_NUM_SEQS * (1 + NUM_DRAFTS)]
 
 
 def test_heads_draft_in_the_trial_and_are_left_empty(

@@ -7,19 +7,14 @@ import logging
 import torch
 
 from taco_proto.config import WorkerConfig
-from taco_worker.gpu_memory import (
-    Trial,
-    largest_step,
-    largest_verification,
-    measure_gpu_memory,
-    num_gpu_blocks,
-)
+from taco_worker.gpu_memory import measure_gpu_memory, num_gpu_blocks
 from taco_worker.kv_memory import available_cpu_memory, num_cpu_blocks
 from taco_worker.models.step_model import StepModel
 from taco_worker.speculation.drafter import Drafter
 from taco_worker.speculation.heads.slot_kv import KeepsKV
-from taco_worker.speculation.make import max_draft_tokens
+from taco_worker.speculation.make import make_typical, max_draft_tokens
 from taco_worker.transfers import Transfers
+from taco_worker.trial_steps import Trial, largest_step, largest_verification
 
 logger = logging.getLogger("taco.worker")
 
@@ -155,6 +150,7 @@ def make_trial(
         largest_step(transfers, **limits),
         verification,
         drafter,
+        make_typical(config.speculation),
         max_num_seqs=config.max_num_seqs,
         max_model_len=max_model_len,
         max_logprobs=config.max_logprobs,
