@@ -161,6 +161,10 @@ class SchedulerConfig:
         max_waiting_requests: beyond so many, requests are refused with 429.
         run_ahead: send plan N+1 before output N has arrived.
         log_stats: log a throughput line every few seconds.
+        step_timeout: a worker is given up when a step takes so many seconds, and ten times as long
+            as its longest one before.
+        worker_drain_timeout: seconds in which the sequences of a worker that leaves may end; then
+            they go on elsewhere.
         num_speculative_tokens: drafts of a sequence in a step that are asked of a draft worker.
         speculative_max_model_len: longer sequences are not speculated for; None: no limit.
         speculative_disable_by_batch_size: with more requests than that nobody is; None: no limit.
@@ -177,6 +181,8 @@ class SchedulerConfig:
     enable_prefix_caching: bool = True
     run_ahead: bool = True
     log_stats: bool = True
+    step_timeout: float = 120.0
+    worker_drain_timeout: float = 30.0
     num_speculative_tokens: int = DEFAULT_SPECULATIVE_TOKENS
     speculative_max_model_len: int | None = None
     speculative_disable_by_batch_size: int | None = None
