@@ -6,7 +6,14 @@ from taco_proto import scheduler_pb2 as pb
 from taco_proto.config import PROTOCOL_VERSION
 from taco_proto.convert_kv_tiers import block_copies_from_pb, block_copies_to_pb
 from taco_proto.logprobs import LogprobColumns
-from taco_proto.requests import GenerateRequest, ModelInfo, OutputBatch, RequestError
+from taco_proto.requests import (
+    ANYBODY,
+    GenerateRequest,
+    ModelInfo,
+    OutputBatch,
+    RequestError,
+    Tenant,
+)
 from taco_proto.sampling_params import SamplingParams
 from taco_proto.steps import (
     EMPTY,
@@ -38,7 +45,7 @@ def submit_to_pb(request: GenerateRequest) -> pb.Submit:
         sampling=_sampling_to_pb(request.sampling),
         priority=request.priority,
         deadline=request.deadline or 0.0,
-        tenant=request.tenant,
+        tenant=_tenant_to_pb(request.tenant),
         adapter=request.adapter,
         cache_salt=request.cache_salt,
         traceparent=request.traceparent,
@@ -57,10 +64,32 @@ def submit_from_pb(message: pb.Submit) -> GenerateRequest:
         sampling=_sampling_from_pb(message.sampling),
         priority=message.priority,
         deadline=message.deadline or None,
-        tenant=message.tenant,
+        tenant=_tenant_from_pb(message.tenant) if message.HasField("tenant") else ANYBODY,
         adapter=message.adapter,
         cache_salt=message.cache_salt,
         traceparent=message.traceparent,
+    )
+
+
+def _tenant_to_pb(tenant: Tenant) -> pb.Tenant | None:
+    if tenant is ANYBODY:
+        return None
+    return pb.Tenant(
+        name=tenant.name,
+        weight=tenant.weight,
+        max_requests_per_minute=tenant.max_requests_per_minute,
+        max_tokens_per_minute=tenant.max_tokens_per_minute,
+        max_concurrent_requests=tenant.max_concurrent_requests,
+    )
+
+
+def _tenant_from_pb(message: pb.Tenant) -> Tenant:
+    return Tenant(
+        name=message.name,
+        weight=message.weight,
+        max_requests_per_minute=message.max_requests_per_minute,
+        max_tokens_per_minute=message.max_tokens_per_minute,
+        max_concurrent_requests=message.max_concurrent_requests,
     )
 
 
@@ -165,11 +194,18 @@ def output_batch_to_pb(batch: OutputBatch) -> pb.OutputBatch:
         error_handles=[error.handle for error in batch.errors],
         error_codes=[error.code for error in batch.errors],
         error_messages=[error.message for error in batch.errors],
+        error_retry_after=[error.retry_after for error in batch.errors],
     )
 
 
 def output_batch_from_pb(message: pb.OutputBatch) -> OutputBatch:
-    errors = zip(message.error_handles, message.error_codes, message.error_messages, strict=True)
+    errors = zip(
+        message.error_handles,
+        message.error_codes,
+        message.error_messages,
+        message.error_retry_after,
+        strict=True,
+    )
     return OutputBatch(
         handles=list(message.handles),
         indexes=list(message.indexes),
@@ -182,7 +218,7 @@ def output_batch_from_pb(message: pb.OutputBatch) -> OutputBatch:
         prompt_logprob_handles=list(message.prompt_logprob_handles),
         prompt_logprob_positions=list(message.prompt_logprob_positions),
         prompt_logprobs=_logprobs_from_pb(message, "prompt_logprobs"),
-        errors=[RequestError(handle, code, text) for handle, code, text in errors],
+        errors=[RequestError(*row) for row in errors],
     )
 
 

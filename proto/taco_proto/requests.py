@@ -18,6 +18,34 @@ class FinishReason(enum.IntEnum):
     FAILED = 4
 
 
+# Work of this priority or beyond is offline: it runs on what the rest leaves, and gives way to it.
+LOW_PRIORITY = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tenant:
+    """Whose a request is, and what its owner may have of the engine.
+
+    It travels with each request, so that a scheduler needs no list of tenants and a change holds
+    from the next request on.
+
+    Attributes:
+        name: the same for all requests of one owner; never a key. Empty: nobody is told apart.
+        weight: share of the engine, beside those of the tenants that want it too. Above 0.
+        max_requests_per_minute, max_tokens_per_minute, max_concurrent_requests: 0: no limit.
+            Tokens are those of prompts and answers.
+    """
+
+    name: str = ""
+    weight: float = 1.0
+    max_requests_per_minute: int = 0
+    max_tokens_per_minute: int = 0
+    max_concurrent_requests: int = 0
+
+
+ANYBODY = Tenant()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
     """One request as the scheduler sees it.
@@ -29,7 +57,7 @@ class GenerateRequest:
         sampling: its `seed` and `max_tokens` are set (the client of the engine draws a seed).
         emitted_token_ids: tokens that the client has seen already, packed likewise; generation goes
             on behind them. Only for requests of one sequence.
-        priority: lower runs sooner.
+        priority: lower runs sooner; `LOW_PRIORITY` and beyond is offline work.
         deadline: seconds since the epoch until which the request may wait; None: for ever.
         tenant: whose request it is.
         adapter: name of the adapter to run it with; empty: the base model.
@@ -43,7 +71,7 @@ class GenerateRequest:
     emitted_token_ids: bytes = b""
     priority: int = 0
     deadline: float | None = None
-    tenant: str = ""
+    tenant: Tenant = ANYBODY
     adapter: str = ""
     cache_salt: str = ""
     traceparent: str = ""
@@ -66,11 +94,17 @@ class ModelInfo:
 
 @dataclass(slots=True)
 class RequestError:
-    """A request that failed as a whole. `code` is an HTTP status."""
+    """A request that failed as a whole.
+
+    Attributes:
+        code: an HTTP status.
+        retry_after: seconds after which the same request may succeed; 0: nothing is known of that.
+    """
 
     handle: int
     code: int
     message: str
+    retry_after: int = 0
 
 
 @dataclass(slots=True)

@@ -79,7 +79,7 @@ class Sampling(_message.Message):
     def __init__(self, n: _Optional[int] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., no_repeat_ngram_size: _Optional[int] = ..., logit_bias_token_ids: _Optional[_Iterable[int]] = ..., logit_bias_values: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("handle", "request_id", "token_ids", "emitted_token_ids", "sampling", "priority", "deadline", "tenant", "adapter", "cache_salt", "traceparent")
+    __slots__ = ("handle", "request_id", "token_ids", "emitted_token_ids", "sampling", "priority", "deadline", "adapter", "cache_salt", "traceparent", "tenant")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -87,10 +87,10 @@ class Submit(_message.Message):
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_FIELD_NUMBER: _ClassVar[int]
-    TENANT_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
     handle: int
     request_id: str
     token_ids: bytes
@@ -98,11 +98,25 @@ class Submit(_message.Message):
     sampling: Sampling
     priority: int
     deadline: float
-    tenant: str
     adapter: str
     cache_salt: str
     traceparent: str
-    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., token_ids: _Optional[bytes] = ..., emitted_token_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., priority: _Optional[int] = ..., deadline: _Optional[float] = ..., tenant: _Optional[str] = ..., adapter: _Optional[str] = ..., cache_salt: _Optional[str] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    tenant: Tenant
+    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., token_ids: _Optional[bytes] = ..., emitted_token_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., priority: _Optional[int] = ..., deadline: _Optional[float] = ..., adapter: _Optional[str] = ..., cache_salt: _Optional[str] = ..., traceparent: _Optional[str] = ..., tenant: _Optional[_Union[Tenant, _Mapping]] = ...) -> None: ...
+
+class Tenant(_message.Message):
+    __slots__ = ("name", "weight", "max_requests_per_minute", "max_tokens_per_minute", "max_concurrent_requests")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    MAX_REQUESTS_PER_MINUTE_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_PER_MINUTE_FIELD_NUMBER: _ClassVar[int]
+    MAX_CONCURRENT_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    weight: float
+    max_requests_per_minute: int
+    max_tokens_per_minute: int
+    max_concurrent_requests: int
+    def __init__(self, name: _Optional[str] = ..., weight: _Optional[float] = ..., max_requests_per_minute: _Optional[int] = ..., max_tokens_per_minute: _Optional[int] = ..., max_concurrent_requests: _Optional[int] = ...) -> None: ...
 
 class Cancel(_message.Message):
     __slots__ = ("handles", "indexes")
@@ -164,7 +178,7 @@ class LogprobColumns(_message.Message):
     def __init__(self, num_entries: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., ranks: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class OutputBatch(_message.Message):
-    __slots__ = ("handles", "indexes", "num_tokens", "token_ids", "finish_reasons", "stop_token_ids", "num_cached_tokens", "logprobs", "prompt_logprob_handles", "prompt_logprob_positions", "prompt_logprobs", "error_handles", "error_codes", "error_messages")
+    __slots__ = ("handles", "indexes", "num_tokens", "token_ids", "finish_reasons", "stop_token_ids", "num_cached_tokens", "logprobs", "prompt_logprob_handles", "prompt_logprob_positions", "prompt_logprobs", "error_handles", "error_codes", "error_messages", "error_retry_after")
     HANDLES_FIELD_NUMBER: _ClassVar[int]
     INDEXES_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -179,6 +193,7 @@ class OutputBatch(_message.Message):
     ERROR_HANDLES_FIELD_NUMBER: _ClassVar[int]
     ERROR_CODES_FIELD_NUMBER: _ClassVar[int]
     ERROR_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    ERROR_RETRY_AFTER_FIELD_NUMBER: _ClassVar[int]
     handles: _containers.RepeatedScalarFieldContainer[int]
     indexes: _containers.RepeatedScalarFieldContainer[int]
     num_tokens: _containers.RepeatedScalarFieldContainer[int]
@@ -193,7 +208,8 @@ class OutputBatch(_message.Message):
     error_handles: _containers.RepeatedScalarFieldContainer[int]
     error_codes: _containers.RepeatedScalarFieldContainer[int]
     error_messages: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, handles: _Optional[_Iterable[int]] = ..., indexes: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reasons: _Optional[_Iterable[int]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., num_cached_tokens: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Union[LogprobColumns, _Mapping]] = ..., prompt_logprob_handles: _Optional[_Iterable[int]] = ..., prompt_logprob_positions: _Optional[_Iterable[int]] = ..., prompt_logprobs: _Optional[_Union[LogprobColumns, _Mapping]] = ..., error_handles: _Optional[_Iterable[int]] = ..., error_codes: _Optional[_Iterable[int]] = ..., error_messages: _Optional[_Iterable[str]] = ...) -> None: ...
+    error_retry_after: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, handles: _Optional[_Iterable[int]] = ..., indexes: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reasons: _Optional[_Iterable[int]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., num_cached_tokens: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Union[LogprobColumns, _Mapping]] = ..., prompt_logprob_handles: _Optional[_Iterable[int]] = ..., prompt_logprob_positions: _Optional[_Iterable[int]] = ..., prompt_logprobs: _Optional[_Union[LogprobColumns, _Mapping]] = ..., error_handles: _Optional[_Iterable[int]] = ..., error_codes: _Optional[_Iterable[int]] = ..., error_messages: _Optional[_Iterable[str]] = ..., error_retry_after: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class WorkerMessage(_message.Message):
     __slots__ = ("hello", "output", "heartbeat", "store_report")

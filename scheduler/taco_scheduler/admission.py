@@ -96,6 +96,8 @@ def check_message(message: GenerateRequest) -> None:
         raise RefusedError(400, "seed and max_tokens must be set")
     if message.deadline is not None and not math.isfinite(message.deadline):
         raise RefusedError(400, "the deadline must be a finite time")
+    if not 0 < message.tenant.weight < math.inf:
+        raise RefusedError(400, "the tenant's weight must be above 0")
     if message.adapter:
         raise RefusedError(404, f"there is no adapter {message.adapter!r}")
     if len(message.cache_salt) > MAX_SALT_CHARS:

@@ -17,6 +17,7 @@ from taco_scheduler.attached_worker import AttachedWorker
 from taco_scheduler.commit import Committer
 from taco_scheduler.counters import Counters
 from taco_scheduler.draft_desk import DraftDesk
+from taco_scheduler.fair_share import FairShare
 from taco_scheduler.in_flight import InFlightStep, InvalidOutputError, check_output
 from taco_scheduler.kv.block_manager import BlockTable
 from taco_scheduler.outbox import Outbox
@@ -53,7 +54,8 @@ class Engine:
         self._num_arrivals = 0
         self._num_new = 0  # requests that have not been admitted
         self._requests: dict[Outbox, dict[int, Request]] = {}
-        self._waiting = WaitingQueue()
+        self._fair_share = FairShare()
+        self._waiting = WaitingQueue(self._fair_share)
         self._deadlines = Deadlines()
         self._suspects: set[Request] = set()  # they were in a step that failed
         self.drafts = DraftDesk(config, self.counters, lambda: self.num_requests)
@@ -116,6 +118,7 @@ class Engine:
             return
         self._num_arrivals += 1
         self._num_new += 1
+        self._fair_share.enter(request.share)
         self._requests[outbox][request.handle] = request
         self._deadlines.push(request)
         self._waiting.push(request.sequences[0])
@@ -229,7 +232,8 @@ class Engine:
         is_resumed = bool(message.emitted_token_ids)
         if self._num_new >= self._config.max_waiting_requests and not is_resumed:
             raise RefusedError(429, f"{self._num_new} requests are waiting already")
-        request = new_request(outbox, message, self._num_arrivals, now)
+        share = self._fair_share.share_of(message.tenant, message.priority)
+        request = new_request(outbox, message, share, self._num_arrivals, now)
         if self._worker is not None:
             check_fit(request, self._worker.info)
         return request
@@ -285,6 +289,7 @@ class Engine:
         unfinished = request.unfinished
         if not unfinished:
             del self._requests[request.outbox][request.handle]
+            self._fair_share.leave(request.share)
             self._suspects.discard(request)
             if not request.admitted:
                 self._num_new -= 1
@@ -328,6 +333,9 @@ class Engine:
         if sequence.num_cached_tokens is None:
             sequence.num_cached_tokens = min(table.num_cached_tokens, request.num_prompt_tokens)
             self.counters.prompt_tokens += request.num_prompt_tokens
+            self._fair_share.charge_prompt(
+                request.share, request.num_prompt_tokens, sequence.num_cached_tokens
+            )
         if self._config.enable_prefix_caching and not sequence.computes_prompt_logprobs:
             self.counters.prefix_cache_queries += len(sequence.tokens)
             self.counters.prefix_cache_hits += table.num_cached_tokens

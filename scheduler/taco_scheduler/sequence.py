@@ -14,6 +14,7 @@ import numpy as np
 
 from taco_proto.requests import GenerateRequest
 from taco_proto.sampling_params import SamplingParams
+from taco_scheduler.fair_share import Share
 from taco_scheduler.kv.block_manager import BlockTable, CacheNamespace
 from taco_scheduler.outbox import Outbox
 
@@ -45,6 +46,7 @@ class Request:
 
     Attributes:
         arrival: counts requests in the order in which they came.
+        share: what its tenant has had.
         num_prompt_logprobs: prompt positions up to which log probabilities were emitted (the first
             one, which has none, counts).
         admitted: one of its sequences has run on the worker that is attached.
@@ -61,6 +63,7 @@ class Request:
     arrival: int
     arrival_time: float
     deadline: float | None
+    share: Share
     num_prompt_logprobs: int = 1
     admitted: bool = False
     sequences: list["Sequence"] = field(default_factory=list)
@@ -137,7 +140,9 @@ class Sequence:
         return request.wants_prompt_logprobs and request.unfinished[0] is self
 
 
-def new_request(outbox: Outbox, message: GenerateRequest, arrival: int, now: float) -> Request:
+def new_request(
+    outbox: Outbox, message: GenerateRequest, share: Share, arrival: int, now: float
+) -> Request:
     """The request and its sequences; all but the first are held back (see `Status`)."""
     sampling = message.sampling
     prompt = array("i", message.token_ids)
@@ -153,6 +158,7 @@ def new_request(outbox: Outbox, message: GenerateRequest, arrival: int, now: flo
         arrival=arrival,
         arrival_time=now,
         deadline=message.deadline,
+        share=share,
     )
     tokens = prompt + array("i", message.emitted_token_ids)
     request.sequences.append(Sequence(request, 0, tokens, Status.WAITING))

@@ -4,41 +4,117 @@ import heapq
 import itertools
 from collections.abc import Iterator
 
+from taco_scheduler.fair_share import FairShare, Share
 from taco_scheduler.sequence import Request, Sequence, Status, Urgency
 
 MIN_SWEEP = 64  # entries; sweeping at twice what was left makes it cost nothing on average
 
 
 class WaitingQueue:
-    """Waiting sequences by urgency.
+    """Waiting sequences by priority, then by what their tenants have had, then by arrival.
 
-    Whoever ends one only sets its status: it stays in the heap until a sweep or its turn.
+    Sequences of one tenant and priority stand in a lane. A heap holds the lanes by the counter that
+    their tenant had when it was last looked at: counters only grow, so that what stands on top
+    either is the least or goes down to its place. A pop takes O(log lanes + log lane), on average.
+
+    Whoever ends a sequence only sets its status: it stays in its lane until a sweep or its turn.
     """
 
-    def __init__(self) -> None:
-        self._heap: list[tuple[Urgency, Sequence]] = []
+    def __init__(self, fair_share: FairShare) -> None:
+        self._fair_share = fair_share
+        self._lanes: dict[tuple[int, Share], _Lane] = {}
+        self._heap: list[tuple[LaneKey, int, _Lane]] = []
+        self._places = itertools.count(1)
+        self._num_entries = 0
         self._sweep_at = MIN_SWEEP
 
     def push(self, sequence: Sequence) -> None:
         sequence.status = Status.WAITING
-        heapq.heappush(self._heap, (sequence.urgency, sequence))
-        if len(self._heap) > self._sweep_at:
-            self._heap = [entry for entry in self._heap if entry[1].status is Status.WAITING]
-            heapq.heapify(self._heap)
-            self._sweep_at = max(MIN_SWEEP, 2 * len(self._heap))
+        lane = self._lane_of(sequence)
+        heapq.heappush(lane.sequences, (sequence.urgency, sequence))
+        if lane.sequences[0][1] is sequence:  # it may stand further in front now
+            self._place(lane)
+        self._num_entries += 1
+        if self._num_entries > self._sweep_at:
+            self._sweep()
 
     def peek(self) -> Sequence | None:
-        """The most urgent sequence; None if nobody waits."""
-        while self._heap and self._heap[0][1].status is not Status.WAITING:
-            heapq.heappop(self._heap)
-        return self._heap[0][1] if self._heap else None
+        """Who is next; None if nobody waits."""
+        while self._heap:
+            key, place, lane = self._heap[0]
+            if place != lane.place:  # its entry stands somewhere else
+                heapq.heappop(self._heap)
+                continue
+            self._drop_ended(lane)
+            if not lane.sequences:
+                heapq.heappop(self._heap)
+                del self._lanes[lane.priority, lane.share]
+                continue
+            if (current := lane.key()) == key:
+                return lane.sequences[0][1]
+            heapq.heapreplace(self._heap, (current, place, lane))
+        return None
 
     def pop(self) -> Sequence | None:
-        """Takes the most urgent sequence off."""
+        """Takes off who is next."""
         sequence = self.peek()
         if sequence is not None:
-            heapq.heappop(self._heap)
+            heapq.heappop(self._heap[0][2].sequences)
+            self._num_entries -= 1
         return sequence
+
+    def _lane_of(self, sequence: Sequence) -> "_Lane":
+        request = sequence.request
+        name = (request.priority, request.share)
+        lane = self._lanes.get(name)
+        if lane is None:
+            lane = self._lanes[name] = _Lane(*name)
+        return lane
+
+    def _place(self, lane: "_Lane") -> None:
+        lane.place = next(self._places)
+        heapq.heappush(self._heap, (lane.key(), lane.place, lane))
+
+    def _drop_ended(self, lane: "_Lane") -> None:
+        while lane.sequences and lane.sequences[0][1].status is not Status.WAITING:
+            heapq.heappop(lane.sequences)
+            self._num_entries -= 1
+
+    def _sweep(self) -> None:
+        for lane in self._lanes.values():
+            lane.sequences = [e for e in lane.sequences if e[1].status is Status.WAITING]
+            heapq.heapify(lane.sequences)
+        self._lanes = {name: lane for name, lane in self._lanes.items() if lane.sequences}
+        self._heap.clear()
+        for lane in self._lanes.values():
+            self._place(lane)
+        self._num_entries = sum(len(lane.sequences) for lane in self._lanes.values())
+        self._sweep_at = max(MIN_SWEEP, 2 * self._num_entries)
+
+
+# Priority, the tenant's counter, the first sequence's arrival and index.
+LaneKey = tuple[int, float, int, int]
+
+
+class _Lane:
+    """The waiting sequences of one tenant and priority.
+
+    Attributes:
+        sequences: a heap.
+        place: number of the one entry in the queue's heap that counts.
+    """
+
+    __slots__ = ("place", "priority", "sequences", "share")
+
+    def __init__(self, priority: int, share: Share) -> None:
+        self.priority = priority
+        self.share = share
+        self.sequences: list[tuple[Urgency, Sequence]] = []
+        self.place = 0
+
+    def key(self) -> LaneKey:
+        _, arrival, index = self.sequences[0][0]
+        return (self.priority, self.share.counter, arrival, index)
 
 
 class Deadlines:

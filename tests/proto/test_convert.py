@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from taco_proto import convert
 from taco_proto import scheduler_pb2 as pb
 from taco_proto.logprobs import LogprobColumns
-from taco_proto.requests import GenerateRequest, ModelInfo, OutputBatch, RequestError
+from taco_proto.requests import GenerateRequest, ModelInfo, OutputBatch, RequestError, Tenant
 from taco_proto.sampling_params import SamplingParams
 from taco_proto.steps import EMPTY, JoinedSequences, StepOutput, StepPlan, WorkerInfo
 
@@ -96,7 +96,7 @@ def test_submit(params: SamplingParams, prompt: bytes, handle: int) -> None:
         sampling=params,
         priority=-3,
         deadline=12.5,
-        tenant="a",
+        tenant=Tenant(name="a", weight=0.3, max_requests_per_minute=7, max_concurrent_requests=2),
         adapter="b",
         cache_salt="c",
         traceparent="d",
@@ -167,7 +167,7 @@ def test_output_batch(
         prompt_logprob_handles=[4],
         prompt_logprob_positions=[1],
         prompt_logprobs=prompt_logprobs,
-        errors=[RequestError(9, 429, "busy")],
+        errors=[RequestError(9, 429, "busy", 12), RequestError(3, 500, "no")],
     )
     wire = convert.output_batch_to_pb(batch).SerializeToString()
     assert convert.output_batch_from_pb(pb.OutputBatch.FromString(wire)) == batch

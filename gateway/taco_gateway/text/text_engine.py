@@ -23,7 +23,7 @@ from taco_gateway.text.request_checks import (
 from taco_gateway.text.token_logprobs import Candidate, CandidateReader, TokenLogprob
 from taco_gateway.text.tokenizer import Tokenizer
 from taco_proto.errors import InvalidParameterError
-from taco_proto.requests import FinishReason, GenerateRequest, ModelInfo
+from taco_proto.requests import ANYBODY, FinishReason, GenerateRequest, ModelInfo, Tenant
 from taco_proto.sampling_params import MAX_SEED, SamplingParams
 
 __all__ = ["Candidate", "TextEngine", "TextUpdate", "TokenLogprob"]
@@ -175,7 +175,7 @@ class TextEngine:
         priority: int = 0,
         cache_salt: str = "",
         deadline: float | None = None,
-        tenant: str = "",
+        tenant: Tenant = ANYBODY,
         adapter: str = "",
         traceparent: str = "",
         clamp_max_tokens: bool = False,

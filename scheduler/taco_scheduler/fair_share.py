@@ -1,0 +1,115 @@
+"""Who has had how much: a virtual token counter for each tenant.
+
+Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024): a counter grows with each
+token that its tenant is served, divided by the tenant's weight, and whoever waits is served in
+order of the counters. A tenant that comes back from idle is lifted to the least of those that are
+there: idle time earns no credit. Two tenants that both want more than they get are never further
+apart than a request's worth.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from taco_proto.requests import LOW_PRIORITY, Tenant
+from taco_proto.steps import IntArray
+
+# What a token costs, in tokens of a prompt. An output token takes a row of a step of its own.
+OUTPUT_COST = 2.0
+CACHED_COST = 0.1
+MIN_CAPACITY = 16
+
+
+class Share:
+    """One tenant's part of the engine, interactive and offline work apart.
+
+    Attributes:
+        index: its row in the columns of `FairShare`.
+        num_requests: those of it that have not ended.
+    """
+
+    __slots__ = ("_owner", "index", "is_offline", "num_requests", "weight")
+
+    def __init__(self, owner: "FairShare", index: int, *, is_offline: bool) -> None:
+        self.index = index
+        self.is_offline = is_offline
+        self.weight = 1.0
+        self.num_requests = 0
+        self._owner = owner
+
+    @property
+    def counter(self) -> float:
+        """What it has been served, in tokens of a prompt divided by its weight."""
+        return float(self._owner.counters[self.index])
+
+
+class FairShare:
+    """The counters of all tenants, for all queues that share one engine.
+
+    Offline work has counters of its own: it stands behind all other work, and a counter that stood
+    still for hours must not become the least one of tenants that are served.
+
+    Attributes:
+        counters: by a share's index. They never go down.
+    """
+
+    def __init__(self) -> None:
+        self.counters = np.zeros(MIN_CAPACITY)
+        self._output_price = np.zeros(MIN_CAPACITY)
+        self._shares: dict[tuple[str, bool], Share] = {}
+        self._active: dict[bool, set[Share]] = {False: set(), True: set()}
+        self._last_left = {False: 0.0, True: 0.0}
+
+    @property
+    def has_rivals(self) -> bool:
+        """More than one tenant has requests; of a single one, counters say nothing."""
+        return len(self._active[False]) > 1 or len(self._active[True]) > 1
+
+    def share_of(self, tenant: Tenant, priority: int) -> Share:
+        """The share that a request belongs to; the tenant's weight is the latest that was told."""
+        is_offline = priority >= LOW_PRIORITY
+        share = self._shares.get((tenant.name, is_offline))
+        if share is None:
+            share = self._shares[tenant.name, is_offline] = self._new_share(is_offline)
+        share.weight = tenant.weight
+        self._output_price[share.index] = OUTPUT_COST / tenant.weight
+        return share
+
+    def enter(self, share: Share) -> None:
+        """A request has come."""
+        share.num_requests += 1
+        if share.num_requests > 1:
+            return
+        active = self._active[share.is_offline]
+        floor = min((s.counter for s in active), default=self._last_left[share.is_offline])
+        self.counters[share.index] = max(share.counter, floor)
+        active.add(share)
+
+    def leave(self, share: Share) -> None:
+        """A request has ended."""
+        share.num_requests -= 1
+        if share.num_requests == 0:
+            self._active[share.is_offline].remove(share)
+            self._last_left[share.is_offline] = share.counter
+
+    def charge_prompt(self, share: Share, num_tokens: int, num_cached: int) -> None:
+        """A sequence is admitted for the first time. What preemptions compute again costs nobody:
+        they are not the tenant's choice.
+        """
+        cost = num_tokens - num_cached + CACHED_COST * num_cached
+        self.counters[share.index] += cost / share.weight
+
+    def charge_outputs(self, indexes: IntArray, num_tokens: IntArray) -> None:
+        """Tokens that sequences got, by the index of their share; a share may be there often."""
+        np.add.at(self.counters, indexes, self._output_price[indexes] * num_tokens)
+
+    def active(self, *, is_offline: bool) -> Iterable[Share]:
+        """Those that have requests."""
+        return self._active[is_offline]
+
+    def _new_share(self, is_offline: bool) -> Share:
+        index = len(self._shares)
+        if index == len(self.counters):
+            self.counters = np.concatenate([self.counters, np.zeros(index)])
+            self._output_price = np.concatenate([self._output_price, np.zeros(index)])
+        return Share(self, index, is_offline=is_offline)
