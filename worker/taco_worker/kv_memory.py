@@ -8,6 +8,7 @@ import psutil
 import torch
 from torch import Tensor
 
+from taco_worker.kv_tiers.lane import LayerArrivals
 from taco_worker.models.decoder_config import DecoderConfig
 
 # The rest is left to activations, the page cache that holds mapped weights, and other processes.
@@ -20,6 +21,9 @@ class KVCache:
     A block's keys and values of all layers lie side by side, so that it can be moved in one piece.
     Memory is not initialised, so that the operating system hands it out as it is first written: a
     back end must not let what it reads past a sequence's end into a result.
+
+    Attributes:
+        arrivals: copies to blocks that are under way, for which a layer waits.
     """
 
     def __init__(
@@ -36,13 +40,21 @@ class KVCache:
         self.block_size = block_size
         shape = (num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim)
         self._data = torch.empty(shape, dtype=dtype, device=device)
+        self.arrivals = LayerArrivals([])
+
+    @property
+    def rows(self) -> Tensor:
+        """A view of all blocks, uint8 [num_blocks, bytes of a block], layer after layer."""
+        return self._data.view(torch.uint8).view(self.num_blocks, -1)
 
     def key(self, layer: int) -> Tensor:
         """A view of one layer's keys, [num_blocks, block_size, num_kv_heads, head_dim]."""
+        self.arrivals.wait_for(layer)
         return self._data[:, layer, 0]
 
     def value(self, layer: int) -> Tensor:
         """A view of one layer's values, [num_blocks, block_size, num_kv_heads, head_dim]."""
+        self.arrivals.wait_for(layer)
         return self._data[:, layer, 1]
 
     def copy_tokens(self, sources: Tensor, targets: Tensor) -> None:

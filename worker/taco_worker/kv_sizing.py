@@ -85,7 +85,7 @@ def _num_blocks(
             available = torch.cuda.mem_get_info(transfers.device)[0]
             return _checked(config.num_blocks, block_bytes, available)
         return _measured(config, model, transfers, drafter, max_model_len, block_bytes)
-    available = available_cpu_memory()
+    available = max(0, available_cpu_memory() - config.host_kv_bytes)
     if config.num_blocks is not None:
         return _checked(config.num_blocks, block_bytes, available)
     return num_cpu_blocks(

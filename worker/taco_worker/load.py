@@ -29,7 +29,7 @@ def load_step_model(
         ValueError: the model cannot be found, read or run as the configuration says.
     """
     wanted = config.model
-    load_format = _load_format(wanted)
+    load_format = load_format_of(wanted)
     if wanted.quantization not in _QUANTIZATIONS:
         raise ValueError(f"unknown quantization {wanted.quantization!r}; known: int8")
     model_dir = resolve_model(
@@ -68,7 +68,8 @@ def load_step_model(
     return model, FusedDecoder(model.decoder, kernels, weights, kv_dtype=kv_dtype)
 
 
-def _load_format(wanted: WantedModel) -> LoadFormat:
+def load_format_of(wanted: WantedModel) -> LoadFormat:
+    """Raises ValueError for one that is not known."""
     match wanted.load_format:
         case "auto" | "safetensors" | "pt" | "dummy" as load_format:
             return load_format

@@ -9,6 +9,8 @@ from torch import Tensor
 from taco_kernels.cpu.draft_trees import accept
 from taco_proto.steps import IntArray, StepPlan
 from taco_worker.input_batch import InputBatch, StepRows
+from taco_worker.kv_tiers.host_tier import HostTier
+from taco_worker.kv_tiers.lane import LayerArrivals
 from taco_worker.launched_step import KeptTokens, LaunchedStep, PromptLogprobs, StepPart, Verified
 from taco_worker.models.step_model import ModelInput, StepModel
 from taco_worker.prompt_rows import PromptRows, find_prompt_rows
@@ -38,17 +40,20 @@ class ModelRunner:
         model: StepModel,
         batch: InputBatch,
         transfers: Transfers,
+        host_tier: HostTier,
         speculator: Speculator | None = None,
         typical: TypicalAcceptance | None = None,
     ) -> None:
         """
         Args:
+            host_tier: of no blocks where there is none.
             speculator: None: no drafts are made or verified.
             typical: None: drafts are accepted where the target's own sample is the draft.
         """
         self._model = model
         self._batch = batch
         self._transfers = transfers
+        self._host_tier = host_tier
         self._speculator = speculator
         self._sampler = Sampler(
             batch.sampling, batch.tokens.data, model.sampling, transfers, typical
@@ -57,20 +62,32 @@ class ModelRunner:
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Raises:
-        PlanError: the plan does not fit the batch.
+        PlanError: the plan does not fit the batch or the tiers.
         """
+        if plan.copies is not None:
+            self._host_tier.check(plan.copies)
         rows = self._batch.apply(plan)
-        num_invalid_drafts = 0
-        if self._speculator is None:
-            parts = self._run_parts(rows)
-            token_ids = [part.token_ids for part in parts]
-            if parts:
-                self._batch.advance(rows, token_ids[0] if len(parts) == 1 else torch.cat(token_ids))
-        else:
+        arrivals = LayerArrivals([])
+        if plan.copies is not None:
+            arrivals = self._host_tier.copy(plan.copies)
+            self._model.expect_kv(arrivals)
+        try:
+            parts, num_invalid_drafts = self._compute(plan, rows)
+        finally:
+            arrivals.wait()  # the output, and the next step, come behind all copies
+        return LaunchedStep(plan, parts, self._transfers, num_invalid_drafts)
+
+    def _compute(self, plan: StepPlan, rows: StepRows) -> tuple[list[StepPart], int]:
+        """What came of the rows, and how many drafters' drafts were left out."""
+        if self._speculator is not None:
             self._speculator.follow(plan)
             parts = self._speculate(self._speculator, rows, plan)
-            num_invalid_drafts = self._speculator.take_num_invalid()
-        return LaunchedStep(plan, parts, self._transfers, num_invalid_drafts)
+            return parts, self._speculator.take_num_invalid()
+        parts = self._run_parts(rows)
+        token_ids = [part.token_ids for part in parts]
+        if parts:
+            self._batch.advance(rows, token_ids[0] if len(parts) == 1 else torch.cat(token_ids))
+        return parts, 0
 
     def _run_parts(self, rows: StepRows) -> list[StepPart]:
         return run_smaller_if_memory_lacks(self._run, rows) if rows.slots.size else []

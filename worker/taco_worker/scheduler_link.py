@@ -1,4 +1,4 @@
-"""A worker's Attach stream to the scheduler: plans down, outputs up."""
+"""A worker's Attach stream to the scheduler: plans and commands down, outputs and reports up."""
 
 from collections.abc import Callable
 from functools import partial
@@ -8,6 +8,8 @@ import grpc.aio
 
 from taco_proto import scheduler_pb2 as pb
 from taco_proto.convert import step_output_to_pb, step_plan_from_pb, worker_info_to_pb
+from taco_proto.convert_kv_tiers import store_command_from_pb, store_report_to_pb
+from taco_proto.kv_tiers import StoreCommand, StoreReport
 from taco_proto.scheduler_pb2_grpc import SchedulerStub
 from taco_proto.steps import StepOutput, StepPlan, WorkerInfo
 from taco_worker.model_thread import ModelThread
@@ -21,6 +23,8 @@ class Executor(Protocol):
     is_broken: bool
 
     def submit(self, plan: StepPlan, deliver: Callable[[StepOutput], None]) -> None: ...
+
+    def store(self, command: StoreCommand, report: Callable[[StoreReport], None]) -> None: ...
 
     def drain(self) -> None: ...
 
@@ -49,15 +53,26 @@ class SchedulerLink(StreamLink[pb.WorkerMessage, pb.WorkerCommand]):
         return pb.WorkerMessage(heartbeat=pb.Heartbeat(steps_done=self.num_answers))
 
     def _job(self, message: pb.WorkerCommand) -> Callable[[], None] | None:
-        if message.WhichOneof("body") != "plan":
-            return None
-        return partial(self._worker.submit, step_plan_from_pb(message.plan), self._send)
+        match message.WhichOneof("body"):
+            case "plan":
+                return partial(self._worker.submit, step_plan_from_pb(message.plan), self._send)
+            case "store":
+                command = store_command_from_pb(message.store)
+                return partial(self._worker.store, command, self._send_report)
+        return None
 
     def _reset(self) -> None:
         self._worker.reset()
 
+    def _begin(self) -> None:
+        if self._worker.info.num_disk_blocks:
+            self._worker.store(StoreCommand(), self._send_report)
+
     def _drain(self) -> None:
         self._worker.drain()
+
+    def _send_report(self, report: StoreReport) -> None:
+        self._tell(pb.WorkerMessage(store_report=store_report_to_pb(report)))
 
     def _send(self, output: StepOutput) -> None:
         """Runs in the model's thread, or in the worker's own."""

@@ -74,6 +74,10 @@ class StreamLink(ABC, Generic[Up, Down]):
     def _reset(self) -> None:
         """Forget what came over an earlier link; runs in the model's thread."""
 
+    def _begin(self) -> None:
+        """The hello is on its way; runs in the model's thread."""
+        return
+
     def _drain(self) -> None:
         """Return once all answers have been sent; runs in the model's thread."""
         return
@@ -82,10 +86,14 @@ class StreamLink(ABC, Generic[Up, Down]):
         """Send an answer, the last one if there is a `failure`; called in any thread."""
         self.num_answers += 1
         self.failure = failure
+        self._tell(message)
+        if failure:
+            self._tell(None)
+
+    def _tell(self, message: Up | None) -> None:
+        """Send something that nobody waits for, or end the stream; called in any thread."""
         with contextlib.suppress(RuntimeError):  # the loop is closed: the service has ended
             self._loop.call_soon_threadsafe(self._outbox.put_nowait, message)
-            if failure:
-                self._loop.call_soon_threadsafe(self._outbox.put_nowait, None)
 
     async def run(self, stop: asyncio.Event) -> str:
         """Serve until `stop` is set or the stream ends; says why it ended.
@@ -94,6 +102,7 @@ class StreamLink(ABC, Generic[Up, Down]):
         """
         await asyncio.wrap_future(self._thread.submit(self._reset))
         self._outbox.put_nowait(self._hello())
+        self._thread.submit(self._begin)
         async with grpc.aio.insecure_channel(self._address, options=_CHANNEL_OPTIONS) as channel:
             stream = self._open(SchedulerStub(channel))
             reader = asyncio.create_task(self._read(stream))

@@ -11,12 +11,14 @@ from taco_kernels.cpu.memory import huge_page_bytes
 from taco_kernels.cpu.threads import available_cores
 from taco_proto.config import WorkerConfig
 from taco_proto.errors import ConfigurationError
+from taco_proto.kv_tiers import StoreCommand, StoreReport
 from taco_proto.steps import StepOutput, StepPlan, WorkerInfo
 from taco_worker.collector import Collector
 from taco_worker.cpu_kernels import start_cpu_kernels
 from taco_worker.devices import find_device
 from taco_worker.input_batch import InputBatch, PlanError
 from taco_worker.kv_sizing import longest_wanted, mebibytes, size_kv
+from taco_worker.kv_tiers.make import check_host_memory, make_disk_tier, make_host_tier
 from taco_worker.launched_step import LaunchedStep
 from taco_worker.load import load_step_model
 from taco_worker.model_runner import ModelRunner
@@ -75,8 +77,11 @@ class Worker:
                 model_config.eos_token_ids,
             )
             drafter = make_drafter(config.speculation, self._model, limits)
+            check_host_memory(config)
             max_model_len, num_blocks = size_kv(config, self._model, transfers, drafter)
             self._model.allocate_kv(num_blocks, config.block_size, max_model_len)
+            host_tier = make_host_tier(config, self._model, transfers)
+            self._disk_tier = make_disk_tier(config, model_config.directory, self._model, host_tier)
         except (ValueError, torch.OutOfMemoryError) as error:
             raise ConfigurationError(str(error).partition("\n")[0]) from error
         self._batch = InputBatch(
@@ -91,9 +96,18 @@ class Worker:
         )
         self._speculator = make_speculator(config.speculation, drafter, self._model, self._batch)
         self._runner = ModelRunner(
-            self._model, self._batch, transfers, self._speculator, make_typical(config.speculation)
+            self._model,
+            self._batch,
+            transfers,
+            host_tier,
+            self._speculator,
+            make_typical(config.speculation),
         )
-        self.info = _describe(config, model_config, max_model_len, num_blocks)
+        self.info = replace(
+            _describe(config, model_config, max_model_len, num_blocks),
+            num_host_blocks=host_tier.num_blocks,
+            num_disk_blocks=self._disk_tier.num_blocks if self._disk_tier else 0,
+        )
         if self._speculator is not None:
             self.info = replace(
                 self.info,
@@ -144,12 +158,30 @@ class Worker:
         self._transfers.enter()
         return not self.is_broken and self._model.tune(between_steps=between_steps)
 
+    def store(self, command: StoreCommand, report: Callable[[StoreReport], None]) -> None:
+        """Let the disk tier do something; `report` is called in another thread.
+
+        The first command after a `reset`, which may be empty, is preceded by reports of what the
+        tier holds.
+        """
+        if self._disk_tier is not None:
+            self._disk_tier.submit(command, report)
+            return
+        keys = [block.key for _, block in command.writes] + [key for key, _ in command.reads]
+        report(StoreReport(is_complete=True, failed=tuple(keys)))
+
     def reset(self) -> None:
-        """Forget all sequences and the epoch, for a scheduler that starts afresh."""
+        """Forget all sequences, the epoch and what the disk tier was told, for a scheduler that
+        starts afresh."""
+        if self._disk_tier is not None:
+            self._disk_tier.reset()
+        self._begin_epoch(0)
+
+    def _begin_epoch(self, epoch: int) -> None:
         self._batch.clear()
         if self._speculator is not None:
             self._speculator.clear()
-        self._epoch = 0
+        self._epoch = epoch
         self._failed = False
 
     def _launch(self, plan: StepPlan) -> LaunchedStep | StepOutput:
@@ -158,8 +190,7 @@ class Worker:
         if plan.epoch < self._epoch:
             return _failure(plan, f"epoch {plan.epoch} is over, this is epoch {self._epoch}")
         if plan.epoch > self._epoch:
-            self.reset()
-            self._epoch = plan.epoch
+            self._begin_epoch(plan.epoch)
         if self._failed:
             return _failure(plan, f"an earlier step of epoch {plan.epoch} failed")
         try:
@@ -207,7 +238,7 @@ def _describe(
 def _log_start(info: WorkerInfo, model: StepModel) -> None:
     logger.info(
         "%s on %s: weights %s, KV cache %s (%d blocks, %d tokens), %s in huge pages, %d sequences "
-        "of at most %d tokens",
+        "of at most %d tokens; %d blocks in the host tier, %d in the disk tier",
         info.model,
         model.description,
         mebibytes(model.weight_bytes),
@@ -217,6 +248,8 @@ def _log_start(info: WorkerInfo, model: StepModel) -> None:
         mebibytes(huge_page_bytes()),
         info.max_num_seqs,
         info.max_model_len,
+        info.num_host_blocks,
+        info.num_disk_blocks,
     )
 
 

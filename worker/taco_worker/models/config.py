@@ -20,12 +20,14 @@ class ModelConfig:
     """One model directory's config.json and generation_config.json.
 
     Attributes:
+        directory: where its files are.
         architecture: the entry of `architectures` that a recipe was found for.
         checkpoint_dtype: name of the dtype that the weights are said to be stored in, if any.
         eos_token_ids: ids that end a sequence, in the order of the files, without repeats.
         sampling_defaults: those of SAMPLING_DEFAULT_KEYS that generation_config.json sets.
     """
 
+    directory: Path
     architecture: str
     decoder: DecoderConfig
     checkpoint_dtype: str | None
@@ -52,7 +54,7 @@ def load_hf_config(
     generation_path = model_dir / "generation_config.json"
     generation = _read_json(generation_path) if generation_path.exists() else {}
     try:
-        config = _parse(_override_rope(hf_config, rope_scaling, rope_theta), generation)
+        config = _parse(model_dir, _override_rope(hf_config, rope_scaling, rope_theta), generation)
     except KeyError as error:
         raise ValueError(f"{model_dir / 'config.json'} has no {error}") from None
     except (TypeError, AttributeError, ZeroDivisionError) as error:
@@ -64,13 +66,16 @@ def load_hf_config(
     return config
 
 
-def _parse(hf_config: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelConfig:
+def _parse(
+    model_dir: Path, hf_config: Mapping[str, Any], generation: Mapping[str, Any]
+) -> ModelConfig:
     architecture, recipe = find_recipe(hf_config.get("architectures") or [])
     if quantization := hf_config.get("quantization_config"):
         method = quantization.get("quant_method", "unknown")
         raise ValueError(f"the checkpoint is quantized ({method}), which is not supported")
     dtype = hf_config.get("dtype") or hf_config.get("torch_dtype")
     return ModelConfig(
+        directory=model_dir,
         architecture=architecture,
         decoder=recipe.decoder_config(hf_config),
         checkpoint_dtype=None if dtype is None else str(dtype),

@@ -10,8 +10,10 @@ from taco_kernels.cpu.decoder import CpuDecoder
 from taco_kernels.cpu.library import CpuKernels
 from taco_kernels.cpu.matmul import EncodedRows, PackedMatrix, multiply
 from taco_proto.steps import IntArray
+from taco_worker.kv_tiers.lane import LayerArrivals
 from taco_worker.models.cpu_weights import CpuWeights
 from taco_worker.models.decoder_config import DecoderConfig
+from taco_worker.models.dtypes import dtype_name
 from taco_worker.models.step_model import Linear, ModelInput, check_kept_layers, describe
 from taco_worker.models.tree_paths import TreePaths, cut_into_paths
 from taco_worker.sampling.cpu_ops import CpuSampling
@@ -42,6 +44,7 @@ class FusedDecoder:
         self.max_tree_paths = _MAX_TREE_PATHS
         self.device = torch.device("cpu")
         self.hidden_dtype = torch.float32
+        self.kv_layout = f"cpu kernels, {kernels.isa}, {dtype_name(kv_dtype)}"
         self._kept_layers: tuple[int, ...] = ()
         self._kernels = kernels
         self._weights = weights
@@ -85,6 +88,13 @@ class FusedDecoder:
         )
         self._decoder = CpuDecoder(self._kernels, self._weights.assemble(max_model_len), cache)
         self._decoder.keep_hidden(self._kept_layers)
+
+    @property
+    def kv_rows(self) -> Tensor:
+        return self._ready().cache.memory[: self._num_blocks]
+
+    def expect_kv(self, arrivals: LayerArrivals) -> None:
+        arrivals.wait()
 
     def forward(self, inputs: ModelInput) -> Tensor:
         decoder = self._ready()

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from taco_proto.steps import IntArray
+from taco_worker.kv_tiers.lane import LayerArrivals
 from taco_worker.models.decoder_config import DecoderConfig
 from taco_worker.models.dtypes import dtype_name
 from taco_worker.sampling.ops import SamplingOps
@@ -82,6 +83,8 @@ class StepModel(Protocol):
         max_tree_paths: paths that all trees of a step together may have beside the first one of
             each; 0: it runs chains only.
         device, hidden_dtype: of the hidden states that it gives.
+        kv_layout: says how a block's bytes came about and what they mean; they are of no use to a
+            model whose layout has another name.
     """
 
     config: DecoderConfig
@@ -91,6 +94,7 @@ class StepModel(Protocol):
     max_tree_paths: int
     device: torch.device
     hidden_dtype: torch.dtype
+    kv_layout: str
 
     @property
     def kept_hidden(self) -> Tensor:
@@ -118,6 +122,17 @@ class StepModel(Protocol):
 
     def allocate_kv(self, num_blocks: int, block_size: int, max_model_len: int) -> None:
         """Make the KV cache, in place of an earlier one."""
+        ...
+
+    @property
+    def kv_rows(self) -> Tensor:
+        """The blocks that `allocate_kv` has made: uint8 [num_blocks, bytes of a block], a view. A
+        row is layer after layer, all of them of one size."""
+        ...
+
+    def expect_kv(self, arrivals: LayerArrivals) -> None:
+        """Blocks are still being written to: until they have arrived, let what reads or writes a
+        layer's KV come behind them."""
         ...
 
     def forward(self, inputs: ModelInput) -> Tensor:

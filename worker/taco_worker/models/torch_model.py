@@ -11,7 +11,9 @@ from taco_proto.steps import IntArray
 from taco_worker.attention.metadata import AttentionMetadata
 from taco_worker.attention.tree_masks import TreeMasks, tree_masks
 from taco_worker.kv_memory import KVCache, bytes_per_block
+from taco_worker.kv_tiers.lane import LayerArrivals
 from taco_worker.models.decoder import Decoder
+from taco_worker.models.dtypes import dtype_name
 from taco_worker.models.step_model import Linear, ModelInput, check_kept_layers
 from taco_worker.sampling.ops import SamplingOps
 from taco_worker.step_graphs import StepGraphs
@@ -42,6 +44,7 @@ class TorchModel:
         self.max_tree_paths = _ANY if decoder.supports_trees else 0
         self.device = decoder.device
         self.hidden_dtype = decoder.dtype
+        self.kv_layout = f"torch on {decoder.device.type}, {dtype_name(kv_dtype)}"
         self.kept_hidden = torch.empty((0, 0), dtype=decoder.dtype, device=decoder.device)
         self.decoder = decoder
         self._transfers = transfers
@@ -73,8 +76,17 @@ class TorchModel:
         if self._graphs is not None:
             self._graphs.prepare(self._run, block_size=block_size, max_model_len=max_model_len)
 
+    @property
+    def kv_rows(self) -> Tensor:
+        return self._cache().rows
+
+    def expect_kv(self, arrivals: LayerArrivals) -> None:
+        self._cache().arrivals = arrivals
+
     def forward(self, inputs: ModelInput) -> Tensor:
         graph = None if self._graphs is None else self._graphs.find(inputs)
+        if graph is not None:
+            self._cache().arrivals.wait()  # it was captured without them
         hidden = self._run_eagerly(inputs) if graph is None else graph.run(inputs)
         hidden_size = self.config.hidden_size
         self.kept_hidden, hidden = hidden[:, hidden_size:], hidden[:, :hidden_size]

@@ -1,0 +1,181 @@
+"""The disk tier: blocks of KV as files, written and read beside the steps."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from queue import SimpleQueue
+
+from torch import Tensor
+
+from taco_proto.kv_tiers import StoreCommand, StoredBlock, StoreReport
+from taco_worker.kv_tiers.store_directory import StoreDirectory
+
+logger = logging.getLogger("taco.worker")
+
+Report = Callable[[StoreReport], None]
+
+_FOUND_IN_REPORT = 1024
+_DONE_IN_REPORT = 16
+_SECONDS_BETWEEN_WARNINGS = 60.0
+
+
+class DiskTier:
+    """Does commands in order, in a thread of its own.
+
+    The first command after a `reset` is preceded by reports of what the directory holds.
+
+    Attributes:
+        num_blocks: the most files there may be.
+    """
+
+    def __init__(self, directory: StoreDirectory, host_rows: Tensor, num_blocks: int) -> None:
+        """
+        Args:
+            host_rows: uint8 [number of host blocks, bytes of a block].
+        """
+        self.num_blocks = num_blocks
+        self._directory = directory
+        self._rows = host_rows.numpy()
+        self._keys: set[bytes] = set()  # of the files
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._link = 0  # jobs of an earlier one are dropped
+        self._listed_link = -1
+        self._at_work = threading.Lock()  # held while a file is worked on
+        self._last_warning = -_SECONDS_BETWEEN_WARNINGS
+        self._num_failures = 0
+        self._thread = threading.Thread(target=self._run, name="kv-store", daemon=True)
+        self._thread.start()
+
+    def submit(self, command: StoreCommand, report: Report) -> None:
+        """`report` is called in another thread."""
+        self._jobs.put(_Job(command, report, self._link))
+
+    def reset(self) -> None:
+        """Drop all commands; no host block is read or written any more when it returns."""
+        with self._at_work:
+            self._link += 1
+
+    def close(self) -> None:
+        """Drop all commands and let go of the directory."""
+        self.reset()
+        self._jobs.put(None)
+        self._thread.join()
+        self._directory.close()
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                self._do(job)
+            except Exception:  # the next one may go well
+                logger.exception("a command of the disk tier failed")
+
+    def _do(self, job: _Job) -> None:
+        if self._listed_link != job.link and not self._list(job):
+            return
+        command, news = job.command, _News(job.report)
+        works = [partial(self._write, news, source, block) for source, block in command.writes]
+        works += [partial(self._read, news, key, target) for key, target in command.reads]
+        works += [partial(self._delete, key) for key in command.deletes]
+        for work in works:
+            with self._at_work:
+                if job.link != self._link:
+                    return
+                work()
+            news.send(at_least=_DONE_IN_REPORT)
+        news.send()
+
+    def _list(self, job: _Job) -> bool:
+        """Report what there is; returns whether the job's link was there to the end."""
+        self._keys.clear()
+        found: list[StoredBlock] = []
+        scan = self._directory.scan(self.num_blocks)
+        while True:
+            with self._at_work:
+                if job.link != self._link:
+                    return False
+                try:
+                    block = next(scan)
+                except (StopIteration, OSError):
+                    break
+            if block is not None:
+                self._keys.add(block.key)
+                found.append(block)
+            if len(found) == _FOUND_IN_REPORT:
+                job.report(StoreReport(found=tuple(found)))
+                found.clear()
+        self._listed_link = job.link
+        job.report(StoreReport(found=tuple(found), is_complete=True))
+        return True
+
+    def _write(self, news: _News, host_block: int, block: StoredBlock) -> None:
+        try:
+            if block.key not in self._keys and len(self._keys) >= self.num_blocks:
+                raise ValueError(f"there are {self.num_blocks} files already")
+            self._directory.write(block, self._payload(host_block))
+        except (OSError, ValueError) as error:
+            self._fail(news, block.key, error)
+        else:
+            self._keys.add(block.key)
+            news.written.append(block.key)
+
+    def _read(self, news: _News, key: bytes, host_block: int) -> None:
+        try:
+            self._directory.read(key, self._payload(host_block))
+        except (OSError, ValueError) as error:
+            self._fail(news, key, error)
+        else:
+            news.read.append(key)
+
+    def _delete(self, key: bytes) -> None:
+        self._keys.discard(key)
+        self._directory.delete(key)
+
+    def _payload(self, host_block: int) -> memoryview:
+        if not 0 <= host_block < self._rows.shape[0]:
+            raise ValueError(f"there is no host block {host_block}")
+        return memoryview(self._rows[host_block])
+
+    def _fail(self, news: _News, key: bytes, error: Exception) -> None:
+        self._delete(key)
+        news.failed.append(key)
+        self._num_failures += 1
+        now = time.monotonic()
+        if now - self._last_warning >= _SECONDS_BETWEEN_WARNINGS:
+            self._last_warning = now
+            reason = error.strerror if isinstance(error, OSError) else error
+            logger.warning(
+                "a KV block was not stored or read back: %s (%d so far); serving goes on without",
+                reason,
+                self._num_failures,
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    command: StoreCommand
+    report: Report
+    link: int
+
+
+@dataclass(slots=True)
+class _News:
+    """What has been done since the last report."""
+
+    report: Report
+    written: list[bytes] = field(default_factory=list)
+    read: list[bytes] = field(default_factory=list)
+    failed: list[bytes] = field(default_factory=list)
+
+    def send(self, at_least: int = 1) -> None:
+        columns = (self.written, self.read, self.failed)
+        if sum(map(len, columns)) < at_least:
+            return
+        written, read, failed = map(tuple, columns)
+        for column in columns:
+            column.clear()
+        self.report(StoreReport(written=written, read=read, failed=failed))

@@ -1,0 +1,59 @@
+"""What KV on disk depends on: other weights or another layout must never read it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+from taco_proto.config import WorkerConfig
+from taco_worker.load import load_format_of
+from taco_worker.models.checkpoint import find_weight_files
+from taco_worker.models.step_model import StepModel
+
+FINGERPRINT_BYTES = 16
+# Of what is in a file and how: block_file.py.
+_VERSION = 1
+_HEAD_BYTES = 1 << 20
+_NUM_SAMPLES = 1024
+_SAMPLE_BYTES = 4096
+
+
+def fingerprint(config: WorkerConfig, model_dir: Path, model: StepModel) -> bytes:
+    """16 bytes that differ where KV does.
+
+    Weights are told apart by their files' names and sizes, their first MiB (the header of a
+    safetensors file) and 1024 samples of each file: all of them would take longer to read than the
+    model takes to load.
+    """
+    digest = hashlib.blake2b(digest_size=FINGERPRINT_BYTES)
+    wanted = config.model
+    settings = {
+        "version": _VERSION,
+        "layout": model.kv_layout,
+        "block_size": config.block_size,
+        "block_bytes": model.kv_block_bytes(config.block_size),
+        "dtype": wanted.dtype,
+        "quantization": wanted.quantization,
+        "rope_scaling": wanted.rope_scaling,
+        "rope_theta": wanted.rope_theta,
+    }
+    digest.update(json.dumps(settings, sort_keys=True, default=dict).encode())
+    digest.update((model_dir / "config.json").read_bytes())
+    if wanted.load_format == "dummy":
+        digest.update(f"dummy {wanted.seed}".encode())
+    else:
+        for file in find_weight_files(model_dir, load_format_of(wanted)):
+            digest.update(f"\n{file.name} {file.stat().st_size}\n".encode())
+            _add_samples(digest, file)
+    return digest.digest()
+
+
+def _add_samples(digest: hashlib.blake2b, file: Path) -> None:
+    size = file.stat().st_size
+    with file.open("rb", buffering=0) as content:
+        digest.update(content.read(_HEAD_BYTES))
+        step = max(_SAMPLE_BYTES, size // _NUM_SAMPLES)
+        for start in range(_HEAD_BYTES, size, step):
+            content.seek(start)
+            digest.update(content.read(_SAMPLE_BYTES))

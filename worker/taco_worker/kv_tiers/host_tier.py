@@ -1,0 +1,136 @@
+"""Blocks of KV in the worker's memory, and the copies between them and the device's blocks."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from taco_kernels.cpu.memory import allocate
+from taco_proto.kv_tiers import BlockCopies
+from taco_proto.steps import IntArray
+from taco_worker.input_batch import PlanError
+from taco_worker.kv_tiers.lane import Arrival, Lane, LayerArrivals
+
+
+class HostTier:
+    """Host blocks, each of which holds one device block's KV of all layers.
+
+    On a GPU the copies run beside what is computed, a few layers at a time: the first layer
+    computes while the last one's KV is still on its way. Its memory is pinned. On a CPU a copy is
+    done when `copy` returns; one thread is enough for it, since it takes all the bandwidth that a
+    core has, and computing the tokens of a block takes a hundred times as long.
+
+    Attributes:
+        rows: uint8 [num_blocks, bytes of a block].
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        device_rows: Tensor,
+        *,
+        num_layers: int,
+        lane: Lane | None = None,
+        is_lazy: bool = True,
+    ) -> None:
+        """
+        Args:
+            device_rows: uint8 [number of device blocks, bytes of a block], layer after layer.
+            lane: where copies run; None: they are made at once.
+            is_lazy: copy layer by layer, rather than all layers of a block in one piece.
+
+        Raises:
+            MemoryError: there is no such amount of memory.
+        """
+        block_bytes = device_rows.shape[1]
+        self.rows = allocate(num_blocks * block_bytes).view(num_blocks, block_bytes)
+        if lane is not None and num_blocks:
+            _pin(self, self.rows)
+        self._device_rows = device_rows
+        self._lane = lane
+        self._groups = layer_groups(num_layers) if is_lazy else [range(num_layers)]
+        self._layer_bytes = block_bytes // num_layers
+
+    @property
+    def num_blocks(self) -> int:
+        return self.rows.shape[0]
+
+    def check(self, copies: BlockCopies) -> None:
+        """Raises:
+        PlanError: a block that does not exist, or one that two copies write to.
+        """
+        num_device, num_host = self._device_rows.shape[0], self.num_blocks
+        sides = (
+            ("offloaded", copies.offload_sources, num_device, copies.offload_targets, num_host),
+            ("loaded", copies.load_sources, num_host, copies.load_targets, num_device),
+        )
+        for what, sources, num_sources, targets, num_targets in sides:
+            if sources.size != targets.size:
+                raise PlanError(f"{sources.size} blocks are {what} to {targets.size}")
+            _check_range(sources, num_sources, what)
+            _check_range(targets, num_targets, what)
+            if np.unique(targets).size != targets.size:
+                raise PlanError(f"two blocks are {what} to the same one")
+
+    def copy(self, copies: BlockCopies) -> LayerArrivals:
+        """Begin a step's copies, which `check` has accepted: of each layer all offloads come before
+        all loads.
+
+        Returns:
+            What the step's computing has to wait for.
+        """
+        if self._lane is None:
+            self._copy_bytes(copies, slice(None))
+            return LayerArrivals([])
+        self._lane.follow()
+        return LayerArrivals(
+            [(layers.start, self._put(self._lane, copies, layers)) for layers in self._groups]
+        )
+
+    def _put(self, lane: Lane, copies: BlockCopies, layers: range) -> Arrival:
+        part = slice(layers.start * self._layer_bytes, layers.stop * self._layer_bytes)
+        return lane.put(lambda: self._copy_bytes(copies, part))
+
+    def _copy_bytes(self, copies: BlockCopies, part: slice) -> None:
+        device, host = self._device_rows[:, part], self.rows[:, part]
+        for source, target in _pairs(copies.offload_sources, copies.offload_targets):
+            host[target].copy_(device[source], non_blocking=True)
+        for source, target in _pairs(copies.load_sources, copies.load_targets):
+            device[target].copy_(host[source], non_blocking=True)
+
+
+def layer_groups(num_layers: int) -> list[range]:
+    """Layers that are copied together: one, one, two, four and so on.
+
+    The first layer waits for little, and each group is on its way while as many layers compute;
+    copies stay few, of which each costs the host some microseconds.
+    """
+    groups, start = [], 0
+    while start < num_layers:
+        stop = min(max(2 * start, 1), num_layers)
+        groups.append(range(start, stop))
+        start = stop
+    return groups
+
+
+def _pairs(sources: IntArray, targets: IntArray) -> Iterable[tuple[int, int]]:
+    return zip(sources.tolist(), targets.tolist(), strict=True)
+
+
+def _check_range(blocks: IntArray, num_blocks: int, what: str) -> None:
+    if blocks.size and (blocks.min() < 0 or blocks.max() >= num_blocks):
+        raise PlanError(f"a {what} block is not one of the {num_blocks} that there are")
+
+
+def _pin(owner: HostTier, rows: Tensor) -> None:
+    """Let the device copy from and to `rows` by itself. Torch's own pinned memory comes in powers
+    of two, which would waste up to half of it."""
+    runtime = torch.cuda.cudart()
+    error = runtime.cudaHostRegister(rows.data_ptr(), rows.nbytes, 0)
+    if int(error):
+        raise MemoryError(f"cannot pin {rows.nbytes} bytes of memory: CUDA error {int(error)}")
+    weakref.finalize(owner, runtime.cudaHostUnregister, rows.data_ptr()).atexit = False

@@ -1,0 +1,81 @@
+"""A worker's tiers of KV beside its device, as its configuration has them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from taco_proto.config import WorkerConfig
+from taco_worker.kv_memory import available_cpu_memory
+from taco_worker.kv_sizing import mebibytes
+from taco_worker.kv_tiers.disk_tier import DiskTier
+from taco_worker.kv_tiers.fingerprint import fingerprint
+from taco_worker.kv_tiers.host_tier import HostTier
+from taco_worker.kv_tiers.lane import CudaLane
+from taco_worker.kv_tiers.store_directory import StoreDirectory
+from taco_worker.models.step_model import StepModel
+from taco_worker.transfers import Transfers
+
+# Beside a block's bytes a file has a head, and takes whole blocks of the file system.
+_MAX_HEAD_BYTES = 4096
+
+
+def check_host_memory(config: WorkerConfig) -> None:
+    """Raises:
+    ValueError: there is no such amount of memory.
+    """
+    available = available_cpu_memory()
+    if config.host_kv_bytes > available:
+        raise ValueError(
+            f"the host tier takes {mebibytes(config.host_kv_bytes)}, and only "
+            f"{mebibytes(available)} of memory are available"
+        )
+
+
+def make_host_tier(config: WorkerConfig, model: StepModel, transfers: Transfers) -> HostTier:
+    """The host tier of a model that has its KV cache; of no blocks where none is wanted.
+
+    Raises:
+        ValueError: it has no room for a block, or cannot be made.
+    """
+    rows = model.kv_rows
+    num_blocks = config.host_kv_bytes // rows.shape[1]
+    if config.host_kv_bytes and not num_blocks:
+        raise ValueError(
+            f"a host tier of {config.host_kv_bytes} bytes holds no block: one takes {rows.shape[1]}"
+        )
+    try:
+        return HostTier(
+            num_blocks,
+            rows,
+            num_layers=model.config.num_layers,
+            lane=CudaLane(transfers.device) if transfers.overlaps else None,
+            is_lazy=config.lazy_loads,
+        )
+    except MemoryError as error:
+        raise ValueError(f"no memory for the host tier: {error}") from error
+
+
+def make_disk_tier(
+    config: WorkerConfig, model_dir: Path, model: StepModel, host: HostTier
+) -> DiskTier | None:
+    """The disk tier, if there is to be one.
+
+    Raises:
+        ConfigurationError: there can be no such directory.
+        ValueError: there is no host tier, which blocks pass through, or no room for a file.
+    """
+    if config.kv_disk_path is None:
+        return None
+    if not host.num_blocks:
+        raise ValueError("a disk tier needs a host tier: blocks pass through it")
+    block_bytes = host.rows.shape[1]
+    num_blocks = config.kv_disk_bytes // (block_bytes + _MAX_HEAD_BYTES)
+    if not num_blocks:
+        raise ValueError(f"a disk tier of {config.kv_disk_bytes} bytes holds no block")
+    directory = StoreDirectory(
+        Path(config.kv_disk_path),
+        fingerprint(config, model_dir, model),
+        block_bytes,
+        config.name,
+    )
+    return DiskTier(directory, host.rows, num_blocks)

@@ -1,0 +1,140 @@
+"""The directory of a disk tier: one worker's alone, and of one kind of KV."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from taco_proto.errors import ConfigurationError
+from taco_proto.kv_tiers import StoredBlock
+from taco_worker.kv_tiers.block_file import (
+    TEMPORARY_SUFFIX,
+    BlockFileError,
+    describe_file,
+    key_of,
+    name_of,
+    read_block,
+    write_block,
+)
+
+logger = logging.getLogger("taco.worker")
+
+_LOCK = "lock"
+
+
+class StoreDirectory:
+    """Files of blocks of `block_bytes` each, below `root`.
+
+    Workers of the same model share `root`: the first takes the directory that the fingerprint
+    names, others one of their own in it.
+
+    Attributes:
+        path: where the files are. It and they are the owner's alone: they hold what users wrote.
+    """
+
+    def __init__(self, root: Path, fingerprint: bytes, block_bytes: int, worker_name: str) -> None:
+        """Raises:
+        ConfigurationError: there can be no such directory, or another worker of that name has it.
+        """
+        self._fingerprint = fingerprint
+        self._block_bytes = block_bytes
+        shared = root.expanduser() / fingerprint.hex()
+        own = shared / f"worker-{re.sub(r'[^A-Za-z0-9_.-]', '_', worker_name)}"
+        for path in (shared, own):
+            lock = _lock(path)
+            if lock is not None:
+                self.path, self._lock = path, lock
+                return
+        raise ConfigurationError(f"the KV directory {own} is in use by a worker of the same name")
+
+    def close(self) -> None:
+        """Leave the directory to others."""
+        os.close(self._lock)
+
+    def write(self, block: StoredBlock, payload: memoryview) -> None:
+        """Raises as `write_block` does."""
+        write_block(self.path / name_of(block.key), self._fingerprint, block, payload)
+
+    def read(self, key: bytes, payload: memoryview) -> None:
+        """Raises as `read_block` does; the file is gone then."""
+        try:
+            read_block(self.path / name_of(key), self._fingerprint, payload)
+        except (BlockFileError, OSError):
+            self.delete(key)
+            raise
+
+    def delete(self, key: bytes) -> None:
+        """It may not be there."""
+        _remove(self.path / name_of(key))
+
+    def scan(self, max_blocks: int) -> Iterator[StoredBlock | None]:
+        """The blocks that are there, parents before their children.
+
+        Files that are damaged or left over are deleted, and so are blocks that no prefix leads to
+        any more and the last ones of those beyond `max_blocks`. None stands for a file that was
+        looked at, so that whoever has no more time can stop there.
+        """
+        children: dict[bytes, list[StoredBlock]] = defaultdict(list)
+        for path in [Path(entry) for entry in os.scandir(self.path)]:
+            yield None
+            if (block := self._look_at(path)) is not None:
+                children[block.parent].append(block)
+        known = 0
+        generation = children.pop(b"", [])
+        while generation:
+            for block in generation:
+                known += 1
+                if known > max_blocks:
+                    self.delete(block.key)
+                else:
+                    yield block
+            generation = [child for block in generation for child in children.pop(block.key, [])]
+        for orphans in children.values():
+            for block in orphans:
+                yield None
+                self.delete(block.key)
+
+    def _look_at(self, path: Path) -> StoredBlock | None:
+        if path.suffix == TEMPORARY_SUFFIX:
+            _remove(path)
+        elif key_of(path) is not None:
+            try:
+                return describe_file(path, self._fingerprint, self._block_bytes)
+            except (BlockFileError, OSError) as error:
+                logger.warning("the KV block %s is not used: %s", path.name, error)
+                _remove(path)
+        return None
+
+
+def _lock(path: Path) -> int | None:
+    """A descriptor that holds the directory; None: somebody else has it."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            if os.fstat(directory).st_uid != os.geteuid():
+                raise ConfigurationError(f"the KV directory {path} belongs to another user")
+            os.fchmod(directory, 0o700)
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            lock = os.open(_LOCK, flags, 0o600, dir_fd=directory)
+        finally:
+            os.close(directory)
+    except OSError as error:
+        raise ConfigurationError(f"no KV directory {path}: {error.strerror}") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        return None
+    return lock
+
+
+def _remove(path: Path) -> None:
+    with suppress(OSError):
+        path.unlink()
