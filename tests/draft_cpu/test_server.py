@@ -174,7 +174,7 @@ async def test_the_process_dials_until_the_scheduler_is_there_and_leaves_when_to
         assert set(drafts_of(await soon(scheduler.replies.get()))) == {1}
         process.send_signal(signal.SIGTERM)
         await soon(scheduler.goodbyes.get())
-        _, errors = await asyncio.to_thread(process.communicate)
+        _, errors = await asyncio.to_thread(process.communicate, timeout=60)
     assert process.returncode == 0
     assert "Traceback" not in errors
 
@@ -185,7 +185,7 @@ async def test_a_process_that_is_refused_says_why_in_one_line_and_ends(
     async with serve(address) as scheduler:
         process = start_process(config.model.model, address)
         scheduler.requests.put_nowait(grpc.StatusCode.FAILED_PRECONDITION)
-        _, errors = await asyncio.to_thread(process.communicate)
+        _, errors = await asyncio.to_thread(process.communicate, timeout=60)
     assert process.returncode == 1
     assert [line for line in errors.splitlines() if "ERROR" in line] == errors.splitlines()[-1:]
     assert errors.endswith(f"refuses: {REFUSAL}\n")

@@ -23,7 +23,8 @@ REFUSAL = "it drafts in another vocabulary"
 class FakeScheduler(SchedulerServicer):
     """Sends what a test gives it, and keeps what comes up.
 
-    In `plans` and `requests`, None ends the stream; a status code in `requests` refuses it.
+    In `plans` and `requests`, None ends the stream. A status code in `requests` refuses it, and
+    every one that is dialled after it, as a scheduler does.
     """
 
     def __init__(self) -> None:
@@ -50,6 +51,7 @@ class FakeScheduler(SchedulerServicer):
         with self._listening(request_iterator):
             while (request := await self.requests.get()) is not None:
                 if isinstance(request, grpc.StatusCode):
+                    self.requests.put_nowait(request)
                     await context.abort(request, REFUSAL)
                 else:
                     yield draft_request_to_pb(request)

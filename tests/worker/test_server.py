@@ -175,7 +175,7 @@ async def test_a_worker_whose_device_has_failed_says_so_and_ends(
         process = start_process(config.model.model, address, program=BREAK)
         scheduler.plans.put_nowait(FIRST)
         assert (await soon(scheduler.outputs.get())).error == "CUDA error"
-        _, errors = await asyncio.to_thread(process.communicate)
+        _, errors = await asyncio.to_thread(process.communicate, timeout=60)
     assert process.returncode == 1
     assert "the device has failed; a new process has to take over" in errors
 
@@ -197,7 +197,7 @@ async def test_the_process_dials_until_the_scheduler_is_there_and_leaves_when_to
         await soon(scheduler.worker_hellos.get())
         process.send_signal(signal.SIGTERM)
         await soon(scheduler.goodbyes.get())
-        _, errors = await asyncio.to_thread(process.communicate)
+        _, errors = await asyncio.to_thread(process.communicate, timeout=60)
     assert process.returncode == 0
     assert "Traceback" not in errors
 
