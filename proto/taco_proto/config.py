@@ -158,7 +158,8 @@ class SchedulerConfig:
         listen: address to serve gRPC on (`unix:/path` or `host:port`).
         max_num_seqs: sequences in a step; the worker's own limit holds beside it.
         max_num_batched_tokens: token budget of a step.
-        max_waiting_requests: beyond so many, requests are refused with 429.
+        max_waiting_requests, max_waiting_tokens: beyond so many requests, or tokens of their
+            prompts, requests are refused with 429.
         run_ahead: send plan N+1 before output N has arrived.
         log_stats: log a throughput line every few seconds.
         step_timeout: a worker is given up when a step takes so many seconds, and ten times as long
@@ -178,6 +179,7 @@ class SchedulerConfig:
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
     max_waiting_requests: int = 4096
+    max_waiting_tokens: int = 2**24
     enable_prefix_caching: bool = True
     run_ahead: bool = True
     log_stats: bool = True

@@ -16,14 +16,22 @@ MAX_SLOTS = 2**16
 MAX_VOCABULARY = 2**24
 MAX_SALT_CHARS = 4096
 TOKEN_BYTES = 4
+MAX_RETRY_SECONDS = 60  # OpenAI's clients obey no more
 
 
 class RefusedError(Exception):
-    """A request cannot be served. `code` is an HTTP status."""
+    """A request cannot be served.
 
-    def __init__(self, code: int, message: str) -> None:
+    Attributes:
+        code: an HTTP status.
+        retry_after: whole seconds after which the same request may succeed, 1 to
+            `MAX_RETRY_SECONDS`; 0: nothing is known of that.
+    """
+
+    def __init__(self, code: int, message: str, *, retry_after: float = 0.0) -> None:
         super().__init__(message)
         self.code = code
+        self.retry_after = math.ceil(min(retry_after, MAX_RETRY_SECONDS))
 
 
 class InvalidWorkerError(ValueError):
@@ -34,7 +42,12 @@ def check_config(config: SchedulerConfig) -> None:
     """Raises:
     ConfigurationError: a limit is below 1.
     """
-    for name in ("max_num_seqs", "max_num_batched_tokens", "max_waiting_requests"):
+    for name in (
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "max_waiting_requests",
+        "max_waiting_tokens",
+    ):
         if getattr(config, name) < 1:
             raise ConfigurationError(f"{name} must be at least 1, got {getattr(config, name)}")
 

@@ -34,6 +34,7 @@ class Batch:
         no_token_yet: it has not generated a token since its request came.
         client, handle, index, num_cached: what its client calls it; the prompt tokens that were
             cached.
+        share: index of its tenant's share.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -54,6 +55,7 @@ class Batch:
         self.handle = np.zeros(num_slots, dtype=np.int64)
         self.index = np.zeros(num_slots, dtype=np.int32)
         self.num_cached = np.zeros(num_slots, dtype=np.int32)
+        self.share = np.zeros(num_slots, dtype=np.int32)
         self.left_slots: list[int] = []  # since the last plan
         self._free_slots = list(range(num_slots))[::-1]
         self._next_tenure = 0
@@ -110,6 +112,7 @@ class Batch:
         self.handle[slot] = request.handle
         self.index[slot] = sequence.index
         self.num_cached[slot] = sequence.num_cached_tokens or 0
+        self.share[slot] = request.share.index
 
     def leave(self, sequence: Sequence) -> None:
         """Frees the slot; outputs that are still to come for this tenure find no owner."""

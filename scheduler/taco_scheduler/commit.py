@@ -8,6 +8,7 @@ from taco_proto.requests import FinishReason
 from taco_proto.steps import IntArray, StepOutput
 from taco_scheduler.batch import Batch
 from taco_scheduler.counters import Counters
+from taco_scheduler.fair_share import FairShare
 from taco_scheduler.in_flight import InFlightStep
 from taco_scheduler.news import News, news_of
 from taco_scheduler.sequence import Request, Sequence
@@ -20,6 +21,7 @@ class Committer:
     Args:
         landing: preempted sequences that wait for the outputs of steps in flight, by tenure.
         suspects: requests that were in a step that failed; a new token clears them.
+        fair_share: is told of each token that a tenant gets.
         retire: frees what an ended sequence holds.
         requeue: queues a sequence that has landed.
         limit_of: length at which a request's sequences end.
@@ -32,6 +34,7 @@ class Committer:
         landing: dict[int, Sequence],
         suspects: set[Request],
         counters: Counters,
+        fair_share: FairShare,
         *,
         retire: Callable[[Sequence], None],
         requeue: Callable[[Sequence], None],
@@ -42,6 +45,7 @@ class Committer:
         self._landing = landing
         self._suspects = suspects
         self._counters = counters
+        self._fair_share = fair_share
         self._retire = retire
         self._requeue = requeue
         self._limit_of = limit_of
@@ -78,6 +82,7 @@ class Committer:
             self._note_first_tokens(slots, now)
         self._emit(news, reasons)
         self._counters.generation_tokens += news.tokens.size
+        self._fair_share.charge_outputs(batch.share[slots], news.num_tokens)
         if self._suspects:
             self._suspects.difference_update(batch.owner(s).request for s in slots.tolist())
         for row in np.flatnonzero(reasons).tolist():
@@ -158,6 +163,7 @@ class Committer:
             None if news.logprobs is None else news.logprobs.select(range(count)),
         )
         self._counters.generation_tokens += count
+        self._fair_share.num_outputs[request.share.index] += count
         self._suspects.discard(request)
         if sequence.first_token_time is None:
             self._note_first_token(sequence, now)

@@ -17,12 +17,12 @@ from taco_scheduler.attached_worker import AttachedWorker
 from taco_scheduler.commit import Committer
 from taco_scheduler.counters import Counters
 from taco_scheduler.draft_desk import DraftDesk
-from taco_scheduler.fair_share import FairShare
 from taco_scheduler.in_flight import InFlightStep, InvalidOutputError, check_output
 from taco_scheduler.kv.block_manager import BlockTable
 from taco_scheduler.outbox import Outbox
 from taco_scheduler.planner import make_plan
 from taco_scheduler.policy import Policy, StepRows
+from taco_scheduler.reception import Reception
 from taco_scheduler.sequence import Request, Sequence, Status, new_request
 from taco_scheduler.waiting import Deadlines, WaitingQueue
 
@@ -52,10 +52,9 @@ class Engine:
         self._step_id = 0
         self._num_clients = 0
         self._num_arrivals = 0
-        self._num_new = 0  # requests that have not been admitted
+        self._reception = Reception(config)
         self._requests: dict[Outbox, dict[int, Request]] = {}
-        self._fair_share = FairShare()
-        self._waiting = WaitingQueue(self._fair_share)
+        self._waiting = WaitingQueue(self._reception.fair_share)
         self._deadlines = Deadlines()
         self._suspects: set[Request] = set()  # they were in a step that failed
         self.drafts = DraftDesk(config, self.counters, lambda: self.num_requests)
@@ -114,11 +113,10 @@ class Engine:
         try:
             request = self._accept(outbox, message, now)
         except RefusedError as error:
-            outbox.add_error(message.handle, error.code, str(error))
+            outbox.add_error(message.handle, error.code, str(error), error.retry_after)
             return
         self._num_arrivals += 1
-        self._num_new += 1
-        self._fair_share.enter(request.share)
+        self._reception.enter(request)
         self._requests[outbox][request.handle] = request
         self._deadlines.push(request)
         self._waiting.push(request.sequences[0])
@@ -165,16 +163,18 @@ class Engine:
         self.drafts.set_worker(None)
         if is_fault:
             self._strike(suspects)
-        self._num_new = self.num_requests
         for requests in self._requests.values():
             for request in requests.values():
-                request.admitted = False
+                if request.admitted:
+                    request.admitted = False
+                    self._reception.lobby.enter(request)
                 self._deadlines.push(request)
 
     # ------------------------------------------------------------------ steps
 
     def plan(self, now: float) -> StepPlan | None:
         """The next step, to be sent to the worker at once; None if there is nothing to run now."""
+        self._reception.lobby.tick(now)
         for request in self._deadlines.pop_passed(now):
             self._fail(request, 504, "the deadline passed while the request was waiting")
         worker = self._worker
@@ -229,13 +229,13 @@ class Engine:
         if message.handle in self._requests[outbox]:
             raise RefusedError(409, f"handle {message.handle} names a request that has not ended")
         check_message(message)
-        is_resumed = bool(message.emitted_token_ids)
-        if self._num_new >= self._config.max_waiting_requests and not is_resumed:
-            raise RefusedError(429, f"{self._num_new} requests are waiting already")
-        share = self._fair_share.share_of(message.tenant, message.priority)
+        share = self._reception.share_of(message)
         request = new_request(outbox, message, share, self._num_arrivals, now)
         if self._worker is not None:
             check_fit(request, self._worker.info)
+        for refused in self._reception.make_room(message, now):
+            refusal = self._reception.lobby.refusal(refused.share)
+            self._fail(refused, refusal.code, str(refusal), refusal.retry_after)
         return request
 
     def _check_again(self, request: Request) -> None:
@@ -266,8 +266,8 @@ class Engine:
         request.outbox.add_end(request.handle, sequence.index, reason, stop_token_id, num_cached)
         self._retire(sequence)
 
-    def _fail(self, request: Request, code: int, message: str) -> None:
-        request.outbox.add_error(request.handle, code, message)
+    def _fail(self, request: Request, code: int, message: str, retry_after: int = 0) -> None:
+        request.outbox.add_error(request.handle, code, message, retry_after)
         self._drop(request)
 
     def _drop(self, request: Request) -> None:
@@ -289,10 +289,8 @@ class Engine:
         unfinished = request.unfinished
         if not unfinished:
             del self._requests[request.outbox][request.handle]
-            self._fair_share.leave(request.share)
+            self._reception.leave(request)
             self._suspects.discard(request)
-            if not request.admitted:
-                self._num_new -= 1
             request.sequences.clear()  # no cycle keeps the tokens alive until the collector comes
         elif all(s.status is Status.HELD for s in unfinished):
             self._queue_held(unfinished[0])  # it takes over as the first of its request
@@ -318,6 +316,7 @@ class Engine:
             worker.landing,
             self._suspects,
             self.counters,
+            self._reception.fair_share,
             retire=self._retire,
             requeue=self._waiting.push,
             limit_of=lambda request: length_limit(request, worker.info),
@@ -329,11 +328,11 @@ class Engine:
         request = sequence.request
         if not request.admitted:
             request.admitted = True
-            self._num_new -= 1
+            self._reception.lobby.leave(request, runs=True)
         if sequence.num_cached_tokens is None:
             sequence.num_cached_tokens = min(table.num_cached_tokens, request.num_prompt_tokens)
             self.counters.prompt_tokens += request.num_prompt_tokens
-            self._fair_share.charge_prompt(
+            self._reception.fair_share.charge_prompt(
                 request.share, request.num_prompt_tokens, sequence.num_cached_tokens
             )
         if self._config.enable_prefix_caching and not sequence.computes_prompt_logprobs:

@@ -7,8 +7,6 @@ there: idle time earns no credit. Two tenants that both want more than they get 
 apart than a request's worth.
 """
 
-from collections.abc import Iterable
-
 import numpy as np
 
 from taco_proto.requests import LOW_PRIORITY, Tenant
@@ -25,22 +23,24 @@ class Share:
 
     Attributes:
         index: its row in the columns of `FairShare`.
+        charge: what its counter holds beside its answers.
         num_requests: those of it that have not ended.
     """
 
-    __slots__ = ("_owner", "index", "is_offline", "num_requests", "weight")
+    __slots__ = ("_owner", "charge", "index", "is_offline", "num_requests", "weight")
 
     def __init__(self, owner: "FairShare", index: int, *, is_offline: bool) -> None:
         self.index = index
         self.is_offline = is_offline
         self.weight = 1.0
+        self.charge = 0.0
         self.num_requests = 0
         self._owner = owner
 
     @property
     def counter(self) -> float:
         """What it has been served, in tokens of a prompt divided by its weight."""
-        return float(self._owner.counters[self.index])
+        return self._owner.counter(self)
 
 
 class FairShare:
@@ -50,12 +50,11 @@ class FairShare:
     still for hours must not become the least one of tenants that are served.
 
     Attributes:
-        counters: by a share's index. They never go down.
+        num_outputs: tokens of answers, by a share's index.
     """
 
     def __init__(self) -> None:
-        self.counters = np.zeros(MIN_CAPACITY)
-        self._output_price = np.zeros(MIN_CAPACITY)
+        self.num_outputs = np.zeros(MIN_CAPACITY, np.int64)
         self._shares: dict[tuple[str, bool], Share] = {}
         self._active: dict[bool, set[Share]] = {False: set(), True: set()}
         self._last_left = {False: 0.0, True: 0.0}
@@ -71,9 +70,14 @@ class FairShare:
         share = self._shares.get((tenant.name, is_offline))
         if share is None:
             share = self._shares[tenant.name, is_offline] = self._new_share(is_offline)
-        share.weight = tenant.weight
-        self._output_price[share.index] = OUTPUT_COST / tenant.weight
+        if share.weight != tenant.weight:  # what it has had, it had at the old price
+            before, share.weight = self.counter(share), tenant.weight
+            share.charge += before - self.counter(share)
         return share
+
+    def counter(self, share: Share) -> float:
+        """See `Share`. It never goes down."""
+        return share.charge + float(self.num_outputs[share.index]) * OUTPUT_COST / share.weight
 
     def enter(self, share: Share) -> None:
         """A request has come."""
@@ -82,7 +86,7 @@ class FairShare:
             return
         active = self._active[share.is_offline]
         floor = min((s.counter for s in active), default=self._last_left[share.is_offline])
-        self.counters[share.index] = max(share.counter, floor)
+        share.charge += max(0.0, floor - share.counter)
         active.add(share)
 
     def leave(self, share: Share) -> None:
@@ -97,19 +101,19 @@ class FairShare:
         they are not the tenant's choice.
         """
         cost = num_tokens - num_cached + CACHED_COST * num_cached
-        self.counters[share.index] += cost / share.weight
+        share.charge += cost / share.weight
 
     def charge_outputs(self, indexes: IntArray, num_tokens: IntArray) -> None:
         """Tokens that sequences got, by the index of their share; a share may be there often."""
-        np.add.at(self.counters, indexes, self._output_price[indexes] * num_tokens)
+        np.add.at(self.num_outputs, indexes, num_tokens)
 
-    def active(self, *, is_offline: bool) -> Iterable[Share]:
-        """Those that have requests."""
-        return self._active[is_offline]
+    def outputs_of(self, tenant: Tenant) -> int:
+        """All tokens of a tenant's answers so far."""
+        shares = [self._shares.get((tenant.name, is_offline)) for is_offline in (False, True)]
+        return sum(int(self.num_outputs[share.index]) for share in shares if share is not None)
 
     def _new_share(self, is_offline: bool) -> Share:
         index = len(self._shares)
-        if index == len(self.counters):
-            self.counters = np.concatenate([self.counters, np.zeros(index)])
-            self._output_price = np.concatenate([self._output_price, np.zeros(index)])
+        if index == len(self.num_outputs):
+            self.num_outputs = np.concatenate([self.num_outputs, np.zeros(index, np.int64)])
         return Share(self, index, is_offline=is_offline)

@@ -87,8 +87,8 @@ class Outbox:
         batch.prompt_logprobs.append_row(*row)
         self._check_size()
 
-    def add_error(self, handle: int, code: int, message: str) -> None:
-        self._batch.errors.append(RequestError(handle, code, message))
+    def add_error(self, handle: int, code: int, message: str, retry_after: int = 0) -> None:
+        self._batch.errors.append(RequestError(handle, code, message, retry_after))
         self._check_size()
 
     def _check_size(self) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from taco_proto.requests import GenerateRequest
+from taco_proto.requests import GenerateRequest, Tenant
 from taco_proto.sampling_params import SamplingParams
 from taco_scheduler.fair_share import Share
 from taco_scheduler.kv.block_manager import BlockTable, CacheNamespace
@@ -46,7 +46,7 @@ class Request:
 
     Attributes:
         arrival: counts requests in the order in which they came.
-        share: what its tenant has had.
+        tenant, share: whose it is, and what that one has had.
         num_prompt_logprobs: prompt positions up to which log probabilities were emitted (the first
             one, which has none, counts).
         admitted: one of its sequences has run on the worker that is attached.
@@ -63,6 +63,7 @@ class Request:
     arrival: int
     arrival_time: float
     deadline: float | None
+    tenant: Tenant
     share: Share
     num_prompt_logprobs: int = 1
     admitted: bool = False
@@ -158,6 +159,7 @@ def new_request(
         arrival=arrival,
         arrival_time=now,
         deadline=message.deadline,
+        tenant=message.tenant,
         share=share,
     )
     tokens = prompt + array("i", message.emitted_token_ids)

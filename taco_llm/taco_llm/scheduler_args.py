@@ -44,6 +44,14 @@ class SchedulerArgs:
         parse=int,
         metavar="REQUESTS",
     )
+    max_waiting_tokens: int = flag(
+        "The most tokens of prompts that wait for their turn. Beyond it a request is refused with "
+        "status 429.",
+        _SCHEDULER,
+        default=2**24,
+        parse=int,
+        metavar="TOKENS",
+    )
     enable_prefix_caching: bool = flag(
         "Keep the KV cache of finished requests and reuse it for prompts that begin alike.",
         _SCHEDULER,
@@ -82,7 +90,12 @@ class SchedulerArgs:
     )
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens", "max_waiting_requests"):
+        for name in (
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            "max_waiting_requests",
+            "max_waiting_tokens",
+        ):
             check_at_least(name, getattr(self, name), 1)
         check_at_least("num_speculative_tokens", self.num_speculative_tokens, 1)
         check_at_least("speculative_max_model_len", self.speculative_max_model_len, 1)
@@ -103,6 +116,7 @@ class SchedulerArgs:
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
             max_waiting_requests=self.max_waiting_requests,
+            max_waiting_tokens=self.max_waiting_tokens,
             enable_prefix_caching=self.enable_prefix_caching,
             log_stats=not self.disable_log_stats,
             num_speculative_tokens=self.num_speculative_tokens or DEFAULT_SPECULATIVE_TOKENS,

@@ -1,0 +1,56 @@
+"""What stands before the queue: quotas, bounds, and whom to refuse."""
+
+from taco_proto.config import SchedulerConfig
+from taco_proto.requests import GenerateRequest
+from taco_scheduler.admission import TOKEN_BYTES
+from taco_scheduler.fair_share import FairShare, Share
+from taco_scheduler.lobby import Lobby
+from taco_scheduler.quotas import Quotas
+from taco_scheduler.sequence import Request
+
+
+class Reception:
+    """Tells who may come in, and keeps count of who is there.
+
+    Attributes:
+        fair_share: what each tenant has had.
+        lobby: the requests that have not run yet.
+        num_refused: requests that were answered with 429.
+    """
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.fair_share = FairShare()
+        self.lobby = Lobby(config.max_waiting_requests, config.max_waiting_tokens)
+        self._quotas = Quotas(self.fair_share)
+
+    def share_of(self, message: GenerateRequest) -> Share:
+        return self.fair_share.share_of(message.tenant, message.priority)
+
+    def make_room(self, message: GenerateRequest, now: float) -> list[Request]:
+        """Counts a new request against its tenant's quotas; returns whom to refuse for it.
+
+        Those that are resumed have paid and are let in.
+
+        Raises:
+            RefusedError: 429.
+        """
+        self.lobby.tick(now)
+        if message.emitted_token_ids:
+            return []
+        num_tokens = len(message.token_ids) // TOKEN_BYTES
+        refused = self.lobby.make_room(self.share_of(message), num_tokens)
+        self._quotas.spend(message, now)
+        return refused
+
+    def enter(self, request: Request) -> None:
+        """A request has come."""
+        self.fair_share.enter(request.share)
+        self._quotas.enter(request.tenant)
+        self.lobby.enter(request)
+
+    def leave(self, request: Request) -> None:
+        """A request has ended."""
+        self.fair_share.leave(request.share)
+        self._quotas.leave(request.tenant)
+        if not request.admitted:
+            self.lobby.leave(request, runs=False)
