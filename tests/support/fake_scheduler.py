@@ -11,7 +11,9 @@ import grpc.aio
 from taco_proto import scheduler_pb2 as pb
 from taco_proto.convert import step_plan_to_pb
 from taco_proto.convert_drafts import draft_reply_from_pb, draft_request_to_pb
+from taco_proto.convert_kv_tiers import store_command_to_pb, store_report_from_pb
 from taco_proto.drafts import DraftReply, DraftRequest
+from taco_proto.kv_tiers import StoreCommand, StoreReport
 from taco_proto.scheduler_pb2_grpc import SchedulerServicer, add_SchedulerServicer_to_server
 from taco_proto.steps import StepPlan
 
@@ -28,11 +30,14 @@ class FakeScheduler(SchedulerServicer):
     """
 
     def __init__(self) -> None:
-        self.plans: asyncio.Queue[StepPlan | pb.StepPlan | None] = asyncio.Queue()
+        self.plans: asyncio.Queue[
+            StepPlan | pb.StepPlan | StoreCommand | pb.WorkerCommand | None
+        ] = asyncio.Queue()
         self.requests: asyncio.Queue[DraftRequest | grpc.StatusCode | None] = asyncio.Queue()
         self.worker_hellos: asyncio.Queue[pb.WorkerHello] = asyncio.Queue()
         self.drafter_hellos: asyncio.Queue[pb.DrafterHello] = asyncio.Queue()
         self.outputs: asyncio.Queue[pb.StepOutput] = asyncio.Queue()
+        self.reports: asyncio.Queue[StoreReport] = asyncio.Queue()
         self.replies: asyncio.Queue[DraftReply] = asyncio.Queue()
         self.heartbeats: asyncio.Queue[pb.Heartbeat] = asyncio.Queue()
         self.goodbyes: asyncio.Queue[None] = asyncio.Queue()
@@ -42,8 +47,7 @@ class FakeScheduler(SchedulerServicer):
     ) -> AsyncIterator[pb.WorkerCommand]:
         with self._listening(request_iterator):
             while (plan := await self.plans.get()) is not None:
-                message = step_plan_to_pb(plan) if isinstance(plan, StepPlan) else plan
-                yield pb.WorkerCommand(plan=message)
+                yield _command(plan)
 
     async def AttachDrafter(  # noqa: N802
         self, request_iterator: AsyncIterator[pb.DrafterMessage], context: grpc.aio.ServicerContext
@@ -75,6 +79,8 @@ class FakeScheduler(SchedulerServicer):
             elif isinstance(message, pb.WorkerMessage):
                 if message.HasField("hello"):
                     self.worker_hellos.put_nowait(message.hello)
+                elif message.HasField("store_report"):
+                    self.reports.put_nowait(store_report_from_pb(message.store_report))
                 else:
                     self.outputs.put_nowait(message.output)
             elif message.HasField("hello"):
@@ -84,6 +90,16 @@ class FakeScheduler(SchedulerServicer):
         self.goodbyes.put_nowait(None)
         self.plans.put_nowait(None)
         self.requests.put_nowait(None)
+
+
+def _command(
+    plan: StepPlan | pb.StepPlan | StoreCommand | pb.WorkerCommand,
+) -> pb.WorkerCommand:
+    if isinstance(plan, pb.WorkerCommand):
+        return plan
+    if isinstance(plan, StoreCommand):
+        return pb.WorkerCommand(store=store_command_to_pb(plan))
+    return pb.WorkerCommand(plan=step_plan_to_pb(plan) if isinstance(plan, StepPlan) else plan)
 
 
 @contextlib.asynccontextmanager

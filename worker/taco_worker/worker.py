@@ -1,6 +1,7 @@
 """A worker in this process: a model, its KV cache and its batch, driven by step plans."""
 
 import logging
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -115,6 +116,8 @@ class Worker:
                 drafts_itself=self._speculator.drafter is not None,
             )
         self._collector = Collector() if transfers.overlaps else None
+        if self._disk_tier is not None:
+            weakref.finalize(self, self._disk_tier.close).atexit = False
         self._epoch = 0
         self._failed = False
         self.is_broken = False

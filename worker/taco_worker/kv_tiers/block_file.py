@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 
 from taco_proto import scheduler_pb2 as pb
 from taco_proto.convert_kv_tiers import store_report_from_pb, store_report_to_pb
-from taco_proto.kv_tiers import StoredBlock, StoreReport
+from taco_proto.kv_tiers import KEY_BYTES, StoredBlock, StoreReport
 
 SUFFIX = ".kv"
 TEMPORARY_SUFFIX = ".tmp"
@@ -96,7 +96,7 @@ def key_of(path: Path) -> bytes | None:
     """The key that a file of that name is of; None: it is no block's."""
     with suppress(ValueError):
         key = bytes.fromhex(path.stem)
-        if path.name == name_of(key):
+        if len(key) == KEY_BYTES and path.name == name_of(key):
             return key
     return None
 

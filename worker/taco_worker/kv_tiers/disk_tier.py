@@ -48,8 +48,7 @@ class DiskTier:
         self._at_work = threading.Lock()  # held while a file is worked on
         self._last_warning = -_SECONDS_BETWEEN_WARNINGS
         self._num_failures = 0
-        self._thread = threading.Thread(target=self._run, name="kv-store", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._run, name="kv-store", daemon=True).start()
 
     def submit(self, command: StoreCommand, report: Report) -> None:
         """`report` is called in another thread."""
@@ -61,11 +60,11 @@ class DiskTier:
             self._link += 1
 
     def close(self) -> None:
-        """Drop all commands and let go of the directory."""
-        self.reset()
+        """Drop all commands and let go of the directory, for another one to take it."""
+        with self._at_work:
+            self._link += 1
+            self._directory.close()
         self._jobs.put(None)
-        self._thread.join()
-        self._directory.close()
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from taco_kernels.cpu.memory import allocate
 from taco_proto.kv_tiers import BlockCopies
 from taco_proto.steps import IntArray
 from taco_worker.input_batch import PlanError
@@ -20,17 +17,17 @@ class HostTier:
     """Host blocks, each of which holds one device block's KV of all layers.
 
     On a GPU the copies run beside what is computed, a few layers at a time: the first layer
-    computes while the last one's KV is still on its way. Its memory is pinned. On a CPU a copy is
-    done when `copy` returns; one thread is enough for it, since it takes all the bandwidth that a
-    core has, and computing the tokens of a block takes a hundred times as long.
+    computes while the last one's KV is still on its way. On a CPU a copy is done when `copy`
+    returns; one thread makes it, at all the bandwidth that a core has: computing the tokens of a
+    block takes hundreds of times as long.
 
     Attributes:
-        rows: uint8 [num_blocks, bytes of a block].
+        rows: uint8 [num_blocks, bytes of a block]; a lane may need them to be pinned.
     """
 
     def __init__(
         self,
-        num_blocks: int,
+        rows: Tensor,
         device_rows: Tensor,
         *,
         num_layers: int,
@@ -42,18 +39,12 @@ class HostTier:
             device_rows: uint8 [number of device blocks, bytes of a block], layer after layer.
             lane: where copies run; None: they are made at once.
             is_lazy: copy layer by layer, rather than all layers of a block in one piece.
-
-        Raises:
-            MemoryError: there is no such amount of memory.
         """
-        block_bytes = device_rows.shape[1]
-        self.rows = allocate(num_blocks * block_bytes).view(num_blocks, block_bytes)
-        if lane is not None and num_blocks:
-            _pin(self, self.rows)
+        self.rows = rows
         self._device_rows = device_rows
         self._lane = lane
         self._groups = layer_groups(num_layers) if is_lazy else [range(num_layers)]
-        self._layer_bytes = block_bytes // num_layers
+        self._layer_bytes = rows.shape[1] // num_layers
 
     @property
     def num_blocks(self) -> int:
@@ -123,14 +114,4 @@ def _pairs(sources: IntArray, targets: IntArray) -> Iterable[tuple[int, int]]:
 
 def _check_range(blocks: IntArray, num_blocks: int, what: str) -> None:
     if blocks.size and (blocks.min() < 0 or blocks.max() >= num_blocks):
-        raise PlanError(f"a {what} block is not one of the {num_blocks} that there are")
-
-
-def _pin(owner: HostTier, rows: Tensor) -> None:
-    """Let the device copy from and to `rows` by itself. Torch's own pinned memory comes in powers
-    of two, which would waste up to half of it."""
-    runtime = torch.cuda.cudart()
-    error = runtime.cudaHostRegister(rows.data_ptr(), rows.nbytes, 0)
-    if int(error):
-        raise MemoryError(f"cannot pin {rows.nbytes} bytes of memory: CUDA error {int(error)}")
-    weakref.finalize(owner, runtime.cudaHostUnregister, rows.data_ptr()).atexit = False
+        raise PlanError(f"a block that is {what} is not one of the {num_blocks} that there are")
