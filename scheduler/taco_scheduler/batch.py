@@ -68,6 +68,11 @@ class Batch:
     def num_running(self) -> int:
         return len(self.sequences) - len(self._free_slots)
 
+    @property
+    def num_joined(self) -> int:
+        """Joins since the start."""
+        return self._next_tenure
+
     def running(self) -> Iterator[Sequence]:
         return (sequence for sequence in self.sequences if sequence is not None)
 

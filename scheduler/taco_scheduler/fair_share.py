@@ -61,8 +61,8 @@ class FairShare:
 
     @property
     def has_rivals(self) -> bool:
-        """More than one tenant has requests; of a single one, counters say nothing."""
-        return len(self._active[False]) > 1 or len(self._active[True]) > 1
+        """There are requests of more than one share."""
+        return len(self._active[False]) + len(self._active[True]) > 1
 
     def share_of(self, tenant: Tenant, priority: int) -> Share:
         """The share that a request belongs to; the tenant's weight is the latest that was told."""

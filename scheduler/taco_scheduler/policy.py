@@ -2,7 +2,8 @@
 
 There are no separate phases: a sequence runs whatever it has left to compute, one token or a chunk
 of its prompt. Running decodes come first, then chunks of running prefills, then sequences that
-wait, by priority and arrival.
+wait, by priority, what their tenants have had, and arrival. One that waits comes before a prefill
+of lower rank, and takes the place of who holds more than its part (see `Standings`).
 """
 
 from collections.abc import Callable, Set
@@ -15,9 +16,17 @@ from taco_scheduler.batch import Batch, BoolArray
 from taco_scheduler.draft_limits import DraftLimits
 from taco_scheduler.kv.block_manager import BlockManager, BlockTable, CacheNamespace
 from taco_scheduler.sequence import Request, Sequence
+from taco_scheduler.standing import Standings
 from taco_scheduler.waiting import WaitingQueue
 
 FirstBlock = tuple[CacheNamespace, bytes]
+
+# Priority, what the tenant has had, arrival, index.
+Rank = tuple[int, float, int, int]
+
+# After a vain search for somebody to preempt, while nobody joins or leaves: tokens alone change who
+# holds too much, and slowly.
+STEPS_TO_SEARCH = 8
 
 # A plan brings a joining sequence's tokens along, cached ones too. They must fit in one message.
 MAX_JOINED_TOKENS = 2**22
@@ -89,6 +98,8 @@ class Policy:
         self._admit = admit
         self._refused: Sequence | None = None
         self._free_blocks_at_refusal = 0
+        self._vain_search: tuple[Sequence, int, int] | None = None
+        self._steps_to_search = 0
 
     def fill_step(self, held: BoolArray | None = None) -> StepRows:
         """The rows of the next step; blocks and slots are taken, the columns' counters are
@@ -98,6 +109,7 @@ class Policy:
             held: slots that wait for something else, and do not run.
         """
         rows = StepRows()
+        self._make_room()  # before there is a row of who is preempted
         remaining = self._remaining_tokens(held)
         wanted_drafts = self._drafts.allowed(self._batch)
         has_preempted = self._grow_tables(remaining, rows)
@@ -109,9 +121,12 @@ class Policy:
         rows.decode_slots = np.flatnonzero(can_run & ~is_prefill).astype(np.int32)
         budget = self._budget - len(rows.decode_slots)
         self._grow_for_drafts(rows, wanted_drafts)
-        budget = self._continue_prefills(np.flatnonzero(is_prefill), rows, budget)
+        prefills = sorted(map(self._batch.owner, np.flatnonzero(is_prefill).tolist()), key=_rank)
+        if prefills and not has_preempted:
+            budget = self._admit_waiting(rows, budget, before=_rank(prefills[0]))
+        budget = self._continue_prefills(prefills, rows, budget)
         # What a preemption freed belongs to those that still run, if any does.
-        if budget > 0 and not (has_preempted and rows):
+        if not rows.joined and not (has_preempted and rows):
             self._admit_waiting(rows, budget)
         rows.max_drafts = self._allow_drafts(rows, wanted_drafts)
         return rows
@@ -137,15 +152,19 @@ class Policy:
         num_tokens = batch.max_num_tokens
         slots = np.flatnonzero((remaining == 1) & (num_tokens > batch.capacity))
         needy = [batch.owner(slot) for slot in slots.tolist()]
-        if len(needy) > self._blocks.num_free_blocks:
+        num_missing = -((batch.capacity[slots] - num_tokens[slots]) // self._blocks.block_size)
+        standings: Standings | None = None
+        if num_missing.sum() > self._blocks.num_free_blocks:
             # The most urgent first: a victim is then never one that has just got a block.
-            needy.sort(key=lambda s: s.urgency)
+            standings = Standings(batch, self._blocks.num_blocks)
+            needy.sort(key=standings.standing)
         has_preempted = False
         for sequence in needy:
             while (table := sequence.table) is not None:
                 if self._extend(sequence, table, int(num_tokens[sequence.slot]), rows):
                     break
-                self._preempt(max(batch.running(), key=lambda s: s.urgency))
+                assert standings is not None
+                self._preempt(standings.least())
                 has_preempted = True
         return has_preempted
 
@@ -185,10 +204,10 @@ class Policy:
         allowed: IntArray = np.minimum(wanted, np.minimum(room, share))[slots]
         return allowed.clip(0)
 
-    def _continue_prefills(self, slots: np.ndarray, rows: StepRows, budget: int) -> int:
+    def _continue_prefills(self, prefills: list[Sequence], rows: StepRows, budget: int) -> int:
         """Chunks of prefills that run; returns what is left of the budget."""
         batch = self._batch
-        for sequence in sorted(map(batch.owner, slots.tolist()), key=lambda s: s.urgency):
+        for sequence in prefills:
             if budget == 0:
                 break
             slot = sequence.slot
@@ -197,9 +216,34 @@ class Policy:
             budget -= chunk
         return budget
 
-    def _admit_waiting(self, rows: StepRows, budget: int) -> None:
-        if self._is_vain():
+    def _make_room(self) -> None:
+        """Preempts whoever must give way to the sequence that is next and finds no place."""
+        batch, sequence = self._batch, self._waiting.peek()
+        if sequence is None or not self._waiting.has_rivals:
             return
+        if batch.num_free_slots and sequence is not self._refused:
+            return
+        search = (sequence, batch.num_joined, batch.num_running)
+        self._steps_to_search -= 1
+        if search == self._vain_search and self._steps_to_search > 0:
+            return
+        num_blocks = -(-len(sequence.tokens) // self._blocks.block_size)
+        victim = Standings(batch, self._blocks.num_blocks).yields_to(sequence, num_blocks)
+        if victim is None:
+            self._vain_search, self._steps_to_search = search, STEPS_TO_SEARCH
+        else:
+            self._preempt(victim)
+
+    def _admit_waiting(self, rows: StepRows, budget: int, before: Rank | None = None) -> int:
+        """Gives sequences that wait a slot and a first row, as far as slots, blocks and budget go;
+        only those of a higher rank than `before`, if that is given. Returns what is left of the
+        budget.
+        """
+        if budget <= 0 or self._is_vain():
+            return budget
+        head = self._waiting.peek()
+        if head is None or not _precedes(head, before):
+            return budget
         self._refused = None
         batch = self._batch
         suspects_run = any(request.is_running for request in self._suspects)
@@ -213,6 +257,9 @@ class Policy:
         ):
             sequence = self._waiting.pop()
             if sequence is None:
+                break
+            if not _precedes(sequence, before):
+                passed_over.append(sequence)
                 break
             is_suspect = sequence.request in self._suspects
             if is_suspect and suspects_run:
@@ -242,6 +289,7 @@ class Policy:
             budget -= chunk
         for sequence in passed_over:
             self._waiting.push(sequence)
+        return budget
 
     def _is_vain(self) -> bool:
         """The most urgent sequence was refused, and no block has been freed since."""
@@ -270,3 +318,15 @@ class Policy:
         if len(sequence.tokens) <= block_size or not self._blocks.enable_prefix_caching:
             return None
         return (sequence.request.namespace, sequence.tokens[:block_size].tobytes())
+
+
+def _rank(sequence: Sequence) -> Rank:
+    request = sequence.request
+    return (request.priority, request.share.counter, request.arrival, sequence.index)
+
+
+def _precedes(sequence: Sequence, other: Rank | None) -> bool:
+    """Whether a sequence that waits runs before one of rank `other` that computes its prompt: not
+    for its arrival alone.
+    """
+    return other is None or _rank(sequence)[:2] < other[:2]

@@ -28,6 +28,11 @@ class WaitingQueue:
         self._num_entries = 0
         self._sweep_at = MIN_SWEEP
 
+    @property
+    def has_rivals(self) -> bool:
+        """More than one tenant has requests, here or elsewhere."""
+        return self._fair_share.has_rivals
+
     def push(self, sequence: Sequence) -> None:
         sequence.status = Status.WAITING
         lane = self._lane_of(sequence)
