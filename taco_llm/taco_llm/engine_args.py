@@ -7,9 +7,9 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from taco_llm.flags import GATEWAY, WORKER, flag, json_object
+from taco_llm.kv_tier_args import KVTierArgs
 from taco_llm.model_location import locate_model
 from taco_llm.scheduler_args import check_at_least
-from taco_llm.speculation_args import SpeculationArgs
 from taco_proto.config import DrafterConfig, ModelConfig, WorkerConfig
 from taco_proto.errors import ConfigurationError
 
@@ -19,7 +19,7 @@ _WORKER = (WORKER,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineArgs(SpeculationArgs):
+class EngineArgs(KVTierArgs):
     """Arguments of the engine, for `LLM`, `AsyncLLMEngine` and the command line alike.
 
     Each is described by its flag: `taco_llm serve --help` prints all of them.
@@ -214,7 +214,7 @@ class EngineArgs(SpeculationArgs):
     )
 
     def __post_init__(self) -> None:
-        SpeculationArgs.__post_init__(self)
+        KVTierArgs.__post_init__(self)
         names = self.served_model_name
         object.__setattr__(
             self, "served_model_name", (names,) if isinstance(names, str) else tuple(names or ())
@@ -297,6 +297,10 @@ class EngineArgs(SpeculationArgs):
             cpu_offload_gb=self.cpu_offload_gb,
             conservative_dry_run=self.conservative_dry_run,
             speculation=self.speculation_config(),
+            host_kv_bytes=self.host_kv_bytes(),
+            kv_disk_path=self.kv_disk_path,
+            kv_disk_bytes=self.kv_disk_bytes(),
+            lazy_loads=not self.apc_offload_not_lazy,
         )
 
     def drafter_config(self, scheduler: str = "") -> DrafterConfig | None:

@@ -57,6 +57,28 @@ class SchedulerArgs:
         _SCHEDULER,
         default=True,
     )
+    apc_offload_min_access_threshold: int = flag(
+        "A block of the KV cache is offloaded if so many requests have used it. A larger number "
+        "keeps host memory for prefixes that come again.",
+        _SCHEDULER,
+        default=1,
+        parse=int,
+        metavar="REQUESTS",
+    )
+    apc_offload_enable_hit_cnt: bool = flag(
+        "Log every 100 blocks how many were found on the device, how many in host memory, and how "
+        "many had to be computed.",
+        _SCHEDULER,
+        default=False,
+    )
+    apc_offload_gpu_evictor_limit: int = flag(
+        "The most blocks that the device keeps and no request uses; -1 for all that there is room "
+        "for. For debugging only.",
+        _SCHEDULER,
+        default=-1,
+        parse=int,
+        metavar="BLOCKS",
+    )
     enable_chunked_prefill: bool = flag(
         "Read long prompts in chunks beside the sequences that decode. It cannot be turned off.",
         _SCHEDULER,
@@ -107,6 +129,8 @@ class SchedulerArgs:
                 f"num_speculative_tokens must be at most {MAX_SPECULATIVE_TOKENS}, got "
                 f"{self.num_speculative_tokens}"
             )
+        check_at_least("apc_offload_min_access_threshold", self.apc_offload_min_access_threshold, 1)
+        check_at_least("apc_offload_gpu_evictor_limit", self.apc_offload_gpu_evictor_limit, -1)
         if not self.enable_chunked_prefill:
             raise ConfigurationError("enable_chunked_prefill cannot be turned off")
 
@@ -118,6 +142,13 @@ class SchedulerArgs:
             max_waiting_requests=self.max_waiting_requests,
             max_waiting_tokens=self.max_waiting_tokens,
             enable_prefix_caching=self.enable_prefix_caching,
+            offload_min_accesses=self.apc_offload_min_access_threshold,
+            log_hit_counts=self.apc_offload_enable_hit_cnt,
+            max_cached_device_blocks=(
+                None
+                if self.apc_offload_gpu_evictor_limit < 0
+                else self.apc_offload_gpu_evictor_limit
+            ),
             log_stats=not self.disable_log_stats,
             num_speculative_tokens=self.num_speculative_tokens or DEFAULT_SPECULATIVE_TOKENS,
             speculative_max_model_len=self.speculative_max_model_len,

@@ -51,7 +51,6 @@ SUPERSEDED: Mapping[str, Superseded] = {
     "max_context_len_to_capture": Superseded("max_seq_len_to_capture has taken its place."),
     "trust_remote_code": Superseded(_REMOTE_CODE, takes_value=False),
     "code_revision": Superseded(_REMOTE_CODE),
-    "swap_space": Superseded("A preempted sequence is computed again, nothing is swapped."),
     "preemption_mode": Superseded("A preempted sequence is always computed again."),
 }
 

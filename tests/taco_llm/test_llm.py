@@ -182,10 +182,10 @@ def test_arguments_of_other_engines(checkpoint: Path, caplog: pytest.LogCaptureF
         "quantization": None,
         "enforce_eager": None,
     }
-    with LLM(path, **ENGINE, **neutral, swap_space=4, trust_remote_code=False):
+    with LLM(path, **ENGINE, **neutral, preemption_mode="swap", trust_remote_code=False):
         pass
     assert [r.getMessage() for r in caplog.records if r.name == "taco.llm"] == [
-        "swap_space has no effect: A preempted sequence is computed again, nothing is swapped."
+        "preemption_mode has no effect: A preempted sequence is always computed again."
     ]
     with pytest.raises(ConfigurationError, match="tensor_parallel_size=2 is not available"):
         LLM(path, tensor_parallel_size=2)

@@ -1,0 +1,107 @@
+"""The engine's arguments for KV beside the device: in host memory, and on disk."""
+
+import logging
+import math
+from dataclasses import dataclass
+
+from taco_llm.flags import WORKER, flag
+from taco_llm.speculation_args import SpeculationArgs
+from taco_proto.errors import ConfigurationError
+
+logger = logging.getLogger("taco.llm")
+
+_WORKER = (WORKER,)
+_GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVTierArgs(SpeculationArgs):
+    """Arguments of workers; those of the scheduler are in `SchedulerArgs`.
+
+    Raises:
+        ConfigurationError: a value is out of range or contradicts another.
+    """
+
+    enable_prefix_cache_offload: bool = flag(
+        "Keep cached prefixes that the device has no room for in host memory, and copy them back "
+        "when a prompt begins with them.",
+        _WORKER,
+        default=False,
+    )
+    cpu_prefill_memory_utilization: float = flag(
+        "The share of the machine's memory that offloaded prefixes may take.",
+        _WORKER,
+        default=0.3,
+        parse=float,
+        metavar="SHARE",
+    )
+    swap_space: float | None = flag(
+        "Host memory for offloaded prefixes in GiB, in place of the share.",
+        _WORKER,
+        default=None,
+        parse=float,
+        metavar="GIB",
+    )
+    apc_offload_not_lazy: bool = flag(
+        "Begin a step only when all layers of the prefixes that it loads are there, rather than "
+        "with the first layer's.",
+        _WORKER,
+        default=False,
+    )
+    kv_disk_path: str | None = flag(
+        "Directory for cached prefixes that host memory has no room for. They outlive the server.",
+        _WORKER,
+        default=None,
+        metavar="DIR",
+    )
+    kv_disk_space: float = flag(
+        "The most that the files in that directory may take, in GiB.",
+        _WORKER,
+        default=16.0,
+        parse=float,
+        metavar="GIB",
+    )
+
+    def __post_init__(self) -> None:
+        SpeculationArgs.__post_init__(self)
+        if not 0 < self.cpu_prefill_memory_utilization <= 1:
+            raise ConfigurationError(
+                "cpu_prefill_memory_utilization must be above 0 and at most 1, got "
+                f"{self.cpu_prefill_memory_utilization}"
+            )
+        if self.swap_space is not None and not 0 <= self.swap_space < math.inf:
+            raise ConfigurationError(
+                f"swap_space must be a number from 0 on, got {self.swap_space}"
+            )
+        if not 0 < self.kv_disk_space < math.inf:
+            raise ConfigurationError(f"kv_disk_space must be above 0, got {self.kv_disk_space}")
+        if self.enable_prefix_cache_offload:
+            if not self.enable_prefix_caching:
+                raise ConfigurationError(
+                    "enable_prefix_cache_offload needs enable_prefix_caching: there is nothing "
+                    "else to offload"
+                )
+            if self.swap_space == 0:
+                raise ConfigurationError(
+                    "enable_prefix_cache_offload and swap_space 0 contradict each other"
+                )
+        elif self.kv_disk_path is not None:
+            raise ConfigurationError(
+                "kv_disk_path needs enable_prefix_cache_offload: blocks pass through host memory"
+            )
+
+    def host_kv_bytes(self) -> int:
+        """Memory for the host tier."""
+        if not self.enable_prefix_cache_offload:
+            if self.swap_space:
+                logger.warning("swap_space has no effect without enable_prefix_cache_offload")
+            return 0
+        if self.swap_space is not None:
+            return int(self.swap_space * _GIB)
+
+        import psutil  # which a gateway's image need not have
+
+        return int(psutil.virtual_memory().total * self.cpu_prefill_memory_utilization)
+
+    def kv_disk_bytes(self) -> int:
+        return int(self.kv_disk_space * _GIB)
