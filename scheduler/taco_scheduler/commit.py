@@ -82,7 +82,8 @@ class Committer:
             self._note_first_tokens(slots, now)
         self._emit(news, reasons)
         self._counters.generation_tokens += news.tokens.size
-        self._fair_share.charge_outputs(batch.share[slots], news.num_tokens)
+        if self._fair_share.counts_outputs:
+            self._fair_share.charge_outputs(batch.share[slots], news.num_tokens)
         if self._suspects:
             self._suspects.difference_update(batch.owner(s).request for s in slots.tolist())
         for row in np.flatnonzero(reasons).tolist():

@@ -51,6 +51,7 @@ class FairShare:
 
     Attributes:
         num_outputs: tokens of answers, by a share's index.
+        counts_outputs: somebody asks for them: of a single tenant without a quota they say nothing.
     """
 
     def __init__(self) -> None:
@@ -58,6 +59,12 @@ class FairShare:
         self._shares: dict[tuple[str, bool], Share] = {}
         self._active: dict[bool, set[Share]] = {False: set(), True: set()}
         self._last_left = {False: 0.0, True: 0.0}
+        self._is_metered = False
+        self.counts_outputs = False
+
+    def meter(self) -> None:
+        """From now on `outputs_of` is asked."""
+        self._is_metered = self.counts_outputs = True
 
     @property
     def has_rivals(self) -> bool:
@@ -88,12 +95,14 @@ class FairShare:
         floor = min((s.counter for s in active), default=self._last_left[share.is_offline])
         share.charge += max(0.0, floor - share.counter)
         active.add(share)
+        self.counts_outputs = self._is_metered or self.has_rivals
 
     def leave(self, share: Share) -> None:
         """A request has ended."""
         share.num_requests -= 1
         if share.num_requests == 0:
             self._active[share.is_offline].remove(share)
+            self.counts_outputs = self._is_metered or self.has_rivals
             self._last_left[share.is_offline] = share.counter
 
     def charge_prompt(self, share: Share, num_tokens: int, num_cached: int) -> None:
@@ -108,7 +117,7 @@ class FairShare:
         np.add.at(self.num_outputs, indexes, num_tokens)
 
     def outputs_of(self, tenant: Tenant) -> int:
-        """All tokens of a tenant's answers so far."""
+        """All tokens of a tenant's answers since `meter` was called."""
         shares = [self._shares.get((tenant.name, is_offline)) for is_offline in (False, True)]
         return sum(int(self.num_outputs[share.index]) for share in shares if share is not None)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from taco_proto.config import MAX_SPECULATIVE_TOKENS
 from taco_proto.steps import EMPTY, IntArray
 from taco_scheduler.batch import Batch, BoolArray
 from taco_scheduler.draft_limits import DraftLimits
@@ -98,6 +99,8 @@ class Policy:
         self._admit = admit
         self._refused: Sequence | None = None
         self._free_blocks_at_refusal = 0
+        # Blocks that a decode may need at once: with run-ahead, drafts of two steps are in flight.
+        self._max_growth = 1 + 2 * MAX_SPECULATIVE_TOKENS // blocks.block_size
         self._vain_search: tuple[Sequence, int, int] | None = None
         self._steps_to_search = 0
 
@@ -152,9 +155,8 @@ class Policy:
         num_tokens = batch.max_num_tokens
         slots = np.flatnonzero((remaining == 1) & (num_tokens > batch.capacity))
         needy = [batch.owner(slot) for slot in slots.tolist()]
-        num_missing = -((batch.capacity[slots] - num_tokens[slots]) // self._blocks.block_size)
         standings: Standings | None = None
-        if num_missing.sum() > self._blocks.num_free_blocks:
+        if len(needy) * self._max_growth > self._blocks.num_free_blocks:
             # The most urgent first: a victim is then never one that has just got a block.
             standings = Standings(batch, self._blocks.num_blocks)
             needy.sort(key=standings.standing)

@@ -40,6 +40,7 @@ class Quotas:
             if wait := usage.requests.seconds_until(1, limit):
                 raise _refusal(f"{limit} requests a minute", wait)
         if limit := tenant.max_tokens_per_minute:
+            self._fair_share.meter()
             if num_tokens > limit:
                 raise RefusedError(
                     429, f"the prompt of {num_tokens} tokens is above the limit of {limit} a minute"
