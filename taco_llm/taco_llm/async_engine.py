@@ -114,14 +114,14 @@ class AsyncLLMEngine:
         self._closed = True
         for request_id in list(self._requests):
             await self.abort(request_id)
-        if self._starting is None:
-            return
-        await asyncio.wait([self._starting])
-        if self._starting.exception() is None:
-            text_engine = self._starting.result()
-            text_engine.close()
-            await text_engine.client.close()
-        await self._scheduler.stop()
+        if self._starting is not None:
+            await asyncio.wait([self._starting])
+            if self._starting.exception() is None:
+                text_engine = self._starting.result()
+                text_engine.close()
+                await text_engine.client.close()
+            await self._scheduler.stop()
+        self._worker.close()
 
     async def _submit(
         self,

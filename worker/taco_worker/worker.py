@@ -117,7 +117,8 @@ class Worker:
             )
         self._collector = Collector() if transfers.overlaps else None
         if self._disk_tier is not None:
-            weakref.finalize(self, self._disk_tier.close).atexit = False
+            self._close_disk_tier = weakref.finalize(self, self._disk_tier.close)
+            self._close_disk_tier.atexit = False
         self._epoch = 0
         self._failed = False
         self.is_broken = False
@@ -142,6 +143,12 @@ class Worker:
             self.tune(between_steps=True)
         except Exception:  # the step is on its way: this must not look like its failure
             logger.exception("a step could not be made faster")
+
+    def close(self) -> None:
+        """Let go of the disk tier's directory; later commands to it are dropped. A worker that
+        nobody holds any more closes of itself. Idempotent."""
+        if self._disk_tier is not None:
+            self._close_disk_tier()
 
     def drain(self) -> None:
         """Return once every output has been delivered."""

@@ -49,7 +49,8 @@ def test_a_prefix_outlives_the_worker(config: WorkerConfig, tmp_path: Path) -> N
     worker.store(StoreCommand(writes=((6, BLOCK),)), reports)
     assert reports.found() == []
     assert reports.next() == StoreReport(written=(BLOCK.key,))
-    del worker  # and with it its directory
+    worker.close()
+    worker.close()
 
     worker = Worker(config)
     worker.store(StoreCommand(reads=((BLOCK.key, 1),)), reports)
@@ -59,6 +60,19 @@ def test_a_prefix_outlives_the_worker(config: WorkerConfig, tmp_path: Path) -> N
     copies = BlockCopies(load_sources=ints([1]), load_targets=ints([9]))
     output = worker.execute(replace(make_plan({0: 2}, joined=[cached]), copies=copies))
     assert output.token_ids.tolist() == whole
+
+
+def test_a_worker_that_nobody_holds_leaves_its_directory(
+    config: WorkerConfig, tmp_path: Path
+) -> None:
+    for _ in range(3):
+        worker = Worker(replace(config, kv_disk_path=str(tmp_path)))
+        reports = Reports()
+        worker.store(StoreCommand(), reports)
+        assert reports.found() == []
+        del worker
+    (directory,) = tmp_path.iterdir()
+    assert [path.name for path in directory.iterdir()] == ["lock"]
 
 
 def test_without_a_disk_tier_commands_fail(config: WorkerConfig) -> None:
