@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from support.fake_tiers import FakeTiers
+from taco_proto.kv_tiers import StoreCommand, StoreReport
 from taco_proto.logprobs import LogprobColumns
 from taco_proto.sampling_params import SamplingParams
 from taco_proto.steps import EMPTY, IntArray, JoinedSequences, StepOutput, StepPlan, WorkerInfo
@@ -93,9 +95,9 @@ class FakeWorker:
     fails: Callable[[StepPlan], bool] = lambda plan: False
 
     def __post_init__(self) -> None:
-        size = (self.info.num_blocks, self.info.block_size)
-        self.kv_tokens = np.full(size, -1, dtype=np.int64)
-        self.kv_positions = np.full(size, -1, dtype=np.int64)
+        kv = np.full((self.info.num_blocks, 2, self.info.block_size), -1, dtype=np.int64)
+        self.kv, self.kv_tokens, self.kv_positions = kv, kv[:, 0], kv[:, 1]
+        self.tiers = FakeTiers(self.info)
         self.rows: dict[int, Row] = {}
         self.epoch = -1
         self.failed_epoch = -1
@@ -104,6 +106,9 @@ class FakeWorker:
 
     def submit(self, plan: StepPlan, deliver: Callable[[StepOutput], None]) -> None:
         deliver(self.execute(plan))
+
+    def store(self, command: StoreCommand, report: Callable[[StoreReport], None]) -> None:
+        self.tiers.store(command, report)
 
     def tune(self) -> bool:
         return False
@@ -115,9 +120,13 @@ class FakeWorker:
             require(plan.epoch > self.epoch, "the epoch goes back")
             self.rows.clear()
             self.epoch = plan.epoch
+        if plan.copies is not None:
+            self.tiers.copy(self.kv, plan.copies)
         self._update(plan)
         self._check_limits(plan)
         if self.fails(plan):
+            if plan.copies is not None:
+                self.tiers.spoil(self.kv, plan.copies)
             self._scribble(plan)
             self.failed_epoch = plan.epoch
             return StepOutput(epoch=plan.epoch, step_id=plan.step_id, error="injected failure")
