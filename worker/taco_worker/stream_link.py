@@ -74,10 +74,6 @@ class StreamLink(ABC, Generic[Up, Down]):
     def _reset(self) -> None:
         """Forget what came over an earlier link; runs in the model's thread."""
 
-    def _begin(self) -> None:
-        """The hello is on its way; runs in the model's thread."""
-        return
-
     def _drain(self) -> None:
         """Return once all answers have been sent; runs in the model's thread."""
         return
@@ -102,7 +98,6 @@ class StreamLink(ABC, Generic[Up, Down]):
         """
         await asyncio.wrap_future(self._thread.submit(self._reset))
         self._outbox.put_nowait(self._hello())
-        self._thread.submit(self._begin)
         async with grpc.aio.insecure_channel(self._address, options=_CHANNEL_OPTIONS) as channel:
             stream = self._open(SchedulerStub(channel))
             reader = asyncio.create_task(self._read(stream))
@@ -154,13 +149,18 @@ class StreamLink(ABC, Generic[Up, Down]):
             job.cancel()
 
     async def _reason(self, stream: grpc.aio.StreamStreamCall, reader: asyncio.Task[None]) -> str:
-        if stream.done() and (code := await stream.code()) != grpc.StatusCode.OK:
-            details = await stream.details()
-            if code in self.final_codes:
-                self.failure = f"the scheduler at {self._address} refuses: {details}"
-            return f"{code.name}: {details}"
-        if reader.done() and not reader.cancelled() and (error := reader.exception()):
+        error = reader.exception() if reader.done() and not reader.cancelled() else None
+        if error is not None and not isinstance(error, grpc.aio.AioRpcError):
             return f"a message cannot be read: {error}"
+        if stream.done() or not self._is_leaving:
+            # What ended the stream may be known here before its status is.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_GOODBYE_SECONDS):
+                    code, details = await stream.code(), await stream.details()
+                if code in self.final_codes:
+                    self.failure = f"the scheduler at {self._address} refuses: {details}"
+                if code != grpc.StatusCode.OK:
+                    return f"{code.name}: {details}"
         return "the stream was closed"
 
 

@@ -58,7 +58,8 @@ public:
             } else {
                 const Point low = curve_[above - 1], high = curve_[above];
                 const double share = double(size - low.size) / (high.size - low.size);
-                seconds[i] = low.seconds + share * (high.seconds - low.seconds);
+                const double between = low.seconds + share * (high.seconds - low.seconds);
+                seconds[i] = std::min(between, high.seconds);  // whatever rounding did
             }
         }
     }
