@@ -44,7 +44,9 @@ class StoredBlock:
 class StoreCommand:
     """What the worker's disk tier is to do: writes, then reads, then deletes, each in order.
 
-    A host block that is written from or read into stays as it is until the report of its key.
+    A host block that is written from or read into stays as it is until the report of its key. The
+    first command to a worker that has attached, which may be empty, is answered with what its
+    directory holds before anything is done.
 
     Attributes:
         writes: from a host block to a file.
@@ -59,7 +61,7 @@ class StoreCommand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreReport:
-    """What has become of commands, and when a worker attaches, what its directory holds.
+    """What has become of commands, and first of all, what the worker's directory holds.
 
     Attributes:
         found: parents before their children.

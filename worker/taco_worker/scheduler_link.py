@@ -64,10 +64,6 @@ class SchedulerLink(StreamLink[pb.WorkerMessage, pb.WorkerCommand]):
     def _reset(self) -> None:
         self._worker.reset()
 
-    def _begin(self) -> None:
-        if self._worker.info.num_disk_blocks:
-            self._worker.store(StoreCommand(), self._send_report)
-
     def _drain(self) -> None:
         self._worker.drain()
 

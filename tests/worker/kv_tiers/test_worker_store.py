@@ -83,7 +83,7 @@ def test_without_a_disk_tier_commands_fail(config: WorkerConfig) -> None:
     assert reports.next() == StoreReport(is_complete=True, failed=(BLOCK.key, bytes(16)))
 
 
-async def test_over_the_link_findings_follow_the_hello_and_reports_the_commands(
+async def test_over_the_link_the_first_command_is_answered_with_what_there_is(
     config: WorkerConfig, tmp_path: Path
 ) -> None:
     worker = Worker(replace(config, kv_disk_path=str(tmp_path)))
@@ -94,6 +94,7 @@ async def test_over_the_link_findings_follow_the_hello_and_reports_the_commands(
             link = asyncio.create_task(SchedulerLink(address, worker, thread).run(asyncio.Event()))
             hello = await soon(scheduler.worker_hellos.get())
             assert hello.num_disk_blocks == worker.info.num_disk_blocks > 0
+            scheduler.plans.put_nowait(StoreCommand())
             report = await soon(scheduler.reports.get())
             assert list(report.found) == found
             assert report.is_complete
