@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import Depends, FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
-from taco_gateway.auth import Authenticator, KeyRing
+from taco_gateway.auth import Authenticator
 from taco_gateway.engine.engine_client import EngineClient
 from taco_gateway.errors import install_error_handlers
 from taco_gateway.gateway import Gateway
@@ -33,7 +33,7 @@ def create_app(config: GatewayConfig, client: EngineClient, tokenizer: Tokenizer
     """The gateway's application. Its `state.gateway` is the `Gateway` behind the routes.
 
     Raises:
-        ConfigurationError: a middleware or the chat template cannot be loaded.
+        ConfigurationError: a middleware, the chat template or the key file cannot be loaded.
     """
     gateway = Gateway(config, client, tokenizer)
 
@@ -48,7 +48,7 @@ def create_app(config: GatewayConfig, client: EngineClient, tokenizer: Tokenizer
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
-        dependencies=[Depends(Authenticator(KeyRing(config.api_keys)))],
+        dependencies=[Depends(Authenticator(gateway.keys))],
     )
     app.root_path = config.root_path
     app.state.gateway = gateway

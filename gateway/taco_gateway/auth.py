@@ -1,13 +1,16 @@
 """API keys: a dependency of every route that denies unless the route says that it is public."""
 
+import hashlib
 import hmac
 import secrets
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import TypeVar
 
 from fastapi import Request
 
 from taco_gateway.errors import ApiError
+from taco_proto.requests import ANYBODY, Tenant
 
 _PUBLIC_MARK = "__taco_public__"
 _CHALLENGE = {"www-authenticate": "Bearer"}
@@ -21,50 +24,114 @@ def public(endpoint: Endpoint) -> Endpoint:
     return endpoint
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiKey:
+    """What the owner of a key may have. It does not hold the key.
+
+    Attributes:
+        models: names that it may use; None: all.
+        priority: a request is never more urgent than that; None: whatever it asks for.
+    """
+
+    tenant: Tenant = ANYBODY
+    models: frozenset[str] | None = None
+    priority: int | None = None
+
+    def may_use(self, model: str) -> bool:
+        return self.models is None or model in self.models
+
+    def bound(self, priority: int) -> int:
+        return priority if self.priority is None else max(priority, self.priority)
+
+
+ANONYMOUS = ApiKey()
+
+
 class KeyRing:
     """The keys that clients may present, held as keyed hashes.
 
     The hash key lives as long as the process, so that neither a memory dump's digests nor timing
     says anything of a key.
+
+    Args:
+        keys: SHA-256 of each key, and what its owner may have.
     """
 
-    def __init__(self, keys: Iterable[str]) -> None:
+    def __init__(self, keys: Iterable[tuple[bytes, ApiKey]] = ()) -> None:
         self._secret = secrets.token_bytes(32)
-        self._digests = tuple(self._digest(key.encode()) for key in keys)
+        self._entries: tuple[tuple[bytes, ApiKey], ...] = ()
+        self.replace(keys)
+
+    def replace(self, keys: Iterable[tuple[bytes, ApiKey]]) -> None:
+        """These keys are good from now on, and no others."""
+        self._entries = tuple((self._digest(hashed), key) for hashed, key in keys)
 
     @property
     def is_empty(self) -> bool:
-        return not self._digests
+        return not self._entries
 
-    def admits(self, key: bytes) -> bool:
-        presented = self._digest(key)
+    def find(self, key: bytes | None) -> ApiKey | None:
+        """What the owner of a key may have; None if it is no good one."""
+        if self.is_empty:
+            return ANONYMOUS
+        if key is None:
+            return None
+        presented = self._digest(key_hash(key))
+        found = None
         # Every digest is compared, so that time does not tell which one matched.
-        return sum(hmac.compare_digest(presented, digest) for digest in self._digests) > 0
+        for digest, api_key in self._entries:
+            if hmac.compare_digest(presented, digest):
+                found = api_key
+        return found
 
-    def _digest(self, key: bytes) -> bytes:
-        return hmac.digest(self._secret, key, "sha256")
+    def _digest(self, hashed: bytes) -> bytes:
+        return hmac.digest(self._secret, hashed, "sha256")
+
+
+def key_hash(key: bytes) -> bytes:
+    """How a key stands in a key file."""
+    return hashlib.sha256(key).digest()
+
+
+def plain_keys(keys: Iterable[str]) -> list[tuple[bytes, ApiKey]]:
+    """Keys without a file, for `KeyRing`. Their owners are told apart by their place in the list,
+    so that all gateways agree.
+    """
+    return [
+        (key_hash(key.encode()), ApiKey(tenant=Tenant(name=f"key-{number}")))
+        for number, key in enumerate(keys, start=1)
+    ]
 
 
 class Authenticator:
-    """Route dependency: 401 unless the route is public, keys are off, or a good one is there."""
+    """Route dependency: 401 unless the route is public, keys are off, or a good one is there.
+
+    What the key's owner may have stands in `request.state.api_key`.
+    """
 
     def __init__(self, keys: KeyRing) -> None:
         self._keys = keys
 
     async def __call__(self, request: Request) -> None:
-        if self._keys.is_empty or getattr(request.scope["endpoint"], _PUBLIC_MARK, False):
+        if getattr(request.scope["endpoint"], _PUBLIC_MARK, False):
             return
         key = _bearer_key(request)
-        if key is None:
-            message = "No API key was given. Send it as 'Authorization: Bearer KEY'."
-            raise ApiError(401, message, code="invalid_api_key", headers=_CHALLENGE)
-        if not self._keys.admits(key):
+        api_key = self._keys.find(key)
+        if api_key is None:
             message = "The API key is not valid."
+            if key is None:
+                message = "No API key was given. Send it as 'Authorization: Bearer KEY'."
             raise ApiError(401, message, code="invalid_api_key", headers=_CHALLENGE)
+        request.state.api_key = api_key
 
 
 def _bearer_key(request: Request) -> bytes | None:
     values = [value for name, value in request.headers.raw if name == b"authorization"]
+    return bearer_key(values)
+
+
+def bearer_key(values: list[bytes]) -> bytes | None:
+    """The key in the values of `authorization`; None unless there is exactly one."""
     if len(values) != 1:
         return None
     scheme, _, key = values[0].partition(b" ")

@@ -88,7 +88,7 @@ def as_api_error(error: Exception) -> ApiError:
         case ValidationError():
             return _from_validation(error)
         case EngineError():
-            return ApiError(error.code, error.message)
+            return _from_engine(error)
         case HTTPException():
             return ApiError(error.status_code, _http_message(error), headers=error.headers)
     logger.error("Unexpected error while serving a request", exc_info=error)
@@ -115,6 +115,14 @@ def install_error_handlers(app: FastAPI) -> None:
 
     for kind in (ApiError, InvalidParameterError, ValidationError, EngineError, HTTPException):
         app.add_exception_handler(kind, handle)
+
+
+def _from_engine(error: EngineError) -> ApiError:
+    if not error.retry_after:
+        return ApiError(error.code, error.message)
+    seconds = str(error.retry_after)
+    message = f"{error.message}. Please try again in {seconds}s."
+    return ApiError(error.code, message, headers={"retry-after": seconds})
 
 
 def _from_validation(error: ValidationError) -> ApiError:

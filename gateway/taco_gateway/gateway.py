@@ -9,10 +9,12 @@ from fastapi import Request
 from fastapi.responses import Response
 from pydantic import BaseModel
 
+from taco_gateway.auth import ApiKey, KeyRing, plain_keys
 from taco_gateway.engine.engine_client import EngineClient
 from taco_gateway.errors import ApiError
 from taco_gateway.http.request_body import read_json_object
 from taco_gateway.http.streaming import EventStream, until_disconnect
+from taco_gateway.key_file import read_key_file
 from taco_gateway.metrics import GatewayMetrics
 from taco_gateway.protocol.generation import GenerationRequest
 from taco_gateway.protocol.logprobs import LogprobFormatter
@@ -29,6 +31,7 @@ class Gateway:
     """One gateway's parts and the checks that its routes share.
 
     Attributes:
+        keys: who may use it.
         created: when this process began to serve, in seconds since the epoch.
         draining: no new requests are taken.
     """
@@ -39,6 +42,8 @@ class Gateway:
         self.tokenizer = tokenizer
         self.engine = TextEngine(client, tokenizer, chat_template=config.chat_template)
         self.metrics = GatewayMetrics(config.model.served_name)
+        self.keys = KeyRing()
+        self.reload_keys()
         self.created = int(time.time())
         self.draining = False
 
@@ -72,14 +77,36 @@ class Gateway:
             )
         return self.tokenizer
 
-    def check_model(self, name: str | None) -> None:
+    def reload_keys(self) -> None:
+        """Reads the key file again.
+
+        Raises:
+            ConfigurationError: it makes no sense; the keys are those of before.
+        """
+        keys = plain_keys(self.config.api_keys)
+        if self.config.api_key_file is not None:
+            keys += read_key_file(self.config.api_key_file)
+        self.keys.replace(keys)
+
+    def check_model(self, name: str | None, key: ApiKey) -> None:
         """A request without a model is answered by the one that there is.
 
         Raises:
-            ApiError: 404.
+            ApiError: 404; 403, the key may not use it.
         """
         if name is not None and name not in self.model_names:
             raise model_not_found(name)
+        if not key.may_use(name or self.model_names[0]):
+            message = "The API key may not use this model."
+            raise ApiError(403, message, param="model", code="model_not_allowed")
+
+    def cache_salt(self, key: ApiKey, salt: str) -> str:
+        """Requests share cached prefixes only under the same salt: those of different keys do not,
+        since the time to the first token would tell one what another has asked.
+        """
+        if self.config.share_prefix_cache or not key.tenant.name:
+            return salt
+        return f"{key.tenant.name}\0{salt}"
 
     async def read_body(self, request: Request) -> dict[str, Any]:
         """Raises:
@@ -122,6 +149,13 @@ class Gateway:
 def model_not_found(name: str) -> ApiError:
     message = f"The model {name[:200]!r} does not exist."
     return ApiError(404, message, param="model", code="model_not_found")
+
+
+def key_of(request: Request) -> ApiKey:
+    """Whose request it is."""
+    key = request.state.api_key
+    assert isinstance(key, ApiKey)
+    return key
 
 
 def gateway_of(request: Request) -> Gateway:

@@ -1,13 +1,13 @@
 """The Inference service: what the HTTP routes offer, over gRPC, for services within the house.
 
 Errors are gRPC statuses: INVALID_ARGUMENT (trailing metadata `param` names the field), NOT_FOUND,
-UNAUTHENTICATED, RESOURCE_EXHAUSTED, UNAVAILABLE, DEADLINE_EXCEEDED, INTERNAL. A client that goes
-away frees its request.
+UNAUTHENTICATED, PERMISSION_DENIED, RESOURCE_EXHAUSTED (`retry-after` says in how many seconds to
+come again), UNAVAILABLE, DEADLINE_EXCEEDED, INTERNAL. A client that goes away frees its request.
 """
 
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing
 from typing import Any, NoReturn
 
@@ -15,7 +15,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from taco_gateway.auth import KeyRing
+from taco_gateway.auth import KeyRing, bearer_key
 from taco_gateway.engine.engine_client import EngineError
 from taco_gateway.errors import ApiError
 from taco_gateway.gateway import Gateway
@@ -30,6 +30,8 @@ ROLES = frozenset({"system", "developer", "user", "assistant"})
 
 _STATUS_CODES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
+    401: grpc.StatusCode.UNAUTHENTICATED,
+    403: grpc.StatusCode.PERMISSION_DENIED,
     404: grpc.StatusCode.NOT_FOUND,
     409: grpc.StatusCode.ALREADY_EXISTS,
     429: grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -52,8 +54,8 @@ async def start_inference_server(listen: str, gateway: Gateway) -> grpc.aio.Serv
     Raises:
         ConfigurationError: the address cannot be bound.
     """
-    keys = KeyRing(gateway.config.api_keys)
-    server = grpc.aio.server(interceptors=[KeyInterceptor(keys)], options=_SERVER_OPTIONS)
+    interceptor = KeyInterceptor(gateway.keys)
+    server = grpc.aio.server(interceptors=[interceptor], options=_SERVER_OPTIONS)
     add_InferenceServicer_to_server(InferenceService(gateway), server)
     health_pb2_grpc.add_HealthServicer_to_server(HealthService(lambda: gateway.ready), server)
     services = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
@@ -123,7 +125,10 @@ class InferenceService(InferenceServicer):
         arrival = time.perf_counter()
         gateway = self._gateway
         gateway.check_accepting()
-        gateway.check_model(request.model or None)
+        key = gateway.keys.find(_bearer_key(context.invocation_metadata()))
+        if key is None:  # it was taken away a moment ago
+            raise ApiError(401, "The API key is not valid.")
+        gateway.check_model(request.model or None, key)
         given = _given(request.sampling)
         params = gateway.engine.sampling_params(given)
         if "max_tokens" not in given:
@@ -134,8 +139,9 @@ class InferenceService(InferenceServicer):
             token_ids,
             params,
             request_id=request_id,
-            priority=request.priority,
-            cache_salt=request.cache_salt,
+            priority=key.bound(request.priority),
+            cache_salt=gateway.cache_salt(key, request.cache_salt),
+            tenant=key.tenant,
             deadline=_deadline(context, gateway.deadline()),
             clamp_max_tokens="max_tokens" not in given,
         )
@@ -187,17 +193,15 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
         is_health_check = str(handler_call_details.method).startswith(f"/{health.SERVICE_NAME}/")
-        if is_health_check or self._keys.is_empty or self._admits(handler_call_details):
+        key = _bearer_key(handler_call_details.invocation_metadata)
+        if is_health_check or self._keys.find(key) is not None:
             return await continuation(handler_call_details)
         return self._denial
 
-    def _admits(self, details: grpc.HandlerCallDetails) -> bool:
-        values = [value for name, value in details.invocation_metadata if name == "authorization"]
-        if len(values) != 1:
-            return False
-        value = values[0] if isinstance(values[0], bytes) else values[0].encode()
-        scheme, _, key = value.partition(b" ")
-        return scheme.lower() == b"bearer" and self._keys.admits(key.strip())
+
+def _bearer_key(metadata: Iterable[tuple[str, str | bytes]] | None) -> bytes | None:
+    values = [value for name, value in metadata or () if name == "authorization"]
+    return bearer_key([v if isinstance(v, bytes) else v.encode() for v in values])
 
 
 async def _deny(request: object, context: Context) -> NoReturn:
@@ -207,6 +211,7 @@ async def _deny(request: object, context: Context) -> NoReturn:
 async def _abort(
     context: Context, error: InvalidParameterError | ApiError | EngineError
 ) -> NoReturn:
+    trailing: list[tuple[str, str]] = []
     match error:
         case InvalidParameterError():
             status, param = 400, error.param
@@ -214,11 +219,13 @@ async def _abort(
             status, param = error.status, error.param
         case EngineError():
             status, param = error.code, None
-    await context.abort(
-        _STATUS_CODES.get(status, grpc.StatusCode.INTERNAL),
-        str(error),
-        (("param", param),) if param else (),
-    )
+            if error.retry_after:  # the second one is what gRPC's own retries obey
+                trailing.append(("retry-after", str(error.retry_after)))
+                trailing.append(("grpc-retry-pushback-ms", str(1000 * error.retry_after)))
+    if param:
+        trailing.append(("param", param))
+    code = _STATUS_CODES.get(status, grpc.StatusCode.INTERNAL)
+    await context.abort(code, str(error), tuple(trailing))
 
 
 def _message(message: pb.ChatMessage) -> dict[str, str]:

@@ -7,7 +7,7 @@ import signal
 import socket
 import ssl
 import stat
-from collections.abc import Awaitable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 
 import grpc.aio
@@ -48,7 +48,7 @@ def run_gateway(config: GatewayConfig) -> int:
 
 
 async def _serve(config: GatewayConfig) -> None:
-    signals = _Signals()
+    signals = _Signals(config)
     with _bind(config) as listener:
         client = SchedulerClient(config.scheduler)
         client.start()
@@ -76,6 +76,7 @@ async def _serve_until_signal(
         inference = await start_inference_server(config.grpc_listen, gateway)
     ending: list[Awaitable[object]] = [asyncio.create_task(server.serve(sockets=[listener]))]
     logger.info("listening on %s", _address(config, listener))
+    signals.hangup = lambda: _reload_keys(gateway)
     await _first_of(ending[0], signals.first.wait())
 
     logger.info("draining: running requests have %g s", config.drain_timeout)
@@ -90,14 +91,31 @@ async def _serve_until_signal(
     await ended
 
 
-class _Signals:
-    """SIGTERM and SIGINT: the first asks for an end, the second for a quick one."""
+def _reload_keys(gateway: Gateway) -> None:
+    try:
+        gateway.reload_keys()
+    except ConfigurationError as error:
+        logger.error("the keys stay as they were: %s", error)
+    else:
+        logger.info("the keys were read again")
 
-    def __init__(self) -> None:
+
+class _Signals:
+    """SIGTERM and SIGINT: the first asks for an end, the second for a quick one.
+
+    Attributes:
+        hangup: what SIGHUP does, where there are keys to read again.
+    """
+
+    def __init__(self, config: GatewayConfig) -> None:
         self.first = asyncio.Event()
         self.second = asyncio.Event()
+        self.hangup: Callable[[], None] = lambda: None
+        loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
+            loop.add_signal_handler(number, self._on_signal)
+        if config.api_key_file is not None:
+            loop.add_signal_handler(signal.SIGHUP, lambda: self.hangup())
 
     def _on_signal(self) -> None:
         (self.second if self.first.is_set() else self.first).set()

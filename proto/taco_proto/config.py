@@ -201,7 +201,10 @@ class GatewayConfig:
         scheduler: address of the scheduler.
         uds: Unix socket to serve HTTP on instead of host and port.
         grpc_listen: address to serve the Inference service on; None: not served.
-        api_keys: keys that clients may present; empty: none is asked for.
+        api_keys: keys that clients may present.
+        api_key_file: JSON or YAML list of keys and what their owners may have; without it and
+            `api_keys` no key is asked for.
+        share_prefix_cache: requests of different keys share cached prefixes.
         chat_template: a Jinja template or the path of one; None: the model's own.
         max_body_bytes: a larger request body is refused with 413.
         body_timeout: seconds within which a request body must have arrived, else 408.
@@ -218,6 +221,8 @@ class GatewayConfig:
     uds: str | None = None
     grpc_listen: str | None = None
     api_keys: tuple[str, ...] = ()
+    api_key_file: str | None = None
+    share_prefix_cache: bool = False
     chat_template: str | None = None
     response_role: str = "assistant"
     return_tokens_as_token_ids: bool = False

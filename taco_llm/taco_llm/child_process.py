@@ -102,6 +102,12 @@ class ChildProcess:
             with suppress(ProcessLookupError):
                 self._process.kill()
 
+    def hang_up(self) -> None:
+        """Tells the service to read its files again."""
+        if self._process is not None and self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGHUP)
+
     async def stop(self, seconds: float) -> None:
         """Asks the service to end, and kills it when it has not after `seconds`."""
         if self._process is None:

@@ -51,6 +51,19 @@ class GatewayArgs:
         several="append",
         metavar="KEY",
     )
+    api_key_file: str | None = flag(
+        "JSON or YAML file with keys, and for each its owner's name, weight, limits and models. It "
+        "is read again on SIGHUP.",
+        _GATEWAY,
+        default=None,
+        metavar="FILE",
+    )
+    share_prefix_cache: bool = flag(
+        "Let requests of different API keys share cached prefixes. Without it the time to the "
+        "first token tells nobody what others have asked.",
+        _GATEWAY,
+        default=False,
+    )
     chat_template: str | None = flag(
         "File with the Jinja chat template, or the template itself. Without it the one in the "
         "checkpoint is used.",
@@ -186,6 +199,8 @@ class GatewayArgs:
             uds=self.uds,
             grpc_listen=None if self.grpc_port is None else f"{self.host}:{self.grpc_port}",
             api_keys=keys,
+            api_key_file=self.api_key_file and str(Path(self.api_key_file).absolute()),
+            share_prefix_cache=self.share_prefix_cache,
             chat_template=self.chat_template,
             response_role=self.response_role,
             return_tokens_as_token_ids=self.return_tokens_as_token_ids,

@@ -53,6 +53,7 @@ class Supervisor:
         self._children = children
         self._gateway = gateway
         self._stopping = asyncio.Event()
+        self._is_up = False
 
     async def run(self) -> int:
         """Returns 0 after a signal.
@@ -60,8 +61,11 @@ class Supervisor:
         Raises:
             ConfigurationError: a child died before the service was ready.
         """
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_signal)
+        reloads = self._gateway.api_key_file is not None
+        loop.add_signal_handler(signal.SIGHUP, self._reload if reloads else self._on_signal)
         started_at = time.monotonic()
         try:
             await asyncio.gather(*(child.start() for child in self._children))
@@ -71,6 +75,7 @@ class Supervisor:
                 seconds = time.monotonic() - started_at
                 name, where = self._gateway.model.served_name, url(self._gateway)
                 print(f"TACO serves {name} at {where} (ready after {seconds:.1f} s)", flush=True)
+                self._is_up = True
                 await self._keep_running()
         finally:
             await self._stop()
@@ -81,6 +86,12 @@ class Supervisor:
             for child in self._children:
                 child.kill()
         self._stopping.set()
+
+    def _reload(self) -> None:
+        """The keys are to be read again. Before the start is done they have just been read."""
+        for child in self._children:
+            if child.service == GATEWAY and self._is_up:
+                child.hang_up()
 
     async def _become_ready(self) -> bool:
         """Waits until the service answers; False if it was told to stop before.

@@ -1,6 +1,7 @@
 """The Inference service through a real gRPC server on a Unix socket, over a scripted engine."""
 
 import asyncio
+import json
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -19,7 +20,7 @@ from taco_gateway.text.tokenizer import Tokenizer
 from taco_proto import inference_pb2 as pb
 from taco_proto.errors import ConfigurationError
 from taco_proto.inference_pb2_grpc import InferenceStub
-from taco_proto.requests import FinishReason
+from taco_proto.requests import FinishReason, Tenant
 
 Connect = Callable[..., Awaitable[tuple[ScriptedEngine, grpc.aio.Channel]]]
 
@@ -164,6 +165,37 @@ async def test_an_engine_error_keeps_its_meaning(
             pass
     assert raised.value.code() == code
     assert raised.value.details() == "no"
+
+
+async def test_a_refusal_says_when_to_come_again(connect: Connect) -> None:
+    _, channel = await connect(lambda _: [EngineError(429, "It is full", retry_after=17)])
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        async for _ in InferenceStub(channel).Complete(pb.CompleteRequest(text="the")):
+            pass
+    assert raised.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    trailing = dict(raised.value.trailing_metadata())
+    assert trailing["retry-after"] == "17"
+    assert trailing["grpc-retry-pushback-ms"] == "17000"
+
+
+async def test_a_key_brings_its_tenant_and_its_models(
+    connect: Connect, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    path = tmp_path / "keys.json"
+    entry = {"name": "a", "key": "secret", "models": ["alias"], "priority": 3, "weight": 2}
+    path.write_text(json.dumps([entry]))
+    engine, channel = await connect(replay(words(tokenizer, "fox")), api_key_file=str(path))
+    stub, metadata = InferenceStub(channel), [("authorization", "Bearer secret")]
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        async for _ in stub.Complete(pb.CompleteRequest(text="the"), metadata=metadata):
+            pass
+    assert raised.value.code() == grpc.StatusCode.PERMISSION_DENIED
+    request = pb.CompleteRequest(text="the", model="alias")
+    async for _ in stub.Complete(request, metadata=metadata):
+        pass
+    (submitted,) = engine.requests
+    assert (submitted.tenant, submitted.priority) == (Tenant(name="a", weight=2.0), 3)
+    assert submitted.cache_salt == "a\0"
 
 
 async def test_a_client_that_leaves_frees_its_request(

@@ -12,14 +12,17 @@ class EngineError(Exception):
     """A request that failed as a whole.
 
     Attributes:
-        code: HTTP status: 400, 409, 429 (queue full), 500, 503 (no engine), 504 (deadline passed).
+        code: HTTP status: 400, 409, 429 (queue full, quota used up), 500, 503 (no engine), 504
+            (deadline passed).
         message: one sentence for the client.
+        retry_after: seconds after which the same request may succeed; 0: nothing is known of that.
     """
 
-    def __init__(self, code: int, message: str) -> None:
+    def __init__(self, code: int, message: str, retry_after: int = 0) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
+        self.retry_after = retry_after
 
 
 @dataclass(slots=True)

@@ -191,7 +191,7 @@ class RequestTable:
         for error in batch.errors:
             failed = streams.pop(error.handle, None)
             if failed is not None:
-                failed.fail(EngineError(error.code, error.message))
+                failed.fail(EngineError(error.code, error.message, error.retry_after))
 
     def fail_all(self, error: EngineError) -> None:
         for stream in self:

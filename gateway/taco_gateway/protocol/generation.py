@@ -12,6 +12,7 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from taco_proto.errors import InvalidParameterError
+from taco_proto.requests import LOW_PRIORITY
 from taco_proto.sampling_params import SAMPLING_FIELDS
 
 _TOKEN_ID = re.compile(r"0|-?[1-9][0-9]{0,18}")  # one spelling of each number
@@ -99,6 +100,11 @@ class GenerationRequest(BaseModel):
     cache_salt: str = Field(default="", max_length=MAX_CACHE_SALT_CHARS)
     add_special_tokens: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+
+    @field_validator("priority", mode="before")
+    @classmethod
+    def _named_priority(cls, value: object) -> object:
+        return LOW_PRIORITY if value == "low" else value
 
     @classmethod
     def from_body(cls, body: Mapping[str, Any]) -> Self:

@@ -8,7 +8,8 @@ from time import perf_counter
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from taco_gateway.gateway import Gateway, gateway_of
+from taco_gateway.auth import ApiKey
+from taco_gateway.gateway import Gateway, gateway_of, key_of
 from taco_gateway.generation import Choice, Updates, UsageCounter, timed
 from taco_gateway.http.chunks import ChatChunkWriter, StreamHead
 from taco_gateway.protocol.chat import ChatCompletionRequest
@@ -23,10 +24,11 @@ async def create_chat_completion(request: Request) -> Response:
     arrival = perf_counter()
     gateway = gateway_of(request)
     chat = ChatCompletionRequest.from_body(await gateway.read_body(request))
-    gateway.check_model(chat.model)
+    key = key_of(request)
+    gateway.check_model(chat.model, key)
     request_id = f"chatcmpl-{request.state.request_id}"
     with chat.errors_by_own_names():
-        updates = await _generate(gateway, chat, request_id)
+        updates = await _generate(gateway, chat, key, request_id)
     answer = _ChatAnswer(gateway, chat, request_id)
     watched = timed(updates, gateway.metrics, arrival)
     if chat.stream:
@@ -34,7 +36,9 @@ async def create_chat_completion(request: Request) -> Response:
     return await gateway.answer(request, answer.whole(watched))
 
 
-async def _generate(gateway: Gateway, chat: ChatCompletionRequest, request_id: str) -> Updates:
+async def _generate(
+    gateway: Gateway, chat: ChatCompletionRequest, key: ApiKey, request_id: str
+) -> Updates:
     params = gateway.engine.sampling_params(chat.sampling_values())
     gateway.check_accepting()
     prompt_token_ids = await gateway.engine.encode_chat(
@@ -48,9 +52,10 @@ async def _generate(gateway: Gateway, chat: ChatCompletionRequest, request_id: s
         prompt_token_ids,
         params,
         request_id=request_id,
-        priority=chat.priority,
-        cache_salt=chat.cache_salt,
+        priority=key.bound(chat.priority),
+        cache_salt=gateway.cache_salt(key, chat.cache_salt),
         deadline=gateway.deadline(),
+        tenant=key.tenant,
     )
     gateway.log_request(request_id, chat.messages[-1].text, params)
     return updates

@@ -8,7 +8,8 @@ from time import perf_counter
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from taco_gateway.gateway import Gateway, gateway_of
+from taco_gateway.auth import ApiKey
+from taco_gateway.gateway import Gateway, gateway_of, key_of
 from taco_gateway.generation import Choice, Updates, UsageCounter, merge, timed, without_tokens
 from taco_gateway.http.chunks import CompletionChunkWriter, EchoedPrompt, StreamHead
 from taco_gateway.protocol.completions import CompletionRequest, Prompt
@@ -28,7 +29,8 @@ async def create_completion(request: Request) -> Response:
     arrival = perf_counter()
     gateway = gateway_of(request)
     body = CompletionRequest.from_body(await gateway.read_body(request))
-    gateway.check_model(body.model)
+    key = key_of(request)
+    gateway.check_model(body.model, key)
     params = gateway.engine.sampling_params(body.sampling_values())
     if len(body.prompts) * params.num_sequences > MAX_SEQUENCES:
         raise InvalidParameterError(
@@ -39,7 +41,7 @@ async def create_completion(request: Request) -> Response:
     # that is too long.
     prompts = [await _encode(gateway, body, prompt) for prompt in body.prompts]
     request_id = f"cmpl-{request.state.request_id}"
-    updates = _generate(gateway, body, params, prompts, request_id)
+    updates = _generate(gateway, body, params, prompts, key, request_id)
     for prompt in body.prompts:
         gateway.log_request(request_id, prompt, params)
     answer = _CompletionAnswer(gateway, body, params, prompts, request_id)
@@ -66,6 +68,7 @@ def _generate(
     body: CompletionRequest,
     params: SamplingParams,
     prompts: Sequence[list[int]],
+    key: ApiKey,
     request_id: str,
 ) -> Updates:
     streams = [
@@ -73,9 +76,10 @@ def _generate(
             token_ids,
             params,
             request_id=request_id if len(prompts) == 1 else f"{request_id}-{number}",
-            priority=body.priority,
-            cache_salt=body.cache_salt,
+            priority=key.bound(body.priority),
+            cache_salt=gateway.cache_salt(key, body.cache_salt),
             deadline=gateway.deadline(),
+            tenant=key.tenant,
             clamp_max_tokens=body.max_tokens is None,
         )
         for number, token_ids in enumerate(prompts)

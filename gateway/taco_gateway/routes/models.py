@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter, Request
 
-from taco_gateway.gateway import Gateway, gateway_of, model_not_found
+from taco_gateway.gateway import Gateway, gateway_of, key_of
 from taco_gateway.protocol.responses import ModelCard, ModelList
 
 router = APIRouter()
@@ -11,14 +11,15 @@ router = APIRouter()
 @router.get("/v1/models")
 async def list_models(request: Request) -> ModelList:
     gateway = gateway_of(request)
-    return ModelList(data=[_card(gateway, name) for name in gateway.model_names])
+    key = key_of(request)
+    names = [name for name in gateway.model_names if key.may_use(name)]
+    return ModelList(data=[_card(gateway, name) for name in names])
 
 
 @router.get("/v1/models/{name:path}")
 async def get_model(request: Request, name: str) -> ModelCard:
     gateway = gateway_of(request)
-    if name not in gateway.model_names:
-        raise model_not_found(name)
+    gateway.check_model(name, key_of(request))
     return _card(gateway, name)
 
 

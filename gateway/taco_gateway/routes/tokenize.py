@@ -4,7 +4,7 @@ import asyncio
 
 from fastapi import APIRouter, Request
 
-from taco_gateway.gateway import gateway_of
+from taco_gateway.gateway import gateway_of, key_of
 from taco_gateway.protocol.responses import DetokenizeResponse, TokenizeResponse
 from taco_gateway.protocol.tokenize import (
     DetokenizeRequest,
@@ -21,7 +21,7 @@ async def tokenize(request: Request) -> TokenizeResponse:
     gateway = gateway_of(request)
     body = await gateway.read_body(request)
     wanted = (TokenizeChatRequest if "messages" in body else TokenizeTextRequest).from_body(body)
-    gateway.check_model(wanted.model)
+    gateway.check_model(wanted.model, key_of(request))
     tokenizer = gateway.require_tokenizer()
     if isinstance(wanted, TokenizeChatRequest):
         token_ids = await gateway.engine.encode_chat(
@@ -52,7 +52,7 @@ async def tokenize(request: Request) -> TokenizeResponse:
 async def detokenize(request: Request) -> DetokenizeResponse:
     gateway = gateway_of(request)
     wanted = DetokenizeRequest.from_body(await gateway.read_body(request))
-    gateway.check_model(wanted.model)
+    gateway.check_model(wanted.model, key_of(request))
     tokenizer = gateway.require_tokenizer()
     text = await asyncio.to_thread(tokenizer.decode, wanted.tokens, skip_special_tokens=False)
     return DetokenizeResponse(prompt=text)

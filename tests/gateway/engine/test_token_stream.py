@@ -130,12 +130,12 @@ async def test_closing_an_ended_request_cancels_nothing(
 async def test_an_error_comes_behind_the_news(table: RequestTable) -> None:
     stream = table.generate(request())
     batch = batch_of((stream.request.handle, 0, [5], RUNNING))
-    batch.errors.append(RequestError(stream.request.handle, 429, "full"))
+    batch.errors.append(RequestError(stream.request.handle, 429, "full", 7))
     table.dispatch(batch)
     assert (await anext(stream)).token_ids == [5]
     with pytest.raises(EngineError, match="full") as raised:
         await anext(stream)
-    assert raised.value.code == 429
+    assert (raised.value.code, raised.value.retry_after) == (429, 7)
 
 
 async def test_a_reader_that_reads_nothing_is_given_up(

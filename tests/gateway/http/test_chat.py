@@ -294,6 +294,20 @@ async def test_a_request_that_fails_at_once_has_its_status(
     assert ("retry-after" in response.headers) == (code in (429, 503))
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_refusal_says_when_to_come_again(make_app: AppMaker, stream: bool) -> None:
+    app = make_app(lambda _: [EngineError(429, "It is full", retry_after=17)])
+    response = await app.http.post(PATH, json={"messages": HELLO, "stream": stream})
+    assert response.status_code == 429
+    assert response.headers["retry-after"] == "17"
+    assert response.json()["error"] == {
+        "message": "It is full. Please try again in 17s.",
+        "type": "rate_limit_error",
+        "param": None,
+        "code": "rate_limit_exceeded",
+    }
+
+
 async def test_failure_in_mid_stream_is_an_error_frame(make_app: AppMaker) -> None:
     def script(_: GenerateRequest) -> list[Step]:
         return [SequenceUpdate(0, [50]), EngineError(500, "The step failed.")]
