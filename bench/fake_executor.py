@@ -17,6 +17,8 @@ class FakeExecutor:
         step_seconds: how long a step takes; 0: no time at all.
     """
 
+    is_broken = False
+
     def __init__(self, info: WorkerInfo, token_ids: IntArray, *, step_seconds: float = 0.0) -> None:
         self.info = info
         self._tokens = token_ids

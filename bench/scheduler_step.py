@@ -94,7 +94,7 @@ class Bench:
             max_num_seqs=NUM_SEQUENCES, max_num_batched_tokens=max_num_batched_tokens
         )
         self.engine = Engine(config)
-        self.engine.attach(INFO)
+        self.replica = self.engine.attach(INFO)
         self.outbox = self.engine.connect()
         self.worker = FakeExecutor(INFO, RANDOM.integers(0, 100_000, 10_007).astype(np.int32))
         self.now = 0.0
@@ -110,7 +110,7 @@ class Bench:
         """Plans a step while `answer` is on its way, then takes it; returns the next answer."""
         self.now += 0.01
         with clock.measure("plan"):
-            plan = self.engine.plan(self.now)
+            plan = self.engine.plan(self.replica, self.now)
         if plan is None:
             following = None
         else:
@@ -121,7 +121,7 @@ class Bench:
             with clock.measure("output from bytes"):
                 output = step_output_from_pb(pb.StepOutput.FromString(answer))
             with clock.measure("commit"):
-                self.engine.commit(output, self.now)
+                self.engine.commit(self.replica, output, self.now)
             with clock.measure("news to bytes"):
                 output_batch_to_pb(self.outbox.take()).SerializeToString()
         return following
@@ -153,13 +153,13 @@ def cached_admission(num_rounds: int) -> dict[str, dict[str, float]]:
         with clock.measure("submit"):
             bench.submit(message)
         with clock.measure("plan"):
-            plan = bench.engine.plan(bench.now)
+            plan = bench.engine.plan(bench.replica, bench.now)
         assert plan is not None
         with clock.measure("plan to bytes"):
             step_plan_to_pb(plan).SerializeToString()
         assert i == 0 or plan.num_tokens.sum() <= INFO.block_size
         output = step_output_from_pb(pb.StepOutput.FromString(bench.answer(plan)))
-        bench.engine.commit(output, bench.now)
+        bench.engine.commit(bench.replica, output, bench.now)
         bench.outbox.take()
     return clock.figures()
 

@@ -38,6 +38,14 @@ class InvalidWorkerError(ValueError):
     """A worker says of itself what cannot be."""
 
 
+class WorkerRefusedError(Exception):
+    """There is nothing to do for a worker now."""
+
+
+class OtherModelError(ValueError):
+    """A worker serves another model than those beside which it wants to work."""
+
+
 def check_config(config: SchedulerConfig) -> None:
     """Raises:
     ConfigurationError: a limit is below 1.
@@ -50,6 +58,9 @@ def check_config(config: SchedulerConfig) -> None:
     ):
         if getattr(config, name) < 1:
             raise ConfigurationError(f"{name} must be at least 1, got {getattr(config, name)}")
+    for name in ("step_timeout", "worker_drain_timeout"):
+        if not getattr(config, name) > 0:
+            raise ConfigurationError(f"{name} must be above 0, got {getattr(config, name)}")
 
 
 def check_worker(info: WorkerInfo) -> None:
@@ -68,6 +79,16 @@ def check_worker(info: WorkerInfo) -> None:
             )
 
 
+def check_same_model(info: WorkerInfo, other: WorkerInfo) -> None:
+    """Raises: OtherModelError: two workers cannot take over each other's sequences."""
+    for name in ("model", "vocab_size", "eos_token_ids", "block_size"):
+        own, others = getattr(info, name), getattr(other, name)
+        if own != others:
+            raise OtherModelError(
+                f"worker {info.name} has {name} {own!r}, the workers that are attached {others!r}"
+            )
+
+
 def check_drafter(drafter: DrafterInfo, worker: WorkerInfo) -> None:
     """Raises: InvalidWorkerError: the worker cannot use what the draft worker drafts."""
     if not worker.max_draft_tokens:
@@ -79,14 +100,6 @@ def check_drafter(drafter: DrafterInfo, worker: WorkerInfo) -> None:
             f"the draft model {drafter.model} has a vocabulary of {drafter.vocab_size} tokens, "
             f"{worker.model} one of {worker.vocab_size}: it cannot draft for it"
         )
-
-
-def can_draft(drafter: DrafterInfo, worker: WorkerInfo) -> bool:
-    try:
-        check_drafter(drafter, worker)
-    except InvalidWorkerError:
-        return False
-    return True
 
 
 def check_message(message: GenerateRequest) -> None:

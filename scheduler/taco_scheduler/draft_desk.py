@@ -1,11 +1,11 @@
-"""The engine's side of draft workers: one may be attached, with or without a worker beside it."""
+"""A replica's side of its draft worker, of which there may be one."""
 
 from collections.abc import Callable
 
 from taco_proto.config import SchedulerConfig
 from taco_proto.drafts import DrafterInfo, DraftReply, DraftRequest
-from taco_proto.steps import IntArray, PlannedDrafts, StepOutput, WorkerInfo
-from taco_scheduler.admission import can_draft, check_drafter
+from taco_proto.steps import IntArray, PlannedDrafts, StepOutput
+from taco_scheduler.admission import check_drafter
 from taco_scheduler.attached_worker import AttachedWorker
 from taco_scheduler.batch import BoolArray
 from taco_scheduler.counters import Counters
@@ -16,31 +16,45 @@ from taco_scheduler.sequence import Sequence
 
 
 class DraftDesk:
-    """Without a draft worker, or one that fits the worker, everything here does nothing."""
+    """Without a draft worker everything here does nothing."""
 
     def __init__(
-        self, config: SchedulerConfig, counters: Counters, num_requests: Callable[[], int]
+        self,
+        worker: AttachedWorker,
+        config: SchedulerConfig,
+        counters: Counters,
+        num_requests: Callable[[], int],
     ) -> None:
-        self._config = config
+        self.limits = DraftLimits(
+            worker.info.max_draft_tokens,
+            config.speculative_max_model_len,
+            config.speculative_disable_by_batch_size,
+            num_requests,
+            self._may_come,
+        )
+        self._worker = worker
+        self._max_drafts = config.num_speculative_tokens
         self._counters = counters
-        self._num_requests = num_requests
-        self._drafter: DrafterInfo | None = None
-        self._worker: AttachedWorker | None = None
-        self._drafting: Drafting | None = None  # with both
+        self._drafting: Drafting | None = None
+
+    @property
+    def is_taken(self) -> bool:
+        """A draft worker is there."""
+        return self._drafting is not None
 
     def attach(self, info: DrafterInfo) -> None:
-        """A draft worker that knows no sequence yet is there. `check` tells whether it is used."""
-        self._drafter = info
-        self._start()
+        """A draft worker that knows no sequence yet is there.
+
+        Raises:
+            InvalidWorkerError: it cannot draft for the worker.
+        """
+        check_drafter(info, self._worker.info)
+        assert self._drafting is None
+        self._drafting = Drafting(info, self._worker, self.limits, self._max_drafts, self._counters)
 
     def detach(self) -> None:
         """Decoding goes on without drafts."""
-        self._drafter = self._drafting = None
-
-    def check(self) -> None:
-        """Raises InvalidWorkerError: the draft worker cannot draft for the worker."""
-        if self._drafter is not None and self._worker is not None:
-            check_drafter(self._drafter, self._worker.info)
+        self._drafting = None
 
     def request(self, now: float) -> DraftRequest | None:
         """What to ask the draft worker for before the next plan is made; None: nothing now."""
@@ -50,21 +64,7 @@ class DraftDesk:
         if self._drafting is not None:
             self._drafting.take(reply, now)
 
-    # -------------------------------------------------------- for the engine
-
-    def set_worker(self, worker: AttachedWorker | None) -> None:
-        self._worker = worker
-        self._drafting = None
-        self._start()
-
-    def limits(self, info: WorkerInfo) -> DraftLimits:
-        return DraftLimits(
-            info.max_draft_tokens,
-            self._config.speculative_max_model_len,
-            self._config.speculative_disable_by_batch_size,
-            self._num_requests,
-            lambda: info.drafts_itself or (self._drafting is not None and self._drafting.is_on),
-        )
+    # -------------------------------------------------------- for the replica
 
     def deadline(self) -> float | None:
         return None if self._drafting is None else self._drafting.deadline()
@@ -84,14 +84,6 @@ class DraftDesk:
         if self._drafting is not None:
             self._drafting.forget(sequence)
 
-    def _start(self) -> None:
-        worker, drafter = self._worker, self._drafter
-        if worker is None or drafter is None or not can_draft(drafter, worker.info):
-            return
-        self._drafting = Drafting(
-            drafter,
-            worker,
-            self.limits(worker.info),
-            self._config.num_speculative_tokens,
-            self._counters,
-        )
+    def _may_come(self) -> bool:
+        drafting = self._drafting
+        return self._worker.info.drafts_itself or (drafting is not None and drafting.is_on)

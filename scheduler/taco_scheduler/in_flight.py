@@ -14,6 +14,10 @@ class InvalidOutputError(ValueError):
     """A worker sent something that is no answer to its oldest plan."""
 
 
+class StaleOutputError(InvalidOutputError):
+    """It answers a plan of the worker's earlier life, which was given up."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InFlightStep:
     """What an output is read against: whose rows the plan had. `sampled_*` are the rows that

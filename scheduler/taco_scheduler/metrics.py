@@ -3,7 +3,7 @@
 Nothing is done per step: a collector reads the engine when somebody asks.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import (
@@ -15,6 +15,7 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from taco_scheduler.engine import Engine
+from taco_scheduler.replica import Replica
 from taco_scheduler.speculation_metrics import speculation_metrics
 
 
@@ -36,9 +37,10 @@ class _EngineCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         # The last model keeps its label while no worker is there, so that series do not break.
-        if self._engine.info is not None:
-            self._model = self._engine.info.model
+        if self._engine.replicas:
+            self._model = self._engine.replicas[0].info.model
         yield from self._gauges()
+        yield from self._worker_gauges()
         yield from self._counters()
         yield from self._histograms()
         yield from speculation_metrics(self._engine.counters.speculation, self._model)
@@ -55,6 +57,25 @@ class _EngineCollector(Collector):
         for name, (text, value) in gauges.items():
             family = GaugeMetricFamily(f"vllm:{name}", text, labels=["model_name"])
             family.add_metric([self._model], value)
+            yield family
+
+    def _worker_gauges(self) -> Iterator[Metric]:
+        replicas = self._engine.replicas
+        workers = GaugeMetricFamily(
+            "taco:workers", "Workers that are attached.", labels=["model_name"]
+        )
+        workers.add_metric([self._model], len(replicas))
+        yield workers
+        gauges: dict[str, tuple[str, Callable[[Replica], float]]] = {
+            "running": ("Sequences that the worker runs.", lambda r: r.num_running),
+            "waiting": ("Sequences that wait for it.", lambda r: r.waiting.num_sequences),
+            "load": ("Its estimated work, in prompt tokens.", lambda r: r.load),
+            "kv_usage": ("Share of its KV blocks in use, 0 to 1.", lambda r: r.kv_usage),
+        }
+        for name, (text, value_of) in gauges.items():
+            family = GaugeMetricFamily(f"taco:worker_{name}", text, labels=["model_name", "worker"])
+            for replica in replicas:
+                family.add_metric([self._model, replica.name], value_of(replica))
             yield family
 
     def _counters(self) -> Iterator[Metric]:

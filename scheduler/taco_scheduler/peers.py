@@ -13,8 +13,11 @@ import grpc
 import grpc.aio
 
 from taco_proto.config import PROTOCOL_VERSION
-from taco_scheduler.admission import InvalidWorkerError
-from taco_scheduler.service import WorkerRefusedError
+from taco_scheduler.admission import (
+    InvalidWorkerError,
+    OtherModelError,
+    WorkerRefusedError,
+)
 
 HELLO_SECONDS = 10.0
 SILENCE_SECONDS = 10.0  # workers and draft workers send a heartbeat every 2 s
@@ -39,6 +42,8 @@ def attach(call: Callable[[], None]) -> None:
         call()
     except InvalidWorkerError as error:
         raise PeerError(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from None
+    except OtherModelError as error:
+        raise PeerError(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from None
     except WorkerRefusedError as error:
         raise PeerError(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)) from None
 

@@ -15,12 +15,11 @@ from taco_proto.config import MAX_SPECULATIVE_TOKENS
 from taco_proto.steps import EMPTY, IntArray
 from taco_scheduler.batch import Batch, BoolArray
 from taco_scheduler.draft_limits import DraftLimits
-from taco_scheduler.kv.block_manager import BlockManager, BlockTable, CacheNamespace
+from taco_scheduler.kv.block_manager import BlockManager, BlockTable
+from taco_scheduler.prefixes import FirstBlock, first_block
 from taco_scheduler.sequence import Request, Sequence
 from taco_scheduler.standing import Standings
 from taco_scheduler.waiting import WaitingQueue
-
-FirstBlock = tuple[CacheNamespace, bytes]
 
 # Priority, what the tenant has had, arrival, index.
 Rank = tuple[int, float, int, int]
@@ -69,7 +68,8 @@ class Policy:
     """Fills steps for one worker.
 
     Args:
-        suspects: requests that were in a step that failed; one at a time is admitted.
+        suspects: requests that were in a step that failed; one at a time is admitted, on all
+            workers together, so that the next failure tells which one it was.
         max_num_batched_tokens: token budget of a step. Every running sequence gets at least a token
             a step, so `batch` has no more slots than that.
         preempt: takes a running sequence's slot and blocks away and queues it again.
@@ -248,7 +248,7 @@ class Policy:
             return budget
         self._refused = None
         batch = self._batch
-        suspects_run = any(request.is_running for request in self._suspects)
+        suspects_run = any(request.is_on_worker for request in self._suspects)
         first_blocks: set[FirstBlock] = set()
         passed_over: list[Sequence] = []
         num_kept_slots = num_joined_tokens = 0
@@ -290,7 +290,7 @@ class Policy:
             num_joined_tokens += len(sequence.tokens)
             budget -= chunk
         for sequence in passed_over:
-            self._waiting.push(sequence)
+            self._waiting.put_back(sequence)
         return budget
 
     def _is_vain(self) -> bool:
@@ -316,10 +316,9 @@ class Policy:
 
     def _first_block(self, sequence: Sequence) -> FirstBlock | None:
         """What a sequence must share to match another's blocks; None if it can match none."""
-        block_size = self._blocks.block_size
-        if len(sequence.tokens) <= block_size or not self._blocks.enable_prefix_caching:
+        if not self._blocks.enable_prefix_caching:
             return None
-        return (sequence.request.namespace, sequence.tokens[:block_size].tobytes())
+        return first_block(sequence, self._blocks.block_size)
 
 
 def _rank(sequence: Sequence) -> Rank:

@@ -1,138 +1,328 @@
-"""The links to a worker: in this process, or over its Attach stream. One interface, two links."""
+"""One attached worker as the engine sees it: its queue, its steps, its draft worker."""
 
-import asyncio
 import logging
-import queue
-import threading
-from collections.abc import Callable
-from contextlib import suppress
-from typing import Any, Protocol
+from collections.abc import Iterator
 
-from taco_proto import scheduler_pb2 as pb
-from taco_proto.convert import step_plan_to_pb
+from taco_proto.config import SchedulerConfig
 from taco_proto.steps import StepOutput, StepPlan, WorkerInfo
+from taco_scheduler.admission import length_limit
+from taco_scheduler.attached_worker import AttachedWorker
+from taco_scheduler.commit import Committer
+from taco_scheduler.counters import Counters
+from taco_scheduler.draft_desk import DraftDesk
+from taco_scheduler.in_flight import (
+    InFlightStep,
+    InvalidOutputError,
+    StaleOutputError,
+    check_output,
+)
+from taco_scheduler.kv.block_manager import BlockTable
+from taco_scheduler.planner import make_plan
+from taco_scheduler.policy import Policy, StepRows
+from taco_scheduler.prefixes import RecentPrefixes
+from taco_scheduler.requests import Requests
+from taco_scheduler.sequence import Request, Sequence, Status
+from taco_scheduler.waiting import WaitingQueue
+
+# What a sequence that decodes, or will, adds to a replica's load, in prompt tokens: measured with
+# bench/replicas.py.
+DECODE_TOKENS = 32
+# A step in flight may take so many times as long as the longest one that was measured.
+STALL_FACTOR = 10.0
 
 logger = logging.getLogger("taco.scheduler")
 
 
-class StepExecutor(Protocol):
-    """A worker in this process. It never raises for a failed step: see `StepOutput.error`."""
+class Replica:
+    """Plans steps for one worker and takes their outputs, in the order of the plans.
 
-    @property
-    def info(self) -> WorkerInfo: ...
-
-    def submit(self, plan: StepPlan, deliver: Callable[[StepOutput], None]) -> None:
-        """Begin a step; `deliver` gets its output, in the order of the plans and in any thread.
-
-        It may return before the step is done, so that the next one can be begun behind it.
-        """
-
-    def tune(self) -> bool:
-        """Do a piece of work that makes later steps faster; returns whether there was one."""
-
-
-class Replica(Protocol):
-    """A worker as the service sees it. Its outputs come in the order of the plans."""
-
-    @property
-    def info(self) -> WorkerInfo: ...
-
-    def send(self, plan: StepPlan) -> None:
-        """Hands a plan over and returns at once."""
-
-    def close(self, reason: str = "") -> None:
-        """No more plans. `reason` tells the worker what it did wrong, if it did."""
-
-
-class LocalReplica:
-    """Runs an executor in a thread of its own, so that planning goes on while a step runs.
-
-    Args:
-        deliver: called on the running event loop with this replica and each output.
+    Attributes:
+        name: of the worker; no other one that is attached has it.
+        leaves_by: when it has to be done, if it takes no new requests any more.
     """
 
     def __init__(
-        self, executor: StepExecutor, deliver: Callable[["LocalReplica", StepOutput], None]
+        self,
+        info: WorkerInfo,
+        name: str,
+        config: SchedulerConfig,
+        requests: Requests,
+        counters: Counters,
+        epochs: Iterator[int],
+        step_ids: Iterator[int],
+        *,
+        is_watched: bool,
     ) -> None:
-        """Raises RuntimeError without a running event loop."""
-        self.info = executor.info
-        self._executor = executor
-        self._deliver = deliver
-        self._loop = asyncio.get_running_loop()
-        self._plans: queue.SimpleQueue[StepPlan | None] = queue.SimpleQueue()
-        self._ended = asyncio.Event()
-        self._tunes = True
-        self._thread = threading.Thread(target=self._run, name=self.info.name, daemon=True)
-        self._thread.start()
+        """`epochs` and `step_ids` rise for all replicas together: no two lives of a worker share
+        one, so that what is left of an earlier life can be told. `is_watched`: it may stall.
+        """
+        self.name = name
+        self.leaves_by: float | None = None
+        self.worker = AttachedWorker(info, config)
+        self.waiting = WaitingQueue(requests.fair_share)
+        self.drafts = DraftDesk(self.worker, config, counters, requests.__len__)
+        self._epochs = epochs
+        self._step_ids = step_ids
+        self._epoch = self._first_epoch = next(epochs)
+        self._config = config
+        self._requests = requests
+        self._counters = counters
+        self._max_in_flight = 2 if config.run_ahead else 1
+        self._prefixes = RecentPrefixes(info.block_size)
+        self._last_output_at = 0.0
+        self._longest_step = 0.0
+        self._is_watched = is_watched
+        self._policy = Policy(
+            self.worker.batch,
+            self.worker.blocks,
+            self.waiting,
+            requests.suspects,
+            config.max_num_batched_tokens,
+            self.drafts.limits,
+            admit=self._admit,
+            preempt=self._preempt,
+        )
+        self._committer = Committer(
+            self.worker.batch,
+            self.worker.stops,
+            self.worker.landing,
+            requests.suspects,
+            counters,
+            requests.fair_share,
+            retire=requests.retire,
+            requeue=self.waiting.push,
+            limit_of=lambda request: length_limit(request, info),
+        )
 
-    def send(self, plan: StepPlan) -> None:
-        self._plans.put(plan)
+    # ------------------------------------------------------------------- state
 
-    def close(self, reason: str = "") -> None:
-        if reason:
-            logger.error("worker %s: %s", self.info.name, reason)
-        self._plans.put(None)
+    @property
+    def info(self) -> WorkerInfo:
+        return self.worker.info
 
-    async def join(self) -> None:
-        """Waits until the thread has ended, without a thread pool: an ending program has none."""
-        await self._ended.wait()
+    @property
+    def num_running(self) -> int:
+        return self.worker.batch.num_running
 
-    def _run(self) -> None:
-        while (plan := self._next_plan()) is not None:
-            try:
-                self._executor.submit(plan, self._hand_over)
-            except Exception as error:  # its bug must not leave every request waiting
-                logger.exception("worker %s raised", self.info.name)
-                self._hand_over(
-                    StepOutput(epoch=plan.epoch, step_id=plan.step_id, error=repr(error))
-                )
-        self._call(self._ended.set)
+    @property
+    def kv_usage(self) -> float:
+        return self.worker.blocks.usage
 
-    def _next_plan(self) -> StepPlan | None:
-        while True:
-            try:
-                return self._plans.get_nowait()
-            except queue.Empty:
-                if not self._tune():
-                    return self._plans.get()
+    @property
+    def is_leaving(self) -> bool:
+        return self.leaves_by is not None
 
-    def _tune(self) -> bool:
-        if not self._tunes:
+    def is_done(self, now: float) -> bool:
+        """It leaves, and may go: nobody waits or runs here any more, or the time is up."""
+        if self.leaves_by is None:
             return False
-        try:
-            return self._executor.tune()
-        except Exception:
-            logger.exception("worker %s prepares no more for later steps", self.info.name)
-            self._tunes = False
-            return False
+        is_empty = not (self.num_running or self.waiting.num_sequences or self.worker.landing)
+        return is_empty or now >= self.leaves_by
 
-    def _hand_over(self, output: StepOutput) -> None:
-        self._call(self._deliver, self, output)
+    @property
+    def is_dry(self) -> bool:
+        """It could begin with more than waits here."""
+        has_room = self.worker.batch.num_free_slots > 0 and not self.is_leaving
+        return has_room and not self.waiting.num_sequences and not self._is_full
 
-    def _call(self, callback: Callable[..., None], *arguments: Any) -> None:
-        with suppress(RuntimeError):  # the loop is closed: nobody waits for news any more
-            self._loop.call_soon_threadsafe(callback, *arguments)
+    @property
+    def _is_full(self) -> bool:
+        return len(self.worker.in_flight) >= self._max_in_flight
 
+    def stalls_at(self) -> float | None:
+        """When the oldest step in flight has taken far longer than any before; None: never."""
+        steps = self.worker.in_flight.steps
+        if not steps or not self._is_watched:
+            return None
+        patience = max(self._config.step_timeout, STALL_FACTOR * self._longest_step)
+        return max(steps[0].planned_at, self._last_output_at) + patience
 
-class RemoteReplica:
-    """A worker that dialled in: plans wait in a queue until its stream has taken them.
+    # ----------------------------------------------------------------- routing
 
-    Attributes:
-        close_reason: what the worker did wrong, if it did.
-    """
+    @property
+    def load(self) -> int:
+        """Estimated work, in prompt tokens."""
+        batch = self.worker.batch
+        missing = (batch.num_prefill - batch.num_computed)[batch.limit > 0]
+        running = int(missing.clip(0).sum()) + DECODE_TOKENS * batch.num_running
+        return running + self.queued_load
 
-    def __init__(self, info: WorkerInfo) -> None:
-        self.info = info
-        self.close_reason = ""
-        self._commands: asyncio.Queue[pb.WorkerCommand | None] = asyncio.Queue()
+    @property
+    def queued_load(self) -> int:
+        """The part of it that waits."""
+        return self.waiting.num_tokens + DECODE_TOKENS * self.waiting.num_sequences
 
-    def send(self, plan: StepPlan) -> None:
-        self._commands.put_nowait(pb.WorkerCommand(plan=step_plan_to_pb(plan)))
+    def num_missing_tokens(self, sequence: Sequence) -> int:
+        """Tokens of a sequence that would be computed here: those that neither the prefix cache
+        holds nor another sequence of this replica is about to bring there.
+        """
+        num_tokens = len(sequence.tokens)
+        blocks = self.worker.blocks
+        if sequence.computes_prompt_logprobs or not blocks.enable_prefix_caching:
+            return num_tokens
+        tokens, namespace = sequence.tokens.tobytes(), sequence.request.namespace
+        num_cached = blocks.num_cached_tokens(tokens, namespace)
+        return num_tokens - max(num_cached, self._prefixes.num_common_tokens(sequence))
 
-    def close(self, reason: str = "") -> None:
-        self.close_reason = self.close_reason or reason
-        self._commands.put_nowait(None)
+    def take(self, request: Request, *, is_choice: bool = True) -> None:
+        """Queues a request that is nowhere; `is_choice`: it could have gone elsewhere."""
+        request.replica = self
+        request.accepted = True
+        for sequence in request.unfinished:
+            if sequence.status is Status.WAITING:
+                num_missing = self.num_missing_tokens(sequence) if is_choice else None
+                self.waiting.push(sequence, num_missing)
+                if is_choice:
+                    self._prefixes.add(sequence)
 
-    async def next_command(self) -> pb.WorkerCommand | None:
-        """The next plan; None once the replica was closed."""
-        return await self._commands.get()
+    def give_up(self, requests: set[Request]) -> None:
+        """Takes requests that do not run off the queue: they are nowhere afterwards."""
+        self.waiting.remove(requests)
+        for request in requests:
+            for sequence in request.unfinished:
+                self._forget(sequence)
+            request.replica = None
+
+    def let_go(self, sequence: Sequence) -> None:
+        """Frees what a sequence of this replica holds; its outputs in flight find no owner."""
+        match sequence.status:
+            case Status.RUNNING:
+                self.worker.release(sequence)
+            case Status.LANDING:
+                del self.worker.landing[sequence.tenure]
+            case Status.WAITING:
+                self.waiting.forget(sequence)
+        self._forget(sequence)
+
+    def _forget(self, sequence: Sequence) -> None:
+        self.drafts.forget(sequence)
+        self._prefixes.forget(sequence)
+
+    # ------------------------------------------------------------------- steps
+
+    def plan(self, now: float) -> StepPlan | None:
+        """The next step, to be sent to the worker at once; None if there is nothing to run now."""
+        worker = self.worker
+        if self._is_full or not (worker.batch.num_running or self.waiting.num_sequences):
+            return None
+        rows = self._policy.fill_step(self.drafts.held())
+        if not rows:
+            return None
+        plan, step = make_plan(
+            worker.batch,
+            rows,
+            self._epoch,
+            next(self._step_ids),
+            now=now,
+            runs_alone=not worker.in_flight.steps,
+            drafts=self.drafts.planned(rows.decode_slots, rows.max_drafts),
+        )
+        worker.in_flight.steps.append(step)
+        self._after_planning(rows, step.step_id, now)
+        self._counters.num_steps += 1
+        self._counters.iteration_tokens.observe(rows.num_tokens)
+        return plan
+
+    def commit(self, output: StepOutput, now: float) -> None:
+        """Takes the output of the oldest step in flight.
+
+        Raises:
+            InvalidOutputError: it does not answer that step; nothing has changed.
+            StaleOutputError: it belongs to an earlier life of the worker.
+        """
+        worker = self.worker
+        if output.epoch < self._epoch:
+            if output.epoch < self._first_epoch:
+                raise StaleOutputError(f"epoch {output.epoch} was over before this worker came")
+            return
+        if output.epoch > self._epoch:
+            raise InvalidOutputError(f"epoch {output.epoch} has not begun")
+        step = worker.in_flight.oldest(output.step_id)
+        if output.error:
+            self._fail_step(step, output.error)
+            return
+        check_output(step, output, worker.info.vocab_size)
+        worker.in_flight.steps.popleft()
+        worker.blocks.confirm(step.step_id)
+        self._longest_step = max(
+            self._longest_step, now - max(step.planned_at, self._last_output_at)
+        )
+        self._last_output_at = now
+        self.drafts.note_step(step, output, now)
+        self._committer.commit(step, output, now)
+
+    def lose(self) -> set[Request]:
+        """The worker is gone, with its KV: all its requests are nowhere. Returns those that a step
+        was running for.
+        """
+        suspects = {
+            sequence.request
+            for step in self.worker.in_flight.steps
+            for sequence in self.worker.sequences_in(step)
+        }
+        for sequence in self.worker.release_all():
+            sequence.status = Status.WAITING
+        return suspects
+
+    def _fail_step(self, step: InFlightStep, error: str) -> None:
+        """Starts a new epoch: its first plan makes the worker drop its batch and go on."""
+        worker = self.worker
+        logger.error("step %d failed on %s: %s", step.step_id, self.name, error)
+        self._counters.num_failed_steps += 1
+        suspects = {sequence.request for sequence in worker.sequences_in(step)}
+        worker.blocks.withdraw()
+        for sequence in worker.release_all():
+            self.waiting.push(sequence)
+        self._epoch = next(self._epochs)
+        self._requests.strike(suspects, is_death=False)
+
+    # ----------------------------------------------------------------- running
+
+    def _admit(self, sequence: Sequence, table: BlockTable) -> None:
+        request, info = sequence.request, self.info
+        self._requests.note_admitted(request)
+        if sequence.num_cached_tokens is None:
+            sequence.num_cached_tokens = min(table.num_cached_tokens, request.num_prompt_tokens)
+            self._counters.prompt_tokens += request.num_prompt_tokens
+            self._requests.fair_share.charge_prompt(
+                request.share, request.num_prompt_tokens, sequence.num_cached_tokens
+            )
+        if self._config.enable_prefix_caching and not sequence.computes_prompt_logprobs:
+            self._counters.prefix_cache_queries += len(sequence.tokens)
+            self._counters.prefix_cache_hits += table.num_cached_tokens
+        limit = length_limit(request, info)
+        self.worker.batch.join(sequence, table, limit, info.block_size)
+
+    def _after_planning(self, rows: StepRows, step_id: int, now: float) -> None:
+        """What the step computes of prompts can be matched from the next step on."""
+        batch, blocks = self.worker.batch, self.worker.blocks
+        for sequence in rows.joined:
+            if sequence.first_run_time is None:
+                sequence.first_run_time = now
+                self._counters.queue_seconds.observe(now - sequence.request.arrival_time)
+                self._counters.speculation.num_sequences += 1
+        for slot in rows.chunk_slots:
+            sequence = batch.owner(slot)
+            num_computed = int(batch.num_computed[slot])
+            assert sequence.table is not None
+            blocks.publish(sequence.table, sequence.tokens.tobytes(), num_computed, step_id)
+            if num_computed >= sequence.request.num_prompt_tokens:
+                self._release_held(sequence.request)
+
+    def _release_held(self, request: Request) -> None:
+        for sequence in request.sequences:
+            if sequence.status is Status.HELD:
+                sequence.take_prompt()
+                self.waiting.push(sequence, 1)  # the rest of its prompt is in the cache
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Back to the queue, at once or when the outputs of the steps it is in have come."""
+        worker = self.worker
+        self._counters.num_preemptions += 1
+        sequence.num_landing = worker.in_flight.num_sampling_steps(sequence.tenure)
+        worker.release(sequence)
+        if sequence.num_landing:
+            sequence.status = Status.LANDING
+            worker.landing[sequence.tenure] = sequence
+        else:
+            self.waiting.push(sequence)

@@ -9,6 +9,7 @@ the tokens.
 import enum
 from array import array
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,6 +18,9 @@ from taco_proto.sampling_params import SamplingParams
 from taco_scheduler.fair_share import Share
 from taco_scheduler.kv.block_manager import BlockTable, CacheNamespace
 from taco_scheduler.outbox import Outbox
+
+if TYPE_CHECKING:
+    from taco_scheduler.replica import Replica
 
 # Sooner first: priority, arrival of the request, index of the sequence.
 Urgency = tuple[int, int, int]
@@ -27,7 +31,7 @@ class Status(enum.Enum):
 
     Attributes:
         HELD: it waits until the first sequence of its request has its prefill planned.
-        WAITING: it is in the queue.
+        WAITING: it is in the queue of a replica, or waits for a worker to come.
         RUNNING: it has a slot and blocks.
         LANDING: it was preempted and waits for outputs of the steps that it is still in.
         FINISHED: nothing of it is left but its tokens.
@@ -49,7 +53,10 @@ class Request:
         tenant, share: whose it is, and what that one has had.
         num_prompt_logprobs: prompt positions up to which log probabilities were emitted (the first
             one, which has none, counts).
-        admitted: one of its sequences has run on the worker that is attached.
+        admitted: one of its sequences has run, and there was a replica for it ever since.
+        accepted: there was a replica that can run it.
+        replica: where its sequences wait and run, all of them together; None: nowhere for now.
+        num_deaths: workers that died while a step ran for it.
     """
 
     outbox: Outbox
@@ -67,6 +74,9 @@ class Request:
     share: Share
     num_prompt_logprobs: int = 1
     admitted: bool = False
+    accepted: bool = False
+    replica: "Replica | None" = None
+    num_deaths: int = 0
     sequences: list["Sequence"] = field(default_factory=list)
 
     @property
@@ -74,8 +84,13 @@ class Request:
         return [s for s in self.sequences if s.status is not Status.FINISHED]
 
     @property
-    def is_running(self) -> bool:
-        return any(s.status is Status.RUNNING for s in self.sequences)
+    def urgency(self) -> tuple[int, int]:
+        return (self.priority, self.arrival)
+
+    @property
+    def is_on_worker(self) -> bool:
+        """A step may be running for it."""
+        return any(s.status in (Status.RUNNING, Status.LANDING) for s in self.sequences)
 
     @property
     def wants_prompt_logprobs(self) -> bool:
@@ -94,6 +109,7 @@ class Sequence:
             slot.
         num_cached_tokens: prompt tokens found in the prefix cache when it first ran; None before.
         num_landing: steps in flight that may still bring a token of a preempted sequence.
+        num_queued_tokens: of its tokens, those that it is expected to compute while it waits.
     """
 
     request: Request
@@ -105,6 +121,7 @@ class Sequence:
     table: BlockTable | None = None
     num_cached_tokens: int | None = None
     num_landing: int = 0
+    num_queued_tokens: int = 0
     first_run_time: float | None = None
     first_token_time: float | None = None
 

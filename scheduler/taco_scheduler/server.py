@@ -108,7 +108,7 @@ class _Servicer(SchedulerServicer):
             num_waiting=engine.num_waiting,
             kv_cache_usage=engine.kv_usage,
             num_free_blocks=engine.num_free_blocks,
-            num_blocks=engine.info.num_blocks if engine.info else 0,
+            num_blocks=engine.num_blocks,
             num_workers=self._service.num_workers,
             prometheus=self._service.prometheus(),
         )

@@ -4,18 +4,21 @@ import asyncio
 import logging
 import time
 from collections import deque
+from collections.abc import Collection
+from dataclasses import replace
 
 from taco_proto.config import SchedulerConfig
 from taco_proto.drafts import DraftReply
 from taco_proto.requests import GenerateRequest, ModelInfo
-from taco_proto.steps import StepOutput, WorkerInfo
-from taco_scheduler.admission import InvalidWorkerError
+from taco_proto.steps import StepOutput
 from taco_scheduler.drafter_links import DrafterLink, DraftExecutor, LocalDrafter
+from taco_scheduler.drafter_pool import DrafterPool
 from taco_scheduler.engine import Engine
 from taco_scheduler.in_flight import InvalidOutputError
 from taco_scheduler.metrics import Metrics
 from taco_scheduler.outbox import Outbox
-from taco_scheduler.replica import LocalReplica, Replica, StepExecutor
+from taco_scheduler.replica import Replica
+from taco_scheduler.replica_links import LocalReplica, ReplicaLink, StepExecutor
 from taco_scheduler.session import ClientSession
 from taco_scheduler.stats_log import log_stats
 
@@ -35,8 +38,8 @@ NO_MODEL = ModelInfo(
 )
 
 
-class WorkerRefusedError(Exception):
-    """Another worker is attached already."""
+class StalledError(Exception):
+    """A worker makes no progress, though it says that it is there."""
 
 
 class SchedulerService:
@@ -49,9 +52,9 @@ class SchedulerService:
     def __init__(self, config: SchedulerConfig) -> None:
         self.engine = Engine(config)
         self._config = config
-        self._replica: Replica | None = None
-        self._drafter: DrafterLink | None = None
-        self._outputs: deque[tuple[Replica, StepOutput]] = deque()
+        self._replicas: dict[ReplicaLink, Replica] = {}
+        self._drafters = DrafterPool()
+        self._outputs: deque[tuple[ReplicaLink, StepOutput]] = deque()
         self._sessions: dict[Outbox, ClientSession] = {}
         self._model = NO_MODEL
         self._first_worker = asyncio.Event()
@@ -68,19 +71,19 @@ class SchedulerService:
             self._tasks.append(asyncio.create_task(log_stats(self.engine)))
 
     async def stop(self) -> None:
-        """Ends the loop, all sessions and the link to the worker; safe to call twice."""
+        """Ends the loop, all sessions and the links to workers; safe to call twice."""
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._close_sessions("the scheduler has stopped")
-        replica, self._replica = self._replica, None
-        drafter, self._drafter = self._drafter, None
-        for link in (replica, drafter):
-            if link is not None:
-                link.close()
+        links: list[ReplicaLink | DrafterLink] = [*self._replicas, *self._drafters.links]
+        for link in links:
+            link.close()
             if isinstance(link, LocalReplica | LocalDrafter):
                 await link.join()
+        self._replicas.clear()
+        self._drafters = DrafterPool()
 
     async def drain(self, limit: float) -> None:
         """Refuses new requests with 503 and waits until those that run have ended, or `limit`
@@ -110,113 +113,87 @@ class SchedulerService:
 
     @property
     def num_workers(self) -> int:
-        return 0 if self._replica is None else 1
+        return len(self._replicas)
 
     def attach_local(self, executor: StepExecutor) -> None:
         """Attaches a worker of this process.
 
         Raises:
             InvalidWorkerError: its description is out of range.
-            WorkerRefusedError: another worker is attached.
+            OtherModelError: it serves another model than the workers that are attached.
         """
-        replica = LocalReplica(executor, self.deliver)
+        link = LocalReplica(executor, self.deliver, self.lose)
         try:
-            self.attach(replica)
+            self.attach(link)
         except Exception:
-            replica.close()
+            link.close()
             raise
 
-    def attach(self, replica: Replica) -> None:
+    def attach(self, link: ReplicaLink) -> None:
         """Takes a worker in.
 
         Raises:
             InvalidWorkerError: its description is out of range.
-            WorkerRefusedError: another worker is attached. One that dials on stands by.
+            OtherModelError: it serves another model than the workers that are attached.
         """
-        if self._replica is not None:
-            raise WorkerRefusedError(f"worker {self._replica.info.name} is attached already")
-        self.engine.attach(replica.info)
-        self._replica = replica
-        logger.info("worker %s attached: %s", replica.info.name, replica.info.model)
-        self._announce(_model_info(replica.info))
+        # Nobody comes in the place of a local worker, however long its step takes.
+        replica = self.engine.attach(link.info, is_watched=link.is_remote)
+        self._replicas[link] = replica
+        logger.info("worker %s attached: %s", replica.name, link.info.model)
+        self._drafters.add_replica(replica)
+        self._announce()
         self._first_worker.set()
-        self._check_drafter()
         self._wake.set()
 
-    def lose(self, replica: Replica, reason: str, *, is_fault: bool = True) -> None:
-        """The link to a worker is gone: its sequences wait for another one."""
-        if replica is not self._replica:
+    def lose(self, link: ReplicaLink, reason: str, *, is_fault: bool = True) -> None:
+        """The link to a worker is gone: its sequences go on elsewhere, or wait for a worker."""
+        replica = self._replicas.pop(link, None)
+        if replica is None:
             return
-        logger.warning("worker %s lost: %s", replica.info.name, reason)
-        self._replica = None
-        self.engine.detach(is_fault=is_fault)
-        replica.close()
-        self._announce(_model_info(replica.info, ready=False))
+        logger.warning("worker %s lost: %s", replica.name, reason)
+        self.engine.detach(replica, is_fault=is_fault)
+        self._drafters.remove_replica(replica)
+        link.close()
+        self._announce()
+        if not self._replicas and not link.is_remote:
+            self._close_sessions(f"the worker is lost: {reason}")
         self._wake.set()
 
-    def deliver(self, replica: Replica, output: StepOutput) -> None:
+    def let_leave(self, link: ReplicaLink) -> None:
+        """A worker wants to leave: it gets no new requests, and goes when it has nothing to do."""
+        replica = self._replicas.get(link)
+        if replica is None or replica.is_leaving:
+            return
+        limit = self._config.worker_drain_timeout
+        logger.info("worker %s leaves: what it runs has %g s", replica.name, limit)
+        self.engine.drain(replica, time.time() + limit)
+        self._announce()
+        self._wake.set()
+
+    def deliver(self, link: ReplicaLink, output: StepOutput) -> None:
         """Takes an output; it is committed in the loop's next turn."""
-        self._outputs.append((replica, output))
+        self._outputs.append((link, output))
         self._wake.set()
 
     # ---------------------------------------------------------- draft workers
 
     def attach_local_drafter(self, executor: DraftExecutor) -> None:
-        """Attaches a draft model of this process.
-
-        Raises:
-            InvalidWorkerError: it cannot draft for the worker that is attached.
-            WorkerRefusedError: another draft worker is attached.
-        """
+        """Attaches a draft model of this process; raises what `attach_drafter` does."""
         self.attach_drafter(LocalDrafter(executor, self.deliver_drafts, self.lose_drafter))
 
     def attach_drafter(self, link: DrafterLink) -> None:
-        """Takes a draft worker in; it is closed again if it is refused.
-
-        Raises:
-            InvalidWorkerError: it cannot draft for the worker that is attached.
-            WorkerRefusedError: another draft worker is attached. One that dials on stands by.
-        """
-        if self._drafter is not None:
-            link.close()
-            name = self._drafter.info.name
-            raise WorkerRefusedError(f"draft worker {name} is attached already")
-        self.engine.drafts.attach(link.info)
-        try:
-            self.engine.drafts.check()
-        except InvalidWorkerError:
-            self.engine.drafts.detach()
-            link.close()
-            raise
-        self._drafter = link
-        logger.info("draft worker %s attached: %s", link.info.name, link.info.model)
+        """Takes a draft worker in; raises what `DrafterPool.attach` does."""
+        self._drafters.attach(link, self._replicas.values())
         self._wake.set()
 
     def lose_drafter(self, link: DrafterLink, reason: str) -> None:
         """The link to a draft worker is gone: decoding goes on without."""
-        if link is not self._drafter:
-            return
-        logger.warning("draft worker %s lost: %s", link.info.name, reason)
-        self._drafter = None
-        self.engine.drafts.detach()
-        link.close()
+        self._drafters.lose(link, reason)
         self._wake.set()
 
     def deliver_drafts(self, link: DrafterLink, reply: DraftReply) -> None:
-        if link is self._drafter:
-            self.engine.drafts.take(reply, time.time())
-            self._wake.set()
-
-    def _check_drafter(self) -> None:
-        """A worker came after the draft worker: do they fit?"""
-        link = self._drafter
-        if link is None:
-            return
-        try:
-            self.engine.drafts.check()
-        except InvalidWorkerError as error:
-            link.close(str(error))
-            self.lose_drafter(link, str(error))
+        self._drafters.take(link, reply, time.time())
+        self._wake.set()
 
     # ---------------------------------------------------------------- clients
 
@@ -255,7 +232,8 @@ class SchedulerService:
             while True:
                 self._wake.clear()
                 self._commit_outputs()
-                self._ask_for_drafts()
+                self._check_workers()
+                self._drafters.ask(time.time())
                 self._send_plans()
                 self._notify_clients()
                 await self._sleep()
@@ -266,24 +244,33 @@ class SchedulerService:
 
     def _commit_outputs(self) -> None:
         while self._outputs:
-            replica, output = self._outputs.popleft()
-            if replica is not self._replica:
+            link, output = self._outputs.popleft()
+            replica = self._replicas.get(link)
+            if replica is None:
                 continue
             try:
-                self.engine.commit(output, time.time())
+                self.engine.commit(replica, output, time.time())
             except InvalidOutputError as error:
-                replica.close(f"invalid output: {error}")
-                self.lose(replica, str(error))
+                link.close(error)
+                self.lose(link, str(error))
 
-    def _ask_for_drafts(self) -> None:
-        """Before plans are made: who is asked for does not run until the drafts are there."""
-        if self._drafter is not None and (request := self.engine.drafts.request(time.time())):
-            self._drafter.send(request)
+    def _check_workers(self) -> None:
+        """Lets those go that are done, and gives up those that hang."""
+        now = time.time()
+        stalled = self.engine.stalled(now)
+        for link, replica in list(self._replicas.items()):
+            if replica.is_done(now):
+                self.lose(link, "it left", is_fault=False)
+            elif replica in stalled:
+                error = StalledError("a step takes far longer than any before")
+                link.close(error)
+                self.lose(link, str(error))
 
     def _send_plans(self) -> None:
-        while (plan := self.engine.plan(time.time())) is not None:
-            assert self._replica is not None
-            self._replica.send(plan)
+        self.engine.expire(time.time())
+        for link, replica in self._replicas.items():
+            while (plan := self.engine.plan(replica, time.time())) is not None:
+                link.send(plan)
 
     def _notify_clients(self) -> None:
         for session in list(self._sessions.values()):
@@ -302,7 +289,11 @@ class SchedulerService:
         finally:
             timer.cancel()
 
-    def _announce(self, model: ModelInfo) -> None:
+    def _announce(self) -> None:
+        """Tells the clients what is served, if that has changed."""
+        model = _model_info(self._replicas.values()) or replace(self._model, ready=False)
+        if model == self._model:
+            return
         self._model = model
         for session in self._sessions.values():
             session.notify_model(model)
@@ -312,15 +303,22 @@ class SchedulerService:
             session.close(reason)
 
 
-def _model_info(info: WorkerInfo, *, ready: bool = True) -> ModelInfo:
+def _model_info(replicas: Collection[Replica]) -> ModelInfo | None:
+    """What is served by some workers of one model, whose limits may differ: a request goes to one
+    that can run it.
+    """
+    infos = [replica.info for replica in replicas if not replica.is_leaving]
+    if not infos:
+        return None
+    info = infos[0]
     return ModelInfo(
         model=info.model,
-        max_model_len=info.max_model_len,
+        max_model_len=max(info.max_model_len for info in infos),
         vocab_size=info.vocab_size,
         eos_token_ids=info.eos_token_ids,
         block_size=info.block_size,
-        num_blocks=info.num_blocks,
-        max_logprobs=info.max_logprobs,
+        num_blocks=sum(info.num_blocks for info in infos),
+        max_logprobs=max(info.max_logprobs for info in infos),
         default_sampling=info.default_sampling,
-        ready=ready,
+        ready=True,
     )

@@ -17,6 +17,7 @@ from taco_proto.convert import (
 from taco_proto.errors import InvalidParameterError
 from taco_proto.requests import ModelInfo
 from taco_proto.steps import StepOutput
+from taco_scheduler.in_flight import StaleOutputError
 from taco_scheduler.peers import (
     Context,
     PeerError,
@@ -27,8 +28,8 @@ from taco_scheduler.peers import (
     run,
     unless_silent,
 )
-from taco_scheduler.replica import RemoteReplica
-from taco_scheduler.service import SchedulerService
+from taco_scheduler.replica_links import RemoteReplica
+from taco_scheduler.service import SchedulerService, StalledError
 from taco_scheduler.session import ClientSession, SessionClosedError
 
 GOODBYE_SECONDS = 0.1
@@ -107,7 +108,7 @@ async def _write_gateway(session: ClientSession, context: Context) -> None:
 async def serve_worker(
     service: SchedulerService, messages: AsyncIterator[pb.WorkerMessage], context: Context
 ) -> None:
-    """Runs an Attach stream until either side ends it; its sequences then wait for a worker."""
+    """Runs an Attach stream until either side ends it; its sequences then go on elsewhere."""
     try:
         hello = await first(messages, "hello")
         check_version(hello.hello.protocol_version)
@@ -132,6 +133,8 @@ async def _read_worker(
                 service.deliver(replica, _read_output(message.output))
             case "heartbeat":
                 pass
+            case "leaving":
+                service.let_leave(replica)
             case other:
                 raise PeerError(
                     grpc.StatusCode.INVALID_ARGUMENT, f"unexpected message: {other or 'empty'}"
@@ -150,5 +153,14 @@ def _read_output(message: pb.StepOutput) -> StepOutput:
 async def _write_worker(replica: RemoteReplica, context: Context) -> None:
     while (command := await replica.next_command()) is not None:
         await context.write(command)
-    if replica.close_reason:
-        raise PeerError(grpc.StatusCode.INVALID_ARGUMENT, replica.close_reason)
+    if replica.error is not None:
+        raise PeerError(_code_of(replica.error), str(replica.error))
+
+
+def _code_of(error: Exception) -> grpc.StatusCode:
+    match error:
+        case StaleOutputError():
+            return grpc.StatusCode.ABORTED
+        case StalledError():
+            return grpc.StatusCode.DEADLINE_EXCEEDED
+    return grpc.StatusCode.INVALID_ARGUMENT

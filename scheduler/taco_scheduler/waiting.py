@@ -2,7 +2,7 @@
 
 import heapq
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Set
 
 from taco_scheduler.fair_share import FairShare, Share
 from taco_scheduler.sequence import Request, Sequence, Status, Urgency
@@ -17,10 +17,16 @@ class WaitingQueue:
     their tenant had when it was last looked at: counters only grow, so that what stands on top
     either is the least or goes down to its place. A pop takes O(log lanes + log lane), on average.
 
-    Whoever ends a sequence only sets its status: it stays in its lane until a sweep or its turn.
+    A sequence that ends stays in its lane until a sweep or its turn; it no longer counts.
+
+    Attributes:
+        num_sequences: how many wait.
+        num_tokens: what they are expected to compute before they decode.
     """
 
     def __init__(self, fair_share: FairShare) -> None:
+        self.num_sequences = 0
+        self.num_tokens = 0
         self._fair_share = fair_share
         self._lanes: dict[tuple[int, Share], _Lane] = {}
         self._heap: list[tuple[LaneKey, int, _Lane]] = []
@@ -33,8 +39,15 @@ class WaitingQueue:
         """More than one tenant has requests, here or elsewhere."""
         return self._fair_share.has_rivals
 
-    def push(self, sequence: Sequence) -> None:
+    def push(self, sequence: Sequence, num_tokens: int | None = None) -> None:
+        """`num_tokens` are expected to be computed; None: all that it has."""
+        sequence.num_queued_tokens = len(sequence.tokens) if num_tokens is None else num_tokens
+        self.put_back(sequence)
+
+    def put_back(self, sequence: Sequence) -> None:
+        """After `pop`: it keeps its turn."""
         sequence.status = Status.WAITING
+        self._count(sequence, 1)
         lane = self._lane_of(sequence)
         heapq.heappush(lane.sequences, (sequence.urgency, sequence))
         if lane.sequences[0][1] is sequence:  # it may stand further in front now
@@ -66,7 +79,35 @@ class WaitingQueue:
         if sequence is not None:
             heapq.heappop(self._heap[0][2].sequences)
             self._num_entries -= 1
+            self._count(sequence, -1)
         return sequence
+
+    def forget(self, sequence: Sequence) -> None:
+        """It ends while it waits."""
+        self._count(sequence, -1)
+
+    def remove(self, requests: Set[Request]) -> None:
+        """Takes off all sequences of some requests."""
+        for lane in self._lanes.values():
+            for _, sequence in lane.sequences:
+                if sequence.status is Status.WAITING and sequence.request in requests:
+                    self._count(sequence, -1)
+        self._sweep(lambda sequence: sequence.request not in requests)
+
+    def first(self, count: int) -> list[Sequence]:
+        """Those who are next, about in their order: that changes with what their tenants get."""
+        keys = {lane.share: lane.share.counter for lane in self._lanes.values()}
+        waiting = (
+            ((urgency[0], keys[sequence.request.share], urgency), sequence)
+            for lane in self._lanes.values()
+            for urgency, sequence in lane.sequences
+            if sequence.status is Status.WAITING
+        )
+        return [sequence for _, sequence in heapq.nsmallest(count, waiting)]
+
+    def _count(self, sequence: Sequence, sign: int) -> None:
+        self.num_sequences += sign
+        self.num_tokens += sign * sequence.num_queued_tokens
 
     def _lane_of(self, sequence: Sequence) -> "_Lane":
         request = sequence.request
@@ -85,9 +126,13 @@ class WaitingQueue:
             heapq.heappop(lane.sequences)
             self._num_entries -= 1
 
-    def _sweep(self) -> None:
+    def _sweep(self, is_kept: Callable[[Sequence], bool] = lambda sequence: True) -> None:
         for lane in self._lanes.values():
-            lane.sequences = [e for e in lane.sequences if e[1].status is Status.WAITING]
+            lane.sequences = [
+                entry
+                for entry in lane.sequences
+                if entry[1].status is Status.WAITING and is_kept(entry[1])
+            ]
             heapq.heapify(lane.sequences)
         self._lanes = {name: lane for name, lane in self._lanes.items() if lane.sequences}
         self._heap.clear()

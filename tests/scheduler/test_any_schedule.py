@@ -1,23 +1,25 @@
 """Whatever happens on the way, a sequence's tokens depend on its prompt, seed and parameters.
 
 Random workloads run through random schedules: tiny pools that force preemption, chunked prefill,
-shared prefixes, cancels at any moment, outputs that come late, failing steps, lost workers, and
-clients that come back and submit again what they had; drafts that are accepted or
-not, and a draft worker that is late, lost or wrong. The fake worker checks every plan and every
-read of the KV memory on the way.
+shared prefixes, cancels at any moment, outputs that come late, failing steps, workers that join,
+leave, drain, stall and are lost, and clients that come back and submit again what they had; drafts
+that are accepted or not, and draft workers that are late, lost or wrong. The fake worker checks
+every plan and every read of the KV memory on the way.
 """
 
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from support.engine_driver import Driver, make_request
+from support.engine_driver import Driver, Peer, make_request
 from support.fake_worker import generate, token_logprob, worker_info
 from taco_proto.requests import FinishReason
+from taco_proto.steps import WorkerInfo
 from taco_scheduler import draft_pace
 from taco_scheduler.sequence import sequence_seed
 
 BLOCK_SIZE = 4
+LARGE_POOL = 12  # blocks that hold the longest prompt and answer
 
 prompts = st.builds(
     lambda prefix, tail: [7, 8, 9, 10, 11, 12, 13, 14, 15, 16][:prefix] + tail,
@@ -38,20 +40,75 @@ requests = st.fixed_dictionaries(
         "prompt_logprobs": st.sampled_from([None, None, None, 0]),
     }
 )
+which = st.integers(0, 2)  # of the workers that are there
 # What to do next, while there is something to do.
 moves = st.one_of(
-    st.just(("plan",)),
-    st.just(("plan",)),
-    st.just(("deliver",)),
-    st.just(("deliver",)),
+    st.tuples(st.just("plan"), which),
+    st.tuples(st.just("plan"), which),
+    st.tuples(st.just("deliver"), which),
+    st.tuples(st.just("deliver"), which),
     st.just(("submit",)),
-    st.just(("reply",)),
+    st.tuples(st.just("reply"), which),
     st.just(("wait",)),
     st.tuples(st.just("cancel"), st.integers(0, 7), st.sampled_from([None, None, 0, 1])),
 )
-faults = st.sampled_from(
-    [("fail",), ("lose",), ("leave",), ("reconnect",), ("lose drafter",), ("new drafter",)]
+faults = st.tuples(
+    st.sampled_from(
+        [
+            *("fail", "lose", "leave", "drain", "reconnect", "join", "join", "join"),
+            *("late output", "lose drafter", "new drafter"),
+        ]
+    ),
+    which,
 )
+
+
+class Players(Driver):
+    """A driver whose workers come and go.
+
+    Attributes:
+        lost: workers that were given up, and may answer late.
+    """
+
+    def __init__(self, infos: list[WorkerInfo], has_drafters: bool, **config: object) -> None:
+        super().__init__(infos[0], **config)
+        self.lost: list[Peer] = []
+        self._infos = infos
+        self._has_drafters = has_drafters
+        self._num_joined = 0
+        self.join()
+
+    def join(self) -> None:
+        peer = self.attach(self._infos[self._num_joined % len(self._infos)])
+        self._num_joined += 1
+        if self._has_drafters:
+            self.give_drafter(peer)
+
+    def give_drafter(self, peer: Peer) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(draft_pace, "_PLAIN_STEPS", 0)  # else it is asked too late for a test
+            self.attach_drafter(peer=peer)
+
+    def lose_worker(self, peer: Peer | None = None, *, is_fault: bool = True) -> None:
+        self.lost.append(peer or self.peers[0])
+        super().lose_worker(peer, is_fault=is_fault)
+
+    def fail(self, peer: Peer) -> None:
+        peer.worker.fails = lambda plan: True
+        self.plan(peer)
+        peer.worker.fails = lambda plan: False
+
+    def answer_late(self) -> None:
+        for peer in self.lost:
+            self.deliver(peer)
+
+    def finish(self) -> None:
+        """With at least one worker that stays."""
+        if all(peer.replica.is_leaving for peer in self.peers):
+            self.join()
+        self.run()
+        self.answer_late()
+        self.collect()
 
 
 @settings(max_examples=300)
@@ -60,84 +117,97 @@ faults = st.sampled_from(
     script=st.lists(st.one_of(moves, moves, moves, moves, faults), max_size=60),
     num_blocks=st.integers(7, 24),
     budget=st.integers(3, 40),
-    slots=st.integers(1, 6),
+    slots=st.lists(st.integers(1, 6), min_size=1, max_size=3),
+    num_workers=st.sampled_from([1, 1, 2, 3]),
     run_ahead=st.booleans(),
     caching=st.booleans(),
     max_drafts=st.sampled_from([0, 0, 1, 3, 7]),
     drafts_itself=st.booleans(),
-    has_drafter=st.booleans(),
+    has_drafters=st.booleans(),
 )
 def test_tokens_do_not_depend_on_the_schedule(
     workload: list[dict],
     script: list[tuple],
     num_blocks: int,
     budget: int,
-    slots: int,
+    slots: list[int],
+    num_workers: int,
     run_ahead: bool,
     caching: bool,
     max_drafts: int,
     drafts_itself: bool,
-    has_drafter: bool,
+    has_drafters: bool,
 ) -> None:
-    info = worker_info(
-        num_blocks=num_blocks,
-        block_size=BLOCK_SIZE,
-        max_num_seqs=slots,
-        max_draft_tokens=max_drafts,
-        drafts_itself=drafts_itself,
-    )
-    driver = Driver(
-        info,
+    infos = [
+        worker_info(
+            # Where the memory is what ends sequences, it must be of the same size everywhere.
+            num_blocks=num_blocks + (3 * i if num_blocks >= LARGE_POOL else 0),
+            block_size=BLOCK_SIZE,
+            max_num_seqs=num_slots,
+            max_draft_tokens=max_drafts,
+            drafts_itself=drafts_itself,
+        )
+        for i, num_slots in enumerate(slots)
+    ]
+    driver = Players(
+        infos,
+        has_drafters and max_drafts > 0,
         max_num_batched_tokens=budget,
         run_ahead=run_ahead,
         enable_prefix_caching=caching,
     )
-    driver.attach()
-    if has_drafter:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(draft_pace, "_PLAIN_STEPS", 0)  # else it is asked too late for a test
-            driver.attach_drafter()
+    for _ in range(num_workers - 1):
+        driver.join()
     waiting = list(enumerate(workload))
     cancelled: set[tuple[int, int | None]] = set()
     dropped: set[int] = set()
 
     def play(move: tuple) -> None:
+        driver.release_leavers()
         match move:
-            case ("plan",):
-                driver.plan()
-            case ("deliver",):
-                driver.deliver()
-            case ("reply",):
-                driver.reply()
             case ("wait",):
                 driver.now += 5.0
-            case ("lose drafter",):
-                driver.lose_drafter()
-            case ("new drafter",) if driver.drafter is None:
-                driver.attach_drafter()
             case ("submit",) if waiting:
                 handle, fields = waiting.pop(0)
                 driver.submit(handle, **fields)
             case ("cancel", handle, index):
                 driver.engine.cancel(driver.client, handle, index)
                 cancelled.add((handle, index))
-            case ("fail",):
-                driver.worker.fails = lambda plan: True
-                driver.plan()
-                driver.worker.fails = lambda plan: False
-            case ("lose",) | ("leave",):
-                driver.lose_worker(is_fault=move[0] == "lose")
-                driver.attach()
-            case ("reconnect",):
+            case ("join", _):
+                driver.join()
+            case ("late output", _):
+                driver.answer_late()
+            case ("reconnect", _):
                 submitted = dict(enumerate(workload[: len(workload) - len(waiting)]))
                 dropped.update(reconnect(driver, submitted))
+            case (name, number) if driver.peers:
+                play_with(driver.peers[number % len(driver.peers)], name)
         driver.collect()
+
+    def play_with(peer: Peer, name: str) -> None:
+        match name:
+            case "plan":
+                driver.plan(peer)
+            case "deliver":
+                driver.deliver(peer)
+            case "reply":
+                driver.reply(peer)
+            case "fail":
+                driver.fail(peer)
+            case "lose" | "leave":
+                driver.lose_worker(peer, is_fault=name == "lose")
+            case "drain":
+                driver.drain(peer)
+            case "lose drafter" if peer.drafter is not None:
+                driver.lose_drafter(peer)
+            case "new drafter" if peer.drafter is None and max_drafts:
+                driver.give_drafter(peer)
 
     for move in script:
         play(move)
     for handle, fields in waiting:
         driver.submit(handle, **fields)
-    driver.run()
+    driver.finish()
 
     got = driver.got
     for handle, fields in enumerate(workload):
@@ -149,9 +219,13 @@ def test_tokens_do_not_depend_on_the_schedule(
             check_sequence(driver, handle, index, fields, cancelled)
     event(f"drafts accepted: {driver.engine.counters.speculation.accepted_tokens > 0}")
     event(f"preempted: {driver.engine.counters.num_preemptions > 0}")
+    event(f"workers lost: {len(driver.lost) > 0}")
     assert driver.engine.num_requests == 0
-    assert driver.engine.num_running == 0
-    assert driver.engine.num_free_blocks == num_blocks, "blocks leaked"
+    assert driver.engine.num_running == driver.engine.num_waiting == 0
+    for peer in driver.peers:
+        assert peer.replica.waiting.num_sequences == peer.replica.waiting.num_tokens == 0
+        assert peer.replica.load == 0
+    assert driver.engine.num_free_blocks == driver.engine.num_blocks, "blocks leaked"
 
 
 def reconnect(driver: Driver, submitted: dict[int, dict]) -> set[int]:

@@ -145,10 +145,10 @@ def test_what_cannot_be_drafts_is_left_out_and_counted(changes: dict) -> None:
         token_ids=np.array([5], dtype=np.int32),
     )
     real = driver.replies.popleft()
-    driver.engine.drafts.take(replace(reply, **changes), driver.now)
+    driver.drafts.take(replace(reply, **changes), driver.now)
     assert driver.engine.counters.num_invalid_drafts == 1
     if "request_id" in changes:  # the answer itself is still to come
-        driver.engine.drafts.take(real, driver.now)
+        driver.drafts.take(real, driver.now)
     assert driver.plan()
     driver.run()
     assert driver.got.tokens[1, 0] == expected(driver, 24)
@@ -156,9 +156,8 @@ def test_what_cannot_be_drafts_is_left_out_and_counted(changes: dict) -> None:
 
 def test_another_vocabulary_is_refused() -> None:
     driver = make_driver()
-    driver.attach_drafter(FakeDrafter(vocab_size=65))
     with pytest.raises(InvalidWorkerError, match="a vocabulary of 65 tokens, fake-model one of 64"):
-        driver.engine.drafts.check()
+        driver.attach_drafter(FakeDrafter(vocab_size=65))
     driver.submit(1, PROMPT, max_tokens=8)
     driver.run()
     assert drafted_plans(driver) == 0
@@ -167,18 +166,8 @@ def test_another_vocabulary_is_refused() -> None:
 def test_a_worker_that_verifies_nothing_has_no_use_for_drafts() -> None:
     driver = Driver()
     driver.attach()
-    driver.attach_drafter()
     with pytest.raises(InvalidWorkerError, match="verifies no drafts"):
-        driver.engine.drafts.check()
-
-
-def test_a_worker_may_come_after_the_draft_worker() -> None:
-    driver = Driver(worker_info(max_draft_tokens=4), num_speculative_tokens=4)
-    driver.attach_drafter()
-    driver.attach()
-    driver.submit(1, PROMPT, max_tokens=24, ignore_eos=True)
-    driver.run()
-    assert drafted_plans(driver) > 0
+        driver.attach_drafter()
 
 
 def test_sequences_beyond_the_draft_models_length_go_on_without() -> None:

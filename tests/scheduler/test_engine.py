@@ -280,7 +280,7 @@ def test_siblings_share_the_prompts_blocks_and_differ_in_their_seed(driver: Driv
 def test_siblings_that_are_held_back_take_no_memory_of_their_own() -> None:
     d = Driver()
     d.submit(1, [7] * 9, n=3)
-    request = next(iter(d.engine._requests[d.client].values()))
+    request = next(iter(d.engine._requests))
     assert [len(sequence.tokens) for sequence in request.sequences] == [9, 0, 0]
 
 

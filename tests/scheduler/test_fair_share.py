@@ -226,7 +226,7 @@ def test_slots_are_given_up_only_until_they_are_even() -> None:
         submit(d, handle, "b", max_tokens=60)
     for _ in range(20):
         d.step()
-    shares = [s.request.tenant.name for s in d.engine._worker.batch.running()]  # type: ignore[union-attr]
+    shares = [s.request.tenant.name for s in d.peers[0].replica.worker.batch.running()]
     assert sorted(shares) == ["a", "a", "b", "b"]
     assert d.engine.counters.num_preemptions == 2
     d.run()

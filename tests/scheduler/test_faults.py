@@ -7,7 +7,7 @@ from support.engine_driver import Driver
 from support.fake_worker import generate
 from taco_proto.sampling_params import SamplingParams
 from taco_proto.steps import StepOutput, StepPlan
-from taco_scheduler.in_flight import InvalidOutputError
+from taco_scheduler.in_flight import InvalidOutputError, StaleOutputError
 
 POISON = 60
 
@@ -32,8 +32,8 @@ def test_one_poisonous_request_is_quarantined_and_the_others_live(
     while d.step():
         if kills and any(output.error for output in d.outputs):
             d.lose_worker()
-            d.worker.fails = poisoned
             d.attach()
+            d.worker.fails = poisoned
     assert {handle: code for handle, (code, _) in d.got.errors.items()} == {5: 500}
     assert "request-5 is given up" in caplog.text
     for handle, prompt in prompts.items():
@@ -113,11 +113,12 @@ def test_late_outputs_of_an_older_epoch_are_dropped() -> None:
     d.attach()
     d.submit(1, [4, 5, 6], max_tokens=6, ignore_eos=True)
     d.plan()
-    late = d.outputs[0]
+    lost, late = d.peers[0], d.outputs[0]
     d.lose_worker()
-    d.engine.commit(late, d.now)
-    d.attach()
-    d.engine.commit(late, d.now)
+    d.engine.commit(lost.replica, late, d.now)
+    again = d.attach()
+    with pytest.raises(StaleOutputError):
+        d.engine.commit(again.replica, late, d.now)
     d.run()
     assert d.got.tokens[1, 0] == generate(
         [4, 5, 6], SamplingParams(max_tokens=6, ignore_eos=True), d.info, 1
@@ -144,7 +145,7 @@ def test_an_impossible_output_changes_nothing(change: dict) -> None:
     good = {"epoch": 1, "step_id": 1, "slots": np.array([0], np.int32)}
     good["token_ids"] = np.array([1], np.int32)
     with pytest.raises(InvalidOutputError):
-        d.engine.commit(StepOutput(**{**good, **change}), d.now)
+        d.engine.commit(d.peers[0].replica, StepOutput(**{**good, **change}), d.now)
     d.run()
     assert len(d.got.tokens[1, 0]) == 6
 

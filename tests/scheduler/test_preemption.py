@@ -23,8 +23,7 @@ def run_until_one_lands(d: Driver) -> Sequence:
     """Until a sequence is preempted and waits for outputs of steps that it is in."""
     for _ in range(100):
         d.plan()
-        worker = d.engine._worker
-        assert worker is not None
+        worker = d.peers[0].replica.worker
         if worker.landing:
             return next(iter(worker.landing.values()))
         if len(d.outputs) == 2:

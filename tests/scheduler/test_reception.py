@@ -106,7 +106,7 @@ def test_who_has_run_is_not_refused_when_it_waits_again() -> None:
         d.submit(handle, [handle + 1] * 4, tenant=FLOOD, max_tokens=20, ignore_eos=True)
         d.step()
     d.lose_worker()
-    assert d.engine._reception.lobby.num_requests == 4
+    assert d.engine._requests._reception.lobby.num_requests == 4
     flood(d, 1, first=10)
     d.submit(100, [1], tenant=OTHER)
     d.collect()
@@ -114,8 +114,8 @@ def test_who_has_run_is_not_refused_when_it_waits_again() -> None:
     d.attach()
     d.run()
     assert sorted(h for h, _ in d.got.reasons) == [0, 1, 2, 3]
-    assert d.engine._reception.lobby.num_requests == 0
-    assert d.engine._reception.lobby.num_tokens == 0
+    assert d.engine._requests._reception.lobby.num_requests == 0
+    assert d.engine._requests._reception.lobby.num_tokens == 0
 
 
 def test_a_cancelled_request_leaves_its_place() -> None:
@@ -147,7 +147,7 @@ def test_the_wait_is_what_is_queued_over_the_rate_at_which_it_leaves() -> None:
     for _ in range(20):
         d.step()  # 10 ms and one prompt each
         d.now += 0.19
-    assert d.engine._reception.lobby.num_requests == 80 - 1
+    assert d.engine._requests._reception.lobby.num_requests == 80 - 1
     flood(d, 21, first=200, prompt=8)
     assert retry_after(d) == 20, "800 tokens at 40 a second"
 
@@ -162,8 +162,8 @@ def test_a_tenant_waits_for_its_part_of_the_rate() -> None:
         d.step()
         d.now += 0.19
     flood(d, 30, first=200, prompt=8)
-    lobby = d.engine._reception.lobby
-    share = d.engine._reception.fair_share.share_of(FLOOD, 0)
+    lobby = d.engine._requests._reception.lobby
+    share = d.engine._requests._reception.fair_share.share_of(FLOOD, 0)
     tokens = lobby._parties[share].num_tokens
     assert retry_after(d) == pytest.approx(tokens / 20, abs=1.1), "half of 40 a second"
 

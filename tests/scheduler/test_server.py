@@ -99,16 +99,9 @@ async def test_requests_wait_for_a_worker_and_survive_its_loss(stub: SchedulerSt
     await first.serve(num_steps=5)
     first.call.cancel()  # as if it was killed: no goodbye
     second = WorkerPeer(stub, FakeWorker(worker_info(name="replacement")))
-    # The scheduler may see the hello before the end of the first stream.
-    while True:
-        await second.hello()
-        async with background(second.serve()) as serving:
-            received = await peer.read_until(
-                lambda got: serving.done() or len(got.reasons) == len(requests)
-            )
-        if len(received.reasons) == len(requests):
-            break
-        second = WorkerPeer(stub, second.worker)
+    await second.hello()
+    async with background(second.serve()):
+        received = await peer.read_ends(len(requests))
     for h, request in enumerate(requests):
         expected = generate([h + 1] * 9, request.sampling, worker_info(), h)
         assert received.tokens[h, 0] == expected
@@ -273,11 +266,14 @@ async def test_protocol_versions_must_match(stub: SchedulerStub) -> None:
     assert await status(peer.call) is grpc.StatusCode.FAILED_PRECONDITION
 
 
-async def test_a_second_worker_waits_its_turn(stub: SchedulerStub, worker: WorkerPeer) -> None:
+async def test_a_worker_of_another_model_is_refused(
+    stub: SchedulerStub, worker: WorkerPeer
+) -> None:
     await assert_alive(stub)
-    other = WorkerPeer(stub, FakeWorker(worker_info(name="other")))
+    other = WorkerPeer(stub, FakeWorker(worker_info(name="other", vocab_size=65)))
     await other.hello()
-    assert await status(other.call) is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert await status(other.call) is grpc.StatusCode.FAILED_PRECONDITION
+    assert "vocab_size" in await other.call.details()
     await assert_alive(stub)
 
 

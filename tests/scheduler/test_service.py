@@ -12,7 +12,9 @@ from support.fake_worker import FakeWorker, generate, worker_info
 from taco_proto.config import SchedulerConfig
 from taco_proto.errors import ConfigurationError
 from taco_proto.steps import StepOutput, StepPlan
-from taco_scheduler.service import SchedulerService, WorkerRefusedError
+from taco_scheduler.admission import OtherModelError
+from taco_scheduler.replica import Replica
+from taco_scheduler.service import SchedulerService
 from taco_scheduler.session import ClientSession, SessionClosedError
 
 
@@ -116,9 +118,9 @@ async def test_steps_run_while_the_next_one_is_planned(service: SchedulerService
     service.attach_local(Waiting())
     plan, num_plans = service.engine.plan, 0
 
-    def counting_plan(now: float) -> StepPlan | None:
+    def counting_plan(replica: Replica, now: float) -> StepPlan | None:
         nonlocal num_plans
-        result = plan(now)
+        result = plan(replica, now)
         num_plans += result is not None
         if num_plans == 2:
             queued.release()
@@ -208,17 +210,52 @@ async def test_a_bug_in_the_loop_ends_the_sessions_with_it(service: SchedulerSer
     def broken(now: float) -> None:
         raise ZeroDivisionError
 
-    service.engine.plan = broken  # type: ignore[method-assign]
+    service.engine.expire = broken  # type: ignore[method-assign]
     session.submit(make_request(1, [4]))
     with pytest.raises(SessionClosedError, match="failed"):
         await session.next_batch()
     await service.died()
 
 
-async def test_a_second_local_worker_is_turned_away(service: SchedulerService) -> None:
+@pytest.mark.parametrize(
+    "change", [{"model": "other"}, {"vocab_size": 65}, {"eos_token_ids": (1,)}, {"block_size": 8}]
+)
+async def test_workers_of_another_model_are_turned_away(
+    service: SchedulerService, change: dict
+) -> None:
     service.attach_local(FakeWorker())
-    with pytest.raises(WorkerRefusedError):
-        service.attach_local(FakeWorker())
+    with pytest.raises(OtherModelError, match=f"has {next(iter(change))} "):
+        service.attach_local(FakeWorker(worker_info(**change)))
+    service.attach_local(FakeWorker(worker_info(num_blocks=100, max_model_len=200)))
+    assert service.num_workers == 2
+    model = await service.first_model_info()
+    assert (model.max_model_len, model.num_blocks) == (200, 164)
+
+
+async def test_a_broken_local_worker_ends_the_sessions_unless_there_is_another_one(
+    service: SchedulerService,
+) -> None:
+    class Breaking(FakeWorker):
+        def execute(self, plan: StepPlan) -> StepOutput:
+            self.is_broken = True
+            return StepOutput(epoch=plan.epoch, step_id=plan.step_id, error="CUDA error")
+
+    service.attach_local(Breaking())
+    service.attach_local(FakeWorker())
+    session = service.connect("a")
+    request = make_request(1, [4, 5, 6], max_tokens=20, ignore_eos=True)
+    session.submit(request)
+    received = await collect(session, 1)
+    assert received.tokens[1, 0] == generate([4, 5, 6], request.sampling, worker_info(), 1)
+    assert service.num_workers == 1
+    last = SchedulerService(SchedulerConfig(log_stats=False))
+    await last.start()
+    last.attach_local(Breaking())
+    session = last.connect("b")
+    session.submit(make_request(1, [4, 5, 6]))
+    with pytest.raises(SessionClosedError, match="the device has failed"):
+        await session.next_batch()
+    await last.stop()
 
 
 def test_limits_of_zero_are_a_configuration_error() -> None:

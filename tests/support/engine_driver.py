@@ -12,8 +12,10 @@ from taco_proto.drafts import DraftReply
 from taco_proto.requests import FinishReason, GenerateRequest, OutputBatch
 from taco_proto.sampling_params import SamplingParams
 from taco_proto.steps import StepOutput, StepPlan, WorkerInfo
+from taco_scheduler.draft_desk import DraftDesk
 from taco_scheduler.engine import Engine
 from taco_scheduler.outbox import Outbox
+from taco_scheduler.replica import Replica
 
 
 def pack(tokens: list[int]) -> bytes:
@@ -82,20 +84,31 @@ class Received:
             self.errors[error.handle] = (error.code, error.message)
 
 
-class Driver:
-    """One engine, one worker at a time, any number of clients.
+class Peer:
+    """A worker that is attached, and its draft worker if it has one.
 
     Outputs wait in `outputs` until they are delivered, so that a test chooses how late they are.
+    """
+
+    def __init__(self, worker: FakeWorker, replica: Replica) -> None:
+        self.worker = worker
+        self.replica = replica
+        self.outputs: deque[StepOutput] = deque()
+        self.drafter: FakeDrafter | None = None
+        self.replies: deque[DraftReply] = deque()
+
+
+class Driver:
+    """One engine, any number of workers, any number of clients.
+
+    What names no peer is about the first one.
     """
 
     def __init__(self, info: WorkerInfo | None = None, **config: object) -> None:
         self.config = SchedulerConfig(**config)  # type: ignore[arg-type]
         self.info = info or worker_info()
         self.engine = Engine(self.config)
-        self.worker = self.new_worker()
-        self.outputs: deque[StepOutput] = deque()
-        self.drafter: FakeDrafter | None = None
-        self.replies: deque[DraftReply] = deque()
+        self.peers: list[Peer] = []
         self.plans: list[StepPlan] = []
         self.received: dict[Outbox, Received] = {}
         self.client = self.connect()
@@ -106,65 +119,104 @@ class Driver:
         """What the first client has received."""
         return self.received[self.client]
 
-    def new_worker(self) -> FakeWorker:
-        return FakeWorker(self.info, self.config.max_num_batched_tokens)
+    @property
+    def worker(self) -> FakeWorker:
+        return self.peers[0].worker
+
+    @property
+    def outputs(self) -> deque[StepOutput]:
+        return self.peers[0].outputs
+
+    @property
+    def drafts(self) -> DraftDesk:
+        return self.peers[0].replica.drafts
+
+    @property
+    def drafter(self) -> FakeDrafter | None:
+        return self.peers[0].drafter
+
+    @property
+    def replies(self) -> deque[DraftReply]:
+        return self.peers[0].replies
 
     def connect(self) -> Outbox:
         outbox = self.engine.connect()
         self.received[outbox] = Received()
         return outbox
 
-    def attach(self) -> None:
-        self.engine.attach(self.info)
+    def attach(self, info: WorkerInfo | None = None) -> Peer:
+        worker = FakeWorker(info or self.info, self.config.max_num_batched_tokens)
+        peer = Peer(worker, self.engine.attach(worker.info))
+        self.peers.append(peer)
+        return peer
 
-    def lose_worker(self, *, is_fault: bool = True) -> None:
-        """The process ends, with all plans that it was sent; another one takes its place."""
-        self.engine.detach(is_fault=is_fault)
-        self.outputs.clear()
-        self.worker = self.new_worker()
+    def lose_worker(self, peer: Peer | None = None, *, is_fault: bool = True) -> None:
+        """The process ends, with all plans that it was sent."""
+        peer = peer or self.peers[0]
+        self.peers.remove(peer)
+        self.engine.detach(peer.replica, is_fault=is_fault)
+
+    def drain(self, peer: Peer, seconds: float = 5.0) -> None:
+        """The worker wants to leave; `step` lets it go when it may."""
+        self.engine.drain(peer.replica, self.now + seconds)
+
+    def release_leavers(self) -> None:
+        for peer in list(self.peers):
+            if peer.replica.is_done(self.now):
+                self.lose_worker(peer, is_fault=False)
 
     def submit(self, handle: int, prompt: list[int], **fields: Any) -> None:
         self.engine.submit(self.client, make_request(handle, prompt, **fields), self.now)
 
-    def attach_drafter(self, drafter: FakeDrafter | None = None) -> None:
-        self.drafter = drafter or FakeDrafter(self.info.vocab_size, self.info.max_model_len)
-        self.engine.drafts.attach(self.drafter.info)
+    def attach_drafter(self, drafter: FakeDrafter | None = None, peer: Peer | None = None) -> None:
+        peer = peer or self.peers[0]
+        drafter = drafter or FakeDrafter(self.info.vocab_size, self.info.max_model_len)
+        peer.replica.drafts.attach(drafter.info)
+        peer.drafter = drafter
 
-    def lose_drafter(self) -> None:
-        self.engine.drafts.detach()
-        self.drafter = None
-        self.replies.clear()
+    def lose_drafter(self, peer: Peer | None = None) -> None:
+        peer = peer or self.peers[0]
+        peer.replica.drafts.detach()
+        peer.drafter = None
+        peer.replies.clear()
 
-    def ask(self) -> bool:
-        """Sends the draft worker a request; False if there was none."""
-        request = self.engine.drafts.request(self.now)
-        if request is None or self.drafter is None:
+    def ask(self, peer: Peer | None = None) -> bool:
+        """Sends a draft worker a request; False if there was none."""
+        peer = peer or self.peers[0]
+        request = peer.replica.drafts.request(self.now)
+        if request is None or peer.drafter is None:
             return False
-        self.replies.append(self.drafter.draft(request))
+        peer.replies.append(peer.drafter.draft(request))
         return True
 
-    def reply(self) -> bool:
-        """Hands over the draft worker's oldest reply; False if there is none."""
-        if not self.replies:
+    def reply(self, peer: Peer | None = None) -> bool:
+        """Hands over a draft worker's oldest reply; False if there is none."""
+        peer = peer or self.peers[0]
+        if not peer.replies:
             return False
-        self.engine.drafts.take(self.replies.popleft(), self.now)
+        peer.replica.drafts.take(peer.replies.popleft(), self.now)
         return True
 
-    def plan(self) -> bool:
+    def plan(self, peer: Peer | None = None) -> bool:
         """Plans and sends one step, after asking for drafts; False if there was none."""
-        self.ask()
-        plan = self.engine.plan(self.now)
+        self.engine.expire(self.now)
+        if not self.peers:
+            return False
+        peer = peer or self.peers[0]
+        self.ask(peer)
+        plan = self.engine.plan(peer.replica, self.now)
         if plan is None:
             return False
         self.plans.append(plan)
-        self.outputs.append(self.worker.execute(plan))
+        peer.outputs.append(peer.worker.execute(plan))
         return True
 
-    def deliver(self) -> bool:
-        """Hands over the oldest output; False if there is none."""
-        if not self.outputs:
+    def deliver(self, peer: Peer | None = None) -> bool:
+        """Hands over the oldest output of a worker; False if there is none."""
+        peer = peer or self.peers[0]
+        if not peer.outputs:
             return False
-        self.engine.commit(self.outputs.popleft(), self.now)
+        self.engine.commit(peer.replica, peer.outputs.popleft(), self.now)
         return True
 
     def collect(self) -> None:
@@ -172,12 +224,18 @@ class Driver:
             received.add(outbox.take())
 
     def step(self) -> bool:
-        """Plans as far ahead as allowed, then takes one output; False if nothing happened."""
+        """Plans as far ahead as allowed, then takes one output of each worker; False if nothing
+        happened.
+        """
+        self.engine.expire(self.now)
+        self.release_leavers()
         progress = False
-        while self.plan():
-            progress = True
-        progress |= self.deliver()
-        progress |= self.reply()
+        for peer in self.peers:
+            while self.plan(peer):
+                progress = True
+        for peer in self.peers:
+            progress |= self.deliver(peer)
+            progress |= self.reply(peer)
         self.collect()
         self.now += 0.01
         return progress

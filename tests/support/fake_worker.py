@@ -88,11 +88,13 @@ class FakeWorker:
 
     Args:
         fails: tells which steps fail, by their step id.
+        is_broken: no step will ever succeed again.
     """
 
     info: WorkerInfo = field(default_factory=worker_info)
     max_num_batched_tokens: int | None = None
     fails: Callable[[StepPlan], bool] = lambda plan: False
+    is_broken: bool = False
 
     def __post_init__(self) -> None:
         kv = np.full((self.info.num_blocks, 2, self.info.block_size), -1, dtype=np.int64)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from support.engine_driver import Received
 from taco_proto.config import SchedulerConfig
 from taco_proto.requests import GenerateRequest, OutputBatch
-from taco_scheduler.replica import StepExecutor
+from taco_scheduler.replica_links import StepExecutor
 from taco_scheduler.service import SchedulerService
 
 _SECONDS = 120

@@ -105,6 +105,12 @@ class BlockManager:
         self._live.add(table)
         return table
 
+    def num_cached_tokens(self, tokens: memoryview | bytes, namespace: CacheNamespace) -> int:
+        """Tokens of a sequence that `allocate` would find in the prefix cache; changes nothing."""
+        num_readable = (memoryview(tokens).nbytes // TOKEN_BYTES - 1) // self.block_size
+        match = self._tree.match(namespace, self._packed(tokens, 0, num_readable))
+        return len(match.blocks) * self.block_size
+
     def extend(self, table: BlockTable, num_tokens: int) -> list[int] | None:
         """Appends blocks until the table covers `num_tokens` tokens.
 
