@@ -1,11 +1,18 @@
 """Where the KV of each sequence lives: block tables over the pool and the prefix cache."""
 
+import logging
 from dataclasses import dataclass
 
+from taco_proto.kv_tiers import BlockCopies
 from taco_scheduler.kv.block_pool import BlockPool
-from taco_scheduler.kv.radix_tree import Node, RadixTree
+from taco_scheduler.kv.hit_counts import HitCounts
+from taco_scheduler.kv.host_tier import HostTier
+from taco_scheduler.kv.node import Node
+from taco_scheduler.kv.radix_tree import RadixTree
 
 TOKEN_BYTES = 4  # token ids travel as packed little-endian int32
+LOGGED_BLOCKS = 100
+logger = logging.getLogger("taco.scheduler")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,25 +45,53 @@ class BlockTable:
 
 
 class BlockManager:
-    """Owns every device block.
+    """Owns every device block, and every host block.
 
-    A block is *free*, *cached* (only the radix tree holds it, and no sequence pins it: evictable)
-    or *active* (all others). What is free or cached, an allocation can get.
+    A device block is *free*, *cached* (only the radix tree holds it, and no sequence pins it:
+    evictable) or *active* (all others). What is free or cached, an allocation can get.
+
+    What is evicted goes to the host tier and comes back when it is asked for. Both are copies that
+    the worker makes before the rows of the next step: whoever plans a step calls `take_copies`.
     """
 
     def __init__(
-        self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool = True
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        enable_prefix_caching: bool = True,
+        num_host_blocks: int = 0,
+        offload_min_accesses: int = 1,
+        max_cached_device_blocks: int | None = None,
+        log_hit_counts: bool = False,
     ) -> None:
-        """Raises ValueError if `num_blocks` or `block_size` is below 1."""
+        """
+        Args:
+            num_host_blocks: blocks of the host tier; 0: there is none.
+            offload_min_accesses: what fewer sequences have used is lost when it is evicted.
+            max_cached_device_blocks: the most cached blocks; None: as many as there is room for.
+            log_hit_counts: log where blocks were found after every hundred of them.
+
+        Raises:
+            ValueError: `num_blocks` or `block_size` is below 1, or `num_host_blocks` below 0.
+        """
         if block_size < 1:
             raise ValueError(f"block_size must be at least 1, got {block_size}")
         self.block_size = block_size
         self.num_blocks = num_blocks
         self.enable_prefix_caching = enable_prefix_caching
+        self.hits = HitCounts()
+        self._max_cached = (
+            num_blocks if max_cached_device_blocks is None else max_cached_device_blocks
+        )
+        self._log_hits = log_hit_counts
         self._block_bytes = block_size * TOKEN_BYTES
         self._live: set[BlockTable] = set()
         self._pool = BlockPool(num_blocks)
-        self._tree = RadixTree(self._block_bytes)
+        self._host = (
+            HostTier(num_host_blocks) if num_host_blocks and enable_prefix_caching else None
+        )
+        self._tree = RadixTree(self._block_bytes, self._host, offload_min_accesses)
 
     @property
     def num_free_blocks(self) -> int:
@@ -68,6 +103,11 @@ class BlockManager:
         """Share of the blocks that are active, 0 to 1."""
         return 1 - self.num_free_blocks / self.num_blocks
 
+    @property
+    def host_usage(self) -> float:
+        """Share of the host blocks that are in use, 0 to 1."""
+        return 0.0 if self._host is None else self._host.usage
+
     def allocate(
         self,
         tokens: memoryview | bytes,
@@ -78,6 +118,8 @@ class BlockManager:
         num_spare_blocks: int = 0,
     ) -> BlockTable | None:
         """Makes a sequence's table: its longest cached prefix, pinned, and new blocks behind it.
+
+        What only the host holds of the prefix is loaded into new blocks before the next step runs.
 
         Args:
             tokens: packed int32 ids of the whole sequence, prompt and emitted tokens. At least one
@@ -93,23 +135,27 @@ class BlockManager:
         num_ids = memoryview(tokens).nbytes // TOKEN_BYTES
         num_readable = (num_ids - 1) // self.block_size if read_cache else 0
         match = self._tree.match(namespace, self._packed(tokens, 0, num_readable))
-        num_matched = len(match.blocks)
-        num_new = max(0, self._num_blocks_for(num_tokens) - num_matched)
+        num_loaded = match.num_host_blocks
+        num_matched = len(match.blocks) + num_loaded
+        num_new = max(self._num_blocks_for(num_tokens), num_matched) - len(match.blocks)
         if num_new + num_spare_blocks > self.num_free_blocks - match.num_evictable:
             return None
         node = self._tree.pin(match)
         self._pool.retain(match.blocks)
-        table = BlockTable(
-            match.blocks + self._take(num_new), num_matched * self.block_size, node, num_matched
-        )
+        new = self._take(num_new)
+        if num_loaded:
+            self._pool.retain(new[:num_loaded])
+            self._tree.load(node, new[:num_loaded])
+        table = BlockTable(match.blocks + new, num_matched * self.block_size, node, num_matched)
         self._live.add(table)
+        self._count_hits(len(match.blocks), num_loaded, num_new - num_loaded)
         return table
 
     def num_cached_tokens(self, tokens: memoryview | bytes, namespace: CacheNamespace) -> int:
         """Tokens of a sequence that `allocate` would find in the prefix cache; changes nothing."""
         num_readable = (memoryview(tokens).nbytes // TOKEN_BYTES - 1) // self.block_size
         match = self._tree.match(namespace, self._packed(tokens, 0, num_readable))
-        return len(match.blocks) * self.block_size
+        return (len(match.blocks) + match.num_host_blocks) * self.block_size
 
     def extend(self, table: BlockTable, num_tokens: int) -> list[int] | None:
         """Appends blocks until the table covers `num_tokens` tokens.
@@ -145,12 +191,20 @@ class BlockManager:
         self._check_live(table)
         self._cache_full_blocks(table, tokens, num_tokens, step_id)
 
+    def take_copies(self, step_id: int) -> BlockCopies | None:
+        """The copies that the next step begins with, once it is known who runs in it.
+
+        What is offloaded can be found again when that step is confirmed.
+        """
+        return self._tree.take_copies(step_id)
+
     def confirm(self, step_id: int) -> None:
-        """The steps up to `step_id` are done: what they published cannot be withdrawn any more."""
+        """The steps up to `step_id` are done: nothing that they published or copied can fail."""
         self._tree.confirm(step_id)
 
     def withdraw(self) -> None:
-        """A step failed: what unconfirmed steps published leaves the cache, with all behind it.
+        """A step failed: what unconfirmed steps published or loaded leaves the cache, with all
+        behind it, and what they offloaded.
 
         Tables that shared such a block hold tokens that were never computed. They, and all that had
         a part in the failed steps, are to be released and their sequences allocated anew; until
@@ -183,6 +237,9 @@ class BlockManager:
         self._pool.release(table.blocks)
         table.node = None
         table.blocks = []
+        num_excess = self._tree.num_evictable - self._max_cached
+        if num_excess > 0:
+            self._pool.release(self._tree.evict(num_excess))
 
     def _cache_full_blocks(
         self, table: BlockTable, tokens: memoryview | bytes, num_tokens: int, step_id: int | None
@@ -206,6 +263,14 @@ class BlockManager:
         blocks = self._pool.allocate(count)
         assert blocks is not None
         return blocks
+
+    def _count_hits(self, num_device: int, num_host: int, num_missed: int) -> None:
+        before = self.hits.total
+        self.hits.device += num_device
+        self.hits.host += num_host
+        self.hits.missed += num_missed
+        if self._log_hits and self.hits.total // LOGGED_BLOCKS > before // LOGGED_BLOCKS:
+            logger.info("%s", self.hits)
 
     def _packed(self, tokens: memoryview | bytes, start: int, end: int) -> bytes:
         """The packed ids of the blocks start … end - 1."""

@@ -1,13 +1,14 @@
-"""Who owns which device block: a free list and reference counts."""
+"""Who owns which block: a free list and reference counts."""
 
 from collections.abc import Iterable
 
 
 class BlockPool:
-    """The blocks 0 … num_blocks - 1 of the device's KV memory.
+    """The blocks 0 … num_blocks - 1 of one tier.
 
-    A block's reference count is the number of its owners: the sequences that hold it, and one for
-    the radix tree if it holds it. A block without owners is on the free list, exactly once.
+    A block's reference count is the number of its owners: the sequences that hold it (on the
+    device) or the copies that read or write it (on the host), and one for the radix tree if it
+    holds it. A block without owners is on the free list, exactly once.
 
     Raises:
         ValueError: there is no block.
@@ -25,6 +26,9 @@ class BlockPool:
     @property
     def num_free(self) -> int:
         return len(self._free)
+
+    def num_owners(self, block: int) -> int:
+        return self._references[block]
 
     def allocate(self, count: int) -> list[int] | None:
         """Takes `count` blocks, each with one reference; None, taking none, if too few are free."""

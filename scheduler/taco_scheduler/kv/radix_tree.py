@@ -4,65 +4,23 @@ The tree of SGLang's RadixAttention (Zheng et al. 2023, arXiv:2312.07104, sectio
 Token ids are compared as packed bytes, by value; no hash stands for them.
 """
 
+import sys
 from collections import OrderedDict
 from collections.abc import Hashable
-from dataclasses import dataclass
 
+from taco_proto.kv_tiers import BlockCopies
+from taco_scheduler.kv.host_residents import HostResidents
+from taco_scheduler.kv.host_tier import HostTier
+from taco_scheduler.kv.node import Node, PrefixMatch, Root
 
-class Node:
-    """A run of blocks that continues its parent's.
-
-    Attributes:
-        parent: None for a root and for a node that was evicted.
-        key: the packed token ids of `blocks`.
-        children: by the packed token ids of their first block, in which siblings differ.
-        lock_count: pins at this node or below it; only an unlocked node can be evicted.
-        step_id: the step that fills the blocks, until it is known to have succeeded.
-    """
-
-    __slots__ = ("blocks", "children", "key", "lock_count", "parent", "step_id")
-
-    def __init__(
-        self, parent: "Node | None", key: bytes, blocks: list[int], step_id: int | None = None
-    ) -> None:
-        self.parent = parent
-        self.key = memoryview(key)
-        self.blocks = blocks
-        self.children: dict[bytes, Node] = {}
-        self.lock_count = 0
-        self.step_id = step_id
-
-
-class Root(Node):
-    """The empty prefix of one namespace."""
-
-    __slots__ = ("namespace",)
-
-    def __init__(self, namespace: Hashable) -> None:
-        super().__init__(None, b"", [])
-        self.namespace = namespace
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixMatch:
-    """A cached prefix, valid until the tree changes.
-
-    Attributes:
-        node: where the prefix ends; None if the namespace caches nothing.
-        num_node_blocks: how many of the node's blocks belong to the prefix.
-        blocks: the prefix's blocks.
-        num_evictable: how many of them an eviction could take as long as the match is not pinned.
-    """
-
-    namespace: Hashable
-    node: Node | None
-    num_node_blocks: int
-    blocks: list[int]
-    num_evictable: int
+NOT_SENT = sys.maxsize  # stands for the step that loads will be sent with, behind all others
 
 
 class RadixTree:
     """Cached prefixes by namespace, evicted in the order in which they were last unpinned.
+
+    What leaves the device goes to the host tier, if there is one. A block that no tier holds any
+    more leaves the tree, with all that continues it.
 
     A pin locks a node and all its ancestors. Unlocked nodes stand in `_lru` in the order in which
     their last pin went. A pin goes from the bottom up, so a node always stands behind its
@@ -70,10 +28,15 @@ class RadixTree:
     takes O(1) and needs no clock.
     """
 
-    def __init__(self, block_bytes: int) -> None:
+    def __init__(
+        self, block_bytes: int, host: HostTier | None = None, offload_min_uses: int = 1
+    ) -> None:
         """`block_bytes`: size of one block's packed token ids."""
         self.num_evictable = 0
         self._block_bytes = block_bytes
+        self._host = host
+        self._residents = HostResidents(host, offload_min_uses, self._cut) if host else None
+        self._num_counted_uses = offload_min_uses
         self._roots: dict[Hashable, Root] = {}
         self._lru: OrderedDict[Node, None] = OrderedDict()
         self._unconfirmed: dict[int, list[Node]] = {}
@@ -82,39 +45,67 @@ class RadixTree:
         """The longest cached prefix of `key` in whole blocks; changes nothing."""
         block_bytes = self._block_bytes
         node: Node | None = self._roots.get(namespace)
-        position = num_node_blocks = num_evictable = 0
+        position = num_node_blocks = num_host_blocks = num_evictable = 0
         blocks: list[int] = []
-        while node is not None and num_node_blocks == len(node.blocks):
+        while node is not None and num_node_blocks == len(node.blocks) + node.num_below:
             child = node.children.get(key[position : position + block_bytes])
             if child is None:
                 break
-            node = child
-            num_node_blocks = self._num_common_blocks(node, key, position)
-            position += num_node_blocks * block_bytes
-            blocks += node.blocks[:num_node_blocks]
+            num_common = self._num_common_blocks(child, key, position)
+            num_on_device = min(num_common, len(child.blocks))
+            if num_on_device < num_common:
+                assert self._host is not None
+                num_on_host = self._host.num_readable(child.host_blocks[num_on_device:num_common])
+                if num_on_device + num_on_host == 0:
+                    break
+                num_common = num_on_device + num_on_host
+                num_host_blocks += num_on_host
+            node, num_node_blocks = child, num_common
+            position += num_common * block_bytes
+            blocks += node.blocks[:num_common]
             if node.lock_count == 0:
-                num_evictable += num_node_blocks
-        return PrefixMatch(namespace, node, num_node_blocks, blocks, num_evictable)
+                num_evictable += num_on_device
+        return PrefixMatch(namespace, node, num_node_blocks, blocks, num_host_blocks, num_evictable)
 
     def pin(self, match: PrefixMatch) -> Node:
-        """Locks a prefix that was just matched; returns the node that ends with it."""
+        """Locks a prefix that was just matched; returns the node that ends with it.
+
+        If the match has host blocks, `load` must follow.
+        """
         end = match.node
         if end is None:
             end = self._roots[match.namespace] = Root(match.namespace)
-        elif match.num_node_blocks < len(end.blocks):
+        elif match.num_node_blocks < end.num_blocks:
             end = self._split(end, match.num_node_blocks)
         node: Node | None = end
         while node is not None:
+            if node.num_below and node.blocks:
+                self._split(node, len(node.blocks))
             self._lock(node)
             node = node.parent
         return end
+
+    def load(self, end: Node, blocks: list[int]) -> None:
+        """Gives the pinned prefix that ends with `end` device blocks for those that only the host
+        holds. The copies are planned; what they fill is not confirmed before they are done.
+        """
+        assert self._host is not None
+        node = end
+        while blocks:
+            num_before = len(blocks) - node.num_below
+            self._host.load(node.host_blocks, blocks[num_before:])
+            self._fill(node, blocks[num_before:], NOT_SENT)
+            blocks = blocks[:num_before]
+            assert node.parent is not None
+            node = node.parent
 
     def insert(
         self, node: Node, key: bytes, blocks: list[int], step_id: int | None
     ) -> tuple[Node, list[int]]:
         """Continues a pinned prefix and moves its pin to the new end.
 
-        What is cached already stays as it is, so that other owners' blocks remain in the tree.
+        What the device holds already stays as it is, so that other owners' blocks remain in the
+        tree. What only the host holds gets the new blocks.
 
         Args:
             node: the end of the pinned prefix.
@@ -124,21 +115,28 @@ class RadixTree:
         Returns:
             The node where the longer prefix ends, and those of `blocks` that the tree took.
         """
+        block_bytes = self._block_bytes
         position = 0
+        taken: list[int] = []
         while position < len(key):
-            child = node.children.get(key[position : position + self._block_bytes])
+            child = node.children.get(key[position : position + block_bytes])
             if child is None:
-                leaf = self._add_leaf(
-                    node, key[position:], blocks[position // self._block_bytes :], step_id
-                )
-                return leaf, leaf.blocks
+                first = position // block_bytes
+                node = self._add_leaf(node, key[position:], blocks[first:], step_id)
+                return node, taken + node.blocks
             num_common = self._num_common_blocks(child, key, position)
-            if num_common < len(child.blocks):
+            if num_common < child.num_blocks:
                 child = self._split(child, num_common)
+            if child.num_below and child.blocks:
+                child = self._split(child, len(child.blocks))
             self._lock(child)
-            position += num_common * self._block_bytes
+            first = position // block_bytes
+            position += child.num_blocks * block_bytes
+            if child.num_below:
+                taken += blocks[first : position // block_bytes]
+                self._fill(child, blocks[first : position // block_bytes], step_id)
             node = child
-        return node, []
+        return node, taken
 
     def unpin(self, node: Node) -> None:
         """Takes back one pin of the prefix that ends with `node`."""
@@ -155,54 +153,100 @@ class RadixTree:
         self._merge_with_ancestors(node)
 
     def evict(self, count: int) -> list[int]:
-        """Removes `count` blocks, or all that can be, from the tails of the oldest leaves."""
+        """Takes `count` blocks, or all that can be, off the tails of the oldest leaves."""
         evicted: list[int] = []
         while len(evicted) < count and self._lru:
             leaf = next(iter(self._lru))
-            missing = count - len(evicted)
-            if missing < len(leaf.blocks):
-                evicted += leaf.blocks[-missing:]
-                del leaf.blocks[-missing:]
+            first = max(0, len(leaf.blocks) - (count - len(evicted)))
+            evicted += leaf.blocks[first:]
+            if self._residents is not None:
+                self._residents.offload(leaf, first)
+            elif first > 0:
+                del leaf.blocks[first:]
                 # A view: a long leaf loses one block at a time and must not be copied each time.
-                leaf.key = leaf.key[: -missing * self._block_bytes]
+                leaf.key = leaf.key[: first * self._block_bytes]
             else:
-                evicted += leaf.blocks
+                self._cut(leaf, 0)
+            if first == 0:
                 del self._lru[leaf]
-                self._unlink(leaf)
-                leaf.parent = None
         self.num_evictable -= len(evicted)
         return evicted
+
+    def take_copies(self, step_id: int) -> BlockCopies | None:
+        """The copies that were planned since the last time, which that step begins with."""
+        if self._host is None:
+            return None
+        loaded = self._unconfirmed.pop(NOT_SENT, None)
+        if loaded is not None:
+            for node in loaded:
+                if node.step_id == NOT_SENT:
+                    node.step_id = step_id
+            self._unconfirmed.setdefault(step_id, []).extend(loaded)
+        return self._host.take_copies(step_id)
 
     def confirm(self, step_id: int) -> None:
         """The steps up to `step_id` have succeeded."""
         for done in [step for step in self._unconfirmed if step <= step_id]:
             for node in self._unconfirmed.pop(done):
-                node.step_id = None
+                if node.step_id == done:  # what was filled again since then waits for that step
+                    node.step_id = None
+        if self._host is not None:
+            self._host.confirm(step_id)
 
     def withdraw(self) -> set[Node]:
-        """Removes what unconfirmed steps inserted, with all that continues it.
+        """Removes what unconfirmed steps inserted or loaded, with all that continues it, and what
+        they copied to the host.
 
         Returns:
             The removed nodes, their parents as they were: a pin at a removed node is from now on a
             pin at its closest ancestor that is still in the tree.
         """
         removed: set[Node] = set()
-        for nodes in self._unconfirmed.values():
+        for step_id, nodes in self._unconfirmed.items():
             for node in nodes:
-                was_evicted = node.parent is None
-                if not was_evicted and node not in removed:
+                is_in_tree = node.parent is not None and node not in removed
+                if is_in_tree and node.step_id == step_id:
                     self._unlink(node)
                     self._collect_subtree(node, removed)
         self._unconfirmed.clear()
+        if self._host is not None and self._residents is not None:
+            self._host.withdraw()
+            for node in removed:
+                self._host.release(node.host_blocks)
+            self._residents.drop_unfilled(self._roots.values())
         return removed
+
+    def _cut(self, node: Node, num_kept: int) -> None:
+        """Leaves a run its first blocks, all that the device holds of it among them; the others
+        leave the tree, with all that continues them.
+        """
+        if self._host is not None and self._residents is not None:
+            below: set[Node] = set()
+            for child in node.children.values():
+                self._collect_subtree(child, below)
+            for removed in below:
+                self._host.release(removed.host_blocks)
+                removed.parent = None
+            node.children.clear()
+            self._host.release(node.host_blocks[num_kept:])
+            del node.host_blocks[num_kept:]
+            node.num_below = num_kept - len(node.blocks)
+            if num_kept == 0:
+                self._residents.forget(node)
+            elif node.num_below == 0:
+                self._residents.offloaded.pop(node, None)
+        if num_kept == 0:
+            self._unlink(node)
+            node.parent = None
+        node.key = node.key[: num_kept * self._block_bytes]
 
     def _num_common_blocks(self, node: Node, key: bytes, position: int) -> int:
         """How many blocks of `node` equal those of `key` at `position`; the first is known to."""
         if key.startswith(node.key, position):
-            return len(node.blocks)
+            return len(node.blocks) + node.num_below
         block_bytes = self._block_bytes
         equal = 1
-        unequal = min(len(node.blocks), (len(key) - position) // block_bytes) + 1
+        unequal = min(node.num_blocks, (len(key) - position) // block_bytes) + 1
         while unequal - equal > 1:
             middle = (equal + unequal) // 2
             start = equal * block_bytes
@@ -216,7 +260,21 @@ class RadixTree:
         if node.lock_count == 0:
             self._lru.pop(node, None)  # absent if it was just split off; roots are never there
             self.num_evictable -= len(node.blocks)
+            if node.num_below and self._residents is not None:
+                self._residents.offloaded.pop(node, None)
         node.lock_count += 1
+        if node.num_uses < self._num_counted_uses:
+            node.num_uses += 1
+
+    def _fill(self, node: Node, blocks: list[int], step_id: int | None) -> None:
+        """Gives a locked run that only the host holds its device blocks."""
+        node.blocks = blocks
+        node.num_below = 0
+        node.step_id = step_id
+        assert self._residents is not None
+        self._residents.note_duplicates(node)
+        if step_id is not None:
+            self._unconfirmed.setdefault(step_id, []).append(node)
 
     def _split(self, node: Node, count: int) -> Node:
         """Moves the first `count` blocks of `node` to a new parent, which the caller locks."""
@@ -224,19 +282,28 @@ class RadixTree:
         assert parent is not None
         cut = count * self._block_bytes
         upper = Node(parent, bytes(node.key[:cut]), node.blocks[:count], node.step_id)
+        upper.num_below = count - len(upper.blocks)
+        upper.host_blocks = node.host_blocks[:count]
         upper.lock_count = node.lock_count
+        upper.num_uses = node.num_uses
         parent.children[self._first_block(upper)] = upper
         node.parent = upper
         node.key = memoryview(bytes(node.key[cut:]))
         node.blocks = node.blocks[count:]
+        node.num_below -= upper.num_below
+        node.host_blocks = node.host_blocks[count:]
         upper.children[self._first_block(node)] = node
+        if not node.blocks:
+            self._lru.pop(node, None)
+        if self._residents is not None:
+            self._residents.note_split(upper, node)
         if node.step_id is not None:
             self._unconfirmed[node.step_id].append(upper)
         return upper
 
     def _add_leaf(self, parent: Node, key: bytes, blocks: list[int], step_id: int | None) -> Node:
         leaf = Node(parent, key, blocks, step_id)
-        leaf.lock_count = 1
+        leaf.lock_count = leaf.num_uses = 1
         parent.children[self._first_block(leaf)] = leaf
         if step_id is not None:
             self._unconfirmed.setdefault(step_id, []).append(leaf)
@@ -254,6 +321,7 @@ class RadixTree:
             and parent.parent is not None
             and len(parent.children) == 1
             and parent.lock_count == node.lock_count
+            and parent.num_uses == node.num_uses
             and parent.step_id is None
             and node.step_id is None
         ):
@@ -261,8 +329,11 @@ class RadixTree:
             parent = parent.parent
         if parent is None or not absorbed:
             return
-        node.key = memoryview(b"".join([run.key for run in [*absorbed, node]]))
-        node.blocks = [block for run in [*absorbed, node] for block in run.blocks]
+        runs = [*absorbed, node]
+        if self._residents is not None:
+            node.host_blocks = self._residents.join(runs)
+        node.key = memoryview(b"".join([run.key for run in runs]))
+        node.blocks = [block for run in runs for block in run.blocks]
         node.parent = parent
         parent.children[self._first_block(node)] = node
         for run in absorbed:
@@ -289,6 +360,8 @@ class RadixTree:
             node = pending.pop()
             removed.add(node)
             pending += node.children.values()
-            if node.lock_count == 0:
+            if self._residents is not None:
+                self._residents.forget(node)
+            if node.lock_count == 0 and node.blocks:
                 del self._lru[node]
                 self.num_evictable -= len(node.blocks)

@@ -1,30 +1,46 @@
 """The block manager against a model of an engine that overlaps, drafts, fails, aborts, preempts.
 
-The model knows what every slot of KV memory holds and which prefixes are cached with which block,
+The model knows what every slot of device and host memory holds and which prefixes are cached where,
 pinned by whom and used when. After every rule the manager's whole state must agree with it.
 """
 
 import struct
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
 from itertools import chain
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
 
-from taco_scheduler.kv.block_manager import BlockManager, BlockTable, CacheNamespace
-from taco_scheduler.kv.radix_tree import Node
+from support.kv_model import (
+    BLOCK_SIZE,
+    NOT_SENT,
+    Cached,
+    Memory,
+    Plan,
+    Prefix,
+    Sequence,
+    Step,
+    Tokens,
+    contents_of,
+    count_copies,
+    num_blocks_for,
+    pack,
+)
+from taco_scheduler.kv.block_manager import BlockManager, CacheNamespace
+from taco_scheduler.kv.node import NOWHERE, Node
 
-BLOCK_SIZE = 2
 NUM_BLOCKS = 24
 MAX_SEQUENCES = 6
 NAMESPACES = [CacheNamespace(), CacheNamespace(cache_salt="a"), CacheNamespace(adapter="a")]
-
-Tokens = tuple[int, ...]
-Prefix = tuple[CacheNamespace, Tokens]  # whole blocks: what a cached block is found by
 
 token_ids = st.integers(0, 1)  # few, so that sequences meet
 token_lists = st.lists(token_ids, min_size=1, max_size=6).map(tuple)
@@ -32,67 +48,34 @@ prompts = st.builds(lambda zeros, tail: (0,) * zeros + tail, st.integers(0, 12),
 picks = st.integers(0, 999)
 
 
-def pack(tokens: Tokens) -> memoryview:
-    return memoryview(struct.pack(f"<{len(tokens)}i", *tokens))
-
-
-def num_blocks_for(num_tokens: int) -> int:
-    return (num_tokens + BLOCK_SIZE - 1) // BLOCK_SIZE
-
-
-@dataclass(eq=False)
-class Sequence:
-    namespace: CacheNamespace
-    tokens: Tokens
-    table: BlockTable
-    num_cached_blocks: int
-    num_reserved: int
-    num_pinned: int  # blocks
-    num_planned: int = field(init=False)  # tokens whose KV is there when all plans have run
-    num_computed: int = field(init=False)  # tokens whose KV is there
-    is_sampling: bool = False
-    sealed: bool = False
-
-    def __post_init__(self) -> None:
-        self.num_planned = self.num_computed = self.num_cached_blocks * BLOCK_SIZE
-
-    def prefix(self, num_blocks: int) -> Prefix:
-        return self.namespace, self.tokens[: num_blocks * BLOCK_SIZE]
-
-    def pinned(self) -> list[Prefix]:
-        return [self.prefix(i + 1) for i in range(self.num_pinned)]
-
-
-@dataclass(eq=False)
-class Plan:
-    """A sequence's part in a step; `emitted` is what it will turn out to have sampled."""
-
-    step_id: int
-    sequence: Sequence
-    num_tokens: int
-    emitted: Tokens
-    slots: list[tuple[int, int]] = field(default_factory=list)
-
-
-@dataclass
-class Cached:
-    block: int
-    plan: Plan | None  # that fills the block
-    last_unpin: int = -1
-
-
 class BlockManagerMachine(RuleBasedStateMachine):
-    def __init__(self) -> None:
-        super().__init__()
-        self.manager = BlockManager(NUM_BLOCKS, BLOCK_SIZE)
-        self.live: list[Sequence] = []
-        self.in_flight: list[list[Plan]] = []  # by step
+    @initialize(
+        num_host_blocks=st.sampled_from([0, 5, 20, 60]),
+        min_uses=st.sampled_from([1, 1, 2]),
+        max_cached=st.sampled_from([None, None, 12]),
+    )
+    def start(self, num_host_blocks: int, min_uses: int, max_cached: int | None) -> None:
+        self.num_host_blocks = num_host_blocks
+        self.min_uses = min_uses
+        self.max_cached = max_cached
         self.history: list[tuple[CacheNamespace, Tokens]] = []
-        # (block, offset) → the tokens up to this one for which the slot's KV was computed
-        self.memory: dict[tuple[int, int], Prefix] = {}
-        self.cached: dict[Prefix, Cached] = {}
         self.clock = 0
+        self.attach_worker()
+
+    def attach_worker(self) -> None:
+        self.manager = BlockManager(
+            NUM_BLOCKS,
+            BLOCK_SIZE,
+            num_host_blocks=self.num_host_blocks,
+            offload_min_accesses=self.min_uses,
+            max_cached_device_blocks=self.max_cached,
+        )
+        self.memory = Memory()
+        self.live: list[Sequence] = []
+        self.in_flight: list[Step] = []
+        self.cached: dict[Prefix, Cached] = {}
         self.next_step_id = 0
+        self.hits = Counter[str]()
 
     # ------------------------------------------------------------------ rules
 
@@ -112,12 +95,12 @@ class BlockManagerMachine(RuleBasedStateMachine):
         read_cache: bool,
         num_spare: int = 0,
     ) -> None:
-        num_matched = self.longest_cached_prefix(namespace, tokens) if read_cache else 0
-        matched = {(namespace, tokens[: i * BLOCK_SIZE]) for i in range(1, num_matched + 1)}
-        num_new = max(0, num_blocks_for(num_tokens) - num_matched)
-        num_available = len(self.free_blocks()) + len(self.unpinned() - matched)
-        num_evicted = max(0, num_new - len(self.free_blocks()))
-        before = self.snapshot()
+        on_device, on_host = self.longest_match(namespace, tokens) if read_cache else ([], [])
+        matched = on_device + on_host
+        num_new = max(len(matched), num_blocks_for(num_tokens)) - len(on_device)
+        num_free = len(self.free_blocks())
+        num_available = num_free + len(self.unpinned() - set(on_device))
+        before, copied = self.snapshot(), self.host_copies()
 
         table = self.manager.allocate(
             pack(tokens), num_tokens, namespace, read_cache=read_cache, num_spare_blocks=num_spare
@@ -128,12 +111,17 @@ class BlockManagerMachine(RuleBasedStateMachine):
             assert self.snapshot() == before
             return
         assert table is not None
-        assert table.num_cached_tokens == num_matched * BLOCK_SIZE
-        for i in range(num_matched):
-            prefix = (namespace, tokens[: (i + 1) * BLOCK_SIZE])
-            assert table.blocks[i] == self.cached[prefix].block
-        self.live.append(Sequence(namespace, tokens, table, num_matched, num_tokens, num_matched))
-        self.note_evictions(num_evicted)
+        assert table.num_cached_tokens == len(matched) * BLOCK_SIZE
+        assert table.blocks[: len(on_device)] == [self.cached[each].block for each in on_device]
+        for prefix, block in zip(on_host, table.blocks[len(on_device) :], strict=False):
+            self.cached[prefix].block = block
+            self.cached[prefix].filled_by = NOT_SENT
+        for prefix in matched:
+            self.cached[prefix].num_uses += 1
+        self.hits.update(device=len(on_device), host=len(on_host), missed=num_new - len(on_host))
+        num_cached = len(matched)
+        self.live.append(Sequence(namespace, tokens, table, num_cached, num_tokens, num_cached))
+        self.note_evictions(max(0, num_new - num_free), copied, len(on_host))
 
     @precondition(lambda self: self.history and len(self.live) < MAX_SEQUENCES)
     @rule(pick=picks, cut=st.integers(0, 6), tail=st.just(()) | token_lists)
@@ -163,25 +151,31 @@ class BlockManagerMachine(RuleBasedStateMachine):
     ) -> None:
         """Chunks of prefill; at the end of the known tokens, sampling and verified drafts."""
         self.next_step_id += 1
-        step = []
-        for index in sorted(batch):
-            if index < len(self.live) and not self.live[index].is_sampling:
-                sequence = self.live[index]
-                emitted = (*drafts[:num_accepted], bonus)
-                plan = self.plan(sequence, num_tokens, drafts, emitted)
-                if plan is not None:
-                    step.append(plan)
-                    if publish:
-                        self.publish(sequence, plan)
-        if step:
-            self.in_flight.append(step)
+        emitted = (*drafts[:num_accepted], bonus)
+        runnable = [s for i, s in enumerate(self.live) if i in batch and not s.is_sampling]
+        plans = [self.plan(sequence, num_tokens, drafts, emitted) for sequence in runnable]
+        step = Step(self.next_step_id, [plan for plan in plans if plan is not None], None)
+        if not step.plans:
+            return
+        self.take_copies(step)
+        for plan in step.plans:
+            self.run(plan)
+            if publish:
+                self.publish(plan.sequence, step.step_id)
+        self.in_flight.append(step)
 
     @precondition(lambda self: self.in_flight)
     @rule(count=st.integers(1, 3))
     def confirm(self, count: int) -> None:
         done, self.in_flight = self.in_flight[:count], self.in_flight[count:]
-        self.manager.confirm(done[-1][0].step_id)
-        for plan in chain.from_iterable(done):
+        last = done[-1].step_id
+        self.manager.confirm(last)
+        for entry in self.cached.values():
+            if entry.filled_by is not None and entry.filled_by <= last:
+                entry.filled_by = None
+            if entry.copied_by is not None and entry.copied_by <= last:
+                entry.copied_by = None
+        for plan in chain.from_iterable(step.plans for step in done):
             sequence = plan.sequence
             sequence.num_computed += plan.num_tokens
             if plan.emitted:
@@ -195,24 +189,23 @@ class BlockManagerMachine(RuleBasedStateMachine):
     @rule()
     def fail_step(self) -> None:
         """What was in flight never happened; whoever had a part in it or read of it starts anew."""
-        failed, self.in_flight = list(chain.from_iterable(self.in_flight)), []
-        for plan in failed:
-            for slot in plan.slots:
-                self.memory.pop(slot, None)
+        failed, self.in_flight = self.in_flight, []
+        for step in failed:
+            self.memory.fail(step)
         self.next_step_id = 0  # a new epoch
 
         self.manager.withdraw()
 
-        withdrawn = [prefix for prefix, entry in self.cached.items() if entry.plan in failed]
-        for namespace, tokens in withdrawn:
-            for other in list(self.cached):
-                if other[0] == namespace and other[1][: len(tokens)] == tokens:
-                    del self.cached[other]
+        self.forget(prefix for prefix, entry in self.cached.items() if entry.filled_by is not None)
+        uncopied = [p for p, entry in self.cached.items() if entry.copied_by is not None]
+        for prefix in uncopied:
+            self.cached[prefix].host_block = self.cached[prefix].copied_by = None
+        self.forget(prefix for prefix in uncopied if self.cached[prefix].block is None)
         for sequence in self.live:
             while sequence.num_pinned and sequence.pinned()[-1] not in self.cached:
                 sequence.num_pinned -= 1
                 sequence.sealed = True
-        affected = {plan.sequence for plan in failed}
+        affected = {plan.sequence for step in failed for plan in step.plans}
         for sequence in list(self.live):
             if sequence in affected or not self.has_valid_memory(sequence):
                 self.release(sequence)
@@ -235,24 +228,24 @@ class BlockManagerMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.cached) > NUM_BLOCKS // 2)
     @rule()
     def lose_worker(self) -> None:
-        """Its blocks go with it; the next worker's are managed anew."""
+        """Its blocks go with it, those of the host too; the next worker's are managed anew."""
         for sequence in list(self.live):
             self.release(sequence)
         assert self.manager.num_free_blocks == NUM_BLOCKS
-        self.manager = BlockManager(NUM_BLOCKS, BLOCK_SIZE)
-        self.cached.clear()
-        self.memory.clear()
-        self.in_flight.clear()
+        self.attach_worker()
 
     def teardown(self) -> None:
         """Idle, every block is free or cached; evicting all frees all."""
+        if not hasattr(self, "manager"):
+            return
         for sequence in list(self.live):
             self.release(sequence)
         assert self.manager.num_free_blocks == NUM_BLOCKS
         assert self.manager.usage == 0
         self.squeeze(NUM_BLOCKS)
         assert self.manager._pool.num_free == NUM_BLOCKS
-        assert not self.manager._tree._roots
+        if not self.num_host_blocks:
+            assert not self.manager._tree._roots
 
     # -------------------------------------------------------------- invariants
 
@@ -267,36 +260,73 @@ class BlockManagerMachine(RuleBasedStateMachine):
     @invariant()
     def references_are_owners(self) -> None:
         owners = Counter(block for sequence in self.live for block in sequence.table.blocks)
-        owners.update(entry.block for entry in self.cached.values())
+        owners.update(entry.block for entry in self.cached.values() if entry.block is not None)
         assert self.manager._pool._references == [owners[block] for block in range(NUM_BLOCKS)]
 
     @invariant()
+    def host_references_are_owners(self) -> None:
+        host = self.manager._host
+        if host is None:
+            return
+        loading = {e.block: e.host_block for e in self.cached.values() if e.filled_by == NOT_SENT}
+        loading.pop(None, None)  # what was evicted before it was loaded
+        assert host._loads == loading
+        owners = self.host_copies()
+        owners.update(e.host_block for e in self.cached.values() if e.host_block is not None)
+        assert host._pool._references == [owners[block] for block in range(self.num_host_blocks)]
+        free = host._pool._free
+        assert len(free) == len(set(free))
+        assert set(free) == set(range(self.num_host_blocks)) - set(owners)
+        assert self.manager.host_usage == 1 - len(free) / self.num_host_blocks
+
+    @invariant()
     def tree_holds_what_the_model_cached(self) -> None:
-        assert self.tree_blocks() == {prefix: entry.block for prefix, entry in self.cached.items()}
+        assert self.tree_blocks() == {
+            prefix: (entry.block, entry.host_block) for prefix, entry in self.cached.items()
+        }
 
     @invariant()
     def cached_blocks_hold_their_tokens(self) -> None:
-        for (namespace, tokens), entry in self.cached.items():
-            for offset in range(BLOCK_SIZE):
-                end = len(tokens) - BLOCK_SIZE + offset + 1
-                assert self.memory[entry.block, offset] == (namespace, tokens[:end])
+        host = self.manager._host
+        for prefix, entry in self.cached.items():
+            contents = contents_of(prefix)
+            if entry.block is not None:
+                assert self.device_contents(entry.block) == contents
+            if entry.host_block is not None:
+                assert host is not None
+                assert host.is_readable(entry.host_block) == (entry.copied_by is None)
+                if entry.copied_by == NOT_SENT:
+                    assert self.memory.device[host._offloads[entry.host_block]] == contents
+                else:
+                    assert self.memory.host[entry.host_block] == contents
 
     @invariant()
     def tree_is_well_formed(self) -> None:
         locks = Counter(prefix for sequence in self.live for prefix in sequence.pinned())
         tree = self.manager._tree
-        unlocked = set()
+        nodes, unlocked, below = set(), set(), set()
         for namespace, tokens, node in self.nodes():
-            assert node.blocks
-            assert len(node.key) == len(node.blocks) * tree._block_bytes
+            assert node.num_blocks > 0
+            assert len(node.key) == node.num_blocks * tree._block_bytes
+            assert len(node.host_blocks) in (0, node.num_blocks)
             assert node.parent is not None
             assert node.parent.children[bytes(node.key[: tree._block_bytes])] is node
-            start = len(tokens) - len(node.blocks) * BLOCK_SIZE
+            assert not (node.blocks and node.parent.num_below)
+            start = len(tokens) - node.num_blocks * BLOCK_SIZE
             for end in range(start + BLOCK_SIZE, len(tokens) + 1, BLOCK_SIZE):
                 assert node.lock_count == locks[namespace, tokens[:end]]
-            if node.lock_count == 0:
+                num_uses = self.cached[namespace, tokens[:end]].num_uses
+                assert node.num_uses == min(num_uses, self.min_uses)
+            if node.lock_count == 0 and node.blocks:
                 unlocked.add(node)
+            if node.num_below:
+                assert node.lock_count == 0
+                below.add(node)
+            nodes.add(node)
         assert set(tree._lru) == unlocked
+        if tree._residents is not None:
+            assert set(tree._residents.offloaded) == below
+            assert set(tree._residents._duplicated) <= nodes
         assert tree.num_evictable == sum(len(node.blocks) for node in unlocked)
         for root in tree._roots.values():
             assert root.children or root.lock_count
@@ -312,44 +342,169 @@ class BlockManagerMachine(RuleBasedStateMachine):
             for block in blocks[sequence.num_planned // BLOCK_SIZE :]:
                 assert self.manager._pool._references[block] == 1, "a writable block is shared"
 
+    @invariant()
+    def hits_are_counted(self) -> None:
+        hits = self.manager.hits
+        assert (hits.device, hits.host, hits.missed) == (
+            self.hits["device"],
+            self.hits["host"],
+            self.hits["missed"],
+        )
+
     # ------------------------------------------------------------------- model
 
-    def longest_cached_prefix(self, namespace: CacheNamespace, tokens: Tokens) -> int:
-        lengths = range((len(tokens) - 1) // BLOCK_SIZE, 0, -1)
-        return next((n for n in lengths if (namespace, tokens[: n * BLOCK_SIZE]) in self.cached), 0)
+    def longest_match(
+        self, namespace: CacheNamespace, tokens: Tokens
+    ) -> tuple[list[Prefix], list[Prefix]]:
+        """What the device holds of a prefix, and what the host holds behind that."""
+        found: tuple[list[Prefix], list[Prefix]] = ([], [])
+        for num_blocks in range(1, (len(tokens) - 1) // BLOCK_SIZE + 1):
+            prefix = namespace, tokens[: num_blocks * BLOCK_SIZE]
+            entry = self.cached.get(prefix)
+            if entry is None or (entry.block is None and entry.copied_by is not None):
+                break
+            found[entry.block is None].append(prefix)
+        return found
 
     def free_blocks(self) -> set[int]:
         used = {block for sequence in self.live for block in sequence.table.blocks}
-        used |= {entry.block for entry in self.cached.values()}
+        used |= {entry.block for entry in self.cached.values() if entry.block is not None}
         return set(range(NUM_BLOCKS)) - used
 
     def unpinned(self) -> set[Prefix]:
-        return set(self.cached) - {prefix for each in self.live for prefix in each.pinned()}
+        """What can be evicted from the device."""
+        on_device = {prefix for prefix, entry in self.cached.items() if entry.block is not None}
+        return on_device - {prefix for each in self.live for prefix in each.pinned()}
+
+    def host_copies(self) -> Counter[int]:
+        """How many copies, planned or in flight, read or write each host block."""
+        copies = count_copies(self.in_flight)
+        if self.manager._host is not None:
+            copies.update(self.manager._host._loads.values())
+            copies.update(list(self.manager._host._offloads))
+        return copies
+
+    def device_contents(self, block: int) -> list[Prefix | None]:
+        """What the rows of the next step will find."""
+        host = self.manager._host
+        if host is not None and block in host._loads:
+            return self.memory.host[host._loads[block]]
+        return self.memory.device_block(block)
 
     def has_valid_memory(self, sequence: Sequence) -> bool:
+        num_full, num_rest = divmod(sequence.num_planned, BLOCK_SIZE)
+        blocks = sequence.table.blocks
+        rest = (sequence.namespace, sequence.tokens[: sequence.num_planned])
         return all(
-            self.memory.get((sequence.table.blocks[i // BLOCK_SIZE], i % BLOCK_SIZE))
-            == (sequence.namespace, sequence.tokens[: i + 1])
-            for i in range(sequence.num_planned)
-        )
+            self.device_contents(blocks[i]) == contents_of(sequence.prefix(i + 1))
+            for i in range(num_full)
+        ) and (not num_rest or self.device_contents(blocks[num_full])[num_rest - 1] == rest)
 
-    def note_cached(self, sequence: Sequence, num_tokens: int, plan: Plan | None) -> None:
+    def note_cached(self, sequence: Sequence, num_tokens: int, step_id: int | None) -> None:
         if sequence.sealed:
             return
         for i in range(sequence.num_pinned, num_tokens // BLOCK_SIZE):
-            entry = Cached(sequence.table.blocks[i], plan)
-            self.cached.setdefault(sequence.prefix(i + 1), entry)
+            entry = self.cached.setdefault(sequence.prefix(i + 1), Cached(None))
+            entry.num_uses += 1
+            if entry.block is None:
+                entry.block = sequence.table.blocks[i]
+                entry.filled_by = step_id
             sequence.num_pinned = i + 1
 
-    def note_evictions(self, expected: int) -> None:
-        """Exactly `expected` blocks left the tree, unpinned ones, least recently used first."""
+    def note_evictions(self, expected: int, copied: Counter[int], num_locked: int = 0) -> None:
+        """Exactly `expected` blocks left the device, unpinned ones, least recently used first. They
+        went to the host if they could, which may have dropped others.
+
+        Args:
+            copied: host blocks that copies used before.
+            num_locked: others that could not be had.
+        """
         evictable = self.unpinned()
-        evicted = set(self.cached) - set(self.tree_blocks())
+        found = self.tree_blocks()
+        on_device = {prefix for prefix, (block, _) in found.items() if block is not None}
+        evicted = {p for p, entry in self.cached.items() if entry.block is not None} - on_device
         assert len(evicted) == expected
         assert evicted <= evictable
         last_unpins = [self.cached[prefix].last_unpin for prefix in evictable - evicted]
+        uncopied = {prefix for prefix in evicted if self.cached[prefix].host_block is None}
+        unwanted = {p for p in uncopied if self.cached[p].num_uses < self.min_uses}
         for prefix in evicted:
-            assert self.cached.pop(prefix).last_unpin <= min(last_unpins, default=self.clock)
+            entry = self.cached[prefix]
+            assert entry.last_unpin <= min(last_unpins, default=self.clock)
+            entry.block = None
+            if prefix in uncopied and prefix in found:
+                assert prefix not in unwanted
+                entry.host_block = found[prefix][1]
+                entry.copied_by = NOT_SENT
+        lost = {prefix for prefix in evicted if prefix not in found}
+        self.note_host_drops(found, self.descendants(lost & uncopied), copied)
+        if (lost & uncopied) - self.descendants(unwanted):
+            assert copied or len(uncopied - unwanted) > self.num_host_blocks - num_locked
+        self.forget(lost)
+
+    def note_host_drops(
+        self,
+        found: dict[Prefix, tuple[int | None, int | None]],
+        lost: set[Prefix],
+        copied: Counter[int],
+    ) -> None:
+        """What the device has too left the host, or leaves did, those first that came first."""
+        dropped = []
+        for prefix, entry in self.cached.items():
+            if entry.host_block is None or prefix in lost:
+                continue
+            if prefix not in found:
+                dropped.append(prefix)
+            elif found[prefix][1] is None:
+                assert entry.block is not None
+                assert not copied[entry.host_block]
+                entry.host_block = None
+        if dropped:
+            self.check_host_order(found, dropped, copied)
+        self.forget(dropped)
+
+    def check_host_order(
+        self,
+        found: dict[Prefix, tuple[int | None, int | None]],
+        dropped: list[Prefix],
+        copied: Counter[int],
+    ) -> None:
+        ancestors = {
+            (namespace, tokens[:end])
+            for namespace, tokens in found
+            for end in range(BLOCK_SIZE, len(tokens), BLOCK_SIZE)
+        }
+        last_unpins = [
+            self.cached[prefix].last_unpin
+            for prefix, (block, host_block) in found.items()
+            if block is None
+            and host_block is not None
+            and not copied[host_block]
+            and prefix not in ancestors
+        ]
+        for prefix in dropped:
+            entry = self.cached[prefix]
+            assert entry.host_block is not None
+            assert not copied[entry.host_block]
+            assert entry.last_unpin <= min(last_unpins, default=self.clock)
+
+    def descendants(self, prefixes: set[Prefix]) -> set[Prefix]:
+        """What continues them in the cache, themselves included."""
+        if not prefixes:
+            return set()
+        return {
+            (namespace, tokens)
+            for namespace, tokens in self.cached
+            if any(
+                (namespace, tokens[:end]) in prefixes
+                for end in range(BLOCK_SIZE, len(tokens) + 1, BLOCK_SIZE)
+            )
+        }
+
+    def forget(self, prefixes: Iterable[Prefix]) -> None:
+        """They leave the cache, with all that continues them."""
+        for prefix in self.descendants(set(prefixes)):
+            del self.cached[prefix]
 
     def plan(
         self, sequence: Sequence, num_tokens: int, drafts: Tokens, emitted: Tokens
@@ -360,27 +515,37 @@ class BlockManagerMachine(RuleBasedStateMachine):
         written = sequence.tokens[:end] + (drafts if samples else ())
         if not self.extend(sequence, len(written)):
             return None
-        plan = Plan(self.next_step_id, sequence, end - start, emitted if samples else ())
-        for position in range(start, len(written)):
+        return Plan(sequence, start, written, end - start, emitted if samples else ())
+
+    def take_copies(self, step: Step) -> None:
+        step.copies = self.manager.take_copies(step.step_id)
+        if step.copies is not None:
+            self.memory.copy(step.copies)
+        for entry in self.cached.values():
+            if entry.filled_by == NOT_SENT:
+                entry.filled_by = step.step_id
+            if entry.copied_by == NOT_SENT:
+                entry.copied_by = step.step_id
+
+    def run(self, plan: Plan) -> None:
+        sequence = plan.sequence
+        for position in range(plan.start, len(plan.written)):
             block = sequence.table.blocks[position // BLOCK_SIZE]
             assert self.manager._pool._references[block] == 1, "a block that is written is shared"
-            slot = (block, position % BLOCK_SIZE)
-            self.memory[slot] = (sequence.namespace, written[: position + 1])
-            plan.slots.append(slot)
-        sequence.num_planned = end
-        sequence.is_sampling = samples
-        return plan
+        self.memory.write(plan)
+        sequence.num_planned = plan.start + plan.num_tokens
+        sequence.is_sampling = bool(plan.emitted)
 
-    def publish(self, sequence: Sequence, plan: Plan) -> None:
+    def publish(self, sequence: Sequence, step_id: int) -> None:
         tokens, num_tokens = pack(sequence.tokens), sequence.num_planned
-        self.manager.publish(sequence.table, tokens, num_tokens, plan.step_id)
-        self.note_cached(sequence, num_tokens, plan)
+        self.manager.publish(sequence.table, tokens, num_tokens, step_id)
+        self.note_cached(sequence, num_tokens, step_id)
 
     def extend(self, sequence: Sequence, num_tokens: int) -> bool:
         num_new = num_blocks_for(num_tokens) - len(sequence.table.blocks)
         num_free = len(self.free_blocks())
         num_available = num_free + len(self.unpinned())
-        before = self.snapshot()
+        before, copied = self.snapshot(), self.host_copies()
         blocks = self.manager.extend(sequence.table, num_tokens)
         if num_new > num_available:
             assert blocks is None
@@ -390,11 +555,11 @@ class BlockManagerMachine(RuleBasedStateMachine):
         assert len(blocks) == max(0, num_new)
         assert sequence.table.blocks[len(sequence.table.blocks) - len(blocks) :] == blocks
         sequence.num_reserved = max(sequence.num_reserved, num_tokens)
-        self.note_evictions(max(0, num_new - num_free))
+        self.note_evictions(max(0, num_new - num_free), copied)
         return True
 
     def release(self, sequence: Sequence) -> None:
-        tokens = pack(sequence.tokens)
+        tokens, copied = pack(sequence.tokens), self.host_copies()
         self.note_cached(sequence, sequence.num_computed, None)
         self.clock += 1
         for prefix in sequence.pinned():
@@ -404,6 +569,8 @@ class BlockManagerMachine(RuleBasedStateMachine):
         self.manager.release(sequence.table, tokens, sequence.num_computed)
         with pytest.raises(RuntimeError, match="has been released"):
             self.manager.release(sequence.table, tokens, sequence.num_computed)
+        max_cached = NUM_BLOCKS if self.max_cached is None else self.max_cached
+        self.note_evictions(max(0, len(self.unpinned()) - max_cached), copied)
 
     # ------------------------------------------------- the manager's own state
 
@@ -419,21 +586,38 @@ class BlockManagerMachine(RuleBasedStateMachine):
                     pending.append((extended, child))
                     yield namespace, extended, child
 
-    def tree_blocks(self) -> dict[Prefix, int]:
+    def tree_blocks(self) -> dict[Prefix, tuple[int | None, int | None]]:
+        """The device block and the host block of every prefix."""
         found = {}
         for namespace, tokens, node in self.nodes():
-            start = len(tokens) - len(node.blocks) * BLOCK_SIZE
-            for i, block in enumerate(node.blocks, 1):
-                found[namespace, tokens[: start + i * BLOCK_SIZE]] = block
+            start = len(tokens) - node.num_blocks * BLOCK_SIZE
+            device = [*node.blocks, *[None] * node.num_below]
+            host = node.host_blocks or [NOWHERE] * node.num_blocks
+            for i, blocks in enumerate(zip(device, host, strict=True), 1):
+                block, host_block = blocks
+                prefix = namespace, tokens[: start + i * BLOCK_SIZE]
+                found[prefix] = block, None if host_block == NOWHERE else host_block
         return found
 
     def snapshot(self) -> object:
-        manager = self.manager
+        manager, host = self.manager, self.manager._host
         return (
             list(manager._pool._free),
             list(manager._pool._references),
-            [(namespace, tokens, node.lock_count) for namespace, tokens, node in self.nodes()],
+            [
+                (
+                    namespace,
+                    tokens,
+                    node,
+                    node.lock_count,
+                    list(node.blocks),
+                    list(node.host_blocks),
+                )
+                for namespace, tokens, node in self.nodes()
+            ],
             list(manager._tree._lru),
+            list(manager._tree._residents.offloaded) if manager._tree._residents else [],
+            host and (list(host._pool._references), dict(host._offloads), dict(host._loads)),
             [(each.table.blocks.copy(), each.table.node) for each in self.live],
         )
 

@@ -1,0 +1,133 @@
+"""Which runs of the radix tree the host tier holds, and which of them go when it is full."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+
+from taco_scheduler.kv.host_tier import HostTier
+from taco_scheduler.kv.node import NOWHERE, Node
+
+
+class HostResidents:
+    """Moves runs from the device to the host tier.
+
+    When it is full it gives up what the device holds as well, then the tails of the leaves that
+    left the device longest ago.
+
+    Args:
+        min_uses: what was used less often than that is not worth a copy.
+        cut: takes a node's tail out of the tree, with all that continues it.
+
+    Attributes:
+        offloaded: the nodes that have blocks below the device, in the order in which they got them:
+            a node stands behind its descendants.
+    """
+
+    def __init__(self, host: HostTier, min_uses: int, cut: Callable[[Node, int], None]) -> None:
+        self.offloaded: OrderedDict[Node, None] = OrderedDict()
+        self._duplicated: dict[Node, None] = {}  # the device may hold blocks of theirs, too
+        self._host = host
+        self._min_uses = min_uses
+        self._cut = cut
+
+    def offload(self, leaf: Node, first: int) -> None:
+        """Takes the device blocks from `first` on away from `leaf`; what the host cannot hold of
+        them leaves the tree.
+        """
+        self._host.cancel_loads(leaf.blocks[first:])
+        num_kept = self._copy_tail(leaf, first)
+        leaf.num_below += len(leaf.blocks) - first
+        del leaf.blocks[first:]
+        if num_kept < leaf.num_blocks:
+            self._cut(leaf, num_kept)
+        if leaf.num_below:
+            self.offloaded[leaf] = None
+
+    def note_duplicates(self, node: Node) -> None:
+        self._duplicated[node] = None
+
+    def note_split(self, upper: Node, lower: Node) -> None:
+        if lower in self._duplicated:
+            self._duplicated[upper] = None
+
+    def join(self, runs: list[Node]) -> list[int]:
+        """The host blocks of a node that is made of several, all of them on the device; the last
+        one stays and gets them.
+        """
+        for run in runs:
+            self.forget(run)
+        if not any(run.host_blocks for run in runs):
+            return []
+        self._duplicated[runs[-1]] = None
+        columns = [run.host_blocks or [NOWHERE] * len(run.blocks) for run in runs]
+        return [block for column in columns for block in column]
+
+    def forget(self, node: Node) -> None:
+        """The node is no longer in the tree."""
+        self.offloaded.pop(node, None)
+        self._duplicated.pop(node, None)
+
+    def drop_unfilled(self, roots: Iterable[Node]) -> None:
+        """Host blocks whose copies failed leave the tree."""
+        pending = list(roots)
+        while pending:
+            node = pending.pop()
+            for i, block in enumerate(node.host_blocks):
+                if block == NOWHERE or self._host.is_readable(block):
+                    continue
+                if i >= len(node.blocks):
+                    self._cut(node, i)
+                    break
+                self._host.release([block])
+                node.host_blocks[i] = NOWHERE
+            pending += node.children.values()
+
+    def _copy_tail(self, leaf: Node, first: int) -> int:
+        """Sees that the host holds the device blocks of `leaf` from `first` on.
+
+        Returns:
+            How many of the leaf's blocks can stay in the tree.
+        """
+        host, host_blocks = self._host, leaf.host_blocks
+        if host_blocks:
+            held = host_blocks[first : len(leaf.blocks)]
+            missing = [i for i, block in enumerate(held, first) if block == NOWHERE]
+        else:
+            missing = list(range(first, len(leaf.blocks)))
+        if not missing:
+            return leaf.num_blocks
+        if leaf.num_uses < self._min_uses:
+            return missing[0]
+        num_copied = min(len(missing), self._make_room(len(missing)))
+        if num_copied and not host_blocks:
+            host_blocks = leaf.host_blocks = [NOWHERE] * leaf.num_blocks
+        targets = host.offload([leaf.blocks[i] for i in missing[:num_copied]])
+        for i, target in zip(missing, targets, strict=False):
+            host_blocks[i] = target
+        return leaf.num_blocks if num_copied == len(missing) else missing[num_copied]
+
+    def _make_room(self, count: int) -> int:
+        """Tries to have `count` host blocks free; returns how many are."""
+        host = self._host
+        while host.num_free < count and self._duplicated:
+            node = next(iter(self._duplicated))
+            del self._duplicated[node]
+            self._drop_duplicates(node)
+        while host.num_free < count:
+            leaf = next((node for node in self.offloaded if self._can_shrink(node)), None)
+            if leaf is None:
+                break
+            num_kept = max(len(leaf.blocks), leaf.num_blocks - (count - host.num_free))
+            end = leaf.num_blocks
+            while end > num_kept and not host.is_copied(leaf.host_blocks[end - 1]):
+                end -= 1
+            self._cut(leaf, end)
+        return host.num_free
+
+    def _drop_duplicates(self, node: Node) -> None:
+        for i, block in enumerate(node.host_blocks[: len(node.blocks)]):
+            if block != NOWHERE and not self._host.is_copied(block):
+                self._host.release([block])
+                node.host_blocks[i] = NOWHERE
+
+    def _can_shrink(self, node: Node) -> bool:
+        return not node.children and not self._host.is_copied(node.host_blocks[-1])
