@@ -71,6 +71,8 @@ def check_worker(info: WorkerInfo) -> None:
         "max_num_seqs": (1, MAX_SLOTS),
         "max_model_len": (2, 2**30),
         "vocab_size": (1, MAX_VOCABULARY),
+        "num_host_blocks": (0, MAX_BLOCKS),
+        "num_disk_blocks": (0, MAX_BLOCKS),
     }
     for name, (low, high) in ranges.items():
         if not low <= getattr(info, name) <= high:

@@ -24,7 +24,13 @@ class AttachedWorker:
         self.info = info
         self.batch = Batch(num_slots)
         self.blocks = BlockManager(
-            info.num_blocks, info.block_size, enable_prefix_caching=config.enable_prefix_caching
+            info.num_blocks,
+            info.block_size,
+            enable_prefix_caching=config.enable_prefix_caching,
+            num_host_blocks=info.num_host_blocks,
+            offload_min_accesses=config.offload_min_accesses,
+            max_cached_device_blocks=config.max_cached_device_blocks,
+            log_hit_counts=config.log_hit_counts,
         )
         self.stops = StopChecker(info.vocab_size, info.eos_token_ids)
         self.in_flight = InFlight()

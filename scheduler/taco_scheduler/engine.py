@@ -72,6 +72,13 @@ class Engine:
         """Share of all blocks that are active, 0 to 1."""
         return 1 - self.num_free_blocks / self.num_blocks if self.replicas else 0.0
 
+    @property
+    def host_kv_usage(self) -> float:
+        """Share of all host blocks that are in use, 0 to 1."""
+        num_blocks = sum(replica.info.num_host_blocks for replica in self.replicas)
+        num_used = sum(replica.worker.blocks.num_used_host_blocks for replica in self.replicas)
+        return num_used / num_blocks if num_blocks else 0.0
+
     def next_deadline(self) -> float | None:
         """When `expire`, `plan` and `stalled` should be called even if nothing else happens."""
         times = [self._requests.next_deadline()]

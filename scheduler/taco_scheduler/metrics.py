@@ -52,7 +52,7 @@ class _EngineCollector(Collector):
             "num_requests_waiting": ("Sequences that wait.", engine.num_waiting),
             "kv_cache_usage_perc": ("Share of KV blocks in use, 0 to 1.", engine.kv_usage),
             "gpu_cache_usage_perc": ("The same, under its older name.", engine.kv_usage),
-            "cpu_cache_usage_perc": ("Share of host KV blocks in use.", 0.0),
+            "cpu_cache_usage_perc": ("Share of host KV blocks in use.", engine.host_kv_usage),
         }
         for name, (text, value) in gauges.items():
             family = GaugeMetricFamily(f"vllm:{name}", text, labels=["model_name"])

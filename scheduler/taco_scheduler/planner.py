@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from taco_proto.kv_tiers import BlockCopies
 from taco_proto.steps import EMPTY, IntArray, JoinedSequences, PlannedDrafts, StepPlan
 from taco_scheduler.batch import Batch
 from taco_scheduler.in_flight import InFlightStep
@@ -18,6 +19,7 @@ def make_plan(
     now: float,
     runs_alone: bool,
     drafts: PlannedDrafts | None = None,
+    copies: BlockCopies | None = None,
 ) -> tuple[StepPlan, InFlightStep]:
     """The plan of a step and the record that its output will be read against.
 
@@ -56,6 +58,7 @@ def make_plan(
         appended_blocks=np.array(rows.appended_blocks, dtype=np.int32),
         max_drafts=max_drafts,
         drafts=drafts,
+        copies=copies,
     )
     tenures = batch.tenure[slots]
     step = InFlightStep(

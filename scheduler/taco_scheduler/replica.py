@@ -208,17 +208,19 @@ class Replica:
         rows = self._policy.fill_step(self.drafts.held())
         if not rows:
             return None
+        step_id = next(self._step_ids)
         plan, step = make_plan(
             worker.batch,
             rows,
             self._epoch,
-            next(self._step_ids),
+            step_id,
             now=now,
             runs_alone=not worker.in_flight.steps,
             drafts=self.drafts.planned(rows.decode_slots, rows.max_drafts),
+            copies=worker.blocks.take_copies(step_id),
         )
         worker.in_flight.steps.append(step)
-        self._after_planning(rows, step.step_id, now)
+        self._after_planning(rows, step_id, now)
         self._counters.num_steps += 1
         self._counters.iteration_tokens.observe(rows.num_tokens)
         return plan

@@ -124,6 +124,8 @@ class Players(Driver):
     max_drafts=st.sampled_from([0, 0, 1, 3, 7]),
     drafts_itself=st.booleans(),
     has_drafters=st.booleans(),
+    num_host_blocks=st.sampled_from([0, 0, 3, 40]),
+    offload_min_accesses=st.sampled_from([1, 1, 2]),
 )
 def test_tokens_do_not_depend_on_the_schedule(
     workload: list[dict],
@@ -137,6 +139,8 @@ def test_tokens_do_not_depend_on_the_schedule(
     max_drafts: int,
     drafts_itself: bool,
     has_drafters: bool,
+    num_host_blocks: int,
+    offload_min_accesses: int,
 ) -> None:
     infos = [
         worker_info(
@@ -146,6 +150,7 @@ def test_tokens_do_not_depend_on_the_schedule(
             max_num_seqs=num_slots,
             max_draft_tokens=max_drafts,
             drafts_itself=drafts_itself,
+            num_host_blocks=num_host_blocks,
         )
         for i, num_slots in enumerate(slots)
     ]
@@ -155,6 +160,7 @@ def test_tokens_do_not_depend_on_the_schedule(
         max_num_batched_tokens=budget,
         run_ahead=run_ahead,
         enable_prefix_caching=caching,
+        offload_min_accesses=offload_min_accesses,
     )
     for _ in range(num_workers - 1):
         driver.join()
@@ -220,6 +226,8 @@ def test_tokens_do_not_depend_on_the_schedule(
     event(f"drafts accepted: {driver.engine.counters.speculation.accepted_tokens > 0}")
     event(f"preempted: {driver.engine.counters.num_preemptions > 0}")
     event(f"workers lost: {len(driver.lost) > 0}")
+    num_loaded = sum(peer.worker.tiers.num_loaded for peer in driver.peers)
+    event(f"loaded from the host: {num_loaded > 0}")
     assert driver.engine.num_requests == 0
     assert driver.engine.num_running == driver.engine.num_waiting == 0
     for peer in driver.peers:

@@ -104,9 +104,8 @@ class BlockManager:
         return 1 - self.num_free_blocks / self.num_blocks
 
     @property
-    def host_usage(self) -> float:
-        """Share of the host blocks that are in use, 0 to 1."""
-        return 0.0 if self._host is None else self._host.usage
+    def num_used_host_blocks(self) -> int:
+        return 0 if self._host is None else self._host.num_used
 
     def allocate(
         self,

@@ -34,9 +34,8 @@ class HostTier:
         return self._pool.num_free
 
     @property
-    def usage(self) -> float:
-        """Share of the blocks that are not free, 0 to 1."""
-        return 1 - self.num_free / self.num_blocks
+    def num_used(self) -> int:
+        return self.num_blocks - self.num_free
 
     # ----------------------------------------------------------------- blocks
 

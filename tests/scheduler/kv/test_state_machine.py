@@ -277,7 +277,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
         free = host._pool._free
         assert len(free) == len(set(free))
         assert set(free) == set(range(self.num_host_blocks)) - set(owners)
-        assert self.manager.host_usage == 1 - len(free) / self.num_host_blocks
+        assert self.manager.num_used_host_blocks == self.num_host_blocks - len(free)
 
     @invariant()
     def tree_holds_what_the_model_cached(self) -> None:
