@@ -12,7 +12,8 @@ from collections.abc import Callable
 
 from record import save
 
-from taco_scheduler.kv.block_manager import BlockManager, CacheNamespace
+from taco_scheduler.kv.block_manager import BlockManager
+from taco_scheduler.kv.namespace import CacheNamespace
 
 BLOCK_SIZE = 16
 NAMESPACE = CacheNamespace()

@@ -28,6 +28,7 @@ class AttachedWorker:
             info.block_size,
             enable_prefix_caching=config.enable_prefix_caching,
             num_host_blocks=info.num_host_blocks,
+            num_disk_blocks=info.num_disk_blocks,
             offload_min_accesses=config.offload_min_accesses,
             max_cached_device_blocks=config.max_cached_device_blocks,
             log_hit_counts=config.log_hit_counts,

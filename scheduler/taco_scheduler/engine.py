@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Iterable
 
 from taco_proto.config import SchedulerConfig
+from taco_proto.kv_tiers import StoreCommand, StoreReport
 from taco_proto.requests import FinishReason, GenerateRequest
 from taco_proto.steps import StepOutput, StepPlan, WorkerInfo
 from taco_scheduler import router
@@ -84,6 +85,7 @@ class Engine:
         times = [self._requests.next_deadline()]
         for replica in self.replicas:
             times += (replica.drafts.deadline(), replica.stalls_at(), replica.leaves_by)
+            times.append(replica.disk_waits.deadline())
         return min((time for time in times if time is not None), default=None)
 
     # ---------------------------------------------------------------- clients
@@ -198,6 +200,15 @@ class Engine:
         """
         if replica in self.replicas:
             replica.commit(output, now)
+
+    def next_store_command(self, replica: Replica) -> StoreCommand | None:
+        """What a worker's disk tier is to do, to be sent at once; None if there is nothing now."""
+        return replica.worker.blocks.next_store_command()
+
+    def take_store_report(self, replica: Replica, report: StoreReport) -> None:
+        """Takes what a worker's disk tier has done; that of workers that are lost is dropped."""
+        if replica in self.replicas:
+            replica.worker.blocks.take_store_report(report)
 
     # ----------------------------------------------------------------- routing
 

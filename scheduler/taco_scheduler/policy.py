@@ -72,6 +72,7 @@ class Policy:
             workers together, so that the next failure tells which one it was.
         max_num_batched_tokens: token budget of a step. Every running sequence gets at least a token
             a step, so `batch` has no more slots than that.
+        holds: whether a sequence that waits should go on waiting, for something else than room.
         preempt: takes a running sequence's slot and blocks away and queues it again.
         admit: gives a waiting sequence a slot, with the block table made for it.
         drafts: how many drafts sequences may have.
@@ -86,6 +87,7 @@ class Policy:
         max_num_batched_tokens: int,
         drafts: DraftLimits,
         *,
+        holds: Callable[[Sequence], bool],
         preempt: Callable[[Sequence], None],
         admit: Callable[[Sequence, BlockTable], None],
     ) -> None:
@@ -95,6 +97,7 @@ class Policy:
         self._suspects = suspects
         self._budget = max_num_batched_tokens
         self._drafts = drafts
+        self._holds = holds
         self._preempt = preempt
         self._admit = admit
         self._refused: Sequence | None = None
@@ -273,6 +276,9 @@ class Policy:
                 # keeps its turn: no later one may take the slot that it will need then.
                 passed_over.append(sequence)
                 num_kept_slots += 1
+                continue
+            if self._holds(sequence):
+                passed_over.append(sequence)
                 continue
             table = self._allocate(sequence)
             if table is None:

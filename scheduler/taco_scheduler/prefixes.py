@@ -1,6 +1,7 @@
 """The prompts that were given to a replica of late, of which its cache may not know yet."""
 
-from taco_scheduler.kv.block_manager import TOKEN_BYTES, CacheNamespace
+from taco_scheduler.kv.block_manager import TOKEN_BYTES
+from taco_scheduler.kv.namespace import CacheNamespace
 from taco_scheduler.sequence import Sequence
 
 FirstBlock = tuple[CacheNamespace, bytes]

@@ -9,6 +9,7 @@ from taco_scheduler.admission import length_limit
 from taco_scheduler.attached_worker import AttachedWorker
 from taco_scheduler.commit import Committer
 from taco_scheduler.counters import Counters
+from taco_scheduler.disk_waits import DiskWaits
 from taco_scheduler.draft_desk import DraftDesk
 from taco_scheduler.in_flight import (
     InFlightStep,
@@ -61,6 +62,7 @@ class Replica:
         self.worker = AttachedWorker(info, config)
         self.waiting = WaitingQueue(requests.fair_share)
         self.drafts = DraftDesk(self.worker, config, counters, requests.__len__)
+        self.disk_waits = DiskWaits(self.worker.blocks)
         self._epochs = epochs
         self._step_ids = step_ids
         self._epoch = self._first_epoch = next(epochs)
@@ -79,6 +81,7 @@ class Replica:
             requests.suspects,
             config.max_num_batched_tokens,
             self.drafts.limits,
+            holds=self.disk_waits.holds,
             admit=self._admit,
             preempt=self._preempt,
         )
@@ -196,6 +199,7 @@ class Replica:
 
     def _forget(self, sequence: Sequence) -> None:
         self.drafts.forget(sequence)
+        self.disk_waits.forget(sequence)
         self._prefixes.forget(sequence)
 
     # ------------------------------------------------------------------- steps
@@ -205,6 +209,7 @@ class Replica:
         worker = self.worker
         if self._is_full or not (worker.batch.num_running or self.waiting.num_sequences):
             return None
+        self.disk_waits.now = now
         rows = self._policy.fill_step(self.drafts.held())
         if not rows:
             return None
@@ -282,6 +287,7 @@ class Replica:
 
     def _admit(self, sequence: Sequence, table: BlockTable) -> None:
         request, info = sequence.request, self.info
+        self.disk_waits.forget(sequence)
         self._requests.note_admitted(request)
         if sequence.num_cached_tokens is None:
             sequence.num_cached_tokens = min(table.num_cached_tokens, request.num_prompt_tokens)

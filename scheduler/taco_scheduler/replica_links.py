@@ -10,6 +10,8 @@ from typing import Any, Protocol
 
 from taco_proto import scheduler_pb2 as pb
 from taco_proto.convert import step_plan_to_pb
+from taco_proto.convert_kv_tiers import store_command_to_pb
+from taco_proto.kv_tiers import StoreCommand, StoreReport
 from taco_proto.steps import StepOutput, StepPlan, WorkerInfo
 
 logger = logging.getLogger("taco.scheduler")
@@ -31,6 +33,11 @@ class StepExecutor(Protocol):
         It may return before the step is done, so that the next one can be begun behind it.
         """
 
+    def store(self, command: StoreCommand, report: Callable[[StoreReport], None]) -> None:
+        """Let the disk tier do something; `report` may be called in any thread, and the first time
+        says what there is.
+        """
+
     def tune(self) -> bool:
         """Do a piece of work that makes later steps faster; returns whether there was one."""
 
@@ -50,6 +57,9 @@ class ReplicaLink(Protocol):
     def send(self, plan: StepPlan) -> None:
         """Hands a plan over and returns at once."""
 
+    def store(self, command: StoreCommand) -> None:
+        """Hands a command for the disk tier over and returns at once."""
+
     def close(self, error: Exception | None = None) -> None:
         """No more plans. `error` tells the worker what it did wrong, if it did."""
 
@@ -59,6 +69,7 @@ class LocalReplica:
 
     Args:
         deliver: called on the running event loop with this replica and each output.
+        report: called there with this replica and what its disk tier has done.
         lost: called there with this replica and the reason when its device has failed.
     """
 
@@ -68,15 +79,17 @@ class LocalReplica:
         self,
         executor: StepExecutor,
         deliver: Callable[["LocalReplica", StepOutput], None],
+        report: Callable[["LocalReplica", StoreReport], None],
         lost: Callable[["LocalReplica", str], None],
     ) -> None:
         """Raises RuntimeError without a running event loop."""
         self.info = executor.info
         self._executor = executor
         self._deliver = deliver
+        self._report = report
         self._lost = lost
         self._loop = asyncio.get_running_loop()
-        self._plans: queue.SimpleQueue[StepPlan | None] = queue.SimpleQueue()
+        self._plans: queue.SimpleQueue[StepPlan | StoreCommand | None] = queue.SimpleQueue()
         self._ended = asyncio.Event()
         self._tunes = True
         self._thread = threading.Thread(target=self._run, name=self.info.name, daemon=True)
@@ -84,6 +97,9 @@ class LocalReplica:
 
     def send(self, plan: StepPlan) -> None:
         self._plans.put(plan)
+
+    def store(self, command: StoreCommand) -> None:
+        self._plans.put(command)
 
     def close(self, error: Exception | None = None) -> None:
         if error is not None:
@@ -96,6 +112,9 @@ class LocalReplica:
 
     def _run(self) -> None:
         while (plan := self._next_plan()) is not None:
+            if isinstance(plan, StoreCommand):
+                self._executor.store(plan, self._hand_over_report)
+                continue
             try:
                 self._executor.submit(plan, self._hand_over)
             except Exception as error:  # its bug must not leave every request waiting
@@ -105,7 +124,7 @@ class LocalReplica:
                 )
         self._call(self._ended.set)
 
-    def _next_plan(self) -> StepPlan | None:
+    def _next_plan(self) -> StepPlan | StoreCommand | None:
         while True:
             try:
                 return self._plans.get_nowait()
@@ -127,6 +146,9 @@ class LocalReplica:
         self._call(self._deliver, self, output)
         if self._executor.is_broken:
             self._call(self._lost, self, "the device has failed")
+
+    def _hand_over_report(self, report: StoreReport) -> None:
+        self._call(self._report, self, report)
 
     def _call(self, callback: Callable[..., None], *arguments: Any) -> None:
         with suppress(RuntimeError):  # the loop is closed: nobody waits for news any more
@@ -150,10 +172,13 @@ class RemoteReplica:
     def send(self, plan: StepPlan) -> None:
         self._commands.put_nowait(pb.WorkerCommand(plan=step_plan_to_pb(plan)))
 
+    def store(self, command: StoreCommand) -> None:
+        self._commands.put_nowait(pb.WorkerCommand(store=store_command_to_pb(command)))
+
     def close(self, error: Exception | None = None) -> None:
         self.error = self.error or error
         self._commands.put_nowait(None)
 
     async def next_command(self) -> pb.WorkerCommand | None:
-        """The next plan; None once the replica was closed."""
+        """The next plan or command; None once the replica was closed."""
         return await self._commands.get()

@@ -16,7 +16,8 @@ import numpy as np
 from taco_proto.requests import GenerateRequest, Tenant
 from taco_proto.sampling_params import SamplingParams
 from taco_scheduler.fair_share import Share
-from taco_scheduler.kv.block_manager import BlockTable, CacheNamespace
+from taco_scheduler.kv.block_manager import BlockTable
+from taco_scheduler.kv.namespace import CacheNamespace
 from taco_scheduler.outbox import Outbox
 
 if TYPE_CHECKING:

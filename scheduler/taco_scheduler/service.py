@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from taco_proto.config import SchedulerConfig
 from taco_proto.drafts import DraftReply
+from taco_proto.kv_tiers import StoreReport
 from taco_proto.requests import GenerateRequest, ModelInfo
 from taco_proto.steps import StepOutput
 from taco_scheduler.drafter_links import DrafterLink, DraftExecutor, LocalDrafter
@@ -122,7 +123,7 @@ class SchedulerService:
             InvalidWorkerError: its description is out of range.
             OtherModelError: it serves another model than the workers that are attached.
         """
-        link = LocalReplica(executor, self.deliver, self.lose)
+        link = LocalReplica(executor, self.deliver, self.deliver_store_report, self.lose)
         try:
             self.attach(link)
         except Exception:
@@ -174,6 +175,13 @@ class SchedulerService:
         """Takes an output; it is committed in the loop's next turn."""
         self._outputs.append((link, output))
         self._wake.set()
+
+    def deliver_store_report(self, link: ReplicaLink, report: StoreReport) -> None:
+        """Takes what a worker's disk tier has done."""
+        replica = self._replicas.get(link)
+        if replica is not None:
+            self.engine.take_store_report(replica, report)
+            self._wake.set()
 
     # ---------------------------------------------------------- draft workers
 
@@ -269,8 +277,14 @@ class SchedulerService:
     def _send_plans(self) -> None:
         self.engine.expire(time.time())
         for link, replica in self._replicas.items():
+            self._send_store_commands(link, replica)  # what is written is not evicted
             while (plan := self.engine.plan(replica, time.time())) is not None:
                 link.send(plan)
+            self._send_store_commands(link, replica)  # reads for those who wait
+
+    def _send_store_commands(self, link: ReplicaLink, replica: Replica) -> None:
+        while (command := self.engine.next_store_command(replica)) is not None:
+            link.store(command)
 
     def _notify_clients(self) -> None:
         for session in list(self._sessions.values()):

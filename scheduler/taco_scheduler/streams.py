@@ -14,7 +14,9 @@ from taco_proto.convert import (
     submit_from_pb,
     worker_info_from_pb,
 )
+from taco_proto.convert_kv_tiers import store_report_from_pb
 from taco_proto.errors import InvalidParameterError
+from taco_proto.kv_tiers import StoreReport
 from taco_proto.requests import ModelInfo
 from taco_proto.steps import StepOutput
 from taco_scheduler.in_flight import StaleOutputError
@@ -133,6 +135,8 @@ async def _read_worker(
                 service.deliver(replica, _read_output(message.output))
             case "heartbeat":
                 pass
+            case "store_report":
+                service.deliver_store_report(replica, _read_report(message.store_report))
             case "leaving":
                 service.let_leave(replica)
             case other:
@@ -148,6 +152,13 @@ def _read_output(message: pb.StepOutput) -> StepOutput:
         return step_output_from_pb(message)
     except (ValueError, OverflowError) as error:  # slots and tokens are signed 32-bit integers
         raise PeerError(grpc.StatusCode.INVALID_ARGUMENT, f"invalid output: {error}") from None
+
+
+def _read_report(message: pb.StoreReport) -> StoreReport:
+    try:
+        return store_report_from_pb(message)
+    except ValueError as error:
+        raise PeerError(grpc.StatusCode.INVALID_ARGUMENT, f"invalid report: {error}") from None
 
 
 async def _write_worker(replica: RemoteReplica, context: Context) -> None:

@@ -49,6 +49,7 @@ moves = st.one_of(
     st.tuples(st.just("deliver"), which),
     st.just(("submit",)),
     st.tuples(st.just("reply"), which),
+    st.tuples(st.sampled_from(["store", "report"]), which),
     st.just(("wait",)),
     st.tuples(st.just("cancel"), st.integers(0, 7), st.sampled_from([None, None, 0, 1])),
 )
@@ -56,7 +57,7 @@ faults = st.tuples(
     st.sampled_from(
         [
             *("fail", "lose", "leave", "drain", "reconnect", "join", "join", "join"),
-            *("late output", "lose drafter", "new drafter"),
+            *("late output", "lose drafter", "new drafter", "lose files"),
         ]
     ),
     which,
@@ -124,7 +125,8 @@ class Players(Driver):
     max_drafts=st.sampled_from([0, 0, 1, 3, 7]),
     drafts_itself=st.booleans(),
     has_drafters=st.booleans(),
-    num_host_blocks=st.sampled_from([0, 0, 3, 40]),
+    num_host_blocks=st.sampled_from([0, 4, 40]),
+    num_disk_blocks=st.sampled_from([0, 6, 60, 60]),
     offload_min_accesses=st.sampled_from([1, 1, 2]),
 )
 def test_tokens_do_not_depend_on_the_schedule(
@@ -140,6 +142,7 @@ def test_tokens_do_not_depend_on_the_schedule(
     drafts_itself: bool,
     has_drafters: bool,
     num_host_blocks: int,
+    num_disk_blocks: int,
     offload_min_accesses: int,
 ) -> None:
     infos = [
@@ -151,6 +154,7 @@ def test_tokens_do_not_depend_on_the_schedule(
             max_draft_tokens=max_drafts,
             drafts_itself=drafts_itself,
             num_host_blocks=num_host_blocks,
+            num_disk_blocks=num_disk_blocks,
         )
         for i, num_slots in enumerate(slots)
     ]
@@ -198,6 +202,12 @@ def test_tokens_do_not_depend_on_the_schedule(
                 driver.deliver(peer)
             case "reply":
                 driver.reply(peer)
+            case "store":
+                driver.store(peer)
+            case "report":
+                driver.report(peer)
+            case "lose files":
+                peer.worker.tiers.files.clear()
             case "fail":
                 driver.fail(peer)
             case "lose" | "leave":
@@ -228,6 +238,8 @@ def test_tokens_do_not_depend_on_the_schedule(
     event(f"workers lost: {len(driver.lost) > 0}")
     num_loaded = sum(peer.worker.tiers.num_loaded for peer in driver.peers)
     event(f"loaded from the host: {num_loaded > 0}")
+    num_files = sum(len(peer.worker.tiers.files) for peer in driver.peers)
+    event(f"on disk: {num_files > 0}")
     assert driver.engine.num_requests == 0
     assert driver.engine.num_running == driver.engine.num_waiting == 0
     for peer in driver.peers:

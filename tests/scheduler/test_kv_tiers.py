@@ -98,3 +98,114 @@ def test_usage_of_the_host_tier_is_a_metric() -> None:
     used = d.peers[0].worker.tiers.num_offloaded
     expected = f'vllm:cpu_cache_usage_perc{{model_name="fake-model"}} {used / 16}'
     assert expected in Metrics(d.engine).exposition().decode().splitlines()
+
+
+# --------------------------------------------------------------------------- disk
+
+LONG = 40
+
+
+def disk_driver(num_disk_blocks: int = 100) -> Driver:
+    info = worker_info(num_blocks=14, num_host_blocks=24, num_disk_blocks=num_disk_blocks)
+    d = Driver(info, run_ahead=False)
+    d.attach()
+    d.step()  # the worker reports what it has
+    return d
+
+
+def restart(d: Driver) -> None:
+    """Another worker takes the place of the first one, and finds its files."""
+    files = d.peers[0].worker.tiers.files
+    d.lose_worker(is_fault=False)
+    d.attach().worker.tiers.files = files
+    d.step()
+    d.step()
+
+
+def ask_long(d: Driver, handle: int, topic: int, tail: int = 0) -> int:
+    """As `ask`, with a prompt of ten blocks and an answer of a few steps."""
+    prompt = [topic] * (LONG - 4) + [tail] * 4 + [1]
+    d.submit(handle, prompt, max_tokens=4, ignore_eos=True)
+    d.run()
+    return d.got.cached[handle, 0]
+
+
+def test_a_prompt_is_on_disk_soon_after_it_was_computed() -> None:
+    d = disk_driver()
+    ask_long(d, 0, topic=10)
+    files = d.peers[0].worker.tiers.files
+    assert len(files) == 10
+    assert sum(not block.parent for block, _ in files.values()) == 1, "one prefix"
+
+
+def test_a_server_that_starts_again_is_warm() -> None:
+    d = disk_driver()
+    ask_long(d, 0, topic=10)
+    ask_long(d, 1, topic=11)
+    restart(d)
+    num_computed = d.worker.num_computed_tokens
+    assert ask_long(d, 2, topic=10) > 0
+    assert ask_long(d, 3, topic=11) > 0
+    assert d.worker.num_computed_tokens - num_computed < 2 * LONG
+
+
+def test_what_is_on_disk_is_written_once() -> None:
+    d = disk_driver()
+    for handle in range(4):
+        ask_long(d, handle, topic=10, tail=handle % 2)
+    assert len(d.worker.tiers.files) == 11
+
+
+def test_the_disk_tier_holds_so_many_blocks_and_no_more() -> None:
+    d = disk_driver(num_disk_blocks=12)
+    for topic in range(10, 15):
+        ask_long(d, topic, topic)
+        files = d.worker.tiers.files
+        assert len(files) <= 12
+        assert all(not b.parent or b.parent in files for b, _ in files.values())
+    restart(d)
+    assert ask_long(d, 100, topic=14) > 0, "the newest stays"
+
+
+def test_a_file_that_is_gone_is_a_miss() -> None:
+    d = disk_driver()
+    ask_long(d, 0, topic=10)
+    restart(d)
+    d.worker.tiers.files.clear()
+    assert ask_long(d, 1, topic=10) == 0
+    d.run()
+    assert len(d.worker.tiers.files) == 10, "it was written again"
+
+
+def test_salts_share_no_file() -> None:
+    d = disk_driver()
+    ask_long(d, 0, topic=10)
+    restart(d)
+    d.submit(1, [10] * LONG, max_tokens=1, cache_salt="other")
+    d.run()
+    assert d.got.cached[1, 0] == 0
+
+
+def test_a_disk_that_does_not_answer_is_not_waited_for() -> None:
+    d = disk_driver()
+    ask_long(d, 0, topic=10)
+    restart(d)
+    d.submit(1, [10] * LONG, max_tokens=1)
+    assert not d.plan(), "it waits for the disk"
+    deadline = d.engine.next_deadline()
+    assert deadline is not None
+    d.now = deadline
+    assert d.plan()
+    assert d.plans[-1].num_tokens.sum() == LONG
+
+
+def test_a_queue_goes_on_while_one_waits_for_the_disk() -> None:
+    d = disk_driver()
+    ask_long(d, 0, topic=10)
+    restart(d)
+    d.submit(1, [10] * LONG, max_tokens=1)
+    d.submit(2, [12] * 8, max_tokens=1)
+    assert d.plan()
+    assert d.plans[-1].num_tokens.tolist() == [8]
+    d.run()
+    assert d.got.cached[1, 0] > 0

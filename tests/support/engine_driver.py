@@ -9,6 +9,7 @@ from support.fake_drafter import FakeDrafter
 from support.fake_worker import FakeWorker, worker_info
 from taco_proto.config import SchedulerConfig
 from taco_proto.drafts import DraftReply
+from taco_proto.kv_tiers import StoreReport
 from taco_proto.requests import FinishReason, GenerateRequest, OutputBatch
 from taco_proto.sampling_params import SamplingParams
 from taco_proto.steps import StepOutput, StepPlan, WorkerInfo
@@ -94,6 +95,7 @@ class Peer:
         self.worker = worker
         self.replica = replica
         self.outputs: deque[StepOutput] = deque()
+        self.reports: deque[StoreReport] = deque()
         self.drafter: FakeDrafter | None = None
         self.replies: deque[DraftReply] = deque()
 
@@ -219,6 +221,23 @@ class Driver:
         self.engine.commit(peer.replica, peer.outputs.popleft(), self.now)
         return True
 
+    def store(self, peer: Peer | None = None) -> bool:
+        """Sends a disk tier what it is to do; False if there was nothing."""
+        peer = peer or self.peers[0]
+        progress = False
+        while (command := self.engine.next_store_command(peer.replica)) is not None:
+            peer.worker.store(command, peer.reports.append)
+            progress = True
+        return progress
+
+    def report(self, peer: Peer | None = None) -> bool:
+        """Hands over the oldest report of a disk tier; False if there is none."""
+        peer = peer or self.peers[0]
+        if not peer.reports:
+            return False
+        self.engine.take_store_report(peer.replica, peer.reports.popleft())
+        return True
+
     def collect(self) -> None:
         for outbox, received in self.received.items():
             received.add(outbox.take())
@@ -231,9 +250,12 @@ class Driver:
         self.release_leavers()
         progress = False
         for peer in self.peers:
+            progress |= self.store(peer)
             while self.plan(peer):
                 progress = True
+            progress |= self.store(peer)
         for peer in self.peers:
+            progress |= self.report(peer)
             progress |= self.deliver(peer)
             progress |= self.reply(peer)
         self.collect()

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from taco_proto.kv_tiers import BlockCopies
-from taco_scheduler.kv.block_manager import BlockTable, CacheNamespace
+from taco_scheduler.kv.block_manager import BlockTable
+from taco_scheduler.kv.namespace import CacheNamespace
 
 BLOCK_SIZE = 2
 NOT_SENT = 2**62  # stands for the step that comes next

@@ -3,24 +3,19 @@
 import logging
 from dataclasses import dataclass
 
-from taco_proto.kv_tiers import BlockCopies
+from taco_proto.kv_tiers import BlockCopies, StoreCommand, StoreReport
 from taco_scheduler.kv.block_pool import BlockPool
+from taco_scheduler.kv.disk_tier import DiskTier
+from taco_scheduler.kv.disk_traffic import DiskTraffic, Reading
 from taco_scheduler.kv.hit_counts import HitCounts
 from taco_scheduler.kv.host_tier import HostTier
+from taco_scheduler.kv.namespace import CacheNamespace
 from taco_scheduler.kv.node import Node
 from taco_scheduler.kv.radix_tree import RadixTree
 
 TOKEN_BYTES = 4  # token ids travel as packed little-endian int32
 LOGGED_BLOCKS = 100
 logger = logging.getLogger("taco.scheduler")
-
-
-@dataclass(frozen=True, slots=True)
-class CacheNamespace:
-    """Sequences share cached blocks only within a namespace: it names a root of the radix tree."""
-
-    adapter: str = ""
-    cache_salt: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -34,6 +29,7 @@ class BlockTable:
             blocks are shared and must not be written.
         node: end of the prefix that the sequence pins in the radix tree.
         num_pinned_blocks: its length. The tree may hold another sequence's blocks for it.
+        namespace: with whom it shares cached blocks.
         sealed: a failed step took part of the prefix back: nothing more of this table is cached.
     """
 
@@ -41,6 +37,7 @@ class BlockTable:
     num_cached_tokens: int
     node: Node | None
     num_pinned_blocks: int
+    namespace: CacheNamespace
     sealed: bool = False
 
 
@@ -61,6 +58,7 @@ class BlockManager:
         *,
         enable_prefix_caching: bool = True,
         num_host_blocks: int = 0,
+        num_disk_blocks: int = 0,
         offload_min_accesses: int = 1,
         max_cached_device_blocks: int | None = None,
         log_hit_counts: bool = False,
@@ -68,6 +66,7 @@ class BlockManager:
         """
         Args:
             num_host_blocks: blocks of the host tier; 0: there is none.
+            num_disk_blocks: the most files of the disk tier below it; 0: there is none.
             offload_min_accesses: what fewer sequences have used is lost when it is evicted.
             max_cached_device_blocks: the most cached blocks; None: as many as there is room for.
             log_hit_counts: log where blocks were found after every hundred of them.
@@ -92,6 +91,7 @@ class BlockManager:
             HostTier(num_host_blocks) if num_host_blocks and enable_prefix_caching else None
         )
         self._tree = RadixTree(self._block_bytes, self._host, offload_min_accesses)
+        self._disk = self._disk_traffic(num_disk_blocks) if num_disk_blocks else None
 
     @property
     def num_free_blocks(self) -> int:
@@ -134,8 +134,13 @@ class BlockManager:
         num_ids = memoryview(tokens).nbytes // TOKEN_BYTES
         num_readable = (num_ids - 1) // self.block_size if read_cache else 0
         match = self._tree.match(namespace, self._packed(tokens, 0, num_readable))
-        num_loaded = match.num_host_blocks
-        num_matched = len(match.blocks) + num_loaded
+        num_matched = len(match.blocks) + match.num_host_blocks
+        read_keys: list[bytes] = []
+        if self._disk is not None and num_matched < num_readable:
+            key = self._packed(tokens, 0, num_readable)
+            read_keys = self._disk.find(namespace, key, num_matched)
+            num_matched += len(read_keys)
+        num_loaded = num_matched - len(match.blocks)
         num_new = max(self._num_blocks_for(num_tokens), num_matched) - len(match.blocks)
         if num_new + num_spare_blocks > self.num_free_blocks - match.num_evictable:
             return None
@@ -144,8 +149,14 @@ class BlockManager:
         new = self._take(num_new)
         if num_loaded:
             self._pool.retain(new[:num_loaded])
-            self._tree.load(node, new[:num_loaded])
-        table = BlockTable(match.blocks + new, num_matched * self.block_size, node, num_matched)
+            self._tree.load(node, new[: match.num_host_blocks])
+        if self._disk is not None and read_keys:
+            key = self._packed(tokens, num_matched - len(read_keys), num_matched)
+            blocks, host_blocks = new[match.num_host_blocks : num_loaded], self._disk.pop(read_keys)
+            node = self._tree.load_behind(node, key, blocks, host_blocks)
+        table = BlockTable(
+            match.blocks + new, num_matched * self.block_size, node, num_matched, namespace
+        )
         self._live.add(table)
         self._count_hits(len(match.blocks), num_loaded, num_new - num_loaded)
         return table
@@ -189,13 +200,40 @@ class BlockManager:
         """
         self._check_live(table)
         self._cache_full_blocks(table, tokens, num_tokens, step_id)
+        if self._disk is not None and num_tokens >= self.block_size:
+            key = self._packed(tokens, 0, num_tokens // self.block_size)
+            self._disk.note(table, table.namespace, key)
 
     def take_copies(self, step_id: int) -> BlockCopies | None:
         """The copies that the next step begins with, once it is known who runs in it.
 
         What is offloaded can be found again when that step is confirmed.
         """
+        if self._disk is not None:
+            self._disk.save(may_copy=True)
         return self._tree.take_copies(step_id)
+
+    @property
+    def has_disk_tier(self) -> bool:
+        return self._disk is not None
+
+    def read_ahead(self, tokens: memoryview | bytes, namespace: CacheNamespace) -> Reading:
+        """Reads what is on disk of a sequence that waits, behind what is cached of it. `allocate`
+        finds it once it is done.
+        """
+        assert self._disk is not None
+        num_readable = (memoryview(tokens).nbytes // TOKEN_BYTES - 1) // self.block_size
+        key = self._packed(tokens, 0, num_readable)
+        match = self._tree.match(namespace, key)
+        return self._disk.read_ahead(namespace, key, len(match.blocks) + match.num_host_blocks)
+
+    def next_store_command(self) -> StoreCommand | None:
+        """What the disk tier is to do; to be asked until it is None whenever something happened."""
+        return None if self._disk is None else self._disk.next_command()
+
+    def take_store_report(self, report: StoreReport) -> None:
+        if self._disk is not None:
+            self._disk.take(report)
 
     def confirm(self, step_id: int) -> None:
         """The steps up to `step_id` are done: nothing that they published or copied can fail."""
@@ -270,6 +308,12 @@ class BlockManager:
         self.hits.missed += num_missed
         if self._log_hits and self.hits.total // LOGGED_BLOCKS > before // LOGGED_BLOCKS:
             logger.info("%s", self.hits)
+
+    def _disk_traffic(self, num_blocks: int) -> DiskTraffic | None:
+        host, residents = self._host, self._tree.residents
+        if host is None or residents is None:
+            return None  # what is read or written goes by way of the host
+        return DiskTraffic(DiskTier(num_blocks, self._block_bytes), host, residents, self._tree)
 
     def _packed(self, tokens: memoryview | bytes, start: int, end: int) -> bytes:
         """The packed ids of the blocks start … end - 1."""

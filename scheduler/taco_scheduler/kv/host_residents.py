@@ -26,7 +26,7 @@ class HostResidents:
         self.offloaded: OrderedDict[Node, None] = OrderedDict()
         self._duplicated: dict[Node, None] = {}  # the device may hold blocks of theirs, too
         self._host = host
-        self._min_uses = min_uses
+        self.min_uses = min_uses
         self._cut = cut
 
     def offload(self, leaf: Node, first: int) -> None:
@@ -41,6 +41,35 @@ class HostResidents:
             self._cut(leaf, num_kept)
         if leaf.num_below:
             self.offloaded[leaf] = None
+
+    def copy(self, node: Node, i: int) -> bool:
+        """Copies a block to the host that stays on the device; False if there is no room."""
+        if not self._make_room(1):
+            return False
+        node.host_blocks = node.host_blocks or [NOWHERE] * node.num_blocks
+        node.host_blocks[i] = self._host.offload([node.blocks[i]])[0]
+        self._duplicated[node] = None
+        return True
+
+    def adopt(self, end: Node, host_blocks: list[int]) -> None:
+        """Makes the tree the owner of copies of the last blocks of a prefix that ends with `end`,
+        which begin at a node's start.
+        """
+        node: Node | None = end
+        while host_blocks:
+            assert node is not None
+            own = host_blocks[-node.num_blocks :]
+            host_blocks = host_blocks[: -node.num_blocks]
+            if node.host_blocks:
+                self._host.release(own)  # there is a copy, which could not be read yet
+            else:
+                node.host_blocks = own
+            self._duplicated[node] = None
+            node = node.parent
+
+    def take(self, count: int) -> list[int]:
+        """Empty host blocks, `count` or as many as there is room for."""
+        return self._host.take(min(count, self._make_room(count)))
 
     def note_duplicates(self, node: Node) -> None:
         self._duplicated[node] = None
@@ -95,7 +124,7 @@ class HostResidents:
             missing = list(range(first, len(leaf.blocks)))
         if not missing:
             return leaf.num_blocks
-        if leaf.num_uses < self._min_uses:
+        if leaf.num_uses < self.min_uses:
             return missing[0]
         num_copied = min(len(missing), self._make_room(len(missing)))
         if num_copied and not host_blocks:

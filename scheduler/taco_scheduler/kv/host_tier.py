@@ -15,8 +15,9 @@ Copies = dict[int, int]  # by target, which no two copies of a step share
 class HostTier:
     """The blocks of the worker's host memory.
 
-    A host block has as owners the radix tree, and every copy that is planned or in flight. So it
-    is free, for the target of another copy, only when all that read or write it are done.
+    A host block has as owners the radix tree, every copy that is planned or in flight, and whoever
+    writes it to disk or has read it from there. So it is free, for the target of another copy, only
+    when all that read or write it are done.
     A copy from the device can be read when its step is known to have succeeded.
     """
 
@@ -45,18 +46,30 @@ class HostTier:
         Returns:
             The host blocks, which the tree owns.
         """
-        targets = self._pool.allocate(len(sources))
-        assert targets is not None
+        targets = self.take(len(sources))
         self._pool.retain(targets)
-        for source, target in zip(sources, targets, strict=True):
-            self._is_filled[target] = False
-            self._offloads[target] = source
+        self._offloads.update(zip(targets, sources, strict=True))
         return targets
 
     def load(self, sources: list[int], targets: list[int]) -> None:
         """Plans copies of host blocks, which stay what they are until the step is done."""
         self._pool.retain(sources)
         self._loads.update(zip(targets, sources, strict=True))
+
+    def take(self, count: int) -> list[int]:
+        """Gives the caller free blocks, of which there are enough; they are empty until `fill`."""
+        blocks = self._pool.allocate(count)
+        assert blocks is not None
+        for block in blocks:
+            self._is_filled[block] = False
+        return blocks
+
+    def fill(self, block: int) -> None:
+        self._is_filled[block] = True
+
+    def retain(self, blocks: Iterable[int]) -> None:
+        """Keeps blocks as they are until they are released."""
+        self._pool.retain(blocks)
 
     def cancel_loads(self, targets: Iterable[int]) -> None:
         """These device blocks go to others before their loads were sent, if there are any."""
@@ -66,11 +79,9 @@ class HostTier:
                 if source is not None:
                     self._pool.release([source])
 
-    def release(self, blocks: Iterable[int]) -> int:
-        """The tree gives up blocks; returns how many are free by that."""
-        num_free = self._pool.num_free
+    def release(self, blocks: Iterable[int]) -> None:
+        """An owner, the tree for instance, gives up blocks."""
         self._pool.release(block for block in blocks if block != NOWHERE)
-        return self._pool.num_free - num_free
 
     def num_readable(self, blocks: list[int]) -> int:
         """How many of the first of `blocks` hold their KV."""

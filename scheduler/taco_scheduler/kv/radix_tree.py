@@ -33,9 +33,9 @@ class RadixTree:
     ) -> None:
         """`block_bytes`: size of one block's packed token ids."""
         self.num_evictable = 0
-        self._block_bytes = block_bytes
+        self.block_bytes = block_bytes
         self._host = host
-        self._residents = HostResidents(host, offload_min_uses, self._cut) if host else None
+        self.residents = HostResidents(host, offload_min_uses, self._cut) if host else None
         self._num_counted_uses = offload_min_uses
         self._roots: dict[Hashable, Root] = {}
         self._lru: OrderedDict[Node, None] = OrderedDict()
@@ -43,7 +43,7 @@ class RadixTree:
 
     def match(self, namespace: Hashable, key: bytes) -> PrefixMatch:
         """The longest cached prefix of `key` in whole blocks; changes nothing."""
-        block_bytes = self._block_bytes
+        block_bytes = self.block_bytes
         node: Node | None = self._roots.get(namespace)
         position = num_node_blocks = num_host_blocks = num_evictable = 0
         blocks: list[int] = []
@@ -99,6 +99,32 @@ class RadixTree:
             assert node.parent is not None
             node = node.parent
 
+    def load_behind(self, end: Node, key: bytes, blocks: list[int], host_blocks: list[int]) -> Node:
+        """Continues a pinned prefix, behind which the device holds nothing, with host blocks that
+        the tree does not know yet; returns its new end. As for `load`.
+        """
+        assert self._host is not None
+        assert self.residents is not None
+        node, _ = self.insert(end, key, blocks, NOT_SENT)
+        self._host.load(host_blocks, blocks)
+        self.residents.adopt(node, host_blocks)
+        return node
+
+    def path(self, namespace: Hashable, key: bytes) -> list[tuple[Node, int]]:
+        """Where the blocks of a prefix are, in whichever tier: a node and a place in it for each,
+        as far as they are cached.
+        """
+        node: Node | None = self._roots.get(namespace)
+        places: list[tuple[Node, int]] = []
+        position, num_common = 0, 0
+        while node is not None and num_common == node.num_blocks:
+            node = node.children.get(key[position : position + self.block_bytes])
+            if node is not None:
+                num_common = self._num_common_blocks(node, key, position)
+                places += [(node, i) for i in range(num_common)]
+                position += num_common * self.block_bytes
+        return places
+
     def insert(
         self, node: Node, key: bytes, blocks: list[int], step_id: int | None
     ) -> tuple[Node, list[int]]:
@@ -115,7 +141,7 @@ class RadixTree:
         Returns:
             The node where the longer prefix ends, and those of `blocks` that the tree took.
         """
-        block_bytes = self._block_bytes
+        block_bytes = self.block_bytes
         position = 0
         taken: list[int] = []
         while position < len(key):
@@ -159,12 +185,12 @@ class RadixTree:
             leaf = next(iter(self._lru))
             first = max(0, len(leaf.blocks) - (count - len(evicted)))
             evicted += leaf.blocks[first:]
-            if self._residents is not None:
-                self._residents.offload(leaf, first)
+            if self.residents is not None:
+                self.residents.offload(leaf, first)
             elif first > 0:
                 del leaf.blocks[first:]
                 # A view: a long leaf loses one block at a time and must not be copied each time.
-                leaf.key = leaf.key[: first * self._block_bytes]
+                leaf.key = leaf.key[: first * self.block_bytes]
             else:
                 self._cut(leaf, 0)
             if first == 0:
@@ -209,18 +235,18 @@ class RadixTree:
                     self._unlink(node)
                     self._collect_subtree(node, removed)
         self._unconfirmed.clear()
-        if self._host is not None and self._residents is not None:
+        if self._host is not None and self.residents is not None:
             self._host.withdraw()
             for node in removed:
                 self._host.release(node.host_blocks)
-            self._residents.drop_unfilled(self._roots.values())
+            self.residents.drop_unfilled(self._roots.values())
         return removed
 
     def _cut(self, node: Node, num_kept: int) -> None:
         """Leaves a run its first blocks, all that the device holds of it among them; the others
         leave the tree, with all that continues them.
         """
-        if self._host is not None and self._residents is not None:
+        if self._host is not None and self.residents is not None:
             below: set[Node] = set()
             for child in node.children.values():
                 self._collect_subtree(child, below)
@@ -232,19 +258,19 @@ class RadixTree:
             del node.host_blocks[num_kept:]
             node.num_below = num_kept - len(node.blocks)
             if num_kept == 0:
-                self._residents.forget(node)
+                self.residents.forget(node)
             elif node.num_below == 0:
-                self._residents.offloaded.pop(node, None)
+                self.residents.offloaded.pop(node, None)
         if num_kept == 0:
             self._unlink(node)
             node.parent = None
-        node.key = node.key[: num_kept * self._block_bytes]
+        node.key = node.key[: num_kept * self.block_bytes]
 
     def _num_common_blocks(self, node: Node, key: bytes, position: int) -> int:
         """How many blocks of `node` equal those of `key` at `position`; the first is known to."""
         if key.startswith(node.key, position):
             return len(node.blocks) + node.num_below
-        block_bytes = self._block_bytes
+        block_bytes = self.block_bytes
         equal = 1
         unequal = min(node.num_blocks, (len(key) - position) // block_bytes) + 1
         while unequal - equal > 1:
@@ -260,8 +286,8 @@ class RadixTree:
         if node.lock_count == 0:
             self._lru.pop(node, None)  # absent if it was just split off; roots are never there
             self.num_evictable -= len(node.blocks)
-            if node.num_below and self._residents is not None:
-                self._residents.offloaded.pop(node, None)
+            if node.num_below and self.residents is not None:
+                self.residents.offloaded.pop(node, None)
         node.lock_count += 1
         if node.num_uses < self._num_counted_uses:
             node.num_uses += 1
@@ -271,8 +297,8 @@ class RadixTree:
         node.blocks = blocks
         node.num_below = 0
         node.step_id = step_id
-        assert self._residents is not None
-        self._residents.note_duplicates(node)
+        assert self.residents is not None
+        self.residents.note_duplicates(node)
         if step_id is not None:
             self._unconfirmed.setdefault(step_id, []).append(node)
 
@@ -280,7 +306,7 @@ class RadixTree:
         """Moves the first `count` blocks of `node` to a new parent, which the caller locks."""
         parent = node.parent
         assert parent is not None
-        cut = count * self._block_bytes
+        cut = count * self.block_bytes
         upper = Node(parent, bytes(node.key[:cut]), node.blocks[:count], node.step_id)
         upper.num_below = count - len(upper.blocks)
         upper.host_blocks = node.host_blocks[:count]
@@ -295,8 +321,8 @@ class RadixTree:
         upper.children[self._first_block(node)] = node
         if not node.blocks:
             self._lru.pop(node, None)
-        if self._residents is not None:
-            self._residents.note_split(upper, node)
+        if self.residents is not None:
+            self.residents.note_split(upper, node)
         if node.step_id is not None:
             self._unconfirmed[node.step_id].append(upper)
         return upper
@@ -330,8 +356,8 @@ class RadixTree:
         if parent is None or not absorbed:
             return
         runs = [*absorbed, node]
-        if self._residents is not None:
-            node.host_blocks = self._residents.join(runs)
+        if self.residents is not None:
+            node.host_blocks = self.residents.join(runs)
         node.key = memoryview(b"".join([run.key for run in runs]))
         node.blocks = [block for run in runs for block in run.blocks]
         node.parent = parent
@@ -340,7 +366,7 @@ class RadixTree:
             self._lru.pop(run, None)
 
     def _first_block(self, node: Node) -> bytes:
-        return bytes(node.key[: self._block_bytes])
+        return bytes(node.key[: self.block_bytes])
 
     def _unlink(self, node: Node) -> None:
         parent = node.parent
@@ -360,8 +386,8 @@ class RadixTree:
             node = pending.pop()
             removed.add(node)
             pending += node.children.values()
-            if self._residents is not None:
-                self._residents.forget(node)
+            if self.residents is not None:
+                self.residents.forget(node)
             if node.lock_count == 0 and node.blocks:
                 del self._lru[node]
                 self.num_evictable -= len(node.blocks)

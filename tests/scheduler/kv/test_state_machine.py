@@ -35,7 +35,8 @@ from support.kv_model import (
     num_blocks_for,
     pack,
 )
-from taco_scheduler.kv.block_manager import BlockManager, CacheNamespace
+from taco_scheduler.kv.block_manager import BlockManager
+from taco_scheduler.kv.namespace import CacheNamespace
 from taco_scheduler.kv.node import NOWHERE, Node
 
 NUM_BLOCKS = 24
@@ -307,10 +308,10 @@ class BlockManagerMachine(RuleBasedStateMachine):
         nodes, unlocked, below = set(), set(), set()
         for namespace, tokens, node in self.nodes():
             assert node.num_blocks > 0
-            assert len(node.key) == node.num_blocks * tree._block_bytes
+            assert len(node.key) == node.num_blocks * tree.block_bytes
             assert len(node.host_blocks) in (0, node.num_blocks)
             assert node.parent is not None
-            assert node.parent.children[bytes(node.key[: tree._block_bytes])] is node
+            assert node.parent.children[bytes(node.key[: tree.block_bytes])] is node
             assert not (node.blocks and node.parent.num_below)
             start = len(tokens) - node.num_blocks * BLOCK_SIZE
             for end in range(start + BLOCK_SIZE, len(tokens) + 1, BLOCK_SIZE):
@@ -324,9 +325,9 @@ class BlockManagerMachine(RuleBasedStateMachine):
                 below.add(node)
             nodes.add(node)
         assert set(tree._lru) == unlocked
-        if tree._residents is not None:
-            assert set(tree._residents.offloaded) == below
-            assert set(tree._residents._duplicated) <= nodes
+        if tree.residents is not None:
+            assert set(tree.residents.offloaded) == below
+            assert set(tree.residents._duplicated) <= nodes
         assert tree.num_evictable == sum(len(node.blocks) for node in unlocked)
         for root in tree._roots.values():
             assert root.children or root.lock_count
@@ -616,7 +617,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
                 for namespace, tokens, node in self.nodes()
             ],
             list(manager._tree._lru),
-            list(manager._tree._residents.offloaded) if manager._tree._residents else [],
+            list(manager._tree.residents.offloaded) if manager._tree.residents else [],
             host and (list(host._pool._references), dict(host._offloads), dict(host._loads)),
             [(each.table.blocks.copy(), each.table.node) for each in self.live],
         )
