@@ -1,0 +1,204 @@
+"""Which replica a request goes to, and when what waits moves on."""
+
+import pytest
+
+from support.engine_driver import Driver, Peer
+from support.fake_worker import generate, worker_info
+from taco_proto.requests import FinishReason
+from taco_proto.sampling_params import SamplingParams
+from taco_proto.steps import WorkerInfo
+
+PREFIX = list(range(1, 41))
+OTHER = list(range(20, 60))
+
+
+def make_driver(*infos: WorkerInfo, **config: object) -> Driver:
+    driver = Driver(infos[0], **config)
+    for info in infos:
+        driver.attach(info)
+    return driver
+
+
+@pytest.fixture
+def two() -> Driver:
+    return make_driver(worker_info(name="a"), worker_info(name="b"), max_num_batched_tokens=64)
+
+
+def homes(driver: Driver) -> dict[int, str]:
+    """By handle, the worker where a request waits or runs."""
+    return {r.handle: r.replica.name for r in driver.engine._requests if r.replica is not None}
+
+
+def num_waiting(peer: Peer) -> int:
+    return peer.replica.waiting.num_sequences
+
+
+def test_idle_replicas_share_what_comes(two: Driver) -> None:
+    for handle in range(6):
+        two.submit(handle, [handle + 1] * 9)
+    assert sorted(homes(two).values()) == ["a"] * 3 + ["b"] * 3
+    two.run()
+    for handle in range(6):
+        expected = generate([handle + 1] * 9, SamplingParams(max_tokens=8), two.info, 1)
+        assert two.got.tokens[handle, 0] == expected
+
+
+def test_a_request_goes_where_its_prefix_is_cached(two: Driver) -> None:
+    two.submit(1, PREFIX)
+    two.submit(2, OTHER)
+    assert homes(two) == {1: "a", 2: "b"}
+    two.run()
+    two.submit(3, [*OTHER, 9])
+    two.submit(4, [*PREFIX, 9])
+    assert homes(two) == {3: "b", 4: "a"}
+    two.run()
+    assert two.got.cached[3, 0] == two.got.cached[4, 0] == 40
+
+
+def test_requests_that_come_together_share_a_prefix_that_is_yet_to_be_computed(
+    two: Driver,
+) -> None:
+    for handle, prefix in enumerate([PREFIX, OTHER, PREFIX, OTHER]):
+        two.submit(handle, [*prefix, handle + 1])
+    placed = homes(two)
+    assert placed[0] == placed[2] != placed[1] == placed[3]
+    two.run()
+    assert two.got.cached[2, 0] == two.got.cached[3, 0] == 40
+
+
+def test_another_salt_shares_nothing(two: Driver) -> None:
+    two.submit(1, PREFIX, cache_salt="mine")
+    two.submit(2, PREFIX, cache_salt="yours")
+    assert len(set(homes(two).values())) == 2
+
+
+def test_a_hot_prefix_spreads_when_its_replica_is_behind(two: Driver) -> None:
+    two.submit(0, PREFIX, max_tokens=1)
+    two.run()
+    for handle in range(1, 9):
+        two.submit(handle, [*PREFIX, handle], max_tokens=30, ignore_eos=True)
+    placed = list(homes(two).values())
+    assert placed[0] == "a", "where it is cached, as long as nothing else waits there"
+    assert 2 <= placed.count("b") <= 5
+    two.run()
+    cached = [two.got.cached[handle, 0] for handle in range(1, 9)]
+    assert cached.count(0) == 1, "the other replica computes it once"
+
+
+def test_siblings_stay_together(two: Driver) -> None:
+    two.submit(1, PREFIX, n=4, ignore_eos=True)
+    two.run()
+    assert len(two.plans[0].slots) == 1
+    assert two.peers[1].worker.num_sampled_tokens == 0
+    assert [two.got.cached[1, index] for index in range(4)] == [0, 36, 36, 36]
+
+
+def test_requests_go_to_a_replica_that_they_fit() -> None:
+    small, large = worker_info(name="small", max_model_len=20), worker_info(name="large")
+    d = make_driver(small, large)
+    for handle in range(3):
+        d.submit(handle, [handle + 1] * 30, max_tokens=4)
+    assert set(homes(d).values()) == {"large"}
+    d.submit(3, [1] * 200)
+    d.collect()
+    assert "maximum context length is 128" in d.got.errors[3][1]
+    d.run()
+    assert d.got.reasons.keys() == {(0, 0), (1, 0), (2, 0)}
+
+
+def test_an_answer_is_not_cut_short_where_another_replica_would_go_on() -> None:
+    small, large = worker_info(name="small", max_model_len=20), worker_info(name="large")
+    d = make_driver(small, large)
+    d.submit(1, [1] * 10, max_tokens=30, ignore_eos=True)
+    d.submit(2, [2] * 10, max_tokens=5, ignore_eos=True)
+    assert homes(d) == {1: "large", 2: "small"}
+    d.run()
+    assert len(d.got.tokens[1, 0]) == 30
+
+
+def test_what_only_a_lost_worker_could_run_waits_for_it() -> None:
+    small, large = worker_info(name="small", max_model_len=20), worker_info(name="large")
+    d = make_driver(small, large)
+    d.submit(1, [1] * 30, max_tokens=20, ignore_eos=True)
+    d.submit(2, [1] * 30, deadline=d.now + 5)
+    d.step()
+    d.lose_worker(d.peers[1])
+    d.run()
+    assert not d.got.errors
+    d.now += 10
+    d.run()
+    assert d.got.errors.keys() == {2}
+    assert d.got.errors[2][0] == 504
+    d.attach(large)
+    d.run()
+    sampling = SamplingParams(max_tokens=20, ignore_eos=True)
+    assert d.got.tokens[1, 0] == generate([1] * 30, sampling, large, 1)
+
+
+# ------------------------------------------------------------ late corrections
+
+
+def crowd(driver: Driver, count: int) -> None:
+    for handle in range(count):
+        driver.submit(handle, [handle + 1] * 9, max_tokens=20, ignore_eos=True)
+
+
+def test_a_worker_that_joins_takes_over_what_waits() -> None:
+    d = make_driver(worker_info(name="a", max_num_seqs=2))
+    crowd(d, 9)
+    d.step()
+    running = [r.handle for r in d.engine._requests if r.is_on_worker]
+    b = d.attach(worker_info(name="b", max_num_seqs=2))
+    d.plan(b)
+    placed = homes(d)
+    assert [placed[handle] for handle in running] == ["a", "a"], "what runs stays"
+    assert list(placed.values()).count("b") >= 4
+    d.run()
+    assert {len(tokens) for tokens in d.got.tokens.values()} == {20}
+
+
+def test_a_replica_that_runs_dry_helps_the_others() -> None:
+    info = worker_info(max_num_seqs=2)
+    d = make_driver(info, info)
+    crowd(d, 8)
+    for handle, home in homes(d).items():
+        if home == d.peers[1].replica.name:
+            d.engine.cancel(d.client, handle)
+    assert num_waiting(d.peers[0]) == 4
+    d.plan(d.peers[0])
+    assert num_waiting(d.peers[0]) == 2
+    d.plan(d.peers[1])
+    assert num_waiting(d.peers[0]) < 2
+    assert d.peers[1].replica.num_running > 0
+    d.run()
+    assert sum(reason is FinishReason.LENGTH for reason in d.got.reasons.values()) == 4
+
+
+def test_what_would_gain_nothing_stays_where_its_prefix_is() -> None:
+    d = make_driver(worker_info(num_blocks=256), worker_info(num_blocks=256))
+    d.submit(0, PREFIX, max_tokens=1)
+    d.run()
+    d.submit(1, [*PREFIX, 9], max_tokens=1)
+    d.plan(d.peers[1])
+    assert num_waiting(d.peers[0]) == 1
+    assert not d.peers[1].outputs
+
+
+def test_siblings_of_what_runs_do_not_move() -> None:
+    info = worker_info(max_num_seqs=1)
+    d = make_driver(info, info)
+    d.submit(1, PREFIX, n=3, max_tokens=4, ignore_eos=True)
+    while d.peers[0].replica.waiting.num_sequences < 2:
+        d.plan()
+        d.deliver()
+    assert not d.plan(d.peers[1])
+    d.run()
+    assert [d.got.cached[1, index] for index in range(3)] == [0, 36, 36]
+
+
+def test_with_one_replica_nothing_is_weighed(monkeypatch: pytest.MonkeyPatch) -> None:
+    d = make_driver(worker_info(num_blocks=256))
+    monkeypatch.delattr("taco_scheduler.kv.block_manager.BlockManager.num_cached_tokens")
+    crowd(d, 12)
+    d.run()
+    assert len(d.got.reasons) == 12
