@@ -87,6 +87,22 @@ class SchedulerArgs:
     disable_log_stats: bool = flag(
         "Do not log a line with the throughput every few seconds.", _SCHEDULER, default=False
     )
+    step_timeout: float = flag(
+        "Give a worker up that works on a step for so many seconds, and for ten times as long as "
+        "on its longest one before. Its requests go on elsewhere.",
+        _SCHEDULER,
+        default=120.0,
+        parse=float,
+        metavar="SECONDS",
+    )
+    worker_drain_timeout: float = flag(
+        "Seconds in which the requests of a worker that is told to stop may end. Then they go on "
+        "elsewhere.",
+        _SCHEDULER,
+        default=30.0,
+        parse=float,
+        metavar="SECONDS",
+    )
 
     num_speculative_tokens: int | None = flag(
         "Draft tokens of a sequence in a step: of a draft model, of heads, or of [ngram]. The "
@@ -124,6 +140,9 @@ class SchedulerArgs:
         check_at_least(
             "speculative_disable_by_batch_size", self.speculative_disable_by_batch_size, 0
         )
+        for name in ("step_timeout", "worker_drain_timeout"):
+            if not getattr(self, name) > 0:
+                raise ConfigurationError(f"{name} must be above 0, got {getattr(self, name)}")
         if (self.num_speculative_tokens or 0) > MAX_SPECULATIVE_TOKENS:
             raise ConfigurationError(
                 f"num_speculative_tokens must be at most {MAX_SPECULATIVE_TOKENS}, got "
@@ -150,6 +169,8 @@ class SchedulerArgs:
                 else self.apc_offload_gpu_evictor_limit
             ),
             log_stats=not self.disable_log_stats,
+            step_timeout=self.step_timeout,
+            worker_drain_timeout=self.worker_drain_timeout,
             num_speculative_tokens=self.num_speculative_tokens or DEFAULT_SPECULATIVE_TOKENS,
             speculative_max_model_len=self.speculative_max_model_len,
             speculative_disable_by_batch_size=self.speculative_disable_by_batch_size,

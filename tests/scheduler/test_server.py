@@ -1,5 +1,6 @@
 """The scheduler over real gRPC on a Unix socket: gateways, workers, and peers that misbehave."""
 
+import asyncio
 import stat
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -11,7 +12,14 @@ import pytest
 
 from support.engine_driver import make_request
 from support.fake_worker import FakeWorker, generate, worker_info
-from support.grpc_peers import GatewayPeer, WorkerPeer, background, dial, status
+from support.grpc_peers import (
+    TIMEOUT_SECONDS,
+    GatewayPeer,
+    WorkerPeer,
+    background,
+    dial,
+    status,
+)
 from taco_proto import scheduler_pb2 as pb
 from taco_proto.config import PROTOCOL_VERSION, SchedulerConfig
 from taco_proto.errors import ConfigurationError
@@ -292,6 +300,75 @@ async def test_a_silent_worker_is_given_up(
     async with background(other.serve()):
         received = await peer.read_ends(1)
     assert received.reasons[1, 0] in (FinishReason.STOP, FinishReason.LENGTH)
+
+
+async def test_a_worker_that_leaves_goes_when_its_requests_have_ended(
+    stub: SchedulerStub, worker: WorkerPeer
+) -> None:
+    peer = await gateway(stub)
+    await peer.submit(make_request(1, [3, 4, 5], max_tokens=100, ignore_eos=True))
+    await peer.read_until(lambda got: bool(got.tokens))
+    worker.wants_to_leave = True
+    await peer.read_until(lambda got: not peer.models[-1].ready)
+    await peer.submit(make_request(2, [5, 4, 3], max_tokens=9))
+    received = await peer.read_ends(1)
+    assert len(received.tokens[1, 0]) == 100
+    assert await worker.ended() is grpc.StatusCode.OK
+    other = WorkerPeer(stub, FakeWorker())
+    await other.hello()
+    async with background(other.serve()):
+        received = await peer.read_ends(2)
+    assert received.tokens[2, 0] == generate(
+        [5, 4, 3], make_request(2, [1], max_tokens=9).sampling, worker_info(), 1
+    )
+
+
+async def test_a_worker_that_hangs_with_a_beating_heart_is_given_up(tmp_path: Path) -> None:
+    service = SchedulerService(SchedulerConfig(log_stats=False, step_timeout=0.2))
+    server = SchedulerServer(service, f"unix:{tmp_path}/scheduler.sock")
+    await service.start()
+    await server.start()
+    async with dial(server.address) as stub:
+        hung = WorkerPeer(stub, FakeWorker())
+        await hung.hello()
+        peer = await gateway(stub)
+        await peer.submit(make_request(1, [3, 4, 5], max_tokens=20))
+        assert await status(hung.call) is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert (service.num_workers, service.engine.num_waiting) == (0, 1)
+    await service.stop()
+    await server.stop()
+
+
+async def test_an_output_of_an_earlier_life_ends_the_stream_as_aborted(
+    stub: SchedulerStub, worker: WorkerPeer
+) -> None:
+    await assert_alive(stub)
+    ghost = WorkerPeer(stub, FakeWorker(worker_info(name="ghost")))
+    await ghost.hello()
+    await ghost.call.write(pb.WorkerMessage(output=pb.StepOutput(epoch=1, step_id=1)))
+    assert await status(ghost.call) is grpc.StatusCode.ABORTED
+    await assert_alive(stub)
+
+
+async def test_metrics_tell_workers_apart(stub: SchedulerStub, worker: WorkerPeer) -> None:
+    other = WorkerPeer(stub, FakeWorker(worker_info(num_blocks=36)))
+    await other.hello()
+    async with background(other.serve()):
+        await wait_for_workers(stub, 2)
+        stats = await stub.Stats(pb.StatsRequest())
+    assert stats.num_blocks == stats.num_free_blocks == 64 + 36
+    text = stats.prometheus.decode()
+    assert 'taco:workers{model_name="fake-model"} 2.0' in text
+    for name in ("running", "waiting", "load", "kv_usage"):
+        for label in ("fake", "fake-2"):
+            line = f'taco:worker_{name}{{model_name="fake-model",worker="{label}"}} 0.0'
+            assert line in text
+
+
+async def wait_for_workers(stub: SchedulerStub, count: int) -> None:
+    async with asyncio.timeout(TIMEOUT_SECONDS):
+        while (await stub.Stats(pb.StatsRequest())).num_workers != count:
+            pass
 
 
 async def test_a_gateway_that_never_reads_stalls_nobody(

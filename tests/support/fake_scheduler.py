@@ -27,6 +27,9 @@ class FakeScheduler(SchedulerServicer):
 
     In `plans` and `requests`, None ends the stream. A status code in `requests` refuses it, and
     every one that is dialled after it, as a scheduler does.
+
+    Attributes:
+        lets_leave: a worker that wants to leave may do so at once.
     """
 
     def __init__(self) -> None:
@@ -40,7 +43,9 @@ class FakeScheduler(SchedulerServicer):
         self.reports: asyncio.Queue[StoreReport] = asyncio.Queue()
         self.replies: asyncio.Queue[DraftReply] = asyncio.Queue()
         self.heartbeats: asyncio.Queue[pb.Heartbeat] = asyncio.Queue()
+        self.leavings: asyncio.Queue[None] = asyncio.Queue()
         self.goodbyes: asyncio.Queue[None] = asyncio.Queue()
+        self.lets_leave = True
 
     async def Attach(  # noqa: N802
         self, request_iterator: AsyncIterator[pb.WorkerMessage], context: grpc.aio.ServicerContext
@@ -79,6 +84,8 @@ class FakeScheduler(SchedulerServicer):
             elif isinstance(message, pb.WorkerMessage):
                 if message.HasField("hello"):
                     self.worker_hellos.put_nowait(message.hello)
+                elif message.HasField("leaving"):
+                    self._let_leave()
                 elif message.HasField("store_report"):
                     self.reports.put_nowait(store_report_from_pb(message.store_report))
                 else:
@@ -90,6 +97,12 @@ class FakeScheduler(SchedulerServicer):
         self.goodbyes.put_nowait(None)
         self.plans.put_nowait(None)
         self.requests.put_nowait(None)
+
+    def _let_leave(self) -> None:
+        self.leavings.put_nowait(None)
+        if self.lets_leave:
+            self.goodbyes.put_nowait(None)
+            self.plans.put_nowait(None)
 
 
 def _command(

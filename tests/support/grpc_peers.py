@@ -56,12 +56,18 @@ class GatewayPeer:
 
 
 class WorkerPeer:
-    """One Attach stream, with a fake model behind it."""
+    """One Attach stream, with a fake model behind it.
+
+    Attributes:
+        wants_to_leave: it says so after its next step.
+    """
 
     def __init__(self, stub: SchedulerStub, worker: FakeWorker) -> None:
         self.call = stub.Attach()
         self.worker = worker
         self.num_steps = 0
+        self.wants_to_leave = False
+        self._ended = asyncio.Event()
 
     async def hello(self, version: int = PROTOCOL_VERSION) -> None:
         hello = worker_info_to_pb(self.worker.info)
@@ -73,10 +79,20 @@ class WorkerPeer:
         while num_steps is None or self.num_steps < num_steps:
             command = await self.call.read()
             if command is grpc.aio.EOF:
+                self._ended.set()
                 return
             output = self.worker.execute(step_plan_from_pb(command.plan))
             self.num_steps += 1
             await self.call.write(pb.WorkerMessage(output=step_output_to_pb(output)))
+            if self.wants_to_leave:
+                self.wants_to_leave = False
+                await self.call.write(pb.WorkerMessage(leaving=pb.Leaving()))
+
+    async def ended(self) -> grpc.StatusCode:
+        """Waits until `serve` has come to the end of the stream; its status."""
+        async with asyncio.timeout(TIMEOUT_SECONDS):
+            await self._ended.wait()
+            return await self.call.code()
 
 
 @asynccontextmanager

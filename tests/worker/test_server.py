@@ -93,7 +93,7 @@ async def test_a_message_that_is_no_plan_ends_the_stream(worker: Worker, address
         assert "top_p" in reason
 
 
-async def test_the_heart_beats_while_a_step_runs_and_stopping_finishes_that_step(
+async def test_the_heart_beats_while_a_step_runs_and_leaving_takes_until_the_scheduler_says(
     config: WorkerConfig, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("taco_worker.stream_link.HEARTBEAT_SECONDS", 0.01)
@@ -107,14 +107,13 @@ async def test_the_heart_beats_while_a_step_runs_and_stopping_finishes_that_step
         while not scheduler.heartbeats.empty():
             scheduler.heartbeats.get_nowait()
         assert (await soon(scheduler.heartbeats.get())).steps_done == 0
+        scheduler.lets_leave = False
         stop.set()
-        for _ in range(3):  # it has heard, and waits for the step
-            await soon(scheduler.heartbeats.get())
+        await soon(scheduler.leavings.get())
         worker.gate.set()
-        await soon(link)
-        await soon(scheduler.goodbyes.get())
-        assert [scheduler.outputs.get_nowait().step_id] == [1]
-        assert scheduler.outputs.empty()
+        assert [(await soon(scheduler.outputs.get())).step_id for _ in range(2)] == [1, 2]
+        scheduler.plans.put_nowait(None)
+        assert await soon(link) == "the stream was closed"
 
 
 async def test_no_scheduler_is_a_reason_and_no_error(worker: Worker, address: str) -> None:

@@ -52,6 +52,9 @@ class SchedulerLink(StreamLink[pb.WorkerMessage, pb.WorkerCommand]):
     def _heartbeat(self) -> pb.WorkerMessage:
         return pb.WorkerMessage(heartbeat=pb.Heartbeat(steps_done=self.num_answers))
 
+    def _leaving(self) -> pb.WorkerMessage:
+        return pb.WorkerMessage(leaving=pb.Leaving())
+
     def _job(self, message: pb.WorkerCommand) -> Callable[[], None] | None:
         match message.WhichOneof("body"):
             case "plan":

@@ -19,6 +19,7 @@ Down = TypeVar("Down")
 
 HEARTBEAT_SECONDS = 2.0
 _GOODBYE_SECONDS = 2.0
+_LEAVE_SECONDS = 3600.0  # the scheduler has a limit of its own, and knows who is still served
 _CHANNEL_OPTIONS = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -74,6 +75,10 @@ class StreamLink(ABC, Generic[Up, Down]):
     def _reset(self) -> None:
         """Forget what came over an earlier link; runs in the model's thread."""
 
+    def _leaving(self) -> Up | None:
+        """Asks the scheduler to be let go; None: nobody has to be found for what is done here."""
+        return None
+
     def _drain(self) -> None:
         """Return once all answers have been sent; runs in the model's thread."""
         return
@@ -94,7 +99,8 @@ class StreamLink(ABC, Generic[Up, Down]):
     async def run(self, stop: asyncio.Event) -> str:
         """Serve until `stop` is set or the stream ends; says why it ended.
 
-        When told to stop, it finishes the job in hand and sends its answer.
+        When told to stop, it asks the scheduler to let it go if it is one that has to ask, finishes
+        the job in hand and sends its answer.
         """
         await asyncio.wrap_future(self._thread.submit(self._reset))
         self._outbox.put_nowait(self._hello())
@@ -107,6 +113,7 @@ class StreamLink(ABC, Generic[Up, Down]):
             try:
                 await asyncio.wait({reader, writer, stopped}, return_when=asyncio.FIRST_COMPLETED)
                 if stopped.done():
+                    await self._ask_to_leave(reader, writer)
                     await self._say_goodbye(reader, writer)
                 elif writer.done():
                     # The last answer was sent; a stream that is cancelled now might lose it.
@@ -134,6 +141,15 @@ class StreamLink(ABC, Generic[Up, Down]):
         while True:
             await asyncio.sleep(HEARTBEAT_SECONDS)
             self._outbox.put_nowait(self._heartbeat())
+
+    async def _ask_to_leave(self, reader: asyncio.Task[None], writer: asyncio.Task[None]) -> None:
+        """Goes on serving until the scheduler ends the stream."""
+        message = self._leaving()
+        if message is not None:
+            self._outbox.put_nowait(message)
+            await asyncio.wait(
+                {reader, writer}, timeout=_LEAVE_SECONDS, return_when=asyncio.FIRST_COMPLETED
+            )
 
     async def _say_goodbye(self, reader: asyncio.Task[None], writer: asyncio.Task[None]) -> None:
         """Leaves the reader alone, since a read that is cancelled takes the stream with it."""
