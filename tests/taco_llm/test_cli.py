@@ -147,6 +147,8 @@ def test_a_bad_file_is_one_line(
         (["serve", "demo", "--block-size", "7"], "invalid choice: 7"),
         (["serve", "demo", "--max-num-seqs", "0"], "max_num_seqs must be an integer"),
         (["serve", "demo", "--max-waiting-requests", "0"], "max_waiting_requests must be"),
+        (["serve", "demo", "--step-timeout", "0"], "step_timeout must be above 0"),
+        (["serve", "demo", "--worker-drain-timeout", "nan"], "worker_drain_timeout must be"),
         (["serve", "demo", "--rope-scaling", "{"], "not JSON"),
         (["serve", "demo", "--device", "tpu"], "device must be auto, cpu, cuda or cuda:N"),
         (["serve", "demo", "--attention-backend", "flash"], "invalid choice: 'flash'"),
