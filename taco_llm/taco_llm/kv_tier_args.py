@@ -49,7 +49,8 @@ class KVTierArgs(SpeculationArgs):
         default=False,
     )
     kv_disk_path: str | None = flag(
-        "Directory for cached prefixes that host memory has no room for. They outlive the server.",
+        "Directory to keep the prefixes of prompts in, which then outlive the server. It will hold "
+        "what users wrote.",
         _WORKER,
         default=None,
         metavar="DIR",

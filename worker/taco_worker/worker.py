@@ -183,6 +183,7 @@ class Worker:
     def reset(self) -> None:
         """Forget all sequences, the epoch and what the disk tier was told, for a scheduler that
         starts afresh."""
+        self.drain()  # what is under way may still copy to host blocks
         if self._disk_tier is not None:
             self._disk_tier.reset()
         self._begin_epoch(0)

@@ -125,13 +125,15 @@ def _lock(path: Path) -> int | None:
             lock = os.open(_LOCK, flags, 0o600, dir_fd=directory)
         finally:
             os.close(directory)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(lock)
+            raise
+    except BlockingIOError:
+        return None
     except OSError as error:
         raise ConfigurationError(f"no KV directory {path}: {error.strerror}") from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(lock)
-        return None
     return lock
 
 
