@@ -2,6 +2,7 @@
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,9 +30,9 @@ def tokens(outputs: list[RequestOutput]) -> list[list[int]]:
 
 @pytest.mark.parametrize("options", [{}, {"kv_cache_dtype": "int8"}], ids=["float32", "int8"])
 def test_prompts_that_come_again_are_loaded_and_not_computed(
-    checkpoint: Path, options: dict[str, str]
+    checkpoint: Path, options: dict[str, Any]
 ) -> None:
-    engine = {"num_threads": 1, "max_num_seqs": 4, **options}
+    engine: dict[str, Any] = {"num_threads": 1, "max_num_seqs": 4, **options}
     with LLM(str(checkpoint), enable_prefix_caching=False, **engine) as llm:
         expected = tokens(generate(llm, PROMPTS))
     with LLM(
