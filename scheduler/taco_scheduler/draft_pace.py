@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from taco_scheduler.draft_gain import DraftGain
+
 _WEIGHT = 0.2  # of the newest measurement
 _PRIOR_ACCEPTANCE = 0.7
 _PRIOR_DRAFTS = 4.0  # that the prior weighs
@@ -27,7 +29,8 @@ _STEPS_A_PLAIN_LOOK = 512
 class DraftPace:
     """Chooses the number of drafts with the best goodput: tokens a step gives, over the time that
     drafting and verifying take, one after the other. Plain steps are planned ahead and take less
-    time than such a step without drafts would. All of it is measured as steps run.
+    time than such a step without drafts would. All of it is measured as steps run, and where
+    drafting proves to be slower than plain steps in spite of it, it rests.
     """
 
     def __init__(self, max_drafts: int) -> None:
@@ -43,6 +46,8 @@ class DraftPace:
         self._steps_to_trial = _MIN_STEPS_A_TRIAL
         self._trial_seconds: float | None = None  # so far; None: drafts are not being tried
         self._num_catching_up = 0
+        self._gain = DraftGain()
+        self._steps_to_rest = 0
 
     def choose(self, num_sequences: int) -> int:
         """Drafts to ask for, for each of so many sequences, from the next step on; 0 is plain
@@ -52,9 +57,16 @@ class DraftPace:
             return 0
         if not self._draft.is_known or not self._step.is_known:
             return self._max_drafts
+        if self._steps_to_rest > 0:
+            self._steps_to_rest -= 1
+            return 0
         if self._trial_seconds is not None:
             return 1
         best = self._best(num_sequences)
+        if best and self._gain.is_loss:
+            self._steps_to_rest = self._gain.num_steps_to_rest
+            self._gain.clear()
+            return 0
         if best:
             self._steps_to_look -= 1
             if self._steps_to_look <= 0:
@@ -102,6 +114,15 @@ class DraftPace:
     def note_step(self, num_tokens: int, seconds: float) -> None:
         """A step that only decodes computed so many tokens."""
         self._step.observe(num_tokens, seconds)
+
+    def note_drafted_step(self, num_sequences: int, num_tokens: int, seconds: float) -> None:
+        """While drafts are asked for, a step gave so many tokens, and came so long after the one
+        before it. `num_sequences` decode, whether they ran in it or wait for drafts.
+        """
+        if self._plain.is_known:
+            plain_step = float(self._plain.at(np.array(num_sequences)))
+            tokens_of_plain_step = num_sequences * self._plain_tokens
+            self._gain.note(plain_step * num_tokens / tokens_of_plain_step, seconds)
 
     def note_plain_step(self, num_sequences: int, num_tokens: int, seconds: float) -> None:
         """A step without the draft worker's drafts gave so many tokens, which are more than one a

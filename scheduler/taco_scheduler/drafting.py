@@ -177,17 +177,24 @@ class Drafting:
             for drafts, accepted in zip(*(c.tolist() for c in columns), strict=True):
                 if drafts:
                     self._pace.note_accepted(min(drafts, self._max_drafts), accepted)
-        seconds = now - step.planned_at if step.ran_alone else since_last
+        # Since the last output something of what ran now has been waiting to run.
         if not self._num_drafts:
-            self._pace.note_plain_step(output.slots.size, output.token_ids.size, seconds)
-        elif step.ran_alone:
-            num_tokens = output.slots.size + int(output.num_drafts.sum())
-            self._pace.note_step(num_tokens, seconds)
+            self._pace.note_plain_step(output.slots.size, output.token_ids.size, since_last)
+        else:
+            self._pace.note_drafted_step(self._num_decoding(), output.token_ids.size, since_last)
+            if step.ran_alone:
+                num_tokens = output.slots.size + int(output.num_drafts.sum())
+                self._pace.note_step(num_tokens, now - step.planned_at)
         self._num_drafts = self._pace.choose(output.slots.size)
         if not self._num_drafts:
             self._chains.clear()
 
     # ----------------------------------------------------------------- details
+
+    def _num_decoding(self) -> int:
+        batch = self._worker.batch
+        is_decoding = (batch.limit > 0) & (batch.num_computed >= batch.num_prefill)
+        return int(np.count_nonzero(is_decoding))
 
     def _in_flight(self) -> BoolArray:
         return self._worker.in_flight.is_in_flight(self._worker.batch.tenure)

@@ -122,6 +122,24 @@ def test_where_every_request_reads_a_prompt_that_is_what_drafts_cost() -> None:
     assert pace.choose(1) == 0
 
 
+def test_drafting_rests_where_it_proves_to_be_slower_than_was_promised() -> None:
+    pace = pace_of()
+    assert pace.choose(1) > 0
+    for _ in range(40):
+        pace.note_drafted_step(1, 3, 0.060)  # of plain steps, three would have taken 30 ms
+        pace.choose(1)
+    rests = [pace.choose(1) for _ in range(500)]
+    assert set(rests) == {0}
+    assert any(pace.choose(1) > 0 for _ in range(2000)), "it is never tried again"
+
+
+def test_a_gain_goes_on() -> None:
+    pace = pace_of()
+    for _ in range(400):
+        pace.note_drafted_step(2, 6, 0.020)  # three plain steps would have taken 30 ms
+        assert pace.choose(2) > 0
+
+
 def test_large_batches_leave_less_room() -> None:
     pace = pace_of(row=0.001, draft=0.0005)
     for turn in range(400):
