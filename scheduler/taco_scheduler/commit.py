@@ -56,7 +56,8 @@ class Committer:
             self._emit_prompt_logprobs(step, output)
         news = news_of(output)
         owned = self._batch.tenure[news.slots] == step.sampled_tenures
-        self._batch.drafts_in_flight[news.slots[owned]] -= step.max_drafts[owned]
+        if step.max_drafts.any():
+            self._batch.drafts_in_flight[news.slots[owned]] -= step.max_drafts[owned]
         self._counters.speculation.count(output, step.max_drafts)
         if not owned.all():
             # Sequences that ended or were preempted while the step ran.
@@ -72,10 +73,11 @@ class Committer:
         batch = self._batch
         news, reasons = self._up_to_ends(news)
         slots = news.slots
+        token_slots = slots
         if news.tokens.size > slots.size:  # beyond the one that was counted when it was planned
             batch.num_tokens[slots] += news.num_tokens - 1
             batch.num_computed[slots] += news.num_tokens - 1
-        token_slots = np.repeat(slots, news.num_tokens)
+            token_slots = np.repeat(slots, news.num_tokens)
         batch.append_tokens(token_slots, news.tokens.tolist())
         batch.num_committed[slots] += news.num_tokens
         if batch.no_token_yet[slots].any():
@@ -96,13 +98,14 @@ class Committer:
         that ends it, drafted and accepted or not.
         """
         batch, num_tokens = self._batch, news.num_tokens
+        if news.tokens.size == news.slots.size:
+            lengths = batch.num_committed[news.slots] + 1
+            return news, self._stops.finish_reasons(batch, news.slots, news.tokens, lengths)
         ends = np.cumsum(num_tokens)
         token_slots = np.repeat(news.slots, num_tokens)
         places = np.arange(news.tokens.size) - np.repeat(ends - num_tokens, num_tokens)
         lengths = batch.num_committed[token_slots] + places + 1
         reasons = self._stops.finish_reasons(batch, token_slots, news.tokens, lengths)
-        if len(reasons) == len(num_tokens):
-            return news, reasons
         # Tokens that stand behind one that ends their row.
         num_endings = np.concatenate([[0], np.cumsum(reasons != 0)])
         is_behind = num_endings[:-1] > np.repeat(num_endings[ends - num_tokens], num_tokens)
