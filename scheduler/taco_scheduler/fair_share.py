@@ -87,13 +87,15 @@ class FairShare:
         return share.charge + float(self.num_outputs[share.index]) * OUTPUT_COST / share.weight
 
     def enter(self, share: Share) -> None:
-        """A request has come."""
+        """A request has come. Who was idle comes right before the least of the others, so that it
+        need not wait until that one has had another token.
+        """
         share.num_requests += 1
         if share.num_requests > 1:
             return
         active = self._active[share.is_offline]
         floor = min((s.counter for s in active), default=self._last_left[share.is_offline])
-        share.charge += max(0.0, floor - share.counter)
+        share.charge += max(0.0, floor - 1.0 - share.counter)
         active.add(share)
         self.counts_outputs = self._is_metered or self.has_rivals
 

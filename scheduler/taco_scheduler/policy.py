@@ -104,7 +104,7 @@ class Policy:
         self._free_blocks_at_refusal = 0
         # Blocks that a decode may need at once: with run-ahead, drafts of two steps are in flight.
         self._max_growth = 1 + 2 * MAX_SPECULATIVE_TOKENS // blocks.block_size
-        self._vain_search: tuple[Sequence, int, int] | None = None
+        self._vain_search = (-1, -1, -1)
         self._steps_to_search = 0
 
     def fill_step(self, held: BoolArray | None = None) -> StepRows:
@@ -223,14 +223,17 @@ class Policy:
 
     def _make_room(self) -> None:
         """Preempts whoever must give way to the sequence that is next and finds no place."""
-        batch, sequence = self._batch, self._waiting.peek()
-        if sequence is None or not self._waiting.has_rivals:
+        batch, waiting = self._batch, self._waiting
+        if not waiting.has_rivals or (batch.num_free_slots and self._refused is None):
             return
-        if batch.num_free_slots and sequence is not self._refused:
-            return
-        search = (sequence, batch.num_joined, batch.num_running)
+        search = (waiting.num_pushed, batch.num_joined, batch.num_running)
         self._steps_to_search -= 1
         if search == self._vain_search and self._steps_to_search > 0:
+            return
+        sequence = waiting.peek()
+        if sequence is None or (batch.num_free_slots and sequence is not self._refused):
+            return
+        if self._holds(sequence):
             return
         num_blocks = -(-len(sequence.tokens) // self._blocks.block_size)
         victim = Standings(batch, self._blocks.num_blocks).yields_to(sequence, num_blocks)

@@ -15,7 +15,6 @@ class Reception:
     Attributes:
         fair_share: what each tenant has had.
         lobby: the requests that have not run yet.
-        num_refused: requests that were answered with 429.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:

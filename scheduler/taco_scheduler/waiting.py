@@ -22,11 +22,13 @@ class WaitingQueue:
     Attributes:
         num_sequences: how many wait.
         num_tokens: what they are expected to compute before they decode.
+        num_pushed: times that one came or was put back.
     """
 
     def __init__(self, fair_share: FairShare) -> None:
         self.num_sequences = 0
         self.num_tokens = 0
+        self.num_pushed = 0
         self._fair_share = fair_share
         self._lanes: dict[tuple[int, Share], _Lane] = {}
         self._heap: list[tuple[LaneKey, int, _Lane]] = []
@@ -52,6 +54,7 @@ class WaitingQueue:
         heapq.heappush(lane.sequences, (sequence.urgency, sequence))
         if lane.sequences[0][1] is sequence:  # it may stand further in front now
             self._place(lane)
+        self.num_pushed += 1
         self._num_entries += 1
         if self._num_entries > self._sweep_at:
             self._sweep()

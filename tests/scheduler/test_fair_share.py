@@ -66,16 +66,16 @@ def test_who_comes_back_is_lifted_to_the_least_of_those_that_are_there() -> None
     shares.charge_prompt(a, 300, 0)
     shares.charge_prompt(b, 200, 0)
     shares.enter(c)
-    assert c.counter == 200
+    assert c.counter == 199, "right before the least one"
     shares.charge_prompt(c, 500, 0)
     shares.leave(c)
     shares.enter(c)
-    assert c.counter == 700, "what it had is not forgotten"
+    assert c.counter == 699, "what it had is not forgotten"
     for share in (a, b, c):
         shares.leave(share)
     d = shares.share_of(Tenant(name="d"), priority=0)
     shares.enter(d)
-    assert d.counter == 700, "the last one that left"
+    assert d.counter == 698, "the last one that left"
 
 
 def test_offline_work_has_counters_of_its_own() -> None:
@@ -88,7 +88,7 @@ def test_offline_work_has_counters_of_its_own() -> None:
     assert offline.counter == 0
     late = shares.share_of(Tenant(name="b"), priority=0)
     shares.enter(late)
-    assert late.counter == 100
+    assert late.counter == 99
 
 
 def test_counters_of_many_tenants() -> None:
