@@ -99,8 +99,8 @@ WORKLOADS = {
         {"temperature": 1.0, "ignore_eos": True},
         QWEN,
     ),
-    "excerpts": Workload("demo", excerpts, GREEDY, DEMO, 64),
-    "questions": Workload("demo", questions, GREEDY, DEMO, 64),
+    "excerpts": Workload("demo", excerpts, GREEDY, DEMO, 32),
+    "questions": Workload("demo", questions, GREEDY, DEMO, 32),
 }
 # Drafts only models that know the demo model's vocabulary can give.
 NEEDS_DEMO = {"draft model", "medusa", "eagle"}
