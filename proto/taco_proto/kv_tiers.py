@@ -2,25 +2,9 @@
 (the worker's memory) and the disk tier below it. The scheduler knows what lies where; a worker
 copies as it is told."""
 
-from dataclasses import dataclass, field
-
-from taco_proto.steps import EMPTY, IntArray
+from dataclasses import dataclass
 
 KEY_BYTES = 16
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockCopies:
-    """Block copies that a step begins with: all offloads first, then all loads, then its rows run.
-
-    So a device block may be offloaded, loaded into and written in one step. Host blocks are
-    numbered from 0; each holds one device block's KV of all layers.
-    """
-
-    offload_sources: IntArray = field(default_factory=lambda: EMPTY)  # device blocks
-    offload_targets: IntArray = field(default_factory=lambda: EMPTY)  # host blocks
-    load_sources: IntArray = field(default_factory=lambda: EMPTY)  # host blocks
-    load_targets: IntArray = field(default_factory=lambda: EMPTY)  # device blocks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

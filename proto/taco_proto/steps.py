@@ -1,19 +1,13 @@
 """What flows between the scheduler and a worker, once a step."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from taco_proto.logprobs import LogprobColumns
 from taco_proto.sampling_params import SamplingParams
-
-if TYPE_CHECKING:
-    from taco_proto.kv_tiers import BlockCopies
 
 IntArray = npt.NDArray[np.int32]
 
@@ -82,6 +76,20 @@ class PlannedDrafts:
     num_tokens: IntArray
     num_drafts: IntArray
     token_ids: IntArray  # flat, sum(num_drafts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockCopies:
+    """Block copies that a step begins with: all offloads first, then all loads, then its rows run.
+
+    So a device block may be offloaded, loaded into and written in one step. Host blocks are
+    numbered from 0; each holds one device block's KV of all layers.
+    """
+
+    offload_sources: IntArray = field(default_factory=lambda: EMPTY)  # device blocks
+    offload_targets: IntArray = field(default_factory=lambda: EMPTY)  # host blocks
+    load_sources: IntArray = field(default_factory=lambda: EMPTY)  # host blocks
+    load_targets: IntArray = field(default_factory=lambda: EMPTY)  # device blocks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from taco_proto.kv_tiers import BlockCopies
-from taco_proto.steps import EMPTY, IntArray, JoinedSequences, PlannedDrafts, StepPlan
+from taco_proto.steps import EMPTY, BlockCopies, IntArray, JoinedSequences, PlannedDrafts, StepPlan
 from taco_scheduler.batch import Batch
 from taco_scheduler.in_flight import InFlightStep
 from taco_scheduler.policy import StepRows

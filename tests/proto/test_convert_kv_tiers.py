@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from taco_proto import convert, convert_kv_tiers
 from taco_proto import scheduler_pb2 as pb
-from taco_proto.kv_tiers import BlockCopies, StoreCommand, StoredBlock, StoreReport
-from taco_proto.steps import IntArray, StepPlan, WorkerInfo
+from taco_proto.kv_tiers import StoreCommand, StoredBlock, StoreReport
+from taco_proto.steps import BlockCopies, IntArray, StepPlan, WorkerInfo
 
 KEY = bytes(range(16))
 

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from taco_proto.kv_tiers import BlockCopies, StoreCommand, StoredBlock, StoreReport
-from taco_proto.steps import IntArray, WorkerInfo
+from taco_proto.kv_tiers import StoreCommand, StoredBlock, StoreReport
+from taco_proto.steps import BlockCopies, IntArray, WorkerInfo
 
 GARBAGE = -8
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from taco_proto.kv_tiers import BlockCopies
+from taco_proto.steps import BlockCopies
 from taco_scheduler.kv.block_manager import BlockTable
 from taco_scheduler.kv.namespace import CacheNamespace
 

@@ -3,7 +3,8 @@
 import logging
 from dataclasses import dataclass
 
-from taco_proto.kv_tiers import BlockCopies, StoreCommand, StoreReport
+from taco_proto.kv_tiers import StoreCommand, StoreReport
+from taco_proto.steps import BlockCopies
 from taco_scheduler.kv.block_pool import BlockPool
 from taco_scheduler.kv.disk_tier import DiskTier
 from taco_scheduler.kv.disk_traffic import DiskTraffic, Reading

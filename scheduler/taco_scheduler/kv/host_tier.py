@@ -5,7 +5,7 @@ from itertools import takewhile
 
 import numpy as np
 
-from taco_proto.kv_tiers import BlockCopies
+from taco_proto.steps import BlockCopies
 from taco_scheduler.kv.block_pool import BlockPool
 from taco_scheduler.kv.node import NOWHERE
 

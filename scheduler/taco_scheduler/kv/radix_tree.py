@@ -8,7 +8,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Hashable
 
-from taco_proto.kv_tiers import BlockCopies
+from taco_proto.steps import BlockCopies
 from taco_scheduler.kv.host_residents import HostResidents
 from taco_scheduler.kv.host_tier import HostTier
 from taco_scheduler.kv.node import Node, PrefixMatch, Root

@@ -12,8 +12,7 @@ import torch
 from support.checkpoints import make_checkpoint
 from support.plans import Join, ints, make_plan
 from taco_proto.config import ModelConfig, WorkerConfig
-from taco_proto.kv_tiers import BlockCopies
-from taco_proto.steps import StepOutput, StepPlan
+from taco_proto.steps import BlockCopies, StepOutput, StepPlan
 from taco_worker.worker import Worker
 
 NUM_CACHED = 20

@@ -13,8 +13,7 @@ from support.models import kernels_for, load_step_model
 from support.plans import Join, ints, make_plan
 from taco_proto.config import ModelConfig, WorkerConfig
 from taco_proto.errors import ConfigurationError
-from taco_proto.kv_tiers import BlockCopies
-from taco_proto.steps import StepOutput
+from taco_proto.steps import BlockCopies, StepOutput
 from taco_worker.kv_tiers.host_tier import HostTier
 from taco_worker.worker import Worker
 

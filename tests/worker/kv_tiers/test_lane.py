@@ -11,7 +11,7 @@ from torch import Tensor
 from support.checkpoints import make_checkpoint
 from support.models import load_step_model
 from support.plans import ints
-from taco_proto.kv_tiers import BlockCopies
+from taco_proto.steps import BlockCopies
 from taco_worker.kv_tiers.host_tier import HostTier, layer_groups
 from taco_worker.kv_tiers.lane import Arrival
 from taco_worker.models.step_model import ModelInput

@@ -15,7 +15,8 @@ from support.stored_blocks import Reports, stored_block
 from taco_proto import scheduler_pb2 as pb
 from taco_proto.config import ModelConfig, WorkerConfig
 from taco_proto.errors import ConfigurationError
-from taco_proto.kv_tiers import BlockCopies, StoreCommand, StoreReport
+from taco_proto.kv_tiers import StoreCommand, StoreReport
+from taco_proto.steps import BlockCopies
 from taco_worker.model_thread import ModelThread
 from taco_worker.scheduler_link import SchedulerLink
 from taco_worker.worker import Worker

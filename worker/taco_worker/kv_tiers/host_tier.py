@@ -7,8 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 from torch import Tensor
 
-from taco_proto.kv_tiers import BlockCopies
-from taco_proto.steps import IntArray
+from taco_proto.steps import BlockCopies, IntArray
 from taco_worker.input_batch import PlanError
 from taco_worker.kv_tiers.lane import Arrival, Lane, LayerArrivals
 
