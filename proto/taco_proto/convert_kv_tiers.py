@@ -5,7 +5,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from taco_proto import scheduler_pb2 as pb
-from taco_proto.kv_tiers import KEY_BYTES, BlockCopies, StoreCommand, StoredBlock, StoreReport
+from taco_proto.kv_tiers import KEY_BYTES, StoreCommand, StoredBlock, StoreReport
+from taco_proto.steps import BlockCopies
 
 _TOKEN_BYTES = 4
 
