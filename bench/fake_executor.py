@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from taco_proto.kv_tiers import StoreCommand, StoreReport
 from taco_proto.steps import IntArray, StepOutput, StepPlan, WorkerInfo
 
 
@@ -42,6 +43,10 @@ class FakeExecutor:
 
     def submit(self, plan: StepPlan, deliver: Callable[[StepOutput], None]) -> None:
         deliver(self.execute(plan))
+
+    def store(self, command: StoreCommand, report: Callable[[StoreReport], None]) -> None:
+        """It has no disk tier."""
+        report(StoreReport(is_complete=True))
 
     def tune(self) -> bool:
         return False
