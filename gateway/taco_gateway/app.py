@@ -24,7 +24,6 @@ ROUTERS = (
     completions.router,
     models.router,
     health.router,
-    metrics.router,
     tokenize.router,
 )
 
@@ -54,6 +53,8 @@ def create_app(config: GatewayConfig, client: EngineClient, tokenizer: Tokenizer
     app.state.gateway = gateway
     for router in ROUTERS:
         app.include_router(router)
+    if not config.has_admin_port:
+        app.include_router(metrics.router)
     install_error_handlers(app)
     for path in config.middleware:
         _add_middleware(app, path)

@@ -64,7 +64,8 @@ class Gateway:
         EngineError: 503, no worker serves the model.
         """
         if self.draining:
-            raise ApiError(503, "The server is shutting down.")
+            # The next try is to find another server.
+            raise ApiError(503, "The server is shutting down.", headers={"connection": "close"})
         self.engine.model_info()
 
     def require_tokenizer(self) -> Tokenizer:

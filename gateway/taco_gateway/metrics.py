@@ -92,6 +92,11 @@ class GatewayMetrics(Collector):
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
+    @property
+    def num_active(self) -> int:
+        """Requests that are being generated."""
+        return self._active
+
     def observe_response(self, status: int) -> None:
         self._responses[status] += 1
 

@@ -2,23 +2,23 @@
 
 import asyncio
 import logging
-import os
 import signal
 import socket
 import ssl
-import stat
-from collections.abc import Awaitable, Callable, Generator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 
 import grpc.aio
 import uvicorn
 import uvloop
 from fastapi import FastAPI
 
+from taco_gateway.admin import admin_uvicorn_config
 from taco_gateway.app import create_app
 from taco_gateway.engine.scheduler_client import SchedulerClient
 from taco_gateway.gateway import Gateway
 from taco_gateway.http.connection import GatewayHttpProtocol
+from taco_gateway.http.listener import BACKLOG, host_port, listen
 from taco_gateway.inference_service import start_inference_server
 from taco_gateway.text.tokenizer_files import load_tokenizer
 from taco_proto.config import GatewayConfig
@@ -27,9 +27,9 @@ from taco_proto.logging import configure_logging
 
 logger = logging.getLogger("taco.gateway")
 
-BACKLOG = 2048
 CLOSE_SECONDS = 5.0  # for clients to take their last bytes
 UNIX_SOCKET_MODE = 0o660
+ADMIN_SOCKET_MODE = 0o600
 
 
 def run_gateway(config: GatewayConfig) -> int:
@@ -49,7 +49,12 @@ def run_gateway(config: GatewayConfig) -> int:
 
 async def _serve(config: GatewayConfig) -> None:
     signals = _Signals(config)
-    with _bind(config) as listener:
+    address = f"unix:{config.uds}" if config.uds else host_port(config.host, config.port)
+    with ExitStack() as sockets:
+        listener = sockets.enter_context(listen(address, unix_mode=UNIX_SOCKET_MODE))
+        admin: socket.socket | None = None
+        if config.admin_listen is not None:
+            admin = sockets.enter_context(listen(config.admin_listen, unix_mode=ADMIN_SOCKET_MODE))
         client = SchedulerClient(config.scheduler)
         client.start()
         try:
@@ -61,9 +66,26 @@ async def _serve(config: GatewayConfig) -> None:
                 # The worker takes longer to load: this costs no time to the first answer.
                 gateway: Gateway = app.state.gateway
                 await gateway.engine.warm_up()
-                await _serve_until_signal(config, app, listener, signals)
+                async with _serving_admin(gateway, admin):
+                    await _serve_until_signal(config, app, listener, signals)
         finally:
             await client.close()
+
+
+@asynccontextmanager
+async def _serving_admin(gateway: Gateway, listener: socket.socket | None) -> AsyncIterator[None]:
+    """Serves the admin listener, if there is one, until the last request has ended."""
+    if listener is None:
+        yield
+        return
+    server = GatewayServer(admin_uvicorn_config(gateway))
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    logger.info("admin listener on %s", gateway.config.admin_listen)
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        await serving
 
 
 async def _serve_until_signal(
@@ -163,57 +185,6 @@ def uvicorn_config(config: GatewayConfig, app: FastAPI) -> uvicorn.Config:
     except (OSError, ssl.SSLError) as error:
         raise ConfigurationError(f"the TLS files cannot be used: {error}") from None
     return result
-
-
-# ----------------------------------------------------------------- address
-
-
-@contextmanager
-def _bind(config: GatewayConfig) -> Generator[socket.socket, None, None]:
-    """Raises:
-    ConfigurationError: the address is in use, or none of this machine.
-    """
-    try:
-        listener = _bind_unix(config.uds) if config.uds else _bind_tcp(config.host, config.port)
-    except OSError as error:
-        where = config.uds or f"{config.host}:{config.port}"
-        raise ConfigurationError(f"cannot listen on {where}: {error.strerror}") from None
-    with listener:
-        yield listener
-    if config.uds:
-        _remove_socket(config.uds)
-
-
-def _bind_tcp(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family, backlog=BACKLOG)
-
-
-def _bind_unix(path: str) -> socket.socket:
-    _remove_socket(path)
-    listener = socket.socket(socket.AF_UNIX)
-    # Made with its final mode: at no moment may others connect.
-    old_mask = os.umask(0o777 & ~UNIX_SOCKET_MODE)
-    try:
-        listener.bind(path)
-    finally:
-        os.umask(old_mask)
-    listener.listen(BACKLOG)
-    return listener
-
-
-def _remove_socket(path: str) -> None:
-    """Removes the socket that a process left behind; never one that is served, or another file."""
-    try:
-        if not stat.S_ISSOCK(os.stat(path).st_mode):
-            return
-    except FileNotFoundError:
-        return
-    with socket.socket(socket.AF_UNIX) as probe:
-        try:
-            probe.connect(path)
-        except OSError:
-            os.unlink(path)
 
 
 def _address(config: GatewayConfig, listener: socket.socket) -> str:

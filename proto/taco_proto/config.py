@@ -201,6 +201,9 @@ class GatewayConfig:
         scheduler: address of the scheduler.
         uds: Unix socket to serve HTTP on instead of host and port.
         grpc_listen: address to serve the Inference service on; None: not served.
+        admin_listen: address of probes, drain and metrics (`unix:/path` or `host:port`); None:
+            there is none. With a port of their own, metrics are not on the public one.
+        min_ready_workers: with fewer workers the gateway is not ready.
         api_keys: keys that clients may present.
         api_key_file: JSON or YAML list of keys and what their owners may have; without it and
             `api_keys` no key is asked for.
@@ -220,6 +223,8 @@ class GatewayConfig:
     port: int = 8000
     uds: str | None = None
     grpc_listen: str | None = None
+    admin_listen: str | None = None
+    min_ready_workers: int = 1
     api_keys: tuple[str, ...] = ()
     api_key_file: str | None = None
     share_prefix_cache: bool = False
@@ -245,3 +250,7 @@ class GatewayConfig:
     log_requests: bool = True
     max_log_len: int | None = None
     middleware: tuple[str, ...] = field(default=())
+
+    @property
+    def has_admin_port(self) -> bool:
+        return self.admin_listen is not None and not self.admin_listen.startswith("unix:")

@@ -1,6 +1,8 @@
 """The gateway's arguments: where it listens, whom it lets in, how it answers."""
 
+import math
 import os
+import re
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +44,41 @@ class GatewayArgs:
         default=None,
         parse=int,
         metavar="PORT",
+    )
+    admin_listen: str | None = flag(
+        "Address of the admin listener with /livez, /readyz, /drain and /metrics, host:port or "
+        "unix:/path. It asks for no key. Without it taco_llm serve makes a Unix socket of its own.",
+        _GATEWAY,
+        default=None,
+        metavar="ADDRESS",
+    )
+    admin_port: int | None = flag(
+        "TCP port of the admin listener, on the address of --host. /metrics is then only there.",
+        _GATEWAY,
+        default=None,
+        parse=int,
+        metavar="PORT",
+    )
+    min_ready_workers: int = flag(
+        "The server is ready, for /readyz, when so many workers serve the model.",
+        _GATEWAY,
+        default=1,
+        parse=int,
+        metavar="WORKERS",
+    )
+    queue_timeout: float = flag(
+        "Seconds that a request may wait to run. Then it fails with status 504.",
+        _GATEWAY,
+        default=600.0,
+        parse=float,
+        metavar="SECONDS",
+    )
+    drain_timeout: float = flag(
+        "Seconds that running requests get to finish after SIGTERM.",
+        _GATEWAY,
+        default=30.0,
+        parse=float,
+        metavar="SECONDS",
     )
     api_key: tuple[str, ...] = flag(
         "A key that clients must present as a bearer token. Give the flag once a key; the variable "
@@ -162,17 +199,40 @@ class GatewayArgs:
         ):
             value = getattr(self, name)
             object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
-        for name in ("port", "grpc_port"):
-            port = getattr(self, name)
-            if port is not None and not 0 < port < 65536:
-                raise ConfigurationError(f"{name} must be between 1 and 65535, got {port}")
-        if self.uds is None and self.port == self.grpc_port:
-            raise ConfigurationError(f"port and grpc_port are both {self.port}")
+        self._check_ports()
+        for name in ("queue_timeout", "drain_timeout"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigurationError(f"{name} must be above 0, got {getattr(self, name)}")
+        if self.min_ready_workers < 1:
+            raise ConfigurationError(
+                f"min_ready_workers must be at least 1, got {self.min_ready_workers}"
+            )
         if self.max_log_len is not None and self.max_log_len < 0:
             raise ConfigurationError(f"max_log_len must be at least 0, got {self.max_log_len}")
         if not all(self.api_key):
             raise ConfigurationError("api_key is empty")
         self._check_tls()
+
+    def _check_ports(self) -> None:
+        names = ("grpc_port", "admin_port") if self.uds else ("port", "grpc_port", "admin_port")
+        taken: dict[int, str] = {}
+        for name in names:
+            port = getattr(self, name)
+            if port is None:
+                continue
+            if not 0 < port < 65536:
+                raise ConfigurationError(f"{name} must be between 1 and 65535, got {port}")
+            if port in taken:
+                raise ConfigurationError(f"{taken[port]} and {name} are both {port}")
+            taken[port] = name
+        if self.admin_listen is not None and self.admin_port is not None:
+            raise ConfigurationError("admin_listen and admin_port say the same: give one of them")
+        if self.admin_listen is not None and not re.fullmatch(
+            r"unix:.+|(\[[^\[\]]+\]|[^:\[\]]*):\d{1,5}", self.admin_listen
+        ):
+            raise ConfigurationError(
+                f"admin_listen must be host:port or unix:/path, got {self.admin_listen!r}"
+            )
 
     def _check_tls(self) -> None:
         for name in ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs"):
@@ -186,8 +246,15 @@ class GatewayArgs:
                 "ssl_cert_reqs needs ssl_ca_certs to check certificates against"
             )
 
-    def gateway_config(self, model: ModelConfig, scheduler: str) -> GatewayConfig:
-        """The configuration; API keys come from the environment where no flag gives one."""
+    def gateway_config(
+        self, model: ModelConfig, scheduler: str, *, admin_listen: str | None = None
+    ) -> GatewayConfig:
+        """The configuration; API keys come from the environment where no flag gives one, and
+        `admin_listen` holds where no flag says anything of it.
+        """
+        if self.admin_port is not None:
+            host = f"[{self.host}]" if ":" in self.host else self.host
+            admin_listen = f"{host}:{self.admin_port}"
         keys = self.api_key or tuple(
             key for key in os.environ.get(API_KEY_VARIABLE, "").split(",") if key
         )
@@ -198,6 +265,10 @@ class GatewayArgs:
             port=self.port,
             uds=self.uds,
             grpc_listen=None if self.grpc_port is None else f"{self.host}:{self.grpc_port}",
+            admin_listen=self.admin_listen or admin_listen,
+            min_ready_workers=self.min_ready_workers,
+            queue_timeout=self.queue_timeout,
+            drain_timeout=self.drain_timeout,
             api_keys=keys,
             api_key_file=self.api_key_file and str(Path(self.api_key_file).absolute()),
             share_prefix_cache=self.share_prefix_cache,

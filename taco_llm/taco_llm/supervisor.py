@@ -21,8 +21,8 @@ from taco_llm.readiness import check_address_free, url, wait_until_ready
 from taco_proto.config import GatewayConfig
 from taco_proto.errors import ConfigurationError
 
-# A gateway that drains may take as long as its longest request; then it is killed.
-STOP_SECONDS = {GATEWAY: 40.0, SCHEDULER: 10.0, WORKER: 10.0, DRAFTER: 10.0}
+# A child that has not ended by then is killed; a gateway first gets its time to drain.
+STOP_SECONDS = 10.0
 
 
 def serve(engine: EngineArgs, gateway: GatewayArgs) -> int:
@@ -34,7 +34,9 @@ def serve(engine: EngineArgs, gateway: GatewayArgs) -> int:
     with tempfile.TemporaryDirectory(prefix="taco-") as directory:  # mode 0700
         address = f"unix:{Path(directory) / 'scheduler.sock'}"
         worker_config = engine.worker_config(address)
-        gateway_config = gateway.gateway_config(worker_config.model, address)
+        gateway_config = gateway.gateway_config(
+            worker_config.model, address, admin_listen=f"unix:{Path(directory) / 'admin.sock'}"
+        )
         check_address_free(gateway_config)
         children = [
             ChildProcess(GATEWAY, gateway_config),
@@ -125,4 +127,5 @@ class Supervisor:
 
     async def _stop(self) -> None:
         for child in self._children:
-            await child.stop(STOP_SECONDS[child.service])
+            drains = child.service == GATEWAY
+            await child.stop(STOP_SECONDS + (self._gateway.drain_timeout if drains else 0.0))

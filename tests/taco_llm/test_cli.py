@@ -147,6 +147,13 @@ def test_a_bad_file_is_one_line(
         (["serve", "demo", "--block-size", "7"], "invalid choice: 7"),
         (["serve", "demo", "--max-num-seqs", "0"], "max_num_seqs must be an integer"),
         (["serve", "demo", "--max-waiting-requests", "0"], "max_waiting_requests must be"),
+        (["serve", "demo", "--max-waiting-tokens", "0"], "max_waiting_tokens must be"),
+        (["serve", "demo", "--admin-port", "8000"], "port and admin_port are both 8000"),
+        (["serve", "demo", "--admin-listen", "here"], "admin_listen must be host:port or"),
+        (["serve", "demo", "--admin-port", "9", "--admin-listen", "unix:/x"], "say the same"),
+        (["serve", "demo", "--min-ready-workers", "0"], "min_ready_workers must be at least 1"),
+        (["serve", "demo", "--queue-timeout", "0"], "queue_timeout must be above 0"),
+        (["serve", "demo", "--drain-timeout", "inf"], "drain_timeout must be above 0"),
         (["serve", "demo", "--step-timeout", "0"], "step_timeout must be above 0"),
         (["serve", "demo", "--worker-drain-timeout", "nan"], "worker_drain_timeout must be"),
         (["serve", "demo", "--rope-scaling", "{"], "not JSON"),
@@ -207,6 +214,37 @@ def test_api_keys_come_from_the_environment_unless_flags_give_some(
     monkeypatch.setenv("TACO_API_KEY", "a,b")
     assert GatewayArgs().gateway_config(model, "unix:/x").api_keys == ("a", "b")
     assert GatewayArgs(api_key=("c",)).gateway_config(model, "unix:/x").api_keys == ("c",)
+
+
+def test_where_the_admin_listener_is(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    model = EngineArgs(model=str(tmp_path)).model_config()
+    for args, default, expected, has_port in [
+        (GatewayArgs(), None, None, False),
+        (GatewayArgs(), "unix:/d", "unix:/d", False),
+        (GatewayArgs(admin_listen="unix:/x"), "unix:/d", "unix:/x", False),
+        (GatewayArgs(admin_listen="127.0.0.1:9"), "unix:/d", "127.0.0.1:9", True),
+        (GatewayArgs(admin_port=9), "unix:/d", "0.0.0.0:9", True),
+        (GatewayArgs(host="::1", admin_port=9), None, "[::1]:9", True),
+    ]:
+        config = args.gateway_config(model, "unix:/s", admin_listen=default)
+        assert (config.admin_listen, config.has_admin_port) == (expected, has_port)
+
+
+def test_what_bounds_waiting_gets_to_the_services(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    values = parse(
+        *("serve", str(tmp_path), "--max-waiting-tokens", "77", "--api-key-file", "keys.json"),
+        *("--queue-timeout", "5", "--drain-timeout", "2.5", "--min-ready-workers", "3"),
+        "--share-prefix-cache",
+    )
+    engine = EngineArgs(**given(EngineArgs, values))
+    assert engine.scheduler_config().max_waiting_tokens == 77
+    args = GatewayArgs(**given(GatewayArgs, values))
+    config = args.gateway_config(engine.model_config(), "unix:/s")
+    assert config.api_key_file == str(Path("keys.json").absolute())
+    assert (config.queue_timeout, config.drain_timeout) == (5.0, 2.5)
+    assert (config.min_ready_workers, config.share_prefix_cache) == (3, True)
 
 
 def test_configurations_carry_what_was_given(tmp_path: Path) -> None:

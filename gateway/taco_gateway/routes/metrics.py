@@ -8,7 +8,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from taco_gateway.auth import public
 from taco_gateway.engine.engine_client import EngineError
-from taco_gateway.gateway import gateway_of
+from taco_gateway.gateway import Gateway, gateway_of
 
 router = APIRouter()
 logger = logging.getLogger("taco.gateway")
@@ -17,8 +17,11 @@ logger = logging.getLogger("taco.gateway")
 @router.get("/metrics")
 @public
 async def metrics(request: Request) -> Response:
+    return await exposition(gateway_of(request))
+
+
+async def exposition(gateway: Gateway) -> Response:
     """Without the scheduler's part while that does not answer."""
-    gateway = gateway_of(request)
     scheduler = b""
     try:
         scheduler = (await gateway.client.stats()).prometheus

@@ -4,6 +4,7 @@ import asyncio
 import json
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -18,7 +19,7 @@ import pytest
 from support.fake_worker import FakeWorker, worker_info
 from support.gateway_app import write_tokenizer
 from taco_proto.config import SchedulerConfig
-from taco_proto.steps import StepOutput, StepPlan, WorkerInfo
+from taco_proto.steps import StepOutput, StepPlan
 from taco_scheduler.server import SchedulerServer
 from taco_scheduler.service import SchedulerService
 
@@ -31,24 +32,17 @@ sys.exit(run_gateway(GatewayConfig(model=ModelConfig(**values.pop("model")), **v
 """
 
 
-class GatedWorker:
+class GatedWorker(FakeWorker):
     """A fake worker that stands still while its gate is shut."""
 
     def __init__(self) -> None:
-        self._worker = FakeWorker(worker_info(vocab_size=400, max_model_len=512, num_blocks=512))
+        super().__init__(worker_info(vocab_size=400, max_model_len=512, num_blocks=512))
         self.gate = threading.Event()
         self.gate.set()
 
-    @property
-    def info(self) -> WorkerInfo:
-        return self._worker.info
-
     def submit(self, plan: StepPlan, deliver: Callable[[StepOutput], None]) -> None:
         self.gate.wait(30)
-        self._worker.submit(plan, deliver)
-
-    def tune(self) -> bool:
-        return False
+        super().submit(plan, deliver)
 
 
 @asynccontextmanager
@@ -167,14 +161,86 @@ async def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
             assert await asyncio.to_thread(process.wait, 30) == 0
 
 
+def admin_of(tmp_path: Path) -> httpx.AsyncClient:
+    transport = httpx.AsyncHTTPTransport(uds=str(tmp_path / "admin.sock"))
+    return httpx.AsyncClient(transport=transport, base_url="http://admin", timeout=30)
+
+
+async def test_readiness_goes_first_and_running_requests_finish(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path / "model")
+    worker = GatedWorker()
+    with gateway(tmp_path, admin_listen=f"unix:{tmp_path}/admin.sock") as process:
+        wait_until_it_listens(process)
+        async with (
+            connect(tmp_path) as http,
+            admin_of(tmp_path) as admin,
+            scheduler_at(f"unix:{tmp_path}/scheduler.sock", worker),
+        ):
+            await wait_until_ready(http)
+            assert stat.S_IMODE((tmp_path / "admin.sock").stat().st_mode) == 0o600
+            assert (await admin.get("/livez")).status_code == 200
+            assert (await admin.get("/readyz")).status_code == 200
+            worker.gate.clear()
+            body = {"prompt": "x", "max_tokens": 20, "ignore_eos": True}
+            running = asyncio.create_task(http.post("/v1/completions", json=body))
+            await wait_until_one_runs(http)
+            process.send_signal(signal.SIGTERM)
+            async with asyncio.timeout(30):
+                while (ready := await admin.get("/readyz")).status_code == 200:
+                    pass
+            assert ready.json() == {"ready": False, "reason": "draining"}
+            assert (await admin.get("/livez")).status_code == 200
+            assert "vllm:num_requests_running" in (await admin.get("/metrics")).text
+            worker.gate.set()
+            assert (await running).json()["usage"]["completion_tokens"] == 20
+            assert await asyncio.to_thread(process.wait, 30) == 0
+    assert not (tmp_path / "admin.sock").exists()
+
+
+async def test_sighup_reads_the_keys_again(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path / "model")
+    path = tmp_path / "keys.json"
+    path.write_text('[{"name": "a", "key": "old"}]')
+    with gateway(tmp_path, api_key_file=str(path)) as process:
+        wait_until_it_listens(process)
+        assert process.stderr is not None
+        async with connect(tmp_path) as http:
+
+            async def answers(key: str) -> int:
+                headers = {"authorization": f"Bearer {key}"}
+                return (await http.get("/v1/models", headers=headers)).status_code
+
+            assert [await answers("old"), await answers("new")] == [200, 401]
+            for content, words, expected in [
+                ('[{"name": "a", "key": "new"}]', "the keys were read again", [401, 200]),
+                ('[{"name": "a", "ke": "x"}]', "stay as they were", [401, 200]),
+            ]:
+                path.write_text(content)
+                process.send_signal(signal.SIGHUP)
+                assert any(words in line for line in process.stderr)
+                assert [await answers("old"), await answers("new")] == expected
+        process.terminate()
+        assert await asyncio.to_thread(process.wait, 30) == 0
+
+
 @pytest.mark.parametrize(
-    "problem", ["port in use", "no such address", "no tokenizer", "no TLS key"]
+    "problem",
+    [
+        "admin port in use",
+        "bad key file",
+        "port in use",
+        "no such address",
+        "no tokenizer",
+        "no TLS key",
+    ],
 )
 def test_what_does_not_start_says_why_in_one_line(tmp_path: Path, problem: str) -> None:
     write_tokenizer(tmp_path / "model")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         config: dict[str, Any] = {
             "port in use": {"uds": None, "host": "127.0.0.1", "port": taken.getsockname()[1]},
+            "admin port in use": {"admin_listen": f"127.0.0.1:{taken.getsockname()[1]}"},
+            "bad key file": {"api_key_file": str(tmp_path / "none.json")},
             "no such address": {"uds": None, "host": "192.0.2.1", "port": 1},
             "no tokenizer": {"model": {"model": str(tmp_path)}},
             "no TLS key": {"ssl_keyfile": "/none", "ssl_certfile": "/none"},

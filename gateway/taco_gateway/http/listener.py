@@ -1,0 +1,76 @@
+"""Sockets that servers accept on: TCP, or Unix with a mode."""
+
+import os
+import socket
+import stat
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from taco_proto.errors import ConfigurationError
+
+BACKLOG = 2048
+UNIX_PREFIX = "unix:"
+
+
+@contextmanager
+def listen(address: str, *, unix_mode: int) -> Generator[socket.socket, None, None]:
+    """Listens on `unix:/path`, whose socket gets `unix_mode` and goes in the end, or `host:port`.
+
+    Raises:
+        ConfigurationError: the address is in use, or none of this machine.
+    """
+    path = unix_path(address)
+    try:
+        listener = _bind_tcp(address) if path is None else _bind_unix(path, unix_mode)
+    except ValueError:
+        raise ConfigurationError(f"cannot listen on {address}: it is no host:port") from None
+    except OSError as error:
+        where = path or address
+        raise ConfigurationError(f"cannot listen on {where}: {error.strerror}") from None
+    with listener:
+        yield listener
+    if path is not None:
+        _remove_socket(path)
+
+
+def unix_path(address: str) -> str | None:
+    """The path of a Unix socket's address; None: it is another one."""
+    return address.removeprefix(UNIX_PREFIX) if address.startswith(UNIX_PREFIX) else None
+
+
+def host_port(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _bind_tcp(address: str) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, int(port)), family=family, backlog=BACKLOG)
+
+
+def _bind_unix(path: str, mode: int) -> socket.socket:
+    _remove_socket(path)
+    listener = socket.socket(socket.AF_UNIX)
+    # Made with its final mode: at no moment may others connect.
+    old_mask = os.umask(0o777 & ~mode)
+    try:
+        listener.bind(path)
+    finally:
+        os.umask(old_mask)
+    listener.listen(BACKLOG)
+    return listener
+
+
+def _remove_socket(path: str) -> None:
+    """Removes the socket that a process left behind; never one that is served, or another file."""
+    try:
+        if not stat.S_ISSOCK(os.stat(path).st_mode):
+            return
+    except FileNotFoundError:
+        return
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(path)
+        except OSError:
+            os.unlink(path)
