@@ -100,6 +100,23 @@ class Cached:
     num_uses: int = 0
 
 
+@dataclass(eq=False)
+class Pin:
+    """A prefix that is kept up to a time."""
+
+    namespace: CacheNamespace
+    tokens: Tokens
+    until: int
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.tokens) // BLOCK_SIZE
+
+    def prefixes(self) -> list[Prefix]:
+        ends = range(BLOCK_SIZE, len(self.tokens) + 1, BLOCK_SIZE)
+        return [(self.namespace, self.tokens[:end]) for end in ends]
+
+
 class Memory:
     """The blocks of both tiers as the worker has them once all plans that were sent have run."""
 

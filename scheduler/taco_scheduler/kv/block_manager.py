@@ -12,6 +12,7 @@ from taco_scheduler.kv.hit_counts import HitCounts
 from taco_scheduler.kv.host_tier import HostTier
 from taco_scheduler.kv.namespace import CacheNamespace
 from taco_scheduler.kv.node import Node
+from taco_scheduler.kv.pins import Pins
 from taco_scheduler.kv.radix_tree import RadixTree
 
 TOKEN_BYTES = 4  # token ids travel as packed little-endian int32
@@ -92,6 +93,7 @@ class BlockManager:
             HostTier(num_host_blocks) if num_host_blocks and enable_prefix_caching else None
         )
         self._tree = RadixTree(self._block_bytes, self._host, offload_min_accesses)
+        self._pins = Pins(self._tree, num_blocks // 2)
         self._disk = self._disk_traffic(num_disk_blocks) if num_disk_blocks else None
 
     @property
@@ -144,6 +146,14 @@ class BlockManager:
         num_loaded = num_matched - len(match.blocks)
         num_new = max(self._num_blocks_for(num_tokens), num_matched) - len(match.blocks)
         if num_new + num_spare_blocks > self.num_free_blocks - match.num_evictable:
+            if self._make_pins_give_way(num_new + num_spare_blocks):
+                return self.allocate(
+                    tokens,
+                    num_tokens,
+                    namespace,
+                    read_cache=read_cache,
+                    num_spare_blocks=num_spare_blocks,
+                )
             return None
         node = self._tree.pin(match)
         self._pool.retain(match.blocks)
@@ -181,11 +191,27 @@ class BlockManager:
         missing = self._num_blocks_for(num_tokens) - len(table.blocks)
         if missing <= 0:
             return []
-        if missing > self.num_free_blocks:
-            return None
+        while missing > self.num_free_blocks:
+            if not self._make_pins_give_way(missing):
+                return None
         blocks = self._take(missing)
         table.blocks += blocks
         return blocks
+
+    def pin_prefix(
+        self, tokens: memoryview | bytes, namespace: CacheNamespace, until: float
+    ) -> None:
+        """Keeps what the device holds of a prefix, in whole blocks, from eviction up to a time.
+
+        At most half of the blocks are kept like that; the oldest pin gives way to a new one, and
+        to sequences that would find no room otherwise.
+        """
+        num_blocks = memoryview(tokens).nbytes // self._block_bytes
+        self._pins.add(namespace, self._packed(tokens, 0, num_blocks), until)
+
+    def expire(self, now: float) -> None:
+        """Lets go of prefixes that were pinned up to now."""
+        self._pins.expire(now)
 
     def publish(
         self, table: BlockTable, tokens: memoryview | bytes, num_tokens: int, step_id: int
@@ -254,6 +280,7 @@ class BlockManager:
                 table.sealed = True
                 table.num_pinned_blocks -= len(table.node.blocks)
                 table.node = table.node.parent
+        self._pins.note_removed(removed)
         for node in removed:
             self._pool.release(node.blocks)
 
@@ -309,6 +336,10 @@ class BlockManager:
         self.hits.missed += num_missed
         if self._log_hits and self.hits.total // LOGGED_BLOCKS > before // LOGGED_BLOCKS:
             logger.info("%s", self.hits)
+
+    def _make_pins_give_way(self, num_blocks: int) -> bool:
+        """Ends a pin so that so many blocks can be had; False if that is no use."""
+        return num_blocks <= self.num_free_blocks + self._pins.num_blocks and self._pins.give_way()
 
     def _disk_traffic(self, num_blocks: int) -> DiskTraffic | None:
         host, residents = self._host, self._tree.residents

@@ -34,6 +34,7 @@ class HostResidents:
         them leaves the tree.
         """
         self._host.cancel_loads(leaf.blocks[first:])
+        self._duplicated.pop(leaf, None)  # its copies are about to be the only ones
         num_kept = self._copy_tail(leaf, first)
         leaf.num_below += len(leaf.blocks) - first
         del leaf.blocks[first:]
@@ -41,6 +42,8 @@ class HostResidents:
             self._cut(leaf, num_kept)
         if leaf.num_below:
             self.offloaded[leaf] = None
+        if leaf.blocks and leaf.host_blocks:
+            self._duplicated[leaf] = None
 
     def copy(self, node: Node, i: int) -> bool:
         """Copies a block to the host that stays on the device; False if there is no room."""
