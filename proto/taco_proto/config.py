@@ -164,6 +164,8 @@ class SchedulerConfig:
         log_stats: log a throughput line every few seconds.
         step_timeout: a worker is given up when a step takes so many seconds, and ten times as long
             as its longest one before.
+        worker_timeout: a worker, or a gateway, is given up when nothing is heard of it for so many
+            seconds; workers send a heartbeat every 2 s.
         worker_drain_timeout: seconds in which the sequences of a worker that leaves may end; then
             they go on elsewhere.
         num_speculative_tokens: drafts of a sequence in a step that are asked of a draft worker.
@@ -184,6 +186,7 @@ class SchedulerConfig:
     run_ahead: bool = True
     log_stats: bool = True
     step_timeout: float = 120.0
+    worker_timeout: float = 10.0
     worker_drain_timeout: float = 30.0
     num_speculative_tokens: int = DEFAULT_SPECULATIVE_TOKENS
     speculative_max_model_len: int | None = None

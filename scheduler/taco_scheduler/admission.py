@@ -58,7 +58,7 @@ def check_config(config: SchedulerConfig) -> None:
     ):
         if getattr(config, name) < 1:
             raise ConfigurationError(f"{name} must be at least 1, got {getattr(config, name)}")
-    for name in ("step_timeout", "worker_drain_timeout"):
+    for name in ("step_timeout", "worker_timeout", "worker_drain_timeout"):
         if not getattr(config, name) > 0:
             raise ConfigurationError(f"{name} must be above 0, got {getattr(config, name)}")
 

@@ -43,7 +43,7 @@ async def serve_drafter(
 async def _read_drafter(
     service: SchedulerService, link: RemoteDrafter, messages: AsyncIterator[pb.DrafterMessage]
 ) -> None:
-    async for message in unless_silent(messages):
+    async for message in unless_silent(messages, service.config.worker_timeout):
         match message.WhichOneof("body"):
             case "reply":
                 service.deliver_drafts(link, _read_reply(message.reply))

@@ -20,7 +20,6 @@ from taco_scheduler.admission import (
 )
 
 HELLO_SECONDS = 10.0
-SILENCE_SECONDS = 10.0  # workers and draft workers send a heartbeat every 2 s
 
 logger = logging.getLogger("taco.scheduler")
 
@@ -48,21 +47,21 @@ def attach(call: Callable[[], None]) -> None:
         raise PeerError(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)) from None
 
 
-async def unless_silent(messages: AsyncIterator[Message]) -> AsyncIterator[Message]:
+async def unless_silent(messages: AsyncIterator[Message], seconds: float) -> AsyncIterator[Message]:
     """The messages of a peer that sends heartbeats.
 
     Raises:
-        PeerError: it has been silent for too long.
+        PeerError: it has been silent for `seconds`.
     """
     while True:
         try:
-            async with asyncio.timeout(SILENCE_SECONDS):
+            async with asyncio.timeout(seconds):
                 message = await anext(messages)
         except StopAsyncIteration:
             return
         except TimeoutError:
             raise PeerError(
-                grpc.StatusCode.DEADLINE_EXCEEDED, f"silent for {SILENCE_SECONDS:g} s"
+                grpc.StatusCode.DEADLINE_EXCEEDED, f"silent for {seconds:g} s"
             ) from None
         yield message
 

@@ -30,10 +30,7 @@ OPTIONS = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.so_reuseport", 0),  # two schedulers on one port are a mistake
-    # A peer that vanished without a word is found within 10 s; peers may ping as often.
-    ("grpc.keepalive_time_ms", 5_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.keepalive_permit_without_calls", 1),  # peers may ping as often as they like
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
     ("grpc.http2.max_ping_strikes", 0),
@@ -48,7 +45,10 @@ class SchedulerServer:
     def __init__(self, service: SchedulerService, address: str) -> None:
         self.address = address
         self._is_bound = False
-        self._server = grpc.aio.server(options=OPTIONS)
+        # A peer that vanished without a word is found in the time that a silent one gets.
+        half = int(service.config.worker_timeout * 1000 / 2)
+        keepalive = (("grpc.keepalive_time_ms", half), ("grpc.keepalive_timeout_ms", half))
+        self._server = grpc.aio.server(options=OPTIONS + keepalive)
         self._health = health.aio.HealthServicer()
         add_SchedulerServicer_to_server(_Servicer(service), self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)

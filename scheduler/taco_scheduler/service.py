@@ -52,7 +52,7 @@ class SchedulerService:
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.engine = Engine(config)
-        self._config = config
+        self.config = config
         self._replicas: dict[ReplicaLink, Replica] = {}
         self._drafters = DrafterPool()
         self._outputs: deque[tuple[ReplicaLink, StepOutput]] = deque()
@@ -68,7 +68,7 @@ class SchedulerService:
 
     async def start(self) -> None:
         self._tasks = [asyncio.create_task(self._run(), name="scheduler loop")]
-        if self._config.log_stats:
+        if self.config.log_stats:
             self._tasks.append(asyncio.create_task(log_stats(self.engine)))
 
     async def stop(self) -> None:
@@ -165,7 +165,7 @@ class SchedulerService:
         replica = self._replicas.get(link)
         if replica is None or replica.is_leaving:
             return
-        limit = self._config.worker_drain_timeout
+        limit = self.config.worker_drain_timeout
         logger.info("worker %s leaves: what it runs has %g s", replica.name, limit)
         self.engine.drain(replica, time.time() + limit)
         self._announce()

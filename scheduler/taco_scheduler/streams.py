@@ -129,7 +129,7 @@ async def serve_worker(
 async def _read_worker(
     service: SchedulerService, replica: RemoteReplica, messages: AsyncIterator[pb.WorkerMessage]
 ) -> None:
-    async for message in unless_silent(messages):
+    async for message in unless_silent(messages, service.config.worker_timeout):
         match message.WhichOneof("body"):
             case "output":
                 service.deliver(replica, _read_output(message.output))

@@ -95,6 +95,14 @@ class SchedulerArgs:
         parse=float,
         metavar="SECONDS",
     )
+    worker_timeout: float = flag(
+        "Give a worker up when nothing is heard of it for so many seconds; it sends a heartbeat "
+        "every 2 s. Its requests go on elsewhere.",
+        _SCHEDULER,
+        default=10.0,
+        parse=float,
+        metavar="SECONDS",
+    )
     worker_drain_timeout: float = flag(
         "Seconds in which the requests of a worker that is told to stop may end. Then they go on "
         "elsewhere.",
@@ -140,7 +148,7 @@ class SchedulerArgs:
         check_at_least(
             "speculative_disable_by_batch_size", self.speculative_disable_by_batch_size, 0
         )
-        for name in ("step_timeout", "worker_drain_timeout"):
+        for name in ("step_timeout", "worker_timeout", "worker_drain_timeout"):
             if not getattr(self, name) > 0:
                 raise ConfigurationError(f"{name} must be above 0, got {getattr(self, name)}")
         if (self.num_speculative_tokens or 0) > MAX_SPECULATIVE_TOKENS:
@@ -170,6 +178,7 @@ class SchedulerArgs:
             ),
             log_stats=not self.disable_log_stats,
             step_timeout=self.step_timeout,
+            worker_timeout=self.worker_timeout,
             worker_drain_timeout=self.worker_drain_timeout,
             num_speculative_tokens=self.num_speculative_tokens or DEFAULT_SPECULATIVE_TOKENS,
             speculative_max_model_len=self.speculative_max_model_len,

@@ -30,10 +30,9 @@ from taco_scheduler.service import SchedulerService
 
 
 @pytest.fixture
-async def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SchedulerServer]:
+async def server(tmp_path: Path) -> AsyncIterator[SchedulerServer]:
     # The workers of these tests send no heartbeats, and the machine may be busy.
-    monkeypatch.setattr("taco_scheduler.peers.SILENCE_SECONDS", 120.0)
-    service = SchedulerService(SchedulerConfig(log_stats=False))
+    service = SchedulerService(SchedulerConfig(log_stats=False, worker_timeout=120.0))
     server = SchedulerServer(service, f"unix:{tmp_path}/scheduler.sock")
     await service.start()
     await server.start()
@@ -285,21 +284,25 @@ async def test_a_worker_of_another_model_is_refused(
     await assert_alive(stub)
 
 
-async def test_a_silent_worker_is_given_up(
-    stub: SchedulerStub, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("taco_scheduler.peers.SILENCE_SECONDS", 0.05)
-    peer = await gateway(stub)
-    await peer.submit(make_request(1, [3, 4, 5], max_tokens=20))
-    silent = WorkerPeer(stub, FakeWorker())
-    await silent.hello()
-    assert await status(silent.call) is grpc.StatusCode.DEADLINE_EXCEEDED
-    monkeypatch.setattr("taco_scheduler.peers.SILENCE_SECONDS", 120.0)
-    other = WorkerPeer(stub, FakeWorker())
-    await other.hello()
-    async with background(other.serve()):
-        received = await peer.read_ends(1)
-    assert received.reasons[1, 0] in (FinishReason.STOP, FinishReason.LENGTH)
+async def test_a_silent_worker_is_given_up(tmp_path: Path) -> None:
+    service = SchedulerService(SchedulerConfig(log_stats=False, worker_timeout=1.0))
+    server = SchedulerServer(service, f"unix:{tmp_path}/scheduler.sock")
+    await service.start()
+    await server.start()
+    async with dial(server.address) as stub:
+        silent = WorkerPeer(stub, FakeWorker())
+        await silent.hello()
+        peer = await gateway(stub)
+        await peer.submit(make_request(1, [3, 4, 5], max_tokens=20))
+        assert await status(silent.call) is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert "silent for 1 s" in await silent.call.details()
+        other = WorkerPeer(stub, FakeWorker())
+        await other.hello()
+        async with background(other.serve()):
+            received = await peer.read_ends(1)
+        assert received.reasons[1, 0] in (FinishReason.STOP, FinishReason.LENGTH)
+    await service.stop()
+    await server.stop()
 
 
 async def test_a_worker_that_leaves_goes_when_its_requests_have_ended(
