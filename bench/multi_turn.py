@@ -60,7 +60,7 @@ class Engine:
                 model=model,
                 load_format="dummy",
                 skip_tokenizer_init=True,
-                max_model_len=2048,
+                max_model_len=longest(args),
                 max_num_seqs=NUM_AT_ONCE,
                 num_gpu_blocks_override=num_blocks,
                 quantization=args.quantization,
@@ -156,6 +156,11 @@ async def restart(model: str, num_blocks: int, args: argparse.Namespace) -> dict
     }
 
 
+def longest(args: argparse.Namespace) -> int:
+    """Tokens of a conversation's last prompt and answer."""
+    return int(args.turns * USER_TOKENS + ANSWER_TOKENS)
+
+
 def host_tier() -> dict[str, Any]:
     return {"enable_prefix_cache_offload": True, "swap_space": 2.0}
 
@@ -170,8 +175,8 @@ def rounded(interval: Interval) -> list[float]:
 
 async def measure(args: argparse.Namespace) -> dict[str, Any]:
     blocks_of_all = args.conversations * args.turns * USER_TOKENS // BLOCK_SIZE
-    longest = args.turns * USER_TOKENS + ANSWER_TOKENS
-    num_blocks = max(int(POOL_SHARE * blocks_of_all), NUM_AT_ONCE * (longest // BLOCK_SIZE + 2))
+    blocks_at_once = NUM_AT_ONCE * (longest(args) // BLOCK_SIZE + 2)
+    num_blocks = max(int(POOL_SHARE * blocks_of_all), blocks_at_once)
     figures: dict[str, Any] = {}
     scenarios = {"reuse": reuse, "none": nothing_reused, "restart": restart}
     with tempfile.TemporaryDirectory() as model:
