@@ -62,6 +62,8 @@ class GenerateRequest:
         tenant: whose request it is.
         adapter: name of the adapter to run it with; empty: the base model.
         cache_salt: requests with different salts share no cached prefix.
+        num_pinned_tokens: so many tokens of the prompt are kept in the prefix cache, in whole
+            blocks, for `pin_seconds` after they were computed, as far as there is room for that.
     """
 
     handle: int
@@ -74,6 +76,8 @@ class GenerateRequest:
     tenant: Tenant = ANYBODY
     adapter: str = ""
     cache_salt: str = ""
+    num_pinned_tokens: int = 0
+    pin_seconds: float = 0.0
     traceparent: str = ""
 
 

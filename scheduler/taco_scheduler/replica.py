@@ -210,6 +210,7 @@ class Replica:
         if self._is_full or not (worker.batch.num_running or self.waiting.num_sequences):
             return None
         self.disk_waits.now = now
+        worker.blocks.expire(now)
         rows = self._policy.fill_step(self.drafts.held())
         if not rows:
             return None
@@ -316,6 +317,13 @@ class Replica:
             blocks.publish(sequence.table, sequence.tokens.tobytes(), num_computed, step_id)
             if num_computed >= sequence.request.num_prompt_tokens:
                 self._release_held(sequence.request)
+                self._pin_prompt(sequence, now)
+
+    def _pin_prompt(self, sequence: Sequence, now: float) -> None:
+        request = sequence.request
+        if request.num_pinned_tokens and request.pin_seconds > 0:
+            tokens = sequence.tokens[: request.num_pinned_tokens].tobytes()
+            self.worker.blocks.pin_prefix(tokens, request.namespace, now + request.pin_seconds)
 
     def _release_held(self, request: Request) -> None:
         for sequence in request.sequences:

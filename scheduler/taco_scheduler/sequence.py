@@ -73,6 +73,8 @@ class Request:
     deadline: float | None
     tenant: Tenant
     share: Share
+    num_pinned_tokens: int = 0
+    pin_seconds: float = 0.0
     num_prompt_logprobs: int = 1
     admitted: bool = False
     accepted: bool = False
@@ -179,6 +181,8 @@ def new_request(
         deadline=message.deadline,
         tenant=message.tenant,
         share=share,
+        num_pinned_tokens=max(0, min(message.num_pinned_tokens, len(prompt))),
+        pin_seconds=message.pin_seconds,
     )
     tokens = prompt + array("i", message.emitted_token_ids)
     request.sequences.append(Sequence(request, 0, tokens, Status.WAITING))

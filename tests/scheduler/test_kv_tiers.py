@@ -209,3 +209,70 @@ def test_a_queue_goes_on_while_one_waits_for_the_disk() -> None:
     assert d.plans[-1].num_tokens.tolist() == [8]
     d.run()
     assert d.got.cached[1, 0] > 0
+
+
+# --------------------------------------------------------------------------- pins
+
+
+def pinning_driver(**pin: float) -> Driver:
+    """A device of ten blocks on which a prompt of topic 10 was computed and pinned."""
+    d = Driver(worker_info(num_blocks=10), run_ahead=False)
+    d.attach()
+    d.submit(0, [10] * PROMPT_TOKENS, max_tokens=1, **pin)
+    d.run()
+    return d
+
+
+def test_a_pinned_prefix_outlives_others() -> None:
+    d = pinning_driver(num_pinned_tokens=8, pin_seconds=60.0)
+    for topic in range(11, 18):
+        ask(d, topic, topic)
+    assert ask(d, 100, topic=10) == 8
+    assert ask(d, 101, topic=11) == 0
+
+
+def test_a_pin_ends_with_its_time() -> None:
+    d = pinning_driver(num_pinned_tokens=8, pin_seconds=60.0)
+    d.now += 61.0
+    for topic in range(11, 18):
+        ask(d, topic, topic)
+    assert ask(d, 100, topic=10) == 0
+
+
+def test_no_more_is_pinned_than_was_asked_for() -> None:
+    d = pinning_driver(num_pinned_tokens=7, pin_seconds=60.0)
+    for topic in range(11, 18):
+        ask(d, topic, topic)
+    assert ask(d, 100, topic=10) == 4
+
+
+def test_a_pin_gives_way_to_a_sequence_that_needs_its_room() -> None:
+    d = pinning_driver(num_pinned_tokens=8, pin_seconds=60.0)
+    d.submit(1, [11] * 37, max_tokens=3, ignore_eos=True)
+    d.run()
+    assert len(d.got.tokens[1, 0]) == 3
+    assert ask(d, 100, topic=10) == 0
+
+
+def test_the_oldest_pin_gives_way_to_a_new_one() -> None:
+    d = pinning_driver(num_pinned_tokens=8, pin_seconds=60.0)
+    for handle, topic in ((1, 11), (2, 12)):  # two blocks each, and at most five in all
+        d.submit(handle, [topic] * PROMPT_TOKENS, max_tokens=1, num_pinned_tokens=8, pin_seconds=60)
+        d.run()
+    for topic in range(13, 20):
+        ask(d, topic, topic)
+    assert [ask(d, 100 + topic, topic) for topic in (11, 12, 10)] == [8, 8, 0]
+
+
+def test_a_pin_of_what_was_never_computed_goes_with_it() -> None:
+    d = Driver(worker_info(num_blocks=10), run_ahead=False)
+    d.attach()
+    d.submit(0, [10] * PROMPT_TOKENS, max_tokens=1, num_pinned_tokens=8, pin_seconds=60.0)
+    d.worker.fails = lambda plan: True
+    d.plan()
+    d.worker.fails = lambda plan: False
+    d.run()
+    assert d.engine.num_free_blocks == 10 - 2, "pinned when it was computed in the end"
+    d.now += 61.0
+    ask(d, 1, topic=11)
+    assert d.engine.num_free_blocks == 10
