@@ -2,9 +2,10 @@
 
 Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024): a counter grows with each
 token that its tenant is served, divided by the tenant's weight, and whoever waits is served in
-order of the counters. A tenant that comes back from idle is lifted to the least of those that are
-there: idle time earns no credit. Two tenants that both want more than they get are never further
-apart than a request's worth.
+order of the counters. With each request a tenant is lifted to the least of the others, less a
+bounded credit: whoever wants less than its share need not queue for a burst, and idle time earns no
+more than that. (In the paper the credit is 0, and who has requests running, but none waiting, is
+idle.)
 """
 
 import numpy as np
@@ -15,6 +16,8 @@ from taco_proto.steps import IntArray
 # What a token costs, in tokens of a prompt. An output token takes a row of a step of its own.
 OUTPUT_COST = 2.0
 CACHED_COST = 0.1
+# How far a tenant may stand before all others: a burst of so many tokens goes first.
+BURST_CREDIT = 8192.0
 MIN_CAPACITY = 16
 
 
@@ -87,15 +90,14 @@ class FairShare:
         return share.charge + float(self.num_outputs[share.index]) * OUTPUT_COST / share.weight
 
     def enter(self, share: Share) -> None:
-        """A request has come. Who was idle comes right before the least of the others, so that it
-        need not wait until that one has had another token.
+        """A request has come. Its tenant is lifted to what the least of the others has had, less
+        the credit that it may have.
         """
-        share.num_requests += 1
-        if share.num_requests > 1:
-            return
         active = self._active[share.is_offline]
-        floor = min((s.counter for s in active), default=self._last_left[share.is_offline])
-        share.charge += max(0.0, floor - 1.0 - share.counter)
+        others = (other.counter for other in active if other is not share)
+        floor = min(others, default=self._last_left[share.is_offline])
+        share.charge += max(0.0, floor - BURST_CREDIT / share.weight - share.counter)
+        share.num_requests += 1
         active.add(share)
         self.counts_outputs = self._is_metered or self.has_rivals
 

@@ -26,7 +26,7 @@ Rank = tuple[int, float, int, int]
 
 # After a vain search for somebody to preempt, while nobody joins or leaves: tokens alone change who
 # holds too much, and slowly.
-STEPS_TO_SEARCH = 8
+STEPS_TO_SEARCH = 2
 
 # A plan brings a joining sequence's tokens along, cached ones too. They must fit in one message.
 MAX_JOINED_TOKENS = 2**22

@@ -6,6 +6,10 @@ from taco_scheduler.batch import Batch
 from taco_scheduler.fair_share import Share
 from taco_scheduler.sequence import Sequence
 
+# A tenant that has had so many tokens more than another, by their counters, gives way whatever both
+# hold. They must change places by as much before the other one gives way in turn.
+FAR_AHEAD = 1024.0
+
 # Larger ones give way first: priority, what the tenant holds, arrival, index.
 Standing = tuple[int, float, int, int]
 
@@ -38,9 +42,9 @@ class Standings:
     def yields_to(self, newcomer: Sequence, num_blocks: int) -> Sequence | None:
         """Who is preempted so that a sequence that waits, and needs so many blocks, can run.
 
-        Offline work gives way to all other work. Beside that a tenant gives way to one that holds
-        less, as long as it still holds at least as much afterwards: so nothing is ever preempted
-        back and forth.
+        Offline work gives way to all other work. Beside that a tenant gives way to one that has had
+        less and holds less, as long as it still holds at least as much afterwards; and to one that
+        has had far less in any case. So nothing is ever preempted back and forth.
         """
         candidates = [s for s in self._batch.running() if self._yields(s, newcomer, num_blocks)]
         return max(candidates, key=self.standing, default=None)
@@ -51,8 +55,9 @@ class Standings:
             return request.share.is_offline
         if request.share is other.share or request.priority < other.priority:
             return False
-        if request.share.counter <= other.share.counter:  # it would be the next one itself
-            return False
+        ahead = request.share.counter - other.share.counter
+        if ahead <= 0 or ahead > FAR_AHEAD:  # if it is behind, it would be the next one itself
+            return ahead > 0
         load = self._load(request.share, -1, -num_blocks_of(sequence))
         return load >= self._load(other.share, 1, num_blocks)
 

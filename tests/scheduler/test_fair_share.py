@@ -58,7 +58,10 @@ def test_another_weight_changes_nothing_of_the_past() -> None:
     assert share.counter == pytest.approx(before + 10 * OUTPUT_COST / 4)
 
 
-def test_who_comes_back_is_lifted_to_the_least_of_those_that_are_there() -> None:
+def test_who_comes_is_lifted_to_the_least_of_the_others_but_for_a_credit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("taco_scheduler.fair_share.BURST_CREDIT", 10.0)
     shares = FairShare()
     a, b, c = (shares.share_of(Tenant(name=name), priority=0) for name in "abc")
     shares.enter(a)
@@ -66,16 +69,20 @@ def test_who_comes_back_is_lifted_to_the_least_of_those_that_are_there() -> None
     shares.charge_prompt(a, 300, 0)
     shares.charge_prompt(b, 200, 0)
     shares.enter(c)
-    assert c.counter == 199, "right before the least one"
+    assert c.counter == 190
     shares.charge_prompt(c, 500, 0)
     shares.leave(c)
     shares.enter(c)
-    assert c.counter == 699, "what it had is not forgotten"
+    assert c.counter == 690, "what it had is not forgotten"
     for share in (a, b, c):
         shares.leave(share)
     d = shares.share_of(Tenant(name="d"), priority=0)
     shares.enter(d)
-    assert d.counter == 698, "the last one that left"
+    assert d.counter == 680, "the last one that left"
+    shares.enter(a)
+    shares.charge_prompt(a, 5000, 0)
+    shares.enter(d)
+    assert d.counter == a.counter - 10, "not only from idle"
 
 
 def test_offline_work_has_counters_of_its_own() -> None:
@@ -88,7 +95,7 @@ def test_offline_work_has_counters_of_its_own() -> None:
     assert offline.counter == 0
     late = shares.share_of(Tenant(name="b"), priority=0)
     shares.enter(late)
-    assert late.counter == 99
+    assert late.counter == 0, "within its credit"
 
 
 def test_counters_of_many_tenants() -> None:
@@ -231,6 +238,25 @@ def test_slots_are_given_up_only_until_they_are_even() -> None:
     assert d.engine.counters.num_preemptions == 2
     d.run()
     assert len(d.got.reasons) == 16
+
+
+def test_a_burst_of_who_has_had_far_less_may_take_more_than_its_part(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("taco_scheduler.standing.FAR_AHEAD", 10.0)
+    d = driver()
+    for handle in range(8):
+        submit(d, handle, "flood", max_tokens=100)
+    for _ in range(5):
+        d.step()
+    for handle in (100, 101, 102):
+        submit(d, handle, "other", max_tokens=20)
+    for _ in range(8):
+        d.step()
+    assert all(d.got.tokens.get((handle, 0)) for handle in (100, 101, 102))
+    assert d.engine.counters.num_preemptions == 3
+    d.run()
+    assert len(d.got.reasons) == 11
 
 
 def test_blocks_are_given_up_too() -> None:
