@@ -36,7 +36,7 @@ class ServedEngine:
     def __init__(self, model: str, arguments: Mapping[str, Any]) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+            self.port = port = probe.getsockname()[1]
         self._url = f"http://127.0.0.1:{port}"
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # lives as long as the process
         command = [sys.executable, "-m", "taco_llm.cli.main", "serve", model]
