@@ -18,18 +18,18 @@ class DiskWaits:
     def __init__(self, blocks: BlockManager) -> None:
         self.now = 0.0
         self._blocks = blocks
-        self._waits: dict[Sequence, tuple[Reading, float]] = {}
+        self._waits: dict[Sequence, tuple[Reading | None, float]] = {}
 
     def holds(self, sequence: Sequence) -> bool:
         """Whether a sequence that could be admitted should wait; has its files read at first."""
         if not self._blocks.has_disk_tier or sequence.computes_prompt_logprobs:
             return False
-        if sequence not in self._waits:
+        reading, until = self._waits.get(sequence, (None, self.now + MAX_WAIT_SECONDS))
+        if reading is None:
             tokens, namespace = sequence.tokens.tobytes(), sequence.request.namespace
             reading = self._blocks.read_ahead(tokens, namespace)
-            self._waits[sequence] = reading, self.now + MAX_WAIT_SECONDS
-        reading, until = self._waits[sequence]
-        return self.now < until and not reading.is_done
+            self._waits[sequence] = reading, until
+        return self.now < until and (reading is None or not reading.is_done)
 
     def forget(self, sequence: Sequence) -> None:
         """It was admitted, or waits here no more."""
@@ -37,4 +37,5 @@ class DiskWaits:
 
     def deadline(self) -> float | None:
         """When the first one has waited for long enough."""
-        return min((until for reading, until in self._waits.values() if reading.keys), default=None)
+        waits = self._waits.values()
+        return min((t for reading, t in waits if reading is None or reading.keys), default=None)

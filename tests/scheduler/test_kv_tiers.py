@@ -118,8 +118,6 @@ def restart(d: Driver) -> None:
     files = d.peers[0].worker.tiers.files
     d.lose_worker(is_fault=False)
     d.attach().worker.tiers.files = files
-    d.step()
-    d.step()
 
 
 def ask_long(d: Driver, handle: int, topic: int, tail: int = 0) -> int:
@@ -191,6 +189,9 @@ def test_a_disk_that_does_not_answer_is_not_waited_for() -> None:
     ask_long(d, 0, topic=10)
     restart(d)
     d.submit(1, [10] * LONG, max_tokens=1)
+    assert not d.plan(), "it waits to know what is on disk"
+    d.store()
+    d.report()
     assert not d.plan(), "it waits for the disk"
     deadline = d.engine.next_deadline()
     assert deadline is not None

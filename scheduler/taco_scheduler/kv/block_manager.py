@@ -244,9 +244,12 @@ class BlockManager:
     def has_disk_tier(self) -> bool:
         return self._disk is not None
 
-    def read_ahead(self, tokens: memoryview | bytes, namespace: CacheNamespace) -> Reading:
+    def read_ahead(self, tokens: memoryview | bytes, namespace: CacheNamespace) -> Reading | None:
         """Reads what is on disk of a sequence that waits, behind what is cached of it. `allocate`
         finds it once it is done.
+
+        Returns:
+            None if it is not known yet what is on disk.
         """
         assert self._disk is not None
         num_readable = (memoryview(tokens).nbytes // TOKEN_BYTES - 1) // self.block_size

@@ -127,8 +127,14 @@ class DiskTraffic:
 
     # ------------------------------------------------------------------- read
 
-    def read_ahead(self, namespace: CacheNamespace, tokens: bytes, num_matched: int) -> Reading:
-        """Reads what is on disk of a prefix behind its first `num_matched` blocks."""
+    def read_ahead(
+        self, namespace: CacheNamespace, tokens: bytes, num_matched: int
+    ) -> Reading | None:
+        """Reads what is on disk of a prefix behind its first `num_matched` blocks; None if it is
+        not known yet what is on disk.
+        """
+        if not self._disk.is_known:
+            return None
         reading = Reading(self._disk)
         if not self._disk.num_files:
             return reading
