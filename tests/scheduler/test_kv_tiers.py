@@ -204,6 +204,7 @@ def test_a_queue_goes_on_while_one_waits_for_the_disk() -> None:
     d = disk_driver()
     ask_long(d, 0, topic=10)
     restart(d)
+    d.step()
     d.submit(1, [10] * LONG, max_tokens=1)
     d.submit(2, [12] * 8, max_tokens=1)
     assert d.plan()
