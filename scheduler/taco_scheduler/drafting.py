@@ -170,7 +170,7 @@ class Drafting:
     def note_step(self, step: InFlightStep, output: StepOutput, now: float) -> None:
         """What a step came to."""
         since_last, self._last_output_at = now - self._last_output_at, now
-        if not step.only_decodes:
+        if not step.only_decodes or not output.slots.size:
             return
         if self._num_drafts and output.num_drafts.size:
             columns = (output.num_drafts, output.num_tokens - 1)
@@ -194,7 +194,7 @@ class Drafting:
     def _num_decoding(self) -> int:
         batch = self._worker.batch
         is_decoding = (batch.limit > 0) & (batch.num_computed >= batch.num_prefill)
-        return int(np.count_nonzero(is_decoding))
+        return max(1, int(np.count_nonzero(is_decoding)))  # they may have been cancelled meanwhile
 
     def _in_flight(self) -> BoolArray:
         return self._worker.in_flight.is_in_flight(self._worker.batch.tenure)

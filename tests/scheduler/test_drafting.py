@@ -84,6 +84,21 @@ def test_drafting_starts_once_plain_steps_were_measured(
     assert driver.plans[1].drafts is None
 
 
+def test_a_step_whose_sequences_are_all_cancelled_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(draft_pace, "_PLAIN_STEPS", 3)
+    driver = make_drafted()
+    while not (drafted_plans(driver) and driver.outputs):
+        driver.ask()
+        driver.reply()
+        if not driver.plan():
+            driver.deliver()
+    driver.engine.cancel(driver.client, 1)
+    driver.run()
+    assert not driver.engine.num_requests
+
+
 def test_others_do_not_wait() -> None:
     driver = make_asked()
     driver.submit(2, [9, 9, 9], max_tokens=4)
