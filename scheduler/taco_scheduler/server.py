@@ -45,9 +45,11 @@ class SchedulerServer:
     def __init__(self, service: SchedulerService, address: str) -> None:
         self.address = address
         self._is_bound = False
-        # A peer that vanished without a word is found in the time that a silent one gets.
+        # A peer that vanished without a word is found in the time that a silent one gets. One that
+        # is heard and hears nothing is found by gRPC's other pings, which have a limit of their own.
         half = int(service.config.worker_timeout * 1000 / 2)
-        keepalive = (("grpc.keepalive_time_ms", half), ("grpc.keepalive_timeout_ms", half))
+        names = ("keepalive_time_ms", "keepalive_timeout_ms", "http2.ping_timeout_ms")
+        keepalive = tuple((f"grpc.{name}", half) for name in names)
         self._server = grpc.aio.server(options=OPTIONS + keepalive)
         self._health = health.aio.HealthServicer()
         add_SchedulerServicer_to_server(_Servicer(service), self._server)

@@ -26,6 +26,7 @@ _CHANNEL_OPTIONS = (
     # A peer that vanishes without closing is found after 15 s.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.ping_timeout_ms", 5_000),  # no keepalive goes out while another ping waits
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
 )
