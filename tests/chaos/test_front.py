@@ -1,0 +1,47 @@
+"""The scheduler and the gateways die."""
+
+from typing import Any
+
+from support.cluster import Cluster, until
+from support.streams import Answer, Streams, assert_same
+
+Bodies = list[dict[str, Any]]
+
+
+async def test_the_scheduler_is_killed(
+    cluster: Cluster, bodies: Bodies, expected: list[Answer]
+) -> None:
+    async with (
+        Streams(cluster.url(0), bodies[:9]) as streams,
+        Streams(cluster.url(1), bodies[9:]) as others,
+    ):
+        await streams.reach(10)
+        await others.reach(10)
+        cluster["scheduler"].kill()
+        cluster["scheduler"].start()
+        assert_same(await streams.finish(), expected[:9])
+        assert_same(await others.finish(), expected[9:])
+    await cluster.until_workers(2)
+    await cluster.until_idle()
+
+
+async def test_a_gateway_is_killed(
+    cluster: Cluster, bodies: Bodies, expected: list[Answer]
+) -> None:
+    endless = [body | {"max_tokens": 900} for body in bodies]
+
+    async def only_the_others_run() -> bool:
+        stats = await cluster.stats()
+        return stats.num_running + stats.num_waiting <= len(bodies)
+
+    async with (
+        Streams(cluster.url(0), endless) as lost,
+        Streams(cluster.url(1), bodies) as others,
+    ):
+        await lost.reach(5)
+        await others.reach(5)
+        cluster["gateway-0"].kill()
+        assert all(answer.error for answer in await lost.finish())
+        await until(only_the_others_run, "the end of the lost streams")
+        assert_same(await others.finish(), expected)
+    await cluster.until_idle()

@@ -1,0 +1,43 @@
+"""A worker's process that dies, as of a bad kernel, when a marked prompt enters its batch.
+
+`python -m support.fragile_worker worker` is `python -m taco_llm.child worker` but for that.
+"""
+
+import os
+import signal
+import sys
+from array import array
+from collections.abc import Callable
+
+from taco_llm import child
+from taco_proto.config import WorkerConfig
+from taco_proto.steps import StepOutput, StepPlan
+from taco_worker import server
+from taco_worker.scheduler_link import Executor
+
+MARK = [4001, 4002, 4003, 4001]  # tokens of a prompt; no answer ever holds them
+
+_MARK_BYTES = array("i", MARK).tobytes()
+
+
+def main() -> int:
+    load = server._load
+
+    def load_fragile(config: WorkerConfig) -> Executor:
+        worker = load(config)
+        submit = worker.submit
+
+        def submit_or_die(plan: StepPlan, deliver: Callable[[StepOutput], None]) -> None:
+            if plan.joined is not None and _MARK_BYTES in plan.joined.token_ids.tobytes():
+                os.kill(os.getpid(), signal.SIGKILL)
+            submit(plan, deliver)
+
+        worker.submit = submit_or_die  # type: ignore[method-assign]
+        return worker
+
+    server._load = load_fragile
+    return child.main()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

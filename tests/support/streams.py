@@ -1,0 +1,114 @@
+"""Streamed completions over HTTP, of which every token is kept."""
+
+import asyncio
+import json
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+Body = Mapping[str, Any]
+
+
+@dataclass(eq=False)
+class Answer:
+    """One stream.
+
+    Attributes:
+        error: why it failed; empty otherwise.
+        times: when each chunk came, by `time.monotonic`.
+    """
+
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    finish_reason: str | None = None
+    error: str = ""
+    times: list[float] = field(default_factory=list)
+
+    def add(self, event: str) -> None:
+        chunk = json.loads(event)
+        if "error" in chunk:
+            self.error = f"{chunk['error']}"
+            return
+        (choice,) = chunk["choices"]
+        self.text += choice["text"]
+        names = choice["logprobs"]["tokens"] if choice["logprobs"] else []
+        self.token_ids += [int(name.removeprefix("token_id:")) for name in names]
+        self.finish_reason = choice["finish_reason"]
+        self.times.append(time.monotonic())
+
+
+class Streams:
+    """Streams that run side by side, as a context: those that are left are cancelled at its end."""
+
+    def __init__(self, url: str, bodies: Iterable[Body]) -> None:
+        self._url = f"{url}/v1/completions"
+        self._bodies = list(bodies)
+        self.answers = [Answer() for _ in self._bodies]
+        self._tasks: list[asyncio.Task[None]] = []
+        self._news = asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        limits = httpx.Limits(max_connections=None)
+        self._client = httpx.AsyncClient(timeout=httpx.Timeout(None), limits=limits)
+        self._tasks = [
+            asyncio.create_task(self._run(body, answer))
+            for body, answer in zip(self._bodies, self.answers, strict=True)
+        ]
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._client.aclose()
+
+    async def reach(self, num_tokens: int) -> None:
+        """Until each has so many tokens, and none has ended."""
+        async with asyncio.timeout(120):
+            while any(len(answer.token_ids) < num_tokens for answer in self.answers):
+                assert not any(task.done() for task in self._tasks), [a.error for a in self.answers]
+                self._news.clear()
+                await self._news.wait()
+
+    async def finish(self) -> list[Answer]:
+        async with asyncio.timeout(180):
+            await asyncio.gather(*self._tasks)
+        return self.answers
+
+    async def _run(self, body: Body, answer: Answer) -> None:
+        try:
+            async with self._client.stream("POST", self._url, json=dict(body)) as response:
+                if response.status_code != 200:
+                    answer.error = f"{response.status_code}: {(await response.aread()).decode()}"
+                    return
+                async for line in response.aiter_lines():
+                    if line.startswith("data: {"):
+                        answer.add(line.removeprefix("data: "))
+                        self._news.set()
+        except httpx.HTTPError as error:
+            answer.error = repr(error)
+        finally:
+            self._news.set()
+
+
+async def ask(url: str, bodies: Iterable[Body]) -> list[Answer]:
+    async with Streams(url, bodies) as streams:
+        return await streams.finish()
+
+
+def assert_same(answers: Sequence[Answer], expected: Sequence[Answer]) -> None:
+    """No request was lost, no token is missing, repeated or another."""
+    for answer, other in zip(answers, expected, strict=True):
+        assert answer.error == ""
+        assert answer.finish_reason == "length"
+        assert answer.token_ids == other.token_ids
+        assert answer.text == other.text
