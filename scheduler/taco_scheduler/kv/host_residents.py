@@ -34,7 +34,6 @@ class HostResidents:
         them leaves the tree.
         """
         self._host.cancel_loads(leaf.blocks[first:])
-        self._duplicated.pop(leaf, None)  # its copies are about to be the only ones
         num_kept = self._copy_tail(leaf, first)
         leaf.num_below += len(leaf.blocks) - first
         del leaf.blocks[first:]
@@ -42,8 +41,6 @@ class HostResidents:
             self._cut(leaf, num_kept)
         if leaf.num_below:
             self.offloaded[leaf] = None
-        if leaf.blocks and leaf.host_blocks:
-            self._duplicated[leaf] = None
 
     def copy(self, node: Node, i: int) -> bool:
         """Copies a block to the host that stays on the device; False if there is no room."""
@@ -129,7 +126,7 @@ class HostResidents:
             return leaf.num_blocks
         if leaf.num_uses < self.min_uses:
             return missing[0]
-        num_copied = min(len(missing), self._make_room(len(missing)))
+        num_copied = min(len(missing), self._make_room(len(missing), leaf, first))
         if num_copied and not host_blocks:
             host_blocks = leaf.host_blocks = [NOWHERE] * leaf.num_blocks
         targets = host.offload([leaf.blocks[i] for i in missing[:num_copied]])
@@ -137,29 +134,42 @@ class HostResidents:
             host_blocks[i] = target
         return leaf.num_blocks if num_copied == len(missing) else missing[num_copied]
 
-    def _make_room(self, count: int) -> int:
-        """Tries to have `count` host blocks free; returns how many are."""
+    def _make_room(self, count: int, leaf: Node | None = None, first: int = 0) -> int:
+        """Tries to have `count` host blocks free; returns how many are.
+
+        The copies of what `leaf` has from `first` on are about to be the only ones.
+        """
         host = self._host
+        in_use: list[Node] = []
         while host.num_free < count and self._duplicated:
             node = next(iter(self._duplicated))
             del self._duplicated[node]
-            self._drop_duplicates(node)
+            if not self._drop_duplicates(node, first if node is leaf else len(node.blocks)):
+                in_use.append(node)
+        self._duplicated.update(dict.fromkeys(in_use))
         while host.num_free < count:
-            leaf = next((node for node in self.offloaded if self._can_shrink(node)), None)
-            if leaf is None:
+            oldest = next((node for node in self.offloaded if self._can_shrink(node)), None)
+            if oldest is None:
                 break
-            num_kept = max(len(leaf.blocks), leaf.num_blocks - (count - host.num_free))
-            end = leaf.num_blocks
-            while end > num_kept and not host.is_copied(leaf.host_blocks[end - 1]):
+            num_kept = max(len(oldest.blocks), oldest.num_blocks - (count - host.num_free))
+            end = oldest.num_blocks
+            while end > num_kept and not host.is_copied(oldest.host_blocks[end - 1]):
                 end -= 1
-            self._cut(leaf, end)
+            self._cut(oldest, end)
         return host.num_free
 
-    def _drop_duplicates(self, node: Node) -> None:
-        for i, block in enumerate(node.host_blocks[: len(node.blocks)]):
-            if block != NOWHERE and not self._host.is_copied(block):
-                self._host.release([block])
-                node.host_blocks[i] = NOWHERE
+    def _drop_duplicates(self, node: Node, end: int) -> bool:
+        """Of the first `end` blocks; False if copies in flight keep some of them."""
+        drops_all = True
+        for i, block in enumerate(node.host_blocks[:end]):
+            if block == NOWHERE:
+                continue
+            if self._host.is_copied(block):
+                drops_all = False
+                continue
+            self._host.release([block])
+            node.host_blocks[i] = NOWHERE
+        return drops_all
 
     def _can_shrink(self, node: Node) -> bool:
         return not node.children and not self._host.is_copied(node.host_blocks[-1])
