@@ -16,7 +16,7 @@ BENCHMARKS := scheduler_step kv_microbench text_hot_path gateway_stream worker_s
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: install kernels serve test lint format emulate proto docs bench wheel clean
+.PHONY: install kernels serve test chaos lint format emulate proto docs bench wheel clean
 
 install: $(STAMP) kernels
 
@@ -41,6 +41,10 @@ serve: install
 
 test: install
 	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --maxprocesses 8 --dist worksteal $(ARGS)
+
+# Every fault at the product's own time constants; how long streams pause goes to bench/results/.
+chaos: install
+	$(BIN)/python bench/chaos.py --save $(ARGS)
 
 lint: install
 	$(BIN)/ruff check .

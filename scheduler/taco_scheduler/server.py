@@ -45,8 +45,8 @@ class SchedulerServer:
     def __init__(self, service: SchedulerService, address: str) -> None:
         self.address = address
         self._is_bound = False
-        # A peer that vanished without a word is found in the time that a silent one gets. One that
-        # is heard and hears nothing is found by gRPC's other pings, which have a limit of their own.
+        # A peer that vanished without a word is found in the time that a silent one gets; one that
+        # is heard and hears nothing by gRPC's other pings, which have a limit of their own.
         half = int(service.config.worker_timeout * 1000 / 2)
         names = ("keepalive_time_ms", "keepalive_timeout_ms", "http2.ping_timeout_ms")
         keepalive = tuple((f"grpc.{name}", half) for name in names)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from support.cluster import Cluster, until
-from support.streams import Answer, Streams, assert_same
+from support.streams import Answer, assert_same
 
 Bodies = list[dict[str, Any]]
 
@@ -12,8 +12,8 @@ async def test_the_scheduler_is_killed(
     cluster: Cluster, bodies: Bodies, expected: list[Answer]
 ) -> None:
     async with (
-        Streams(cluster.url(0), bodies[:9]) as streams,
-        Streams(cluster.url(1), bodies[9:]) as others,
+        cluster.streams(bodies[:9]) as streams,
+        cluster.streams(bodies[9:], 1) as others,
     ):
         await streams.reach(10)
         await others.reach(10)
@@ -35,8 +35,8 @@ async def test_a_gateway_is_killed(
         return stats.num_running + stats.num_waiting <= len(bodies)
 
     async with (
-        Streams(cluster.url(0), endless) as lost,
-        Streams(cluster.url(1), bodies) as others,
+        cluster.streams(endless) as lost,
+        cluster.streams(bodies, 1) as others,
     ):
         await lost.reach(5)
         await others.reach(5)

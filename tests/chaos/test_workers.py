@@ -8,7 +8,7 @@ import httpx
 
 from support.cluster import Cluster, until
 from support.fragile_worker import MARK
-from support.streams import Answer, Streams, ask, assert_same
+from support.streams import Answer, ask, assert_same
 
 Bodies = list[dict[str, Any]]
 
@@ -16,7 +16,7 @@ Bodies = list[dict[str, Any]]
 async def test_one_of_two_is_killed(
     cluster: Cluster, bodies: Bodies, expected: list[Answer]
 ) -> None:
-    async with Streams(cluster.url(), bodies) as streams:
+    async with cluster.streams(bodies) as streams:
         await streams.reach(10)
         assert await cluster.running("a") > 0
         cluster["a"].kill()
@@ -24,13 +24,14 @@ async def test_one_of_two_is_killed(
     await cluster.until_idle()
 
 
-async def test_all_are_killed_and_one_is_replaced(
+async def test_the_only_one_is_killed_and_replaced(
     cluster: Cluster, bodies: Bodies, expected: list[Answer]
 ) -> None:
-    async with Streams(cluster.url(), bodies) as streams:
+    cluster["b"].kill()
+    await cluster.until_workers(1)
+    async with cluster.streams(bodies) as streams:
         await streams.reach(10)
-        for name in ("a", "b"):
-            cluster[name].kill()
+        cluster["a"].kill()
         await cluster.until_workers(0)
         assert any(answer.finish_reason is None for answer in streams.answers)
         cluster["b"].start()
@@ -41,7 +42,7 @@ async def test_all_are_killed_and_one_is_replaced(
 async def test_one_is_stopped_and_comes_back_from_the_dead(
     cluster: Cluster, bodies: Bodies, expected: list[Answer]
 ) -> None:
-    async with Streams(cluster.url(), bodies) as streams:
+    async with cluster.streams(bodies) as streams:
         await streams.reach(10)
         assert await cluster.running("b") > 0
         cluster["b"].pause()
@@ -60,7 +61,7 @@ async def test_one_is_stopped_and_comes_back_from_the_dead(
 async def test_a_request_that_kills_workers_is_given_up(
     cluster: Cluster, bodies: Bodies, expected: list[Answer]
 ) -> None:
-    async with Streams(cluster.url(), bodies) as streams, httpx.AsyncClient(timeout=None) as client:
+    async with cluster.streams(bodies) as streams, httpx.AsyncClient(timeout=None) as client:
         await streams.reach(10)
         deadly = {"prompt": MARK, "max_tokens": 5}
         refused = asyncio.create_task(client.post(f"{cluster.url()}/v1/completions", json=deadly))
@@ -105,7 +106,7 @@ async def test_all_are_replaced_one_after_the_other_under_load(
         async with asyncio.TaskGroup() as group:
             clients = [group.create_task(client()) for _ in range(16)]
             group.create_task(roll())
-        assert sum(task.result() for task in clients) >= 100
+        assert all(task.result() > 0 for task in clients)
         await cluster.until_idle()
     finally:
         cluster.restore_workers()
@@ -123,7 +124,7 @@ async def test_a_draft_worker_is_killed(
     try:
         await until_log(cluster, "draft worker drafter attached")
         await until(has_drafted, "the first drafts")
-        async with Streams(cluster.url(), bodies) as streams:
+        async with cluster.streams(bodies) as streams:
             await streams.reach(10)
             drafter.kill()
             assert_same(await streams.finish(), expected)

@@ -9,7 +9,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ import httpx
 
 from support.link import Link
 from support.serving import free_port
+from support.streams import Answer, Body, Streams, ask
 from taco_demo.locate import find_model
 from taco_llm.child import ServiceConfig, encode_config
 from taco_llm.flags import DRAFTER, GATEWAY, SCHEDULER, WORKER
@@ -136,6 +137,7 @@ class Cluster:
     Attributes:
         processes: by name: scheduler, gateway-0, gateway-1, a, b, and what was added.
         worker_link, gateway_link: of worker b and of gateway-1.
+        answers: of all `streams`.
     """
 
     def __init__(self, directory: Path, pace: Pace) -> None:
@@ -148,6 +150,8 @@ class Cluster:
         self._address = f"127.0.0.1:{port}"
         self.worker_link, self.gateway_link = Link(port), Link(port)
         self.processes: dict[str, Process] = {}
+        self.answers: list[Answer] = []
+        self._is_warm = False
         self._ports = (free_port(), free_port())
         self._add(
             "scheduler",
@@ -170,6 +174,11 @@ class Cluster:
 
     def port(self, gateway: int = 0) -> int:
         return self._ports[gateway]
+
+    def streams(self, bodies: Iterable[Body], gateway: int = 0) -> Streams:
+        streams = Streams(self.url(gateway), bodies)
+        self.answers += streams.answers
+        return streams
 
     def disk_path(self, worker: str) -> Path:
         return self._directory / f"kv-{worker}"
@@ -218,9 +227,13 @@ class Cluster:
                 process.resume()
             else:
                 process.start()
+                self._is_warm = False
         for gateway in range(len(self._ports)):
             await until(lambda gateway=gateway: self._is_ready(gateway), f"gateway {gateway}")  # type: ignore[misc]
         await self.until_workers(sum(p.service == WORKER for p in self.processes.values()))
+        if not self._is_warm:  # a new worker's first step is slow: streams would not run evenly
+            await ask(self.url(), [{"prompt": [n], "max_tokens": 2} for n in range(9, 25)])
+            self._is_warm = True
         await self.until_idle()
 
     def close(self) -> None:
@@ -232,6 +245,7 @@ class Cluster:
     def _add(self, name: str, service: str, config: ServiceConfig) -> Process:
         process = Process(service, config, self._directory / f"{name}.log")
         self.processes[name] = process
+        self._is_warm = False
         process.start()
         return process
 
