@@ -101,6 +101,8 @@ async def test_requests_wait_for_a_worker_and_survive_its_loss(stub: SchedulerSt
     requests = [make_request(h, [h + 1] * 9, seed=h, max_tokens=40) for h in range(6)]
     for request in requests:
         await peer.submit(request)
+    await peer.read_until(lambda _: bool(peer.models))
+    assert not peer.models[0].ready
     first = WorkerPeer(stub, FakeWorker())
     await first.hello()
     await first.serve(num_steps=5)
@@ -112,7 +114,6 @@ async def test_requests_wait_for_a_worker_and_survive_its_loss(stub: SchedulerSt
     for h, request in enumerate(requests):
         expected = generate([h + 1] * 9, request.sampling, worker_info(), h)
         assert received.tokens[h, 0] == expected
-    assert not peer.models[0].ready
     assert peer.models[-1].ready
 
 
