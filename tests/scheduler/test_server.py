@@ -3,6 +3,7 @@
 import asyncio
 import stat
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,16 +30,26 @@ from taco_scheduler.server import SchedulerServer
 from taco_scheduler.service import SchedulerService
 
 
-@pytest.fixture
-async def server(tmp_path: Path) -> AsyncIterator[SchedulerServer]:
-    # The workers of these tests send no heartbeats, and the machine may be busy.
-    service = SchedulerService(SchedulerConfig(log_stats=False, worker_timeout=120.0))
+@asynccontextmanager
+async def serving(
+    tmp_path: Path, **config: Any
+) -> AsyncIterator[tuple[SchedulerService, SchedulerServer]]:
+    service = SchedulerService(SchedulerConfig(log_stats=False, **config))
     server = SchedulerServer(service, f"unix:{tmp_path}/scheduler.sock")
     await service.start()
     await server.start()
-    yield server
-    await service.stop()
-    await server.stop()
+    try:
+        yield service, server
+    finally:
+        await service.stop()
+        await server.stop()
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[SchedulerServer]:
+    # The workers of these tests send no heartbeats, and the machine may be busy.
+    async with serving(tmp_path, worker_timeout=120.0) as (_, server):
+        yield server
 
 
 @pytest.fixture
@@ -286,11 +297,7 @@ async def test_a_worker_of_another_model_is_refused(
 
 
 async def test_a_silent_worker_is_given_up(tmp_path: Path) -> None:
-    service = SchedulerService(SchedulerConfig(log_stats=False, worker_timeout=1.0))
-    server = SchedulerServer(service, f"unix:{tmp_path}/scheduler.sock")
-    await service.start()
-    await server.start()
-    async with dial(server.address) as stub:
+    async with serving(tmp_path, worker_timeout=1.0) as (_, server), dial(server.address) as stub:
         silent = WorkerPeer(stub, FakeWorker())
         await silent.hello()
         peer = await gateway(stub)
@@ -302,8 +309,6 @@ async def test_a_silent_worker_is_given_up(tmp_path: Path) -> None:
         async with background(other.serve()):
             received = await peer.read_ends(1)
         assert received.reasons[1, 0] in (FinishReason.STOP, FinishReason.LENGTH)
-    await service.stop()
-    await server.stop()
 
 
 async def test_a_worker_that_leaves_goes_when_its_requests_have_ended(
@@ -328,19 +333,16 @@ async def test_a_worker_that_leaves_goes_when_its_requests_have_ended(
 
 
 async def test_a_worker_that_hangs_with_a_beating_heart_is_given_up(tmp_path: Path) -> None:
-    service = SchedulerService(SchedulerConfig(log_stats=False, step_timeout=0.2))
-    server = SchedulerServer(service, f"unix:{tmp_path}/scheduler.sock")
-    await service.start()
-    await server.start()
-    async with dial(server.address) as stub:
+    async with (
+        serving(tmp_path, step_timeout=0.2) as (service, server),
+        dial(server.address) as stub,
+    ):
         hung = WorkerPeer(stub, FakeWorker())
         await hung.hello()
         peer = await gateway(stub)
         await peer.submit(make_request(1, [3, 4, 5], max_tokens=20))
         assert await status(hung.call) is grpc.StatusCode.DEADLINE_EXCEEDED
         assert (service.num_workers, service.engine.num_waiting) == (0, 1)
-    await service.stop()
-    await server.stop()
 
 
 async def test_an_output_of_an_earlier_life_ends_the_stream_as_aborted(
