@@ -2,11 +2,17 @@
 
 import os
 import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from taco_kernels.cpu import build
+
+if TYPE_CHECKING:
+    from support.redis_server import RedisServer
 
 # One thread a process: tests run many small tensors, and the machine has two cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -26,3 +32,12 @@ def _cpu_kernels_are_built() -> None:
         build.build()
     except build.KernelBuildError as error:
         warnings.warn(f"the CPU kernels could not be built: {error}", stacklevel=1)
+
+
+@pytest.fixture
+def redis_server(tmp_path: Path) -> "Iterator[RedisServer]":
+    """A real one, empty, which the test may kill, stop and start again."""
+    from support.redis_server import RedisServer  # most tests need no Redis
+
+    with RedisServer(tmp_path) as server:
+        yield server

@@ -48,6 +48,19 @@ class ModelConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RedisConfig:
+    """How to reach Redis.
+
+    Attributes:
+        url: `redis://`, `rediss://` (TLS) or `unix://`; it may name a user and a password.
+        password_file: file with the password, read at each connection; None: what the URL says.
+    """
+
+    url: str = field(repr=False)
+    password_file: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationConfig:
     """How a worker drafts and verifies several tokens a step.
 
@@ -175,6 +188,7 @@ class SchedulerConfig:
             sequences have used it.
         log_hit_counts: log every 100 blocks in which tier they were found.
         max_cached_device_blocks: the most blocks that nobody uses and the device keeps; None: all.
+        redis: what is shared with other schedulers; None: this one is alone.
     """
 
     listen: str = ""
@@ -194,6 +208,7 @@ class SchedulerConfig:
     offload_min_accesses: int = 1
     log_hit_counts: bool = False
     max_cached_device_blocks: int | None = None
+    redis: RedisConfig | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,6 +233,7 @@ class GatewayConfig:
         ping_interval: seconds after which a quiet event stream carries a comment.
         stall_timeout: seconds after which a client that reads nothing is cut off.
         drain_timeout: seconds that running requests get to finish after SIGTERM.
+        redis: what is shared with other gateways; None: this one is alone.
     """
 
     model: ModelConfig
@@ -253,6 +269,7 @@ class GatewayConfig:
     log_requests: bool = True
     max_log_len: int | None = None
     middleware: tuple[str, ...] = field(default=())
+    redis: RedisConfig | None = None
 
     @property
     def has_admin_port(self) -> bool:

@@ -18,6 +18,7 @@ from taco_proto.config import (
     DrafterConfig,
     GatewayConfig,
     ModelConfig,
+    RedisConfig,
     SchedulerConfig,
     SpeculationConfig,
     WorkerConfig,
@@ -54,19 +55,19 @@ def run(service: str, values: Mapping[str, Any]) -> int:
     if service == GATEWAY:
         from taco_gateway.server import run_gateway
 
-        return run_gateway(_decode(GatewayConfig, values))
+        return run_gateway(decode_config(GatewayConfig, values))
     if service == SCHEDULER:
         from taco_scheduler.server import run_scheduler
 
-        return run_scheduler(_decode(SchedulerConfig, values))
+        return run_scheduler(decode_config(SchedulerConfig, values))
     if service == WORKER:
         from taco_worker.server import run_worker
 
-        return run_worker(_decode(WorkerConfig, values))
+        return run_worker(decode_config(WorkerConfig, values))
     if service == DRAFTER:
         from taco_draft.server import run_draft_worker
 
-        return run_draft_worker(_decode(DrafterConfig, values))
+        return run_draft_worker(decode_config(DrafterConfig, values))
     raise ValueError(f"no service is called {service!r}")
 
 
@@ -81,14 +82,19 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
-def _decode(kind: Callable[..., Config], values: Mapping[str, Any]) -> Config:
+def decode_config(kind: Callable[..., Config], values: Mapping[str, Any]) -> Config:
     """A configuration from its JSON, which knows no tuples and no dataclasses."""
     decoded: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
     }
-    for name, inner in (("model", ModelConfig), ("speculation", SpeculationConfig)):
+    inner_kinds: dict[str, Callable[..., object]] = {
+        "model": ModelConfig,
+        "speculation": SpeculationConfig,
+        "redis": RedisConfig,
+    }
+    for name, inner in inner_kinds.items():
         if isinstance(values.get(name), dict):
-            decoded[name] = _decode(inner, values[name])
+            decoded[name] = decode_config(inner, values[name])
     return kind(**decoded)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from taco_llm.flags import GATEWAY, flag, strings
-from taco_proto.config import GatewayConfig, ModelConfig
+from taco_proto.config import GatewayConfig, ModelConfig, RedisConfig
 from taco_proto.errors import ConfigurationError
 
 API_KEY_VARIABLE = "TACO_API_KEY"
@@ -247,7 +247,12 @@ class GatewayArgs:
             )
 
     def gateway_config(
-        self, model: ModelConfig, scheduler: str, *, admin_listen: str | None = None
+        self,
+        model: ModelConfig,
+        scheduler: str,
+        *,
+        admin_listen: str | None = None,
+        redis: RedisConfig | None = None,
     ) -> GatewayConfig:
         """The configuration; API keys come from the environment where no flag gives one, and
         `admin_listen` holds where no flag says anything of it.
@@ -288,4 +293,5 @@ class GatewayArgs:
             log_requests=not self.disable_log_requests,
             max_log_len=self.max_log_len,
             middleware=self.middleware,
+            redis=redis,
         )

@@ -6,6 +6,7 @@ from taco_llm.flags import SCHEDULER, WORKER, flag
 from taco_proto.config import (
     DEFAULT_SPECULATIVE_TOKENS,
     MAX_SPECULATIVE_TOKENS,
+    RedisConfig,
     SchedulerConfig,
 )
 from taco_proto.errors import ConfigurationError
@@ -161,7 +162,9 @@ class SchedulerArgs:
         if not self.enable_chunked_prefill:
             raise ConfigurationError("enable_chunked_prefill cannot be turned off")
 
-    def scheduler_config(self, listen: str = "") -> SchedulerConfig:
+    def scheduler_config(
+        self, listen: str = "", redis: RedisConfig | None = None
+    ) -> SchedulerConfig:
         return SchedulerConfig(
             listen=listen,
             max_num_seqs=self.max_num_seqs,
@@ -183,6 +186,7 @@ class SchedulerArgs:
             num_speculative_tokens=self.num_speculative_tokens or DEFAULT_SPECULATIVE_TOKENS,
             speculative_max_model_len=self.speculative_max_model_len,
             speculative_disable_by_batch_size=self.speculative_disable_by_batch_size,
+            redis=redis,
         )
 
 

@@ -18,14 +18,14 @@ from taco_llm.engine_args import EngineArgs
 from taco_llm.flags import DRAFTER, GATEWAY, SCHEDULER, WORKER
 from taco_llm.gateway_args import GatewayArgs
 from taco_llm.readiness import check_address_free, url, wait_until_ready
-from taco_proto.config import GatewayConfig
+from taco_proto.config import GatewayConfig, RedisConfig
 from taco_proto.errors import ConfigurationError
 
 # A child that has not ended by then is killed; a gateway first gets its time to drain.
 STOP_SECONDS = 10.0
 
 
-def serve(engine: EngineArgs, gateway: GatewayArgs) -> int:
+def serve(engine: EngineArgs, gateway: GatewayArgs, redis: RedisConfig | None = None) -> int:
     """Serves until SIGINT or SIGTERM; returns the exit code of the command.
 
     Raises:
@@ -35,12 +35,15 @@ def serve(engine: EngineArgs, gateway: GatewayArgs) -> int:
         address = f"unix:{Path(directory) / 'scheduler.sock'}"
         worker_config = engine.worker_config(address)
         gateway_config = gateway.gateway_config(
-            worker_config.model, address, admin_listen=f"unix:{Path(directory) / 'admin.sock'}"
+            worker_config.model,
+            address,
+            admin_listen=f"unix:{Path(directory) / 'admin.sock'}",
+            redis=redis,
         )
         check_address_free(gateway_config)
         children = [
             ChildProcess(GATEWAY, gateway_config),
-            ChildProcess(SCHEDULER, engine.scheduler_config(address)),
+            ChildProcess(SCHEDULER, engine.scheduler_config(address, redis)),
             ChildProcess(WORKER, worker_config),
         ]
         if (drafter_config := engine.drafter_config(address)) is not None:

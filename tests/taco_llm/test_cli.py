@@ -1,6 +1,7 @@
 """The command line: one table of flags, one-line errors, a configuration file beneath the flags."""
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -10,13 +11,16 @@ from typing import Any
 
 import pytest
 
+from taco_llm.child import decode_config, encode_config
 from taco_llm.cli.main import build_parser, main
 from taco_llm.cli.options import collect
 from taco_llm.engine_args import EngineArgs
 from taco_llm.flags import Parser, given
 from taco_llm.gateway_args import GatewayArgs
+from taco_llm.redis_args import RedisArgs
 from taco_llm.scheduler_args import SchedulerArgs
 from taco_llm.superseded import SUPERSEDED
+from taco_proto.config import GatewayConfig, RedisConfig, SchedulerConfig
 from taco_proto.errors import ConfigurationError
 
 COMMANDS = (
@@ -55,7 +59,7 @@ def test_help_names_every_flag_with_a_sentence(
 
 
 def test_serve_takes_every_field_of_the_tables() -> None:
-    tables = {item.name for table in (EngineArgs, GatewayArgs) for item in fields(table)}
+    tables = {item.name for table in (EngineArgs, GatewayArgs, RedisArgs) for item in fields(table)}
     assert tables <= flags_of("serve")
     assert set(SUPERSEDED) <= flags_of("serve")
 
@@ -245,6 +249,42 @@ def test_what_bounds_waiting_gets_to_the_services(tmp_path: Path) -> None:
     assert config.api_key_file == str(Path("keys.json").absolute())
     assert (config.queue_timeout, config.drain_timeout) == (5.0, 2.5)
     assert (config.min_ready_workers, config.share_prefix_cache) == (3, True)
+
+
+def test_where_redis_is_gets_to_gateway_and_scheduler(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    flags = ("--redis-url", "rediss://me@host:6380/2", "--redis-password-file", "password")
+    expected = RedisConfig(
+        url="rediss://me@host:6380/2", password_file=str(Path("password").absolute())
+    )
+    for command in ("serve", "gateway", "scheduler"):
+        values = parse(command, *flags)
+        redis = RedisArgs(**given(RedisArgs, values)).redis_config()
+        assert redis == expected
+    model = EngineArgs(model=str(tmp_path)).model_config()
+    gateway = GatewayArgs().gateway_config(model, "unix:/s", redis=redis)
+    scheduler = SchedulerArgs().scheduler_config("unix:/s", redis)
+    for kind, config in ((GatewayConfig, gateway), (SchedulerConfig, scheduler)):
+        assert config.redis == expected
+        values = json.loads(encode_config(config, parent=1))["config"]
+        assert decode_config(kind, values) == config
+    assert RedisArgs().redis_config() is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"redis_url": "http://host"}, "must begin with redis://"),
+        ({"redis_url": "redis://:sesame-7@host:many"}, "is no URL"),
+        ({"redis_url": "unix://"}, "names no socket"),
+        ({"redis_password_file": "f"}, "needs redis_url"),
+        ({"redis_url": "redis://:sesame-7@host", "redis_password_file": "f"}, "names another"),
+    ],
+)
+def test_wrong_ways_to_redis(arguments: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        RedisArgs(**arguments)
+    assert "sesame-7" not in str(caught.value)
 
 
 def test_configurations_carry_what_was_given(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from taco_llm.cli.options import (
 from taco_llm.engine_args import EngineArgs
 from taco_llm.flags import GATEWAY, Parser, add_flags, given
 from taco_llm.gateway_args import GatewayArgs
+from taco_llm.redis_args import RedisArgs
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -28,6 +29,7 @@ def add_parser(subparsers: Subparsers) -> None:
     add_scheduler_argument(parser)
     add_config_argument(parser)
     add_flags(parser, "HTTP and gRPC", GatewayArgs)
+    add_flags(parser, "Redis", RedisArgs)
     add_flags(parser, "model", EngineArgs, GATEWAY)
     add_superseded_flags(parser)
     parser.set_defaults(run=run, parser=parser)
@@ -38,7 +40,9 @@ def run(parser: Parser, namespace: argparse.Namespace) -> int:
     require(values, "model", "a model is needed: taco_llm gateway MODEL")
     require(values, "scheduler", "--scheduler is needed: the address of the scheduler")
     model = EngineArgs(**given(EngineArgs, values)).model_config()
-    config = GatewayArgs(**given(GatewayArgs, values)).gateway_config(model, values["scheduler"])
+    redis = RedisArgs(**given(RedisArgs, values)).redis_config()
+    args = GatewayArgs(**given(GatewayArgs, values))
+    config = args.gateway_config(model, values["scheduler"], redis=redis)
 
     from taco_gateway.server import run_gateway
 

@@ -4,6 +4,7 @@ import argparse
 
 from taco_llm.cli.options import Subparsers, add_config_argument, add_superseded_flags, collect
 from taco_llm.flags import Parser, add_flags, given
+from taco_llm.redis_args import RedisArgs
 from taco_llm.scheduler_args import SchedulerArgs
 
 DEFAULT_LISTEN = "0.0.0.0:7100"
@@ -25,6 +26,7 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     add_config_argument(parser)
     add_flags(parser, "scheduling", SchedulerArgs)
+    add_flags(parser, "Redis", RedisArgs)
     add_superseded_flags(parser)
     parser.set_defaults(run=run, parser=parser)
 
@@ -34,4 +36,5 @@ def run(parser: Parser, namespace: argparse.Namespace) -> int:
 
     values = collect(parser, namespace)
     args = SchedulerArgs(**given(SchedulerArgs, values))
-    return run_scheduler(args.scheduler_config(values.get("listen", DEFAULT_LISTEN)))
+    redis = RedisArgs(**given(RedisArgs, values)).redis_config()
+    return run_scheduler(args.scheduler_config(values.get("listen", DEFAULT_LISTEN), redis))

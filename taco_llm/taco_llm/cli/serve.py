@@ -13,6 +13,7 @@ from taco_llm.cli.options import (
 from taco_llm.engine_args import EngineArgs
 from taco_llm.flags import Parser, add_flags, given
 from taco_llm.gateway_args import GatewayArgs
+from taco_llm.redis_args import RedisArgs
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -26,6 +27,7 @@ def add_parser(subparsers: Subparsers) -> None:
     add_model_argument(parser)
     add_config_argument(parser)
     add_flags(parser, "HTTP and gRPC", GatewayArgs)
+    add_flags(parser, "Redis", RedisArgs)
     add_flags(parser, "engine", EngineArgs)
     add_superseded_flags(parser)
     parser.set_defaults(run=run, parser=parser)
@@ -36,7 +38,8 @@ def run(parser: Parser, namespace: argparse.Namespace) -> int:
     require(values, "model", "a model is needed: taco_llm serve MODEL")
     engine = EngineArgs(**given(EngineArgs, values))
     gateway = GatewayArgs(**given(GatewayArgs, values))
+    redis = RedisArgs(**given(RedisArgs, values)).redis_config()
 
     from taco_llm.supervisor import serve
 
-    return serve(engine, gateway)
+    return serve(engine, gateway, redis)

@@ -1,0 +1,249 @@
+"""The link to Redis that gateways and schedulers share: nobody waits for it, nothing fails with it.
+
+Redis is trusted as long as every command is answered in time (a circuit breaker: Nygard, "Release
+It!"). When one is not, callers are told so at once and go by what they know themselves, while the
+link tries in the background, with back-off, until Redis answers as fast as it should.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+from urllib.parse import urlsplit
+
+import redis.asyncio as redis_client
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import (
+    NoPermissionError,
+    NoScriptError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+)
+
+from taco_proto.config import RedisConfig
+from taco_proto.errors import ConfigurationError
+
+COMMAND_SECONDS = 0.05
+CONNECT_SECONDS = 1.0
+FIRST_BACKOFF_SECONDS = 0.1
+# With CONNECT_SECONDS it is the longest time in which nobody notices that Redis is back.
+MAX_BACKOFF_SECONDS = 2.0
+# Trust that did not last so long was none: the next try is not made at once.
+STABLE_SECONDS = 5.0
+MAX_CONNECTIONS = 16
+
+# Answers that say that this server cannot do what it is for, now.
+_UNFIT = (NoPermissionError, NoScriptError, OutOfMemoryError, ReadOnlyError)
+
+# A command and its arguments, as on the wire: ("SET", "key", b"value", "PX", 5000).
+Command: TypeAlias = tuple[str | bytes | int | float, ...]
+
+_log = logging.getLogger("taco.redis")
+
+
+@dataclass(slots=True)
+class LinkCounts:
+    """For metrics.
+
+    Attributes:
+        num_batches: times that commands were sent.
+        num_failures: those that were not answered in time, or not at all.
+    """
+
+    num_batches: int = 0
+    num_failures: int = 0
+
+
+class RedisLink:
+    """Commands for Redis, as long as it is trusted. Belongs to one event loop.
+
+    Args:
+        on_trust: called whenever Redis is trusted again: it may have lost everything.
+
+    Attributes:
+        trusted: Redis answers. It does not before it has answered for the first time.
+        counts: what metrics say of the link.
+
+    Raises:
+        ConfigurationError: the URL or the password file cannot be used. No password is shown.
+    """
+
+    def __init__(self, config: RedisConfig, on_trust: Callable[[], None] = lambda: None) -> None:
+        self.trusted = False
+        self.counts = LinkCounts()
+        self._config = config
+        self._on_trust = on_trust
+        self._where = shown_url(config.url)
+        self._pool = _make_pool(config)
+        self._client = redis_client.Redis(connection_pool=self._pool)
+        self._scripts: list[str] = []
+        self._suspect = asyncio.Event()
+        self._suspect.set()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begins to connect, in the background."""
+        self._task = asyncio.create_task(self._keep_trust())
+
+    async def close(self) -> None:
+        self.trusted = False
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        with contextlib.suppress(RedisError, OSError):
+            await self._pool.disconnect()
+
+    def add_script(self, text: str) -> str:
+        """A Lua script that Redis knows whenever it is trusted; its name for EVALSHA.
+
+        To be called before `start`.
+        """
+        self._scripts.append(text)
+        return hashlib.sha1(text.encode()).hexdigest()  # as Redis names it
+
+    async def run(
+        self, *commands: Command, seconds: float = COMMAND_SECONDS, atomic: bool = False
+    ) -> list[Any] | None:
+        """The replies to some commands, sent together; None: Redis cannot be asked now.
+
+        Replies are redis-py's (HGETALL gives a dict of bytes). Where a single command was wrong,
+        its place holds the `redis.exceptions.ResponseError`, which is not raised.
+
+        Args:
+            seconds: so long is waited, and then not again until Redis answers in time.
+            atomic: as one transaction (MULTI).
+        """
+        if not self.trusted:
+            return None
+        self.counts.num_batches += 1
+        try:
+            async with asyncio.timeout(seconds):
+                replies = await self._send(commands, atomic)
+        except (RedisError, OSError, TimeoutError) as error:
+            self._distrust(_reason(error))
+            return None
+        unfit = [reply for reply in replies if isinstance(reply, _UNFIT)]
+        if unfit:
+            self._distrust(_reason(unfit[0]))
+            return None
+        return replies
+
+    async def _send(self, commands: tuple[Command, ...], atomic: bool = False) -> list[Any]:
+        async with self._client.pipeline(transaction=atomic) as pipeline:
+            for command in commands:
+                pipeline.execute_command(*command)
+            return await pipeline.execute(raise_on_error=False)
+
+    # ------------------------------------------------------------------- trust
+
+    def _distrust(self, reason: str) -> None:
+        self.counts.num_failures += 1
+        if self.trusted:  # others may have been waiting too
+            _log.warning("Redis at %s is not trusted now: %s", self._where, reason)
+            self.trusted = False
+            self._suspect.set()
+
+    async def _keep_trust(self) -> None:
+        backoff = FIRST_BACKOFF_SECONDS
+        trusted_since = time.monotonic() - STABLE_SECONDS  # the first try is made at once
+        last_reason: str | None = None
+        while True:
+            await self._suspect.wait()
+            if time.monotonic() - trusted_since >= STABLE_SECONDS:
+                backoff = FIRST_BACKOFF_SECONDS
+            else:
+                await asyncio.sleep(backoff * random.uniform(0.5, 1.0))
+                backoff = min(2 * backoff, MAX_BACKOFF_SECONDS)
+            trusted_since = time.monotonic()
+            reason = await self._probe()
+            if reason is not None:
+                if reason != last_reason:
+                    _log.warning("waiting for Redis at %s: %s", self._where, reason)
+                last_reason = reason
+                continue
+            last_reason = None
+            self._suspect.clear()
+            self.trusted = True
+            _log.info("Redis at %s is trusted", self._where)
+            self._on_trust()
+
+    async def _probe(self) -> str | None:
+        """Connects anew and asks for an answer; says why there was none in time."""
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                await self._pool.disconnect(inuse_connections=False)
+                if self._config.password_file is not None:
+                    password = read_password(self._config.password_file)
+                    self._pool.connection_kwargs["password"] = password
+                replies = await self._send(
+                    (("PING",), *(("SCRIPT", "LOAD", text) for text in self._scripts))
+                )
+            async with asyncio.timeout(COMMAND_SECONDS):
+                replies += await self._send((("PING",),))
+        except (RedisError, OSError, TimeoutError, ConfigurationError) as error:
+            return _reason(error)
+        refusal = next((reply for reply in replies if isinstance(reply, ResponseError)), None)
+        return None if refusal is None else _reason(refusal)
+
+
+def _make_pool(config: RedisConfig) -> redis_client.ConnectionPool:
+    password = None
+    if config.password_file is not None:
+        password = read_password(config.password_file)
+    try:
+        pool = redis_client.BlockingConnectionPool.from_url(
+            config.url,
+            password=password,
+            max_connections=MAX_CONNECTIONS,
+            timeout=None,  # every wait has a bound of ours around it
+            socket_timeout=None,
+            socket_connect_timeout=None,
+            retry=Retry(NoBackoff(), 0),
+            protocol=2,
+            driver_info=None,
+        )
+        pool.make_connection()
+    except (TypeError, ValueError, AttributeError, RedisError):  # whose text may quote the URL
+        raise ConfigurationError(
+            f"redis_url cannot be used: {shown_url(config.url)} has an option that is none, or a "
+            "value that does not fit"
+        ) from None
+    return pool
+
+
+def read_password(path: str) -> str:
+    """The password in a file, without the end of its line.
+
+    Raises:
+        ConfigurationError: there is none.
+    """
+    try:
+        password = Path(path).read_text(encoding="utf-8").rstrip("\r\n")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8"
+        raise ConfigurationError(f"cannot read {path}: {reason}") from None
+    if not password:
+        raise ConfigurationError(f"{path} holds no password")
+    return password
+
+
+def shown_url(url: str) -> str:
+    """A URL of Redis without user, password and options, for logs."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, TimeoutError) and not str(error):
+        return "no answer in time"
+    return str(error) or type(error).__name__

@@ -1,0 +1,97 @@
+"""A real `redis-server`, for tests that kill, stop, flush and restart it."""
+
+import signal
+import subprocess
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import redis
+
+from support.serving import free_port, wait_until
+from taco_proto.config import RedisConfig
+
+
+class RedisServer:
+    """One server on a port of its own; it keeps nothing on disk.
+
+    Args:
+        directory: for its log.
+        password: clients must give it.
+    """
+
+    def __init__(self, directory: Path, password: str | None = None) -> None:
+        self.port = free_port()
+        self.password = password
+        self._log = directory / f"redis-{self.port}.log"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._client = redis.Redis(port=self.port, password=password, socket_timeout=10)
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}"
+
+    @property
+    def config(self) -> RedisConfig:
+        user = f":{self.password}@" if self.password else ""
+        return RedisConfig(url=f"redis://{user}127.0.0.1:{self.port}")
+
+    def start(self) -> Self:
+        """With empty memory. Call it from the main thread: the server dies with the thread."""
+        options = {"port": self.port, "bind": "127.0.0.1", "save": "", "appendonly": "no"}
+        if self.password is not None:
+            options["requirepass"] = self.password
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [
+                    *("setpriv", "--pdeathsig", "KILL", "redis-server"),
+                    *(text for key, value in options.items() for text in (f"--{key}", str(value))),
+                ],
+                stdout=log,
+                stderr=log,
+                cwd=self._log.parent,
+                start_new_session=True,
+            )
+        wait_until(self._answers, "an answer of redis-server")
+        return self
+
+    def kill(self) -> None:
+        """kill -9."""
+        if self._process is not None:
+            self._client.close()
+            self._process.kill()
+            self._process.wait()
+
+    def pause(self) -> None:
+        """It takes connections and bytes, and answers nothing."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def run(self, *command: str | bytes | int | float) -> Any:
+        """The reply to a command."""
+        return self._client.execute_command(*command)
+
+    def _answers(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, self._log.read_text()
+        try:
+            return bool(self._client.ping())
+        except redis.ConnectionError:
+            return False
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.kill()
