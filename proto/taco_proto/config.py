@@ -54,10 +54,12 @@ class RedisConfig:
     Attributes:
         url: `redis://`, `rediss://` (TLS) or `unix://`; it may name a user and a password.
         password_file: file with the password, read at each connection; None: what the URL says.
+        timeout: seconds after which a slow answer is none.
     """
 
     url: str = field(repr=False)
     password_file: str | None = None
+    timeout: float = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,7 +190,8 @@ class SchedulerConfig:
             sequences have used it.
         log_hit_counts: log every 100 blocks in which tier they were found.
         max_cached_device_blocks: the most blocks that nobody uses and the device keeps; None: all.
-        redis: what is shared with other schedulers; None: this one is alone.
+        redis: through which gateways find it; None: they are told its address.
+        advertise: the address at which they reach it; None: it is not to be found there.
     """
 
     listen: str = ""
@@ -209,6 +212,7 @@ class SchedulerConfig:
     log_hit_counts: bool = False
     max_cached_device_blocks: int | None = None
     redis: RedisConfig | None = None
+    advertise: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,7 +220,8 @@ class GatewayConfig:
     """One gateway.
 
     Attributes:
-        scheduler: address of the scheduler.
+        scheduler: address of the scheduler, or several with commas between them; empty: those that
+            serve the model and are found through Redis.
         uds: Unix socket to serve HTTP on instead of host and port.
         grpc_listen: address to serve the Inference service on; None: not served.
         admin_listen: address of probes, drain and metrics (`unix:/path` or `host:port`); None:
@@ -270,6 +275,11 @@ class GatewayConfig:
     max_log_len: int | None = None
     middleware: tuple[str, ...] = field(default=())
     redis: RedisConfig | None = None
+
+    @property
+    def schedulers(self) -> tuple[str, ...]:
+        """The addresses of `scheduler`."""
+        return tuple(address for address in self.scheduler.split(",") if address)
 
     @property
     def has_admin_port(self) -> bool:

@@ -32,7 +32,6 @@ from redis.exceptions import (
 from taco_proto.config import RedisConfig
 from taco_proto.errors import ConfigurationError
 
-COMMAND_SECONDS = 0.05
 CONNECT_SECONDS = 1.0
 FIRST_BACKOFF_SECONDS = 0.1
 # With CONNECT_SECONDS it is the longest time in which nobody notices that Redis is back.
@@ -66,9 +65,6 @@ class LinkCounts:
 class RedisLink:
     """Commands for Redis, as long as it is trusted. Belongs to one event loop.
 
-    Args:
-        on_trust: called whenever Redis is trusted again: it may have lost everything.
-
     Attributes:
         trusted: Redis answers. It does not before it has answered for the first time.
         counts: what metrics say of the link.
@@ -77,15 +73,15 @@ class RedisLink:
         ConfigurationError: the URL or the password file cannot be used. No password is shown.
     """
 
-    def __init__(self, config: RedisConfig, on_trust: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, config: RedisConfig) -> None:
         self.trusted = False
         self.counts = LinkCounts()
         self._config = config
-        self._on_trust = on_trust
         self._where = shown_url(config.url)
         self._pool = _make_pool(config)
         self._client = redis_client.Redis(connection_pool=self._pool)
         self._scripts: list[str] = []
+        self._listeners: list[Callable[[], None]] = []
         self._suspect = asyncio.Event()
         self._suspect.set()
         self._task: asyncio.Task[None] | None = None
@@ -103,6 +99,10 @@ class RedisLink:
         with contextlib.suppress(RedisError, OSError):
             await self._pool.disconnect()
 
+    def on_trust(self, listener: Callable[[], None]) -> None:
+        """Calls `listener` whenever Redis is trusted again: it may have lost everything."""
+        self._listeners.append(listener)
+
     def add_script(self, text: str) -> str:
         """A Lua script that Redis knows whenever it is trusted; its name for EVALSHA.
 
@@ -112,7 +112,7 @@ class RedisLink:
         return hashlib.sha1(text.encode()).hexdigest()  # as Redis names it
 
     async def run(
-        self, *commands: Command, seconds: float = COMMAND_SECONDS, atomic: bool = False
+        self, *commands: Command, seconds: float | None = None, atomic: bool = False
     ) -> list[Any] | None:
         """The replies to some commands, sent together; None: Redis cannot be asked now.
 
@@ -120,14 +120,15 @@ class RedisLink:
         its place holds the `redis.exceptions.ResponseError`, which is not raised.
 
         Args:
-            seconds: so long is waited, and then not again until Redis answers in time.
+            seconds: so long is waited, and then not again until Redis answers in time; None: as
+                the configuration says, which is what a request may wait.
             atomic: as one transaction (MULTI).
         """
         if not self.trusted:
             return None
         self.counts.num_batches += 1
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(self._config.timeout if seconds is None else seconds):
                 replies = await self._send(commands, atomic)
         except (RedisError, OSError, TimeoutError) as error:
             self._distrust(_reason(error))
@@ -175,7 +176,8 @@ class RedisLink:
             self._suspect.clear()
             self.trusted = True
             _log.info("Redis at %s is trusted", self._where)
-            self._on_trust()
+            for listener in self._listeners:
+                listener()
 
     async def _probe(self) -> str | None:
         """Connects anew and asks for an answer; says why there was none in time."""
@@ -188,7 +190,7 @@ class RedisLink:
                 replies = await self._send(
                     (("PING",), *(("SCRIPT", "LOAD", text) for text in self._scripts))
                 )
-            async with asyncio.timeout(COMMAND_SECONDS):
+            async with asyncio.timeout(self._config.timeout):
                 replies += await self._send((("PING",),))
         except (RedisError, OSError, TimeoutError, ConfigurationError) as error:
             return _reason(error)

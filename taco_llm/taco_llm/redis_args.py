@@ -1,5 +1,6 @@
 """Where Redis is, for gateways and schedulers that share something with others."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -16,7 +17,8 @@ class RedisArgs:
     """Arguments of the link to Redis.
 
     Raises:
-        ConfigurationError: the URL is none of Redis, or two passwords are given. None is shown.
+        ConfigurationError: the URL is none of Redis, two passwords are given (none is shown), or
+            the time-out is out of range.
     """
 
     redis_url: str | None = flag(
@@ -33,8 +35,18 @@ class RedisArgs:
         default=None,
         metavar="FILE",
     )
+    redis_timeout: float = flag(
+        "Seconds that a request waits for Redis at most, twice. Then Redis counts as away, and is "
+        "not asked again until it answers in time.",
+        _SERVICES,
+        default=0.05,
+        parse=float,
+        metavar="SECONDS",
+    )
 
     def __post_init__(self) -> None:
+        if not 0 < self.redis_timeout < math.inf:
+            raise ConfigurationError(f"redis_timeout must be above 0, got {self.redis_timeout}")
         if self.redis_url is None:
             if self.redis_password_file is not None:
                 raise ConfigurationError("redis_password_file needs redis_url")
@@ -57,4 +69,8 @@ class RedisArgs:
         if self.redis_url is None:
             return None
         file = self.redis_password_file
-        return RedisConfig(url=self.redis_url, password_file=file and str(Path(file).absolute()))
+        return RedisConfig(
+            url=self.redis_url,
+            password_file=file and str(Path(file).absolute()),
+            timeout=self.redis_timeout,
+        )

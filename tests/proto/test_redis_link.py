@@ -29,7 +29,8 @@ async def until(condition: Callable[[], bool]) -> None:
 async def linked(config: RedisConfig) -> AsyncIterator[tuple[RedisLink, list[bool]]]:
     """A link that has been started, and one entry for each time that it began to trust."""
     begun: list[bool] = []
-    link = RedisLink(config, lambda: begun.append(True))
+    link = RedisLink(config)
+    link.on_trust(lambda: begun.append(True))
     link.start()
     try:
         yield link, begun

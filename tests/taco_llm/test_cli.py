@@ -253,9 +253,14 @@ def test_what_bounds_waiting_gets_to_the_services(tmp_path: Path) -> None:
 
 def test_where_redis_is_gets_to_gateway_and_scheduler(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    flags = ("--redis-url", "rediss://me@host:6380/2", "--redis-password-file", "password")
+    flags = [
+        *("--redis-url", "rediss://me@host:6380/2", "--redis-password-file", "password"),
+        *("--redis-timeout", "0.5"),
+    ]
     expected = RedisConfig(
-        url="rediss://me@host:6380/2", password_file=str(Path("password").absolute())
+        url="rediss://me@host:6380/2",
+        password_file=str(Path("password").absolute()),
+        timeout=0.5,
     )
     for command in ("serve", "gateway", "scheduler"):
         values = parse(command, *flags)
@@ -278,10 +283,11 @@ def test_where_redis_is_gets_to_gateway_and_scheduler(tmp_path: Path) -> None:
         ({"redis_url": "redis://:sesame-7@host:many"}, "is no URL"),
         ({"redis_url": "unix://"}, "names no socket"),
         ({"redis_password_file": "f"}, "needs redis_url"),
+        ({"redis_timeout": 0.0}, "redis_timeout must be above 0"),
         ({"redis_url": "redis://:sesame-7@host", "redis_password_file": "f"}, "names another"),
     ],
 )
-def test_wrong_ways_to_redis(arguments: dict[str, str], message: str) -> None:
+def test_wrong_ways_to_redis(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message) as caught:
         RedisArgs(**arguments)
     assert "sesame-7" not in str(caught.value)
