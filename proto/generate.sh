@@ -4,5 +4,6 @@
 set -euo pipefail
 cd "$(dirname "$0")"
 out=${1:-.}
-"${PYTHON:-python}" -m grpc_tools.protoc -I . --python_out="$out" --pyi_out="$out" --grpc_python_out="$out" \
-  taco_proto/scheduler.proto taco_proto/inference.proto
+protoc=("${PYTHON:-python}" -m grpc_tools.protoc -I . --python_out="$out" --pyi_out="$out")
+"${protoc[@]}" --grpc_python_out="$out" taco_proto/scheduler.proto taco_proto/inference.proto
+"${protoc[@]}" taco_proto/registry.proto  # no services

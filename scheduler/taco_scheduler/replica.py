@@ -4,6 +4,7 @@ import logging
 from collections.abc import Iterator
 
 from taco_proto.config import SchedulerConfig
+from taco_proto.registry import DECODE_TOKENS
 from taco_proto.steps import StepOutput, StepPlan, WorkerInfo
 from taco_scheduler.admission import length_limit
 from taco_scheduler.attached_worker import AttachedWorker
@@ -25,9 +26,6 @@ from taco_scheduler.requests import Requests
 from taco_scheduler.sequence import Request, Sequence, Status
 from taco_scheduler.waiting import WaitingQueue
 
-# What a sequence that decodes, or will, adds to a replica's load, in prompt tokens: measured with
-# bench/replicas.py.
-DECODE_TOKENS = 32
 # A step in flight may take so many times as long as the longest one that was measured.
 STALL_FACTOR = 10.0
 

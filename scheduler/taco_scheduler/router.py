@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence as Many
 
+from taco_proto.registry import DECODE_TOKENS
 from taco_proto.steps import WorkerInfo
 from taco_scheduler.admission import RefusedError, check_fit, length_limit
-from taco_scheduler.replica import DECODE_TOKENS, Replica
+from taco_scheduler.replica import Replica
 from taco_scheduler.sequence import Request, Sequence
 
 # At most so many waiting sequences are looked at when one replica takes over from another.

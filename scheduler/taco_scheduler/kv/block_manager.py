@@ -1,6 +1,7 @@
 """Where the KV of each sequence lives: block tables over the pool and the prefix cache."""
 
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from taco_proto.kv_tiers import StoreCommand, StoreReport
@@ -177,6 +178,23 @@ class BlockManager:
         num_readable = (memoryview(tokens).nbytes // TOKEN_BYTES - 1) // self.block_size
         match = self._tree.match(namespace, self._packed(tokens, 0, num_readable))
         return (len(match.blocks) + match.num_host_blocks) * self.block_size
+
+    @property
+    def block_bytes(self) -> int:
+        """Size of a block's packed token ids."""
+        return self._block_bytes
+
+    def hot_nodes(self) -> Iterator[Node]:
+        """The nodes of the prefix cache: what is pinned, what sequences use, then what was used
+        last. To be read at once: no change may come in between.
+        """
+        seen: set[Node] = set()
+        for node in (*self._pins.nodes(), *(table.node for table in self._live)):
+            while node is not None and node.parent is not None and node not in seen:
+                seen.add(node)
+                yield node
+                node = node.parent
+        yield from (node for node in self._tree.unlocked_nodes() if node not in seen)
 
     def extend(self, table: BlockTable, num_tokens: int) -> list[int] | None:
         """Appends blocks until the table covers `num_tokens` tokens.

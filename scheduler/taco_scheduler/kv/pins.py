@@ -1,7 +1,7 @@
 """Prefixes that somebody asked to be kept on the device for a time."""
 
 from collections import OrderedDict
-from collections.abc import Set
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 
 from taco_scheduler.kv.namespace import CacheNamespace
@@ -30,6 +30,10 @@ class Pins:
         self._max_blocks = max_blocks
         self._pins: OrderedDict[tuple[CacheNamespace, bytes], _Pin] = OrderedDict()
         self._next_end = float("inf")  # no pin ends before
+
+    def nodes(self) -> Iterator[Node]:
+        """The ends of what is pinned, the newest first."""
+        return (pin.node for pin in reversed(self._pins.values()))
 
     def add(self, namespace: CacheNamespace, key: bytes, until: float) -> None:
         """Pins what the device holds of a prefix, if that is not too much."""

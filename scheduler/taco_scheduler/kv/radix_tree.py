@@ -6,7 +6,7 @@ Token ids are compared as packed bytes, by value; no hash stands for them.
 
 import sys
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 
 from taco_proto.steps import BlockCopies
 from taco_scheduler.kv.host_residents import HostResidents
@@ -124,6 +124,14 @@ class RadixTree:
                 places += [(node, i) for i in range(num_common)]
                 position += num_common * self.block_bytes
         return places
+
+    def unlocked_nodes(self) -> Iterator[Node]:
+        """What the device holds and nobody pins, what was used last first; then what only the host
+        holds.
+        """
+        yield from reversed(self._lru)
+        if self.residents is not None:
+            yield from reversed(self.residents.offloaded)
 
     def insert(
         self, node: Node, key: bytes, blocks: list[int], step_id: int | None
