@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import redis.asyncio as redis_client
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.credentials import CredentialProvider
 from redis.exceptions import (
     NoPermissionError,
     NoScriptError,
@@ -184,9 +185,6 @@ class RedisLink:
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 await self._pool.disconnect(inuse_connections=False)
-                if self._config.password_file is not None:
-                    password = read_password(self._config.password_file)
-                    self._pool.connection_kwargs["password"] = password
                 replies = await self._send(
                     (("PING",), *(("SCRIPT", "LOAD", text) for text in self._scripts))
                 )
@@ -199,13 +197,11 @@ class RedisLink:
 
 
 def _make_pool(config: RedisConfig) -> redis_client.ConnectionPool:
-    password = None
     if config.password_file is not None:
-        password = read_password(config.password_file)
+        read_password(config.password_file)
     try:
         pool = redis_client.BlockingConnectionPool.from_url(
             config.url,
-            password=password,
             max_connections=MAX_CONNECTIONS,
             timeout=None,  # every wait has a bound of ours around it
             socket_timeout=None,
@@ -214,6 +210,10 @@ def _make_pool(config: RedisConfig) -> redis_client.ConnectionPool:
             protocol=2,
             driver_info=None,
         )
+        if config.password_file is not None:
+            user = pool.connection_kwargs.pop("username", None)
+            provider = _PasswordFile(user, config.password_file)
+            pool.connection_kwargs["credential_provider"] = provider
         pool.make_connection()
     except (TypeError, ValueError, AttributeError, RedisError):  # whose text may quote the URL
         raise ConfigurationError(
@@ -221,6 +221,18 @@ def _make_pool(config: RedisConfig) -> redis_client.ConnectionPool:
             "value that does not fit"
         ) from None
     return pool
+
+
+class _PasswordFile(CredentialProvider):
+    """Asked at each connection, so that a password may change."""
+
+    def __init__(self, user: str | None, path: str) -> None:
+        self._user = user
+        self._path = path
+
+    async def get_credentials_async(self) -> tuple[str] | tuple[str, str]:
+        password = read_password(self._path)
+        return (password,) if self._user is None else (self._user, password)
 
 
 def read_password(path: str) -> str:
