@@ -24,6 +24,7 @@ from taco_gateway.text.tokenizer_files import load_tokenizer
 from taco_proto.config import GatewayConfig
 from taco_proto.errors import ConfigurationError
 from taco_proto.logging import configure_logging
+from taco_proto.redis_link import RedisLink
 
 logger = logging.getLogger("taco.gateway")
 
@@ -55,7 +56,10 @@ async def _serve(config: GatewayConfig) -> None:
         admin: socket.socket | None = None
         if config.admin_listen is not None:
             admin = sockets.enter_context(listen(config.admin_listen, unix_mode=ADMIN_SOCKET_MODE))
-        client = SchedulerClient(config.scheduler)
+        redis = None if config.redis is None else RedisLink(config.redis)
+        client = _scheduler_client(config, redis)
+        if redis is not None:
+            redis.start()
         client.start()
         try:
             # The tokenizer loads while the scheduler is dialled.
@@ -70,6 +74,14 @@ async def _serve(config: GatewayConfig) -> None:
                     await _serve_until_signal(config, app, listener, signals)
         finally:
             await client.close()
+            if redis is not None:
+                await redis.close()
+
+
+def _scheduler_client(config: GatewayConfig, redis: RedisLink | None) -> SchedulerClient:
+    if config.schedulers:
+        return SchedulerClient(*config.schedulers)
+    return SchedulerClient(redis=redis, model=config.model.served_name)
 
 
 @asynccontextmanager

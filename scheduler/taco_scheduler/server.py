@@ -18,6 +18,7 @@ from taco_proto.config import MAX_MESSAGE_BYTES, SchedulerConfig
 from taco_proto.errors import ConfigurationError
 from taco_proto.logging import configure_logging
 from taco_proto.scheduler_pb2_grpc import SchedulerServicer, add_SchedulerServicer_to_server
+from taco_scheduler.advertiser import Advertiser
 from taco_scheduler.drafter_stream import serve_drafter
 from taco_scheduler.service import SchedulerService
 from taco_scheduler.streams import serve_gateway, serve_worker
@@ -135,11 +136,14 @@ def run_scheduler(config: SchedulerConfig) -> int:
 async def _serve(config: SchedulerConfig) -> int:
     service = SchedulerService(config)
     server = SchedulerServer(service, config.listen)
+    advertiser = _advertiser(service, config)
     await service.start()
     stopping, hurried = asyncio.Event(), asyncio.Event()
     _on_signals(stopping, hurried)
     try:
         await server.start()
+        if advertiser is not None:
+            advertiser.start()
         gc.freeze()  # what is loaded stays: the collector need not walk it between steps
         died = asyncio.create_task(service.died())
         await _first_of(stopping.wait(), died)
@@ -147,12 +151,22 @@ async def _serve(config: SchedulerConfig) -> int:
             return 1
         logger.info("draining: running requests have %g s", DRAIN_SECONDS)
         await server.leave()
+        if advertiser is not None:
+            await advertiser.withdraw()
         await _first_of(service.drain(DRAIN_SECONDS), hurried.wait(), died)
         died.cancel()
         return 0
     finally:
+        if advertiser is not None:
+            await advertiser.withdraw()
         await service.stop()  # which ends the streams
         await server.stop()
+
+
+def _advertiser(service: SchedulerService, config: SchedulerConfig) -> Advertiser | None:
+    if config.redis is None or config.advertise is None:
+        return None
+    return Advertiser(service, config.redis, config.advertise)
 
 
 def _on_signals(stopping: asyncio.Event, hurried: asyncio.Event) -> None:

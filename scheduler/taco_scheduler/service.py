@@ -110,6 +110,11 @@ class SchedulerService:
         """The engine's metrics in exposition format."""
         return self._metrics.exposition()
 
+    @property
+    def model(self) -> ModelInfo:
+        """What is served, or was when there was a worker; without a name before the first one."""
+        return self._model
+
     # ---------------------------------------------------------------- workers
 
     @property

@@ -163,7 +163,7 @@ class SchedulerArgs:
             raise ConfigurationError("enable_chunked_prefill cannot be turned off")
 
     def scheduler_config(
-        self, listen: str = "", redis: RedisConfig | None = None
+        self, listen: str = "", redis: RedisConfig | None = None, advertise: str | None = None
     ) -> SchedulerConfig:
         return SchedulerConfig(
             listen=listen,
@@ -187,6 +187,7 @@ class SchedulerArgs:
             speculative_max_model_len=self.speculative_max_model_len,
             speculative_disable_by_batch_size=self.speculative_disable_by_batch_size,
             redis=redis,
+            advertise=advertise,
         )
 
 

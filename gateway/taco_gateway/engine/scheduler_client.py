@@ -1,234 +1,310 @@
-"""The engine behind gRPC: one Generate stream carries all requests of this gateway.
+"""The engine behind gRPC: one scheduler, or several of one model.
 
-When the stream breaks, it is dialled again with back-off, and the requests that still run are
-submitted again with the tokens that their clients have seen, so that a scheduler's restart is a
-pause. A request of several sequences cannot be resumed that way and fails with 503.
+A request that loses its place (its scheduler dies, shuts down, or has no worker left while another
+one has) is submitted again, with the tokens that its client has seen, to whichever scheduler takes
+it: so the death of one is a pause, and so is the restart of the only one. A request of several
+sequences cannot be resumed that way and fails with 503.
+
+Whom to dial is told by a list or by the registry in Redis; whom to use, by the streams alone. A
+scheduler with a stream is used whatever Redis says: it may have been flushed, or out of that
+scheduler's reach. One without a stream is dialled as long as it has a record, and for
+`FORGET_SECONDS` of readings beyond that.
 """
 
 import asyncio
 import contextlib
 import logging
-import random
+import secrets
 import time
-from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-import grpc
-
 from taco_gateway.engine.engine_client import EngineError, EngineStats
+from taco_gateway.engine.expositions import merge_expositions
+from taco_gateway.engine.placement import SchedulerView, place
+from taco_gateway.engine.registry_reader import RegistryReader, SeenRecord
+from taco_gateway.engine.scheduler_link import SchedulerLink
 from taco_gateway.engine.token_stream import RequestTable, TokenStream
 from taco_proto import scheduler_pb2 as pb
-from taco_proto.config import MAX_MESSAGE_BYTES, PROTOCOL_VERSION
-from taco_proto.convert import model_info_from_pb, output_batch_from_pb, submit_to_pb
+from taco_proto.prefix_hashes import KEY_BYTES
+from taco_proto.redis_link import RedisLink
 from taco_proto.requests import GenerateRequest, ModelInfo
-from taco_proto.scheduler_pb2_grpc import SchedulerStub
 
 _log = logging.getLogger("taco.gateway.scheduler")
 
-_CHANNEL_OPTIONS = (
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.keepalive_time_ms", 5_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.http2.ping_timeout_ms", 5_000),  # no keepalive goes out while another ping waits
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
-    # Back-off is ours; the channel's own would be added to it.
-    ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.max_reconnect_backoff_ms", 1_000),
-)
-_FIRST_BACKOFF_S = 0.05
-_MAX_BACKOFF_S = 1.0
-# So long may the scheduler be away before requests that have no deadline fail.
+# So long may all schedulers be away before requests that have no deadline fail.
 _PATIENCE_S = 60.0
-_STATS_TIMEOUT_S = 5.0
+_TICK_S = 0.5
+FORGET_SECONDS = 30.0
+
+_LOST = EngineError(503, "The scheduler was lost.")
 
 
 class SchedulerClient:
     """An `EngineClient` over gRPC. Belongs to the event loop that `start` is called on.
 
     Args:
-        address: the scheduler's (`unix:/path` or `host:port`).
-        name: this gateway's, for the scheduler's log.
+        addresses: the schedulers' (`unix:/path` or `host:port`).
+        name: this gateway's, for the schedulers' logs.
+        redis: where more of them are found, if they serve `model`; None: there are no others.
+        model: its name.
     """
 
-    def __init__(self, address: str, name: str = "gateway") -> None:
-        self._address = address
+    def __init__(
+        self,
+        *addresses: str,
+        name: str = "gateway",
+        redis: RedisLink | None = None,
+        model: str = "",
+    ) -> None:
         self._name = name
+        self._links: dict[str, SchedulerLink] = {}
+        self._homeless = RequestTable(_Nowhere())
         self._info: ModelInfo | None = None
-        self._connected = False
-        self._outbox = _Outbox()  # a new one for each stream
-        self._requests = RequestTable(self)
-        self._channel: grpc.aio.Channel | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._is_usable = False
+        self._lost_since = time.monotonic()
+        self._absent_since: dict[str, float] = {}
+        self._hash_key = secrets.token_bytes(KEY_BYTES)
+        self._reader = None if redis is None else RegistryReader(redis, model, self.follow)
+        self._ticker: asyncio.Task[None] | None = None
+        self._closing: set[asyncio.Task[None]] = set()
+        for address in addresses:
+            self._add(address)
 
     def start(self) -> None:
         """Begins to dial, in the background."""
-        self._channel = grpc.aio.insecure_channel(self._address, options=_CHANNEL_OPTIONS)
-        self._task = asyncio.create_task(self._keep_connected(SchedulerStub(self._channel)))
+        self._ticker = asyncio.create_task(self._tick())
+        for link in self._links.values():
+            link.start()
+        if self._reader is not None:
+            self._reader.start()
 
     def model_info(self) -> ModelInfo | None:
-        if self._info is None or self._connected:
-            return self._info
-        return replace(self._info, ready=False)
+        return self._info
 
     def generate(self, request: GenerateRequest) -> TokenStream:
-        return self._requests.generate(request)
-
-    def submit(self, request: GenerateRequest) -> None:
-        """Sends a request that is in the table, or leaves it to be sent when there is a stream."""
-        if self._connected:
-            self._outbox.submit(request)
-
-    def cancel(self, handle: int, index: int | None = None) -> None:
-        if self._connected:
-            self._outbox.cancel(handle, index)
+        stream = self._homeless.generate(request)
+        self._place(stream)
+        return stream
 
     async def stats(self) -> EngineStats:
-        if self._channel is None:
-            raise EngineError(503, "The scheduler has not been dialled yet.")
-        try:
-            reply = await SchedulerStub(self._channel).Stats(
-                pb.StatsRequest(), timeout=_STATS_TIMEOUT_S
-            )
-        except grpc.aio.AioRpcError as error:
-            _log.warning("the scheduler gives no statistics: %s", error.details())
-            raise EngineError(503, "The scheduler does not answer.") from None
-        return EngineStats(
-            num_running=reply.num_running,
-            num_waiting=reply.num_waiting,
-            kv_cache_usage=reply.kv_cache_usage,
-            num_free_blocks=reply.num_free_blocks,
-            num_blocks=reply.num_blocks,
-            num_workers=reply.num_workers,
-            prometheus=reply.prometheus,
-        )
+        links = [link for link in self._links.values() if link.connected]
+        links = links or list(self._links.values())
+        found = await asyncio.gather(*(link.stats() for link in links), return_exceptions=True)
+        replies: dict[str, pb.StatsReply] = {}
+        for link, reply in zip(links, found, strict=True):
+            if isinstance(reply, pb.StatsReply):
+                replies[link.address] = reply
+            elif not isinstance(reply, EngineError):
+                raise reply
+        if not replies:
+            raise EngineError(503, "The scheduler does not answer.")
+        return _sum_of(replies)
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
+        if self._reader is not None:
+            await self._reader.close()
+        if self._ticker is not None:
+            self._ticker.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await self._task
-        self._requests.fail_all(EngineError(503, "The gateway is shutting down."))
-        if self._channel is not None:
-            await self._channel.close()
+                await self._ticker
+        links = list(self._links.values())
+        await asyncio.gather(*(link.close() for link in links), *self._closing)
+        for requests in self._tables():
+            requests.fail_all(EngineError(503, "The gateway is shutting down."))
 
-    # ------------------------------------------------------------ the stream
+    # -------------------------------------------------------------- schedulers
 
-    async def _keep_connected(self, stub: SchedulerStub) -> None:
-        backoff = _FIRST_BACKOFF_S
-        lost_since = time.monotonic()
-        last_reason = ""
-        while True:
-            reason = await self._run_stream(stub)
-            if self._connected:
-                self._connected = False
-                backoff, lost_since = _FIRST_BACKOFF_S, time.monotonic()
-                _log.warning("the link to the scheduler broke: %s", reason)
-            elif reason != last_reason:
-                _log.info("waiting for the scheduler: %s", reason)
-            last_reason = reason
-            self._fail_the_impatient(lost_since)
-            await asyncio.sleep(backoff * random.uniform(0.5, 1.0))
-            backoff = min(2 * backoff, _MAX_BACKOFF_S)
+    def follow(self, seen: Mapping[str, SeenRecord]) -> None:
+        """The registry was read: these schedulers have records."""
+        now = time.monotonic()
+        for address, record in seen.items():
+            link = self._links.get(address)
+            if link is None:
+                _log.info("found a scheduler at %s", address)
+                link = self._add(address)
+                link.start()
+            link.view.update(record.record, record.written_at)
+            self._absent_since.pop(address, None)
+        for address in [address for address in self._links if address not in seen]:
+            absent_since = self._absent_since.setdefault(address, now)
+            if not self._links[address].connected and now - absent_since > FORGET_SECONDS:
+                self._forget(address)
 
-    async def _run_stream(self, stub: SchedulerStub) -> str:
-        """Serves one stream until it breaks; says why it did."""
-        self._outbox = outbox = _Outbox()
-        call = stub.Generate(self._outgoing(outbox))
-        try:
-            async for message in call:
-                match message.WhichOneof("body"):
-                    case "outputs":
-                        self._requests.dispatch(output_batch_from_pb(message.outputs))
-                    case "model":
-                        self._meet(model_info_from_pb(message.model))
-        except grpc.aio.AioRpcError as error:
-            return f"{error.code().name}: {error.details()}"
-        except ValueError as error:  # columns that do not fit together
-            return f"it sent nonsense: {error}"
-        finally:
-            outbox.close()
-            call.cancel()
-        return "it ended the stream"
+    def _add(self, address: str) -> SchedulerLink:
+        link = SchedulerLink(address, self._name, self, SchedulerView(self._hash_key))
+        self._links[address] = link
+        return link
 
-    async def _outgoing(self, outbox: "_Outbox") -> AsyncIterator[pb.GatewayMessage]:
-        hello = pb.GatewayHello(protocol_version=PROTOCOL_VERSION, name=self._name)
-        yield pb.GatewayMessage(hello=hello)
-        while (message := await outbox.next_message()) is not None:
-            yield message
+    def _forget(self, address: str) -> None:
+        _log.info("the scheduler at %s is gone", address)
+        del self._absent_since[address]
+        closing = asyncio.create_task(self._links.pop(address).close())
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
 
-    def _meet(self, info: ModelInfo) -> None:
-        """The scheduler says what it serves: the first message on a stream, and on every change."""
-        before = self._info
-        if before is not None and before.model and not info.model:
-            info = replace(before, ready=False)  # a scheduler that no worker has found yet
-        self._info = info
-        if before is not None and before.model not in ("", info.model):
-            self._requests.fail_all(EngineError(503, "Another model is served now."))
-        if not self._connected:
-            self._connected = True
-            for stream in self._requests:
-                self._resume(stream)
-        _log.info("the scheduler serves %s (ready: %s)", info.model or "no model yet", info.ready)
+    def met(self, link: SchedulerLink) -> None:
+        info = link.info
+        if info is not None and self._info is not None and _is_other(info, self._info):
+            if any(other.usable for other in self._usable() if other is not link):
+                _log.error(
+                    "the scheduler at %s serves %s, the others %s: it is not used",
+                    link.address,
+                    info.model,
+                    self._info.model,
+                )
+            else:
+                for requests in self._tables():
+                    requests.fail_all(EngineError(503, "Another model is served now."))
+                self._info = info
+        self._settle()
 
-    def _resume(self, stream: TokenStream) -> None:
-        request = stream.request
-        if request.sampling.num_sequences > 1 and not stream.is_untouched:
-            self._requests.fail(stream, EngineError(503, "The scheduler was lost."))
+    def lost(self, link: SchedulerLink) -> None:
+        for stream in link.requests:
+            if stream.can_go_on:
+                self._uproot(stream, link)
+            else:
+                link.requests.fail(stream, _LOST)
+        self._settle()
+
+    def refused(self, link: SchedulerLink, stream: TokenStream, error: EngineError) -> None:
+        if self._is_only_one:
+            link.requests.fail(stream, error)
             return
-        self._outbox.submit(replace(request, emitted_token_ids=stream.emitted.tobytes()))
+        self._uproot(stream, link)
+        self._settle()
 
-    def _fail_the_impatient(self, lost_since: float) -> None:
-        impatient = time.monotonic() - lost_since > _PATIENCE_S
-        for stream in self._requests:
+    # ---------------------------------------------------------------- requests
+
+    def _place(self, stream: TokenStream) -> None:
+        """Finds a place for a request that has none, if there is one."""
+        links = self._usable() or [link for link in self._serving() if link.takes_requests]
+        if not links and self._reader is None and len(self._links) == 1:
+            links = [
+                link for link in self._serving() if link.connected
+            ]  # its refusal is the answer
+        if not links:
+            return
+        request = stream.request
+        if len(links) > 1:
+            request = replace(request, emitted_token_ids=stream.emitted.tobytes())
+        link, stream.num_missing_tokens = place(request, links, time.monotonic())
+        self._homeless.remove(stream)
+        link.requests.adopt(stream)
+
+    def _settle(self) -> None:
+        """Something changed: everybody goes where there is a place."""
+        usable = self._usable()
+        if usable:
+            for link in self._links.values():
+                if link.takes_requests and not link.usable:
+                    self._take_back(link)
+        for stream in self._homeless:
+            self._place(stream)
+        self._refresh(usable)
+
+    def _take_back(self, link: SchedulerLink) -> None:
+        """A scheduler has no worker now, and others have. Each request goes away once: one that
+        kills workers must not get at all of them, as no scheduler would know of the others.
+        """
+        for stream in link.requests:
+            if stream.can_go_on and not stream.was_taken_back:
+                stream.was_taken_back = True
+                link.cancel(stream.request.handle)
+                self._uproot(stream, link)
+
+    def _uproot(self, stream: TokenStream, link: SchedulerLink) -> None:
+        link.requests.remove(stream)
+        self._homeless.adopt(stream)
+
+    def _tables(self) -> Iterable[RequestTable]:
+        return (self._homeless, *(link.requests for link in self._links.values()))
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(_TICK_S)
+            self._fail_the_impatient()
+
+    def _fail_the_impatient(self) -> None:
+        impatient = time.monotonic() - self._lost_since > _PATIENCE_S
+        for stream in self._homeless:
             deadline = stream.request.deadline
             if deadline is not None and time.time() > deadline:
-                self._requests.fail(stream, EngineError(504, "No engine came in time."))
-            elif deadline is None and impatient:
-                self._requests.fail(stream, EngineError(503, "The scheduler was lost."))
+                self._homeless.fail(stream, EngineError(504, "No engine came in time."))
+            elif deadline is None and impatient and not self._is_usable:
+                self._homeless.fail(stream, _LOST)
+
+    # ------------------------------------------------------------------- model
+
+    @property
+    def _is_only_one(self) -> bool:
+        """There is one scheduler, and there will be no other."""
+        return len(self._links) == 1 and self._reader is None
+
+    def _serving(self) -> list[SchedulerLink]:
+        """Those that serve the model, or will when they have a worker."""
+        return [link for link in self._links.values() if self._serves_model(link)]
+
+    def _serves_model(self, link: SchedulerLink) -> bool:
+        if link.info is None:
+            return False
+        return self._info is None or not _is_other(link.info, self._info)
+
+    def _usable(self) -> list[SchedulerLink]:
+        return [link for link in self._serving() if link.usable]
+
+    def _refresh(self, usable: list[SchedulerLink]) -> None:
+        """What all schedulers together serve. A request goes to one that can run it."""
+        if self._is_usable and not usable:
+            self._lost_since = time.monotonic()
+        self._is_usable = bool(usable)
+        infos = [link.info for link in usable if link.info is not None]
+        if infos:
+            self._info = replace(
+                infos[0],
+                max_model_len=max(info.max_model_len for info in infos),
+                num_blocks=sum(info.num_blocks for info in infos),
+                max_logprobs=min(info.max_logprobs for info in infos),
+            )
+        elif self._info is not None:
+            self._info = replace(self._info, ready=False)
+        else:
+            self._info = next((link.info for link in self._serving()), None)
 
 
-class _Outbox:
-    """What goes up on one stream: submits first, then the cancels that gathered, in one message."""
-
-    def __init__(self) -> None:
-        self._submits: deque[pb.Submit] = deque()
-        self._cancelled: list[tuple[int, int | None]] = []
-        self._news = asyncio.Event()
-        self._closed = False
+class _Nowhere:
+    """Where requests wait for a scheduler."""
 
     def submit(self, request: GenerateRequest) -> None:
-        self._submits.append(submit_to_pb(request))
-        self._news.set()
+        pass
 
     def cancel(self, handle: int, index: int | None = None) -> None:
-        self._cancelled.append((handle, index))
-        self._news.set()
+        pass
 
-    def close(self) -> None:
-        """Ends the reader: gRPC leaves it waiting when the stream breaks."""
-        self._closed = True
-        self._news.set()
 
-    async def next_message(self) -> pb.GatewayMessage | None:
-        """Waits for news; None when the outbox is closed."""
-        while not self._closed:
-            if self._submits:
-                return pb.GatewayMessage(submit=self._submits.popleft())
-            if self._cancelled:
-                return pb.GatewayMessage(cancel=self._take_cancels())
-            self._news.clear()
-            await self._news.wait()
-        return None
+def _is_other(info: ModelInfo, known: ModelInfo) -> bool:
+    """Neither could take over the other's requests. A scheduler without a worker may serve any."""
+    if not info.model or not known.model:
+        return False
+    return (info.model, info.vocab_size, info.eos_token_ids) != (
+        known.model,
+        known.vocab_size,
+        known.eos_token_ids,
+    )
 
-    def _take_cancels(self) -> pb.Cancel:
-        # A message names either whole requests or single sequences.
-        whole = self._cancelled[0][1] is None
-        taken = [entry for entry in self._cancelled if (entry[1] is None) == whole]
-        self._cancelled = [entry for entry in self._cancelled if (entry[1] is None) != whole]
-        return pb.Cancel(
-            handles=[handle for handle, _ in taken],
-            indexes=[index for _, index in taken if index is not None],
-        )
+
+def _sum_of(replies: Mapping[str, pb.StatsReply]) -> EngineStats:
+    rows = list(replies.values())
+    num_blocks = sum(reply.num_blocks for reply in rows)
+    used = sum(reply.kv_cache_usage * reply.num_blocks for reply in rows)
+    return EngineStats(
+        num_running=sum(reply.num_running for reply in rows),
+        num_waiting=sum(reply.num_waiting for reply in rows),
+        kv_cache_usage=used / num_blocks if num_blocks else 0.0,
+        num_free_blocks=sum(reply.num_free_blocks for reply in rows),
+        num_blocks=num_blocks,
+        num_workers=sum(reply.num_workers for reply in rows),
+        prometheus=merge_expositions(
+            {address: reply.prometheus for address, reply in replies.items()}
+        ),
+    )

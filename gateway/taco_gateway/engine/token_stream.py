@@ -36,6 +36,9 @@ class TokenStream:
         request: what was submitted.
         emitted: all tokens of the first sequence so far.
         num_prompt_logprobs: prompt positions whose log probabilities have come.
+        num_missing_tokens: those that its scheduler is expected to compute before the first one of
+            the answer; 0 where there is no choice of schedulers.
+        was_taken_back: its scheduler had no worker for it, and it went to another one.
     """
 
     def __init__(
@@ -44,6 +47,8 @@ class TokenStream:
         self.request = request
         self.emitted = array("i")
         self.num_prompt_logprobs = 0
+        self.num_missing_tokens = 0
+        self.was_taken_back = False
         self._on_cancel = on_cancel
         self._running = set(range(request.sampling.num_sequences))
         self._pending: deque[SequenceUpdate] = deque()
@@ -60,6 +65,19 @@ class TokenStream:
     def is_untouched(self) -> bool:
         """Nothing has come yet, so that the whole request can be submitted again."""
         return not self._touched
+
+    @property
+    def can_go_on(self) -> bool:
+        """What is left of it can be submitted again."""
+        return self.request.sampling.num_sequences == 1 or self.is_untouched
+
+    def rename(
+        self, handle: int, on_cancel: Callable[["TokenStream", int | None], None]
+    ) -> GenerateRequest:
+        """It has a new place; returns what is to be submitted there."""
+        self.request = replace(self.request, handle=handle)
+        self._on_cancel = on_cancel
+        return replace(self.request, emitted_token_ids=self.emitted.tobytes())
 
     # ------------------------------------------------------------ the reader's side
 
@@ -148,11 +166,22 @@ class RequestTable:
 
     def generate(self, request: GenerateRequest) -> TokenStream:
         """Gives the request a handle and submits it."""
-        handle = next(h for i in self._handles if (h := i % MAX_HANDLE) not in self._streams)
-        stream = TokenStream(replace(request, handle=handle), self._cancel)
-        self._streams[handle] = stream
-        self._upstream.submit(stream.request)
+        stream = TokenStream(request, self._cancel)
+        self.adopt(stream)
         return stream
+
+    def adopt(self, stream: TokenStream) -> None:
+        """Takes in a request that stands in no table, and submits what is left of it."""
+        handle = next(h for i in self._handles if (h := i % MAX_HANDLE) not in self._streams)
+        self._streams[handle] = stream
+        self._upstream.submit(stream.rename(handle, self._cancel))
+
+    def get(self, handle: int) -> TokenStream | None:
+        return self._streams.get(handle)
+
+    def remove(self, stream: TokenStream) -> None:
+        """It goes to another table; what still comes of it here is dropped."""
+        self._streams.pop(stream.request.handle, None)
 
     def dispatch(self, batch: OutputBatch) -> None:
         """Gives every open request its news; rows of requests that are gone are dropped."""
@@ -198,7 +227,7 @@ class RequestTable:
             self.fail(stream, error)
 
     def fail(self, stream: TokenStream, error: EngineError) -> None:
-        self._streams.pop(stream.request.handle, None)
+        self.remove(stream)
         stream.fail(error)
 
     def _cancel(self, stream: TokenStream, index: int | None) -> None:

@@ -26,7 +26,11 @@ def add_parser(subparsers: Subparsers) -> None:
         "and back, and dials the scheduler. It needs the model's tokenizer, not its weights.",
     )
     add_model_argument(parser)
-    add_scheduler_argument(parser)
+    add_scheduler_argument(
+        parser,
+        " Several schedulers of one model: their addresses with commas between them. With "
+        "--redis-url and without this flag the gateway dials those that it finds there.",
+    )
     add_config_argument(parser)
     add_flags(parser, "HTTP and gRPC", GatewayArgs)
     add_flags(parser, "Redis", RedisArgs)
@@ -38,11 +42,16 @@ def add_parser(subparsers: Subparsers) -> None:
 def run(parser: Parser, namespace: argparse.Namespace) -> int:
     values = collect(parser, namespace)
     require(values, "model", "a model is needed: taco_llm gateway MODEL")
-    require(values, "scheduler", "--scheduler is needed: the address of the scheduler")
+    if "redis_url" not in values:
+        require(
+            values,
+            "scheduler",
+            "--scheduler is needed, the address of the scheduler, or --redis-url, where it is found",
+        )
     model = EngineArgs(**given(EngineArgs, values)).model_config()
     redis = RedisArgs(**given(RedisArgs, values)).redis_config()
     args = GatewayArgs(**given(GatewayArgs, values))
-    config = args.gateway_config(model, values["scheduler"], redis=redis)
+    config = args.gateway_config(model, values.get("scheduler", ""), redis=redis)
 
     from taco_gateway.server import run_gateway
 

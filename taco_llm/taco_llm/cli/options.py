@@ -28,11 +28,12 @@ def add_model_argument(parser: Parser) -> None:
     )
 
 
-def add_scheduler_argument(parser: Parser) -> None:
+def add_scheduler_argument(parser: Parser, more: str = "") -> None:
+    """`more` is said of it behind what is true for every command."""
     parser.add_argument(
         "--scheduler",
         metavar="ADDRESS",
-        help="Address of the scheduler to dial, host:port or unix:/path.",
+        help=f"Address of the scheduler to dial, host:port or unix:/path.{more}",
     )
 
 

@@ -6,8 +6,11 @@ from taco_llm.cli.options import Subparsers, add_config_argument, add_superseded
 from taco_llm.flags import Parser, add_flags, given
 from taco_llm.redis_args import RedisArgs
 from taco_llm.scheduler_args import SchedulerArgs
+from taco_proto.errors import ConfigurationError
 
 DEFAULT_LISTEN = "0.0.0.0:7100"
+_EVERY_HOST = ("", "0.0.0.0", "::")
+_NOT_REACHED = (*_EVERY_HOST, "localhost", "127.0.0.1", "::1")
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -24,6 +27,12 @@ def add_parser(subparsers: Subparsers) -> None:
         help="Address for gateways and workers to dial, host:port or unix:/path. "
         f"Default: {DEFAULT_LISTEN}.",
     )
+    parser.add_argument(
+        "--advertise",
+        metavar="ADDRESS",
+        help="Address at which gateways reach this scheduler, written to --redis-url for those that "
+        "are not told it. Default: --listen, where that is an address that others can reach.",
+    )
     add_config_argument(parser)
     add_flags(parser, "scheduling", SchedulerArgs)
     add_flags(parser, "Redis", RedisArgs)
@@ -37,4 +46,36 @@ def run(parser: Parser, namespace: argparse.Namespace) -> int:
     values = collect(parser, namespace)
     args = SchedulerArgs(**given(SchedulerArgs, values))
     redis = RedisArgs(**given(RedisArgs, values)).redis_config()
-    return run_scheduler(args.scheduler_config(values.get("listen", DEFAULT_LISTEN), redis))
+    listen = values.get("listen", DEFAULT_LISTEN)
+    address = advertised(listen, values.get("advertise"), has_redis=redis is not None)
+    return run_scheduler(args.scheduler_config(listen, redis, address))
+
+
+def advertised(listen: str, advertise: str | None, *, has_redis: bool) -> str | None:
+    """The address that gateways find in Redis; None: they find none.
+
+    Raises:
+        ConfigurationError: nobody else could reach the scheduler at it.
+    """
+    if not has_redis:
+        if advertise is not None:
+            raise ConfigurationError("--advertise needs --redis-url, where gateways look for it")
+        return None
+    if advertise is None:
+        host = listen.rpartition(":")[0].strip("[]")
+        if listen.startswith("unix:") or host in _NOT_REACHED:
+            raise ConfigurationError(
+                f"gateways elsewhere cannot reach {listen}: with --redis-url give --advertise, the "
+                "host:port at which they can"
+            )
+        return listen
+    if advertise.startswith("unix:/"):
+        return advertise
+    host, _, port = advertise.rpartition(":")
+    is_port = port.isascii() and port.isdigit() and 0 < int(port) < 65536
+    if host.strip("[]") in _EVERY_HOST or not is_port:
+        raise ConfigurationError(
+            f"--advertise must be host:port or unix:/path, one that can be dialled, got "
+            f"{advertise!r}"
+        )
+    return advertise

@@ -1,0 +1,110 @@
+"""An engine behind limits that all gateways share."""
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+from taco_gateway.engine.engine_client import (
+    EngineClient,
+    EngineError,
+    EngineStats,
+    SequenceUpdate,
+    UpdateStream,
+)
+from taco_gateway.engine.shared_limits import SharedLimits, Ticket
+from taco_proto.limits import has_limits
+from taco_proto.requests import FinishReason, GenerateRequest, ModelInfo, Tenant
+
+TOKEN_BYTES = 4
+
+
+class LimitedClient:
+    """An `EngineClient` that lets a request through to another one when its tenant may have it.
+
+    What Redis has let in reaches the scheduler without limits, so that it is neither counted nor
+    refused twice; while Redis is away the scheduler's own limits hold.
+    """
+
+    def __init__(self, client: EngineClient, limits: SharedLimits) -> None:
+        self._client = client
+        self._limits = limits
+
+    def model_info(self) -> ModelInfo | None:
+        return self._client.model_info()
+
+    def generate(self, request: GenerateRequest) -> UpdateStream:
+        if not has_limits(request.tenant):
+            return self._client.generate(request)
+        return _LimitedStream(self._client, self._limits, request)
+
+    async def stats(self) -> EngineStats:
+        return await self._client.stats()
+
+    async def close(self) -> None:
+        await self._client.close()
+
+
+class _LimitedStream:
+    """The news of a request that is submitted when it has been let in, with the first look."""
+
+    def __init__(
+        self, client: EngineClient, limits: SharedLimits, request: GenerateRequest
+    ) -> None:
+        self._client = client
+        self._limits = limits
+        self._request = request
+        self._running = set(range(request.sampling.num_sequences))
+        self._has_tokens = False
+        self._ticket: Ticket | None = None
+        self._stream: UpdateStream | None = None
+
+    def __aiter__(self) -> AsyncIterator[SequenceUpdate]:
+        return self
+
+    async def __anext__(self) -> SequenceUpdate:
+        ticket, stream = self._ticket, self._stream
+        if ticket is None or stream is None:
+            ticket, stream = await self._begin()
+        try:
+            update = await anext(stream)
+        except EngineError as error:
+            ticket.end(refund=error.code in (429, 503) and not self._has_tokens)
+            raise
+        except StopAsyncIteration:
+            ticket.end()
+            raise
+        if update.token_ids:
+            self._has_tokens = True
+            ticket.spend(len(update.token_ids))
+        if update.finish_reason != FinishReason.RUNNING:
+            self._leave(update.index)
+        return update
+
+    def cancel(self, index: int) -> None:
+        if self._stream is not None:
+            self._stream.cancel(index)
+        self._leave(index)
+
+    def close(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+        if self._ticket is not None:
+            self._ticket.end()
+
+    async def _begin(self) -> tuple[Ticket, UpdateStream]:
+        request = self._request
+        num_tokens = len(request.token_ids) // TOKEN_BYTES
+        ticket = self._ticket = await self._limits.admit(request.tenant, num_tokens)
+        if ticket.is_shared:
+            request = replace(request, tenant=_without_limits(request.tenant))
+        self._stream = self._client.generate(request)
+        return ticket, self._stream
+
+    def _leave(self, index: int) -> None:
+        """Before the client hears of its end, so that its next request finds room."""
+        self._running.discard(index)
+        if not self._running and self._ticket is not None:
+            self._ticket.end()
+
+
+def _without_limits(tenant: Tenant) -> Tenant:
+    return Tenant(name=tenant.name, weight=tenant.weight)

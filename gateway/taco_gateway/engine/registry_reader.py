@@ -1,0 +1,126 @@
+"""Reads in Redis which schedulers there are."""
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from taco_proto.redis_link import RedisLink
+from taco_proto.registry import (
+    INDEX_KEY,
+    LIFETIME_SECONDS,
+    MAX_SCHEDULERS,
+    POLL_SECONDS,
+    InvalidRecordError,
+    SchedulerRecord,
+    decode_record,
+    record_key,
+)
+
+_log = logging.getLogger("taco.gateway.scheduler")
+
+
+@dataclass(frozen=True, slots=True)
+class SeenRecord:
+    """`written_at`: by this machine's monotonic clock, whatever the scheduler's says."""
+
+    record: SchedulerRecord
+    written_at: float
+
+
+class RegistryReader:
+    """Asks for all records again and again.
+
+    Args:
+        redis: the gateway's link; started and closed by whoever made it.
+        model: schedulers of other models are left out.
+        tell: is told what was found, at each reading that succeeded.
+    """
+
+    def __init__(
+        self, redis: RedisLink, model: str, tell: Callable[[Mapping[str, SeenRecord]], None]
+    ) -> None:
+        self._redis = redis
+        self._model = model
+        self._tell = tell
+        self._due = asyncio.Event()
+        self._problems: dict[str, str] = {}
+        self._task: asyncio.Task[None] | None = None
+        redis.on_trust(self._due.set)
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._keep_reading(), name="registry reader")
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    async def _keep_reading(self) -> None:
+        while True:
+            self._due.clear()
+            try:
+                seen = await self.read()
+                if seen is not None:
+                    self._tell(seen)
+            except Exception:  # a bug here must not cost more than the news
+                _log.exception("the records of schedulers could not be read")
+            # Gateways that started together should not read together.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._due.wait(), POLL_SECONDS * random.uniform(0.9, 1.0))
+
+    async def read(self) -> dict[str, SeenRecord] | None:
+        """The records of the model's schedulers by address; None: Redis cannot be asked now."""
+        replies = await self._redis.run(("ZREVRANGE", INDEX_KEY, 0, MAX_SCHEDULERS - 1))
+        if replies is None:
+            return None
+        if not isinstance(replies[0], list):  # the key holds something else
+            self._report(INDEX_KEY, f"{replies[0]}")
+            return {}
+        addresses = [address.decode(errors="replace") for address in replies[0]]
+        if not addresses:
+            return {}
+        keys = [record_key(address) for address in addresses]
+        commands = [command for key in keys for command in (("GET", key), ("PTTL", key))]
+        replies = await self._redis.run(*commands)
+        if replies is None:
+            return None
+        now = time.monotonic()
+        seen: dict[str, SeenRecord] = {}
+        for address, data, ttl in zip(addresses, replies[::2], replies[1::2], strict=True):
+            record = self._record(address, data)
+            if record is not None and record.model == self._model:
+                seen[address] = SeenRecord(record, now - _age(ttl))
+        return seen
+
+    def _record(self, address: str, data: Any) -> SchedulerRecord | None:
+        if data is None:
+            return None  # it vanished
+        try:
+            if not isinstance(data, bytes):
+                raise InvalidRecordError(f"{data}")
+            record = decode_record(data, address)
+        except InvalidRecordError as error:
+            self._report(address, f"{error}")
+            return None
+        self._problems.pop(address, None)
+        return record
+
+    def _report(self, name: str, problem: str) -> None:
+        """Once for each problem, not once a second."""
+        if self._problems.get(name) != problem:
+            _log.warning("the record of %.255s in Redis is left out: %s", name, problem)
+            if len(self._problems) > MAX_SCHEDULERS:
+                self._problems.clear()
+            self._problems[name] = problem
+
+
+def _age(ttl_ms: Any) -> float:
+    """Seconds since a record was written, from what it has still to live."""
+    left = ttl_ms / 1000 if isinstance(ttl_ms, int) and ttl_ms > 0 else 0.0
+    return max(0.0, LIFETIME_SECONDS - left)

@@ -1,0 +1,254 @@
+"""One Generate stream to one scheduler, which carries all requests that this gateway has there.
+
+When it breaks it is dialled again, with back-off, until the link is closed. What becomes of the
+requests is its host's business.
+"""
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+import grpc
+
+from taco_gateway.engine.engine_client import EngineError
+from taco_gateway.engine.placement import SchedulerView
+from taco_gateway.engine.token_stream import RequestTable, TokenStream
+from taco_proto import scheduler_pb2 as pb
+from taco_proto.config import MAX_MESSAGE_BYTES, PROTOCOL_VERSION
+from taco_proto.convert import model_info_from_pb, output_batch_from_pb, submit_to_pb
+from taco_proto.registry import DECODE_TOKENS
+from taco_proto.requests import GenerateRequest, ModelInfo, OutputBatch, RequestError
+from taco_proto.scheduler_pb2_grpc import SchedulerStub
+
+_log = logging.getLogger("taco.gateway.scheduler")
+
+_CHANNEL_OPTIONS = (
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 5_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.ping_timeout_ms", 5_000),  # no keepalive goes out while another ping waits
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    # Back-off is ours; the channel's own would be added to it.
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+)
+_FIRST_BACKOFF_S = 0.05
+_MAX_BACKOFF_S = 1.0
+_STATS_TIMEOUT_S = 5.0
+_SHUTTING_DOWN = 503  # no other refusal of a scheduler's has that code
+
+
+class LinkHost(Protocol):
+    """Who has the link. Nothing of it waits."""
+
+    def met(self, link: "SchedulerLink") -> None:
+        """There is a stream, or the scheduler serves something else now: see `link.info`."""
+
+    def lost(self, link: "SchedulerLink") -> None:
+        """The stream broke; the requests in `link.requests` have lost their place."""
+
+    def refused(self, link: "SchedulerLink", stream: TokenStream, error: EngineError) -> None:
+        """The scheduler shuts down and does not take this request, which is in `link.requests`."""
+
+
+class SchedulerLink:
+    """Belongs to the event loop that `start` is called on.
+
+    Args:
+        address: the scheduler's (`unix:/path` or `host:port`).
+        name: this gateway's, for the scheduler's log.
+        view: what is known of the scheduler beside the stream.
+
+    Attributes:
+        info: what it serves, or served when there was a stream; None: it has not been met yet.
+        connected: there is a stream.
+        draining: the scheduler shuts down.
+        requests: those that are there.
+    """
+
+    def __init__(self, address: str, name: str, host: LinkHost, view: SchedulerView) -> None:
+        self.address = address
+        self.view = view
+        self.info: ModelInfo | None = None
+        self.connected = False
+        self.draining = False
+        self.requests = RequestTable(self)
+        self._name = name
+        self._host = host
+        self._outbox = _Outbox()  # a new one for each stream
+        self._channel: grpc.aio.Channel | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def usable(self) -> bool:
+        """It takes new requests and has a worker for them."""
+        return self.takes_requests and self.info is not None and self.info.ready
+
+    @property
+    def takes_requests(self) -> bool:
+        """It takes new requests, though they may have to wait for a worker."""
+        return self.connected and not self.draining
+
+    @property
+    def own_load(self) -> int:
+        """Estimated work of this gateway's requests there, in prompt tokens."""
+        return sum(
+            DECODE_TOKENS * stream.request.sampling.num_sequences
+            + (stream.num_missing_tokens if stream.is_untouched else 0)
+            for stream in self.requests
+        )
+
+    def start(self) -> None:
+        """Begins to dial, in the background."""
+        self._channel = grpc.aio.insecure_channel(self.address, options=_CHANNEL_OPTIONS)
+        self._task = asyncio.create_task(self._keep_connected(SchedulerStub(self._channel)))
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        if self._channel is not None:
+            await self._channel.close()
+
+    # ---------------------------------------------------------------- requests
+
+    def submit(self, request: GenerateRequest) -> None:
+        self._outbox.submit(request)
+
+    def cancel(self, handle: int, index: int | None = None) -> None:
+        self._outbox.cancel(handle, index)
+
+    async def stats(self) -> pb.StatsReply:
+        """Raises:
+        EngineError: it does not answer (503).
+        """
+        if self._channel is None:
+            raise EngineError(503, "The scheduler has not been dialled yet.")
+        try:
+            reply: pb.StatsReply = await SchedulerStub(self._channel).Stats(
+                pb.StatsRequest(), timeout=_STATS_TIMEOUT_S
+            )
+        except grpc.aio.AioRpcError as error:
+            _log.warning("%s gives no statistics: %s", self.address, error.details())
+            raise EngineError(503, "The scheduler does not answer.") from None
+        return reply
+
+    # ------------------------------------------------------------ the stream
+
+    async def _keep_connected(self, stub: SchedulerStub) -> None:
+        backoff = _FIRST_BACKOFF_S
+        last_reason = ""
+        while True:
+            reason = await self._run_stream(stub)
+            if self.connected:
+                self.connected = self.draining = False
+                backoff = _FIRST_BACKOFF_S
+                _log.warning("the link to the scheduler at %s broke: %s", self.address, reason)
+                self._host.lost(self)
+            elif reason != last_reason:
+                _log.info("waiting for the scheduler at %s: %s", self.address, reason)
+            last_reason = reason
+            await asyncio.sleep(backoff * random.uniform(0.5, 1.0))
+            backoff = min(2 * backoff, _MAX_BACKOFF_S)
+
+    async def _run_stream(self, stub: SchedulerStub) -> str:
+        """Serves one stream until it breaks; says why it did."""
+        self._outbox = outbox = _Outbox()
+        call = stub.Generate(self._outgoing(outbox))
+        try:
+            async for message in call:
+                match message.WhichOneof("body"):
+                    case "outputs":
+                        self._dispatch(output_batch_from_pb(message.outputs))
+                    case "model":
+                        self._meet(model_info_from_pb(message.model))
+        except grpc.aio.AioRpcError as error:
+            return f"{error.code().name}: {error.details()}"
+        except ValueError as error:  # columns that do not fit together
+            return f"it sent nonsense: {error}"
+        finally:
+            outbox.close()
+            call.cancel()
+        return "it ended the stream"
+
+    async def _outgoing(self, outbox: "_Outbox") -> AsyncIterator[pb.GatewayMessage]:
+        hello = pb.GatewayHello(protocol_version=PROTOCOL_VERSION, name=self._name)
+        yield pb.GatewayMessage(hello=hello)
+        while (message := await outbox.next_message()) is not None:
+            yield message
+
+    def _meet(self, info: ModelInfo) -> None:
+        """The scheduler says what it serves: the first message on a stream, and on every change."""
+        self.info = info
+        self.connected = True
+        _log.info(
+            "the scheduler at %s serves %s (ready: %s)",
+            self.address,
+            info.model or "no model yet",
+            info.ready,
+        )
+        self._host.met(self)
+
+    def _dispatch(self, batch: OutputBatch) -> None:
+        if batch.errors:
+            batch.errors = [error for error in batch.errors if not self._is_refusal(error)]
+        self.requests.dispatch(batch)
+
+    def _is_refusal(self, error: RequestError) -> bool:
+        stream = self.requests.get(error.handle)
+        if error.code != _SHUTTING_DOWN or stream is None:
+            return False
+        self.draining = True
+        self._host.refused(self, stream, EngineError(error.code, error.message))
+        return True
+
+
+class _Outbox:
+    """What goes up on one stream: submits first, then the cancels that gathered, in one message."""
+
+    def __init__(self) -> None:
+        self._submits: deque[pb.Submit] = deque()
+        self._cancelled: list[tuple[int, int | None]] = []
+        self._news = asyncio.Event()
+        self._closed = False
+
+    def submit(self, request: GenerateRequest) -> None:
+        self._submits.append(submit_to_pb(request))
+        self._news.set()
+
+    def cancel(self, handle: int, index: int | None = None) -> None:
+        self._cancelled.append((handle, index))
+        self._news.set()
+
+    def close(self) -> None:
+        """Ends the reader: gRPC leaves it waiting when the stream breaks."""
+        self._closed = True
+        self._news.set()
+
+    async def next_message(self) -> pb.GatewayMessage | None:
+        """Waits for news; None when the outbox is closed."""
+        while not self._closed:
+            if self._submits:
+                return pb.GatewayMessage(submit=self._submits.popleft())
+            if self._cancelled:
+                return pb.GatewayMessage(cancel=self._take_cancels())
+            self._news.clear()
+            await self._news.wait()
+        return None
+
+    def _take_cancels(self) -> pb.Cancel:
+        # A message names either whole requests or single sequences.
+        whole = self._cancelled[0][1] is None
+        taken = [entry for entry in self._cancelled if (entry[1] is None) == whole]
+        self._cancelled = [entry for entry in self._cancelled if (entry[1] is None) != whole]
+        return pb.Cancel(
+            handles=[handle for handle, _ in taken],
+            indexes=[index for _, index in taken if index is not None],
+        )

@@ -1,0 +1,218 @@
+"""A tenant's limits over all gateways and schedulers together, counted in Redis.
+
+A request is let in, and charged with its prompt, before it is submitted; its answer is charged as
+it comes. While Redis is away each scheduler's own limits hold instead, and nothing is made up for
+afterwards, but for the requests that run: their leases are renewed as soon as Redis is back.
+"""
+
+import asyncio
+import itertools
+import logging
+import math
+import secrets
+import time
+from collections import Counter
+from typing import Any
+
+from redis.exceptions import ResponseError
+
+from taco_gateway.engine.engine_client import EngineError
+from taco_gateway.engine.limit_scripts import ADMIT, REACHED, SETTLE, limit_keys
+from taco_proto.limits import MAX_RETRY_SECONDS, RETRY_CONCURRENT, Limit, too_long
+from taco_proto.redis_link import Command, RedisLink
+from taco_proto.requests import Tenant
+
+LEASE_MS = 10_000
+# Redis that has lost everything knows all requests again after so long.
+RENEW_SECONDS = 2.0
+# One message: what has gathered while the one before was under way.
+MAX_BATCH = 256
+QUIET_SECONDS = 60.0
+
+logger = logging.getLogger("taco.gateway.limits")
+
+
+class Ticket:
+    """One request of a tenant with limits, while it runs.
+
+    Attributes:
+        is_shared: Redis has let it in. Else the scheduler's own limits hold for it.
+    """
+
+    __slots__ = ("_limits", "_num_prompt_tokens", "is_shared", "lease", "num_unpaid", "tenant")
+
+    def __init__(
+        self, limits: "SharedLimits", tenant: Tenant, lease: str, num_prompt_tokens: int
+    ) -> None:
+        self.tenant = tenant
+        self.lease = lease
+        self.is_shared = False
+        self.num_unpaid = 0
+        self._num_prompt_tokens = num_prompt_tokens
+        self._limits = limits
+
+    def spend(self, num_tokens: int) -> None:
+        """Tokens of its answer have come."""
+        self.num_unpaid += num_tokens
+
+    def end(self, *, refund: bool = False) -> None:
+        """The request has ended; may be called again.
+
+        Args:
+            refund: it was refused elsewhere and shall have cost nothing.
+        """
+        give_back = refund and self.is_shared
+        self._limits.leave(
+            self,
+            num_requests=-1 if give_back else 0,
+            num_tokens=-self._num_prompt_tokens if give_back else self.num_unpaid,
+        )
+        self.num_unpaid = 0
+
+
+class SharedLimits:
+    """Belongs to one event loop.
+
+    Args:
+        link: not started yet.
+
+    Attributes:
+        num_refused: requests by the limit that they reached.
+        num_local: requests for which Redis could not be asked.
+    """
+
+    def __init__(self, link: RedisLink) -> None:
+        self.num_refused: Counter[Limit] = Counter()
+        self.num_local = 0
+        self._link = link
+        self._admit, self._settle = link.add_script(ADMIT), link.add_script(SETTLE)
+        self._name = secrets.token_hex(8)
+        self._numbers = itertools.count()
+        self._running: dict[str, dict[str, Ticket]] = {}  # by tenant and lease
+        self._queue: list[tuple[Command, asyncio.Future[Any] | None]] = []
+        self._has_queue = asyncio.Event()
+        self._renewal = asyncio.Event()
+        self._complained_at = -math.inf
+        link.on_trust(self._renewal.set)
+
+    async def run(self) -> None:
+        """Talks to Redis, for as long as the gateway runs."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._send())
+            tasks.create_task(self._keep_leases())
+
+    async def admit(self, tenant: Tenant, num_prompt_tokens: int) -> Ticket:
+        """Lets a request in; it must be ended. Waits for Redis no longer than its link allows.
+
+        Raises:
+            EngineError: 429, a limit is reached; nothing has been counted.
+        """
+        if (message := too_long(num_prompt_tokens, tenant)) is not None:
+            self.num_refused[Limit.TOKENS] += 1
+            raise EngineError(429, message)
+        ticket = Ticket(self, tenant, f"{self._name}:{next(self._numbers)}", num_prompt_tokens)
+        try:
+            reply = await self._ask(self._admission(ticket, num_prompt_tokens))
+        except asyncio.CancelledError:  # Redis may have let it in, or will
+            ticket.is_shared = True
+            ticket.end(refund=True)
+            raise
+        if reply is None:
+            self.num_local += 1
+        elif (limit := REACHED[reply[0]]) is not None:
+            self.num_refused[limit] += 1
+            raise _refusal(limit, tenant, reply[1] / 1000)
+        ticket.is_shared = reply is not None
+        self._running.setdefault(tenant.name, {})[ticket.lease] = ticket
+        return ticket
+
+    def leave(self, ticket: Ticket, *, num_requests: int, num_tokens: int) -> None:
+        """A ticket's request has ended, and this is to be charged. See `Ticket.end`."""
+        tickets = self._running.get(ticket.tenant.name, {})
+        is_new = tickets.pop(ticket.lease, None) is None  # it was not let in, or has ended before
+        if not tickets:
+            self._running.pop(ticket.tenant.name, None)
+        if is_new and not num_requests:
+            return
+        released = (ticket.lease,)
+        self._tell(self._settlement(ticket.tenant, num_requests, num_tokens, released, ()))
+
+    # ------------------------------------------------------------------- Redis
+
+    async def _ask(self, command: Command) -> Any:
+        """The reply; None: there is none in time."""
+        if not self._link.trusted:
+            return None
+        future = asyncio.get_running_loop().create_future()
+        self._queue.append((command, future))
+        self._has_queue.set()
+        return await future
+
+    def _tell(self, command: Command) -> None:
+        if self._link.trusted:
+            self._queue.append((command, None))
+            self._has_queue.set()
+
+    async def _send(self) -> None:
+        """In order, so that a request that has ended makes room for the next one."""
+        while True:
+            await self._has_queue.wait()
+            batch, self._queue = self._queue[:MAX_BATCH], self._queue[MAX_BATCH:]
+            if not self._queue:
+                self._has_queue.clear()
+            replies = await self._link.run(*(command for command, _ in batch))
+            for (_, future), reply in zip(batch, replies or [None] * len(batch), strict=True):
+                if isinstance(reply, ResponseError):
+                    self._complain(reply)
+                if future is not None and not future.done():
+                    future.set_result(None if isinstance(reply, ResponseError) else reply)
+
+    async def _keep_leases(self) -> None:
+        while True:
+            self._renewal.clear()
+            try:
+                async with asyncio.timeout(RENEW_SECONDS):
+                    await self._renewal.wait()
+            except TimeoutError:
+                pass
+            for tickets in self._running.values():
+                self._renew(list(tickets.values()))
+
+    def _renew(self, tickets: list[Ticket]) -> None:
+        """Of one tenant; its answers are charged, too."""
+        tenant = tickets[-1].tenant  # whose limits are the latest
+        num_tokens = sum(ticket.num_unpaid for ticket in tickets)
+        for ticket in tickets:
+            ticket.num_unpaid = 0
+        renewed = tuple(ticket.lease for ticket in tickets if tenant.max_concurrent_requests)
+        if renewed or num_tokens:
+            self._tell(self._settlement(tenant, 0, num_tokens, (), renewed))
+
+    def _admission(self, ticket: Ticket, num_tokens: int) -> Command:
+        tenant = ticket.tenant
+        limits = (Limit.REQUESTS.of(tenant), Limit.TOKENS.of(tenant), Limit.CONCURRENT.of(tenant))
+        arguments = (*limits, num_tokens, ticket.lease, LEASE_MS)
+        return ("EVALSHA", self._admit, 3, *limit_keys(tenant), *arguments)
+
+    def _settlement(
+        self,
+        tenant: Tenant,
+        num_requests: int,
+        num_tokens: int,
+        released: tuple[str, ...],
+        renewed: tuple[str, ...],
+    ) -> Command:
+        charges = (Limit.REQUESTS.of(tenant), num_requests, Limit.TOKENS.of(tenant), num_tokens)
+        leases = (LEASE_MS, len(released), *released, *renewed)
+        return ("EVALSHA", self._settle, 3, *limit_keys(tenant), *charges, *leases)
+
+    def _complain(self, error: ResponseError) -> None:
+        """Once a minute: the scheduler's own limits hold for that tenant."""
+        if time.monotonic() - self._complained_at > QUIET_SECONDS:
+            self._complained_at = time.monotonic()
+            logger.error("a limit in Redis makes no sense: %s", error)
+
+
+def _refusal(limit: Limit, tenant: Tenant, wait: float) -> EngineError:
+    wait = RETRY_CONCURRENT if limit is Limit.CONCURRENT else wait
+    return EngineError(429, limit.reached(tenant), math.ceil(min(wait, MAX_RETRY_SECONDS)))

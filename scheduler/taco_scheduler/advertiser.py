@@ -1,0 +1,112 @@
+"""Makes the scheduler known to gateways in Redis, beside the loop and never in its way."""
+
+import asyncio
+import contextlib
+import logging
+import random
+import secrets
+import time
+
+from taco_proto.config import RedisConfig
+from taco_proto.prefix_hashes import KEY_BYTES
+from taco_proto.redis_link import RedisLink
+from taco_proto.registry import (
+    HASH_KEY_KEY,
+    INDEX_KEY,
+    INDEX_SECONDS,
+    LIFETIME_SECONDS,
+    WRITE_SECONDS,
+    SchedulerRecord,
+    encode_record,
+    record_key,
+)
+from taco_scheduler.hot_prefixes import HotPrefixes
+from taco_scheduler.service import SchedulerService
+
+logger = logging.getLogger("taco.scheduler")
+
+
+class Advertiser:
+    """Writes the scheduler's record again and again; it vanishes when that ends.
+
+    Without Redis nothing is written and nothing waits: gateways go on with whom they know.
+
+    Args:
+        address: where gateways dial the scheduler.
+
+    Raises:
+        ConfigurationError: the link to Redis cannot be configured like that.
+    """
+
+    def __init__(self, service: SchedulerService, redis: RedisConfig, address: str) -> None:
+        self._service = service
+        self._due = asyncio.Event()
+        self._link = RedisLink(redis)
+        self._link.on_trust(self._due.set)
+        self._address = address
+        # All schedulers use one key in the end, so that a gateway hashes a prompt once.
+        self._prefixes = HotPrefixes(secrets.token_bytes(KEY_BYTES))
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._link.start()
+        self._task = asyncio.create_task(self._keep_writing(), name="advertiser")
+
+    async def withdraw(self) -> None:
+        """Takes the record back, so that gateways send new requests elsewhere. Safe to call twice,
+        and before `start`.
+        """
+        if self._task is None:
+            return
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+        self._task = None
+        await self._link.run(("DEL", record_key(self._address)), ("ZREM", INDEX_KEY, self._address))
+        await self._link.close()
+
+    async def _keep_writing(self) -> None:
+        while True:
+            self._due.clear()
+            try:
+                await self._write()
+            except Exception:  # a bug here must not cost more than the record
+                logger.exception("the record for gateways could not be written")
+            # Schedulers that started together should not write together.
+            delay = WRITE_SECONDS * random.uniform(0.9, 1.0)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._due.wait(), delay)
+
+    async def _write(self) -> None:
+        if not self._link.trusted:
+            return
+        record, now = encode_record(self._record()), time.time()
+        replies = await self._link.run(
+            ("SET", HASH_KEY_KEY, self._prefixes.key, "NX"),
+            ("GET", HASH_KEY_KEY),
+            ("SET", record_key(self._address), record, "PX", int(LIFETIME_SECONDS * 1000)),
+            ("ZADD", INDEX_KEY, now, self._address),
+            ("ZREMRANGEBYSCORE", INDEX_KEY, "-inf", now - INDEX_SECONDS),
+        )
+        if replies is None:
+            return
+        for reply in replies:
+            if isinstance(reply, Exception):
+                logger.warning("Redis refuses the record for gateways: %s", reply)
+                return
+        common = replies[1]
+        if isinstance(common, bytes) and len(common) == KEY_BYTES and common != self._prefixes.key:
+            self._prefixes = HotPrefixes(common)
+
+    def _record(self) -> SchedulerRecord:
+        replicas = [r for r in self._service.engine.replicas if not r.is_leaving]
+        model = self._service.model
+        return SchedulerRecord(
+            address=self._address,
+            model=model.model,
+            block_size=model.block_size,
+            num_workers=len(replicas),
+            load=sum(replica.load for replica in replicas),
+            hash_key=self._prefixes.key,
+            prefixes=self._prefixes.collect([replica.worker.blocks for replica in replicas]),
+        )
