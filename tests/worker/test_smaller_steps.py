@@ -1,3 +1,8 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -7,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.checkpoints import make_checkpoint
+from support.patience import PATIENCE_SECONDS
 from support.plans import GREEDY, Join, ints, make_plan
 from taco_proto.config import ModelConfig, WorkerConfig
 from taco_proto.sampling_params import SamplingParams
@@ -102,3 +108,21 @@ def test_a_step_goes_on_in_halves(
     assert output.prompt_logprobs == expected.prompt_logprobs
     after = worker.execute(make_plan({0: 1, 1: 1, 2: 1, 3: 1}, epoch=2, step_id=2))
     assert after.token_ids.tolist() == expected_next.token_ids.tolist()
+
+
+def test_memory_that_the_system_refuses_costs_smaller_steps_and_no_more(tmp_path: Path) -> None:
+    """In a process with a real limit: the same bits, and no trace of it once there is memory."""
+    checkpoint = make_checkpoint(tmp_path, hidden_size=512, intermediate_size=1024)
+    done = subprocess.run(
+        [sys.executable, "-m", "support.squeezed_worker", str(checkpoint)],
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},
+        stdout=subprocess.PIPE,
+        timeout=PATIENCE_SECONDS,
+        check=True,
+    )
+    whole, squeezed, after = json.loads(done.stdout)
+    assert len(whole["token_ids"]) == 8 * 4
+    assert (whole["errors"], whole["num_cuts"]) == ([], 0)
+    assert (squeezed["errors"], squeezed["num_cuts"] > 0) == ([], True)
+    assert squeezed | {"num_cuts": 0} == whole
+    assert after == whole

@@ -24,11 +24,11 @@ def run_smaller_if_memory_lacks(run: Callable[[StepRows], T], rows: StepRows) ->
     other but through KV that was written before: halves give what the whole would have given.
 
     Raises:
-        RuntimeError: not even one token's step fits, or something else failed.
+        RuntimeError, MemoryError: not even one token's step fits, or something else failed.
     """
     try:
         return [run(rows)]
-    except RuntimeError as error:
+    except (RuntimeError, MemoryError) as error:
         smaller = _split(rows) if _lacks_memory(error) else ()
         if not smaller:
             raise
@@ -44,11 +44,14 @@ def run_smaller_if_memory_lacks(run: Callable[[StepRows], T], rows: StepRows) ->
     return [part for some in smaller for part in run_smaller_if_memory_lacks(run, some)]
 
 
-def _lacks_memory(error: RuntimeError) -> bool:
-    """torch's own allocator says so by a class, libraries and Triton by their words."""
-    if isinstance(error, torch.OutOfMemoryError):
+def _lacks_memory(error: Exception) -> bool:
+    """torch's allocator of a GPU and Python's own say so by a class; torch's allocator of a CPU,
+    libraries and Triton by their words.
+    """
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return "out of memory" in str(error) or "ALLOC_FAILED" in str(error)
+    words = ("out of memory", "ALLOC_FAILED", "can't allocate memory")
+    return any(word in str(error) for word in words)
 
 
 def _split(rows: StepRows) -> Sequence[StepRows]:

@@ -12,6 +12,8 @@ from torch import Tensor
 
 HUGE_PAGE = 2 << 20
 ALIGNMENT = 64  # a cache line, and a row of an AMX tile
+# From here on memory is the system's own: what is given back leaves no hole in the heap.
+_LEAST_MAPPED = 128 << 10
 
 
 def allocate(num_bytes: int) -> Tensor:
@@ -23,16 +25,17 @@ def allocate(num_bytes: int) -> Tensor:
     Raises:
         MemoryError: the system has no such address range.
     """
-    if num_bytes < HUGE_PAGE:
+    if num_bytes < _LEAST_MAPPED:
         memory = torch.empty(num_bytes + ALIGNMENT, dtype=torch.uint8)
         return _aligned(memory, ALIGNMENT, num_bytes)
+    alignment = HUGE_PAGE if num_bytes >= HUGE_PAGE else 0  # any page has the smaller one
     try:
-        mapping = mmap.mmap(-1, num_bytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        mapping = mmap.mmap(-1, num_bytes + alignment, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise MemoryError(f"cannot map {num_bytes} bytes: {error.strerror}") from error
     with suppress(OSError):  # a kernel without huge pages
         mapping.madvise(mmap.MADV_HUGEPAGE)
-    return _aligned(torch.frombuffer(mapping, dtype=torch.uint8), HUGE_PAGE, num_bytes)
+    return _aligned(torch.frombuffer(mapping, dtype=torch.uint8), alignment or ALIGNMENT, num_bytes)
 
 
 def _aligned(memory: Tensor, alignment: int, num_bytes: int) -> Tensor:
