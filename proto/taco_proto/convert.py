@@ -251,6 +251,7 @@ def step_plan_to_pb(plan: StepPlan) -> pb.StepPlan:
         max_drafts=plan.max_drafts.tolist(),
         drafts=None if plan.drafts is None else _drafts_to_pb(plan.drafts),
         copies=None if plan.copies is None else block_copies_to_pb(plan.copies),
+        is_announced=plan.is_announced,
     )
 
 
@@ -269,6 +270,7 @@ def step_plan_from_pb(message: pb.StepPlan) -> StepPlan:
         max_drafts=_ints(message.max_drafts),
         drafts=_drafts_from_pb(message.drafts) if message.HasField("drafts") else None,
         copies=block_copies_from_pb(message.copies) if message.HasField("copies") else None,
+        is_announced=message.is_announced,
     )
 
 

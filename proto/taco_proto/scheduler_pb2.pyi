@@ -212,18 +212,20 @@ class OutputBatch(_message.Message):
     def __init__(self, handles: _Optional[_Iterable[int]] = ..., indexes: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reasons: _Optional[_Iterable[int]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., num_cached_tokens: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Union[LogprobColumns, _Mapping]] = ..., prompt_logprob_handles: _Optional[_Iterable[int]] = ..., prompt_logprob_positions: _Optional[_Iterable[int]] = ..., prompt_logprobs: _Optional[_Union[LogprobColumns, _Mapping]] = ..., error_handles: _Optional[_Iterable[int]] = ..., error_codes: _Optional[_Iterable[int]] = ..., error_messages: _Optional[_Iterable[str]] = ..., error_retry_after: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class WorkerMessage(_message.Message):
-    __slots__ = ("hello", "output", "heartbeat", "store_report", "leaving")
+    __slots__ = ("hello", "output", "heartbeat", "store_report", "leaving", "announced")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     STORE_REPORT_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
+    ANNOUNCED_FIELD_NUMBER: _ClassVar[int]
     hello: WorkerHello
     output: StepOutput
     heartbeat: Heartbeat
     store_report: StoreReport
     leaving: Leaving
-    def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., output: _Optional[_Union[StepOutput, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., store_report: _Optional[_Union[StoreReport, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ...) -> None: ...
+    announced: StepAnnounced
+    def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., output: _Optional[_Union[StepOutput, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., store_report: _Optional[_Union[StoreReport, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., announced: _Optional[_Union[StepAnnounced, _Mapping]] = ...) -> None: ...
 
 class WorkerHello(_message.Message):
     __slots__ = ("protocol_version", "name", "model", "max_model_len", "vocab_size", "eos_token_ids", "block_size", "num_blocks", "max_num_seqs", "max_logprobs", "default_sampling", "max_draft_tokens", "drafts_itself", "num_host_blocks", "num_disk_blocks")
@@ -272,17 +274,31 @@ class Heartbeat(_message.Message):
     steps_done: int
     def __init__(self, steps_done: _Optional[int] = ...) -> None: ...
 
+class StepAnnounced(_message.Message):
+    __slots__ = ("epoch", "step_id")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    STEP_ID_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    step_id: int
+    def __init__(self, epoch: _Optional[int] = ..., step_id: _Optional[int] = ...) -> None: ...
+
 class Leaving(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class WorkerCommand(_message.Message):
-    __slots__ = ("plan", "store")
+    __slots__ = ("plan", "store", "go_ahead")
     PLAN_FIELD_NUMBER: _ClassVar[int]
     STORE_FIELD_NUMBER: _ClassVar[int]
+    GO_AHEAD_FIELD_NUMBER: _ClassVar[int]
     plan: StepPlan
     store: StoreCommand
-    def __init__(self, plan: _Optional[_Union[StepPlan, _Mapping]] = ..., store: _Optional[_Union[StoreCommand, _Mapping]] = ...) -> None: ...
+    go_ahead: GoAhead
+    def __init__(self, plan: _Optional[_Union[StepPlan, _Mapping]] = ..., store: _Optional[_Union[StoreCommand, _Mapping]] = ..., go_ahead: _Optional[_Union[GoAhead, _Mapping]] = ...) -> None: ...
+
+class GoAhead(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class SamplingColumns(_message.Message):
     __slots__ = ("presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p", "top_k", "min_p", "seed", "ignore_eos", "min_tokens", "logprobs", "prompt_logprobs", "no_repeat_ngram_size", "num_stop_token_ids", "stop_token_ids", "num_logit_bias", "logit_bias_token_ids", "logit_bias_values")
@@ -371,7 +387,7 @@ class BlockCopies(_message.Message):
     def __init__(self, offload_sources: _Optional[_Iterable[int]] = ..., offload_targets: _Optional[_Iterable[int]] = ..., load_sources: _Optional[_Iterable[int]] = ..., load_targets: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StepPlan(_message.Message):
-    __slots__ = ("epoch", "step_id", "left_slots", "joined", "appended_slots", "appended_blocks", "slots", "num_tokens", "max_drafts", "drafts", "copies")
+    __slots__ = ("epoch", "step_id", "left_slots", "joined", "appended_slots", "appended_blocks", "slots", "num_tokens", "max_drafts", "drafts", "copies", "is_announced")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     LEFT_SLOTS_FIELD_NUMBER: _ClassVar[int]
@@ -383,6 +399,7 @@ class StepPlan(_message.Message):
     MAX_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     DRAFTS_FIELD_NUMBER: _ClassVar[int]
     COPIES_FIELD_NUMBER: _ClassVar[int]
+    IS_ANNOUNCED_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     step_id: int
     left_slots: _containers.RepeatedScalarFieldContainer[int]
@@ -394,7 +411,8 @@ class StepPlan(_message.Message):
     max_drafts: _containers.RepeatedScalarFieldContainer[int]
     drafts: PlannedDrafts
     copies: BlockCopies
-    def __init__(self, epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., left_slots: _Optional[_Iterable[int]] = ..., joined: _Optional[_Union[JoinedSequences, _Mapping]] = ..., appended_slots: _Optional[_Iterable[int]] = ..., appended_blocks: _Optional[_Iterable[int]] = ..., slots: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., max_drafts: _Optional[_Iterable[int]] = ..., drafts: _Optional[_Union[PlannedDrafts, _Mapping]] = ..., copies: _Optional[_Union[BlockCopies, _Mapping]] = ...) -> None: ...
+    is_announced: bool
+    def __init__(self, epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., left_slots: _Optional[_Iterable[int]] = ..., joined: _Optional[_Union[JoinedSequences, _Mapping]] = ..., appended_slots: _Optional[_Iterable[int]] = ..., appended_blocks: _Optional[_Iterable[int]] = ..., slots: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., max_drafts: _Optional[_Iterable[int]] = ..., drafts: _Optional[_Union[PlannedDrafts, _Mapping]] = ..., copies: _Optional[_Union[BlockCopies, _Mapping]] = ..., is_announced: _Optional[bool] = ...) -> None: ...
 
 class StepOutput(_message.Message):
     __slots__ = ("epoch", "step_id", "slots", "token_ids", "logprobs", "prompt_logprob_slots", "prompt_logprob_positions", "prompt_logprobs", "error", "num_tokens", "num_drafts", "num_invalid_drafts")

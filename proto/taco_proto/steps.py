@@ -118,6 +118,7 @@ class StepPlan:
     max_drafts: IntArray = field(default_factory=lambda: EMPTY)  # one entry a row
     drafts: PlannedDrafts | None = None
     copies: BlockCopies | None = None
+    is_announced: bool = False  # the worker may not survive it, and says first that it begins
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

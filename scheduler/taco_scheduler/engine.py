@@ -157,12 +157,12 @@ class Engine:
         their deadlines.
         """
         self.replicas.remove(replica)
-        suspects = replica.lose()
+        present, has_begun = replica.lose()
         concerned = [request for request in self._requests if request.replica is replica]
         for request in concerned:
             request.replica = None
         if is_fault:
-            self._requests.strike(suspects, is_death=True)
+            self._requests.strike(present, is_death=True, has_begun=has_begun)
         self._place(request for request in concerned if request.unfinished)
 
     def drain(self, replica: Replica, leaves_by: float) -> None:
@@ -200,6 +200,10 @@ class Engine:
         """
         if replica in self.replicas:
             replica.commit(output, now)
+
+    def note_begun(self, replica: Replica, epoch: int, step_id: int) -> None:
+        """A worker begins a step that it had to announce: see `StepPlan.is_announced`."""
+        replica.note_begun(epoch, step_id)
 
     def next_store_command(self, replica: Replica) -> StoreCommand | None:
         """What a worker's disk tier is to do, to be sent at once; None if there is nothing now."""

@@ -38,9 +38,14 @@ class InFlightStep:
 
 @dataclass(slots=True)
 class InFlight:
-    """Steps in the order in which they were sent; the worker answers in that order."""
+    """Steps in the order in which they were sent; the worker answers in that order.
+
+    Attributes:
+        last_begun: the newest of the announced steps that the worker has begun.
+    """
 
     steps: deque[InFlightStep] = field(default_factory=deque)
+    last_begun: int = 0
 
     def __len__(self) -> int:
         return len(self.steps)

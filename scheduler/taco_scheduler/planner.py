@@ -17,6 +17,7 @@ def make_plan(
     *,
     now: float,
     runs_alone: bool,
+    is_announced: bool = False,
     drafts: PlannedDrafts | None = None,
     copies: BlockCopies | None = None,
 ) -> tuple[StepPlan, InFlightStep]:
@@ -58,6 +59,7 @@ def make_plan(
         max_drafts=max_drafts,
         drafts=drafts,
         copies=copies,
+        is_announced=is_announced,
     )
     tenures = batch.tenure[slots]
     step = InFlightStep(

@@ -220,6 +220,7 @@ class Replica:
             step_id,
             now=now,
             runs_alone=not worker.in_flight.steps,
+            is_announced=self._runs_a_suspect(rows),
             drafts=self.drafts.planned(rows.decode_slots, rows.max_drafts),
             copies=worker.blocks.take_copies(step_id),
         )
@@ -257,18 +258,26 @@ class Replica:
         self.drafts.note_step(step, output, now)
         self._committer.commit(step, output, now)
 
-    def lose(self) -> set[Request]:
+    def note_begun(self, epoch: int, step_id: int) -> None:
+        """The worker begins an announced step."""
+        if epoch == self._epoch:
+            self.worker.in_flight.last_begun = step_id
+
+    def lose(self) -> tuple[set[Request], set[Request]]:
         """The worker is gone, with its KV: all its requests are nowhere. Returns those that a step
-        was running for.
+        was sent for, and those of them of which it is known that their step has begun.
         """
-        suspects = {
-            sequence.request
-            for step in self.worker.in_flight.steps
-            for sequence in self.worker.sequences_in(step)
-        }
+        present: set[Request] = set()
+        has_begun: set[Request] = set()
+        in_flight = self.worker.in_flight
+        for step in in_flight.steps:
+            requests = {sequence.request for sequence in self.worker.sequences_in(step)}
+            present |= requests
+            if step.step_id <= in_flight.last_begun:
+                has_begun |= requests
         for sequence in self.worker.release_all():
             sequence.status = Status.WAITING
-        return suspects
+        return present, has_begun
 
     def _fail_step(self, step: InFlightStep, error: str) -> None:
         """Starts a new epoch: its first plan makes the worker drop its batch and go on."""
@@ -280,7 +289,7 @@ class Replica:
         for sequence in worker.release_all():
             self.waiting.push(sequence)
         self._epoch = next(self._epochs)
-        self._requests.strike(suspects, is_death=False)
+        self._requests.strike(suspects, is_death=False, has_begun=suspects)
 
     # ----------------------------------------------------------------- running
 
@@ -316,6 +325,13 @@ class Replica:
             if num_computed >= sequence.request.num_prompt_tokens:
                 self._release_held(sequence.request)
                 self._pin_prompt(sequence, now)
+
+    def _runs_a_suspect(self, rows: StepRows) -> bool:
+        suspects = self._requests.suspects
+        if not suspects:
+            return False
+        slots = (*rows.decode_slots.tolist(), *rows.chunk_slots)
+        return any(self.worker.batch.owner(slot).request in suspects for slot in slots)
 
     def _pin_prompt(self, sequence: Sequence, now: float) -> None:
         request = sequence.request

@@ -175,6 +175,10 @@ class RemoteReplica:
     def store(self, command: StoreCommand) -> None:
         self._commands.put_nowait(pb.WorkerCommand(store=store_command_to_pb(command)))
 
+    def let_begin(self) -> None:
+        """Lets the worker begin the step that it has announced."""
+        self._commands.put_nowait(pb.WorkerCommand(go_ahead=pb.GoAhead()))
+
     def close(self, error: Exception | None = None) -> None:
         self.error = self.error or error
         self._commands.put_nowait(None)

@@ -1,7 +1,7 @@
 """Who asked for what: all requests that have not ended, and how each of them ends."""
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from itertools import chain
 
 from taco_proto.config import SchedulerConfig
@@ -109,7 +109,9 @@ class Requests:
             self._reception.lobby.enter(request)
             self._deadlines.push(request)
 
-    def strike(self, requests: Iterable[Request], *, is_death: bool) -> None:
+    def strike(
+        self, requests: Iterable[Request], *, is_death: bool, has_begun: Set[Request]
+    ) -> None:
         """A request that does not survive two faults in a row must not take the others down again.
 
         Until a suspect has got a token, `Policy` runs it without other suspects: the next failure
@@ -117,10 +119,14 @@ class Requests:
 
         Args:
             is_death: the worker died, and did not only fail a step.
+            has_begun: those suspects whose step the worker had begun. It cannot have died of the
+                others: two workers that die in one moment are no reason to give a request up that
+                was just moved from one to the other.
         """
         for request in requests:
             request.num_deaths += is_death
-            if request in self.suspects or request.num_deaths >= MAX_DEATHS:
+            is_guilty = request in self.suspects and request in has_begun
+            if is_guilty or request.num_deaths >= MAX_DEATHS:
                 logger.error("request %s is given up: steps with it failed", request.request_id)
                 self.fail(request, 500, "the steps that ran this request failed again and again")
             else:

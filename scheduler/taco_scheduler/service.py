@@ -181,6 +181,12 @@ class SchedulerService:
         self._outputs.append((link, output))
         self._wake.set()
 
+    def note_begun(self, link: ReplicaLink, epoch: int, step_id: int) -> None:
+        """A worker begins a step that it had to announce."""
+        replica = self._replicas.get(link)
+        if replica is not None:
+            self.engine.note_begun(replica, epoch, step_id)
+
     def deliver_store_report(self, link: ReplicaLink, report: StoreReport) -> None:
         """Takes what a worker's disk tier has done."""
         replica = self._replicas.get(link)

@@ -137,6 +137,9 @@ async def _read_worker(
                 pass
             case "store_report":
                 service.deliver_store_report(replica, _read_report(message.store_report))
+            case "announced":
+                service.note_begun(replica, message.announced.epoch, message.announced.step_id)
+                replica.let_begin()
             case "leaving":
                 service.let_leave(replica)
             case other:

@@ -118,6 +118,7 @@ def test_step_plan(data: st.DataObject) -> None:
         joined=data.draw(st.none() | joined_sequences()),
         appended_slots=_array([1, 1]),
         appended_blocks=_array([7, 9]),
+        is_announced=data.draw(st.booleans()),
     )
     wire = convert.step_plan_to_pb(plan).SerializeToString()
     assert_equal(plan, convert.step_plan_from_pb(pb.StepPlan.FromString(wire)))

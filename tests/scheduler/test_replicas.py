@@ -149,6 +149,45 @@ def test_a_poisonous_request_kills_two_workers_and_no_more() -> None:
     assert_all_answered(d)
 
 
+def lose_without_begin(d: Driver) -> None:
+    """A worker is sent a step and is gone before it has begun it."""
+    (peer,) = d.peers
+    plan = d.engine.plan(peer.replica, d.now)
+    assert plan is not None
+    assert plan.is_announced == bool(d.engine._requests.suspects)
+    d.lose_worker(peer)
+    d.attach()
+
+
+def test_a_worker_that_was_dead_already_is_no_reason_to_give_its_requests_up() -> None:
+    d = make_driver(1)
+    crowd(d)
+    d.step()
+    lose_without_begin(d)
+    lose_without_begin(d)
+    d.run()
+    assert_all_answered(d)
+
+
+def test_no_worker_has_to_say_that_it_begins_for_ever() -> None:
+    """A request may be so bad that a worker cannot even read it."""
+    d = make_driver(1)
+    d.submit(1, [1] * 9, max_tokens=50)
+    for _ in range(4):
+        assert not d.got.errors
+        lose_without_begin(d)
+        d.collect()
+    assert d.got.errors[1][0] == 500
+
+
+def test_only_steps_with_a_suspect_are_announced() -> None:
+    d = make_driver(1)
+    crowd(d)
+    while d.step():
+        pass
+    assert not any(plan.is_announced for plan in d.plans)
+
+
 def test_suspects_run_one_at_a_time_on_all_workers_together() -> None:
     d = make_driver(3, max_num_batched_tokens=64)
     for handle in (98, 99):

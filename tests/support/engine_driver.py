@@ -211,6 +211,8 @@ class Driver:
         if plan is None:
             return False
         self.plans.append(plan)
+        if plan.is_announced:
+            self.engine.note_begun(peer.replica, plan.epoch, plan.step_id)
         peer.outputs.append(peer.worker.execute(plan))
         return True
 

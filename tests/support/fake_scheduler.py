@@ -43,6 +43,7 @@ class FakeScheduler(SchedulerServicer):
         self.reports: asyncio.Queue[StoreReport] = asyncio.Queue()
         self.replies: asyncio.Queue[DraftReply] = asyncio.Queue()
         self.heartbeats: asyncio.Queue[pb.Heartbeat] = asyncio.Queue()
+        self.announced: asyncio.Queue[pb.StepAnnounced] = asyncio.Queue()
         self.leavings: asyncio.Queue[None] = asyncio.Queue()
         self.goodbyes: asyncio.Queue[None] = asyncio.Queue()
         self.lets_leave = True
@@ -86,6 +87,8 @@ class FakeScheduler(SchedulerServicer):
                     self.worker_hellos.put_nowait(message.hello)
                 elif message.HasField("leaving"):
                     self._let_leave()
+                elif message.HasField("announced"):
+                    self.announced.put_nowait(message.announced)
                 elif message.HasField("store_report"):
                     self.reports.put_nowait(store_report_from_pb(message.store_report))
                 else:

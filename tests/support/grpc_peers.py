@@ -1,6 +1,7 @@
 """A gateway and a worker, as far as the scheduler's gRPC server can see."""
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
@@ -21,6 +22,7 @@ from taco_proto.convert import (
 )
 from taco_proto.requests import GenerateRequest
 from taco_proto.scheduler_pb2_grpc import SchedulerStub
+from taco_proto.steps import StepPlan
 
 TIMEOUT_SECONDS = 30.0
 
@@ -68,6 +70,7 @@ class WorkerPeer:
         self.num_steps = 0
         self.wants_to_leave = False
         self._ended = asyncio.Event()
+        self._plans: deque[StepPlan] = deque()
 
     async def hello(self, version: int = PROTOCOL_VERSION) -> None:
         hello = worker_info_to_pb(self.worker.info)
@@ -77,16 +80,31 @@ class WorkerPeer:
     async def serve(self, num_steps: int | None = None) -> None:
         """Runs plans: so many, or until the scheduler ends the stream."""
         while num_steps is None or self.num_steps < num_steps:
-            command = await self.call.read()
-            if command is grpc.aio.EOF:
+            plan = await self._next_plan()
+            if plan is None:
                 self._ended.set()
                 return
-            output = self.worker.execute(step_plan_from_pb(command.plan))
+            if plan.is_announced:
+                await self.announce(plan)
+            output = self.worker.execute(plan)
             self.num_steps += 1
             await self.call.write(pb.WorkerMessage(output=step_output_to_pb(output)))
             if self.wants_to_leave:
                 self.wants_to_leave = False
                 await self.call.write(pb.WorkerMessage(leaving=pb.Leaving()))
+
+    async def announce(self, plan: StepPlan) -> None:
+        """Says that a step begins; returns when it may."""
+        announced = pb.StepAnnounced(epoch=plan.epoch, step_id=plan.step_id)
+        await self.call.write(pb.WorkerMessage(announced=announced))
+        while not (command := await self.call.read()).HasField("go_ahead"):
+            self._plans.append(step_plan_from_pb(command.plan))
+
+    async def _next_plan(self) -> StepPlan | None:
+        if self._plans:
+            return self._plans.popleft()
+        command = await self.call.read()
+        return None if command is grpc.aio.EOF else step_plan_from_pb(command.plan)
 
     async def ended(self) -> grpc.StatusCode:
         """Waits until `serve` has come to the end of the stream; its status."""

@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from support.checkpoints import make_checkpoint
 from support.fake_scheduler import serve, soon
 from support.plans import Join, make_plan
+from taco_proto import scheduler_pb2 as pb
 from taco_proto.config import PROTOCOL_VERSION, ModelConfig, WorkerConfig
 from taco_proto.convert import step_plan_to_pb
 from taco_proto.steps import StepOutput, StepPlan
@@ -114,6 +116,24 @@ async def test_the_heart_beats_while_a_step_runs_and_leaving_takes_until_the_sch
         assert [(await soon(scheduler.outputs.get())).step_id for _ in range(2)] == [1, 2]
         scheduler.plans.put_nowait(None)
         assert await soon(link) == "the stream was closed"
+
+
+async def test_an_announced_step_begins_when_the_scheduler_has_heard_of_it(
+    config: WorkerConfig, address: str
+) -> None:
+    worker = GatedWorker(config)
+    worker.gate.set()
+    link = SchedulerLink(address, worker, ModelThread())
+    async with serve(address) as scheduler:
+        run = asyncio.create_task(link.run(asyncio.Event()))
+        scheduler.plans.put_nowait(replace(FIRST, is_announced=True))
+        announced = await soon(scheduler.announced.get())
+        assert (announced.epoch, announced.step_id) == (FIRST.epoch, FIRST.step_id)
+        assert not worker.step_begun.is_set()
+        scheduler.plans.put_nowait(pb.WorkerCommand(go_ahead=pb.GoAhead()))
+        assert (await soon(scheduler.outputs.get())).error == ""
+        scheduler.plans.put_nowait(None)
+        await soon(run)
 
 
 async def test_no_scheduler_is_a_reason_and_no_error(worker: Worker, address: str) -> None:

@@ -1,5 +1,6 @@
 """A worker's Attach stream to the scheduler: plans and commands down, outputs and reports up."""
 
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Protocol
@@ -14,6 +15,9 @@ from taco_proto.scheduler_pb2_grpc import SchedulerStub
 from taco_proto.steps import StepOutput, StepPlan, WorkerInfo
 from taco_worker.model_thread import ModelThread
 from taco_worker.stream_link import StreamLink
+
+# Without a word in this time the stream has ended, and what a step gives is for nobody.
+GO_AHEAD_SECONDS = 5.0
 
 
 class Executor(Protocol):
@@ -42,6 +46,7 @@ class SchedulerLink(StreamLink[pb.WorkerMessage, pb.WorkerCommand]):
     def __init__(self, address: str, worker: Executor, thread: ModelThread) -> None:
         super().__init__(address, thread)
         self._worker = worker
+        self._go_ahead = threading.Event()
 
     def _open(self, stub: SchedulerStub) -> grpc.aio.StreamStreamCall:
         return stub.Attach()
@@ -58,10 +63,12 @@ class SchedulerLink(StreamLink[pb.WorkerMessage, pb.WorkerCommand]):
     def _job(self, message: pb.WorkerCommand) -> Callable[[], None] | None:
         match message.WhichOneof("body"):
             case "plan":
-                return partial(self._worker.submit, step_plan_from_pb(message.plan), self._send)
+                return partial(self._begin, step_plan_from_pb(message.plan))
             case "store":
                 command = store_command_from_pb(message.store)
                 return partial(self._worker.store, command, self._send_report)
+            case "go_ahead":
+                self._go_ahead.set()
         return None
 
     def _reset(self) -> None:
@@ -69,6 +76,15 @@ class SchedulerLink(StreamLink[pb.WorkerMessage, pb.WorkerCommand]):
 
     def _drain(self) -> None:
         self._worker.drain()
+
+    def _begin(self, plan: StepPlan) -> None:
+        """Runs in the model's thread."""
+        if plan.is_announced:
+            self._go_ahead.clear()
+            announced = pb.StepAnnounced(epoch=plan.epoch, step_id=plan.step_id)
+            self._tell(pb.WorkerMessage(announced=announced))
+            self._go_ahead.wait(GO_AHEAD_SECONDS)
+        self._worker.submit(plan, self._send)
 
     def _send_report(self, report: StoreReport) -> None:
         self._tell(pb.WorkerMessage(store_report=store_report_to_pb(report)))
