@@ -20,9 +20,11 @@ from taco_gateway.engine.engine_client import EngineError
 from taco_gateway.errors import ApiError
 from taco_gateway.gateway import Gateway
 from taco_gateway.generation import UsageCounter, timed
+from taco_gateway.inference_cache_fields import CacheFields, cache_fields
 from taco_proto import inference_pb2 as pb
 from taco_proto.errors import ConfigurationError, InvalidParameterError
 from taco_proto.inference_pb2_grpc import InferenceServicer, add_InferenceServicer_to_server
+from taco_proto.requests import PrefixPin
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Inference"].full_name
 MAX_MESSAGE_BYTES = 32 * 2**20
@@ -44,6 +46,7 @@ _SERVER_OPTIONS = (
 )
 
 Context = grpc.aio.ServicerContext[Any, Any]
+Prompt = tuple[list[int], tuple[PrefixPin, ...]]  # its tokens, and what is to be kept of them
 
 
 async def start_inference_server(listen: str, gateway: Gateway) -> grpc.aio.Server:
@@ -77,9 +80,11 @@ class InferenceService(InferenceServicer):
     async def Chat(  # noqa: N802 (the name in inference.proto)
         self, request: pb.ChatRequest, context: Context
     ) -> AsyncIterator[pb.TextReply]:
-        async def prompt() -> list[int]:
+        async def prompt(cache: CacheFields) -> Prompt:
+            engine = self._gateway.engine
             messages = [_message(message) for message in request.messages]
-            return await self._gateway.engine.encode_chat(messages, must_fit=True)
+            token_ids = await engine.encode_chat(messages, must_fit=True)
+            return token_ids, await engine.prefix_pins(messages, cache.breakpoints, token_ids)
 
         async for reply in self._answer(request, context, prompt, default_max_tokens=None):
             yield reply
@@ -87,13 +92,15 @@ class InferenceService(InferenceServicer):
     async def Complete(  # noqa: N802 (the name in inference.proto)
         self, request: pb.CompleteRequest, context: Context
     ) -> AsyncIterator[pb.TextReply]:
-        async def prompt() -> list[int]:
+        async def prompt(cache: CacheFields) -> Prompt:
             match request.WhichOneof("prompt"):
                 case "token_ids":
-                    return list(request.token_ids.ids)
+                    token_ids = list(request.token_ids.ids)
                 case "text":
-                    return await self._gateway.engine.encode(request.text, must_fit=True)
-            raise InvalidParameterError("Give text or token_ids.", "prompt")
+                    token_ids = await self._gateway.engine.encode(request.text, must_fit=True)
+                case _:
+                    raise InvalidParameterError("Give text or token_ids.", "prompt")
+            return token_ids, cache.pins_of_whole(len(token_ids))
 
         async for reply in self._answer(request, context, prompt, default_max_tokens=16):
             yield reply
@@ -102,7 +109,7 @@ class InferenceService(InferenceServicer):
         self,
         request: pb.ChatRequest | pb.CompleteRequest,
         context: Context,
-        prompt: Callable[[], Awaitable[list[int]]],
+        prompt: Callable[[CacheFields], Awaitable[Prompt]],
         *,
         default_max_tokens: int | None,
     ) -> AsyncIterator[pb.TextReply]:
@@ -119,7 +126,7 @@ class InferenceService(InferenceServicer):
         self,
         request: pb.ChatRequest | pb.CompleteRequest,
         context: Context,
-        prompt: Callable[[], Awaitable[list[int]]],
+        prompt: Callable[[CacheFields], Awaitable[Prompt]],
         default_max_tokens: int | None,
     ) -> AsyncGenerator[pb.TextReply, None]:
         arrival = time.perf_counter()
@@ -133,7 +140,8 @@ class InferenceService(InferenceServicer):
         params = gateway.engine.sampling_params(given)
         if "max_tokens" not in given:
             params = params.with_updates(max_tokens=default_max_tokens)
-        token_ids = await prompt()
+        cache = cache_fields(request)
+        token_ids, pins = await prompt(cache)
         request_id = f"grpc-{uuid.uuid4().hex}"
         updates = gateway.engine.generate(
             token_ids,
@@ -141,6 +149,8 @@ class InferenceService(InferenceServicer):
             request_id=request_id,
             priority=key.bound(request.priority),
             cache_salt=gateway.cache_salt(key, request.cache_salt),
+            pins=pins,
+            prompt_cache_key=cache.prompt_cache_key,
             tenant=key.tenant,
             deadline=_deadline(context, gateway.deadline()),
             clamp_max_tokens="max_tokens" not in given,

@@ -190,6 +190,11 @@ class SchedulerConfig:
             sequences have used it.
         log_hit_counts: log every 100 blocks in which tier they were found.
         max_cached_device_blocks: the most blocks that nobody uses and the device keeps; None: all.
+        max_pinned_share: of the device's blocks, that requests may have kept for a time.
+        swaps_preempted: what is preempted goes to the host tier when the device gives it up,
+            whatever `offload_min_accesses` says.
+        prompt_delay_factor: while sequences run, a prompt waits for so many times as long as the
+            last step took that computed prompts, so that more of them come together.
         redis: through which gateways find it; None: they are told its address.
         advertise: the address at which they reach it; None: it is not to be found there.
     """
@@ -211,6 +216,9 @@ class SchedulerConfig:
     offload_min_accesses: int = 1
     log_hit_counts: bool = False
     max_cached_device_blocks: int | None = None
+    max_pinned_share: float = 0.5
+    swaps_preempted: bool = False
+    prompt_delay_factor: float = 0.0
     redis: RedisConfig | None = None
     advertise: str | None = None
 

@@ -17,6 +17,7 @@ from taco_proto.requests import (
     GenerateRequest,
     ModelInfo,
     OutputBatch,
+    PrefixPin,
     RequestError,
     Tenant,
 )
@@ -51,6 +52,8 @@ def submit_to_pb(request: GenerateRequest) -> pb.Submit:
         tenant=_tenant_to_pb(request.tenant),
         adapter=request.adapter,
         cache_salt=request.cache_salt,
+        pins=[pb.PrefixPin(num_tokens=p.num_tokens, seconds=p.seconds) for p in request.pins],
+        prompt_cache_key=request.prompt_cache_key,
         traceparent=request.traceparent,
     )
 
@@ -70,6 +73,8 @@ def submit_from_pb(message: pb.Submit) -> GenerateRequest:
         tenant=_tenant_from_pb(message.tenant) if message.HasField("tenant") else ANYBODY,
         adapter=message.adapter,
         cache_salt=message.cache_salt,
+        pins=tuple(PrefixPin(pin.num_tokens, pin.seconds) for pin in message.pins),
+        prompt_cache_key=message.prompt_cache_key,
         traceparent=message.traceparent,
     )
 

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ataco_proto/inference.proto\x12\x07taco.v1\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\xc0\x04\n\x0cTextSampling\x12\x0e\n\x01n\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x18\n\x0btemperature\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05top_k\x18\x04 \x01(\x05H\x03\x88\x01\x01\x12\x12\n\x05min_p\x18\x05 \x01(\x02H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x02H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x08 \x01(\x02H\x07\x88\x01\x01\x12\x11\n\x04seed\x18\t \x01(\x03H\x08\x88\x01\x01\x12\x17\n\nmax_tokens\x18\n \x01(\rH\t\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x0b \x01(\rH\n\x88\x01\x01\x12\x0c\n\x04stop\x18\x0c \x03(\t\x12\x16\n\x0estop_token_ids\x18\r \x03(\r\x12\x17\n\nignore_eos\x18\x0e \x01(\x08H\x0b\x88\x01\x01\x12!\n\x14no_repeat_ngram_size\x18\x0f \x01(\rH\x0c\x88\x01\x01\x42\x04\n\x02_nB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\x07\n\x05_seedB\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\r\n\x0b_ignore_eosB\x17\n\x15_no_repeat_ngram_size\"\x93\x01\n\x0b\x43hatRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12&\n\x08messages\x18\x02 \x03(\x0b\x32\x14.taco.v1.ChatMessage\x12\'\n\x08sampling\x18\x03 \x01(\x0b\x32\x15.taco.v1.TextSampling\x12\x10\n\x08priority\x18\x04 \x01(\x11\x12\x12\n\ncache_salt\x18\x05 \x01(\t\"\xb1\x01\n\x0f\x43ompleteRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12&\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x11.taco.v1.TokenIdsH\x00\x12\'\n\x08sampling\x18\x04 \x01(\x0b\x32\x15.taco.v1.TextSampling\x12\x10\n\x08priority\x18\x05 \x01(\x11\x12\x12\n\ncache_salt\x18\x06 \x01(\tB\x08\n\x06prompt\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"^\n\tTextReply\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x15\n\rfinish_reason\x18\x03 \x01(\t\x12\x1d\n\x05usage\x18\x04 \x01(\x0b\x32\x0e.taco.v1.Usage2{\n\tInference\x12\x32\n\x04\x43hat\x12\x14.taco.v1.ChatRequest\x1a\x12.taco.v1.TextReply0\x01\x12:\n\x08\x43omplete\x12\x18.taco.v1.CompleteRequest\x1a\x12.taco.v1.TextReply0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ataco_proto/inference.proto\x12\x07taco.v1\"Z\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12,\n\rcache_control\x18\x03 \x01(\x0b\x32\x15.taco.v1.CacheControl\")\n\x0c\x43\x61\x63heControl\x12\x0c\n\x04type\x18\x01 \x01(\t\x12\x0b\n\x03ttl\x18\x02 \x01(\t\"\xc0\x04\n\x0cTextSampling\x12\x0e\n\x01n\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x18\n\x0btemperature\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05top_k\x18\x04 \x01(\x05H\x03\x88\x01\x01\x12\x12\n\x05min_p\x18\x05 \x01(\x02H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x02H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x08 \x01(\x02H\x07\x88\x01\x01\x12\x11\n\x04seed\x18\t \x01(\x03H\x08\x88\x01\x01\x12\x17\n\nmax_tokens\x18\n \x01(\rH\t\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x0b \x01(\rH\n\x88\x01\x01\x12\x0c\n\x04stop\x18\x0c \x03(\t\x12\x16\n\x0estop_token_ids\x18\r \x03(\r\x12\x17\n\nignore_eos\x18\x0e \x01(\x08H\x0b\x88\x01\x01\x12!\n\x14no_repeat_ngram_size\x18\x0f \x01(\rH\x0c\x88\x01\x01\x42\x04\n\x02_nB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\x07\n\x05_seedB\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\r\n\x0b_ignore_eosB\x17\n\x15_no_repeat_ngram_size\"\xfb\x01\n\x0b\x43hatRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12&\n\x08messages\x18\x02 \x03(\x0b\x32\x14.taco.v1.ChatMessage\x12\'\n\x08sampling\x18\x03 \x01(\x0b\x32\x15.taco.v1.TextSampling\x12\x10\n\x08priority\x18\x04 \x01(\x11\x12\x12\n\ncache_salt\x18\x05 \x01(\t\x12,\n\rcache_control\x18\x06 \x01(\x0b\x32\x15.taco.v1.CacheControl\x12\x18\n\x10prompt_cache_key\x18\x07 \x01(\t\x12\x1e\n\x16prompt_cache_retention\x18\x08 \x01(\t\"\x99\x02\n\x0f\x43ompleteRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12&\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x11.taco.v1.TokenIdsH\x00\x12\'\n\x08sampling\x18\x04 \x01(\x0b\x32\x15.taco.v1.TextSampling\x12\x10\n\x08priority\x18\x05 \x01(\x11\x12\x12\n\ncache_salt\x18\x06 \x01(\t\x12,\n\rcache_control\x18\x07 \x01(\x0b\x32\x15.taco.v1.CacheControl\x12\x18\n\x10prompt_cache_key\x18\x08 \x01(\t\x12\x1e\n\x16prompt_cache_retention\x18\t \x01(\tB\x08\n\x06prompt\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"^\n\tTextReply\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x15\n\rfinish_reason\x18\x03 \x01(\t\x12\x1d\n\x05usage\x18\x04 \x01(\x0b\x32\x0e.taco.v1.Usage2{\n\tInference\x12\x32\n\x04\x43hat\x12\x14.taco.v1.ChatRequest\x1a\x12.taco.v1.TextReply0\x01\x12:\n\x08\x43omplete\x12\x18.taco.v1.CompleteRequest\x1a\x12.taco.v1.TextReply0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,19 +32,21 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'taco_proto.inference_pb2', 
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_CHATMESSAGE']._serialized_start=39
-  _globals['_CHATMESSAGE']._serialized_end=83
-  _globals['_TEXTSAMPLING']._serialized_start=86
-  _globals['_TEXTSAMPLING']._serialized_end=662
-  _globals['_CHATREQUEST']._serialized_start=665
-  _globals['_CHATREQUEST']._serialized_end=812
-  _globals['_COMPLETEREQUEST']._serialized_start=815
-  _globals['_COMPLETEREQUEST']._serialized_end=992
-  _globals['_TOKENIDS']._serialized_start=994
-  _globals['_TOKENIDS']._serialized_end=1017
-  _globals['_USAGE']._serialized_start=1019
-  _globals['_USAGE']._serialized_end=1099
-  _globals['_TEXTREPLY']._serialized_start=1101
-  _globals['_TEXTREPLY']._serialized_end=1195
-  _globals['_INFERENCE']._serialized_start=1197
-  _globals['_INFERENCE']._serialized_end=1320
+  _globals['_CHATMESSAGE']._serialized_end=129
+  _globals['_CACHECONTROL']._serialized_start=131
+  _globals['_CACHECONTROL']._serialized_end=172
+  _globals['_TEXTSAMPLING']._serialized_start=175
+  _globals['_TEXTSAMPLING']._serialized_end=751
+  _globals['_CHATREQUEST']._serialized_start=754
+  _globals['_CHATREQUEST']._serialized_end=1005
+  _globals['_COMPLETEREQUEST']._serialized_start=1008
+  _globals['_COMPLETEREQUEST']._serialized_end=1289
+  _globals['_TOKENIDS']._serialized_start=1291
+  _globals['_TOKENIDS']._serialized_end=1314
+  _globals['_USAGE']._serialized_start=1316
+  _globals['_USAGE']._serialized_end=1396
+  _globals['_TEXTREPLY']._serialized_start=1398
+  _globals['_TEXTREPLY']._serialized_end=1492
+  _globals['_INFERENCE']._serialized_start=1494
+  _globals['_INFERENCE']._serialized_end=1617
 # @@protoc_insertion_point(module_scope)

@@ -20,6 +20,8 @@ class FinishReason(enum.IntEnum):
 
 # Work of this priority or beyond is offline: it runs on what the rest leaves, and gives way to it.
 LOW_PRIORITY = 1_000_000
+MAX_PINS = 4
+MAX_PIN_SECONDS = 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +48,16 @@ class Tenant:
 ANYBODY = Tenant()
 
 
+@dataclass(frozen=True, slots=True)
+class PrefixPin:
+    """The first `num_tokens` of a prompt are kept in the prefix cache, in whole blocks, for so many
+    seconds after they were computed, as far as there is room for that.
+    """
+
+    num_tokens: int
+    seconds: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
     """One request as the scheduler sees it.
@@ -62,8 +74,8 @@ class GenerateRequest:
         tenant: whose request it is.
         adapter: name of the adapter to run it with; empty: the base model.
         cache_salt: requests with different salts share no cached prefix.
-        num_pinned_tokens: so many tokens of the prompt are kept in the prefix cache, in whole
-            blocks, for `pin_seconds` after they were computed, as far as there is room for that.
+        pins: beginnings of the prompt that are to be kept, `MAX_PINS` at most.
+        prompt_cache_key: requests with the same one begin alike; empty: nothing is known of that.
     """
 
     handle: int
@@ -76,8 +88,8 @@ class GenerateRequest:
     tenant: Tenant = ANYBODY
     adapter: str = ""
     cache_salt: str = ""
-    num_pinned_tokens: int = 0
-    pin_seconds: float = 0.0
+    pins: tuple[PrefixPin, ...] = ()
+    prompt_cache_key: str = ""
     traceparent: str = ""
 
 

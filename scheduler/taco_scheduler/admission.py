@@ -7,7 +7,7 @@ import numpy as np
 from taco_proto.config import SchedulerConfig
 from taco_proto.drafts import DrafterInfo
 from taco_proto.errors import ConfigurationError
-from taco_proto.requests import GenerateRequest
+from taco_proto.requests import MAX_PIN_SECONDS, MAX_PINS, GenerateRequest
 from taco_proto.steps import WorkerInfo
 from taco_scheduler.sequence import Request, token_array
 
@@ -130,6 +130,15 @@ def check_message(message: GenerateRequest) -> None:
         raise RefusedError(404, f"there is no adapter {message.adapter!r}")
     if len(message.cache_salt) > MAX_SALT_CHARS:
         raise RefusedError(400, f"cache_salt may have at most {MAX_SALT_CHARS} characters")
+    if len(message.prompt_cache_key) > MAX_SALT_CHARS:
+        raise RefusedError(400, f"prompt_cache_key may have at most {MAX_SALT_CHARS} characters")
+    if len(message.pins) > MAX_PINS:
+        raise RefusedError(400, f"a request may have at most {MAX_PINS} pins")
+    for pin in message.pins:
+        if not 0 < pin.num_tokens <= len(message.token_ids) // TOKEN_BYTES:
+            raise RefusedError(400, "a pin must be a beginning of the prompt")
+        if not 0 < pin.seconds <= MAX_PIN_SECONDS:
+            raise RefusedError(400, f"a pin may last {MAX_PIN_SECONDS:g} seconds at most")
 
 
 def check_fit(request: Request, info: WorkerInfo) -> None:

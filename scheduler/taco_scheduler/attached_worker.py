@@ -31,21 +31,25 @@ class AttachedWorker:
             num_disk_blocks=info.num_disk_blocks,
             offload_min_accesses=config.offload_min_accesses,
             max_cached_device_blocks=config.max_cached_device_blocks,
+            max_pinned_share=config.max_pinned_share,
             log_hit_counts=config.log_hit_counts,
         )
         self.stops = StopChecker(info.vocab_size, info.eos_token_ids)
         self.in_flight = InFlight()
         self.landing: dict[int, Sequence] = {}
 
-    def release(self, sequence: Sequence) -> None:
+    def release(self, sequence: Sequence, *, swaps: bool = False) -> None:
         """Takes slot and blocks away from a running sequence.
 
         Its full blocks stay cached, but for what steps in flight compute: that may still fail.
+
+        Args:
+            swaps: they go to the host tier when the device gives them up.
         """
         assert sequence.table is not None
         num_computed = int(self.batch.num_computed[sequence.slot])
         num_valid = num_computed - self.in_flight.num_unconfirmed_tokens(sequence.tenure)
-        self.blocks.release(sequence.table, sequence.tokens.tobytes(), num_valid)
+        self.blocks.release(sequence.table, sequence.tokens.tobytes(), num_valid, comes_back=swaps)
         self.batch.leave(sequence)
 
     def release_all(self) -> list[Sequence]:

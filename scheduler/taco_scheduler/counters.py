@@ -21,7 +21,8 @@ class Counters:
     """Totals since the start. Prompt tokens count when they are computed or found in the cache.
 
     `prefix_cache_queries` are the tokens of sequences that were looked up in the prefix cache, each
-    time they were admitted; `prefix_cache_hits` those of them that were found.
+    time they were admitted; `prefix_cache_hits` those of them that were found. `num_pins` of their
+    beginnings were kept as asked for, or for longer; `num_refused_pins` were not.
     """
 
     num_steps: int = 0
@@ -33,6 +34,8 @@ class Counters:
     generation_tokens: int = 0
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
+    num_pins: int = 0
+    num_refused_pins: int = 0
     speculation: SpeculationCounters = field(default_factory=SpeculationCounters)
     iteration_tokens: Histogram = field(default_factory=lambda: Histogram(TOKENS))
     queue_seconds: Histogram = field(default_factory=_seconds)

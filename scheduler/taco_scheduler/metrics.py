@@ -71,6 +71,7 @@ class _EngineCollector(Collector):
             "waiting": ("Sequences that wait for it.", lambda r: r.waiting.num_sequences),
             "load": ("Its estimated work, in prompt tokens.", lambda r: r.load),
             "kv_usage": ("Share of its KV blocks in use, 0 to 1.", lambda r: r.kv_usage),
+            "pinned_blocks": ("Its KV blocks that are pinned.", lambda r: r.num_pinned_blocks),
         }
         for name, (text, value_of) in gauges.items():
             family = GaugeMetricFamily(f"taco:worker_{name}", text, labels=["model_name", "worker"])
@@ -89,6 +90,11 @@ class _EngineCollector(Collector):
             "vllm:prefix_cache_hits": (
                 "Tokens found in the prefix cache.",
                 counters.prefix_cache_hits,
+            ),
+            "taco:prefix_pins": ("Beginnings of prompts kept as asked for.", counters.num_pins),
+            "taco:refused_prefix_pins": (
+                "Beginnings of prompts that were asked for, and not kept.",
+                counters.num_refused_pins,
             ),
             "vllm:prompt_tokens": ("Prompt tokens.", counters.prompt_tokens),
             "vllm:generation_tokens": ("Generated tokens.", counters.generation_tokens),

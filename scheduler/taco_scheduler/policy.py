@@ -73,6 +73,7 @@ class Policy:
         max_num_batched_tokens: token budget of a step. Every running sequence gets at least a token
             a step, so `batch` has no more slots than that.
         holds: whether a sequence that waits should go on waiting, for something else than room.
+        delays: whether all who wait should, of whom the one that is given is next.
         preempt: takes a running sequence's slot and blocks away and queues it again.
         admit: gives a waiting sequence a slot, with the block table made for it.
         drafts: how many drafts sequences may have.
@@ -88,6 +89,7 @@ class Policy:
         drafts: DraftLimits,
         *,
         holds: Callable[[Sequence], bool],
+        delays: Callable[[Sequence], bool],
         preempt: Callable[[Sequence], None],
         admit: Callable[[Sequence, BlockTable], None],
     ) -> None:
@@ -98,6 +100,7 @@ class Policy:
         self._budget = max_num_batched_tokens
         self._drafts = drafts
         self._holds = holds
+        self._delays = delays
         self._preempt = preempt
         self._admit = admit
         self._refused: Sequence | None = None
@@ -233,7 +236,7 @@ class Policy:
         sequence = waiting.peek()
         if sequence is None or (batch.num_free_slots and sequence is not self._refused):
             return
-        if self._holds(sequence):
+        if self._holds(sequence) or self._delays(sequence):
             return
         num_blocks = -(-len(sequence.tokens) // self._blocks.block_size)
         victim = Standings(batch, self._blocks.num_blocks).yields_to(sequence, num_blocks)
@@ -250,7 +253,7 @@ class Policy:
         if budget <= 0 or self._is_vain():
             return budget
         head = self._waiting.peek()
-        if head is None or not _precedes(head, before):
+        if head is None or not _precedes(head, before) or self._delays(head):
             return budget
         self._refused = None
         batch = self._batch

@@ -22,6 +22,7 @@ from taco_scheduler.kv.block_manager import BlockTable
 from taco_scheduler.planner import make_plan
 from taco_scheduler.policy import Policy, StepRows
 from taco_scheduler.prefixes import RecentPrefixes
+from taco_scheduler.prompt_delay import PromptDelay
 from taco_scheduler.requests import Requests
 from taco_scheduler.sequence import Request, Sequence, Status
 from taco_scheduler.waiting import WaitingQueue
@@ -61,6 +62,7 @@ class Replica:
         self.waiting = WaitingQueue(requests.fair_share)
         self.drafts = DraftDesk(self.worker, config, counters, requests.__len__)
         self.disk_waits = DiskWaits(self.worker.blocks)
+        self._delay = PromptDelay(config.prompt_delay_factor, self.worker.batch)
         self._epochs = epochs
         self._step_ids = step_ids
         self._epoch = self._first_epoch = next(epochs)
@@ -80,6 +82,7 @@ class Replica:
             config.max_num_batched_tokens,
             self.drafts.limits,
             holds=self.disk_waits.holds,
+            delays=self._delay.holds,
             admit=self._admit,
             preempt=self._preempt,
         )
@@ -108,6 +111,10 @@ class Replica:
     @property
     def kv_usage(self) -> float:
         return self.worker.blocks.usage
+
+    @property
+    def num_pinned_blocks(self) -> int:
+        return self.worker.blocks.num_pinned_blocks
 
     @property
     def is_leaving(self) -> bool:
@@ -207,7 +214,7 @@ class Replica:
         worker = self.worker
         if self._is_full or not (worker.batch.num_running or self.waiting.num_sequences):
             return None
-        self.disk_waits.now = now
+        self.disk_waits.now = self._delay.now = now
         worker.blocks.expire(now)
         rows = self._policy.fill_step(self.drafts.held())
         if not rows:
@@ -251,10 +258,11 @@ class Replica:
         check_output(step, output, worker.info.vocab_size)
         worker.in_flight.steps.popleft()
         worker.blocks.confirm(step.step_id)
-        self._longest_step = max(
-            self._longest_step, now - max(step.planned_at, self._last_output_at)
-        )
+        seconds = now - max(step.planned_at, self._last_output_at)
+        self._longest_step = max(self._longest_step, seconds)
         self._last_output_at = now
+        if not step.only_decodes:
+            self._delay.note_prompts(seconds)
         self.drafts.note_step(step, output, now)
         self._committer.commit(step, output, now)
 
@@ -335,9 +343,13 @@ class Replica:
 
     def _pin_prompt(self, sequence: Sequence, now: float) -> None:
         request = sequence.request
-        if request.num_pinned_tokens and request.pin_seconds > 0:
-            tokens = sequence.tokens[: request.num_pinned_tokens].tobytes()
-            self.worker.blocks.pin_prefix(tokens, request.namespace, now + request.pin_seconds)
+        for pin in request.pins:
+            tokens = sequence.tokens[: pin.num_tokens].tobytes()
+            is_pinned = self.worker.blocks.pin_prefix(
+                tokens, request.namespace, now + pin.seconds, request.tenant.name
+            )
+            self._counters.num_pins += is_pinned
+            self._counters.num_refused_pins += not is_pinned
 
     def _release_held(self, request: Request) -> None:
         for sequence in request.sequences:
@@ -350,7 +362,7 @@ class Replica:
         worker = self.worker
         self._counters.num_preemptions += 1
         sequence.num_landing = worker.in_flight.num_sampling_steps(sequence.tenure)
-        worker.release(sequence)
+        worker.release(sequence, swaps=self._config.swaps_preempted)
         if sequence.num_landing:
             sequence.status = Status.LANDING
             worker.landing[sequence.tenure] = sequence

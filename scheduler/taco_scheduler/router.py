@@ -1,5 +1,6 @@
 """Which replica a request goes to: the one that would be done with it first."""
 
+import hashlib
 from collections.abc import Sequence as Many
 
 from taco_proto.registry import DECODE_TOKENS
@@ -15,7 +16,9 @@ MAX_LOOKED_AT = 256
 def choose(request: Request, replicas: Many[Replica]) -> Replica | None:
     """The replica with the least estimated work, what the request itself is there included: what
     it finds in the prefix cache costs nothing. So a hot prefix spreads once the replica that has it
-    is behind by more than it takes to compute the prefix again.
+    is behind by more than it takes to compute the prefix again. Requests with the same
+    `prompt_cache_key` go to one replica, unless that is behind by more than it takes to compute the
+    whole prompt.
 
     A replica that ends the request's sequences before another one would is not considered.
 
@@ -38,7 +41,13 @@ def choose(request: Request, replicas: Many[Replica]) -> Replica | None:
     if len(fitting) == 1:
         return fitting[0]
     sequence = request.unfinished[0]
-    return min(fitting, key=lambda replica: replica.load + replica.num_missing_tokens(sequence))
+    costs = {replica: replica.load + replica.num_missing_tokens(sequence) for replica in fitting}
+    soonest = min(costs, key=costs.__getitem__)
+    if request.prompt_cache_key:
+        home = _home(request, fitting)
+        if costs[home] <= costs[soonest] + len(sequence.tokens):
+            return home
+    return soonest
 
 
 def fits(request: Request, info: WorkerInfo) -> bool:
@@ -66,6 +75,18 @@ def gains(idle: Replica, busy: Replica) -> list[Request]:
                 continue
         ahead += there + DECODE_TOKENS
     return moved
+
+
+def _home(request: Request, replicas: Many[Replica]) -> Replica:
+    """Where requests with this key belong (rendezvous hashing; Thaler and Ravishankar, 1998): one
+    that comes or goes changes nothing for the keys of the others.
+    """
+    key = f"{request.namespace.cache_salt}\0{request.prompt_cache_key}".encode()
+
+    def weight(replica: Replica) -> bytes:
+        return hashlib.blake2b(key + b"\0" + replica.name.encode(), digest_size=16).digest()
+
+    return max(replicas, key=weight)
 
 
 def _may_move(sequence: Sequence, idle: Replica, busy: Replica) -> bool:

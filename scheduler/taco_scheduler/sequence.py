@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from taco_proto.requests import GenerateRequest, Tenant
+from taco_proto.requests import GenerateRequest, PrefixPin, Tenant
 from taco_proto.sampling_params import SamplingParams
 from taco_scheduler.fair_share import Share
 from taco_scheduler.kv.block_manager import BlockTable
@@ -73,8 +73,8 @@ class Request:
     deadline: float | None
     tenant: Tenant
     share: Share
-    num_pinned_tokens: int = 0
-    pin_seconds: float = 0.0
+    pins: tuple[PrefixPin, ...] = ()
+    prompt_cache_key: str = ""
     num_prompt_logprobs: int = 1
     admitted: bool = False
     accepted: bool = False
@@ -181,8 +181,8 @@ def new_request(
         deadline=message.deadline,
         tenant=message.tenant,
         share=share,
-        num_pinned_tokens=max(0, min(message.num_pinned_tokens, len(prompt))),
-        pin_seconds=message.pin_seconds,
+        pins=message.pins,
+        prompt_cache_key=message.prompt_cache_key,
     )
     tokens = prompt + array("i", message.emitted_token_ids)
     request.sequences.append(Sequence(request, 0, tokens, Status.WAITING))

@@ -94,8 +94,12 @@ class KVTierArgs(SpeculationArgs):
     def host_kv_bytes(self) -> int:
         """Memory for the host tier."""
         if not self.enable_prefix_cache_offload:
-            if self.swap_space:
-                logger.warning("swap_space has no effect without enable_prefix_cache_offload")
+            for name, asks in {
+                "swap_space": self.swap_space,
+                "preemption_mode swap": self.preemption_mode == "swap",
+            }.items():
+                if asks:
+                    logger.warning("%s has no effect without enable_prefix_cache_offload", name)
             return 0
         if self.swap_space is not None:
             return int(self.swap_space * _GIB)

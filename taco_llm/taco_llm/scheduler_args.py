@@ -1,5 +1,6 @@
 """The scheduler's arguments: how much runs in a step, and who waits."""
 
+import math
 from dataclasses import dataclass
 
 from taco_llm.flags import SCHEDULER, WORKER, flag
@@ -80,6 +81,31 @@ class SchedulerArgs:
         parse=int,
         metavar="BLOCKS",
     )
+    max_pinned_share: float = flag(
+        "The share of the device's KV cache that prefixes may take which requests ask to keep "
+        "(cache_control, prompt_cache_retention); one API key gets half of it at most. 0 keeps "
+        "none.",
+        _SCHEDULER,
+        default=0.5,
+        parse=float,
+        metavar="SHARE",
+    )
+    preemption_mode: str | None = flag(
+        "What becomes of the KV cache of a sequence that gives way to others: swap takes it to "
+        "host memory when the device has no room for it, however few requests have used it; "
+        "recompute, which is the default, treats it like all that is cached.",
+        _SCHEDULER,
+        default=None,
+        choices=("recompute", "swap"),
+    )
+    scheduler_delay_factor: float = flag(
+        "While sequences run, let a prompt wait for so many times as long as the last step with "
+        "prompts took, so that one step computes several of them.",
+        _SCHEDULER,
+        default=0.0,
+        parse=float,
+        metavar="FACTOR",
+    )
     enable_chunked_prefill: bool = flag(
         "Read long prompts in chunks beside the sequences that decode. It cannot be turned off.",
         _SCHEDULER,
@@ -157,6 +183,15 @@ class SchedulerArgs:
                 f"num_speculative_tokens must be at most {MAX_SPECULATIVE_TOKENS}, got "
                 f"{self.num_speculative_tokens}"
             )
+        if not 0 <= self.max_pinned_share <= 1:
+            raise ConfigurationError(
+                f"max_pinned_share must be between 0 and 1, got {self.max_pinned_share}"
+            )
+        if not 0 <= self.scheduler_delay_factor < math.inf:
+            raise ConfigurationError(
+                f"scheduler_delay_factor must be a number from 0 on, got "
+                f"{self.scheduler_delay_factor}"
+            )
         check_at_least("apc_offload_min_access_threshold", self.apc_offload_min_access_threshold, 1)
         check_at_least("apc_offload_gpu_evictor_limit", self.apc_offload_gpu_evictor_limit, -1)
         if not self.enable_chunked_prefill:
@@ -179,6 +214,9 @@ class SchedulerArgs:
                 if self.apc_offload_gpu_evictor_limit < 0
                 else self.apc_offload_gpu_evictor_limit
             ),
+            max_pinned_share=self.max_pinned_share,
+            swaps_preempted=self.preemption_mode == "swap",
+            prompt_delay_factor=self.scheduler_delay_factor,
             log_stats=not self.disable_log_stats,
             step_timeout=self.step_timeout,
             worker_timeout=self.worker_timeout,

@@ -30,7 +30,6 @@ SUPERSEDED: Mapping[str, Superseded] = {
     "num_scheduler_steps": Superseded(
         "The scheduler plans the next step while the current one runs, so that none needs several."
     ),
-    "scheduler_delay_factor": Superseded("Chunked prefill fills every step beside its decodes."),
     "disable_async_output_proc": Superseded(
         "Outputs are always processed beside the step that runs.", takes_value=False
     ),
@@ -51,7 +50,6 @@ SUPERSEDED: Mapping[str, Superseded] = {
     "max_context_len_to_capture": Superseded("max_seq_len_to_capture has taken its place."),
     "trust_remote_code": Superseded(_REMOTE_CODE, takes_value=False),
     "code_revision": Superseded(_REMOTE_CODE),
-    "preemption_mode": Superseded("A preempted sequence is always computed again."),
 }
 
 # Arguments that stand in programs written for larger engines, with the values that ask for nothing.

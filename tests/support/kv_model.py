@@ -107,6 +107,7 @@ class Pin:
     namespace: CacheNamespace
     tokens: Tokens
     until: int
+    owner: str
 
     @property
     def num_blocks(self) -> int:

@@ -185,7 +185,7 @@ def test_arguments_of_other_engines(checkpoint: Path, caplog: pytest.LogCaptureF
     with LLM(path, **ENGINE, **neutral, preemption_mode="swap", trust_remote_code=False):
         pass
     assert [r.getMessage() for r in caplog.records if r.name == "taco.llm"] == [
-        "preemption_mode has no effect: A preempted sequence is always computed again."
+        "preemption_mode swap has no effect without enable_prefix_cache_offload"
     ]
     with pytest.raises(ConfigurationError, match="tensor_parallel_size=2 is not available"):
         LLM(path, tensor_parallel_size=2)

@@ -6,8 +6,10 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
+from taco_gateway.protocol.cache_control import check_num_marks
 from taco_gateway.protocol.conversation import Conversation
 from taco_gateway.protocol.generation import MAX_TOP_LOGPROBS, GenerationRequest
+from taco_gateway.text.breakpoints import Breakpoint
 from taco_proto.errors import InvalidParameterError
 from taco_proto.sampling_params import MAX_TOKENS
 
@@ -22,6 +24,18 @@ class ChatCompletionRequest(Conversation, GenerationRequest):
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidParameterError("top_logprobs needs logprobs=true.", "top_logprobs")
         return self
+
+    @model_validator(mode="after")
+    def _check_breakpoints(self) -> "ChatCompletionRequest":
+        check_num_marks(len(super().breakpoints) + (self.cache_control is not None))
+        return self
+
+    @property
+    def breakpoints(self) -> list[Breakpoint]:
+        marked = super().breakpoints
+        if self.prompt_seconds:
+            marked.append(Breakpoint(len(self.messages) - 1, None, self.prompt_seconds))
+        return marked
 
     @contextmanager
     def errors_by_own_names(self) -> Iterator[None]:

@@ -4,6 +4,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from taco_gateway.protocol.cache_control import CacheControl
+from taco_gateway.text.breakpoints import Breakpoint
 from taco_proto.errors import InvalidParameterError
 
 MAX_MESSAGES = 2048
@@ -14,6 +16,7 @@ class TextPart(BaseModel):
 
     type: Literal["text"]
     text: str
+    cache_control: CacheControl | None = Field(default=None, exclude=True)
 
     @field_validator("type", mode="before")
     @classmethod
@@ -32,6 +35,7 @@ class ChatMessage(BaseModel):
     content: str | list[TextPart]
     name: str | None = None
     reasoning_content: str | None = None
+    cache_control: CacheControl | None = Field(default=None, exclude=True)
 
     @property
     def text(self) -> str:
@@ -83,6 +87,16 @@ class Conversation(BaseModel):
     def template_messages(self) -> list[dict[str, Any]]:
         """The messages as chat templates know them."""
         return [message.model_dump(exclude_none=True) for message in self.messages]
+
+    @property
+    def breakpoints(self) -> list[Breakpoint]:
+        """Up to where the prompt is to be kept in the prefix cache, in the order of the places."""
+        marks: list[tuple[int, int | None, CacheControl | None]] = []
+        for index, message in enumerate(self.messages):
+            parts = message.content if isinstance(message.content, list) else []
+            marks += [(index, number, part.cache_control) for number, part in enumerate(parts)]
+            marks.append((index, None, message.cache_control))
+        return [Breakpoint(i, part, mark.seconds) for i, part, mark in marks if mark is not None]
 
     @property
     def opens_turn(self) -> bool:

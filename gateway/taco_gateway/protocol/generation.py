@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from taco_gateway.protocol.cache_control import PromptCacheFields
 from taco_proto.errors import InvalidParameterError
 from taco_proto.requests import LOW_PRIORITY
 from taco_proto.sampling_params import SAMPLING_FIELDS
@@ -64,7 +65,7 @@ class StreamOptions(BaseModel):
     include_usage: bool = False
 
 
-class GenerationRequest(BaseModel):
+class GenerationRequest(PromptCacheFields):
     """Fields named as in `SamplingParams` go there as they are; None means the model's default."""
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True)

@@ -48,12 +48,20 @@ async def _generate(
         add_special_tokens=chat.add_special_tokens,
         must_fit=chat.truncate_prompt_tokens is None,
     )
+    pins = await gateway.engine.prefix_pins(
+        chat.template_messages,
+        chat.breakpoints,
+        prompt_token_ids,
+        add_special_tokens=chat.add_special_tokens,
+    )
     updates = gateway.engine.generate(
         prompt_token_ids,
         params,
         request_id=request_id,
         priority=key.bound(chat.priority),
         cache_salt=gateway.cache_salt(key, chat.cache_salt),
+        pins=pins,
+        prompt_cache_key=chat.prompt_cache_key,
         deadline=gateway.deadline(),
         tenant=key.tenant,
     )

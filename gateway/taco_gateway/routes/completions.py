@@ -78,6 +78,8 @@ def _generate(
             request_id=request_id if len(prompts) == 1 else f"{request_id}-{number}",
             priority=key.bound(body.priority),
             cache_salt=gateway.cache_salt(key, body.cache_salt),
+            pins=body.pins_of_whole(len(token_ids)),
+            prompt_cache_key=body.prompt_cache_key,
             deadline=gateway.deadline(),
             tenant=key.tenant,
             clamp_max_tokens=body.max_tokens is None,

@@ -12,6 +12,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from taco_gateway.text.breakpoints import Breakpoint, num_common, otherwise_behind
 from taco_gateway.text.chat_template import PLAIN_TEMPLATE, ChatTemplate, read_chat_template
 from taco_gateway.text.request_checks import check_prompt_length, check_text
 from taco_gateway.text.template_pool import TemplatePool
@@ -107,6 +108,29 @@ class ChatPrompter:
         if add_special_tokens and token_ids[: len(self._prefix)] != self._prefix:
             return self._prefix + token_ids
         return token_ids
+
+    def num_tokens_before(
+        self,
+        place: Breakpoint,
+        messages: Sequence[Mapping[str, Any]],
+        token_ids: Sequence[int],
+        *,
+        add_special_tokens: bool | None = None,
+    ) -> int:
+        """How many of a conversation's tokens are the same whatever stands behind a place in it.
+
+        Args:
+            token_ids: of the conversation, as `encode` gave them.
+        """
+        others = self.encode(
+            otherwise_behind(place, messages),
+            add_generation_prompt=False,
+            add_special_tokens=add_special_tokens,
+        )
+        count = num_common(token_ids, others)
+        if count and token_ids[count - 1] not in self._spellings:
+            return count - 1  # what follows may have a part in the last token
+        return count
 
     def close(self) -> None:
         self._pool.close()

@@ -10,6 +10,7 @@ from dataclasses import fields
 from typing import Any
 
 from taco_gateway.engine.engine_client import EngineClient, EngineError
+from taco_gateway.text.breakpoints import Breakpoint, lasting
 from taco_gateway.text.chat_prompt import ChatPrompter
 from taco_gateway.text.output_processor import OutputProcessor, PromptLogprobs, TextUpdate
 from taco_gateway.text.request_checks import (
@@ -23,7 +24,14 @@ from taco_gateway.text.request_checks import (
 from taco_gateway.text.token_logprobs import Candidate, CandidateReader, TokenLogprob
 from taco_gateway.text.tokenizer import Tokenizer
 from taco_proto.errors import InvalidParameterError
-from taco_proto.requests import ANYBODY, FinishReason, GenerateRequest, ModelInfo, Tenant
+from taco_proto.requests import (
+    ANYBODY,
+    FinishReason,
+    GenerateRequest,
+    ModelInfo,
+    PrefixPin,
+    Tenant,
+)
 from taco_proto.sampling_params import MAX_SEED, SamplingParams
 
 __all__ = ["Candidate", "TextEngine", "TextUpdate", "TokenLogprob"]
@@ -162,6 +170,34 @@ class TextEngine:
             max_model_len=self.model_info().max_model_len if must_fit else None,
         )
 
+    async def prefix_pins(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        breakpoints: Sequence[Breakpoint],
+        prompt_token_ids: Sequence[int],
+        *,
+        add_special_tokens: bool | None = None,
+    ) -> tuple[PrefixPin, ...]:
+        """What is to be kept of the prompt of a conversation, so that another one that goes on
+        otherwise behind a breakpoint finds it. Costs as much as `encode_chat`, once or twice.
+
+        Args:
+            breakpoints: in the order of their places.
+            prompt_token_ids: what `encode_chat` gave, with the same `add_special_tokens`.
+        """
+        prompter, places = self._prompter, lasting(breakpoints)
+        if prompter is None or not places:
+            return ()
+
+        def pin(place: Breakpoint) -> PrefixPin:
+            num_tokens = prompter.num_tokens_before(
+                place, messages, prompt_token_ids, add_special_tokens=add_special_tokens
+            )
+            return PrefixPin(num_tokens, place.seconds)
+
+        pins = await asyncio.to_thread(lambda: [pin(place) for place in places])
+        return tuple(pin for pin in pins if pin.num_tokens)
+
     def spell(self, token_id: int) -> str:
         """A token's text as it stands in log probabilities."""
         return self._candidates.spell(token_id)[0]
@@ -174,6 +210,8 @@ class TextEngine:
         request_id: str,
         priority: int = 0,
         cache_salt: str = "",
+        pins: Sequence[PrefixPin] = (),
+        prompt_cache_key: str = "",
         deadline: float | None = None,
         tenant: Tenant = ANYBODY,
         adapter: str = "",
@@ -188,6 +226,9 @@ class TextEngine:
         Args:
             params: `max_tokens=None` is as many as fit; a seed is drawn where none is given. With
                 `best_of > n` nothing comes before all sequences have ended.
+            pins: beginnings of the prompt that are to be kept in the prefix cache; none are if
+                `params` cut the prompt at its beginning.
+            prompt_cache_key: names requests that begin alike, so that they go to one worker.
             deadline: seconds since the epoch until which the request may wait to be run.
             clamp_max_tokens: shorten `max_tokens` to what fits instead of refusing it.
 
@@ -197,8 +238,9 @@ class TextEngine:
             EngineError: no worker serves the model (503). Also while iterating: the request failed.
         """
         info = self.model_info()
-        if params.truncate_prompt_tokens is not None:
-            prompt_token_ids = prompt_token_ids[-params.truncate_prompt_tokens :]
+        limit = params.truncate_prompt_tokens
+        if limit is not None and limit < len(prompt_token_ids):
+            prompt_token_ids, pins = prompt_token_ids[-limit:], ()
         check_prompt(prompt_token_ids, info)
         check_sampling(params, info)
         check_priority(priority)
@@ -225,6 +267,8 @@ class TextEngine:
             tenant=tenant,
             adapter=adapter,
             cache_salt=cache_salt,
+            pins=tuple(pins),
+            prompt_cache_key=prompt_cache_key,
             traceparent=traceparent,
         )
         if ranks:

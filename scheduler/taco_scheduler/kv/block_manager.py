@@ -64,6 +64,7 @@ class BlockManager:
         num_disk_blocks: int = 0,
         offload_min_accesses: int = 1,
         max_cached_device_blocks: int | None = None,
+        max_pinned_share: float = 0.5,
         log_hit_counts: bool = False,
     ) -> None:
         """
@@ -72,6 +73,7 @@ class BlockManager:
             num_disk_blocks: the most files of the disk tier below it; 0: there is none.
             offload_min_accesses: what fewer sequences have used is lost when it is evicted.
             max_cached_device_blocks: the most cached blocks; None: as many as there is room for.
+            max_pinned_share: the most of the device's blocks that `pin_prefix` keeps.
             log_hit_counts: log where blocks were found after every hundred of them.
 
         Raises:
@@ -94,7 +96,7 @@ class BlockManager:
             HostTier(num_host_blocks) if num_host_blocks and enable_prefix_caching else None
         )
         self._tree = RadixTree(self._block_bytes, self._host, offload_min_accesses)
-        self._pins = Pins(self._tree, num_blocks // 2)
+        self._pins = Pins(self._tree, int(max_pinned_share * num_blocks))
         self._disk = self._disk_traffic(num_disk_blocks) if num_disk_blocks else None
 
     @property
@@ -106,6 +108,11 @@ class BlockManager:
     def usage(self) -> float:
         """Share of the blocks that are active, 0 to 1."""
         return 1 - self.num_free_blocks / self.num_blocks
+
+    @property
+    def num_pinned_blocks(self) -> int:
+        """Blocks that `pin_prefix` keeps; those of overlapping prefixes count twice."""
+        return self._pins.num_blocks
 
     @property
     def num_used_host_blocks(self) -> int:
@@ -217,15 +224,17 @@ class BlockManager:
         return blocks
 
     def pin_prefix(
-        self, tokens: memoryview | bytes, namespace: CacheNamespace, until: float
-    ) -> None:
-        """Keeps what the device holds of a prefix, in whole blocks, from eviction up to a time.
+        self, tokens: memoryview | bytes, namespace: CacheNamespace, until: float, owner: str = ""
+    ) -> bool:
+        """Keeps what the device holds of a prefix, in whole blocks, from eviction up to a time, on
+        somebody's account (see `Pins`). The oldest pin gives way to sequences that would find no
+        room otherwise.
 
-        At most half of the blocks are kept like that; the oldest pin gives way to a new one, and
-        to sequences that would find no room otherwise.
+        Returns:
+            False, and nothing is kept, if that is no whole block, or more than may be.
         """
         num_blocks = memoryview(tokens).nbytes // self._block_bytes
-        self._pins.add(namespace, self._packed(tokens, 0, num_blocks), until)
+        return self._pins.add(namespace, self._packed(tokens, 0, num_blocks), until, owner)
 
     def expire(self, now: float) -> None:
         """Lets go of prefixes that were pinned up to now."""
@@ -305,11 +314,21 @@ class BlockManager:
         for node in removed:
             self._pool.release(node.blocks)
 
-    def release(self, table: BlockTable, tokens: memoryview | bytes, num_valid_tokens: int) -> None:
+    def release(
+        self,
+        table: BlockTable,
+        tokens: memoryview | bytes,
+        num_valid_tokens: int,
+        *,
+        comes_back: bool = False,
+    ) -> None:
         """Ends a table, once, because its sequence finished, was aborted or is preempted.
 
         The full blocks of tokens[:num_valid_tokens], the tokens whose KV has been computed, stay
         cached; the others become free unless another sequence shares them.
+
+        Args:
+            comes_back: what stays cached is worth a copy to the host, however few have used it.
 
         Raises:
             RuntimeError: the table has been released.
@@ -319,6 +338,8 @@ class BlockManager:
         self._cache_full_blocks(table, tokens, num_valid_tokens, None)
         self._live.remove(table)
         assert table.node is not None
+        if comes_back:
+            self._tree.mark_as_used(table.node)
         self._tree.unpin(table.node)
         self._pool.release(table.blocks)
         table.node = None

@@ -186,6 +186,13 @@ class RadixTree:
             ancestor = ancestor.parent
         self._merge_with_ancestors(node)
 
+    def mark_as_used(self, node: Node) -> None:
+        """Makes a prefix worth a copy to the host, however few have used it."""
+        ancestor: Node | None = node
+        while ancestor is not None:
+            ancestor.num_uses = self._num_counted_uses
+            ancestor = ancestor.parent
+
     def evict(self, count: int) -> list[int]:
         """Takes `count` blocks, or all that can be, off the tails of the oldest leaves."""
         evicted: list[int] = []

@@ -244,33 +244,43 @@ class BlockManagerMachine(RuleBasedStateMachine):
                 self.release(sequence)
 
     @precondition(lambda self: self.live)
-    @rule(pick=picks)
-    def end(self, pick: int) -> None:
+    @rule(pick=picks, comes_back=st.booleans())
+    def end(self, pick: int, comes_back: bool) -> None:
         """Finish, abort or preemption, be a plan in flight or not."""
-        self.release(self.live[pick % len(self.live)])
+        self.release(self.live[pick % len(self.live)], comes_back=comes_back)
 
     @precondition(lambda self: self.history)
-    @rule(pick=picks, cut=st.integers(0, 6), seconds=st.integers(1, 40))
-    def pin(self, pick: int, cut: int, seconds: int) -> None:
+    @rule(
+        pick=picks,
+        cut=st.integers(0, 6),
+        seconds=st.integers(1, 40),
+        owner=st.sampled_from(["", "", "a", "b"]),
+    )
+    def pin(self, pick: int, cut: int, seconds: int, owner: str) -> None:
         """Somebody asks to keep the beginning of a prompt."""
         namespace, tokens = self.history[pick % len(self.history)]
         tokens = tokens[: len(tokens) - cut]
         until = self.clock + seconds
-        self.manager.pin_prefix(pack(tokens), namespace, until)
-        pin = Pin(namespace, tokens[: len(tokens) // BLOCK_SIZE * BLOCK_SIZE], until)
+        is_pinned = self.manager.pin_prefix(pack(tokens), namespace, until, owner)
+        pin = Pin(namespace, tokens[: len(tokens) // BLOCK_SIZE * BLOCK_SIZE], until, owner)
         while pin.tokens and any(not self.is_on_device(each) for each in pin.prefixes()):
             pin.tokens = pin.tokens[:-BLOCK_SIZE]
         for old in list(self.pins):
             if (old.namespace, old.tokens) == (pin.namespace, pin.tokens):
                 pin.until = max(pin.until, old.until)
                 self.end_pin(old)
-        if not 0 < pin.num_blocks <= NUM_BLOCKS // 2:
+        most = NUM_BLOCKS // 4 if owner else NUM_BLOCKS // 2
+        assert is_pinned == (0 < pin.num_blocks <= most)
+        if not is_pinned:
             return
+        while pin.num_blocks + self.num_pinned_of(owner) > most:
+            self.end_pin(next(each for each in self.pins if each.owner == owner))
         while pin.num_blocks + sum(each.num_blocks for each in self.pins) > NUM_BLOCKS // 2:
-            self.end_pin(self.pins[0])
+            held = [self.num_pinned_of(each.owner) for each in self.pins]
+            self.end_pin(self.pins[held.index(max(held))])
         self.pins.append(pin)
         for prefix in pin.prefixes():
-            self.cached[prefix].num_uses += 1
+            self.cached[prefix].num_uses = max(self.cached[prefix].num_uses + 1, self.min_uses)
 
     @precondition(lambda self: self.pins)
     @rule(seconds=st.integers(0, 20))
@@ -468,6 +478,9 @@ class BlockManagerMachine(RuleBasedStateMachine):
 
     def on_host_alone(self) -> list[Prefix]:
         return [prefix for prefix, entry in self.cached.items() if entry.block is None]
+
+    def num_pinned_of(self, owner: str) -> int:
+        return sum(pin.num_blocks for pin in self.pins if pin.owner == owner)
 
     def pins_could_help(self, num_blocks: int) -> bool:
         num_pinned = sum(pin.num_blocks for pin in self.pins)
@@ -679,15 +692,19 @@ class BlockManagerMachine(RuleBasedStateMachine):
         self.note_evictions(max(0, num_new - num_free), copied)
         return True
 
-    def release(self, sequence: Sequence) -> None:
+    def release(self, sequence: Sequence, *, comes_back: bool = False) -> None:
         tokens, copied = pack(sequence.tokens), self.host_copies()
         self.note_cached(sequence, sequence.num_computed, None)
         self.clock += 1
         for prefix in sequence.pinned():
-            self.cached[prefix].last_unpin = self.clock
+            entry = self.cached[prefix]
+            entry.last_unpin = self.clock
+            if comes_back:
+                entry.num_uses = max(entry.num_uses, self.min_uses)
         self.live.remove(sequence)
         self.history = [*self.history[-4:], (sequence.namespace, sequence.tokens)]
-        self.manager.release(sequence.table, tokens, sequence.num_computed)
+        num_computed = sequence.num_computed
+        self.manager.release(sequence.table, tokens, num_computed, comes_back=comes_back)
         with pytest.raises(RuntimeError, match="has been released"):
             self.manager.release(sequence.table, tokens, sequence.num_computed)
         max_cached = NUM_BLOCKS if self.max_cached is None else self.max_cached

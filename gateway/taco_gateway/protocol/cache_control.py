@@ -1,0 +1,64 @@
+"""What clients say of the prefix cache: Anthropic's `cache_control`, OpenAI's `prompt_cache_…`."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from taco_proto.errors import InvalidParameterError
+from taco_proto.requests import PrefixPin
+
+MAX_MARKS = 4  # Anthropic's limit
+MAX_CACHE_KEY_CHARS = 256
+
+_TTL_SECONDS = {"5m": 300.0, "1h": 3600.0}
+_RETENTION_SECONDS = {"24h": 86400.0}
+
+
+class CacheControl(BaseModel):
+    """Asks for the prompt to be kept in the prefix cache, up to and with what carries this."""
+
+    model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
+
+    @property
+    def seconds(self) -> float:
+        return _TTL_SECONDS[self.ttl or "5m"]
+
+
+class PromptCacheFields(BaseModel):
+    """Fields of a request that are about the whole of its prompt.
+
+    Attributes:
+        cache_control: the whole prompt is kept.
+        prompt_cache_key: requests with the same key have a prefix in common.
+        prompt_cache_retention: how long the prompt is kept; in memory: as long as there is room.
+    """
+
+    model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
+
+    cache_control: CacheControl | None = None
+    prompt_cache_key: str = Field(default="", max_length=MAX_CACHE_KEY_CHARS)
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] = "in_memory"
+
+    @property
+    def prompt_seconds(self) -> float:
+        """For how long the whole prompt is to be kept; 0: it was not asked for."""
+        asked = 0.0 if self.cache_control is None else self.cache_control.seconds
+        return max(asked, _RETENTION_SECONDS.get(self.prompt_cache_retention, 0.0))
+
+    def pins_of_whole(self, num_prompt_tokens: int) -> tuple[PrefixPin, ...]:
+        """Keeps all of a prompt, if that was asked for."""
+        seconds = self.prompt_seconds
+        return (PrefixPin(num_prompt_tokens, seconds),) if seconds else ()
+
+
+def check_num_marks(count: int) -> None:
+    """Raises:
+    InvalidParameterError: a request has too many `cache_control` marks.
+    """
+    if count > MAX_MARKS:
+        raise InvalidParameterError(
+            f"At most {MAX_MARKS} cache_control marks are allowed, got {count}.", "messages"
+        )

@@ -1,0 +1,71 @@
+"""Places in a conversation up to which its prompt is to be kept in the prefix cache."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Breakpoint:
+    """A place behind a message, or behind one part of its content.
+
+    Attributes:
+        message: index of the message.
+        part: index of the part; None: behind all of the message.
+        seconds: for how long the prompt up to here is to be kept.
+    """
+
+    message: int
+    part: int | None
+    seconds: float
+
+
+def lasting(breakpoints: Sequence[Breakpoint]) -> list[Breakpoint]:
+    """Those, of breakpoints in their order, that a later one does not keep for as long."""
+    kept: list[Breakpoint] = []
+    for breakpoint_ in reversed(breakpoints):
+        if breakpoint_.seconds > max((later.seconds for later in kept), default=0.0):
+            kept.append(breakpoint_)
+    return kept
+
+
+def otherwise_behind(
+    place: Breakpoint, messages: Sequence[Mapping[str, Any]]
+) -> list[Mapping[str, Any]]:
+    """The conversation with other text behind a place: what its prompt has in common with the
+    conversation's own stands before that place, wherever the template writes it.
+
+    The messages stay as many as they are: some templates write a system prompt into the first
+    question, and refuse a conversation without one.
+    """
+    own = messages[place.message]
+    later = messages[place.message + 1 :]
+    changed: list[Mapping[str, Any]] = [*messages[: place.message], own]
+    if place.part is not None and place.part + 1 < len(own["content"]):
+        kept = own["content"][: place.part + 1]
+        next_text = own["content"][place.part + 1]["text"]
+        changed[-1] = {**own, "content": [*kept, {"type": "text", "text": _other(next_text)}]}
+    changed += [{"role": each["role"], "content": _other(_text(each))} for each in later]
+    return changed
+
+
+def num_common(left: Sequence[int], right: Sequence[int]) -> int:
+    """The length of what two lists begin with."""
+    low, high = 0, min(len(left), len(right))
+    while low < high:  # bisection, since comparing slices is fast
+        middle = (low + high + 1) // 2
+        if left[low:middle] == right[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _text(message: Mapping[str, Any]) -> str:
+    content = message.get("content") or ""
+    return content if isinstance(content, str) else content[0]["text"]
+
+
+def _other(text: str) -> str:
+    """A text that differs from the first character on, even if a template trims both."""
+    return "," if text.lstrip().startswith(".") else "."

@@ -1,0 +1,176 @@
+"""Beginnings of prompts that requests ask to keep."""
+
+import math
+from typing import Any
+
+import pytest
+
+from support.engine_driver import Driver
+from support.fake_worker import worker_info
+from taco_proto.requests import PrefixPin, Tenant
+from taco_scheduler.metrics import Metrics
+
+PROMPT_TOKENS = 9  # two full blocks of four, and a token to compute
+PIN = PrefixPin(8, 60.0)
+
+
+def driver(num_host_blocks: int = 0, **config: Any) -> Driver:
+    """A device of ten blocks, which four prompts of three blocks do not fit in."""
+    info = worker_info(num_blocks=10, num_host_blocks=num_host_blocks)
+    d = Driver(info, run_ahead=False, **config)
+    d.attach()
+    return d
+
+
+def ask(d: Driver, handle: int, topic: int, *pins: PrefixPin, owner: str = "") -> int:
+    """Runs a prompt to its end; returns how many of its tokens were cached."""
+    tenant = Tenant(name=owner)
+    d.submit(handle, [topic] * PROMPT_TOKENS, max_tokens=1, pins=pins, tenant=tenant)
+    d.run()
+    return d.got.cached[handle, 0]
+
+
+def flood(d: Driver) -> None:
+    for topic in range(21, 28):
+        ask(d, topic, topic)
+
+
+def is_kept(d: Driver, topic: int) -> bool:
+    """After a flood; what it asks may be cached afterwards."""
+    return ask(d, 100 + topic, topic) == 8
+
+
+def metric(d: Driver, name: str) -> float:
+    lines = Metrics(d.engine).exposition().decode().splitlines()
+    (value,) = [line.split()[1] for line in lines if line.startswith(f"{name}{{")]
+    return float(value)
+
+
+def test_a_pinned_prefix_outlives_others() -> None:
+    d = driver()
+    ask(d, 0, 10, PIN)
+    assert metric(d, "taco:worker_pinned_blocks") == 2
+    flood(d)
+    assert is_kept(d, 10)
+    assert not is_kept(d, 21)
+    assert metric(d, "taco:prefix_pins_total") == 1
+    assert metric(d, "taco:refused_prefix_pins_total") == 0
+
+
+def test_a_pin_ends_with_its_time() -> None:
+    d = driver()
+    ask(d, 0, 10, PIN)
+    d.now += 61.0
+    flood(d)
+    assert not is_kept(d, 10)
+    assert metric(d, "taco:worker_pinned_blocks") == 0
+
+
+def test_a_prefix_that_is_asked_for_again_is_kept_for_longer() -> None:
+    d = driver()
+    ask(d, 0, 10, PIN)
+    d.now += 50.0
+    ask(d, 1, 10, PIN)
+    d.now += 50.0
+    flood(d)
+    assert is_kept(d, 10)
+
+
+def test_no_more_is_pinned_than_was_asked_for() -> None:
+    d = driver()
+    ask(d, 0, 10, PrefixPin(7, 60.0))
+    flood(d)
+    assert ask(d, 100, 10) == 4
+
+
+def test_each_of_two_beginnings_is_kept_for_its_time() -> None:
+    d = driver()
+    ask(d, 0, 10, PrefixPin(8, 60.0), PrefixPin(4, 600.0))
+    d.now += 61.0
+    flood(d)
+    assert ask(d, 100, 10) == 4
+
+
+def test_a_pin_gives_way_to_a_sequence_that_needs_its_room() -> None:
+    d = driver()
+    ask(d, 0, 10, PIN)
+    d.submit(1, [11] * 37, max_tokens=3, ignore_eos=True)
+    d.run()
+    assert len(d.got.tokens[1, 0]) == 3
+    assert not is_kept(d, 10)
+
+
+def test_a_pin_that_gives_way_goes_to_the_host() -> None:
+    d = driver(num_host_blocks=16, offload_min_accesses=5)
+    ask(d, 0, 10, PIN)
+    ask(d, 1, 11)
+    d.submit(2, [12] * 37, max_tokens=3, ignore_eos=True)
+    d.run()
+    assert is_kept(d, 10)
+    assert not is_kept(d, 11)
+
+
+def test_the_oldest_pin_gives_way_to_a_new_one() -> None:
+    d = driver()
+    for topic in (10, 11, 12):  # two blocks each, and at most five in all
+        ask(d, topic, topic, PIN)
+    flood(d)
+    assert [is_kept(d, topic) for topic in (11, 12, 10)] == [True, True, False]
+
+
+def test_one_of_several_owners_gets_half_of_what_may_be_pinned() -> None:
+    d = driver()
+    for topic, owner in ((10, "a"), (11, "b"), (12, "a")):
+        ask(d, topic, topic, PIN, owner=owner)
+    flood(d)
+    assert [is_kept(d, topic) for topic in (11, 12, 10)] == [True, True, False]
+
+
+def test_an_owner_with_few_pins_takes_the_room_of_one_with_many() -> None:
+    d = driver(max_pinned_share=0.4)  # four blocks
+    one = PrefixPin(4, 60.0)
+    for topic, owner in ((10, "a"), (11, "b"), (12, "b"), (13, "c"), (14, "d")):
+        ask(d, topic, topic, one, owner=owner)
+    flood(d)
+    kept = [ask(d, 100 + topic, topic) == 4 for topic in (10, 12, 13, 14, 11)]
+    assert kept == [True, True, True, True, False]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1])
+def test_what_is_more_than_may_be_pinned_is_not(share: float) -> None:
+    d = driver(max_pinned_share=share)
+    ask(d, 0, 10, PIN)
+    assert metric(d, "taco:refused_prefix_pins_total") == 1
+    flood(d)
+    assert not is_kept(d, 10)
+
+
+def test_a_pin_of_what_was_never_computed_goes_with_it() -> None:
+    d = driver()
+    d.submit(0, [10] * PROMPT_TOKENS, max_tokens=1, pins=(PIN,))
+    d.worker.fails = lambda plan: True
+    d.plan()
+    d.worker.fails = lambda plan: False
+    d.run()
+    assert d.engine.num_free_blocks == 10 - 2, "pinned when it was computed in the end"
+    d.now += 61.0
+    ask(d, 1, topic=11)
+    assert d.engine.num_free_blocks == 10
+
+
+@pytest.mark.parametrize(
+    "pins",
+    [
+        (PrefixPin(0, 60.0),),
+        (PrefixPin(PROMPT_TOKENS + 1, 60.0),),
+        (PrefixPin(4, 0.0),),
+        (PrefixPin(4, math.nan),),
+        (PrefixPin(4, 10.0**6),),
+        (PIN,) * 5,
+    ],
+)
+def test_a_pin_that_makes_no_sense_is_refused(pins: tuple[PrefixPin, ...]) -> None:
+    d = driver()
+    d.submit(0, [10] * PROMPT_TOKENS, pins=pins)
+    d.collect()
+    assert d.got.errors[0][0] == 400
