@@ -49,6 +49,8 @@ async def why_not_ready(gateway: Gateway) -> str | None:
     """Why a load balancer should look elsewhere; None: it should not."""
     if gateway.draining:
         return "draining"
+    if not gateway.keys.is_known:
+        return "the API keys are not known yet"
     if not gateway.ready:
         return "no worker serves the model"
     wanted = gateway.config.min_ready_workers

@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import Depends, FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
-from taco_gateway.auth import Authenticator
+from taco_gateway.auth import Authenticator, KeyRing
 from taco_gateway.engine.engine_client import EngineClient
 from taco_gateway.errors import install_error_handlers
 from taco_gateway.gateway import Gateway
@@ -28,13 +28,21 @@ ROUTERS = (
 )
 
 
-def create_app(config: GatewayConfig, client: EngineClient, tokenizer: Tokenizer | None) -> FastAPI:
+def create_app(
+    config: GatewayConfig,
+    client: EngineClient,
+    tokenizer: Tokenizer | None,
+    keys: KeyRing | None = None,
+) -> FastAPI:
     """The gateway's application. Its `state.gateway` is the `Gateway` behind the routes.
+
+    Args:
+        keys: who may use it; None: those of the configuration.
 
     Raises:
         ConfigurationError: a middleware, the chat template or the key file cannot be loaded.
     """
-    gateway = Gateway(config, client, tokenizer)
+    gateway = Gateway(config, client, tokenizer, keys)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

@@ -50,33 +50,40 @@ ANONYMOUS = ApiKey()
 class KeyRing:
     """The keys that clients may present, held as keyed hashes.
 
-    The hash key lives as long as the process, so that neither a memory dump's digests nor timing
-    says anything of a key.
+    Of a key file or of flags, the secret under which they are hashed lives as long as the process;
+    of Redis, as long as what stands there. Neither a memory dump's digests nor timing says anything
+    of a key.
 
     Args:
-        keys: SHA-256 of each key, and what its owner may have.
+        keys: SHA-256 of each key, and what its owner may have; if there are none, everybody is let
+            in. None: they come later (`replace_digests`), and without any nobody is let in.
+
+    Attributes:
+        is_known: it has been said which keys are good.
     """
 
-    def __init__(self, keys: Iterable[tuple[bytes, ApiKey]] = ()) -> None:
+    def __init__(self, keys: Iterable[tuple[bytes, ApiKey]] | None = ()) -> None:
+        self._always_asks = keys is None
         self._secret = secrets.token_bytes(32)
         self._entries: tuple[tuple[bytes, ApiKey], ...] = ()
-        self.replace(keys)
+        self.is_known = keys is not None
+        self.replace(keys or ())
 
     def replace(self, keys: Iterable[tuple[bytes, ApiKey]]) -> None:
         """These keys are good from now on, and no others."""
-        self._entries = tuple((self._digest(hashed), key) for hashed, key in keys)
+        self._entries = tuple((keyed_hash(self._secret, hashed), key) for hashed, key in keys)
 
-    @property
-    def is_empty(self) -> bool:
-        return not self._entries
+    def replace_digests(self, secret: bytes, keys: Iterable[tuple[bytes, ApiKey]]) -> None:
+        """As `replace`, for the `keyed_hash` of each key under that secret."""
+        self._secret, self._entries, self.is_known = secret, tuple(keys), True
 
     def find(self, key: bytes | None) -> ApiKey | None:
         """What the owner of a key may have; None if it is no good one."""
-        if self.is_empty:
+        if not self._entries and not self._always_asks:
             return ANONYMOUS
         if key is None:
             return None
-        presented = self._digest(key_hash(key))
+        presented = keyed_hash(self._secret, key_hash(key))
         found = None
         # Every digest is compared, so that time does not tell which one matched.
         for digest, api_key in self._entries:
@@ -84,8 +91,10 @@ class KeyRing:
                 found = api_key
         return found
 
-    def _digest(self, hashed: bytes) -> bytes:
-        return hmac.digest(self._secret, hashed, "sha256")
+
+def keyed_hash(secret: bytes, hashed: bytes) -> bytes:
+    """HMAC-SHA256 of a key's SHA-256."""
+    return hmac.digest(secret, hashed, "sha256")
 
 
 def key_hash(key: bytes) -> bytes:
@@ -104,7 +113,8 @@ def plain_keys(keys: Iterable[str]) -> list[tuple[bytes, ApiKey]]:
 
 
 class Authenticator:
-    """Route dependency: 401 unless the route is public, keys are off, or a good one is there.
+    """Route dependency: 401 unless the route is public, keys are off, or a good one is there; 503
+    while it is not known which are good.
 
     What the key's owner may have stands in `request.state.api_key`.
     """
@@ -115,6 +125,8 @@ class Authenticator:
     async def __call__(self, request: Request) -> None:
         if getattr(request.scope["endpoint"], _PUBLIC_MARK, False):
             return
+        if not self._keys.is_known:
+            raise ApiError(503, "The API keys are not known yet.")
         key = _bearer_key(request)
         api_key = self._keys.find(key)
         if api_key is None:

@@ -30,20 +30,30 @@ logger = logging.getLogger("taco.gateway")
 class Gateway:
     """One gateway's parts and the checks that its routes share.
 
+    Args:
+        keys: who may use it; None: those of the configuration.
+
     Attributes:
         keys: who may use it.
         created: when this process began to serve, in seconds since the epoch.
         draining: no new requests are taken.
     """
 
-    def __init__(self, config: GatewayConfig, client: EngineClient, tokenizer: Tokenizer | None):
+    def __init__(
+        self,
+        config: GatewayConfig,
+        client: EngineClient,
+        tokenizer: Tokenizer | None,
+        keys: KeyRing | None = None,
+    ) -> None:
         self.config = config
         self.client = client
         self.tokenizer = tokenizer
         self.engine = TextEngine(client, tokenizer, chat_template=config.chat_template)
         self.metrics = GatewayMetrics(config.model.served_name)
-        self.keys = KeyRing()
-        self.reload_keys()
+        self.keys = KeyRing() if keys is None else keys
+        if keys is None:
+            self.reload_keys()
         self.created = int(time.time())
         self.draining = False
 
@@ -56,7 +66,7 @@ class Gateway:
     def ready(self) -> bool:
         """Whether requests are taken."""
         info = self.client.model_info()
-        return not self.draining and info is not None and info.ready
+        return not self.draining and info is not None and info.ready and self.keys.is_known
 
     def check_accepting(self) -> None:
         """Raises:

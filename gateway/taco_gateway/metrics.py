@@ -147,6 +147,10 @@ class GatewayMetrics(Collector):
         active.add_metric((label,), self._active)
         yield active
 
+    def add(self, collector: Collector) -> None:
+        """Shows the numbers of another part of this gateway, too."""
+        self._registry.register(collector)
+
     def exposition(self, scheduler: bytes = b"") -> bytes:
         """Own metrics, then those families of the scheduler's that are not among them."""
         own = generate_latest(self._registry)

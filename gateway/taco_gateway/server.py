@@ -7,6 +7,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING
 
 import grpc.aio
 import uvicorn
@@ -15,16 +16,21 @@ from fastapi import FastAPI
 
 from taco_gateway.admin import admin_uvicorn_config
 from taco_gateway.app import create_app
+from taco_gateway.engine.limited_client import LimitedClient
 from taco_gateway.engine.scheduler_client import SchedulerClient
 from taco_gateway.gateway import Gateway
 from taco_gateway.http.connection import GatewayHttpProtocol
 from taco_gateway.http.listener import BACKLOG, host_port, listen
 from taco_gateway.inference_service import start_inference_server
+from taco_gateway.text.tokenizer import Tokenizer
 from taco_gateway.text.tokenizer_files import load_tokenizer
 from taco_proto.config import GatewayConfig
 from taco_proto.errors import ConfigurationError
 from taco_proto.logging import configure_logging
-from taco_proto.redis_link import RedisLink
+
+if TYPE_CHECKING:
+    from taco_gateway.sharing import Sharing
+    from taco_proto.redis_link import RedisLink
 
 logger = logging.getLogger("taco.gateway")
 
@@ -56,32 +62,54 @@ async def _serve(config: GatewayConfig) -> None:
         admin: socket.socket | None = None
         if config.admin_listen is not None:
             admin = sockets.enter_context(listen(config.admin_listen, unix_mode=ADMIN_SOCKET_MODE))
-        redis = None if config.redis is None else RedisLink(config.redis)
-        client = _scheduler_client(config, redis)
-        if redis is not None:
-            redis.start()
-        client.start()
-        try:
-            # The tokenizer loads while the scheduler is dialled.
-            loading = asyncio.create_task(asyncio.to_thread(load_tokenizer, config.model))
-            await _first_of(loading, signals.first.wait())
-            if not signals.first.is_set():
-                app = create_app(config, client, await loading)
-                # The worker takes longer to load: this costs no time to the first answer.
-                gateway: Gateway = app.state.gateway
-                await gateway.engine.warm_up()
-                async with _serving_admin(gateway, admin):
-                    await _serve_until_signal(config, app, listener, signals)
-        finally:
-            await client.close()
-            if redis is not None:
-                await redis.close()
+        async with _sharing(config) as sharing:
+            client = _scheduler_client(config, None if sharing is None else sharing.link)
+            client.start()
+            try:
+                # The tokenizer loads while the scheduler is dialled.
+                loading = asyncio.create_task(asyncio.to_thread(load_tokenizer, config.model))
+                await _first_of(loading, signals.first.wait())
+                if not signals.first.is_set():
+                    app = _make_app(config, client, await loading, sharing)
+                    # The worker takes longer to load: this costs no time to the first answer.
+                    gateway: Gateway = app.state.gateway
+                    await gateway.engine.warm_up()
+                    async with _serving_admin(gateway, admin):
+                        await _serve_until_signal(config, app, listener, signals)
+            finally:
+                await client.close()
 
 
-def _scheduler_client(config: GatewayConfig, redis: RedisLink | None) -> SchedulerClient:
+@asynccontextmanager
+async def _sharing(config: GatewayConfig) -> "AsyncIterator[Sharing | None]":
+    if config.redis is None:
+        yield None
+        return
+    from taco_gateway.sharing import Sharing  # most gateways need no Redis
+
+    sharing = Sharing(config.redis, with_keys=config.redis_keys)
+    async with sharing.running():
+        yield sharing
+
+
+def _scheduler_client(config: GatewayConfig, redis: "RedisLink | None") -> SchedulerClient:
     if config.schedulers:
         return SchedulerClient(*config.schedulers)
     return SchedulerClient(redis=redis, model=config.model.served_name)
+
+
+def _make_app(
+    config: GatewayConfig,
+    client: SchedulerClient,
+    tokenizer: Tokenizer | None,
+    sharing: "Sharing | None",
+) -> FastAPI:
+    if sharing is None:
+        return create_app(config, client, tokenizer)
+    engine = LimitedClient(client, sharing.limits)
+    app = create_app(config, engine, tokenizer, sharing.key_ring)
+    sharing.show_in(app.state.gateway.metrics, config.model.served_name)
+    return app
 
 
 @asynccontextmanager

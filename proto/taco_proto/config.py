@@ -247,6 +247,7 @@ class GatewayConfig:
         stall_timeout: seconds after which a client that reads nothing is cut off.
         drain_timeout: seconds that running requests get to finish after SIGTERM.
         redis: what is shared with other gateways; None: this one is alone.
+        redis_keys: API keys stand in Redis, and nowhere else.
     """
 
     model: ModelConfig
@@ -283,6 +284,7 @@ class GatewayConfig:
     max_log_len: int | None = None
     middleware: tuple[str, ...] = field(default=())
     redis: RedisConfig | None = None
+    redis_keys: bool = False
 
     @property
     def schedulers(self) -> tuple[str, ...]:

@@ -95,6 +95,12 @@ class GatewayArgs:
         default=None,
         metavar="FILE",
     )
+    redis_keys: bool = flag(
+        "The API keys are those that stand in Redis (taco_llm keys puts them there), for all "
+        "gateways. Without any, nobody is let in.",
+        _GATEWAY,
+        default=False,
+    )
     share_prefix_cache: bool = flag(
         "Let requests of different API keys share cached prefixes. Without it the time to the "
         "first token tells nobody what others have asked.",
@@ -256,6 +262,9 @@ class GatewayArgs:
     ) -> GatewayConfig:
         """The configuration; API keys come from the environment where no flag gives one, and
         `admin_listen` holds where no flag says anything of it.
+
+        Raises:
+            ConfigurationError: keys are to be found in two places, or in a Redis that is not named.
         """
         if self.admin_port is not None:
             host = f"[{self.host}]" if ":" in self.host else self.host
@@ -263,6 +272,13 @@ class GatewayArgs:
         keys = self.api_key or tuple(
             key for key in os.environ.get(API_KEY_VARIABLE, "").split(",") if key
         )
+        if self.redis_keys and redis is None:
+            raise ConfigurationError("redis_keys needs redis_url")
+        if self.redis_keys and (keys or self.api_key_file is not None):
+            raise ConfigurationError(
+                f"redis_keys and api_key, api_key_file or {API_KEY_VARIABLE} contradict: "
+                "taco_llm keys import takes the keys of a file to Redis"
+            )
         return GatewayConfig(
             model=model,
             scheduler=scheduler,
@@ -294,4 +310,5 @@ class GatewayArgs:
             max_log_len=self.max_log_len,
             middleware=self.middleware,
             redis=redis,
+            redis_keys=self.redis_keys,
         )

@@ -276,6 +276,26 @@ def test_where_redis_is_gets_to_gateway_and_scheduler(tmp_path: Path) -> None:
     assert RedisArgs().redis_config() is None
 
 
+def test_keys_stand_in_redis_or_elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    model = EngineArgs(model=str(tmp_path)).model_config()
+    redis = RedisConfig(url="redis://host")
+
+    def config(**arguments: Any) -> GatewayConfig:
+        return GatewayArgs(redis_keys=True, **arguments).gateway_config(model, "s", redis=redis)
+
+    assert config().redis_keys
+    with pytest.raises(ConfigurationError, match="redis_keys needs redis_url"):
+        GatewayArgs(redis_keys=True).gateway_config(model, "s")
+    with pytest.raises(ConfigurationError, match="contradict"):
+        config(api_key=("sesame-7",))
+    with pytest.raises(ConfigurationError, match="contradict"):
+        config(api_key_file="keys.json")
+    monkeypatch.setenv("TACO_API_KEY", "sesame-7")
+    with pytest.raises(ConfigurationError, match="contradict"):
+        config()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from taco_gateway.engine.engine_client import (
     EngineClient,
@@ -10,9 +11,11 @@ from taco_gateway.engine.engine_client import (
     SequenceUpdate,
     UpdateStream,
 )
-from taco_gateway.engine.shared_limits import SharedLimits, Ticket
 from taco_proto.limits import has_limits
 from taco_proto.requests import FinishReason, GenerateRequest, ModelInfo, Tenant
+
+if TYPE_CHECKING:
+    from taco_gateway.engine.shared_limits import SharedLimits, Ticket
 
 TOKEN_BYTES = 4
 
@@ -24,7 +27,7 @@ class LimitedClient:
     refused twice; while Redis is away the scheduler's own limits hold.
     """
 
-    def __init__(self, client: EngineClient, limits: SharedLimits) -> None:
+    def __init__(self, client: EngineClient, limits: "SharedLimits") -> None:
         self._client = client
         self._limits = limits
 
@@ -47,7 +50,7 @@ class _LimitedStream:
     """The news of a request that is submitted when it has been let in, with the first look."""
 
     def __init__(
-        self, client: EngineClient, limits: SharedLimits, request: GenerateRequest
+        self, client: EngineClient, limits: "SharedLimits", request: GenerateRequest
     ) -> None:
         self._client = client
         self._limits = limits
@@ -90,7 +93,7 @@ class _LimitedStream:
         if self._ticket is not None:
             self._ticket.end()
 
-    async def _begin(self) -> tuple[Ticket, UpdateStream]:
+    async def _begin(self) -> "tuple[Ticket, UpdateStream]":
         request = self._request
         num_tokens = len(request.token_ids) // TOKEN_BYTES
         ticket = self._ticket = await self._limits.admit(request.tenant, num_tokens)

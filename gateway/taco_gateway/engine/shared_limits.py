@@ -11,8 +11,8 @@ import logging
 import math
 import secrets
 import time
-from collections import Counter
-from typing import Any
+from collections import Counter, deque
+from collections.abc import Sequence
 
 from redis.exceptions import ResponseError
 
@@ -37,9 +37,18 @@ class Ticket:
 
     Attributes:
         is_shared: Redis has let it in. Else the scheduler's own limits hold for it.
+        num_unpaid: tokens of its answer that have not been charged.
     """
 
-    __slots__ = ("_limits", "_num_prompt_tokens", "is_shared", "lease", "num_unpaid", "tenant")
+    __slots__ = (
+        "_has_ended",
+        "_limits",
+        "_num_prompt_tokens",
+        "is_shared",
+        "lease",
+        "num_unpaid",
+        "tenant",
+    )
 
     def __init__(
         self, limits: "SharedLimits", tenant: Tenant, lease: str, num_prompt_tokens: int
@@ -50,6 +59,7 @@ class Ticket:
         self.num_unpaid = 0
         self._num_prompt_tokens = num_prompt_tokens
         self._limits = limits
+        self._has_ended = False
 
     def spend(self, num_tokens: int) -> None:
         """Tokens of its answer have come."""
@@ -61,13 +71,13 @@ class Ticket:
         Args:
             refund: it was refused elsewhere and shall have cost nothing.
         """
-        give_back = refund and self.is_shared
-        self._limits.leave(
-            self,
-            num_requests=-1 if give_back else 0,
-            num_tokens=-self._num_prompt_tokens if give_back else self.num_unpaid,
-        )
-        self.num_unpaid = 0
+        if self._has_ended:
+            return
+        self._has_ended = True
+        if refund and self.is_shared:
+            self._limits.leave(self, num_requests=-1, num_tokens=-self._num_prompt_tokens)
+        else:
+            self._limits.leave(self, num_requests=0, num_tokens=self.num_unpaid)
 
 
 class SharedLimits:
@@ -89,11 +99,12 @@ class SharedLimits:
         self._name = secrets.token_hex(8)
         self._numbers = itertools.count()
         self._running: dict[str, dict[str, Ticket]] = {}  # by tenant and lease
-        self._queue: list[tuple[Command, asyncio.Future[Any] | None]] = []
+        self._ended: deque[tuple[float, Ticket]] = deque()  # whose leases might still be there
+        self._queue: list[tuple[Command, asyncio.Future[list[int] | None] | None]] = []
         self._has_queue = asyncio.Event()
-        self._renewal = asyncio.Event()
+        self._is_back = asyncio.Event()
         self._complained_at = -math.inf
-        link.on_trust(self._renewal.set)
+        link.on_trust(self._is_back.set)
 
     async def run(self) -> None:
         """Talks to Redis, for as long as the gateway runs."""
@@ -111,12 +122,7 @@ class SharedLimits:
             self.num_refused[Limit.TOKENS] += 1
             raise EngineError(429, message)
         ticket = Ticket(self, tenant, f"{self._name}:{next(self._numbers)}", num_prompt_tokens)
-        try:
-            reply = await self._ask(self._admission(ticket, num_prompt_tokens))
-        except asyncio.CancelledError:  # Redis may have let it in, or will
-            ticket.is_shared = True
-            ticket.end(refund=True)
-            raise
+        reply = await self._ask(self._admission(ticket, num_prompt_tokens), ticket)
         if reply is None:
             self.num_local += 1
         elif (limit := REACHED[reply[0]]) is not None:
@@ -128,25 +134,30 @@ class SharedLimits:
 
     def leave(self, ticket: Ticket, *, num_requests: int, num_tokens: int) -> None:
         """A ticket's request has ended, and this is to be charged. See `Ticket.end`."""
-        tickets = self._running.get(ticket.tenant.name, {})
-        is_new = tickets.pop(ticket.lease, None) is None  # it was not let in, or has ended before
+        tenant = ticket.tenant
+        tickets = self._running.get(tenant.name, {})
+        tickets.pop(ticket.lease, None)
         if not tickets:
-            self._running.pop(ticket.tenant.name, None)
-        if is_new and not num_requests:
-            return
-        released = (ticket.lease,)
-        self._tell(self._settlement(ticket.tenant, num_requests, num_tokens, released, ()))
+            self._running.pop(tenant.name, None)
+        if tenant.max_concurrent_requests:
+            self._ended.append((time.monotonic(), ticket))
+            self._forget_the_expired()
+        self._tell(self._settlement(tenant, num_requests, num_tokens, released=[ticket.lease]))
 
     # ------------------------------------------------------------------- Redis
 
-    async def _ask(self, command: Command) -> Any:
-        """The reply; None: there is none in time."""
+    async def _ask(self, command: Command, ticket: Ticket) -> list[int] | None:
+        """The reply to an admission; None: there is none in time."""
         if not self._link.trusted:
             return None
-        future = asyncio.get_running_loop().create_future()
-        self._queue.append((command, future))
+        answer: asyncio.Future[list[int] | None] = asyncio.get_running_loop().create_future()
+        self._queue.append((command, answer))
         self._has_queue.set()
-        return await future
+        try:
+            return await asyncio.shield(answer)
+        except asyncio.CancelledError:  # the client has gone; Redis may let it in all the same
+            answer.add_done_callback(lambda _: ticket.end())
+            raise
 
     def _tell(self, command: Command) -> None:
         if self._link.trusted:
@@ -169,12 +180,14 @@ class SharedLimits:
 
     async def _keep_leases(self) -> None:
         while True:
-            self._renewal.clear()
             try:
                 async with asyncio.timeout(RENEW_SECONDS):
-                    await self._renewal.wait()
+                    await self._is_back.wait()
             except TimeoutError:
                 pass
+            if self._is_back.is_set():
+                self._is_back.clear()
+                self._release_again()
             for tickets in self._running.values():
                 self._renew(list(tickets.values()))
 
@@ -184,9 +197,19 @@ class SharedLimits:
         num_tokens = sum(ticket.num_unpaid for ticket in tickets)
         for ticket in tickets:
             ticket.num_unpaid = 0
-        renewed = tuple(ticket.lease for ticket in tickets if tenant.max_concurrent_requests)
+        renewed = [ticket.lease for ticket in tickets if tenant.max_concurrent_requests]
         if renewed or num_tokens:
-            self._tell(self._settlement(tenant, 0, num_tokens, (), renewed))
+            self._tell(self._settlement(tenant, 0, num_tokens, renewed=renewed))
+
+    def _release_again(self) -> None:
+        """Redis may not have heard who has ended, and would count them until their leases end."""
+        self._forget_the_expired()
+        for _, ticket in self._ended:
+            self._tell(self._settlement(ticket.tenant, 0, 0, released=[ticket.lease]))
+
+    def _forget_the_expired(self) -> None:
+        while self._ended and time.monotonic() - self._ended[0][0] > LEASE_MS / 1000:
+            self._ended.popleft()
 
     def _admission(self, ticket: Ticket, num_tokens: int) -> Command:
         tenant = ticket.tenant
@@ -199,11 +222,17 @@ class SharedLimits:
         tenant: Tenant,
         num_requests: int,
         num_tokens: int,
-        released: tuple[str, ...],
-        renewed: tuple[str, ...],
+        *,
+        released: Sequence[str] = (),
+        renewed: Sequence[str] = (),
     ) -> Command:
-        charges = (Limit.REQUESTS.of(tenant), num_requests, Limit.TOKENS.of(tenant), num_tokens)
-        leases = (LEASE_MS, len(released), *released, *renewed)
+        charges: Command = (
+            Limit.REQUESTS.of(tenant),
+            num_requests,
+            Limit.TOKENS.of(tenant),
+            num_tokens,
+        )
+        leases: Command = (LEASE_MS, len(released), *released, *renewed)
         return ("EVALSHA", self._settle, 3, *limit_keys(tenant), *charges, *leases)
 
     def _complain(self, error: ResponseError) -> None:
