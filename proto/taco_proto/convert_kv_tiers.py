@@ -1,5 +1,6 @@
 """Messages about the tiers of KV blocks, to dataclasses and back."""
 
+import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -58,19 +59,21 @@ def store_report_to_pb(report: StoreReport) -> pb.StoreReport:
         is_complete=report.is_complete,
         written=report.written,
         read=report.read,
+        read_seconds=report.read_seconds,
         failed=report.failed,
     )
 
 
 def store_report_from_pb(message: pb.StoreReport) -> StoreReport:
     """Raises:
-    ValueError: columns of different lengths, or a key or tokens of a wrong size.
+    ValueError: columns of different lengths, a key or tokens of a wrong size, or no time.
     """
     return StoreReport(
         found=_blocks_from_pb(message.found),
         is_complete=message.is_complete,
         written=_keys(message.written),
         read=_keys(message.read),
+        read_seconds=_seconds(message.read_seconds),
         failed=_keys(message.failed),
     )
 
@@ -106,6 +109,12 @@ def _blocks_from_pb(message: pb.StoredBlocks) -> tuple[StoredBlock, ...]:
         )
         for key, parent, adapter, cache_salt, token_ids in columns
     )
+
+
+def _seconds(seconds: float) -> float:
+    if not 0 <= seconds < math.inf:
+        raise ValueError(f"{seconds} seconds are no time that something took")
+    return seconds
 
 
 def _keys(keys: Iterable[bytes]) -> tuple[bytes, ...]:

@@ -51,6 +51,7 @@ class StoreReport:
         found: parents before their children.
         is_complete: no more of `found` will come.
         written, read: keys of what was done.
+        read_seconds: what reading those took.
         failed: keys of writes and reads that could not be. There is no such file any more.
     """
 
@@ -58,4 +59,5 @@ class StoreReport:
     is_complete: bool = False
     written: tuple[bytes, ...] = ()
     read: tuple[bytes, ...] = ()
+    read_seconds: float = 0.0
     failed: tuple[bytes, ...] = ()

@@ -483,18 +483,20 @@ class StoreCommand(_message.Message):
     def __init__(self, writes: _Optional[_Union[StoredBlocks, _Mapping]] = ..., write_sources: _Optional[_Iterable[int]] = ..., reads: _Optional[_Iterable[bytes]] = ..., read_targets: _Optional[_Iterable[int]] = ..., deletes: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class StoreReport(_message.Message):
-    __slots__ = ("found", "is_complete", "written", "read", "failed")
+    __slots__ = ("found", "is_complete", "written", "read", "failed", "read_seconds")
     FOUND_FIELD_NUMBER: _ClassVar[int]
     IS_COMPLETE_FIELD_NUMBER: _ClassVar[int]
     WRITTEN_FIELD_NUMBER: _ClassVar[int]
     READ_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
+    READ_SECONDS_FIELD_NUMBER: _ClassVar[int]
     found: StoredBlocks
     is_complete: bool
     written: _containers.RepeatedScalarFieldContainer[bytes]
     read: _containers.RepeatedScalarFieldContainer[bytes]
     failed: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, found: _Optional[_Union[StoredBlocks, _Mapping]] = ..., is_complete: _Optional[bool] = ..., written: _Optional[_Iterable[bytes]] = ..., read: _Optional[_Iterable[bytes]] = ..., failed: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    read_seconds: float
+    def __init__(self, found: _Optional[_Union[StoredBlocks, _Mapping]] = ..., is_complete: _Optional[bool] = ..., written: _Optional[_Iterable[bytes]] = ..., read: _Optional[_Iterable[bytes]] = ..., failed: _Optional[_Iterable[bytes]] = ..., read_seconds: _Optional[float] = ...) -> None: ...
 
 class DrafterMessage(_message.Message):
     __slots__ = ("hello", "reply", "heartbeat")

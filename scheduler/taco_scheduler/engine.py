@@ -212,7 +212,18 @@ class Engine:
     def take_store_report(self, replica: Replica, report: StoreReport) -> None:
         """Takes what a worker's disk tier has done; that of workers that are lost is dropped."""
         if replica in self.replicas:
-            replica.worker.blocks.take_store_report(report)
+            replica.take_store_report(report)
+
+    def flush(self) -> None:
+        """Has what workers keep of prefixes written to disk, as far as it is worth it. No request
+        is to come any more.
+        """
+        for replica in self.replicas:
+            replica.worker.blocks.flush()
+
+    @property
+    def is_flushed(self) -> bool:
+        return all(replica.worker.blocks.is_flushed for replica in self.replicas)
 
     # ----------------------------------------------------------------- routing
 

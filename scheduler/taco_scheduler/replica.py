@@ -4,6 +4,7 @@ import logging
 from collections.abc import Iterator
 
 from taco_proto.config import SchedulerConfig
+from taco_proto.kv_tiers import StoreReport
 from taco_proto.registry import DECODE_TOKENS
 from taco_proto.steps import StepOutput, StepPlan, WorkerInfo
 from taco_scheduler.admission import length_limit
@@ -121,11 +122,17 @@ class Replica:
         return self.leaves_by is not None
 
     def is_done(self, now: float) -> bool:
-        """It leaves, and may go: nobody waits or runs here any more, or the time is up."""
+        """It leaves, and may go: nobody waits or runs here any more and what belongs on disk is
+        there, or the time is up.
+        """
         if self.leaves_by is None:
             return False
-        is_empty = not (self.num_running or self.waiting.num_sequences or self.worker.landing)
-        return is_empty or now >= self.leaves_by
+        is_saved = self._is_empty and self.worker.blocks.is_flushed
+        return is_saved or now >= self.leaves_by
+
+    @property
+    def _is_empty(self) -> bool:
+        return not (self.num_running or self.waiting.num_sequences or self.worker.landing)
 
     @property
     def is_dry(self) -> bool:
@@ -212,9 +219,11 @@ class Replica:
     def plan(self, now: float) -> StepPlan | None:
         """The next step, to be sent to the worker at once; None if there is nothing to run now."""
         worker = self.worker
-        if self._is_full or not (worker.batch.num_running or self.waiting.num_sequences):
-            return None
         self.disk_waits.now = self._delay.now = now
+        if self._is_full:
+            return None
+        if self._is_empty:
+            return self._plan_copies(now)
         worker.blocks.expire(now)
         rows = self._policy.fill_step(self.drafts.held())
         if not rows:
@@ -235,6 +244,29 @@ class Replica:
         self._after_planning(rows, step_id, now)
         self._counters.num_steps += 1
         self._counters.iteration_tokens.observe(rows.num_tokens)
+        return plan
+
+    def _plan_copies(self, now: float) -> StepPlan | None:
+        """Nobody runs: a step for those copies alone that saving to disk needs."""
+        worker = self.worker
+        if self.is_leaving:
+            worker.blocks.flush()
+        if not worker.blocks.has_unsaved:
+            return None
+        step_id = next(self._step_ids)
+        copies = worker.blocks.take_copies(step_id)
+        if copies is None:
+            return None
+        plan, step = make_plan(
+            worker.batch,
+            StepRows(),
+            self._epoch,
+            step_id,
+            now=now,
+            runs_alone=not worker.in_flight.steps,
+            copies=copies,
+        )
+        worker.in_flight.steps.append(step)
         return plan
 
     def commit(self, output: StepOutput, now: float) -> None:
@@ -263,8 +295,14 @@ class Replica:
         self._last_output_at = now
         if not step.only_decodes:
             self._delay.note_prompts(seconds)
+            self.disk_waits.pace.note_step(int(step.num_tokens.sum()), seconds)
         self.drafts.note_step(step, output, now)
         self._committer.commit(step, output, now)
+
+    def take_store_report(self, report: StoreReport) -> None:
+        """Takes what the worker's disk tier has done."""
+        self.disk_waits.pace.note_read(len(report.read), report.read_seconds)
+        self.worker.blocks.take_store_report(report)
 
     def note_begun(self, epoch: int, step_id: int) -> None:
         """The worker begins an announced step."""

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from taco_proto.config import SchedulerConfig
@@ -87,16 +87,21 @@ class SchedulerService:
         self._drafters = DrafterPool()
 
     async def drain(self, limit: float) -> None:
-        """Refuses new requests with 503 and waits until those that run have ended, or `limit`
-        seconds.
+        """Refuses new requests with 503 and waits until those that run have ended and what belongs
+        on disk is there, or `limit` seconds.
         """
         self._draining = True
         try:
             async with asyncio.timeout(limit):
-                while self._has_work():  # noqa: ASYNC110  # many things end it, and only once
-                    await asyncio.sleep(DRAIN_POLL_SECONDS)
+                await _until(lambda: not self._has_work())
+                self.engine.flush()
+                self._wake.set()
+                await _until(lambda: self.engine.is_flushed)
         except TimeoutError:
-            logger.warning("%d requests did not end in time", self.engine.num_requests)
+            if self._has_work():
+                logger.warning("%d requests did not end in time", self.engine.num_requests)
+            else:
+                logger.warning("not all prefixes were written to disk in time")
 
     def _has_work(self) -> bool:
         sessions = self._sessions.values()
@@ -326,6 +331,11 @@ class SchedulerService:
     def _close_sessions(self, reason: str) -> None:
         for session in list(self._sessions.values()):
             session.close(reason)
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110  # many things bring it about, and only once
+        await asyncio.sleep(DRAIN_POLL_SECONDS)
 
 
 def _model_info(replicas: Collection[Replica]) -> ModelInfo | None:

@@ -52,6 +52,7 @@ reports = st.builds(
     is_complete=st.booleans(),
     written=tuples_of(keys),
     read=tuples_of(keys),
+    read_seconds=st.floats(0, 1e6),
     failed=tuples_of(keys),
 )
 
@@ -132,3 +133,9 @@ def test_malformed_blocks_are_refused(found: dict[str, list[bytes]], error: str)
     message = pb.StoreReport(found=blocks)
     with pytest.raises(ValueError, match=error):
         convert_kv_tiers.store_report_from_pb(message)
+
+
+@pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf")])
+def test_times_that_are_none_are_refused(seconds: float) -> None:
+    with pytest.raises(ValueError, match="no time that something took"):
+        convert_kv_tiers.store_report_from_pb(pb.StoreReport(read_seconds=seconds))

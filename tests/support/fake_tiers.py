@@ -17,6 +17,9 @@ class FakeTiers:
         host: [num_host_blocks, 2, block_size], tokens and positions; -1 where nothing was written.
         files: what the disk tier holds, by key.
         num_offloaded, num_loaded: blocks that were copied.
+        num_read: files that were read.
+        seconds_a_read: what each of them is said to have taken.
+        is_full: no file can be written.
     """
 
     def __init__(self, info: WorkerInfo) -> None:
@@ -24,6 +27,9 @@ class FakeTiers:
         self.files: dict[bytes, tuple[StoredBlock, np.ndarray]] = {}
         self.num_offloaded = 0
         self.num_loaded = 0
+        self.num_read = 0
+        self.seconds_a_read = 0.001
+        self.is_full = False
         self._num_disk_blocks = info.num_disk_blocks
         self._was_asked = False
 
@@ -52,7 +58,8 @@ class FakeTiers:
             report(StoreReport(found=found, is_complete=True))
         written, read, failed = [], [], []
         for host_block, block in command.writes:
-            if block.key not in self.files and len(self.files) == self._num_disk_blocks:
+            has_room = block.key in self.files or len(self.files) < self._num_disk_blocks
+            if self.is_full or not has_room:
                 failed.append(block.key)
                 continue
             self.files[block.key] = block, self.host[host_block].copy()
@@ -65,8 +72,16 @@ class FakeTiers:
             read.append(key)
         for key in command.deletes:
             self.files.pop(key, None)
+        self.num_read += len(read)
         if written or read or failed:
-            report(StoreReport(written=tuple(written), read=tuple(read), failed=tuple(failed)))
+            report(
+                StoreReport(
+                    written=tuple(written),
+                    read=tuple(read),
+                    read_seconds=len(read) * self.seconds_a_read,
+                    failed=tuple(failed),
+                )
+            )
 
     def _parents_first(self) -> list[tuple[StoredBlock, np.ndarray]]:
         """Without blocks that no prefix leads to, which are gone then."""

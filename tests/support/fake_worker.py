@@ -171,7 +171,8 @@ class FakeWorker:
 
     def _check_limits(self, plan: StepPlan) -> None:
         slots = plan.slots.tolist()
-        require(len(set(slots)) == len(slots) > 0, "rows are missing or doubled")
+        require(len(set(slots)) == len(slots), "rows are doubled")
+        require(slots or plan.copies is not None, "there is nothing to do")
         require(len(slots) <= self.info.max_num_seqs, "too many rows")
         if self.max_num_batched_tokens is not None:
             num_tokens = int(plan.num_tokens.sum() + plan.max_drafts.sum())

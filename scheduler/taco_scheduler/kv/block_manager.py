@@ -1,7 +1,7 @@
 """Where the KV of each sequence lives: block tables over the pool and the prefix cache."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from taco_proto.kv_tiers import StoreCommand, StoreReport
@@ -254,9 +254,7 @@ class BlockManager:
         """
         self._check_live(table)
         self._cache_full_blocks(table, tokens, num_tokens, step_id)
-        if self._disk is not None and num_tokens >= self.block_size:
-            key = self._packed(tokens, 0, num_tokens // self.block_size)
-            self._disk.note(table, table.namespace, key)
+        self._note_unsaved(table, tokens, num_tokens)
 
     def take_copies(self, step_id: int) -> BlockCopies | None:
         """The copies that the next step begins with, once it is known who runs in it.
@@ -271,18 +269,43 @@ class BlockManager:
     def has_disk_tier(self) -> bool:
         return self._disk is not None
 
-    def read_ahead(self, tokens: memoryview | bytes, namespace: CacheNamespace) -> Reading | None:
+    @property
+    def has_unsaved(self) -> bool:
+        """Something is cached that belongs on disk: a step may be planned for its copies alone."""
+        return self._disk is not None and self._disk.has_unsaved
+
+    def flush(self) -> None:
+        """Has all that is cached, and worth it, written to disk, what was used last first. To be
+        called when no sequence runs any more; `is_flushed` tells when it is done.
+        """
+        if self._disk is not None:
+            self._disk.flush(self.hot_nodes())
+
+    @property
+    def is_flushed(self) -> bool:
+        return self._disk is None or self._disk.is_flushed
+
+    def read_ahead(
+        self,
+        tokens: memoryview | bytes,
+        namespace: CacheNamespace,
+        is_worth_it: Callable[[int, int], bool],
+    ) -> Reading | None:
         """Reads what is on disk of a sequence that waits, behind what is cached of it. `allocate`
         finds it once it is done.
 
+        Args:
+            is_worth_it: whether to read so many blocks after so many others.
+
         Returns:
-            None if it is not known yet what is on disk.
+            What to wait for; None if it is not known yet what is on disk.
         """
         assert self._disk is not None
         num_readable = (memoryview(tokens).nbytes // TOKEN_BYTES - 1) // self.block_size
         key = self._packed(tokens, 0, num_readable)
         match = self._tree.match(namespace, key)
-        return self._disk.read_ahead(namespace, key, len(match.blocks) + match.num_host_blocks)
+        num_matched = len(match.blocks) + match.num_host_blocks
+        return self._disk.read_ahead(namespace, key, num_matched, is_worth_it)
 
     def next_store_command(self) -> StoreCommand | None:
         """What the disk tier is to do; to be asked until it is None whenever something happened."""
@@ -336,6 +359,7 @@ class BlockManager:
         """
         self._check_live(table)
         self._cache_full_blocks(table, tokens, num_valid_tokens, None)
+        self._note_unsaved(table, tokens, num_valid_tokens)
         self._live.remove(table)
         assert table.node is not None
         if comes_back:
@@ -361,6 +385,11 @@ class BlockManager:
         table.node, taken = self._tree.insert(table.node, key, table.blocks[start:end], step_id)
         table.num_pinned_blocks = end
         self._pool.retain(taken)
+
+    def _note_unsaved(self, table: BlockTable, tokens: memoryview | bytes, num_tokens: int) -> None:
+        if self._disk is not None and num_tokens >= self.block_size and not table.sealed:
+            key = self._packed(tokens, 0, num_tokens // self.block_size)
+            self._disk.note(table, table.namespace, key)
 
     def _take(self, count: int) -> list[int]:
         """`count` blocks; the caller knows that there are as many, free or cached."""

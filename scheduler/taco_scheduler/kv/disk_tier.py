@@ -1,11 +1,11 @@
 """The disk tier: which blocks the worker has as files, and what it is to write, read and delete.
 
 A file is named by a hash of its block's tokens and of all that stands before them, so that it is
-found again by whoever starts the server next. What is found is compared token by token, too.
+found again by whoever starts the server next. Here files are found by their tokens, not by hashes.
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
@@ -14,27 +14,24 @@ from taco_scheduler.kv.namespace import CacheNamespace
 
 
 @dataclass(slots=True, eq=False)
-class _File:
+class DiskFile:
+    """A block that is a file, or about to be one.
+
+    Attributes:
+        parent: None: it is the first one of a prefix.
+        children: by their packed token ids.
+        is_kept: it makes no room for others.
+    """
+
     block: StoredBlock
+    parent: "DiskFile | None"
     is_written: bool
-    children: set[bytes] = field(default_factory=set)
+    is_kept: bool
+    children: dict[bytes, "DiskFile"] = field(default_factory=dict)
 
-
-def chain(namespace: CacheNamespace, tokens: bytes, block_bytes: int) -> Iterator[StoredBlock]:
-    """The blocks of a prefix, which must be whole blocks, as files."""
-    seed = repr((namespace.adapter, namespace.cache_salt)).encode()
-    parent = b""
-    for start in range(0, len(tokens), block_bytes):
-        token_ids = tokens[start : start + block_bytes]
-        key = blake2b((parent or seed) + token_ids, digest_size=KEY_BYTES).digest()
-        yield StoredBlock(
-            key=key,
-            parent=parent,
-            adapter=namespace.adapter,
-            cache_salt=namespace.cache_salt,
-            token_ids=token_ids,
-        )
-        parent = key
+    @property
+    def key(self) -> bytes:
+        return self.block.key
 
 
 class DiskTier:
@@ -46,15 +43,18 @@ class DiskTier:
 
     Attributes:
         is_known: the worker has reported all that there is.
+        keeps_all: what is used or written from now on makes no room for others.
     """
 
     def __init__(self, max_files: int, block_bytes: int) -> None:
         """`block_bytes`: size of one block's packed token ids."""
+        self.is_known = False
+        self.keeps_all = False
         self._max_files = max_files
         self._block_bytes = block_bytes
-        self.is_known = False
         # Least recently used first, and children before their parents.
-        self._files: OrderedDict[bytes, _File] = OrderedDict()
+        self._files: OrderedDict[bytes, DiskFile] = OrderedDict()
+        self._firsts: dict[tuple[str, str, bytes], DiskFile] = {}
         self._writing: dict[bytes, int] = {}  # to the host block
         self._reading: dict[bytes, int] = {}
         self._commands = deque([StoreCommand()])
@@ -63,50 +63,77 @@ class DiskTier:
     def num_files(self) -> int:
         return len(self._files)
 
-    def stored(self, blocks: list[StoredBlock]) -> int:
-        """How many of the first of a prefix's blocks are files."""
-        for i, block in enumerate(blocks):
-            file = self._files.get(block.key)
-            if file is None or not file.is_written or file.block != block:
-                return i
-        return len(blocks)
+    @property
+    def num_reading(self) -> int:
+        return len(self._reading)
 
-    def has(self, block: StoredBlock) -> bool:
-        """Whether it is a file, or about to be one."""
-        return block.key in self._files
-
-    def wants(self, block: StoredBlock) -> bool:
-        """Whether it is none, and may be one: its parent is."""
-        is_free = block.key not in self._files and block.key not in self._writing
-        return is_free and (not block.parent or block.parent in self._files)
+    @property
+    def num_writing(self) -> int:
+        return len(self._writing)
 
     def is_reading(self, key: bytes) -> bool:
         return key in self._reading
 
-    def touch(self, blocks: list[StoredBlock]) -> None:
-        """These blocks of a prefix were used."""
-        for block in reversed(blocks):
-            if block.key in self._files:
-                self._files.move_to_end(block.key)
+    def walk(
+        self, namespace: CacheNamespace, tokens: bytes, known: list[DiskFile] | None = None
+    ) -> list[DiskFile]:
+        """The files of a prefix's first blocks.
+
+        Args:
+            tokens: packed ids of whole blocks.
+            known: what an earlier walk along the prefix found, to begin behind what is left of it.
+        """
+        files = known or []
+        while files and self._files.get(files[-1].key) is not files[-1]:
+            files.pop()
+        size = self._block_bytes
+        for start in range(len(files) * size, len(tokens), size):
+            token_ids = tokens[start : start + size]
+            if files:
+                file = files[-1].children.get(token_ids)
+            else:
+                file = self._firsts.get((namespace.adapter, namespace.cache_salt, token_ids))
+            if file is None:
+                break
+            files.append(file)
+        return files
+
+    def touch(self, files: list[DiskFile]) -> None:
+        """What `walk` just found was used."""
+        for file in reversed(files):
+            self._files.move_to_end(file.key)
+            file.is_kept |= self.keeps_all
 
     # --------------------------------------------------------------- commands
 
-    def write(self, blocks: list[tuple[int, StoredBlock]]) -> int:
-        """Has host blocks written, each the next of a prefix, as long as there is room; returns how
-        many. They must stay as they are until the report.
+    def write(
+        self,
+        namespace: CacheNamespace,
+        parent: DiskFile | None,
+        blocks: Iterable[tuple[int, bytes]],
+    ) -> list[DiskFile]:
+        """Has blocks written that continue a prefix, as long as there is room.
+
+        Args:
+            parent: the file behind which the first one belongs.
+            blocks: host blocks, which must stay as they are until the report, and token ids.
+
+        Returns:
+            The new files, fewer than there are blocks if there is no room for more.
         """
-        writes = []
-        protected = {blocks[0][1].parent} if blocks else set()
-        for host_block, block in blocks:
-            if len(self._files) >= self._max_files and not self._delete_oldest(protected):
+        writes, files = [], []
+        for host_block, token_ids in blocks:
+            block = _stored_block(namespace, parent, token_ids)
+            # One of that name may be under way that was given up with its parent.
+            if block.key in self._writing or not self._has_room(parent):
                 break
-            self._add(block, is_written=False)
+            parent = self._add(block, parent, is_written=False)
             self._writing[block.key] = host_block
-            protected = {block.key}
+            files.append(parent)
             writes.append((host_block, block))
         if writes:
             self._commands.append(StoreCommand(writes=tuple(writes)))
-        return len(writes)
+        return files
 
     def read(self, reads: list[tuple[bytes, int]]) -> None:
         """Has files read into host blocks, which nobody may use until the report."""
@@ -142,44 +169,59 @@ class DiskTier:
     def _take_found(self, report: StoreReport) -> None:
         orphans = []
         for block in report.found:
-            if block.parent and block.parent not in self._files:
+            parent = self._files.get(block.parent)
+            if (block.parent and parent is None) or self._child(parent, block) is not None:
                 orphans.append(block.key)
             else:
-                self._add(block, is_written=True)
+                self._add(block, parent, is_written=True)
         if report.is_complete:
             self.is_known = True
             self._files = OrderedDict(reversed(self._files.items()))
         self._delete(orphans)
 
-    def _add(self, block: StoredBlock, *, is_written: bool) -> None:
-        self._files[block.key] = _File(block, is_written)
-        if block.parent:
-            self._files[block.parent].children.add(block.key)
+    def _add(self, block: StoredBlock, parent: DiskFile | None, *, is_written: bool) -> DiskFile:
+        file = DiskFile(block, parent, is_written, self.keeps_all)
+        self._files[block.key] = file
+        if parent is None:
+            self._firsts[block.adapter, block.cache_salt, block.token_ids] = file
+        else:
+            parent.children[block.token_ids] = file
+        return file
 
-    def _delete_oldest(self, protected: set[bytes]) -> bool:
+    def _child(self, parent: DiskFile | None, block: StoredBlock) -> DiskFile | None:
+        if parent is not None:
+            return parent.children.get(block.token_ids)
+        return self._firsts.get((block.adapter, block.cache_salt, block.token_ids))
+
+    def _has_room(self, protected: DiskFile | None) -> bool:
+        """For a file more, after the oldest one has gone if need be."""
+        if len(self._files) < self._max_files:
+            return True
         for key, file in self._files.items():
-            is_leaf = not file.children and file.is_written
-            if is_leaf and key not in protected and key not in self._reading:
-                self._remove(key)
+            may_go = file.is_written and not file.children and not file.is_kept
+            if may_go and file is not protected and key not in self._reading:
+                self._remove(file)
                 self._delete([key])
                 return True
         return False
 
     def _lose(self, key: bytes) -> None:
         """A file is gone, and what continues it is of no use without it."""
-        pending = [key] if key in self._files else []
+        pending = [self._files[key]] if key in self._files else []
         while pending:
             lost = pending.pop()
-            pending += self._files[lost].children
-            was_written = self._files[lost].is_written
+            pending += lost.children.values()
             self._remove(lost)
-            if was_written and lost != key:
-                self._delete([lost])
+            if lost.is_written and lost.key != key:
+                self._delete([lost.key])
 
-    def _remove(self, key: bytes) -> None:
-        parent = self._files.pop(key).block.parent
-        if parent in self._files:
-            self._files[parent].children.discard(key)
+    def _remove(self, file: DiskFile) -> None:
+        del self._files[file.key]
+        block = file.block
+        if file.parent is None:
+            del self._firsts[block.adapter, block.cache_salt, block.token_ids]
+        else:
+            del file.parent.children[block.token_ids]
 
     def _delete(self, keys: list[bytes]) -> None:
         if keys:
@@ -187,3 +229,19 @@ class DiskTier:
 
     def _pop(self, under_way: dict[bytes, int], key: bytes) -> list[int]:
         return [under_way.pop(key)] if key in under_way else []
+
+
+def _stored_block(
+    namespace: CacheNamespace, parent: DiskFile | None, token_ids: bytes
+) -> StoredBlock:
+    if parent is None:
+        before = repr((namespace.adapter, namespace.cache_salt)).encode()
+    else:
+        before = parent.key
+    return StoredBlock(
+        key=blake2b(before + token_ids, digest_size=KEY_BYTES).digest(),
+        parent=b"" if parent is None else parent.key,
+        adapter=namespace.adapter,
+        cache_salt=namespace.cache_salt,
+        token_ids=token_ids,
+    )

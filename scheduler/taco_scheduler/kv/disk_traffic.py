@@ -1,20 +1,21 @@
 """What goes between the prefix cache and the disk tier, by way of the host tier."""
 
-from collections import OrderedDict
-from collections.abc import Iterable
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice, takewhile
 
-from taco_proto.kv_tiers import StoreCommand, StoredBlock, StoreReport
-from taco_scheduler.kv.disk_tier import DiskTier, chain
+from taco_proto.kv_tiers import StoreCommand, StoreReport
+from taco_scheduler.kv.disk_tier import DiskFile, DiskTier
 from taco_scheduler.kv.host_residents import HostResidents
 from taco_scheduler.kv.host_tier import HostTier
 from taco_scheduler.kv.namespace import CacheNamespace
-from taco_scheduler.kv.node import NOWHERE, Node
+from taco_scheduler.kv.node import NOWHERE, Node, Root
 from taco_scheduler.kv.radix_tree import RadixTree
 
-MAX_UNSAVED = 1024  # prompts; beyond that the oldest are not saved
-MAX_SAVED_BLOCKS = 64  # copied to the host for it in one step
-MAX_LOOKED_AT = 8  # prompts, each time
+MAX_UNSAVED = 1024  # prefixes; beyond that the oldest are not saved
+MAX_SAVED_BLOCKS = 64  # copied to the host for it in one step, or written of one prefix at a time
+MAX_LOOKED_AT = 8  # prefixes that are not done with, each time
 
 
 @dataclass(slots=True, eq=False)
@@ -38,16 +39,18 @@ class Reading:
 
 @dataclass(slots=True, eq=False)
 class _Unsaved:
+    """A prefix, and what was found of it on disk."""
+
     namespace: CacheNamespace
     tokens: bytes
-    blocks: list[StoredBlock] = field(default_factory=list)
-    num_saved: int = 0
+    files: list[DiskFile] = field(default_factory=list)
+    was_touched: bool = False
 
 
 class DiskTraffic:
-    """Writes prompts to disk once they are computed, and reads them when they are asked for.
+    """Writes prefixes to disk once they are computed, and reads them when they are asked for.
 
-    A prompt is written from its beginning on, so that whoever starts the server next can find it.
+    A prefix is written from its beginning on, so that whoever starts the server next can find it.
     What the host does not hold of it is copied there first. What is read is kept on the host until
     its sequence is admitted.
     """
@@ -61,51 +64,87 @@ class DiskTraffic:
         self._tree = tree
         self._max_read = host.num_blocks // 4  # host blocks with what was read, or is
         self._unsaved: OrderedDict[object, _Unsaved] = OrderedDict()
-        self._read: OrderedDict[bytes, tuple[StoredBlock, int]] = OrderedDict()
-        self._blocks_read: dict[bytes, StoredBlock] = {}  # those that are under way
+        self._to_flush: deque[Node] | None = None  # None: there is no flush
+        self._read: OrderedDict[bytes, int] = OrderedDict()  # host blocks
 
     # ------------------------------------------------------------------ write
 
     def note(self, owner: object, namespace: CacheNamespace, tokens: bytes) -> None:
-        """A sequence has computed more of its prompt, `tokens` in all."""
-        self._unsaved[owner] = _Unsaved(namespace, tokens)
+        """A sequence has computed more, `tokens` in all."""
+        before = self._unsaved.get(owner)
+        self._unsaved[owner] = unsaved = _Unsaved(namespace, tokens)
+        if before is not None and tokens.startswith(before.tokens):
+            unsaved.files = before.files
         if len(self._unsaved) > MAX_UNSAVED:
             self._unsaved.popitem(last=False)
+
+    def flush(self, nodes: Iterable[Node]) -> None:
+        """From now on what ends with these nodes is written, as far as there is room; it takes the
+        room of what they do not lead to, and never that of one another.
+        """
+        if self._to_flush is None:
+            self._disk.keeps_all = True
+            self._unsaved.clear()  # it is cached as well
+            self._to_flush = deque(nodes)
+            while self._read:  # nobody will ask for it any more
+                self._drop(next(iter(self._read)))
+
+    @property
+    def has_unsaved(self) -> bool:
+        return bool(self._unsaved or self._to_flush)
+
+    @property
+    def is_flushed(self) -> bool:
+        """All that was worth it, and that the disk took, is there."""
+        return self._to_flush is not None and not self.has_unsaved and not self._disk.num_writing
 
     def save(self, *, may_copy: bool) -> None:
         """Writes what lies on the host; `may_copy`: copies the rest there with the next step."""
         if not self._disk.is_known:
             return
         budget = MAX_SAVED_BLOCKS if may_copy else 0
-        for owner, unsaved in list(self._unsaved.items())[:MAX_LOOKED_AT]:
+        num_waiting = 0
+        for owner, unsaved in self._prefixes_to_save():
             num_copied = self._save(unsaved, budget)
             if num_copied is None:
                 del self._unsaved[owner]
-            else:
-                budget -= num_copied
+                continue
+            budget -= num_copied
+            num_waiting += 1
+            if num_waiting == MAX_LOOKED_AT:
+                break
+
+    def _prefixes_to_save(self) -> Iterator[tuple[object, _Unsaved]]:
+        yield from list(self._unsaved.items())
+        while self._to_flush:
+            node = self._to_flush.popleft()
+            prefix = _prefix_of(node)
+            if prefix is not None:
+                self._unsaved[node] = unsaved = _Unsaved(*prefix)
+                yield node, unsaved
 
     def _save(self, unsaved: _Unsaved, budget: int) -> int | None:
         """Returns how many blocks are copied for it; None if there is nothing left to do."""
-        if not unsaved.blocks:
-            unsaved.blocks = list(chain(unsaved.namespace, unsaved.tokens, self._tree.block_bytes))
-            self._disk.touch(unsaved.blocks)
-        blocks = unsaved.blocks
-        first = unsaved.num_saved
-        while first < len(blocks) and self._disk.has(blocks[first]):
-            first += 1
-        if first < len(blocks) and not self._disk.wants(blocks[first]):
+        namespace, tokens, size = unsaved.namespace, unsaved.tokens, self._tree.block_bytes
+        files = unsaved.files = self._disk.walk(namespace, tokens, unsaved.files)
+        if not unsaved.was_touched:
+            self._disk.touch(files)
+            unsaved.was_touched = True
+        unsaved_places = _behind(self._tree.path(namespace, tokens), len(files))
+        places = list(islice(unsaved_places, 2 * MAX_SAVED_BLOCKS))
+        on_host = list(takewhile(self._is_on_host, places[:MAX_SAVED_BLOCKS]))
+        sources = [node.host_blocks[i] for node, i in on_host]
+        first = len(files) * size
+        starts = range(first, first + len(on_host) * size, size)
+        token_ids = [tokens[start : start + size] for start in starts]
+        new = self._disk.write(
+            namespace, files[-1] if files else None, zip(sources, token_ids, strict=True)
+        )
+        self._host.retain(sources[: len(new)])
+        files += new
+        if len(new) < len(on_host) or len(on_host) == len(places):
             return None
-        places = self._tree.path(unsaved.namespace, unsaved.tokens)
-        end = first
-        while end < len(places) and self._is_on_host(*places[end]):
-            end += 1
-        sources = [node.host_blocks[i] for node, i in places[first:end]]
-        num_written = self._disk.write(list(zip(sources, blocks[first:end], strict=True)))
-        self._host.retain(sources[:num_written])
-        unsaved.num_saved = first + num_written
-        if end >= len(places) or num_written < end - first:
-            return None
-        return self._copy(places[end:], budget)
+        return self._copy(places[len(on_host) :], budget)
 
     def _copy(self, places: list[tuple[Node, int]], budget: int) -> int | None:
         num_copied = 0
@@ -122,55 +161,66 @@ class DiskTraffic:
             num_copied += 1
         return num_copied
 
-    def _is_on_host(self, node: Node, i: int) -> bool:
+    def _is_on_host(self, place: tuple[Node, int]) -> bool:
+        node, i = place
         return bool(node.host_blocks) and self._host.is_readable(node.host_blocks[i])
 
     # ------------------------------------------------------------------- read
 
     def read_ahead(
-        self, namespace: CacheNamespace, tokens: bytes, num_matched: int
+        self,
+        namespace: CacheNamespace,
+        tokens: bytes,
+        num_matched: int,
+        is_worth_it: Callable[[int, int], bool],
     ) -> Reading | None:
-        """Reads what is on disk of a prefix behind its first `num_matched` blocks; None if it is
-        not known yet what is on disk.
+        """Reads what is on disk of a prefix behind its first `num_matched` blocks, if it is worth
+        it. If not, one block is read while no others are, to see how long that takes by now.
+
+        Args:
+            is_worth_it: whether to read so many blocks after so many others.
+
+        Returns:
+            What is to be waited for; None if it is not known yet what is on disk.
         """
         if not self._disk.is_known:
             return None
-        reading = Reading(self._disk)
-        if not self._disk.num_files:
-            return reading
-        blocks = list(chain(namespace, tokens, self._tree.block_bytes))
-        num_stored = self._disk.stored(blocks)
-        self._disk.touch(blocks[:num_stored])
-        wanted = blocks[num_matched:num_stored]
-        new = [b for b in wanted if b.key not in self._read and not self._disk.is_reading(b.key)]
-        num_read = len(self._read) + len(self._blocks_read)
+        files = self._disk.walk(namespace, tokens)
+        self._disk.touch(files)
+        files = list(takewhile(lambda file: file.is_written, files))
+        wanted = [file.key for file in files[num_matched:]]
+        if not wanted:
+            return Reading(self._disk)
+        num_before = self._disk.num_reading + self._disk.num_writing
+        if is_worth_it(len(wanted), num_before):
+            self._begin_to_read(wanted)
+            return Reading(self._disk, [key for key in wanted if self._disk.is_reading(key)])
+        if not self._disk.num_reading:
+            self._begin_to_read(wanted[:1])
+        return Reading(self._disk)
+
+    def _begin_to_read(self, wanted: list[bytes]) -> None:
+        new = [k for k in wanted if k not in self._read and not self._disk.is_reading(k)]
+        num_read = len(self._read) + self._disk.num_reading
         while self._read and num_read + len(new) > self._max_read:
             self._drop(next(iter(self._read)))
             num_read -= 1
         new = new[: max(0, self._max_read - num_read)]
         targets = self._residents.take(len(new))
-        new = new[: len(targets)]
-        if new:
-            self._blocks_read.update((block.key, block) for block in new)
-            self._disk.read([(b.key, target) for b, target in zip(new, targets, strict=True)])
-        reading.keys = [block.key for block in wanted if self._disk.is_reading(block.key)]
-        return reading
+        if targets:
+            self._disk.read(list(zip(new, targets, strict=False)))
 
     def find(self, namespace: CacheNamespace, tokens: bytes, num_matched: int) -> list[bytes]:
         """The keys of what was read of a prefix behind its first `num_matched` blocks."""
         if not self._read:
             return []
-        found = []
-        for i, block in enumerate(chain(namespace, tokens, self._tree.block_bytes)):
-            if i >= num_matched:
-                if self._read.get(block.key, (None, NOWHERE))[0] != block:
-                    break
-                found.append(block.key)
-        return found
+        files = self._disk.walk(namespace, tokens)
+        keys = [file.key for file in files[num_matched:]]
+        return list(takewhile(self._read.__contains__, keys))
 
-    def pop(self, keys: Iterable[bytes]) -> list[int]:
+    def pop(self, keys: list[bytes]) -> list[int]:
         """The host blocks of what was read, which are the caller's from now on."""
-        return [self._read.pop(key)[1] for key in keys]
+        return [self._read.pop(key) for key in keys]
 
     def _drop(self, key: bytes) -> None:
         self._host.release(self.pop([key]))
@@ -186,8 +236,24 @@ class DiskTraffic:
         released, loaded = self._disk.take(report)
         self._host.release(released)
         for key, host_block in loaded.items():
-            block = self._blocks_read.pop(key)
             self._host.fill(host_block)
-            self._read[key] = block, host_block
-        for key in report.failed:
-            self._blocks_read.pop(key, None)
+            self._read[key] = host_block
+
+
+def _prefix_of(node: Node) -> tuple[CacheNamespace, bytes] | None:
+    """What ends with a node; None if it left the tree."""
+    keys = []
+    while node.parent is not None:
+        keys.append(node.key)
+        node = node.parent
+    if not isinstance(node, Root):
+        return None
+    assert isinstance(node.namespace, CacheNamespace)
+    return node.namespace, b"".join(reversed(keys))
+
+
+def _behind(path: list[tuple[Node, int]], num_blocks: int) -> Iterator[tuple[Node, int]]:
+    """The places of a path's blocks, one by one, without the first ones."""
+    for node, count in path:
+        yield from ((node, i) for i in range(min(num_blocks, count), count))
+        num_blocks = max(0, num_blocks - count)

@@ -111,19 +111,19 @@ class RadixTree:
         return node
 
     def path(self, namespace: Hashable, key: bytes) -> list[tuple[Node, int]]:
-        """Where the blocks of a prefix are, in whichever tier: a node and a place in it for each,
-        as far as they are cached.
+        """The nodes along a prefix, as far as it is cached in whichever tier, and how many blocks
+        of each belong to it.
         """
         node: Node | None = self._roots.get(namespace)
-        places: list[tuple[Node, int]] = []
+        path: list[tuple[Node, int]] = []
         position, num_common = 0, 0
         while node is not None and num_common == node.num_blocks:
             node = node.children.get(key[position : position + self.block_bytes])
             if node is not None:
                 num_common = self._num_common_blocks(node, key, position)
-                places += [(node, i) for i in range(num_common)]
+                path.append((node, num_common))
                 position += num_common * self.block_bytes
-        return places
+        return path
 
     def unlocked_nodes(self) -> Iterator[Node]:
         """What the device holds and nobody pins, what was used last first; then what only the host

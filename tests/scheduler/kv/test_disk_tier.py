@@ -1,13 +1,19 @@
 from taco_proto.kv_tiers import StoreCommand, StoredBlock, StoreReport
-from taco_scheduler.kv.disk_tier import DiskTier, chain
+from taco_scheduler.kv.disk_tier import DiskTier
 from taco_scheduler.kv.namespace import CacheNamespace
 
 BLOCK_BYTES = 4
 NAMESPACE = CacheNamespace()
 
 
+def split(tokens: bytes) -> list[bytes]:
+    return [tokens[i : i + BLOCK_BYTES] for i in range(0, len(tokens), BLOCK_BYTES)]
+
+
 def blocks(tokens: bytes, namespace: CacheNamespace = NAMESPACE) -> list[StoredBlock]:
-    return list(chain(namespace, tokens, BLOCK_BYTES))
+    """A prefix's blocks as a tier names them."""
+    files = DiskTier(10, BLOCK_BYTES).write(namespace, None, enumerate(split(tokens)))
+    return [file.block for file in files]
 
 
 def known_tier(max_files: int = 10, found: tuple[StoredBlock, ...] = ()) -> DiskTier:
@@ -17,14 +23,26 @@ def known_tier(max_files: int = 10, found: tuple[StoredBlock, ...] = ()) -> Disk
     return tier
 
 
-def write(tier: DiskTier, prefix: list[StoredBlock], first_host_block: int = 0) -> list[bytes]:
-    """Writes what is new of a prefix; returns the keys that were written."""
-    new = [block for block in prefix if not tier.has(block)]
-    num_written = tier.write(list(enumerate(new, first_host_block)))
-    keys = [block.key for block in new[:num_written]]
+def begin_to_write(tier: DiskTier, tokens: bytes, first_host_block: int = 0) -> list[bytes]:
+    """Has what is new of a prefix written; returns the keys."""
+    files = tier.walk(NAMESPACE, tokens)
+    new = enumerate(split(tokens)[len(files) :], first_host_block)
+    return [file.key for file in tier.write(NAMESPACE, files[-1] if files else None, new)]
+
+
+def write(tier: DiskTier, tokens: bytes) -> list[bytes]:
+    keys = begin_to_write(tier, tokens)
     tier.take(StoreReport(written=tuple(keys)))
-    tier.touch(prefix)
+    use(tier, tokens)
     return keys
+
+
+def use(tier: DiskTier, tokens: bytes) -> None:
+    tier.touch(tier.walk(NAMESPACE, tokens))
+
+
+def num_stored(tier: DiskTier, tokens: bytes) -> int:
+    return sum(file.is_written for file in tier.walk(NAMESPACE, tokens))
 
 
 def commands(tier: DiskTier) -> list[StoreCommand]:
@@ -50,82 +68,105 @@ def test_namespaces_have_keys_of_their_own() -> None:
         CacheNamespace("a", "a"),
     ]
     assert len({blocks(b"aaaa", name)[0].key for name in names}) == 4
+    tier = known_tier(found=(blocks(b"aaaa", names[1])[0],))
+    assert [len(tier.walk(name, b"aaaa")) for name in names] == [0, 1, 0, 0]
 
 
 def test_a_file_counts_when_it_is_written() -> None:
-    tier, prefix = known_tier(), blocks(b"aaaabbbb")
-    assert tier.write([(5, prefix[0]), (7, prefix[1])]) == 2
-    assert tier.next_command() == StoreCommand(writes=((5, prefix[0]), (7, prefix[1])))
-    assert tier.stored(prefix) == 0
-    released, _ = tier.take(StoreReport(written=(prefix[0].key,)))
+    tier, (first, second) = known_tier(), blocks(b"aaaabbbb")
+    assert begin_to_write(tier, b"aaaabbbb", 5) == [first.key, second.key]
+    assert tier.next_command() == StoreCommand(writes=((5, first), (6, second)))
+    assert num_stored(tier, b"aaaabbbb") == 0
+    released, _ = tier.take(StoreReport(written=(first.key,)))
     assert released == [5]
-    assert tier.stored(prefix) == 1
+    assert num_stored(tier, b"aaaabbbb") == 1
 
 
 def test_what_was_found_is_there() -> None:
-    prefix = blocks(b"aaaabbbb")
-    tier = known_tier(found=tuple(prefix))
-    assert tier.stored(blocks(b"aaaabbbbcccc")) == 2
-    assert not tier.wants(prefix[1])
-    assert tier.wants(blocks(b"aaaabbbbcccc")[2])
+    tier = known_tier(found=tuple(blocks(b"aaaabbbb")))
+    assert num_stored(tier, b"aaaabbbbcccc") == 2
+    assert write(tier, b"aaaabbbbcccc") == [blocks(b"aaaabbbbcccc")[2].key]
+
+
+def test_a_walk_goes_on_behind_what_it_knows() -> None:
+    tier = known_tier(found=tuple(blocks(b"aaaabbbb")))
+    known = tier.walk(NAMESPACE, b"aaaabbbbcccc")
+    write(tier, b"aaaabbbbcccc")
+    assert len(tier.walk(NAMESPACE, b"aaaabbbbcccc", known)) == 3
+    tier.take(StoreReport(failed=(known[1].key,)))
+    assert len(tier.walk(NAMESPACE, b"aaaabbbbcccc", known)) == 1
 
 
 def test_a_file_without_its_parent_is_deleted() -> None:
-    prefix = blocks(b"aaaabbbb")
-    tier = known_tier(found=(prefix[1],))
+    orphan = blocks(b"aaaabbbb")[1]
+    tier = known_tier(found=(orphan,))
     assert tier.num_files == 0
-    assert commands(tier) == [StoreCommand(deletes=(prefix[1].key,))]
+    assert commands(tier) == [StoreCommand(deletes=(orphan.key,))]
 
 
 def test_the_leaf_that_was_used_longest_ago_makes_room() -> None:
     tier = known_tier(max_files=4)
-    old, newer = blocks(b"aaaabbbb"), blocks(b"aaaacccc")
-    write(tier, old)
-    write(tier, newer)
-    tier.touch(old)
-    write(tier, blocks(b"dddd"))
+    write(tier, b"aaaabbbb")
+    write(tier, b"aaaacccc")
+    use(tier, b"aaaabbbb")
+    write(tier, b"dddd")
     commands(tier)
-    write(tier, blocks(b"eeee"))
-    assert commands(tier)[0] == StoreCommand(deletes=(newer[1].key,)), "before there is a new one"
-    assert tier.stored(old) == 2
+    write(tier, b"eeee")
+    newer = blocks(b"aaaacccc")[1]
+    assert commands(tier)[0] == StoreCommand(deletes=(newer.key,)), "before there is a new one"
+    assert num_stored(tier, b"aaaabbbb") == 2
+
+
+def test_what_is_kept_makes_no_room() -> None:
+    tier = known_tier(max_files=2)
+    write(tier, b"aaaa")
+    write(tier, b"bbbb")
+    tier.keeps_all = True
+    use(tier, b"aaaa")
+    assert len(write(tier, b"cccc")) == 1
+    assert len(write(tier, b"dddd")) == 0
+    assert [num_stored(tier, token * 4) for token in (b"a", b"b", b"c")] == [1, 0, 1]
 
 
 def test_a_prompt_does_not_make_room_for_itself() -> None:
     tier = known_tier(max_files=2)
-    assert len(write(tier, blocks(b"aaaabbbbcccc"))) == 2
+    assert len(write(tier, b"aaaabbbbcccc")) == 2
 
 
 def test_a_write_that_failed_is_no_file() -> None:
-    tier, prefix = known_tier(), blocks(b"aaaabbbb")
-    tier.write([(5, prefix[0]), (7, prefix[1])])
+    tier, (first, second) = known_tier(), blocks(b"aaaabbbb")
+    begin_to_write(tier, b"aaaabbbb", 5)
     commands(tier)
-    released, _ = tier.take(StoreReport(failed=(prefix[0].key,)))
+    released, _ = tier.take(StoreReport(failed=(first.key,)))
     assert released == [5]
-    assert not tier.wants(prefix[1]), "its parent is none"
-    released, _ = tier.take(StoreReport(written=(prefix[1].key,)))
+    assert begin_to_write(tier, b"aaaabbbb", 7) == [first.key], "the other one is under way"
+    released, _ = tier.take(StoreReport(written=(first.key,)))
     assert released == [7]
-    assert commands(tier) == [StoreCommand(deletes=(prefix[1].key,))], "it is of no use"
+    commands(tier)
+    released, _ = tier.take(StoreReport(written=(second.key,)))
+    assert released == [6]
+    assert commands(tier) == [StoreCommand(deletes=(second.key,))], "it was given up"
 
 
 def test_a_read_that_failed_loses_the_file_and_what_continues_it() -> None:
-    prefix = blocks(b"aaaabbbbcccc")
+    _, second, third = prefix = blocks(b"aaaabbbbcccc")
     tier = known_tier(found=tuple(prefix))
-    tier.read([(prefix[1].key, 3)])
+    tier.read([(second.key, 3)])
     commands(tier)
-    assert tier.is_reading(prefix[1].key)
-    released, loaded = tier.take(StoreReport(failed=(prefix[1].key,)))
+    assert tier.is_reading(second.key)
+    released, loaded = tier.take(StoreReport(failed=(second.key,)))
     assert (released, loaded) == ([3], {})
-    assert tier.stored(prefix) == 1
-    assert commands(tier) == [StoreCommand(deletes=(prefix[2].key,))]
+    assert num_stored(tier, b"aaaabbbbcccc") == 1
+    assert commands(tier) == [StoreCommand(deletes=(third.key,))]
 
 
 def test_what_is_read_stays() -> None:
-    prefix = blocks(b"aaaa")
-    tier = known_tier(max_files=1, found=tuple(prefix))
-    tier.read([(prefix[0].key, 3)])
-    assert write(tier, blocks(b"bbbb")) == []
-    assert tier.take(StoreReport(read=(prefix[0].key,))) == ([], {prefix[0].key: 3})
-    assert len(write(tier, blocks(b"bbbb"))) == 1
+    (block,) = blocks(b"aaaa")
+    tier = known_tier(max_files=1, found=(block,))
+    tier.read([(block.key, 3)])
+    assert write(tier, b"bbbb") == []
+    assert tier.take(StoreReport(read=(block.key,))) == ([], {block.key: 3})
+    assert len(write(tier, b"bbbb")) == 1
 
 
 def test_reports_of_what_nobody_waits_for_are_ignored() -> None:

@@ -56,7 +56,7 @@ def test_a_prefix_outlives_the_worker(config: WorkerConfig, tmp_path: Path) -> N
     worker = Worker(config)
     worker.store(StoreCommand(reads=((BLOCK.key, 1),)), reports)
     assert reports.found() == [BLOCK]
-    assert reports.next() == StoreReport(read=(BLOCK.key,))
+    assert reports.next().read == (BLOCK.key,)
     cached = Join(0, PROMPT, [9, 20], num_computed_tokens=16)
     copies = BlockCopies(load_sources=ints([1]), load_targets=ints([9]))
     output = worker.execute(replace(make_plan({0: 2}, joined=[cached]), copies=copies))

@@ -123,12 +123,14 @@ class DiskTier:
             news.written.append(block.key)
 
     def _read(self, news: _News, key: bytes, host_block: int) -> None:
+        started_at = time.perf_counter()
         try:
             self._directory.read(key, self._payload(host_block))
         except (OSError, ValueError) as error:
             self._fail(news, key, error)
         else:
             news.read.append(key)
+            news.read_seconds += time.perf_counter() - started_at
 
     def _delete(self, key: bytes) -> None:
         self._keys.discard(key)
@@ -168,6 +170,7 @@ class _News:
     report: Report
     written: list[bytes] = field(default_factory=list)
     read: list[bytes] = field(default_factory=list)
+    read_seconds: float = 0.0
     failed: list[bytes] = field(default_factory=list)
 
     def send(self, at_least: int = 1) -> None:
@@ -177,4 +180,5 @@ class _News:
         written, read, failed = map(tuple, columns)
         for column in columns:
             column.clear()
-        self.report(StoreReport(written=written, read=read, failed=failed))
+        seconds, self.read_seconds = self.read_seconds, 0.0
+        self.report(StoreReport(written=written, read=read, read_seconds=seconds, failed=failed))
