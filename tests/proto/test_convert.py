@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 from taco_proto import convert
 from taco_proto import scheduler_pb2 as pb
 from taco_proto.logprobs import LogprobColumns
-from taco_proto.requests import GenerateRequest, ModelInfo, OutputBatch, RequestError, Tenant
+from taco_proto.requests import (
+    GenerateRequest,
+    ModelInfo,
+    OutputBatch,
+    PrefixPin,
+    RequestError,
+    Tenant,
+)
 from taco_proto.sampling_params import SamplingParams
 from taco_proto.steps import EMPTY, JoinedSequences, StepOutput, StepPlan, WorkerInfo
 
@@ -99,7 +106,9 @@ def test_submit(params: SamplingParams, prompt: bytes, handle: int) -> None:
         tenant=Tenant(name="a", weight=0.3, max_requests_per_minute=7, max_concurrent_requests=2),
         adapter="b",
         cache_salt="c",
-        traceparent="d",
+        pins=(PrefixPin(7, 300.0), PrefixPin(3, 0.1)),
+        prompt_cache_key="d",
+        traceparent="e",
     )
     wire = convert.submit_to_pb(request).SerializeToString()
     assert convert.submit_from_pb(pb.Submit.FromString(wire)) == request

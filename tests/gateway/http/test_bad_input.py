@@ -12,6 +12,7 @@ CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 USER = {"role": "user", "content": "x"}
 KIB_10 = "x" * 10 * 1024
+MARK = {"cache_control": {"type": "ephemeral"}}
 
 # Parameters that both surfaces have: (name that the error must give, body).
 SHARED: list[tuple[str, dict[str, Any]]] = [
@@ -64,6 +65,14 @@ SHARED: list[tuple[str, dict[str, Any]]] = [
     ("seed", {"seed": 10**4000}),
     ("seed", {"seed": 0.5}),
     ("cache_salt", {"cache_salt": KIB_10}),
+    ("prompt_cache_key", {"prompt_cache_key": 7}),
+    ("prompt_cache_key", {"prompt_cache_key": KIB_10}),
+    ("prompt_cache_retention", {"prompt_cache_retention": "1h"}),
+    ("cache_control", {"cache_control": "ephemeral"}),
+    ("cache_control", {"cache_control": {}}),
+    ("cache_control", {"cache_control": {"type": "persistent"}}),
+    ("cache_control", {"cache_control": {"type": "ephemeral", "ttl": "2h"}}),
+    ("cache_control", {"cache_control": {"type": "ephemeral", "ttl": 300}}),
     ("priority", {"priority": 2**40}),
     ("prompt_logprobs", {"prompt_logprobs": 21}),
     ("prompt_logprobs", {"prompt_logprobs": 1, "stream": True}),
@@ -118,6 +127,8 @@ CHAT_ONLY: list[tuple[str, dict[str, Any]]] = [
         {"messages": [{"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}]},
     ),
     ("messages", {"messages": ["x"]}),
+    ("messages", {"messages": [USER | MARK] * 5}),
+    ("messages", {"messages": [USER | MARK] * 4, **MARK}),
     ("messages", {"messages": [{"role": "user", "content": "fox " * 2000}]}),
     ("max_completion_tokens", {"max_completion_tokens": 0}),
     ("max_completion_tokens", {"max_completion_tokens": 2**31, "max_tokens": 3}),
@@ -194,6 +205,11 @@ async def test_a_bad_parameter_is_named(app: App) -> None:
         ({"role": "user", "content": [{"type": "text"}]}, "messages[1].content[0].text"),
         ({"role": "user", "content": [{"type": "image_url"}]}, "messages[1].content[0].type"),
         ({"role": "user"}, "messages[1].content"),
+        (USER | {"cache_control": {"type": "x"}}, "messages[1].cache_control.type"),
+        (
+            {"role": "user", "content": [{"type": "text", "text": "x", "cache_control": {}}]},
+            "messages[1].content[0].cache_control.type",
+        ),
     ],
 )
 async def test_a_bad_message_is_pointed_at(

@@ -186,6 +186,7 @@ async def test_parameters_reach_the_engine(make_app: AppMaker) -> None:
         verbosity="low",
         safety_identifier="s",
         prompt_cache_key="k",
+        prompt_cache_retention="in_memory",
         reasoning_effort="low",
         parallel_tool_calls=False,
         unheard_of=[1, {}],
@@ -197,6 +198,7 @@ async def test_parameters_reach_the_engine(make_app: AppMaker) -> None:
     (request,) = app.engine.requests
     sampling = request.sampling
     assert (request.priority, request.cache_salt) == (-2, "tenant")
+    assert (request.prompt_cache_key, request.pins) == ("k", ())
     assert (sampling.max_tokens, sampling.min_tokens, sampling.seed) == (7, 2, -5)
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.0, 0.5, 4)
     assert (sampling.min_p, sampling.no_repeat_ngram_size) == (0.25, 3)
