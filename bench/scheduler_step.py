@@ -28,7 +28,7 @@ from taco_proto.convert import (
     submit_from_pb,
     submit_to_pb,
 )
-from taco_proto.requests import GenerateRequest
+from taco_proto.requests import ANYBODY, GenerateRequest, Tenant
 from taco_proto.sampling_params import SamplingParams
 from taco_proto.steps import StepPlan, WorkerInfo
 from taco_scheduler.engine import Engine
@@ -36,6 +36,7 @@ from taco_scheduler.engine import Engine
 NUM_SEQUENCES = 256
 PROMPT_TOKENS = 512
 CACHED_PROMPT_TOKENS = 4096
+NUM_WAITING = 10_000
 INFO = WorkerInfo(
     name="none",
     model="none",
@@ -75,13 +76,16 @@ class Clock:
         }
 
 
-def submit_message(handle: int, num_tokens: int, max_tokens: int) -> bytes:
+def submit_message(
+    handle: int, num_tokens: int, max_tokens: int, tenant: Tenant = ANYBODY
+) -> bytes:
     tokens = RANDOM.integers(0, 100_000, num_tokens)
     request = GenerateRequest(
         handle=handle,
         request_id=f"request-{handle}",
         token_ids=array("i", tokens.tolist()).tobytes(),
         sampling=SamplingParams(seed=handle, max_tokens=max_tokens),
+        tenant=tenant,
     )
     return submit_to_pb(request).SerializeToString()
 
@@ -91,7 +95,10 @@ class Bench:
 
     def __init__(self, max_num_batched_tokens: int) -> None:
         config = SchedulerConfig(
-            max_num_seqs=NUM_SEQUENCES, max_num_batched_tokens=max_num_batched_tokens
+            max_num_seqs=NUM_SEQUENCES,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_waiting_requests=2 * NUM_WAITING,
+            max_waiting_tokens=2 * NUM_WAITING * PROMPT_TOKENS,
         )
         self.engine = Engine(config)
         self.replica = self.engine.attach(INFO)
@@ -127,8 +134,12 @@ class Bench:
         return following
 
 
-def decode_step(num_steps: int) -> dict[str, dict[str, float]]:
-    """A step of 256 sequences that decode; one in 16 of them needs a block."""
+def decode_step(num_steps: int, num_waiting: int = 0) -> dict[str, dict[str, float]]:
+    """A step of 256 sequences that decode; one in 16 of them needs a block.
+
+    Args:
+        num_waiting: requests that wait for a place, of ten owners.
+    """
     bench = Bench(max_num_batched_tokens=8192)
     for handle in range(NUM_SEQUENCES):
         num_tokens = PROMPT_TOKENS + int(RANDOM.integers(0, 16))
@@ -136,6 +147,10 @@ def decode_step(num_steps: int) -> dict[str, dict[str, float]]:
     answer = None
     while bench.engine.num_running < NUM_SEQUENCES or bench.now < 1.0:
         answer = bench.step(answer, Clock())
+    for handle in range(NUM_SEQUENCES, NUM_SEQUENCES + num_waiting):
+        tenant = Tenant(name=f"owner-{handle % 10}")
+        bench.submit(submit_message(handle, PROMPT_TOKENS, max_tokens=16, tenant=tenant))
+    gc.freeze()
     clock = Clock()
     for _ in range(num_steps):
         answer = bench.step(answer, clock)
@@ -173,6 +188,7 @@ def main() -> None:
     gc.freeze()  # as the server does once it is up
     figures = {
         f"decode step, {NUM_SEQUENCES} sequences": decode_step(arguments.steps),
+        f"the same, {NUM_WAITING:,} requests wait": decode_step(arguments.steps, NUM_WAITING),
         f"admission, {CACHED_PROMPT_TOKENS} cached tokens": cached_admission(arguments.steps // 4),
     }
     for title, parts in figures.items():
