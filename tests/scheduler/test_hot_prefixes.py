@@ -18,8 +18,8 @@ BLOCK_SIZE = 2
 BASE = CacheNamespace()
 
 
-def make_cache(num_blocks: int = 4096, **options: int) -> BlockManager:
-    return BlockManager(num_blocks, BLOCK_SIZE, **options)
+def make_cache(num_blocks: int = 4096, num_host_blocks: int = 0) -> BlockManager:
+    return BlockManager(num_blocks, BLOCK_SIZE, num_host_blocks=num_host_blocks)
 
 
 def run(cache: BlockManager, tokens: list[int], namespace: CacheNamespace = BASE) -> None:

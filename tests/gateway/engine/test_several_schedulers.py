@@ -173,7 +173,7 @@ async def test_a_scheduler_without_workers_gives_its_requests_back_once(
 def detach(service: SchedulerService) -> None:
     """Its only worker is lost, as a remote one would be: the sessions stay."""
     (link,) = service._replicas
-    link.is_remote = True  # type: ignore[misc]
+    link.is_remote = True
     service.lose(link, "the test took it away")
 
 
