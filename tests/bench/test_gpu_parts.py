@@ -14,6 +14,8 @@ from gpu import parts, report, requirements, table
 from gpu.parts import PARTS, Part
 from packaging.requirements import Requirement
 
+from support.patience import PATIENCE_SECONDS
+
 BENCH = Path(__file__).parents[2] / "bench"
 RUN = BENCH / "gpu" / "run.sh"
 
@@ -90,8 +92,9 @@ open({str(tmp_path / "child")!r}, "w").write(str(child.pid))
 child.wait()
 """
     assert run(code, tmp_path, limit=3.0) == "killed after 3 s"
-    with contextlib.suppress(psutil.NoSuchProcess):
-        psutil.Process(int((tmp_path / "child").read_text())).wait(timeout=30)
+    if (child := tmp_path / "child").exists():  # on a busy machine it may have come no further
+        with contextlib.suppress(psutil.NoSuchProcess):
+            psutil.Process(int(child.read_text())).wait(timeout=PATIENCE_SECONDS)
 
 
 def test_what_is_left_out_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,8 @@ from typing import Any
 
 import psutil
 
-from support.cluster import Cluster, until
+from support.cluster import Cluster
+from support.patience import until
 from support.streams import Answer, ask, assert_same
 
 Bodies = list[dict[str, Any]]

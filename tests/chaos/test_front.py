@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from support.cluster import Cluster, until
+from support.cluster import Cluster
+from support.patience import until
 from support.streams import Answer, assert_same
 
 Bodies = list[dict[str, Any]]

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from support.cluster import Cluster, until
+from support.cluster import Cluster
 from support.link import Link
+from support.patience import until
 from support.streams import Answer, ask, assert_same
 
 Bodies = list[dict[str, Any]]

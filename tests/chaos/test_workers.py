@@ -6,8 +6,9 @@ from typing import Any
 
 import httpx
 
-from support.cluster import Cluster, until
+from support.cluster import Cluster
 from support.fragile_worker import MARK
+from support.patience import until
 from support.streams import Answer, ask, assert_same
 
 Bodies = list[dict[str, Any]]

@@ -11,6 +11,7 @@ import pytest
 from support.checkpoints import make_checkpoint
 from support.drafting import Ask, draft_request, drafts_of
 from support.fake_scheduler import REFUSAL, serve, soon
+from support.patience import PATIENCE_SECONDS
 from taco_draft.draft_runner import DraftRunner
 from taco_draft.drafter_link import DrafterLink
 from taco_proto.config import PROTOCOL_VERSION, DrafterConfig, ModelConfig
@@ -174,7 +175,7 @@ async def test_the_process_dials_until_the_scheduler_is_there_and_leaves_when_to
         assert set(drafts_of(await soon(scheduler.replies.get()))) == {1}
         process.send_signal(signal.SIGTERM)
         await soon(scheduler.goodbyes.get())
-        _, errors = await asyncio.to_thread(process.communicate, timeout=60)
+        _, errors = await asyncio.to_thread(process.communicate, timeout=PATIENCE_SECONDS)
     assert process.returncode == 0
     assert "Traceback" not in errors
 
@@ -185,7 +186,7 @@ async def test_a_process_that_is_refused_says_why_in_one_line_and_ends(
     async with serve(address) as scheduler:
         process = start_process(config.model.model, address)
         scheduler.requests.put_nowait(grpc.StatusCode.FAILED_PRECONDITION)
-        _, errors = await asyncio.to_thread(process.communicate, timeout=60)
+        _, errors = await asyncio.to_thread(process.communicate, timeout=PATIENCE_SECONDS)
     assert process.returncode == 1
     assert [line for line in errors.splitlines() if "ERROR" in line] == errors.splitlines()[-1:]
     assert errors.endswith(f"refuses: {REFUSAL}\n")
@@ -193,7 +194,7 @@ async def test_a_process_that_is_refused_says_why_in_one_line_and_ends(
 
 def test_a_model_that_cannot_be_loaded_is_one_line_and_exit_code_1(tmp_path: Path) -> None:
     process = start_process(str(tmp_path / "model"), "unix:nowhere")
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 1
     assert len(errors.splitlines()) == 1
     assert "model" in errors

@@ -12,6 +12,7 @@ import pytest
 from support.checkpoints import make_checkpoint
 from support.engine_driver import Received, make_request
 from support.grpc_peers import GatewayPeer, dial
+from support.patience import PATIENCE_SECONDS, until
 from taco_proto import scheduler_pb2 as pb
 from taco_proto.config import SchedulerConfig
 from taco_proto.scheduler_pb2_grpc import SchedulerStub
@@ -61,8 +62,10 @@ async def service(tmp_path: Path) -> AsyncIterator[SchedulerService]:
 
 
 async def wait_for_workers(stub: SchedulerStub, count: int) -> None:
-    while (await stub.Stats(pb.StatsRequest())).num_workers < count:
-        pass
+    async def are_there() -> bool:
+        return (await stub.Stats(pb.StatsRequest())).num_workers >= count
+
+    await until(are_there, f"{count} workers")
 
 
 async def stream(stub: SchedulerStub) -> GatewayPeer:
@@ -105,5 +108,6 @@ async def test_no_token_is_lost_or_changed_when_workers_die_and_leave(
             peer = await stream(stub)
             a.process.terminate()
             assert (await finish(peer)).tokens == expected
-            assert await asyncio.to_thread(a.process.wait, 60) == 0  # the scheduler runs here
+            # In a thread, since the scheduler runs here.
+            assert await asyncio.to_thread(a.process.wait, PATIENCE_SECONDS) == 0
             assert service.num_workers == 1

@@ -11,7 +11,8 @@ import openai
 import pytest
 
 from support.checkpoints import make_checkpoint
-from support.serving import free_port, wait_until
+from support.patience import PATIENCE_SECONDS, wait_until
+from support.serving import free_port
 
 
 @contextmanager
@@ -27,7 +28,7 @@ def service(directory: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes
     try:
         yield process
         process.terminate()
-        assert process.wait(60) == 0, log.read_text()
+        assert process.wait(PATIENCE_SECONDS) == 0, log.read_text()
     finally:
         process.kill()
         process.wait()

@@ -13,7 +13,8 @@ import openai
 import pytest
 
 from support.checkpoints import make_checkpoint
-from support.serving import Serving, wait_until
+from support.patience import PATIENCE_SECONDS, wait_until
+from support.serving import Serving
 from taco_llm import LLM, SamplingParams
 
 NAME = "tiny"
@@ -57,7 +58,7 @@ def post(serving: Serving, path: str, body: bytes) -> tuple[int, Any]:
         serving.url + path, data=body, headers={"Content-Type": "application/json"}
     )
     try:
-        with urllib.request.urlopen(request, timeout=30) as response:
+        with urllib.request.urlopen(request, timeout=PATIENCE_SECONDS) as response:
             return response.status, json.load(response)
     except urllib.error.HTTPError as error:
         return error.code, json.load(error)

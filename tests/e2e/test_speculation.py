@@ -13,7 +13,8 @@ import psutil
 import pytest
 
 from support.checkpoints import make_checkpoint
-from support.serving import Serving, free_port, wait_until
+from support.patience import PATIENCE_SECONDS, wait_until
+from support.serving import Serving, free_port
 from taco_demo.locate import find_model
 from taco_llm import LLM, SamplingParams
 from taco_proto.errors import ConfigurationError
@@ -125,7 +126,7 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 
 
 def metric(serving: Serving, name: str) -> float:
-    with urllib.request.urlopen(f"{serving.url}/metrics", timeout=30) as response:
+    with urllib.request.urlopen(f"{serving.url}/metrics", timeout=PATIENCE_SECONDS) as response:
         text = response.read().decode()
     found = re.search(rf"^{re.escape(name)}(?:{{.*}})? (\S+)$", text, re.MULTILINE)
     assert found is not None, name
@@ -181,7 +182,7 @@ def test_a_draft_worker_of_another_vocabulary_ends_with_one_error(tmp_path: Path
             [*command, "draft-worker", "--speculative-model", other, "--scheduler", address],
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=PATIENCE_SECONDS,
             check=False,
         )
         assert drafter.returncode == 1
@@ -189,4 +190,4 @@ def test_a_draft_worker_of_another_vocabulary_ends_with_one_error(tmp_path: Path
     finally:
         for process in (worker, scheduler):
             process.terminate()
-            process.wait(30)
+            process.wait(PATIENCE_SECONDS)

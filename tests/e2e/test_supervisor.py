@@ -13,7 +13,8 @@ import pytest
 import safetensors.torch
 
 from support.checkpoints import make_checkpoint
-from support.serving import Serving, wait_until
+from support.patience import PATIENCE_SECONDS, wait_until
+from support.serving import Serving
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +90,7 @@ def test_a_signal_lets_requests_finish_and_stops_all(
             serving.process.send_signal(number)
             chunks = list(stream)
         assert chunks[-1].choices[0].finish_reason == "length"
-        assert serving.process.wait(60) == 0
+        assert serving.process.wait(PATIENCE_SECONDS) == 0
         assert not any(child.is_running() for child in children)
         assert "Traceback" not in serving.stderr
         assert serving.stdout.count("\n") == 1

@@ -13,6 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from support.gateway_app import MODEL, build_app, small_tokenizer
+from support.patience import PATIENCE_SECONDS
 from support.scripted_engine import Hold, Script, ScriptedEngine, prompt_of, replay
 from taco_gateway.engine.engine_client import EngineError, SequenceUpdate
 from taco_gateway.inference_service import start_inference_server
@@ -206,18 +207,22 @@ async def test_a_client_that_leaves_frees_its_request(
     call = InferenceStub(channel).Complete(pb.CompleteRequest(text="the"))
     assert (await call.read()).text == "fox"
     call.cancel()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         await engine.streams[0].closed.wait()
     assert engine.streams[0].given_up
 
 
 async def test_a_deadline_frees_the_request(connect: Connect, tokenizer: Tokenizer) -> None:
     engine, channel = await connect(lambda _: [Hold()])
-    with pytest.raises(grpc.aio.AioRpcError) as raised:
-        async for _ in InferenceStub(channel).Complete(pb.CompleteRequest(text="the"), timeout=2.0):
-            pass
-    assert raised.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
-    async with asyncio.timeout(20):
+    seconds = 0.1
+    while not engine.streams:  # it may have passed on the way there
+        request = pb.CompleteRequest(text="the")
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            async for _ in InferenceStub(channel).Complete(request, timeout=seconds):
+                pass
+        assert raised.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+        seconds *= 2
+    async with asyncio.timeout(PATIENCE_SECONDS):
         await engine.streams[0].closed.wait()
     assert engine.requests[0].deadline is not None
 

@@ -14,6 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from support.engine_driver import make_request
 from support.fake_worker import FakeWorker
 from support.grpc_peers import GatewayPeer, WorkerPeer, background, dial
+from support.patience import PATIENCE_SECONDS
 
 PROGRAM = """
 import sys
@@ -62,7 +63,7 @@ async def test_sigterm_finishes_what_runs_and_exits_0(
         async with background(worker.serve()):
             received = await peer.read_ends(1)
             assert len(received.tokens[1, 0]) == 100
-            assert process.wait(timeout=30) == 0
+            assert process.wait(timeout=PATIENCE_SECONDS) == 0
     assert not (tmp_path / "scheduler.sock").exists()
 
 
@@ -81,7 +82,7 @@ async def test_a_second_signal_does_not_wait(
             if "draining" in line:
                 break
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=PATIENCE_SECONDS) == 0
 
 
 async def test_it_answers_health_checks(scheduler: tuple[subprocess.Popen[str], str]) -> None:
@@ -98,7 +99,7 @@ def test_an_address_in_use_is_one_line_and_exit_code_1(tmp_path: Path) -> None:
         holder.bind(str(path))
         holder.listen()
         process = start(f"unix:{path}")
-        _, stderr = process.communicate(timeout=30)
+        _, stderr = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 1
     assert "it is in use" in stderr
     assert "Traceback" not in stderr
@@ -111,7 +112,7 @@ def test_an_address_in_use_is_one_line_and_exit_code_1(tmp_path: Path) -> None:
 def test_an_impossible_address_is_one_line_and_exit_code_1(tmp_path: Path, address: str) -> None:
     (tmp_path / "file").touch()
     process = start(address.format(tmp_path))
-    _, stderr = process.communicate(timeout=30)
+    _, stderr = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 1
     assert "cannot listen on" in stderr
     assert "Traceback" not in stderr
@@ -124,5 +125,5 @@ def test_a_stale_socket_is_replaced(tmp_path: Path) -> None:
     process = start(f"unix:{path}")
     wait_until_it_listens(process)
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=30)
+    process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 0

@@ -9,6 +9,7 @@ import pytest
 
 from support.engine_driver import Received, make_request
 from support.fake_worker import FakeWorker, generate, worker_info
+from support.patience import PATIENCE_SECONDS
 from taco_proto.config import SchedulerConfig
 from taco_proto.errors import ConfigurationError
 from taco_proto.steps import StepOutput, StepPlan
@@ -29,7 +30,7 @@ async def service() -> AsyncIterator[SchedulerService]:
 async def collect(session: ClientSession, num_ends: int) -> Received:
     """Takes news until so many sequences have ended."""
     received = Received()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while len(received.reasons) + len(received.errors) < num_ends:
             received.add(await session.next_batch())
     return received
@@ -94,7 +95,7 @@ async def test_idle_work_that_fails_is_given_up_and_steps_go_on(
 
     worker = Tuning()
     service.attach_local(worker)
-    assert await asyncio.to_thread(failed.wait, 30)
+    assert await asyncio.to_thread(failed.wait, PATIENCE_SECONDS)
     session = service.connect("a")
     request = make_request(1, [4, 5, 6], max_tokens=5, ignore_eos=True)
     session.submit(request)
@@ -112,7 +113,9 @@ async def test_steps_run_while_the_next_one_is_planned(service: SchedulerService
         def execute(self, plan: StepPlan) -> StepOutput:
             output = super().execute(plan)
             if plan.step_id == 1:
-                assert queued.acquire(timeout=30), "plan 2 was not sent before output 1"
+                assert queued.acquire(timeout=PATIENCE_SECONDS), (
+                    "plan 2 was not sent before output 1"
+                )
             return output
 
     service.attach_local(Waiting())
@@ -143,7 +146,7 @@ async def test_draining_finishes_what_runs_and_refuses_the_rest(service: Schedul
     service.attach_local(FakeWorker())
     session = service.connect("a")
     session.submit(make_request(1, [4, 5, 6], max_tokens=60, ignore_eos=True))
-    draining = asyncio.create_task(service.drain(30))
+    draining = asyncio.create_task(service.drain(PATIENCE_SECONDS))
     await asyncio.sleep(0)
     session.submit(make_request(2, [4, 5, 6]))
     received = await collect(session, 2)

@@ -3,13 +3,12 @@
 The second worker and the second gateway reach the scheduler over links that may be cut.
 """
 
-import asyncio
 import os
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ import grpc.aio
 import httpx
 
 from support.link import Link
+from support.patience import PATIENCE_SECONDS, until
 from support.serving import free_port
 from support.streams import Answer, Body, Streams, ask
 from taco_demo.locate import find_model
@@ -36,18 +36,7 @@ from taco_proto.config import (
 from taco_proto.scheduler_pb2_grpc import SchedulerStub
 
 NUM_BLOCKS = 1024  # of each worker
-PATIENCE_SECONDS = 120.0  # of the tests; nothing is measured by it
 TESTS = Path(__file__).parent.parent
-
-
-async def until(condition: Callable[[], Awaitable[bool]], what: str) -> None:
-    """Polls until `condition()` holds; fails after a time that no working machine needs."""
-    try:
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            while not await condition():  # noqa: ASYNC110 (nothing tells)
-                await asyncio.sleep(0.02)
-    except TimeoutError:
-        raise AssertionError(f"{what} did not come about") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +261,7 @@ class Cluster:
     async def stats(self) -> pb.StatsReply:
         """Raises grpc.aio.AioRpcError: no scheduler is there."""
         async with grpc.aio.insecure_channel(self._address) as channel:
-            return await SchedulerStub(channel).Stats(pb.StatsRequest(), timeout=10)
+            return await SchedulerStub(channel).Stats(pb.StatsRequest(), timeout=PATIENCE_SECONDS)
 
     async def num_workers(self) -> int:
         try:
@@ -290,7 +279,7 @@ class Cluster:
         return _sum_of(name, (await self.stats()).prometheus.decode())
 
     async def gateway_figure(self, name: str, gateway: int = 0) -> float:
-        async with httpx.AsyncClient() as client:
+        async with httpx.AsyncClient(timeout=PATIENCE_SECONDS) as client:
             return _sum_of(name, (await client.get(f"{self.url(gateway)}/metrics")).text)
 
     async def until_workers(self, count: int) -> None:

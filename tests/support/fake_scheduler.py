@@ -8,6 +8,7 @@ from typing import TypeVar
 import grpc
 import grpc.aio
 
+from support.patience import PATIENCE_SECONDS
 from taco_proto import scheduler_pb2 as pb
 from taco_proto.convert import step_plan_to_pb
 from taco_proto.convert_drafts import draft_reply_from_pb, draft_request_to_pb
@@ -132,4 +133,4 @@ async def serve(address: str) -> AsyncIterator[FakeScheduler]:
 
 
 async def soon(awaitable: Awaitable[T]) -> T:
-    return await asyncio.wait_for(awaitable, 60)
+    return await asyncio.wait_for(awaitable, PATIENCE_SECONDS)

@@ -11,6 +11,7 @@ import grpc.aio
 
 from support.engine_driver import Received
 from support.fake_worker import FakeWorker
+from support.patience import PATIENCE_SECONDS
 from taco_proto import scheduler_pb2 as pb
 from taco_proto.config import PROTOCOL_VERSION
 from taco_proto.convert import (
@@ -23,8 +24,6 @@ from taco_proto.convert import (
 from taco_proto.requests import GenerateRequest
 from taco_proto.scheduler_pb2_grpc import SchedulerStub
 from taco_proto.steps import StepPlan
-
-TIMEOUT_SECONDS = 30.0
 
 
 class GatewayPeer:
@@ -43,7 +42,7 @@ class GatewayPeer:
         await self.call.write(pb.GatewayMessage(submit=submit_to_pb(request)))
 
     async def read_until(self, done: Callable[[Received], bool]) -> Received:
-        async with asyncio.timeout(TIMEOUT_SECONDS):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while not done(self.received):
                 message = await self.call.read()
                 assert message is not grpc.aio.EOF, await self.call.details()
@@ -108,7 +107,7 @@ class WorkerPeer:
 
     async def ended(self) -> grpc.StatusCode:
         """Waits until `serve` has come to the end of the stream; its status."""
-        async with asyncio.timeout(TIMEOUT_SECONDS):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             await self._ended.wait()
             return await self.call.code()
 
@@ -131,7 +130,7 @@ async def background(coroutine: Coroutine[Any, Any, None]) -> AsyncIterator[asyn
 
 async def status(call: grpc.aio.StreamStreamCall) -> grpc.StatusCode:
     """Reads a stream to its end, which must come, and returns its status."""
-    async with asyncio.timeout(TIMEOUT_SECONDS):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         try:
             while await call.read() is not grpc.aio.EOF:
                 pass

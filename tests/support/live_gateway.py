@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from support.gateway_app import App
+from support.patience import PATIENCE_SECONDS
 from taco_gateway.server import GatewayServer, uvicorn_config
 
 
@@ -28,7 +29,7 @@ async def exchange(port: int, request: bytes, *, until_close: bool = True) -> by
     try:
         writer.write(request)
         await writer.drain()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             return await (reader.read() if until_close else reader.read(65536))
     finally:
         writer.close()

@@ -6,12 +6,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from support.engine_driver import Received
+from support.patience import PATIENCE_SECONDS
 from taco_proto.config import SchedulerConfig
 from taco_proto.requests import GenerateRequest, OutputBatch
 from taco_scheduler.replica_links import StepExecutor
 from taco_scheduler.service import SchedulerService
-
-_SECONDS = 120
 
 
 @dataclass
@@ -52,7 +51,7 @@ async def generate(service: SchedulerService, requests: Sequence[GenerateRequest
     received = Generated()
     waiting = {(request.handle, i) for request in requests for i in range(request.sampling.n)}
     try:
-        async with asyncio.timeout(_SECONDS):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             for request in requests:
                 session.submit(request)
             while not waiting <= received.reasons.keys() | _failed(received, waiting):

@@ -8,7 +8,8 @@ from typing import Any, Self
 
 import redis
 
-from support.serving import free_port, wait_until
+from support.patience import wait_until
+from support.serving import free_port
 from taco_proto.config import RedisConfig
 
 

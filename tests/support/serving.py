@@ -6,27 +6,18 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import psutil
 
-START_SECONDS = 90.0
-WAIT_SECONDS = 60.0
-# A service that hangs is killed, so that no stream keeps its reader waiting for ever.
-LIFETIME_SECONDS = 240.0
+from support.patience import PATIENCE_SECONDS, wait_until
 
-
-def wait_until(condition: Callable[[], bool], what: str, seconds: float = WAIT_SECONDS) -> None:
-    """Polls until `condition()` holds; fails after `seconds`."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} did not come about"
-        time.sleep(0.02)
+# A service that hangs is killed, so that no stream keeps its reader waiting for ever. It may serve
+# all tests of a module.
+LIFETIME_SECONDS = 900.0
 
 
 def free_port() -> int:
@@ -78,16 +69,14 @@ class Serving:
 
     def wait_ready(self) -> Self:
         wait_until(
-            lambda: "TACO serves" in self.stdout or self.process.poll() is not None,
-            "the start",
-            START_SECONDS,
+            lambda: "TACO serves" in self.stdout or self.process.poll() is not None, "the start"
         )
         assert self.process.poll() is None, self.stderr
         return self
 
     def wait_ended(self) -> int:
         """The exit code of a command that ends by itself."""
-        return self.process.wait(START_SECONDS)
+        return self.process.wait(PATIENCE_SECONDS)
 
     def children(self) -> dict[str, psutil.Process]:
         """The services that run, by name."""
@@ -100,7 +89,7 @@ class Serving:
 
     def metric(self, name: str) -> float:
         """The sum of a metric of /metrics over its labels."""
-        with urllib.request.urlopen(f"{self.url}/metrics", timeout=10) as response:
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=PATIENCE_SECONDS) as response:
             text = response.read().decode()
         values = re.findall(rf"^{re.escape(name)}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)
         assert values, f"no metric {name}"
@@ -117,7 +106,7 @@ class Serving:
         """SIGTERM; the exit code."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(WAIT_SECONDS)
+        return self.process.wait(PATIENCE_SECONDS)
 
     def __enter__(self) -> Self:
         return self

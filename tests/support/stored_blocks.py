@@ -3,6 +3,7 @@
 import hashlib
 import queue
 
+from support.patience import PATIENCE_SECONDS
 from taco_proto.kv_tiers import StoredBlock, StoreReport
 
 
@@ -22,7 +23,7 @@ class Reports:
         self._queue.put(report)
 
     def next(self) -> StoreReport:
-        return self._queue.get(timeout=60)
+        return self._queue.get(timeout=PATIENCE_SECONDS)
 
     def found(self) -> list[StoredBlock]:
         """All that is said to be there."""

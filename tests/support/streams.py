@@ -11,6 +11,8 @@ from typing import Any, Self
 
 import httpx
 
+from support.patience import PATIENCE_SECONDS
+
 Body = Mapping[str, Any]
 
 
@@ -79,14 +81,14 @@ class Streams:
 
     async def reach(self, num_tokens: int) -> None:
         """Until each has so many tokens."""
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while any(len(answer.token_ids) < num_tokens for answer in self.answers):
                 assert not any(answer.error for answer in self.answers)
                 self._news.clear()
                 await self._news.wait()
 
     async def finish(self) -> list[Answer]:
-        async with asyncio.timeout(180):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             await asyncio.gather(*self._tasks)
         return self.answers
 

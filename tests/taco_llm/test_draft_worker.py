@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from support.patience import PATIENCE_SECONDS
 from taco_demo.locate import find_model
 from taco_llm.cli.main import build_parser, main
 from taco_llm.cli.options import collect
@@ -93,5 +94,5 @@ def test_the_command_runs_a_draft_worker_until_it_is_told_to_stop(tmp_path: Path
     assert "demo-draft on" in process.stderr.readline()
     assert "dialling again" in process.stderr.readline()
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=60)
+    process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 0

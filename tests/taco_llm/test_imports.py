@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from support.patience import PATIENCE_SECONDS
+
 WITHOUT_TORCH = (
     "import sys\n"
     "class NoTorch:\n"
@@ -31,7 +33,7 @@ def test_runs_where_torch_cannot_be_imported(program: str) -> None:
         [sys.executable, "-c", WITHOUT_TORCH + program],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_SECONDS,
         check=False,
     )
     assert done.returncode == 0, done.stderr

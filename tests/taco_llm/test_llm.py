@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 
 from support.checkpoints import make_checkpoint
+from support.patience import PATIENCE_SECONDS, wait_until
 from taco_llm import LLM, AsyncLLMEngine, EngineArgs, RequestOutput, SamplingParams
 from taco_proto.errors import ConfigurationError, InvalidParameterError
 
@@ -31,14 +31,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def llm(checkpoint: Path) -> Iterator[LLM]:
     with LLM(str(checkpoint), **ENGINE) as engine:
         yield engine
-
-
-def eventually(condition: Any, seconds: float = 20.0) -> None:
-    """Polls until `condition()` holds."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the condition never held"
-        time.sleep(0.01)
 
 
 def num_requests(llm: LLM) -> int:
@@ -122,7 +114,7 @@ def test_a_bad_prompt_fails_alone(llm: LLM) -> None:
     for prompt in bad:
         with pytest.raises(InvalidParameterError):
             llm.generate(["fine", prompt, "fine"], GREEDY, use_tqdm=False)
-    eventually(lambda: num_requests(llm) == 0)
+    wait_until(lambda: num_requests(llm) == 0, "the end of all requests")
     with pytest.raises(InvalidParameterError, match="maximum context length"):
         llm.generate("x " * 2000, GREEDY, use_tqdm=False)
     with pytest.raises(ValueError, match="2 prompts need as many sampling_params"):
@@ -141,7 +133,7 @@ def test_it_works_inside_a_running_loop(llm: LLM) -> None:
 
 def test_an_interrupt_aborts_what_runs(llm: LLM) -> None:
     def interrupt() -> None:
-        eventually(lambda: num_requests(llm) > 0)
+        wait_until(lambda: num_requests(llm) > 0, "a request")
         os.kill(os.getpid(), signal.SIGINT)
 
     thread = threading.Thread(target=interrupt)
@@ -150,7 +142,7 @@ def test_an_interrupt_aborts_what_runs(llm: LLM) -> None:
     with pytest.raises(KeyboardInterrupt):
         llm.generate(["a"] * 64, params, use_tqdm=False)
     thread.join()
-    eventually(lambda: num_requests(llm) == 0)
+    wait_until(lambda: num_requests(llm) == 0, "the end of all requests")
     assert llm.generate("a", GREEDY, use_tqdm=False)[0].finished
 
 
@@ -170,7 +162,11 @@ def test_a_program_may_end_without_closing(checkpoint: Path) -> None:
         "[0].outputs[0].token_ids))\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "3\n", "")
 
@@ -245,7 +241,7 @@ async def test_the_async_engine_aborts(checkpoint: Path) -> None:
     await anext(leaver)
     await leaver.aclose()
     await engine.abort("r2")
-    await asyncio.to_thread(eventually, lambda: scheduler.num_requests == 0)
+    await asyncio.to_thread(wait_until, lambda: scheduler.num_requests == 0, "the end of all")
     text_engine = await engine._started()
     stats = await text_engine.client.stats()
     assert (stats.num_running, stats.num_waiting, stats.num_workers) == (0, 0, 1)

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from support.fake_worker import FakeWorker
+from support.patience import PATIENCE_SECONDS
 from taco_gateway.engine.engine_client import EngineError
 from taco_gateway.text.text_engine import TextEngine
 from taco_llm.local_client import LocalClient
@@ -29,7 +30,11 @@ async def test_a_stopped_engine_refuses_requests_at_once() -> None:
         async for _ in running:
             pass
     assert cut.value.code == 503
+
+    async def come_late() -> None:
+        await anext(engine.generate([1], params, request_id="late"))
+
     with pytest.raises(EngineError) as refused:
-        await asyncio.wait_for(anext(engine.generate([1], params, request_id="late")), 30)
+        await asyncio.wait_for(come_late(), PATIENCE_SECONDS)
     assert refused.value.code == 503
     await client.close()

@@ -2,6 +2,7 @@ import threading
 
 import pytest
 
+from support.patience import PATIENCE_SECONDS
 from taco_worker.model_thread import ModelThread
 
 
@@ -18,8 +19,8 @@ def test_idle_work_is_done_until_there_is_none_left() -> None:
         left -= 1
         return True
 
-    thread.submit(lambda: setattr(thread, "when_idle", work)).result(30)
-    assert idle.wait(30)
+    thread.submit(lambda: setattr(thread, "when_idle", work)).result(PATIENCE_SECONDS)
+    assert idle.wait(PATIENCE_SECONDS)
     assert left == 0
 
 
@@ -29,13 +30,13 @@ def test_a_call_comes_between_pieces_of_idle_work() -> None:
 
     def work() -> bool:
         begun.set()
-        return submitted.wait(30)
+        return submitted.wait(PATIENCE_SECONDS)
 
-    thread.submit(lambda: setattr(thread, "when_idle", work)).result(30)
-    assert begun.wait(30)
+    thread.submit(lambda: setattr(thread, "when_idle", work)).result(PATIENCE_SECONDS)
+    assert begun.wait(PATIENCE_SECONDS)
     answer = thread.submit(lambda: 42)
     submitted.set()
-    assert answer.result(30) == 42
+    assert answer.result(PATIENCE_SECONDS) == 42
 
 
 def test_idle_work_that_fails_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
@@ -47,8 +48,8 @@ def test_idle_work_that_fails_is_given_up(caplog: pytest.LogCaptureFixture) -> N
         calls += 1
         raise RuntimeError("no graph")
 
-    thread.submit(lambda: setattr(thread, "when_idle", work)).result(30)
-    assert thread.submit(lambda: 1).result(30) == 1
-    assert thread.submit(lambda: 2).result(30) == 2
+    thread.submit(lambda: setattr(thread, "when_idle", work)).result(PATIENCE_SECONDS)
+    assert thread.submit(lambda: 1).result(PATIENCE_SECONDS) == 1
+    assert thread.submit(lambda: 2).result(PATIENCE_SECONDS) == 2
     assert calls == 1
     assert "no graph" in caplog.text

@@ -11,6 +11,7 @@ import pytest
 
 from support.checkpoints import make_checkpoint
 from support.fake_scheduler import serve, soon
+from support.patience import PATIENCE_SECONDS
 from support.plans import Join, make_plan
 from taco_proto import scheduler_pb2 as pb
 from taco_proto.config import PROTOCOL_VERSION, ModelConfig, WorkerConfig
@@ -194,7 +195,7 @@ async def test_a_worker_whose_device_has_failed_says_so_and_ends(
         process = start_process(config.model.model, address, program=BREAK)
         scheduler.plans.put_nowait(FIRST)
         assert (await soon(scheduler.outputs.get())).error == "CUDA error"
-        _, errors = await asyncio.to_thread(process.communicate, timeout=60)
+        _, errors = await asyncio.to_thread(process.communicate, timeout=PATIENCE_SECONDS)
     assert process.returncode == 1
     assert "the device has failed; a new process has to take over" in errors
 
@@ -216,7 +217,7 @@ async def test_the_process_dials_until_the_scheduler_is_there_and_leaves_when_to
         await soon(scheduler.worker_hellos.get())
         process.send_signal(signal.SIGTERM)
         await soon(scheduler.goodbyes.get())
-        _, errors = await asyncio.to_thread(process.communicate, timeout=60)
+        _, errors = await asyncio.to_thread(process.communicate, timeout=PATIENCE_SECONDS)
     assert process.returncode == 0
     assert "Traceback" not in errors
 
@@ -228,7 +229,7 @@ def test_threads_that_wait_sleep_unless_the_environment_says_so(tmp_path: Path) 
         process = start_process(
             str(tmp_path), "unix:nowhere", 1, OMP_DISPLAY_ENV="VERBOSE", **environment
         )
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=PATIENCE_SECONDS)
         return int(errors.partition("GOMP_SPINCOUNT = '")[2].partition("'")[0])
 
     assert spin_count() == 0
@@ -261,7 +262,7 @@ def test_a_signal_ends_a_worker_that_is_still_loading() -> None:
     assert process.stdout is not None
     assert process.stdout.readline() == "loading\n"
     process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=PATIENCE_SECONDS)
     assert (process.returncode, errors) == (0, "")
 
 
@@ -275,7 +276,7 @@ def test_a_model_that_cannot_be_loaded_is_one_line_and_exit_code_1(
         config_file = Path(config.model.model) / "config.json"
         (model / "config.json").write_bytes(config_file.read_bytes())
     process = start_process(str(model), "unix:nowhere")
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 1
     assert len(errors.splitlines()) == 1
     assert str(model) in errors
@@ -292,7 +293,7 @@ def test_what_the_machine_cannot_do_is_one_line_and_exit_code_1(
     config: WorkerConfig, num_threads: int, environment: dict[str, str], message: str
 ) -> None:
     process = start_process(config.model.model, "unix:nowhere", num_threads, **environment)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 1
     assert len(errors.splitlines()) == 1
     assert message in errors

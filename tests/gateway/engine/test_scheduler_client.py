@@ -3,13 +3,14 @@
 import asyncio
 import threading
 from array import array
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from support.fake_worker import FakeWorker, generate, worker_info
+from support.patience import PATIENCE_SECONDS, until
 from taco_gateway.engine.engine_client import EngineError
 from taco_gateway.engine.scheduler_client import SchedulerClient
 from taco_gateway.engine.token_stream import TokenStream
@@ -68,18 +69,12 @@ async def client(address: str) -> AsyncIterator[SchedulerClient]:
     await client.close()
 
 
-async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(30):
-        while not await condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)  # what is waited for is on the other side of a socket
-
-
-async def until_ready(client: SchedulerClient) -> None:
-    async def ready() -> bool:
+async def until_ready(client: SchedulerClient, *, is_ready: bool = True) -> None:
+    async def is_so() -> bool:
         info = client.model_info()
-        return info is not None and info.ready
+        return info is not None and info.ready == is_ready
 
-    await until(ready)
+    await until(is_so, f"a client with ready = {is_ready}")
 
 
 async def until_submitted(client: SchedulerClient, num_sequences: int) -> None:
@@ -87,7 +82,7 @@ async def until_submitted(client: SchedulerClient, num_sequences: int) -> None:
         stats = await client.stats()
         return stats.num_running + stats.num_waiting == num_sequences
 
-    await until(all_there)
+    await until(all_there, f"{num_sequences} sequences")
 
 
 def request(**changes: object) -> GenerateRequest:
@@ -105,7 +100,7 @@ def expected_tokens(asked: GenerateRequest) -> list[int]:
 async def read(stream: TokenStream, num_tokens: int | None = None) -> list[int]:
     """So many tokens of sequence 0, or all to its end."""
     tokens: list[int] = []
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while num_tokens is None or len(tokens) < num_tokens:
             try:
                 tokens += (await anext(stream)).token_ids
@@ -168,8 +163,7 @@ async def test_a_schedulers_restart_is_a_pause(address: str, client: SchedulerCl
         worker.allow(8)
         fronts = [await read(stream, 3) for stream in streams]
         untouched = client.generate(request(n=2))
-    assert (info := client.model_info()) is not None
-    assert not info.ready
+    await until_ready(client, is_ready=False)
     async with scheduler(address, FakeWorker()):
         for one, front, stream in zip(asked, fronts, streams, strict=True):
             assert front + await read(stream) == expected_tokens(one)

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from support.patience import PATIENCE_SECONDS
 from taco_gateway.engine.engine_client import EngineError, SequenceUpdate
 from taco_gateway.engine.token_stream import MAX_BUFFERED_VALUES, RequestTable, TokenStream
 from taco_proto.logprobs import LogprobColumns
@@ -58,7 +59,7 @@ def batch_of(*rows: tuple[int, int, list[int], int], logprobs: bool = False) -> 
 
 
 async def read_all(stream: TokenStream) -> list[SequenceUpdate]:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         return [update async for update in stream]
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from support.asgi import AsgiCall
 from support.gateway_app import AppMaker
+from support.patience import PATIENCE_SECONDS
 from support.scripted_engine import Hold, Script, Step, replay
 from taco_gateway.engine.engine_client import SequenceUpdate
 from taco_gateway.http.connection import ABORT_EXTENSION
@@ -27,7 +28,7 @@ def stuck_after_a_token(holds: list[Hold]) -> Script:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while not condition():  # noqa: ASYNC110 (what is waited for has no event)
             await asyncio.sleep(0)
 
@@ -46,7 +47,7 @@ async def test_a_disconnect_ends_the_request_upstream(
     await until(lambda: bool(holds))
     await holds[0].reached.wait()
     call.disconnect()
-    await asyncio.wait_for(task, 30)
+    await asyncio.wait_for(task, PATIENCE_SECONDS)
     assert app.engine.streams[0].given_up
     exposition = app.gateway.metrics.exposition().decode()
     assert 'disconnects_total{model_name="org/scripted"} 1.0' in exposition
@@ -62,7 +63,7 @@ async def test_a_disconnect_ends_all_prompts(make_app: AppMaker) -> None:
     for hold in holds:
         await hold.reached.wait()
     call.disconnect()
-    await asyncio.wait_for(task, 30)
+    await asyncio.wait_for(task, PATIENCE_SECONDS)
     assert [stream.given_up for stream in app.engine.streams] == [True] * 3
 
 
@@ -73,7 +74,7 @@ async def test_a_disconnect_before_the_first_token(make_app: AppMaker) -> None:
     task = asyncio.create_task(call.run())
     await hold.reached.wait()
     call.disconnect()
-    await asyncio.wait_for(task, 30)
+    await asyncio.wait_for(task, PATIENCE_SECONDS)
     assert app.engine.streams[0].given_up
     assert not call.chunks
 
@@ -89,7 +90,7 @@ async def test_500_disconnects_leave_nothing(make_app: AppMaker) -> None:
     await until(lambda: len(holds) == 500)
     for call in calls:
         call.disconnect()
-    await asyncio.wait_for(asyncio.gather(*tasks), 30)
+    await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE_SECONDS)
     assert all(stream.given_up for stream in app.engine.streams)
     assert len(asyncio.all_tasks()) == 1
 
@@ -104,7 +105,7 @@ async def test_a_client_that_does_not_read_is_cut_off(make_app: AppMaker) -> Non
     extensions = {ABORT_EXTENSION: {"abort": lambda: aborted.append(True)}}
     body = {"prompt": "x", "stream": True}
     call = AsgiCall(app.app, COMPLETIONS, body, on_body=never_read, extensions=extensions)
-    await asyncio.wait_for(call.run(), 30)
+    await asyncio.wait_for(call.run(), PATIENCE_SECONDS)
     assert aborted == [True]
     assert app.engine.streams[0].given_up
 

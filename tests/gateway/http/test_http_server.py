@@ -8,6 +8,7 @@ import pytest
 
 from support.gateway_app import MODEL, AppMaker
 from support.live_gateway import exchange, serve
+from support.patience import PATIENCE_SECONDS
 from support.scripted_engine import Hold, replay
 from taco_gateway.engine.engine_client import EngineError, SequenceUpdate
 from taco_gateway.http import connection
@@ -79,7 +80,7 @@ async def test_a_client_that_goes_away_while_it_sends(
 
 
 async def test_headers_that_never_end(make_app: AppMaker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "HEADER_SECONDS", 0.4)
+    monkeypatch.setattr(connection, "HEADER_SECONDS", 0.05)
     async with serve(make_app(replay([50]))) as port:
         assert status_and_error(await exchange(port, POST))[0] == 408
         assert await exchange(port, b"") == b""
@@ -88,7 +89,7 @@ async def test_headers_that_never_end(make_app: AppMaker, monkeypatch: pytest.Mo
 async def test_a_long_answer_outlives_the_limit_on_headers(
     make_app: AppMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "HEADER_SECONDS", 0.4)
+    monkeypatch.setattr(connection, "HEADER_SECONDS", 1.0)  # enough for headers that do end
     hold = Hold()
     last = SequenceUpdate(0, [50], finish_reason=FinishReason.LENGTH)
     app = make_app(lambda _: [hold, last])
@@ -177,9 +178,9 @@ async def test_closing_the_connection_ends_the_request(make_app: AppMaker, strea
     async with serve(app) as port:
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(POST + b"content-length: %d\r\n\r\n" % len(body) + body)
-        await asyncio.wait_for(hold.reached.wait(), 30)
+        await asyncio.wait_for(hold.reached.wait(), PATIENCE_SECONDS)
         writer.close()
-        await asyncio.wait_for(app.engine.streams[0].closed.wait(), 30)
+        await asyncio.wait_for(app.engine.streams[0].closed.wait(), PATIENCE_SECONDS)
         assert app.engine.streams[0].given_up
 
 
@@ -194,7 +195,7 @@ async def test_a_client_that_does_not_read(make_app: AppMaker) -> None:
     async with serve(app) as port:
         _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1)
         writer.write(POST + b"content-length: %d\r\n\r\n" % len(body) + body)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while not app.engine.streams:  # noqa: ASYNC110 (a request arrives)
                 await asyncio.sleep(0)
             await app.engine.streams[0].closed.wait()

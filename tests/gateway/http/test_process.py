@@ -18,6 +18,7 @@ import pytest
 
 from support.fake_worker import FakeWorker, worker_info
 from support.gateway_app import write_tokenizer
+from support.patience import PATIENCE_SECONDS
 from taco_proto.config import SchedulerConfig
 from taco_proto.steps import StepOutput, StepPlan
 from taco_scheduler.server import SchedulerServer
@@ -41,7 +42,7 @@ class GatedWorker(FakeWorker):
         self.gate.set()
 
     def submit(self, plan: StepPlan, deliver: Callable[[StepOutput], None]) -> None:
-        self.gate.wait(30)
+        self.gate.wait(PATIENCE_SECONDS)
         super().submit(plan, deliver)
 
 
@@ -91,17 +92,19 @@ def wait_until_it_listens(process: subprocess.Popen[str]) -> str:
 
 def connect(tmp_path: Path) -> httpx.AsyncClient:
     transport = httpx.AsyncHTTPTransport(uds=str(tmp_path / "http.sock"))
-    return httpx.AsyncClient(transport=transport, base_url="http://gateway", timeout=30)
+    return httpx.AsyncClient(
+        transport=transport, base_url="http://gateway", timeout=PATIENCE_SECONDS
+    )
 
 
 async def wait_until_ready(http: httpx.AsyncClient) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while (await http.get("/health")).status_code != 200:  # noqa: ASYNC110 (another process)
             await asyncio.sleep(0.02)
 
 
 async def wait_until_one_runs(http: httpx.AsyncClient) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         active = 'requests_active{model_name="m"} 1.0'
         while active not in (await http.get("/metrics")).text:  # noqa: ASYNC110 (another process)
             await asyncio.sleep(0.01)
@@ -136,7 +139,7 @@ async def test_serves_from_before_its_engine_until_the_last_answer(tmp_path: Pat
                 answer = (await running).json()
                 assert answer["usage"]["completion_tokens"] == 100
                 assert answer["choices"][0]["text"].startswith(whole["choices"][0]["text"])
-                assert await asyncio.to_thread(process.wait, 30) == 0
+                assert await asyncio.to_thread(process.wait, PATIENCE_SECONDS) == 0
     assert not (tmp_path / "http.sock").exists()
 
 
@@ -158,12 +161,12 @@ async def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
             assert any("draining" in line for line in process.stderr)
             process.send_signal(signal.SIGTERM)
             assert (await running).status_code == 503
-            assert await asyncio.to_thread(process.wait, 30) == 0
+            assert await asyncio.to_thread(process.wait, PATIENCE_SECONDS) == 0
 
 
 def admin_of(tmp_path: Path) -> httpx.AsyncClient:
     transport = httpx.AsyncHTTPTransport(uds=str(tmp_path / "admin.sock"))
-    return httpx.AsyncClient(transport=transport, base_url="http://admin", timeout=30)
+    return httpx.AsyncClient(transport=transport, base_url="http://admin", timeout=PATIENCE_SECONDS)
 
 
 async def test_readiness_goes_first_and_running_requests_finish(tmp_path: Path) -> None:
@@ -185,7 +188,7 @@ async def test_readiness_goes_first_and_running_requests_finish(tmp_path: Path) 
             running = asyncio.create_task(http.post("/v1/completions", json=body))
             await wait_until_one_runs(http)
             process.send_signal(signal.SIGTERM)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(PATIENCE_SECONDS):
                 while (ready := await admin.get("/readyz")).status_code == 200:
                     pass
             assert ready.json() == {"ready": False, "reason": "draining"}
@@ -193,7 +196,7 @@ async def test_readiness_goes_first_and_running_requests_finish(tmp_path: Path) 
             assert "vllm:num_requests_running" in (await admin.get("/metrics")).text
             worker.gate.set()
             assert (await running).json()["usage"]["completion_tokens"] == 20
-            assert await asyncio.to_thread(process.wait, 30) == 0
+            assert await asyncio.to_thread(process.wait, PATIENCE_SECONDS) == 0
     assert not (tmp_path / "admin.sock").exists()
 
 
@@ -220,7 +223,7 @@ async def test_sighup_reads_the_keys_again(tmp_path: Path) -> None:
                 assert any(words in line for line in process.stderr)
                 assert [await answers("old"), await answers("new")] == expected
         process.terminate()
-        assert await asyncio.to_thread(process.wait, 30) == 0
+        assert await asyncio.to_thread(process.wait, PATIENCE_SECONDS) == 0
 
 
 @pytest.mark.parametrize(
@@ -246,7 +249,7 @@ def test_what_does_not_start_says_why_in_one_line(tmp_path: Path, problem: str) 
             "no TLS key": {"ssl_keyfile": "/none", "ssl_certfile": "/none"},
         }[problem]
         with gateway(tmp_path, **config) as process:
-            _, stderr = process.communicate(timeout=60)
+            _, stderr = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 1
     assert "Traceback" not in stderr
     errors = [line for line in stderr.splitlines() if "ERROR" in line]
@@ -262,11 +265,11 @@ async def test_a_socket_that_was_left_behind_is_taken_over(tmp_path: Path) -> No
         async with connect(tmp_path) as http:
             assert (await http.get("/version")).status_code == 200
         with gateway(tmp_path) as second:
-            assert await asyncio.to_thread(second.wait, 30) == 1
+            assert await asyncio.to_thread(second.wait, PATIENCE_SECONDS) == 1
         async with connect(tmp_path) as http:
             assert (await http.get("/version")).status_code == 200
         process.terminate()
-        assert await asyncio.to_thread(process.wait, 30) == 0
+        assert await asyncio.to_thread(process.wait, PATIENCE_SECONDS) == 0
 
 
 def test_imports_without_torch_or_transformers() -> None:
@@ -275,4 +278,4 @@ def test_imports_without_torch_or_transformers() -> None:
         "sys.modules['torch'] = sys.modules['transformers'] = None\n"
         "import taco_gateway.server\n"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=PATIENCE_SECONDS)

@@ -118,4 +118,4 @@ def test_others_run_while_a_text_is_encoded(plain: bool) -> None:
     while not done.wait(0.0005):
         num_turns += 1
     thread.join()
-    assert num_turns > 20
+    assert num_turns > 5  # it would be 0, or 1 at the beginning

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from support.canned_server import STREAM_HEAD, CannedServer, events, piece, refusal
-from support.serving import Serving, free_port, wait_until
+from support.patience import PATIENCE_SECONDS, wait_until
+from support.serving import Serving, free_port
 from taco_llm.cli.main import main
 
 GOOD = STREAM_HEAD + events(piece("a"), piece("b", "length"), "[DONE]")
@@ -192,7 +193,7 @@ def test_nothing_but_the_report_goes_to_standard_output() -> None:
             [*command, "--base-url", server.url, "--num-prompts", "2"],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=PATIENCE_SECONDS,
             check=True,
         )
     assert done.stderr == ""  # without a terminal there is no progress bar
@@ -207,6 +208,6 @@ def test_an_interrupt_is_one_line() -> None:
         )
         wait_until(lambda: bool(server.requests) or process.poll() is not None, "a request")
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 130
     assert errors == "Interrupted: the run that was under way is not reported.\n"

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from support.canned_server import STREAM_HEAD, CannedServer, events, piece
+from support.patience import PATIENCE_SECONDS
 from support.serving import free_port
 
 SCRIPTS = Path(__file__).parents[3] / "bench" / "scripts"
@@ -27,7 +28,7 @@ def run(
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_SECONDS,
         check=False,
     )
 
