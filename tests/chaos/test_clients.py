@@ -6,7 +6,8 @@ import json
 import socket
 from typing import Any
 
-from support.cluster import Cluster, until
+from support.cluster import Cluster
+from support.patience import until
 from support.streams import Answer, assert_same
 
 Bodies = list[dict[str, Any]]
