@@ -13,6 +13,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from support.scripted_engine import MODEL_INFO, Script, ScriptedEngine
 from taco_gateway.app import create_app
+from taco_gateway.auth import KeyRing
 from taco_gateway.gateway import Gateway
 from taco_gateway.text.tokenizer import Tokenizer
 from taco_gateway.text.tokenizer_files import load_tokenizer
@@ -91,11 +92,12 @@ def build_app(
     tokenizer: Tokenizer | None,
     *,
     info: ModelInfo | None = MODEL_INFO,
+    keys: KeyRing | None = None,
     **config: Any,
 ) -> App:
     engine = ScriptedEngine(script, info)
     model = ModelConfig(model="/models/scripted", served_model_names=(MODEL, "alias"))
     settings = {"log_requests": False, **config}
-    app = create_app(GatewayConfig(model=model, scheduler="", **settings), engine, tokenizer)
+    app = create_app(GatewayConfig(model=model, scheduler="", **settings), engine, tokenizer, keys)
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     return App(app, engine, httpx.AsyncClient(transport=transport, base_url="http://gateway"))

@@ -26,6 +26,7 @@ from taco_proto.errors import ConfigurationError
 COMMANDS = (
     *("serve", "gateway", "scheduler", "worker", "draft-worker", "version"),
     *("bench serve", "bench throughput", "bench latency"),
+    *("keys add n", "keys list", "keys revoke n", "keys import f"),
 )
 
 

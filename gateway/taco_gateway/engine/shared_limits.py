@@ -154,9 +154,9 @@ class SharedLimits:
         self._queue.append((command, answer))
         self._has_queue.set()
         try:
-            return await asyncio.shield(answer)
+            return await answer
         except asyncio.CancelledError:  # the client has gone; Redis may let it in all the same
-            answer.add_done_callback(lambda _: ticket.end())
+            ticket.end()
             raise
 
     def _tell(self, command: Command) -> None:

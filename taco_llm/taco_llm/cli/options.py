@@ -13,7 +13,7 @@ from taco_proto.errors import ConfigurationError
 Subparsers: TypeAlias = "argparse._SubParsersAction[Parser]"
 
 # What main() needs to find the command, beside the options.
-_DISPATCH = frozenset({"command", "bench_command", "run", "parser"})
+_DISPATCH = frozenset({"command", "bench_command", "keys_command", "run", "parser"})
 
 LOGGER = logging.getLogger("taco.cli")
 
