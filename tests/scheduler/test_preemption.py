@@ -1,5 +1,7 @@
 """Sequences that give way while steps of theirs are in flight."""
 
+import pytest
+
 from support.engine_driver import Driver
 from support.fake_worker import generate, token_logprob, worker_info
 from taco_proto.requests import FinishReason
@@ -81,6 +83,43 @@ def test_prompt_logprobs_come_once_though_the_prefill_is_done_twice() -> None:
     assert d.got.prompt_logprobs[2] == [
         (i, token_logprob(prompt[:i], prompt[i])) for i in range(1, 40)
     ]
+
+
+@pytest.mark.parametrize("swaps", [False, True])
+def test_what_is_preempted_is_computed_again_or_comes_back_from_the_host(swaps: bool) -> None:
+    info = worker_info(num_blocks=12, num_host_blocks=32)
+    # What only one sequence has used is not worth a copy, unless it was preempted.
+    d = Driver(info, max_num_batched_tokens=64, offload_min_accesses=2, swaps_preempted=swaps)
+    d.attach()
+    crowd(d)
+    d.run()
+    assert d.engine.counters.num_preemptions > 0
+    tiers = d.worker.tiers
+    assert (tiers.num_offloaded > 0) == (tiers.num_loaded > 0) == swaps
+    for handle in (1, 2, 3):
+        sampling = SamplingParams(max_tokens=20, ignore_eos=True)
+        assert d.got.tokens[handle, 0] == generate([handle] * 9, sampling, info, 1)
+
+
+def test_what_is_swapped_is_not_computed_again() -> None:
+    computed = {}
+    for swaps in (False, True):
+        info = worker_info(num_blocks=12, num_host_blocks=32)
+        d = Driver(
+            info,
+            max_num_batched_tokens=64,
+            offload_min_accesses=2,
+            swaps_preempted=swaps,
+            run_ahead=False,
+        )
+        d.attach()
+        crowd(d)
+        d.run()
+        computed[swaps] = d.worker.num_computed_tokens
+    # Full blocks come back; at most a block and the token that is next are computed once more.
+    num_preemptions = d.engine.counters.num_preemptions
+    assert computed[True] < computed[False]
+    assert computed[True] <= 3 * (9 + 19) + num_preemptions * info.block_size
 
 
 def test_what_a_step_in_flight_computes_is_not_cached_by_a_release() -> None:

@@ -135,6 +135,40 @@ def test_what_only_a_lost_worker_could_run_waits_for_it() -> None:
     assert d.got.tokens[1, 0] == generate([1] * 30, sampling, large, 1)
 
 
+def test_requests_with_one_key_go_to_one_replica(two: Driver) -> None:
+    places = {}
+    for handle in range(8):
+        two.submit(handle, [handle + 1] * 9, max_tokens=1, prompt_cache_key=f"key-{handle}")
+        places[handle] = homes(two)[handle]
+        two.run()
+    assert set(places.values()) == {"a", "b"}, "keys are spread"
+    for handle in range(8):
+        prompt = [50 + handle] * 9  # nothing of it is cached
+        two.submit(10 + handle, prompt, max_tokens=1, prompt_cache_key=f"key-{handle}")
+        assert homes(two)[10 + handle] == places[handle]
+        two.run()
+
+
+def test_a_key_holds_while_its_replica_is_not_far_behind(two: Driver) -> None:
+    two.submit(0, [9], max_tokens=1, prompt_cache_key="key")
+    for handle in range(1, 4):
+        two.submit(handle, [handle] * 60, max_tokens=1, prompt_cache_key="key")
+    home, second, third, _ = homes(two).values()
+    assert second == home, "without a key it would have gone to the idle one"
+    assert third != home, "it was behind by more than the prompt"
+
+
+def test_a_key_goes_elsewhere_with_its_replica(two: Driver) -> None:
+    two.submit(1, PREFIX, max_tokens=1, prompt_cache_key="key")
+    (home,) = homes(two).values()
+    two.lose_worker(next(peer for peer in two.peers if peer.replica.name == home))
+    for handle in (2, 3):
+        two.submit(handle, PREFIX, max_tokens=1, prompt_cache_key="key")
+    assert set(homes(two).values()) == {"a", "b"} - {home}
+    two.run()
+    assert len(two.got.reasons) == 3
+
+
 # ------------------------------------------------------------ late corrections
 
 
