@@ -318,6 +318,8 @@ class BlockManager:
     def confirm(self, step_id: int) -> None:
         """The steps up to `step_id` are done: nothing that they published or copied can fail."""
         self._tree.confirm(step_id)
+        if self._disk is not None:
+            self._disk.may_write = True
 
     def withdraw(self) -> None:
         """A step failed: what unconfirmed steps published or loaded leaves the cache, with all

@@ -3,7 +3,8 @@
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import islice, takewhile
+from itertools import chain, groupby, takewhile
+from operator import itemgetter
 
 from taco_proto.kv_tiers import StoreCommand, StoreReport
 from taco_scheduler.kv.disk_tier import DiskFile, DiskTier
@@ -53,11 +54,15 @@ class DiskTraffic:
     A prefix is written from its beginning on, so that whoever starts the server next can find it.
     What the host does not hold of it is copied there first. What is read is kept on the host until
     its sequence is admitted.
+
+    Attributes:
+        may_write: copies to the host are done, or room has become free there, since the last look.
     """
 
     def __init__(
         self, disk: DiskTier, host: HostTier, residents: HostResidents, tree: RadixTree
     ) -> None:
+        self.may_write = False
         self._disk = disk
         self._host = host
         self._residents = residents
@@ -100,8 +105,9 @@ class DiskTraffic:
 
     def save(self, *, may_copy: bool) -> None:
         """Writes what lies on the host; `may_copy`: copies the rest there with the next step."""
-        if not self._disk.is_known:
+        if not self._disk.is_known or not (may_copy or self.may_write):
             return
+        self.may_write = False
         budget = MAX_SAVED_BLOCKS if may_copy else 0
         num_waiting = 0
         for owner, unsaved in self._prefixes_to_save():
@@ -130,39 +136,47 @@ class DiskTraffic:
         if not unsaved.was_touched:
             self._disk.touch(files)
             unsaved.was_touched = True
-        unsaved_places = _behind(self._tree.path(namespace, tokens), len(files))
-        places = list(islice(unsaved_places, 2 * MAX_SAVED_BLOCKS))
-        on_host = list(takewhile(self._is_on_host, places[:MAX_SAVED_BLOCKS]))
-        sources = [node.host_blocks[i] for node, i in on_host]
-        first = len(files) * size
-        starts = range(first, first + len(on_host) * size, size)
-        token_ids = [tokens[start : start + size] for start in starts]
-        new = self._disk.write(
-            namespace, files[-1] if files else None, zip(sources, token_ids, strict=True)
-        )
-        self._host.retain(sources[: len(new)])
-        files += new
-        if len(new) < len(on_host) or len(on_host) == len(places):
-            return None
-        return self._copy(places[len(on_host) :], budget)
+        places = _behind(self._tree.path(namespace, tokens), len(files))
+        sources: list[int] = []
+        place = next(places, None)
+        while place is not None and len(sources) < MAX_SAVED_BLOCKS and self._is_on_host(*place):
+            node, i = place
+            sources.append(node.host_blocks[i])
+            place = next(places, None)
+        if sources:
+            first = len(files) * size
+            starts = range(first, first + len(sources) * size, size)
+            blocks = [(s, tokens[at : at + size]) for s, at in zip(sources, starts, strict=True)]
+            new = self._disk.write(namespace, files[-1] if files else None, blocks)
+            self._host.retain(sources[: len(new)])
+            files += new
+            if len(new) < len(sources):
+                return None
+        return None if place is None else self._copy(chain([place], places), budget)
 
-    def _copy(self, places: list[tuple[Node, int]], budget: int) -> int | None:
+    def _copy(self, places: Iterable[tuple[Node, int]], budget: int) -> int | None:
         num_copied = 0
-        for node, i in places:
+        for node, group in groupby(places, key=itemgetter(0)):
             if node.num_uses < self._residents.min_uses:
-                return None if num_copied == 0 else num_copied
-            if i >= len(node.blocks):
+                return num_copied or None
+            if node.step_id is not None:
                 break
-            is_copied = bool(node.host_blocks) and node.host_blocks[i] != NOWHERE
-            if num_copied == budget or is_copied or node.step_id is not None:
+            wanted: list[int] = []
+            num_left = budget - num_copied
+            is_whole = True
+            for _, i in group:
+                is_copied = bool(node.host_blocks) and node.host_blocks[i] != NOWHERE
+                if len(wanted) == num_left or i >= len(node.blocks) or is_copied:
+                    is_whole = False
+                    break
+                wanted.append(i)
+            num_new = self._residents.copy(node, wanted) if wanted else 0
+            num_copied += num_new
+            if not is_whole or num_new < len(wanted):
                 break
-            if not self._residents.copy(node, i):
-                break
-            num_copied += 1
         return num_copied
 
-    def _is_on_host(self, place: tuple[Node, int]) -> bool:
-        node, i = place
+    def _is_on_host(self, node: Node, i: int) -> bool:
         return bool(node.host_blocks) and self._host.is_readable(node.host_blocks[i])
 
     # ------------------------------------------------------------------- read
@@ -233,6 +247,7 @@ class DiskTraffic:
 
     def take(self, report: StoreReport) -> None:
         """Takes a report of the worker; what it says of keys that nobody waits for is ignored."""
+        self.may_write = True
         released, loaded = self._disk.take(report)
         self._host.release(released)
         for key, host_block in loaded.items():

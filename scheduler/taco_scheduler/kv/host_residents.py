@@ -42,14 +42,18 @@ class HostResidents:
         if leaf.num_below:
             self.offloaded[leaf] = None
 
-    def copy(self, node: Node, i: int) -> bool:
-        """Copies a block to the host that stays on the device; False if there is no room."""
-        if not self._make_room(1):
-            return False
-        node.host_blocks = node.host_blocks or [NOWHERE] * node.num_blocks
-        node.host_blocks[i] = self._host.offload([node.blocks[i]])[0]
-        self._duplicated[node] = None
-        return True
+    def copy(self, node: Node, indexes: list[int]) -> int:
+        """Copies blocks to the host that stay on the device, the first ones if there is no room for
+        all; returns how many.
+        """
+        num_copied = min(len(indexes), self._make_room(len(indexes)))
+        if num_copied:
+            node.host_blocks = node.host_blocks or [NOWHERE] * node.num_blocks
+            targets = self._host.offload([node.blocks[i] for i in indexes[:num_copied]])
+            for i, target in zip(indexes, targets, strict=False):
+                node.host_blocks[i] = target
+            self._duplicated[node] = None
+        return num_copied
 
     def adopt(self, end: Node, host_blocks: list[int]) -> None:
         """Makes the tree the owner of copies of the last blocks of a prefix that ends with `end`,
