@@ -62,12 +62,28 @@ def test_what_the_scheduler_reads() -> None:
     assert config.max_cached_device_blocks == 0
 
 
+def test_who_waits_who_gives_way_and_what_is_kept() -> None:
+    config = scheduler_config(preemption_mode=None)
+    assert (config.swaps_preempted, config.max_pinned_share) == (False, 0.5)
+    assert config.prompt_delay_factor == 0.0
+    config = scheduler_config(
+        preemption_mode="swap", max_pinned_share=0.25, scheduler_delay_factor=1.5
+    )
+    assert (config.swaps_preempted, config.max_pinned_share) == (True, 0.25)
+    assert config.prompt_delay_factor == 1.5
+    assert not scheduler_config(preemption_mode="recompute").swaps_preempted
+
+
 def test_swap_space_alone_offloads_nothing_and_says_so(
     model: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        assert worker_config(model, swap_space=4).host_kv_bytes == 0
-    assert caplog.messages == ["swap_space has no effect without enable_prefix_cache_offload"]
+        config = worker_config(model, swap_space=4, preemption_mode="swap")
+    assert config.host_kv_bytes == 0
+    assert caplog.messages == [
+        "swap_space has no effect without enable_prefix_cache_offload",
+        "preemption_mode swap has no effect without enable_prefix_cache_offload",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -86,6 +102,11 @@ def test_swap_space_alone_offloads_nothing_and_says_so(
         ),
         ({"apc_offload_min_access_threshold": 0}, "an integer of at least 1, got 0"),
         ({"apc_offload_gpu_evictor_limit": -2}, "an integer of at least -1, got -2"),
+        ({"preemption_mode": "drop"}, "must be one of recompute, swap, got 'drop'"),
+        ({"max_pinned_share": 1.1}, "max_pinned_share must be between 0 and 1, got 1.1"),
+        ({"max_pinned_share": float("nan")}, "between 0 and 1, got nan"),
+        ({"scheduler_delay_factor": -1.0}, "must be a number from 0 on, got -1.0"),
+        ({"scheduler_delay_factor": float("inf")}, "must be a number from 0 on, got inf"),
     ],
 )
 def test_what_cannot_be_is_one_line(arguments: dict[str, object], message: str) -> None:
