@@ -70,6 +70,8 @@ class GenerateRequest:
         emitted_token_ids: tokens that the client has seen already, packed likewise; generation goes
             on behind them. Only for requests of one sequence.
         priority: lower runs sooner; `LOW_PRIORITY` and beyond is offline work.
+        has_paid: it was submitted before and may have been let in: no limit and no bound of a queue
+            is asked again.
         deadline: seconds since the epoch until which the request may wait; None: for ever.
         tenant: whose request it is.
         adapter: name of the adapter to run it with; empty: the base model.
@@ -83,6 +85,7 @@ class GenerateRequest:
     token_ids: bytes
     sampling: SamplingParams
     emitted_token_ids: bytes = b""
+    has_paid: bool = False
     priority: int = 0
     deadline: float | None = None
     tenant: Tenant = ANYBODY

@@ -34,7 +34,7 @@ class Reception:
             RefusedError: 429.
         """
         self.lobby.tick(now)
-        if message.emitted_token_ids:
+        if message.emitted_token_ids or message.has_paid:
             return []
         num_tokens = len(message.token_ids) // TOKEN_BYTES
         refused = self.lobby.make_room(self.share_of(message), num_tokens)

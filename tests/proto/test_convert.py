@@ -100,6 +100,7 @@ def test_submit(params: SamplingParams, prompt: bytes, handle: int) -> None:
         request_id="cmpl-1",
         token_ids=prompt,
         emitted_token_ids=prompt,
+        has_paid=True,
         sampling=params,
         priority=-3,
         deadline=12.5,

@@ -264,6 +264,7 @@ def test_a_resumed_request_has_paid() -> None:
     tenant = Tenant(name="a", max_requests_per_minute=1, max_tokens_per_minute=8)
     assert answer(d, 1, tenant) is None
     d.submit(2, [1] * 20, emitted=[5], tenant=tenant)
+    d.submit(3, [1] * 20, has_paid=True, tenant=tenant)
     d.collect()
     assert refused(d) == []
 

@@ -27,7 +27,7 @@ def make_request(
     handle: int, prompt: list[int], *, emitted: list[int] | None = None, **fields: object
 ) -> GenerateRequest:
     """Fields of `GenerateRequest` and of `SamplingParams` alike."""
-    names = {"pins", "prompt_cache_key"}
+    names = {"pins", "prompt_cache_key", "has_paid"}
     names |= {"priority", "deadline", "cache_salt", "adapter", "request_id", "tenant"}
     own = {name: value for name, value in fields.items() if name in names}
     sampling: dict[str, object] = {"seed": 1, "max_tokens": 8}

@@ -162,6 +162,7 @@ class SchedulerClient:
     def lost(self, link: SchedulerLink) -> None:
         for stream in link.requests:
             if stream.can_go_on:
+                stream.has_paid = True
                 self._uproot(stream, link)
             else:
                 link.requests.fail(stream, _LOST)
@@ -209,7 +210,7 @@ class SchedulerClient:
         """
         for stream in link.requests:
             if stream.can_go_on and not stream.was_taken_back:
-                stream.was_taken_back = True
+                stream.was_taken_back = stream.has_paid = True
                 link.cancel(stream.request.handle)
                 self._uproot(stream, link)
 

@@ -39,6 +39,7 @@ class TokenStream:
         num_missing_tokens: those that its scheduler is expected to compute before the first one of
             the answer; 0 where there is no choice of schedulers.
         was_taken_back: its scheduler had no worker for it, and it went to another one.
+        has_paid: a scheduler may have let it in.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class TokenStream:
         self.num_prompt_logprobs = 0
         self.num_missing_tokens = 0
         self.was_taken_back = False
+        self.has_paid = False
         self._on_cancel = on_cancel
         self._running = set(range(request.sampling.num_sequences))
         self._pending: deque[SequenceUpdate] = deque()
@@ -77,7 +79,8 @@ class TokenStream:
         """It has a new place; returns what is to be submitted there."""
         self.request = replace(self.request, handle=handle)
         self._on_cancel = on_cancel
-        return replace(self.request, emitted_token_ids=self.emitted.tobytes())
+        emitted = self.emitted.tobytes()
+        return replace(self.request, emitted_token_ids=emitted, has_paid=self.has_paid)
 
     # ------------------------------------------------------------ the reader's side
 

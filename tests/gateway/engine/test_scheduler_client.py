@@ -5,6 +5,7 @@ import threading
 from array import array
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from taco_gateway.engine.engine_client import EngineError
 from taco_gateway.engine.scheduler_client import SchedulerClient
 from taco_gateway.engine.token_stream import TokenStream
 from taco_proto.config import SchedulerConfig
-from taco_proto.requests import GenerateRequest
+from taco_proto.requests import GenerateRequest, Tenant
 from taco_proto.sampling_params import SamplingParams
 from taco_proto.steps import StepOutput, StepPlan
 from taco_scheduler.server import SchedulerServer
@@ -169,6 +170,39 @@ async def test_a_schedulers_restart_is_a_pause(address: str, client: SchedulerCl
             assert front + await read(stream) == expected_tokens(one)
         # Nothing had come of this one, so that it could begin anew.
         assert len([update async for update in untouched]) >= 2
+
+
+async def test_a_request_whose_link_broke_is_charged_once(
+    address: str, client: SchedulerClient
+) -> None:
+    tenant = Tenant(name="a", max_requests_per_minute=2, max_tokens_per_minute=2 * len(PROMPT))
+    service = SchedulerService(SchedulerConfig(listen=address, log_stats=False))
+    await service.start()
+    server = SchedulerServer(service, address)
+    await server.start()
+
+    async def until_held(num_requests: int) -> None:
+        async def is_so() -> bool:
+            return service.engine.num_requests == num_requests
+
+        await until(is_so, f"{num_requests} requests at the scheduler")
+
+    asked = replace(request(max_tokens=1), tenant=tenant)
+    first = client.generate(asked)  # it waits for a worker
+    await until_held(1)
+    await server._server.stop(None)
+    await until_held(0)
+    server = SchedulerServer(service, address)
+    await server.start()
+    await until_held(1)
+    second = client.generate(asked)
+    await until_held(2)
+    with pytest.raises(EngineError, match="the limit of 2 requests a minute"):
+        await read(client.generate(asked))
+    service.attach_local(FakeWorker())
+    assert await read(first) == await read(second) == expected_tokens(asked)[:1]
+    await service.stop()
+    await server.stop()
 
 
 async def test_several_sequences_that_have_begun_fail_when_the_scheduler_is_lost(
