@@ -15,7 +15,7 @@ from support.cluster import REAL, SCALED, Cluster, running_cluster
 from support.streams import Answer, ask
 
 NUM_GREEDY = 16
-MAX_TOKENS = 96
+MAX_TOKENS = 64
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

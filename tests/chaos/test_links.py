@@ -29,9 +29,7 @@ def lose_what_it_is_told(link: Link) -> None:
 async def test_a_workers_link_is_cut(
     cluster: Cluster, bodies: Bodies, expected: list[Answer], cut: Callable[[Link], None]
 ) -> None:
-    async with cluster.streams(bodies) as streams:
-        await streams.reach(10)
-        assert await cluster.running("b") > 0
+    async with cluster.busy(bodies, "b") as streams:
         cut(cluster.worker_link)
         await cluster.until_workers(1)
         assert_same(await streams.finish(), expected)
@@ -47,11 +45,13 @@ async def test_a_gateways_link_is_cut(
         stats = await cluster.stats()
         return stats.num_running + stats.num_waiting == 0
 
-    async with cluster.streams(bodies, 1) as streams:
+    long_body = bodies[0] | {"max_tokens": 900}  # its end is far away when the link breaks
+    async with cluster.streams(bodies, 1) as streams, cluster.streams([long_body], 1) as long:
         await streams.reach(10)
+        await long.reach(10)
         cluster.gateway_link.drop()
         await until(has_none, "the end of the gateway's requests")
-        assert any(answer.finish_reason is None for answer in streams.answers)
+        assert long.answers[0].finish_reason is None
         cluster.gateway_link.heal()
         assert_same(await streams.finish(), expected)
     await cluster.until_idle()

@@ -12,14 +12,13 @@ from support.patience import until
 from support.streams import Answer, ask, assert_same
 
 Bodies = list[dict[str, Any]]
+LONG = {"max_tokens": 900}  # its end is far away when something breaks
 
 
 async def test_one_of_two_is_killed(
     cluster: Cluster, bodies: Bodies, expected: list[Answer]
 ) -> None:
-    async with cluster.streams(bodies) as streams:
-        await streams.reach(10)
-        assert await cluster.running("a") > 0
+    async with cluster.busy(bodies, "a") as streams:
         cluster["a"].kill()
         assert_same(await streams.finish(), expected)
     await cluster.until_idle()
@@ -30,11 +29,12 @@ async def test_the_only_one_is_killed_and_replaced(
 ) -> None:
     cluster["b"].kill()
     await cluster.until_workers(1)
-    async with cluster.streams(bodies) as streams:
+    async with cluster.streams(bodies) as streams, cluster.streams([bodies[0] | LONG]) as long:
         await streams.reach(10)
+        await long.reach(10)
         cluster["a"].kill()
         await cluster.until_workers(0)
-        assert any(answer.finish_reason is None for answer in streams.answers)
+        assert long.answers[0].finish_reason is None
         cluster["b"].start()
         assert_same(await streams.finish(), expected)
     await cluster.until_idle()
@@ -43,9 +43,7 @@ async def test_the_only_one_is_killed_and_replaced(
 async def test_one_is_stopped_and_comes_back_from_the_dead(
     cluster: Cluster, bodies: Bodies, expected: list[Answer]
 ) -> None:
-    async with cluster.streams(bodies) as streams:
-        await streams.reach(10)
-        assert await cluster.running("b") > 0
+    async with cluster.busy(bodies, "b") as streams:
         cluster["b"].pause()
         # Nobody else can go on with its sequences: they still have tokens to come when it wakes.
         cluster["a"].pause()

@@ -8,8 +8,8 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ import grpc
 import grpc.aio
 import httpx
 
+from support.fragile_worker import STEP_SECONDS
 from support.link import Link
 from support.patience import PATIENCE_SECONDS, until
 from support.serving import free_port
@@ -36,28 +37,37 @@ from taco_proto.config import (
 from taco_proto.scheduler_pb2_grpc import SchedulerStub
 
 NUM_BLOCKS = 1024  # of each worker
+MAX_TRIALS = 20
 TESTS = Path(__file__).parent.parent
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Time constants of the product, in seconds."""
+    """Time constants of the product, in seconds, and how long a worker's step takes at least."""
 
     worker_timeout: float
     stall_timeout: float
+    step_seconds: float
 
 
-REAL = Pace(worker_timeout=10.0, stall_timeout=30.0)
-SCALED = Pace(worker_timeout=4.0, stall_timeout=1.0)
+REAL = Pace(worker_timeout=10.0, stall_timeout=30.0, step_seconds=0.0)
+SCALED = Pace(worker_timeout=4.0, stall_timeout=1.0, step_seconds=0.015)
 
 
 class Process:
-    """One service, with its log in a file that outlives its lives."""
+    """One service, with its log in a file that outlives its lives.
 
-    def __init__(self, service: str, config: ServiceConfig, log: Path) -> None:
+    Args:
+        step_seconds: how long a step takes at least, if it is a worker.
+    """
+
+    def __init__(
+        self, service: str, config: ServiceConfig, log: Path, step_seconds: float = 0.0
+    ) -> None:
         self.service = service
         self.config = config
         self._log = log
+        self._environment = {"PYTHONPATH": str(TESTS), STEP_SECONDS: str(step_seconds)}
         self._popen: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -70,7 +80,7 @@ class Process:
                 stdin=subprocess.PIPE,
                 stdout=err,
                 stderr=err,
-                env={**os.environ, "PYTHONPATH": str(TESTS)},
+                env=os.environ | self._environment,
                 start_new_session=True,
             )
         assert self._popen.stdin is not None
@@ -169,6 +179,22 @@ class Cluster:
         self.answers += streams.answers
         return streams
 
+    @asynccontextmanager
+    async def busy(self, bodies: Iterable[Body], *workers: str) -> AsyncIterator[Streams]:
+        """Streams in mid-answer, of which each of the workers runs some.
+
+        A worker may be through with its own before another one has begun: then all are asked again.
+        """
+        bodies = list(bodies)
+        for _ in range(MAX_TRIALS):
+            async with self.streams(bodies) as streams:
+                await streams.reach(5)
+                if all([await self.running(worker) for worker in workers]):
+                    yield streams
+                    return
+            del self.answers[-len(bodies) :]
+        raise AssertionError(f"no streams ran on {' and '.join(workers)} at a time")
+
     def disk_path(self, worker: str) -> Path:
         return self._directory / f"kv-{worker}"
 
@@ -232,7 +258,8 @@ class Cluster:
         self.gateway_link.close()
 
     def _add(self, name: str, service: str, config: ServiceConfig) -> Process:
-        process = Process(service, config, self._directory / f"{name}.log")
+        log = self._directory / f"{name}.log"
+        process = Process(service, config, log, self.pace.step_seconds)
         self.processes[name] = process
         self._is_warm = False
         process.start()

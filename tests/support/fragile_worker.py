@@ -1,11 +1,14 @@
 """A worker's process that dies, as of a bad kernel, when a marked prompt enters its batch.
 
-`python -m support.fragile_worker worker` is `python -m taco_llm.child worker` but for that.
+`python -m support.fragile_worker worker` is `python -m taco_llm.child worker` but for that, and for
+a time that each step takes at least: workers whose steps are as long run evenly, however busy the
+machine is, and leave time to the processes that watch them.
 """
 
 import os
 import signal
 import sys
+import time
 from array import array
 from collections.abc import Callable
 
@@ -17,11 +20,14 @@ from taco_worker.scheduler_link import Executor
 
 MARK = [4001, 4002, 4003, 4001]  # tokens of a prompt; no answer ever holds them
 
+STEP_SECONDS = "TEST_STEP_SECONDS"  # the environment's name for that time
+
 _MARK_BYTES = array("i", MARK).tobytes()
 
 
 def main() -> int:
     load = server._load
+    step_seconds = float(os.environ.get(STEP_SECONDS, "0"))
 
     def load_fragile(config: WorkerConfig) -> Executor:
         worker = load(config)
@@ -30,6 +36,7 @@ def main() -> int:
         def submit_or_die(plan: StepPlan, deliver: Callable[[StepOutput], None]) -> None:
             if plan.joined is not None and _MARK_BYTES in plan.joined.token_ids.tobytes():
                 os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(step_seconds)
             submit(plan, deliver)
 
         worker.submit = submit_or_die  # type: ignore[method-assign]
