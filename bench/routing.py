@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import itertools
 import random
+import re
 import socket
 import subprocess
 import sys
@@ -98,7 +99,8 @@ def _wait_for_workers(url: str, count: int) -> None:
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
         with contextlib.suppress(httpx.TransportError):
-            if f"taco:workers {float(count)}" in httpx.get(f"{url}/metrics").text:
+            text = httpx.get(f"{url}/metrics").text
+            if re.search(rf"^taco:workers{{[^}}]*}} {float(count)}$", text, re.MULTILINE):
                 return
         time.sleep(0.2)
     raise RuntimeError(f"{url} does not have {count} workers")
