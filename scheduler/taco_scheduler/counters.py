@@ -1,7 +1,9 @@
 """What the engine counts for dashboards: plain numbers, cheap to keep up in every step."""
 
+from collections import Counter
 from dataclasses import dataclass, field
 
+from taco_scheduler.admission import Refusal
 from taco_scheduler.histogram import Histogram
 from taco_scheduler.speculation_counters import SpeculationCounters
 
@@ -36,6 +38,7 @@ class Counters:
     prefix_cache_hits: int = 0
     num_pins: int = 0
     num_refused_pins: int = 0
+    refusals: Counter[Refusal] = field(default_factory=Counter)
     speculation: SpeculationCounters = field(default_factory=SpeculationCounters)
     iteration_tokens: Histogram = field(default_factory=lambda: Histogram(TOKENS))
     queue_seconds: Histogram = field(default_factory=_seconds)

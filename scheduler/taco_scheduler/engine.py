@@ -41,7 +41,7 @@ class Engine:
         self.counters = Counters()
         self.replicas: list[Replica] = []
         self._config = config
-        self._requests = Requests(config)
+        self._requests = Requests(config, self.counters.refusals)
         self._epochs = itertools.count(1)
         self._step_ids = itertools.count(1)
         self._corrects_at = 0.0
@@ -59,6 +59,10 @@ class Engine:
     @property
     def num_waiting(self) -> int:
         return sum(len(request.unfinished) for request in self._requests) - self.num_running
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        return self._requests.num_waiting_tokens
 
     @property
     def num_blocks(self) -> int:
@@ -104,6 +108,7 @@ class Engine:
             replica = router.choose(request, self.replicas)
             self._requests.add(request, message, now)
         except RefusedError as error:
+            self.counters.refusals[error.reason] += 1
             outbox.add_error(message.handle, error.code, str(error), error.retry_after)
             return
         if replica is not None:

@@ -2,7 +2,8 @@
 
 from collections import deque
 
-from taco_scheduler.admission import MAX_RETRY_SECONDS, RefusedError
+from taco_proto.limits import MAX_RETRY_SECONDS
+from taco_scheduler.admission import Refusal, RefusedError
 from taco_scheduler.fair_share import Share
 from taco_scheduler.sequence import Request
 
@@ -80,7 +81,8 @@ class Lobby:
     def refusal(self, share: Share) -> RefusedError:
         """What a request of the tenant is told that finds no place."""
         message = f"{self.num_requests} requests with {self.num_tokens} tokens are waiting already"
-        return RefusedError(429, message, retry_after=self.seconds_to_wait(share))
+        wait = self.seconds_to_wait(share)
+        return RefusedError(429, message, retry_after=wait, reason=Refusal.QUEUE_FULL)
 
     def seconds_to_wait(self, share: Share) -> float:
         """How long what a tenant has waiting takes to leave, at the rate at which prompts left the

@@ -14,6 +14,7 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector
 
+from taco_scheduler.admission import Refusal
 from taco_scheduler.engine import Engine
 from taco_scheduler.replica import Replica
 from taco_scheduler.speculation_metrics import speculation_metrics
@@ -42,6 +43,7 @@ class _EngineCollector(Collector):
         yield from self._gauges()
         yield from self._worker_gauges()
         yield from self._counters()
+        yield self._refusals()
         yield from self._histograms()
         yield from speculation_metrics(self._engine.counters.speculation, self._model)
 
@@ -58,6 +60,11 @@ class _EngineCollector(Collector):
             family = GaugeMetricFamily(f"vllm:{name}", text, labels=["model_name"])
             family.add_metric([self._model], value)
             yield family
+        tokens = GaugeMetricFamily(
+            "taco:waiting_tokens", "Tokens of the prompts that wait.", labels=["model_name"]
+        )
+        tokens.add_metric([self._model], engine.num_waiting_tokens)
+        yield tokens
 
     def _worker_gauges(self) -> Iterator[Metric]:
         replicas = self._engine.replicas
@@ -113,6 +120,14 @@ class _EngineCollector(Collector):
             family = CounterMetricFamily(name, text, labels=["model_name"])
             family.add_metric([self._model], value)
             yield family
+
+    def _refusals(self) -> Metric:
+        family = CounterMetricFamily(
+            "taco:refusals", "Requests that were refused.", labels=["model_name", "reason"]
+        )
+        for reason in Refusal:
+            family.add_metric([self._model, reason], self._engine.counters.refusals[reason])
+        return family
 
     def _histograms(self) -> Iterator[Metric]:
         counters = self._engine.counters

@@ -1,12 +1,9 @@
 """What a tenant may have a minute, and at a time. Beyond it a request is refused with 429."""
 
+from taco_proto.limits import MINUTE, RETRY_CONCURRENT, Limit, too_long
 from taco_proto.requests import GenerateRequest, Tenant
-from taco_scheduler.admission import TOKEN_BYTES, RefusedError
+from taco_scheduler.admission import TOKEN_BYTES, Refusal, RefusedError
 from taco_scheduler.fair_share import FairShare
-
-MINUTE = 60.0
-# When one of a tenant's requests ends is not known: it may be soon.
-RETRY_CONCURRENT = 1.0
 
 
 class Quotas:
@@ -34,21 +31,19 @@ class Quotas:
         num_tokens = len(message.token_ids) // TOKEN_BYTES
         limit = tenant.max_concurrent_requests
         if limit and usage.num_requests >= limit:
-            raise _refusal(f"{limit} requests at a time", RETRY_CONCURRENT)
+            raise _refusal(Limit.CONCURRENT, tenant, RETRY_CONCURRENT)
         if limit := tenant.max_requests_per_minute:
             usage.requests.refill(limit, now)
             if wait := usage.requests.seconds_until(1, limit):
-                raise _refusal(f"{limit} requests a minute", wait)
+                raise _refusal(Limit.REQUESTS, tenant, wait)
         if limit := tenant.max_tokens_per_minute:
             self._fair_share.meter()
-            if num_tokens > limit:
-                raise RefusedError(
-                    429, f"the prompt of {num_tokens} tokens is above the limit of {limit} a minute"
-                )
+            if (text := too_long(num_tokens, tenant)) is not None:
+                raise RefusedError(429, text, reason=Refusal.TOKENS)
             usage.tokens.take(self._new_outputs(tenant, usage))
             usage.tokens.refill(limit, now)
             if wait := usage.tokens.seconds_until(num_tokens, limit):
-                raise _refusal(f"{limit} tokens a minute", wait)
+                raise _refusal(Limit.TOKENS, tenant, wait)
             usage.tokens.take(num_tokens)
         if tenant.max_requests_per_minute:
             usage.requests.take(1)
@@ -107,5 +102,6 @@ class TokenBucket:
         return max(0.0, amount - self._level) * MINUTE / limit
 
 
-def _refusal(limit: str, wait: float) -> RefusedError:
-    return RefusedError(429, f"the limit of {limit} is reached", retry_after=wait)
+def _refusal(limit: Limit, tenant: Tenant, wait: float) -> RefusedError:
+    reason = Refusal(limit)
+    return RefusedError(429, limit.reached(tenant), retry_after=wait, reason=reason)

@@ -1,12 +1,13 @@
 """Who asked for what: all requests that have not ended, and how each of them ends."""
 
 import logging
+from collections import Counter
 from collections.abc import Iterable, Iterator, Set
 from itertools import chain
 
 from taco_proto.config import SchedulerConfig
 from taco_proto.requests import FinishReason, GenerateRequest
-from taco_scheduler.admission import RefusedError, check_message
+from taco_scheduler.admission import Refusal, RefusedError, check_message
 from taco_scheduler.outbox import Outbox
 from taco_scheduler.reception import Reception
 from taco_scheduler.sequence import Request, Sequence, Status, new_request
@@ -22,13 +23,17 @@ logger = logging.getLogger("taco.scheduler")
 class Requests:
     """Every client's requests by their handles.
 
+    Args:
+        refusals: where those are counted that it decides on by itself.
+
     Attributes:
         fair_share: what each tenant has had.
         suspects: requests that were in a step that failed and have got no token since.
     """
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self, config: SchedulerConfig, refusals: Counter[Refusal]) -> None:
         self._reception = Reception(config)
+        self._refusals = refusals
         self.fair_share = self._reception.fair_share
         self.suspects: set[Request] = set()
         self._deadlines = Deadlines()
@@ -41,6 +46,11 @@ class Requests:
 
     def __iter__(self) -> Iterator[Request]:
         return chain.from_iterable(by_handle.values() for by_handle in self._by_client.values())
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Of the prompts of requests that have not run yet, or have lost their worker."""
+        return self._reception.lobby.num_tokens
 
     # ---------------------------------------------------------------- clients
 
@@ -79,6 +89,7 @@ class Requests:
         """
         for refused in self._reception.make_room(message, now):
             refusal = self._reception.lobby.refusal(refused.share)
+            self._refusals[refusal.reason] += 1
             self.fail(refused, refusal.code, str(refusal), refusal.retry_after)
         self._num_arrivals += 1
         self._reception.enter(request)
@@ -93,6 +104,7 @@ class Requests:
         """Fails the requests that have waited too long."""
         self._reception.lobby.tick(now)
         for request in self._deadlines.pop_passed(now):
+            self._refusals[Refusal.DEADLINE] += 1
             self.fail(request, 504, "the deadline passed while the request was waiting")
 
     # ------------------------------------------------------------------- lives

@@ -12,6 +12,7 @@ from taco_proto.drafts import DraftReply
 from taco_proto.kv_tiers import StoreReport
 from taco_proto.requests import GenerateRequest, ModelInfo
 from taco_proto.steps import StepOutput
+from taco_scheduler.admission import Refusal
 from taco_scheduler.drafter_links import DrafterLink, DraftExecutor, LocalDrafter
 from taco_scheduler.drafter_pool import DrafterPool
 from taco_scheduler.engine import Engine
@@ -234,6 +235,7 @@ class SchedulerService:
 
     def submit(self, outbox: Outbox, request: GenerateRequest) -> None:
         if self._draining:
+            self.engine.counters.refusals[Refusal.DRAINING] += 1
             outbox.add_error(request.handle, 503, "the scheduler is shutting down")
         else:
             self.engine.submit(outbox, request, time.time())

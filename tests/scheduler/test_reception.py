@@ -5,7 +5,9 @@ import pytest
 from support.engine_driver import Driver
 from support.fake_worker import worker_info
 from taco_proto.requests import LOW_PRIORITY, Tenant
+from taco_scheduler.admission import Refusal
 from taco_scheduler.lobby import DrainRate
+from taco_scheduler.metrics import Metrics
 from taco_scheduler.quotas import TokenBucket
 
 FLOOD, OTHER = Tenant(name="flood"), Tenant(name="other")
@@ -267,6 +269,32 @@ def test_a_resumed_request_has_paid() -> None:
     d.submit(3, [1] * 20, has_paid=True, tenant=tenant)
     d.collect()
     assert refused(d) == []
+
+
+def test_refusals_are_counted_by_reason_and_waiting_tokens_are_shown() -> None:
+    d = driver(max_waiting_requests=3)
+    tenant = Tenant(name="a", max_requests_per_minute=1, max_tokens_per_minute=10)
+    assert answer(d, 1, tenant) is None
+    assert answer(d, 2, tenant) == (429, 60)
+    assert answer(d, 3, tenant, prompt=11) == (429, 60)
+    assert answer(d, 4, Tenant(name="b", max_tokens_per_minute=10), prompt=11) == (429, 0)
+    one = Tenant(name="c", max_concurrent_requests=1)
+    assert answer(d, 5, one) is None
+    assert answer(d, 6, one) == (429, 1)
+    assert answer(d, 7, OTHER) is None
+    assert answer(d, 8, OTHER, prompt=5) == (429, 0)  # as many as the others have
+    assert answer(d, 9, Tenant(name="d", weight=0.0)) == (400, 0)
+    lines = Metrics(d.engine).exposition().decode().splitlines()
+    assert 'taco:waiting_tokens{model_name=""} 12.0' in lines
+    counts = {"invalid": 1, "queue_full": 1, "concurrent_requests": 1, "deadline": 0}
+    counts |= {"requests_per_minute": 2, "tokens_per_minute": 1, "draining": 0}
+    for reason, count in counts.items():
+        line = f'taco:refusals_total{{model_name="",reason="{reason}"}} {count}.0'
+        assert line in lines
+    d.submit(10, [1], tenant=tenant, has_paid=True, deadline=d.now + 1)
+    d.now += 2
+    d.engine.expire(d.now)
+    assert d.engine.counters.refusals[Refusal.DEADLINE] == 1
 
 
 @pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf")])
