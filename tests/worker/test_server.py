@@ -222,6 +222,35 @@ async def test_the_process_dials_until_the_scheduler_is_there_and_leaves_when_to
     assert "Traceback" not in errors
 
 
+# Its steps never end.
+HANG = (
+    """
+import threading
+from taco_worker.worker import Worker
+
+Worker.execute = lambda self, plan: threading.Event().wait()
+"""
+    + RUN_WORKER
+)
+
+
+async def test_a_second_signal_waits_for_nothing_and_yet_says_goodbye(
+    config: WorkerConfig, address: str
+) -> None:
+    async with serve(address) as scheduler:
+        scheduler.lets_leave = False
+        process = start_process(config.model.model, address, program=HANG)
+        await soon(scheduler.worker_hellos.get())
+        scheduler.plans.put_nowait(FIRST)
+        process.send_signal(signal.SIGTERM)
+        await soon(scheduler.leavings.get())
+        process.send_signal(signal.SIGTERM)
+        await soon(scheduler.goodbyes.get())
+        _, errors = await asyncio.to_thread(process.communicate, timeout=PATIENCE_SECONDS)
+    assert process.returncode == 0
+    assert "Traceback" not in errors
+
+
 def test_threads_that_wait_sleep_unless_the_environment_says_so(tmp_path: Path) -> None:
     """As the OpenMP library, which is read in with torch, says of itself."""
 

@@ -36,10 +36,13 @@ def run_model_service(
 ) -> int:
     """Load a model and serve until SIGTERM or SIGINT; call it from the main thread.
 
+    A second signal waits for nothing that is done here.
+
     Args:
         name: the service's, in logs.
         load: runs in the model's thread, which is the only one to use the model later.
-        serve: is to return its exit code soon after the event is set.
+        serve: is to return its exit code once the event is set and what it does is done; or it is
+            cancelled.
 
     Returns:
         The exit code.
@@ -63,10 +66,14 @@ async def _serve(
     serve: Callable[[Model, ModelThread, asyncio.Event], Awaitable[int]],
     thread: ModelThread,
 ) -> int:
-    stop = asyncio.Event()
+    stop, hurry = asyncio.Event(), asyncio.Event()
+
+    def on_signal() -> None:
+        (hurry if stop.is_set() else stop).set()
+
     loop = asyncio.get_running_loop()
     for signal_number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(signal_number, stop.set)
+        loop.add_signal_handler(signal_number, on_signal)
 
     loading = asyncio.wrap_future(thread.submit(lambda: _load(load)))
     stopped = asyncio.ensure_future(stop.wait())
@@ -74,7 +81,14 @@ async def _serve(
     await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
     if stop.is_set():
         return 0
-    return await serve(await loading, thread, stop)
+    serving = asyncio.ensure_future(serve(await loading, thread, stop))
+    hurried = asyncio.ensure_future(hurry.wait())
+    await asyncio.wait({serving, hurried}, return_when=asyncio.FIRST_COMPLETED)
+    if not serving.done():
+        serving.cancel()
+        await asyncio.wait({serving})
+        return 0
+    return serving.result()
 
 
 def _load(load: Callable[[], Model]) -> Model:

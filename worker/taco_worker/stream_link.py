@@ -101,7 +101,7 @@ class StreamLink(ABC, Generic[Up, Down]):
         """Serve until `stop` is set or the stream ends; says why it ended.
 
         When told to stop, it asks the scheduler to let it go if it is one that has to ask, finishes
-        the job in hand and sends its answer.
+        the job in hand and sends its answer. When it is cancelled it leaves at once, but in order.
         """
         await asyncio.wrap_future(self._thread.submit(self._reset))
         self._outbox.put_nowait(self._hello())
@@ -120,6 +120,9 @@ class StreamLink(ABC, Generic[Up, Down]):
                     # The last answer was sent; a stream that is cancelled now might lose it.
                     await asyncio.wait({reader}, timeout=_GOODBYE_SECONDS)
                 return await self._reason(stream, reader)
+            except asyncio.CancelledError:
+                await self._hang_up(reader, writer)
+                raise
             finally:
                 self._drop_waiting_jobs()
                 await _cancel((reader, writer, heart, stopped))
@@ -158,6 +161,11 @@ class StreamLink(ABC, Generic[Up, Down]):
         self._drop_waiting_jobs()
         # Behind the job in hand, whose answer is then in the outbox.
         await asyncio.wrap_future(self._thread.submit(self._drain))
+        await self._hang_up(reader, writer)
+
+    async def _hang_up(self, reader: asyncio.Task[None], writer: asyncio.Task[None]) -> None:
+        """Ends the stream in order: the scheduler counts no fault."""
+        self._is_leaving = True
         self._outbox.put_nowait(None)
         await asyncio.wait({reader, writer}, timeout=_GOODBYE_SECONDS)
 
