@@ -7,6 +7,8 @@ from typing import Any
 PROTOCOL_VERSION = 1
 # Largest message of the Scheduler service; all sides must agree on it.
 MAX_MESSAGE_BYTES = 64 * 2**20
+# What a scheduler that is told to stop has for its running requests and for what goes to disk.
+DRAIN_SECONDS = 30.0
 # Draft tokens of a sequence in a step.
 DEFAULT_SPECULATIVE_TOKENS = 5
 MAX_SPECULATIVE_TOKENS = 32

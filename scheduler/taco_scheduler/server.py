@@ -14,7 +14,7 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from taco_proto import scheduler_pb2 as pb
-from taco_proto.config import MAX_MESSAGE_BYTES, SchedulerConfig
+from taco_proto.config import DRAIN_SECONDS, MAX_MESSAGE_BYTES, SchedulerConfig
 from taco_proto.errors import ConfigurationError
 from taco_proto.logging import configure_logging
 from taco_proto.scheduler_pb2_grpc import SchedulerServicer, add_SchedulerServicer_to_server
@@ -23,7 +23,6 @@ from taco_scheduler.drafter_stream import serve_drafter
 from taco_scheduler.service import SchedulerService
 from taco_scheduler.streams import serve_gateway, serve_worker
 
-DRAIN_SECONDS = 30.0
 CLOSE_SECONDS = 1.0
 UNIX_PREFIX = "unix:"
 

@@ -12,7 +12,7 @@ from taco_llm.engine_args import EngineArgs
 from taco_llm.local_client import LocalClient
 from taco_llm.outputs import CompletionOutput, RequestOutput
 from taco_llm.running_request import RunningRequest
-from taco_proto.config import DrafterConfig
+from taco_proto.config import DRAIN_SECONDS, DrafterConfig
 from taco_proto.errors import ConfigurationError, InvalidParameterError
 from taco_proto.sampling_params import SamplingParams
 from taco_proto.steps import WorkerInfo
@@ -110,7 +110,9 @@ class AsyncLLMEngine:
         return (await self._started()).sampling_params({})
 
     async def shutdown(self) -> None:
-        """Aborts what still runs and stops the engine. Idempotent."""
+        """Aborts what still runs, lets what belongs on disk be written, and stops the engine.
+        Idempotent.
+        """
         self._closed = True
         for request_id in list(self._requests):
             await self.abort(request_id)
@@ -120,6 +122,7 @@ class AsyncLLMEngine:
                 text_engine = self._starting.result()
                 text_engine.close()
                 await text_engine.client.close()
+                await self._scheduler.drain(DRAIN_SECONDS)
             await self._scheduler.stop()
         self._worker.close()
 

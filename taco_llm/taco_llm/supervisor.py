@@ -3,7 +3,7 @@
 They start side by side and meet over Unix sockets in a private directory. Until the service
 has been ready once, a child that dies ends the command, with the child's own words; later a child
 that dies is started again. A signal stops them in order: the gateway first, so that its requests
-finish.
+finish, and the scheduler before the worker, so that what is cached can go to disk.
 """
 
 import asyncio
@@ -18,10 +18,10 @@ from taco_llm.engine_args import EngineArgs
 from taco_llm.flags import DRAFTER, GATEWAY, SCHEDULER, WORKER
 from taco_llm.gateway_args import GatewayArgs
 from taco_llm.readiness import check_address_free, url, wait_until_ready
-from taco_proto.config import GatewayConfig, RedisConfig
+from taco_proto.config import DRAIN_SECONDS, GatewayConfig, RedisConfig
 from taco_proto.errors import ConfigurationError
 
-# A child that has not ended by then is killed; a gateway first gets its time to drain.
+# A child that has not ended by then is killed; gateway and scheduler first get their time to drain.
 STOP_SECONDS = 10.0
 
 
@@ -129,6 +129,6 @@ class Supervisor:
         await asyncio.gather(*keepers, return_exceptions=True)
 
     async def _stop(self) -> None:
+        drains = {GATEWAY: self._gateway.drain_timeout, SCHEDULER: DRAIN_SECONDS}
         for child in self._children:
-            drains = child.service == GATEWAY
-            await child.stop(STOP_SECONDS + (self._gateway.drain_timeout if drains else 0.0))
+            await child.stop(STOP_SECONDS + drains.get(child.service, 0.0))

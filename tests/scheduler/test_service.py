@@ -157,6 +157,19 @@ async def test_draining_finishes_what_runs_and_refuses_the_rest(service: Schedul
     taking.cancel()
 
 
+async def test_draining_writes_what_is_cached_to_disk(service: SchedulerService) -> None:
+    worker = FakeWorker(worker_info(num_host_blocks=16, num_disk_blocks=16))
+    worker.tiers.is_full = True
+    service.attach_local(worker)
+    session = service.connect("a")
+    session.submit(make_request(1, [10] * 9, max_tokens=8, ignore_eos=True))
+    await collect(session, 1)
+    worker.tiers.is_full = False
+    session.close()
+    await service.drain(PATIENCE_SECONDS)
+    assert len(worker.tiers.files) == 4
+
+
 async def test_draining_has_a_limit(service: SchedulerService) -> None:
     service.connect("a").submit(make_request(1, [4]))
     await service.drain(0.01)
