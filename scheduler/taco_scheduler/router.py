@@ -1,8 +1,8 @@
 """Which replica a request goes to: the one that would be done with it first."""
 
-import hashlib
 from collections.abc import Sequence as Many
 
+from taco_proto.affinity import home_of
 from taco_proto.registry import DECODE_TOKENS
 from taco_proto.steps import WorkerInfo
 from taco_scheduler.admission import RefusedError, check_fit, length_limit
@@ -44,7 +44,8 @@ def choose(request: Request, replicas: Many[Replica]) -> Replica | None:
     costs = {replica: replica.load + replica.num_missing_tokens(sequence) for replica in fitting}
     soonest = min(costs, key=costs.__getitem__)
     if request.prompt_cache_key:
-        home = _home(request, fitting)
+        names = {replica.name: replica for replica in fitting}
+        home = names[home_of(request.prompt_cache_key, request.namespace.cache_salt, names)]
         if costs[home] <= costs[soonest] + len(sequence.tokens):
             return home
     return soonest
@@ -75,18 +76,6 @@ def gains(idle: Replica, busy: Replica) -> list[Request]:
                 continue
         ahead += there + DECODE_TOKENS
     return moved
-
-
-def _home(request: Request, replicas: Many[Replica]) -> Replica:
-    """Where requests with this key belong (rendezvous hashing; Thaler and Ravishankar, 1998): one
-    that comes or goes changes nothing for the keys of the others.
-    """
-    key = f"{request.namespace.cache_salt}\0{request.prompt_cache_key}".encode()
-
-    def weight(replica: Replica) -> bytes:
-        return hashlib.blake2b(key + b"\0" + replica.name.encode(), digest_size=16).digest()
-
-    return max(replicas, key=weight)
 
 
 def _may_move(sequence: Sequence, idle: Replica, busy: Replica) -> bool:

@@ -10,6 +10,7 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
+from taco_proto.affinity import home_of
 from taco_proto.prefix_hashes import num_known_blocks, prompt_hashes
 from taco_proto.registry import DECODE_TOKENS, LIFETIME_SECONDS, SchedulerRecord
 from taco_proto.requests import GenerateRequest, ModelInfo
@@ -83,8 +84,12 @@ class Target(Protocol):
     """A scheduler that takes requests.
 
     Attributes:
+        address: the same for all gateways.
         own_load: work of this gateway's own requests there.
     """
+
+    @property
+    def address(self) -> str: ...
 
     @property
     def view(self) -> SchedulerView: ...
@@ -104,6 +109,9 @@ def place(
 ) -> tuple[AnyTarget, int]:
     """The target with the least estimated work, what the request itself is there included, and the
     tokens that it is expected to compute there. The target's view takes note of it.
+
+    Requests with the same `prompt_cache_key` go to one target, unless that is behind by more than
+    the whole prompt.
 
     Where any record is missing or old, loads of all are those that this gateway knows itself: an
     old figure would make a scheduler look idle, or busy, for ever.
@@ -128,6 +136,11 @@ def place(
         load = view.load if use_records else target.own_load / view.num_workers
         scores.append((load + num_missing, random.random(), num_missing))
     best = min(range(len(targets)), key=lambda i: scores[i])
+    if request.prompt_cache_key:
+        indexes = {target.address: i for i, target in enumerate(targets)}
+        home = indexes[home_of(request.prompt_cache_key, request.cache_salt, indexes)]
+        if scores[home][0] <= scores[best][0] + num_tokens:
+            best = home
     chosen, num_missing = targets[best], scores[best][2]
     hashes = chains[chosen.view.hash_key, _block_size(chosen)]
     num_sequences = request.sampling.num_sequences

@@ -1,6 +1,6 @@
 """Which scheduler a request goes to."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -33,6 +33,7 @@ class Scheduler:
     view: SchedulerView = field(default_factory=lambda: SchedulerView(KEY))
     info: ModelInfo | None = field(default_factory=info)
     own_load: int = 0
+    address: str = "a"
 
     def tell(
         self, load: int = 0, num_cached: int = 0, at: float = 0.0, num_workers: int = 1
@@ -61,7 +62,7 @@ def a() -> Scheduler:
 
 @pytest.fixture
 def b() -> Scheduler:
-    return Scheduler()
+    return Scheduler(address="b")
 
 
 def test_load_less_what_the_prefix_saves(a: Scheduler, b: Scheduler) -> None:
@@ -92,6 +93,20 @@ def test_a_prompt_follows_the_one_before_it(a: Scheduler, b: Scheduler) -> None:
     b.own_load = 0
     a.tell(load=50 + DECODE_TOKENS)
     assert place(request(PROMPT), [a, b], 0.2) == (b, 2)
+
+
+def test_prompts_with_one_key_stay_together(a: Scheduler, b: Scheduler) -> None:
+    for scheduler in (a, b):
+        scheduler.tell()
+    keyed = [replace(request(PROMPT), prompt_cache_key=f"key-{i}") for i in range(8)]
+    homes = [place(each, [a, b], now=0.0)[0] for each in keyed]
+    assert {home.address for home in homes} == {"a", "b"}, "keys are spread"
+    a.tell(at=1.0)
+    b.tell(load=len(PROMPT), at=1.0)
+    key = replace(keyed[homes.index(b)], token_ids=request(PROMPT[::-1]).token_ids)
+    assert place(key, [a, b], now=1.0)[0] is b, "it is behind by the prompt, and no more"
+    b.tell(load=len(PROMPT) + 1, at=2.0)
+    assert place(key, [a, b], now=2.0)[0] is a
 
 
 def test_load_is_that_of_a_worker(a: Scheduler, b: Scheduler) -> None:
