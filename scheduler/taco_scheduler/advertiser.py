@@ -21,6 +21,7 @@ from taco_proto.registry import (
     record_key,
 )
 from taco_scheduler.hot_prefixes import HotPrefixes
+from taco_scheduler.replica import Replica
 from taco_scheduler.service import SchedulerService
 
 logger = logging.getLogger("taco.scheduler")
@@ -80,6 +81,9 @@ class Advertiser:
     async def _write(self) -> None:
         if not self._link.trusted:
             return
+        caches = [replica.worker.blocks for replica in self._replicas()]
+        for _ in self._prefixes.collect(caches):
+            await asyncio.sleep(0)  # a step may be due
         record, now = encode_record(self._record()), time.time()
         replies = await self._link.run(
             ("SET", HASH_KEY_KEY, self._prefixes.key, "NX"),
@@ -99,8 +103,7 @@ class Advertiser:
             self._prefixes = HotPrefixes(common)
 
     def _record(self) -> SchedulerRecord:
-        replicas = [r for r in self._service.engine.replicas if not r.is_leaving]
-        model = self._service.model
+        replicas, model = self._replicas(), self._service.model
         return SchedulerRecord(
             address=self._address,
             model=model.model,
@@ -108,5 +111,9 @@ class Advertiser:
             num_workers=len(replicas),
             load=sum(replica.load for replica in replicas),
             hash_key=self._prefixes.key,
-            prefixes=self._prefixes.collect([replica.worker.blocks for replica in replicas]),
+            prefixes=self._prefixes.found,
         )
+
+    def _replicas(self) -> list[Replica]:
+        """Those that take new requests."""
+        return [replica for replica in self._service.engine.replicas if not replica.is_leaving]

@@ -39,6 +39,13 @@ def finish(cache: BlockManager, table: BlockTable, tokens: list[int]) -> None:
     cache.release(table, array("i", tokens).tobytes(), len(tokens))
 
 
+def collect(hot: HotPrefixes, *caches: BlockManager) -> frozenset[bytes]:
+    """A whole round."""
+    for _ in hot.collect(caches):
+        pass
+    return hot.found
+
+
 def found(prefixes: frozenset[bytes], tokens: list[int], salt: str = "") -> int:
     """Blocks of a prompt that a gateway takes to be cached."""
     packed = array("i", [*tokens, -1]).tobytes()
@@ -49,7 +56,7 @@ def test_a_prompt_is_found_and_so_is_most_of_its_beginning() -> None:
     cache = make_cache()
     prompt = list(range(400))
     run(cache, prompt)
-    prefixes = HotPrefixes(KEY).collect([cache])
+    prefixes = collect(HotPrefixes(KEY), cache)
     assert found(prefixes, prompt) == 200
     assert found(prefixes, [*prompt, 7, 7]) == 200
     for num_common in (1, 5, 64, 199):
@@ -62,7 +69,7 @@ def test_where_prompts_part_the_match_is_exact() -> None:
     common = list(range(100))
     for tail in range(3):
         run(cache, common + [1000 + tail] * 8)
-    prefixes = HotPrefixes(KEY).collect([cache])
+    prefixes = collect(HotPrefixes(KEY), cache)
     assert found(prefixes, common + [7] * 10) == 50
 
 
@@ -72,7 +79,7 @@ def test_what_runs_is_there_with_what_has_run_and_what_is_pinned() -> None:
     run(cache, [2] * 8)
     cache.pin_prefix(array("i", [2] * 8).tobytes(), BASE, until=1e9)
     start(cache, [3] * 8)
-    prefixes = HotPrefixes(KEY).collect([cache])
+    prefixes = collect(HotPrefixes(KEY), cache)
     assert [found(prefixes, [token] * 8) for token in (1, 2, 3, 4)] == [4, 4, 4, 0]
 
 
@@ -80,9 +87,9 @@ def test_what_is_evicted_is_no_longer_told() -> None:
     cache = make_cache(num_blocks=8)
     hot = HotPrefixes(KEY)
     run(cache, [1] * 12)
-    assert found(hot.collect([cache]), [1] * 12) == 6
+    assert found(collect(hot, cache), [1] * 12) == 6
     run(cache, [2] * 12)  # takes four blocks off the tail of the first one
-    prefixes = hot.collect([cache])
+    prefixes = collect(hot, cache)
     assert (
         found(prefixes, [1] * 12)
         == cache.num_cached_tokens(array("i", [1] * 12).tobytes(), BASE) // BLOCK_SIZE
@@ -96,14 +103,14 @@ def test_what_only_the_host_holds_is_told() -> None:
     run(cache, [2] * 14)
     cache.take_copies(2)
     cache.confirm(2)
-    prefixes = HotPrefixes(KEY).collect([cache])
+    prefixes = collect(HotPrefixes(KEY), cache)
     assert found(prefixes, [1] * 12) == 6
 
 
 def test_namespaces_stay_apart() -> None:
     cache = make_cache()
     run(cache, [1] * 8, CacheNamespace(cache_salt="a"))
-    prefixes = HotPrefixes(KEY).collect([cache])
+    prefixes = collect(HotPrefixes(KEY), cache)
     assert found(prefixes, [1] * 8, "a") == 4
     assert found(prefixes, [1] * 8, "b") == found(prefixes, [1] * 8) == 0
 
@@ -112,9 +119,9 @@ def test_all_replicas_are_told_together() -> None:
     first, second = make_cache(), make_cache()
     run(first, [1] * 8)
     run(second, [2] * 8)
-    prefixes = HotPrefixes(KEY).collect([first, second])
+    prefixes = collect(HotPrefixes(KEY), first, second)
     assert found(prefixes, [1] * 8) == found(prefixes, [2] * 8) == 4
-    assert HotPrefixes(KEY).collect([]) == frozenset()
+    assert collect(HotPrefixes(KEY)) == frozenset()
 
 
 def test_the_number_is_bounded_and_the_hottest_stay() -> None:
@@ -122,7 +129,7 @@ def test_the_number_is_bounded_and_the_hottest_stay() -> None:
     for number in range(3000):
         run(cache, [number, number, 5, 5, 6, 6])
     hot = HotPrefixes(KEY)
-    prefixes = hot.collect([cache])
+    prefixes = collect(hot, cache)
     assert len(prefixes) <= MAX_PREFIXES
     assert found(prefixes, [2999, 2999, 5, 5, 6, 6]) == 3
     assert found(prefixes, [0, 0, 5, 5, 6, 6]) == 0
@@ -136,9 +143,27 @@ def test_a_round_hashes_so_much_and_the_next_one_goes_on(monkeypatch: pytest.Mon
     hot = HotPrefixes(KEY)
     counts = []
     for _ in range(4):
-        prefixes = hot.collect([cache])
+        prefixes = collect(hot, cache)
         counts.append(sum(found(prefixes, [number] * 8) == 4 for number in range(8)))
     assert counts == [3, 6, 8, 8]
+
+
+def test_a_tree_may_change_within_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hot_prefixes, "SLICE", 1)
+    cache, hot = make_cache(num_blocks=32), HotPrefixes(KEY)
+    prompts = [[number] * 8 for number in range(8)]
+    for prompt in prompts:
+        run(cache, prompt)
+    for _ in hot.collect([cache]):
+        run(cache, [9] * 8)  # takes blocks off the others, one after the other
+        run(cache, [10] * 8)
+    for prompt in prompts:
+        assert found(hot.found, prompt) <= 4
+    prefixes = collect(hot, cache)
+    for prompt in prompts:
+        packed = array("i", [*prompt, -1]).tobytes()
+        assert found(prefixes, prompt) <= cache.num_cached_tokens(packed, BASE) // BLOCK_SIZE
+    assert found(prefixes, [9] * 8) == found(prefixes, [10] * 8) == 4
 
 
 PROMPTS = st.lists(st.lists(st.integers(0, 1), min_size=3, max_size=20), min_size=1, max_size=12)
@@ -153,7 +178,7 @@ def test_nothing_is_told_that_is_not_cached(
     packed = array("i", [*asked, -1]).tobytes()
     for prompt in prompts:
         run(cache, prompt)
-        num_told = found(hot.collect([cache]), asked)
+        num_told = found(collect(hot, cache), asked)
         num_cached = cache.num_cached_tokens(packed, BASE) // BLOCK_SIZE
         assert num_told <= num_cached
         assert num_told >= min(num_cached, 1)
