@@ -2,10 +2,12 @@
 
 Random workloads run through random schedules: tiny pools that force preemption, chunked prefill,
 shared prefixes, cancels at any moment, outputs that come late, failing steps, workers that join,
-leave, drain, stall and are lost, and clients that come back and submit again what they had; drafts
-that are accepted or not, and draft workers that are late, lost or wrong. The fake worker checks
-every plan and every read of the KV memory on the way.
+leave, drain, stall and are lost, prompts that are pinned or delayed, and clients that come back and
+submit again what they had; drafts that are accepted or not, and draft workers that are late, lost
+or wrong. The fake worker checks every plan and every read of the KV memory on the way.
 """
+
+import math
 
 import pytest
 from hypothesis import event, given, settings
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 
 from support.engine_driver import Driver, Peer, make_request
 from support.fake_worker import generate, token_logprob, worker_info
-from taco_proto.requests import FinishReason
+from taco_proto.requests import FinishReason, PrefixPin
 from taco_proto.steps import WorkerInfo
 from taco_scheduler import draft_pace
 from taco_scheduler.sequence import sequence_seed
@@ -26,20 +28,27 @@ prompts = st.builds(
     st.integers(0, 10),
     st.lists(st.integers(1, 3), min_size=1, max_size=12),
 )
-requests = st.fixed_dictionaries(
+prompts_and_pins = st.tuples(prompts, st.sampled_from([0.0, 0.0, 5.0, 500.0])).map(
+    lambda drawn: {
+        "prompt": drawn[0],
+        "pins": (PrefixPin(len(drawn[0]), drawn[1]),) if drawn[1] else (),
+    }
+)
+parameters = st.fixed_dictionaries(
     {
-        "prompt": prompts,
         "max_tokens": st.integers(1, 24),
         "seed": st.integers(0, 3),
         "n": st.sampled_from([1, 1, 1, 2, 3]),
         "priority": st.integers(-1, 1),
         "cache_salt": st.sampled_from(["", "", "salt"]),
+        "prompt_cache_key": st.sampled_from(["", "", "a", "b"]),
         "ignore_eos": st.booleans(),
         "stop_token_ids": st.sampled_from([(), (), (5, 6)]),
         "logprobs": st.sampled_from([None, None, 0]),
         "prompt_logprobs": st.sampled_from([None, None, None, 0]),
     }
 )
+requests = st.builds(lambda own, others: own | others, prompts_and_pins, parameters)
 which = st.integers(0, 2)  # of the workers that are there
 # What to do next, while there is something to do.
 moves = st.one_of(
@@ -128,6 +137,8 @@ class Players(Driver):
     num_host_blocks=st.sampled_from([0, 4, 40]),
     num_disk_blocks=st.sampled_from([0, 6, 60, 60]),
     offload_min_accesses=st.sampled_from([1, 1, 2]),
+    swaps_preempted=st.booleans(),
+    prompt_delay_factor=st.sampled_from([0.0, 0.0, 2.0]),
 )
 def test_tokens_do_not_depend_on_the_schedule(
     workload: list[dict],
@@ -144,6 +155,8 @@ def test_tokens_do_not_depend_on_the_schedule(
     num_host_blocks: int,
     num_disk_blocks: int,
     offload_min_accesses: int,
+    swaps_preempted: bool,
+    prompt_delay_factor: float,
 ) -> None:
     infos = [
         worker_info(
@@ -165,6 +178,8 @@ def test_tokens_do_not_depend_on_the_schedule(
         run_ahead=run_ahead,
         enable_prefix_caching=caching,
         offload_min_accesses=offload_min_accesses,
+        swaps_preempted=swaps_preempted,
+        prompt_delay_factor=prompt_delay_factor,
     )
     for _ in range(num_workers - 1):
         driver.join()
@@ -240,11 +255,13 @@ def test_tokens_do_not_depend_on_the_schedule(
     event(f"loaded from the host: {num_loaded > 0}")
     num_files = sum(len(peer.worker.tiers.files) for peer in driver.peers)
     event(f"on disk: {num_files > 0}")
+    event(f"pinned: {driver.engine.counters.num_pins > 0}")
     assert driver.engine.num_requests == 0
     assert driver.engine.num_running == driver.engine.num_waiting == 0
     for peer in driver.peers:
         assert peer.replica.waiting.num_sequences == peer.replica.waiting.num_tokens == 0
         assert peer.replica.load == 0
+        peer.replica.worker.blocks.expire(math.inf)
     assert driver.engine.num_free_blocks == driver.engine.num_blocks, "blocks leaked"
 
 
