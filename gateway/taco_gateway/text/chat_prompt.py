@@ -117,16 +117,21 @@ class ChatPrompter:
         *,
         add_special_tokens: bool | None = None,
     ) -> int:
-        """How many of a conversation's tokens are the same whatever stands behind a place in it.
+        """How many of a conversation's tokens are the same whatever stands behind a place in it; 0
+        if the template does not tell.
 
         Args:
             token_ids: of the conversation, as `encode` gave them.
         """
-        others = self.encode(
-            otherwise_behind(place, messages),
-            add_generation_prompt=False,
-            add_special_tokens=add_special_tokens,
-        )
+        try:
+            others = self.encode(
+                otherwise_behind(place, messages),
+                add_generation_prompt=False,
+                add_special_tokens=add_special_tokens,
+            )
+        except InvalidParameterError as error:  # it took the client's own text
+            _log.debug("no tokens are known before %s: %s", place, error)
+            return 0
         count = num_common(token_ids, others)
         if count and token_ids[count - 1] not in self._spellings:
             return count - 1  # what follows may have a part in the last token

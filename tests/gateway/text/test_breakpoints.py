@@ -128,6 +128,14 @@ def test_another_conversation_that_begins_alike_has_those_tokens(
         assert kept[-1] in BACKEND.decode(ids[:count])
 
 
+def test_a_template_that_refuses_other_text_tells_nothing() -> None:
+    template = "{% if 'you' not in messages[1].content %}{{ raise_exception('no') }}{% endif %}"
+    prompter = prompter_of(template + CHATML)
+    assert before(prompter, [SYSTEM, QUESTION], 0) == ""
+    assert before(prompter, [SYSTEM, QUESTION], 1) == WHOLE
+    prompter.close()
+
+
 def test_the_tokenizers_own_prefix_counts() -> None:
     backend = byte_fallback_bpe()
     plain = prompter_of(None, backend)
