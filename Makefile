@@ -4,7 +4,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-PACKAGE_DIRS := proto kernels worker draft_cpu scheduler gateway taco_llm demo
+PACKAGE_DIRS := proto kernels worker draft_cpu scheduler gateway license taco_llm demo
 CPP_DIRS := kernels/taco_kernels tests/kernels
 MODEL ?= demo
 ARGS ?=
