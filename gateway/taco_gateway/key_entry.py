@@ -11,7 +11,7 @@ from taco_proto.requests import LOW_PRIORITY, Tenant
 LIMITS = ("max_requests_per_minute", "max_tokens_per_minute", "max_concurrent_requests")
 OPTIONS = ("name", "weight", *LIMITS, "models", "priority")
 MAX_NUMBER = 2**31 - 1
-_NAME = re.compile(r"[^\x00-\x1f\x7f]{1,128}")
+_NAME = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]{1,128}")
 
 Entry = Mapping[str, Any]
 

@@ -175,6 +175,10 @@ class KeyStore:
             is_new = secret is None
             if is_new:
                 secret = secrets.token_bytes(SECRET_BYTES)
+            elif len(secret) != SECRET_BYTES:
+                raise ConfigurationError(
+                    f"{SECRET} in Redis makes no sense: delete it and all keys"
+                )
             found: dict[str, Any] = {name: pipeline.hget(KEYS, name) for name in changes}
             pipeline.multi()
             if is_new:

@@ -75,7 +75,10 @@ class SharedKeys:
         """Looks for changes each second, and as soon as Redis is back."""
         while True:
             self._news.clear()
-            await self._look()
+            try:
+                await self._look()
+            except Exception:  # a bug here must not end the looking
+                logger.exception("the API keys in Redis could not be read")
             try:
                 async with asyncio.timeout(POLL_SECONDS):
                     await self._news.wait()
@@ -108,13 +111,12 @@ class SharedKeys:
         if replies is None:
             return
         version, secret, found = replies
-        if any(isinstance(reply, ResponseError) for reply in replies) or (
-            found and (secret is None or len(secret) != SECRET_BYTES)
-        ):
+        is_wrong = any(isinstance(reply, ResponseError) for reply in replies)
+        if is_wrong or secret is None or len(secret) != SECRET_BYTES:
             self._report("the API keys in Redis make no sense: those of before hold")
             return
         self._records = self._decode(found, keep=secret == self._secret)
-        self._version, self._secret = version, secret or b""
+        self._version, self._secret = version, secret
         self._in_step_at = time.monotonic()
         self._ring.replace_digests(
             self._secret,
@@ -145,14 +147,15 @@ class SharedKeys:
         records = [
             text for name, record in self._records.items() for text in (name, record.encode())
         ]
-        await self._link.run(
+        replies = await self._link.run(
             (
                 *("EVALSHA", self._restore_script, 3, KEYS, SECRET, VERSION),
                 *(self._secret, new_version(), *records),
             ),
             seconds=READ_SECONDS,
         )
-        logger.warning("Redis had lost the API keys: they were put back")
+        if replies == [1]:
+            logger.warning("Redis had lost the API keys: they were put back")
         await self._read()
 
     def _report(self, problem: str) -> None:

@@ -8,6 +8,7 @@ import signal
 import socket
 import stat
 from collections.abc import AsyncIterator, Awaitable
+from typing import TYPE_CHECKING
 
 import grpc
 import grpc.aio
@@ -18,10 +19,12 @@ from taco_proto.config import DRAIN_SECONDS, MAX_MESSAGE_BYTES, SchedulerConfig
 from taco_proto.errors import ConfigurationError
 from taco_proto.logging import configure_logging
 from taco_proto.scheduler_pb2_grpc import SchedulerServicer, add_SchedulerServicer_to_server
-from taco_scheduler.advertiser import Advertiser
 from taco_scheduler.drafter_stream import serve_drafter
 from taco_scheduler.service import SchedulerService
 from taco_scheduler.streams import serve_gateway, serve_worker
+
+if TYPE_CHECKING:  # schedulers without Redis do not pay for its client
+    from taco_scheduler.advertiser import Advertiser
 
 CLOSE_SECONDS = 1.0
 UNIX_PREFIX = "unix:"
@@ -162,9 +165,11 @@ async def _serve(config: SchedulerConfig) -> int:
         await server.stop()
 
 
-def _advertiser(service: SchedulerService, config: SchedulerConfig) -> Advertiser | None:
+def _advertiser(service: SchedulerService, config: SchedulerConfig) -> "Advertiser | None":
     if config.redis is None or config.advertise is None:
         return None
+    from taco_scheduler.advertiser import Advertiser
+
     return Advertiser(service, config.redis, config.advertise)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -77,6 +78,18 @@ async def test_a_server_that_hangs_is_given_up_in_time(redis_server: RedisServer
         redis_server.resume()
         await until(lambda: link.trusted)
         assert await link.run(("ECHO", "there"), seconds=10) == [b"there"]
+
+
+async def test_a_busy_loop_is_not_held_against_redis(redis_server: RedisServer) -> None:
+    async with linked(redis_server.config) as (link, _):
+        await until(lambda: link.trusted)
+        for _ in range(3):
+            asked = asyncio.ensure_future(link.run(("ECHO", "there")))
+            for _ in range(3):
+                await asyncio.sleep(0)  # the command is under way
+            time.sleep(4 * redis_server.config.timeout)  # noqa: ASYNC251 (that is the point)
+            assert await asked == [b"there"]
+        assert link.counts.num_failures == 0
 
 
 async def test_a_server_that_is_absent_at_the_start_is_found_later(tmp_path: Path) -> None:

@@ -7,13 +7,13 @@ import pytest
 
 from support.patience import PATIENCE_SECONDS
 
-WITHOUT_TORCH = (
+WITHOUT_BOTH = (
     "import sys\n"
-    "class NoTorch:\n"
+    "class Neither:\n"
     "    def find_spec(self, name, path=None, target=None):\n"
-    "        if name.split('.')[0] in {'torch', 'triton'}:\n"
+    "        if name.split('.')[0] in {'torch', 'triton', 'redis'}:\n"
     "            raise AssertionError(f'{name} was imported')\n"
-    "sys.meta_path.insert(0, NoTorch())\n"
+    "sys.meta_path.insert(0, Neither())\n"
 )
 
 
@@ -28,9 +28,9 @@ WITHOUT_TORCH = (
         "import taco_llm.bench.serving, taco_llm.bench.plot",
     ],
 )
-def test_runs_where_torch_cannot_be_imported(program: str) -> None:
+def test_runs_where_neither_torch_nor_redis_can_be_imported(program: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_TORCH + program],
+        [sys.executable, "-c", WITHOUT_BOTH + program],
         capture_output=True,
         text=True,
         timeout=PATIENCE_SECONDS,

@@ -7,9 +7,8 @@ import random
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from taco_proto.redis_link import RedisLink
 from taco_proto.registry import (
     INDEX_KEY,
     LIFETIME_SECONDS,
@@ -20,6 +19,9 @@ from taco_proto.registry import (
     decode_record,
     record_key,
 )
+
+if TYPE_CHECKING:  # gateways without Redis do not pay for its client
+    from taco_proto.redis_link import RedisLink
 
 _log = logging.getLogger("taco.gateway.scheduler")
 
@@ -42,7 +44,7 @@ class RegistryReader:
     """
 
     def __init__(
-        self, redis: RedisLink, model: str, tell: Callable[[Mapping[str, SeenRecord]], None]
+        self, redis: "RedisLink", model: str, tell: Callable[[Mapping[str, SeenRecord]], None]
     ) -> None:
         self._redis = redis
         self._model = model

@@ -18,6 +18,7 @@ import secrets
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from taco_gateway.engine.engine_client import EngineError, EngineStats
 from taco_gateway.engine.expositions import merge_expositions
@@ -27,8 +28,10 @@ from taco_gateway.engine.scheduler_link import SchedulerLink
 from taco_gateway.engine.token_stream import RequestTable, TokenStream
 from taco_proto import scheduler_pb2 as pb
 from taco_proto.prefix_hashes import KEY_BYTES
-from taco_proto.redis_link import RedisLink
 from taco_proto.requests import GenerateRequest, ModelInfo
+
+if TYPE_CHECKING:  # gateways without Redis do not pay for its client
+    from taco_proto.redis_link import RedisLink
 
 _log = logging.getLogger("taco.gateway.scheduler")
 
@@ -54,7 +57,7 @@ class SchedulerClient:
         self,
         *addresses: str,
         name: str = "gateway",
-        redis: RedisLink | None = None,
+        redis: "RedisLink | None" = None,
         model: str = "",
     ) -> None:
         self._name = name

@@ -13,6 +13,7 @@ import secrets
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
+from typing import Any
 
 from redis.exceptions import ResponseError
 
@@ -171,12 +172,19 @@ class SharedLimits:
             batch, self._queue = self._queue[:MAX_BATCH], self._queue[MAX_BATCH:]
             if not self._queue:
                 self._has_queue.clear()
-            replies = await self._link.run(*(command for command, _ in batch))
+            replies = await self._run([command for command, _ in batch])
             for (_, future), reply in zip(batch, replies or [None] * len(batch), strict=True):
                 if isinstance(reply, ResponseError):
                     self._complain(reply)
                 if future is not None and not future.done():
                     future.set_result(None if isinstance(reply, ResponseError) else reply)
+
+    async def _run(self, commands: list[Command]) -> list[Any] | None:
+        try:
+            return await self._link.run(*commands)
+        except Exception:  # a bug here must not keep requests waiting
+            logger.exception("limits could not be counted")
+            return None
 
     async def _keep_leases(self) -> None:
         while True:

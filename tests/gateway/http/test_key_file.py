@@ -84,6 +84,7 @@ SECRET = "very-secret"
         (["a"], "entry 1: it must be a mapping"),
         ([{"key": SECRET}], "entry 1: name must be a text"),
         ([{"name": "a\nb", "key": SECRET}], "name must be a text"),
+        ([{"name": "a\ud800", "key": SECRET}], "name must be a text"),
         ([{"name": "a"}], "key or key_hash must be given"),
         ([{"name": "a", "key": "k", "key_hash": "h"}], "one of the two"),
         ([{"name": "a", "key": 12345}], "key must be a text"),

@@ -154,6 +154,9 @@ def test_a_record_of_garbage_is_listed_and_can_be_taken_away(
 def test_redis_that_is_away_or_holds_something_else(
     command: Command, redis_server: RedisServer
 ) -> None:
+    redis_server.run("SET", SECRET, "short")
+    assert f"{SECRET} in Redis makes no sense" in command("add", "team")
+    redis_server.run("DEL", SECRET)
     redis_server.run("SET", KEYS, "x")
     assert "Redis: WRONGTYPE" in command("add", "team")
     redis_server.kill()
