@@ -26,8 +26,6 @@ from taco_proto.requests import Tenant
 LEASE_MS = 10_000
 # Redis that has lost everything knows all requests again after so long.
 RENEW_SECONDS = 2.0
-# One message: what has gathered while the one before was under way.
-MAX_BATCH = 256
 QUIET_SECONDS = 60.0
 
 logger = logging.getLogger("taco.gateway.limits")
@@ -166,12 +164,13 @@ class SharedLimits:
             self._has_queue.set()
 
     async def _send(self) -> None:
-        """In order, so that a request that has ended makes room for the next one."""
+        """What gathers while one message is under way goes with the next one: nobody waits for more
+        than two. In order, so that a request that has ended makes room for its successor.
+        """
         while True:
             await self._has_queue.wait()
-            batch, self._queue = self._queue[:MAX_BATCH], self._queue[MAX_BATCH:]
-            if not self._queue:
-                self._has_queue.clear()
+            self._has_queue.clear()
+            batch, self._queue = self._queue, []
             replies = await self._run([command for command, _ in batch])
             for (_, future), reply in zip(batch, replies or [None] * len(batch), strict=True):
                 if isinstance(reply, ResponseError):
