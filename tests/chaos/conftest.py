@@ -11,15 +11,21 @@ from typing import Any
 
 import pytest
 
-from support.cluster import REAL, SCALED, Cluster, running_cluster
+from support.cluster import REAL, SCALED, Cluster, Pace, running_cluster
 from support.streams import Answer, ask
 
 NUM_GREEDY = 16
-MAX_TOKENS = 64
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--stalls", metavar="FILE", help="Real time constants; write pauses to FILE.")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """What takes minutes, or rights that not every machine gives, runs with `make chaos` alone."""
+    if collection_path.name == "at_length" and config.getoption("stalls", None) is None:
+        return True
+    return None
 
 
 @pytest.fixture(scope="session")
@@ -32,7 +38,12 @@ def stalls(request: pytest.FixtureRequest) -> Iterator[dict[str, list[float]]]:
 
 
 @pytest.fixture(scope="session")
-def bodies() -> list[dict[str, Any]]:
+def pace(request: pytest.FixtureRequest) -> Pace:
+    return SCALED if request.config.getoption("stalls", None) is None else REAL
+
+
+@pytest.fixture(scope="session")
+def bodies(pace: Pace) -> list[dict[str, Any]]:
     """Requests of different lengths, some with a common prefix; the last two are sampled."""
     bodies = []
     for number in range(NUM_GREEDY + 2):
@@ -40,7 +51,7 @@ def bodies() -> list[dict[str, Any]]:
         bodies.append(
             {
                 "prompt": prompt,
-                "max_tokens": MAX_TOKENS,
+                "max_tokens": pace.num_tokens,
                 "temperature": 0 if number < NUM_GREEDY else 0.8,
                 "seed": number,
                 "ignore_eos": True,
@@ -53,10 +64,7 @@ def bodies() -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="session")
-def shared_cluster(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Cluster]:
-    pace = SCALED if request.config.getoption("stalls", None) is None else REAL
+def shared_cluster(pace: Pace, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with running_cluster(tmp_path_factory.mktemp("cluster"), pace) as cluster:
         yield cluster
 

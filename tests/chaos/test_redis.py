@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from support.cluster import REAL, SCALED
+from support.cluster import Pace
 from support.redis_cluster import NUMBERS, RedisCluster, running_redis_cluster
 from support.streams import Answer, ask, assert_same
 
-MAX_TOKENS = 64
 SLOW_SECONDS = 0.5
 
 Bodies = list[dict[str, Any]]
@@ -19,14 +18,13 @@ Bodies = list[dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def requests_to_all(bodies: Bodies) -> Bodies:
-    return [body | {"max_tokens": MAX_TOKENS} for body in bodies[:12]]
+    return bodies[:12]
 
 
 @pytest.fixture(scope="module")
 def shared_redis_cluster(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    pace: Pace, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[RedisCluster]:
-    pace = SCALED if request.config.getoption("stalls", None) is None else REAL
     with running_redis_cluster(tmp_path_factory.mktemp("redis-cluster"), pace) as cluster:
         yield cluster
 

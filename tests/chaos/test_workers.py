@@ -83,10 +83,12 @@ async def test_all_are_replaced_one_after_the_other_under_load(
 
     async def client() -> int:
         num_answers = 0
-        while not is_rolled.is_set():
-            number = next(numbers) % len(bodies)
-            body = bodies[number] | {"max_tokens": 24}
-            (answer,) = await ask(cluster.url(), [body])
+        for count in numbers:
+            if is_rolled.is_set() and count >= cluster.pace.num_rolled_requests:
+                break
+            number = count % len(bodies)
+            async with cluster.streams([bodies[number] | {"max_tokens": 24}]) as streams:
+                (answer,) = await streams.finish()
             assert answer.error == ""
             assert answer.token_ids == expected[number].token_ids[:24]
             num_answers += 1

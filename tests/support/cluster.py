@@ -8,8 +8,8 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +21,8 @@ from support.fragile_worker import STEP_SECONDS
 from support.link import Link
 from support.patience import PATIENCE_SECONDS, until
 from support.serving import free_port
-from support.streams import Answer, Body, Streams, ask
+from support.streams import Body, Streams, ask
+from support.watched_cluster import WatchedCluster
 from taco_demo.locate import find_model
 from taco_llm.child import ServiceConfig, encode_config
 from taco_llm.flags import DRAFTER, GATEWAY, SCHEDULER, WORKER
@@ -37,21 +38,40 @@ from taco_proto.config import (
 from taco_proto.scheduler_pb2_grpc import SchedulerStub
 
 NUM_BLOCKS = 1024  # of each worker
-MAX_TRIALS = 20
 TESTS = Path(__file__).parent.parent
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Time constants of the product, in seconds, and how long a worker's step takes at least."""
+    """Time constants of the product, in seconds, and of the tests.
+
+    Attributes:
+        step_seconds: how long a worker's step takes at least.
+        num_tokens: length of the answers during which something breaks.
+        num_rolled_requests: how many come, at least, while workers are replaced.
+    """
 
     worker_timeout: float
     stall_timeout: float
     step_seconds: float
+    num_tokens: int
+    num_rolled_requests: int
 
 
-REAL = Pace(worker_timeout=10.0, stall_timeout=30.0, step_seconds=0.0)
-SCALED = Pace(worker_timeout=4.0, stall_timeout=1.0, step_seconds=0.015)
+REAL = Pace(
+    worker_timeout=10.0,
+    stall_timeout=30.0,
+    step_seconds=0.0,
+    num_tokens=400,
+    num_rolled_requests=1000,
+)
+SCALED = Pace(
+    worker_timeout=4.0,
+    stall_timeout=1.0,
+    step_seconds=0.015,
+    num_tokens=64,
+    num_rolled_requests=0,
+)
 
 
 class Process:
@@ -59,14 +79,21 @@ class Process:
 
     Args:
         step_seconds: how long a step takes at least, if it is a worker.
+        place: first words of a command that runs it elsewhere, as on a host of a `Network`.
     """
 
     def __init__(
-        self, service: str, config: ServiceConfig, log: Path, step_seconds: float = 0.0
+        self,
+        service: str,
+        config: ServiceConfig,
+        log: Path,
+        step_seconds: float = 0.0,
+        place: Sequence[str] = (),
     ) -> None:
         self.service = service
         self.config = config
         self._log = log
+        self._place = place
         self._environment = {"PYTHONPATH": str(TESTS), STEP_SECONDS: str(step_seconds)}
         self._popen: subprocess.Popen[bytes] | None = None
 
@@ -76,7 +103,7 @@ class Process:
         module = "support.fragile_worker" if self.service == WORKER else "taco_llm.child"
         with self._log.open("ab") as err:
             self._popen = subprocess.Popen(
-                [sys.executable, "-m", module, self.service],
+                [*self._place, sys.executable, "-m", module, self.service],
                 stdin=subprocess.PIPE,
                 stdout=err,
                 stderr=err,
@@ -130,16 +157,16 @@ class Process:
         self._popen.send_signal(number)
 
 
-class Cluster:
+class Cluster(WatchedCluster):
     """The processes, and what the scheduler says of them.
 
     Attributes:
         processes: by name: scheduler, gateway-0, gateway-1, a, b, and what was added.
         worker_link, gateway_link: of worker b and of gateway-1.
-        answers: of all `streams`.
     """
 
     def __init__(self, directory: Path, pace: Pace) -> None:
+        super().__init__()
         self.pace = pace
         self._directory = directory
         model = find_model("demo")
@@ -149,7 +176,6 @@ class Cluster:
         self._address = f"127.0.0.1:{port}"
         self.worker_link, self.gateway_link = Link(port), Link(port)
         self.processes: dict[str, Process] = {}
-        self.answers: list[Answer] = []
         self._is_warm = False
         self._ports = (free_port(), free_port())
         self._add(
@@ -174,26 +200,8 @@ class Cluster:
     def port(self, gateway: int = 0) -> int:
         return self._ports[gateway]
 
-    def streams(self, bodies: Iterable[Body], gateway: int = 0) -> Streams:
-        streams = Streams(self.url(gateway), bodies)
-        self.answers += streams.answers
-        return streams
-
-    @asynccontextmanager
-    async def busy(self, bodies: Iterable[Body], *workers: str) -> AsyncIterator[Streams]:
-        """Streams in mid-answer, of which each of the workers runs some.
-
-        A worker may be through with its own before another one has begun: then all are asked again.
-        """
-        bodies = list(bodies)
-        for _ in range(MAX_TRIALS):
-            async with self.streams(bodies) as streams:
-                await streams.reach(5)
-                if all([await self.running(worker) for worker in workers]):
-                    yield streams
-                    return
-            del self.answers[-len(bodies) :]
-        raise AssertionError(f"no streams ran on {' and '.join(workers)} at a time")
+    def connect(self, bodies: Iterable[Body], gateway: int = 0) -> Streams:
+        return Streams(self.url(gateway), bodies)
 
     def disk_path(self, worker: str) -> Path:
         return self._directory / f"kv-{worker}"
@@ -297,23 +305,16 @@ class Cluster:
             return 0
 
     async def running(self, worker: str) -> int:
-        """Sequences that a worker runs; 0 if it is not attached."""
         text = (await self.stats()).prometheus.decode()
-        return int(_sum_of("taco:worker_running", text, f'worker="{worker}"'))
+        return int(sum_of("taco:worker_running", text, f'worker="{worker}"'))
 
     async def figure(self, name: str) -> float:
         """The sum of a metric of the scheduler's over its labels; 0 if there is none."""
-        return _sum_of(name, (await self.stats()).prometheus.decode())
+        return sum_of(name, (await self.stats()).prometheus.decode())
 
     async def gateway_figure(self, name: str, gateway: int = 0) -> float:
         async with httpx.AsyncClient(timeout=PATIENCE_SECONDS) as client:
-            return _sum_of(name, (await client.get(f"{self.url(gateway)}/metrics")).text)
-
-    async def until_workers(self, count: int) -> None:
-        async def is_so() -> bool:
-            return await self.num_workers() == count
-
-        await until(is_so, f"{count} workers")
+            return sum_of(name, (await client.get(f"{self.url(gateway)}/metrics")).text)
 
     async def until_idle(self) -> None:
         """No request is there, and every block is free or can be evicted."""
@@ -326,7 +327,12 @@ class Cluster:
         )
 
 
-def _sum_of(name: str, text: str, label: str = "") -> float:
+def sum_of(name: str, text: str, label: str = "") -> float:
+    """The sum of a metric over its labels in Prometheus's text; 0 if there is none.
+
+    Args:
+        label: what the labels of those that count have in them.
+    """
     found = re.findall(rf"^{re.escape(name)}(?:{{(.*)}})? (\S+)$", text, re.MULTILINE)
     return sum(float(value) for labels, value in found if label in labels)
 

@@ -82,7 +82,7 @@ class RedisCluster:
                 SCHEDULER, scheduler, directory / f"scheduler-{number}.log"
             )
             self.processes[f"worker-{number}"] = Process(
-                WORKER, worker, directory / f"worker-{number}.log"
+                WORKER, worker, directory / f"worker-{number}.log", pace.step_seconds
             )
             self.processes[f"gateway-{number}"] = Process(
                 GATEWAY, gateway, directory / f"gateway-{number}.log"

@@ -52,16 +52,20 @@ class Answer:
 class Streams:
     """Streams that run side by side, as a context: those that are left are cancelled at its end."""
 
-    def __init__(self, url: str, bodies: Iterable[Body]) -> None:
+    def __init__(self, url: str, bodies: Iterable[Body], uds: str | None = None) -> None:
+        """`uds`: a Unix socket to connect to, whatever host the URL names."""
         self._url = f"{url}/v1/completions"
+        self._uds = uds
         self._bodies = list(bodies)
         self.answers = [Answer() for _ in self._bodies]
         self._tasks: list[asyncio.Task[None]] = []
         self._news = asyncio.Event()
 
     async def __aenter__(self) -> Self:
-        limits = httpx.Limits(max_connections=None)
-        self._client = httpx.AsyncClient(timeout=httpx.Timeout(None), limits=limits)
+        transport = httpx.AsyncHTTPTransport(
+            uds=self._uds, limits=httpx.Limits(max_connections=None)
+        )
+        self._client = httpx.AsyncClient(timeout=httpx.Timeout(None), transport=transport)
         self._tasks = [
             asyncio.create_task(self._run(body, answer))
             for body, answer in zip(self._bodies, self.answers, strict=True)
