@@ -15,6 +15,7 @@ from taco_gateway.http import connection
 from taco_gateway.text.tokenizer import Tokenizer
 from taco_proto.requests import FinishReason
 
+MAX_UNREAD_BYTES = 2**20
 POST = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
 
 
@@ -184,8 +185,18 @@ async def test_closing_the_connection_ends_the_request(make_app: AppMaker, strea
         assert app.engine.streams[0].given_up
 
 
-async def test_a_client_that_does_not_read(make_app: AppMaker) -> None:
+async def test_a_client_that_does_not_read(
+    make_app: AppMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is cut off although its connection stays open, and costs no more than the buffers."""
+    transports: list[asyncio.Transport] = []
+    connection_made = connection.GatewayHttpProtocol.connection_made
+
+    def note(protocol: connection.GatewayHttpProtocol, transport: asyncio.Transport) -> None:
+        transports.append(transport)
+        connection_made(protocol, transport)
+
+    monkeypatch.setattr(connection.GatewayHttpProtocol, "connection_made", note)
 
     def endless(_: object) -> list[SequenceUpdate]:
         return [SequenceUpdate(0, [50] * 4000) for _ in range(4000)]
@@ -196,10 +207,12 @@ async def test_a_client_that_does_not_read(make_app: AppMaker) -> None:
         _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1)
         writer.write(POST + b"content-length: %d\r\n\r\n" % len(body) + body)
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while not app.engine.streams:  # noqa: ASYNC110 (a request arrives)
+            largest = 0
+            while not app.engine.streams or not app.engine.streams[0].closed.is_set():
+                largest = max([largest, *(t.get_write_buffer_size() for t in transports)])
                 await asyncio.sleep(0)
-            await app.engine.streams[0].closed.wait()
         assert app.engine.streams[0].given_up
+        assert 0 < largest < MAX_UNREAD_BYTES
         writer.close()
 
 
