@@ -36,6 +36,7 @@ from taco_scheduler.engine import Engine
 NUM_SEQUENCES = 256
 PROMPT_TOKENS = 512
 CACHED_PROMPT_TOKENS = 4096
+NUM_OWNERS = 10
 NUM_WAITING = 10_000
 INFO = WorkerInfo(
     name="none",
@@ -134,21 +135,25 @@ class Bench:
         return following
 
 
-def decode_step(num_steps: int, num_waiting: int = 0) -> dict[str, dict[str, float]]:
+def decode_step(
+    num_steps: int, num_owners: int = 1, num_waiting: int = 0
+) -> dict[str, dict[str, float]]:
     """A step of 256 sequences that decode; one in 16 of them needs a block.
 
     Args:
-        num_waiting: requests that wait for a place, of ten owners.
+        num_owners: whose they are, in equal parts.
+        num_waiting: requests of the same owners that wait for a place.
     """
     bench = Bench(max_num_batched_tokens=8192)
     for handle in range(NUM_SEQUENCES):
         num_tokens = PROMPT_TOKENS + int(RANDOM.integers(0, 16))
-        bench.submit(submit_message(handle, num_tokens, max_tokens=100_000))
+        tenant = Tenant(name=f"owner-{handle % num_owners}")
+        bench.submit(submit_message(handle, num_tokens, max_tokens=100_000, tenant=tenant))
     answer = None
     while bench.engine.num_running < NUM_SEQUENCES or bench.now < 1.0:
         answer = bench.step(answer, Clock())
     for handle in range(NUM_SEQUENCES, NUM_SEQUENCES + num_waiting):
-        tenant = Tenant(name=f"owner-{handle % 10}")
+        tenant = Tenant(name=f"owner-{handle % num_owners}")
         bench.submit(submit_message(handle, PROMPT_TOKENS, max_tokens=16, tenant=tenant))
     gc.freeze()
     clock = Clock()
@@ -188,7 +193,10 @@ def main() -> None:
     gc.freeze()  # as the server does once it is up
     figures = {
         f"decode step, {NUM_SEQUENCES} sequences": decode_step(arguments.steps),
-        f"the same, {NUM_WAITING:,} requests wait": decode_step(arguments.steps, NUM_WAITING),
+        f"the same, of {NUM_OWNERS} owners": decode_step(arguments.steps, NUM_OWNERS),
+        f"the same, {NUM_WAITING:,} more wait": decode_step(
+            arguments.steps, NUM_OWNERS, NUM_WAITING
+        ),
         f"admission, {CACHED_PROMPT_TOKENS} cached tokens": cached_admission(arguments.steps // 4),
     }
     for title, parts in figures.items():

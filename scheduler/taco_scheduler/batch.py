@@ -35,6 +35,7 @@ class Batch:
         client, handle, index, num_cached: what its client calls it; the prompt tokens that were
             cached.
         share: index of its tenant's share.
+        priority: of its request.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -56,6 +57,7 @@ class Batch:
         self.index = np.zeros(num_slots, dtype=np.int32)
         self.num_cached = np.zeros(num_slots, dtype=np.int32)
         self.share = np.zeros(num_slots, dtype=np.int32)
+        self.priority = np.zeros(num_slots, dtype=np.int64)
         self.left_slots: list[int] = []  # since the last plan
         self._free_slots = list(range(num_slots))[::-1]
         self._next_tenure = 0
@@ -118,6 +120,7 @@ class Batch:
         self.index[slot] = sequence.index
         self.num_cached[slot] = sequence.num_cached_tokens or 0
         self.share[slot] = request.share.index
+        self.priority[slot] = request.priority
 
     def leave(self, sequence: Sequence) -> None:
         """Frees the slot; outputs that are still to come for this tenure find no owner."""

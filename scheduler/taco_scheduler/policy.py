@@ -164,7 +164,7 @@ class Policy:
         standings: Standings | None = None
         if len(needy) * self._max_growth > self._blocks.num_free_blocks:
             # The most urgent first: a victim is then never one that has just got a block.
-            standings = Standings(batch, self._blocks.num_blocks)
+            standings = self._standings()
             needy.sort(key=standings.standing)
         has_preempted = False
         for sequence in needy:
@@ -239,11 +239,14 @@ class Policy:
         if self._holds(sequence) or self._delays(sequence):
             return
         num_blocks = -(-len(sequence.tokens) // self._blocks.block_size)
-        victim = Standings(batch, self._blocks.num_blocks).yields_to(sequence, num_blocks)
+        victim = self._standings().yields_to(sequence, num_blocks)
         if victim is None:
             self._vain_search, self._steps_to_search = search, STEPS_TO_SEARCH
         else:
             self._preempt(victim)
+
+    def _standings(self) -> Standings:
+        return Standings(self._batch, self._blocks.num_blocks, self._blocks.block_size)
 
     def _admit_waiting(self, rows: StepRows, budget: int, before: Rank | None = None) -> int:
         """Gives sequences that wait a slot and a first row, as far as slots, blocks and budget go;
