@@ -89,6 +89,7 @@ class Cached:
     Attributes:
         filled_by: the step that computes or loads the device block; NOT_SENT: a load, not sent.
         copied_by: the step that copies it to the host; NOT_SENT: it was not sent.
+        source: the host block that a load reads.
         num_uses: sequences that have had a part in it.
     """
 
@@ -96,6 +97,7 @@ class Cached:
     filled_by: int | None = None
     host_block: int | None = None
     copied_by: int | None = None
+    source: int | None = None
     last_unpin: int = -1
     num_uses: int = 0
 

@@ -1,7 +1,8 @@
 """The block manager against a model of an engine that overlaps, drafts, fails, aborts, preempts.
 
 The model knows what every slot of device and host memory holds and which prefixes are cached where,
-pinned by whom and used when. After every rule the manager's whole state must agree with it.
+pinned by whom and used when; a store below it writes, reads, fails and reports late. After every
+rule the manager's whole state must agree with it.
 """
 
 import struct
@@ -20,6 +21,7 @@ from hypothesis.stateful import (
     rule,
 )
 
+from support.kv_disk_rules import DiskRules, Store
 from support.kv_model import (
     BLOCK_SIZE,
     NOT_SENT,
@@ -50,21 +52,31 @@ prompts = st.builds(lambda zeros, tail: (0,) * zeros + tail, st.integers(0, 12),
 picks = st.integers(0, 999)
 
 
-class BlockManagerMachine(RuleBasedStateMachine):
+class BlockManagerMachine(DiskRules, RuleBasedStateMachine):
     @initialize(
         num_host_blocks=st.sampled_from([0, 5, 20, 60]),
+        num_disk_blocks=st.sampled_from([0, 6, 200]),
         min_uses=st.sampled_from([1, 1, 2]),
         max_cached=st.sampled_from([None, None, 12]),
         is_warm=st.booleans(),
+        is_restarted=st.booleans(),
     )
     def start(
-        self, num_host_blocks: int, min_uses: int, max_cached: int | None, is_warm: bool
+        self,
+        num_host_blocks: int,
+        num_disk_blocks: int,
+        min_uses: int,
+        max_cached: int | None,
+        is_warm: bool,
+        is_restarted: bool,
     ) -> None:
         self.num_host_blocks = num_host_blocks
+        self.num_disk_blocks = num_disk_blocks
         self.min_uses = min_uses
         self.max_cached = max_cached
         self.history: list[tuple[CacheNamespace, Tokens]] = []
         self.clock = 0
+        self.store = Store()
         self.attach_worker()
         if is_warm:
             for last in (0, 1, 1):
@@ -74,15 +86,21 @@ class BlockManagerMachine(RuleBasedStateMachine):
                 self.confirm(1)
                 self.release(self.live[0])
             self.squeeze(NUM_BLOCKS - 3, runs=True)
+            if self.traffic is not None and is_restarted:
+                self.flush()
+                self.attach_worker()
+                self.catch_up([True])
 
     def attach_worker(self) -> None:
         self.manager = BlockManager(
             NUM_BLOCKS,
             BLOCK_SIZE,
             num_host_blocks=self.num_host_blocks,
+            num_disk_blocks=self.num_disk_blocks,
             offload_min_accesses=self.min_uses,
             max_cached_device_blocks=self.max_cached,
         )
+        self.store.restart()
         self.memory = Memory()
         self.live: list[Sequence] = []
         self.in_flight: list[Step] = []
@@ -110,7 +128,9 @@ class BlockManagerMachine(RuleBasedStateMachine):
         num_spare: int = 0,
     ) -> None:
         on_device, on_host = self.longest_match(namespace, tokens) if read_cache else ([], [])
-        matched = on_device + on_host
+        num_matched = len(on_device) + len(on_host)
+        on_read = self.match_read(namespace, tokens, num_matched) if read_cache else []
+        matched = on_device + on_host + on_read
         num_new = max(len(matched), num_blocks_for(num_tokens)) - len(on_device)
         num_free = len(self.free_blocks())
         has_given_way = False
@@ -121,6 +141,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
             has_given_way = True
         num_available = num_free + len(self.unpinned() - set(on_device))
         before, copied = self.snapshot(), self.host_copies()
+        read_blocks = self.read_blocks(on_read)
 
         table = self.manager.allocate(
             pack(tokens), num_tokens, namespace, read_cache=read_cache, num_spare_blocks=num_spare
@@ -133,15 +154,20 @@ class BlockManagerMachine(RuleBasedStateMachine):
         assert table is not None
         assert table.num_cached_tokens == len(matched) * BLOCK_SIZE
         assert table.blocks[: len(on_device)] == [self.cached[each].block for each in on_device]
-        for prefix, block in zip(on_host, table.blocks[len(on_device) :], strict=False):
-            self.cached[prefix].block = block
-            self.cached[prefix].filled_by = NOT_SENT
+        sources = [self.host_block_of(prefix) for prefix in on_host] + read_blocks
+        blocks = table.blocks[len(on_device) : len(matched)]
+        for prefix, block, source in zip(on_host + on_read, blocks, sources, strict=True):
+            entry = self.cached.setdefault(prefix, Cached(None))
+            entry.block, entry.source, entry.filled_by = block, source, NOT_SENT
+            if entry.host_block is None:
+                entry.host_block = source
         for prefix in matched:
             self.cached[prefix].num_uses += 1
-        self.hits.update(device=len(on_device), host=len(on_host), missed=num_new - len(on_host))
+        num_loaded = len(sources)
+        self.hits.update(device=len(on_device), host=num_loaded, missed=num_new - num_loaded)
         num_cached = len(matched)
         self.live.append(Sequence(namespace, tokens, table, num_cached, num_tokens, num_cached))
-        self.note_evictions(max(0, num_new - num_free), copied, len(on_host))
+        self.note_evictions(max(0, num_new - num_free), copied, num_loaded)
 
     @precondition(lambda self: self.history and len(self.live) < MAX_SEQUENCES)
     @rule(pick=picks, cut=st.integers(0, 6), tail=st.just(()) | token_lists)
@@ -151,7 +177,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
         tokens = tokens[: max(1, len(tokens) - cut)] + tail
         self.admit(tokens, namespace, len(tokens), True)
 
-    @precondition(lambda self: self.on_host_alone() and len(self.live) < MAX_SEQUENCES)
+    @precondition(lambda self: len(self.live) < MAX_SEQUENCES and self.on_host_alone())
     @rule(pick=picks, tail=token_lists)
     def come_back(self, pick: int, tail: Tokens) -> None:
         """A conversation goes on of which the device holds no longer all."""
@@ -292,7 +318,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
             if pin.until <= now:
                 self.end_pin(pin)
 
-    @precondition(lambda self: self.unpinned())
+    @precondition(lambda self: self.cached)
     @rule(num_blocks=st.integers(1, NUM_BLOCKS), runs=st.sampled_from([True, True, False]))
     def squeeze(self, num_blocks: int, runs: bool) -> None:
         """A prompt that nobody shares comes and goes, be it that a step has run for it or not."""
@@ -321,6 +347,10 @@ class BlockManagerMachine(RuleBasedStateMachine):
         for sequence in list(self.live):
             self.release(sequence)
         self.end_all_pins()
+        if self.traffic is not None:
+            if self.in_flight:
+                self.confirm(len(self.in_flight))
+            self.flush()
         assert self.manager.num_free_blocks == NUM_BLOCKS
         assert self.manager.usage == 0
         self.squeeze(NUM_BLOCKS, runs=False)
@@ -349,7 +379,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
         host = self.manager._host
         if host is None:
             return
-        loading = {e.block: e.host_block for e in self.cached.values() if e.filled_by == NOT_SENT}
+        loading = {e.block: e.source for e in self.cached.values() if e.filled_by == NOT_SENT}
         loading.pop(None, None)  # what was evicted before it was loaded
         assert host._loads == loading
         owners = self.host_copies()
@@ -499,8 +529,8 @@ class BlockManagerMachine(RuleBasedStateMachine):
             self.end_pin(pin)
 
     def host_copies(self) -> Counter[int]:
-        """How many copies, planned or in flight, read or write each host block."""
-        copies = count_copies(self.in_flight)
+        """How many copies, planned or in flight, and files, read or write each host block."""
+        copies = count_copies(self.in_flight) + self.disk_owners()
         if self.manager._host is not None:
             copies.update(self.manager._host._loads.values())
             copies.update(list(self.manager._host._offloads))
@@ -646,9 +676,11 @@ class BlockManagerMachine(RuleBasedStateMachine):
         return Plan(sequence, start, written, end - start, emitted if samples else ())
 
     def take_copies(self, step: Step) -> None:
+        in_use = self.host_copies()
         step.copies = self.manager.take_copies(step.step_id)
         if step.copies is not None:
             self.memory.copy(step.copies)
+        self.note_saves(step, in_use)
         for entry in self.cached.values():
             if entry.filled_by == NOT_SENT:
                 entry.filled_by = step.step_id
@@ -761,6 +793,6 @@ class BlockManagerMachine(RuleBasedStateMachine):
 
 
 BlockManagerMachine.TestCase.settings = settings(
-    max_examples=350, stateful_step_count=100, deadline=None
+    max_examples=500, stateful_step_count=100, deadline=None
 )
 TestBlockManager = BlockManagerMachine.TestCase

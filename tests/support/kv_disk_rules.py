@@ -1,0 +1,355 @@
+"""The disk tier in the block manager's state machine: a store that works, fails and reports late.
+
+What the manager's own map of the files says is checked for sense, against what the store holds.
+"""
+
+import struct
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.stateful import invariant, precondition, rule
+
+from support.kv_model import (
+    BLOCK_SIZE,
+    Cached,
+    Memory,
+    Prefix,
+    Step,
+    Tokens,
+    contents_of,
+    pack,
+)
+from taco_proto.kv_tiers import StoreCommand, StoredBlock, StoreReport
+from taco_scheduler.kv.block_manager import BlockManager
+from taco_scheduler.kv.disk_tier import DiskTier
+from taco_scheduler.kv.disk_traffic import DiskTraffic
+from taco_scheduler.kv.namespace import CacheNamespace
+
+MAX_FLUSH_ROUNDS = 500
+UNKNOWN = bytes(range(16))  # a key that nobody has written
+
+picks = st.integers(0, 999)
+
+
+@dataclass
+class Store:
+    """The worker's side: files, and what it was told and has not done, or not reported.
+
+    Attributes:
+        files: what is there, with what it holds.
+        names: of all that was ever written.
+        damaged: files that are gone or spoiled; whoever reads them finds out.
+        jobs: writes, reads and deletes in their order.
+        reports: that have not arrived.
+    """
+
+    files: dict[bytes, list[Prefix | None]] = field(default_factory=dict)
+    names: dict[bytes, StoredBlock] = field(default_factory=dict)
+    damaged: set[bytes] = field(default_factory=set)
+    was_asked: bool = False
+    jobs: list[tuple[str, bytes, int]] = field(default_factory=list)
+    reports: list[StoreReport] = field(default_factory=list)
+
+    def restart(self) -> None:
+        """Its link is a new one: it does not remember what it was told."""
+        self.jobs.clear()
+        self.reports.clear()
+        self.was_asked = False
+
+    def take(self, command: StoreCommand) -> None:
+        if not self.was_asked:
+            self.was_asked = True
+            self._drop_orphans()
+            found = tuple(self.names[key] for key in self.files)
+            self.reports.append(StoreReport(found=found, is_complete=True))
+        for host_block, block in command.writes:
+            self.names[block.key] = block
+            self.jobs.append(("write", block.key, host_block))
+        self.jobs += [("read", key, host_block) for key, host_block in command.reads]
+        self.jobs += [("delete", key, -1) for key in command.deletes]
+
+    def prefix(self, key: bytes) -> Prefix:
+        block = self.names[key]
+        tokens: Tokens = struct.unpack(f"<{BLOCK_SIZE}i", block.token_ids)
+        if block.parent:
+            tokens = self.prefix(block.parent)[1] + tokens
+        return CacheNamespace(block.adapter, block.cache_salt), tokens
+
+    def _drop_orphans(self) -> None:
+        """Parents come before their children, and what has no parent goes."""
+        for key in self.damaged:
+            self.files.pop(key, None)
+        self.damaged.clear()
+        kept: dict[bytes, list[Prefix | None]] = {}
+        for key in sorted(self.files, key=lambda key: len(self.prefix(key)[1])):
+            parent = self.names[key].parent
+            if not parent or parent in kept:
+                kept[key] = self.files[key]
+        self.files = kept
+
+
+class DiskRules:
+    """Rules and invariants to be mixed into the machine, whose these attributes and methods are."""
+
+    manager: BlockManager
+    memory: Memory
+    cached: dict[Prefix, Cached]
+    in_flight: list[Step]
+    next_step_id: int
+    min_uses: int
+    num_disk_blocks: int
+    store: Store
+    admit: Callable[..., Any]
+    confirm: Callable[..., Any]
+    take_copies: Callable[..., Any]
+    host_copies: Callable[[], Counter[int]]
+    tree_blocks: Callable[[], dict[Prefix, tuple[int | None, int | None]]]
+    note_host_drops: Callable[..., Any]
+
+    @property
+    def traffic(self) -> DiskTraffic | None:
+        return self.manager._disk
+
+    @property
+    def tier(self) -> DiskTier:
+        assert self.manager._disk is not None
+        return self.manager._disk._disk
+
+    # ------------------------------------------------------------------ rules
+
+    @precondition(lambda self: self.traffic)
+    @rule()
+    def send_commands(self) -> None:
+        while (command := self.manager.next_store_command()) is not None:
+            self.store.take(command)
+
+    @precondition(lambda self: self.traffic and self.store.jobs)
+    @rule(count=st.integers(1, 12), luck=st.lists(st.booleans(), min_size=1, max_size=3))
+    def work(self, count: int, luck: list[bool]) -> None:
+        """The store does some of its jobs, of which some fail; it says so in one report."""
+        jobs, self.store.jobs = self.store.jobs[:count], self.store.jobs[count:]
+        done: dict[str, list[bytes]] = {"write": [], "read": [], "failed": []}
+        for i, (kind, key, host_block) in enumerate(jobs):
+            if kind == "delete":
+                self.store.files.pop(key, None)
+                self.store.damaged.discard(key)
+            elif self.do(kind, key, host_block, is_lucky=luck[i % len(luck)]):
+                done[kind].append(key)
+            else:
+                self.store.files.pop(key, None)
+                self.store.damaged.discard(key)
+                done["failed"].append(key)
+        written, read, failed = map(tuple, done.values())
+        if written or read or failed:
+            self.store.reports.append(StoreReport(written=written, read=read, failed=failed))
+
+    def do(self, kind: str, key: bytes, host_block: int, *, is_lucky: bool) -> bool:
+        """One write or read; False if it failed."""
+        store = self.store
+        if kind == "write":
+            contents = self.memory.host[host_block]
+            assert contents == contents_of(store.prefix(key)), "what is written was overwritten"
+            if is_lucky:
+                store.files[key] = list(contents)
+                store.damaged.discard(key)
+            return is_lucky
+        if key not in store.files or key in store.damaged or not is_lucky:
+            self.memory.host[host_block] = [None] * BLOCK_SIZE
+            return False
+        self.memory.host[host_block] = list(store.files[key])
+        return True
+
+    @precondition(lambda self: self.traffic and self.store.reports)
+    @rule(count=st.integers(1, 3))
+    def report(self, count: int) -> None:
+        arrived, self.store.reports = self.store.reports[:count], self.store.reports[count:]
+        for each in arrived:
+            self.manager.take_store_report(each)
+
+    @precondition(lambda self: self.traffic)
+    @rule(luck=st.sampled_from([[True], [True], [True, False]]))
+    def catch_up(self, luck: list[bool]) -> None:
+        """The store does all that there is to do, and everybody knows."""
+        self.send_commands()
+        if self.store.jobs:
+            self.work(len(self.store.jobs), luck)
+        if self.store.reports:
+            self.report(len(self.store.reports))
+
+    @precondition(lambda self: self.traffic and self.tier.is_known)
+    @rule(kind=st.sampled_from(["written", "read", "failed", "damage", "damage"]), pick=picks)
+    def mishap(self, kind: str, pick: int) -> None:
+        """A file is spoiled, or there is a report of a key that nobody has heard of."""
+        if kind != "damage":
+            report = StoreReport(**{kind: (UNKNOWN,)})  # type: ignore[arg-type]
+            self.manager.take_store_report(report)
+        elif self.store.files:
+            files = list(self.store.files)
+            self.store.damaged.add(files[pick % len(files)])
+
+    @precondition(lambda self: self.traffic and self.store.files)
+    @rule(
+        pick=picks,
+        tail=st.integers(0, 1),
+        is_worth_it=st.sampled_from([True, True, False]),
+        waits=st.booleans(),
+    )
+    def read_ahead(self, pick: int, tail: int, is_worth_it: bool, waits: bool) -> None:
+        """A conversation goes on of which there may be more on disk than elsewhere."""
+        files = list(self.store.files)
+        namespace, tokens = self.store.prefix(files[pick % len(files)])
+        in_use = self.host_copies()
+        self.manager.read_ahead(pack((*tokens, tail)), namespace, lambda *_: is_worth_it)
+        self.note_host_drops(self.tree_blocks(), set(), in_use)
+        if waits:
+            self.catch_up([True])
+
+    @precondition(lambda self: self.traffic and self.traffic._read)
+    @rule(pick=picks, tail=st.integers(0, 1))
+    def come_back_from_disk(self, pick: int, tail: int) -> None:
+        assert self.traffic is not None
+        keys = list(self.traffic._read)
+        namespace, tokens = self.store.prefix(keys[pick % len(keys)])
+        self.admit((*tokens, tail), namespace, len(tokens) + 1, True)
+
+    # -------------------------------------------------------------- invariants
+
+    @invariant()
+    def files_are_closed_under_prefixes(self) -> None:
+        if self.traffic is None:
+            return
+        tier = self.tier
+        assert len(tier._files) <= max(self.num_disk_blocks, 1)
+        children = Counter[bytes]()
+        for key, file in tier._files.items():
+            assert file.key == key
+            if file.parent is None:
+                assert tier._firsts[file.block.adapter, file.block.cache_salt, file.block.token_ids]
+            else:
+                assert tier._files[file.parent.key] is file.parent
+                assert file.parent.children[file.block.token_ids] is file
+                children[file.parent.key] += 1
+        assert len(tier._firsts) == sum(file.parent is None for file in tier._files.values())
+        for key, file in tier._files.items():
+            assert len(file.children) == children[key]
+
+    @invariant()
+    def files_that_count_are_there(self) -> None:
+        """Or it is on its way that they are not."""
+        if self.traffic is None:
+            return
+        failed = {key for report in self.store.reports for key in report.failed}
+        under_way = {key for kind, key, _ in self.store.jobs if kind == "delete"}
+        for key, file in self.tier._files.items():
+            if file.is_written and key not in failed | under_way:
+                assert self.store.files[key] == contents_of(self.store.prefix(key))
+
+    @invariant()
+    def jobs_are_those_that_are_waited_for(self) -> None:
+        if self.traffic is None:
+            return
+        for kind, waited in (("write", self.tier._writing), ("read", self.tier._reading)):
+            jobs = {key for each, key, _ in self.store.jobs if each == kind}
+            done = {key for report in self.store.reports for key in _keys_of(report)}
+            commands = {key for each in self.tier._commands for key in _jobs_of(each)[kind]}
+            assert jobs <= waited.keys()
+            assert waited.keys() <= jobs | done | commands
+
+    @invariant()
+    def what_was_read_is_what_was_written(self) -> None:
+        if self.traffic is not None:
+            for key, host_block in self.traffic._read.items():
+                assert self.memory.host[host_block] == contents_of(self.store.prefix(key))
+
+    # ------------------------------------------------------------------- model
+
+    def disk_owners(self) -> Counter[int]:
+        """How often each host block is held for the disk."""
+        if self.traffic is None:
+            return Counter()
+        held = (self.tier._writing, self.tier._reading, self.traffic._read)
+        return Counter(block for blocks in held for block in blocks.values())
+
+    def match_read(self, namespace: CacheNamespace, tokens: Tokens, start: int) -> list[Prefix]:
+        """What was read from disk of a prefix, behind its first `start` blocks."""
+        found: list[Prefix] = []
+        if self.traffic is None or not self.traffic._read:
+            return found
+        num_readable = (len(tokens) - 1) // BLOCK_SIZE
+        packed = bytes(pack(tokens[: num_readable * BLOCK_SIZE]))
+        for file in self.tier.walk(namespace, packed)[start:]:
+            if file.key not in self.traffic._read:
+                break
+            found.append(self.store.prefix(file.key))
+        return found
+
+    def read_blocks(self, prefixes: list[Prefix]) -> list[int]:
+        """The host blocks that those were read to."""
+        if not prefixes:
+            return []
+        assert self.traffic is not None
+        block_of = {self.store.prefix(key): block for key, block in self.traffic._read.items()}
+        return [block_of[prefix] for prefix in prefixes]
+
+    def note_saves(self, step: Step, in_use: Counter[int]) -> None:
+        """The manager may have copied to the host what it is going to write."""
+        if self.traffic is None:
+            return
+        found = self.tree_blocks()
+        targets = set(step.offloads)
+        for prefix, (block, host_block) in found.items():
+            entry = self.cached[prefix]
+            if host_block is None or host_block == entry.host_block:
+                continue
+            assert host_block in targets
+            assert block == entry.block
+            assert entry.filled_by is None, "not computed yet"
+            assert entry.num_uses >= self.min_uses
+            assert entry.host_block is None or not in_use[entry.host_block]
+            entry.host_block = host_block
+            entry.copied_by = step.step_id
+        self.note_host_drops(found, set(), in_use)
+
+    def flush(self) -> None:
+        """All that is cached, and worth it, gets to the disk, if that has room."""
+        self.manager.flush()
+        for _ in range(MAX_FLUSH_ROUNDS):
+            if self.manager.is_flushed:
+                break
+            self.catch_up([True])
+            self.next_step_id += 1
+            step = Step(self.next_step_id, [], None)
+            self.take_copies(step)
+            self.in_flight.append(step)
+            self.confirm(1)
+        assert self.manager.is_flushed
+        if self.num_disk_blocks > len(self.store.names):
+            stored = {self.store.prefix(key) for key in self.store.files}
+            assert self.worth_saving() <= stored
+
+    def worth_saving(self) -> set[Prefix]:
+        def is_worth_it(prefix: Prefix) -> bool:
+            namespace, tokens = prefix
+            ends = range(BLOCK_SIZE, len(tokens) + 1, BLOCK_SIZE)
+            entries = [self.cached[namespace, tokens[:end]] for end in ends]
+            return all(_is_worth_it(entry, self.min_uses) for entry in entries)
+
+        return {prefix for prefix in self.cached if is_worth_it(prefix)}
+
+
+def _is_worth_it(entry: Cached, min_uses: int) -> bool:
+    return entry.num_uses >= min_uses or entry.host_block is not None
+
+
+def _keys_of(report: StoreReport) -> tuple[bytes, ...]:
+    return report.written + report.read + report.failed
+
+
+def _jobs_of(command: StoreCommand) -> dict[str, list[bytes]]:
+    return {
+        "write": [block.key for _, block in command.writes],
+        "read": [key for key, _ in command.reads],
+    }
