@@ -6,6 +6,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from taco_license.document import Gpu, License, sign
 from taco_license.keys import PublicKeys, key_id
+from taco_license.service import LicenseService
+from taco_license.store import Store
 
 ISSUED = datetime(2026, 1, 1, tzinfo=UTC)
 DAY = 86_400.0
@@ -40,3 +42,19 @@ def make_license(
 
 def signed(license_: License) -> bytes:
     return sign(license_, ISSUER)
+
+
+class Clock:
+    """Both clocks of a license service, in the test's hands."""
+
+    def __init__(self) -> None:
+        self.wall = ISSUED.timestamp() + DAY
+        self.monotonic = 1000.0
+
+    def advance(self, seconds: float) -> None:
+        self.wall += seconds
+        self.monotonic += seconds
+
+
+def make_service(store: Store, clock: Clock, keys: PublicKeys = KEYS) -> LicenseService:
+    return LicenseService(store, keys, wall=lambda: clock.wall, monotonic=lambda: clock.monotonic)

@@ -27,6 +27,7 @@ COMMANDS = (
     *("serve", "gateway", "scheduler", "worker", "draft-worker", "version"),
     *("bench serve", "bench throughput", "bench latency"),
     *("keys add n", "keys list", "keys revoke n", "keys import f"),
+    *("license keygen", "license issue", "license serve"),
 )
 
 

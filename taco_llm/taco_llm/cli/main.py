@@ -4,12 +4,22 @@ import os
 import sys
 from collections.abc import Sequence
 
-from taco_llm.cli import bench, draft_worker, gateway, keys, scheduler, serve, version, worker
+from taco_llm.cli import (
+    bench,
+    draft_worker,
+    gateway,
+    keys,
+    scheduler,
+    serve,
+    version,
+    worker,
+)
+from taco_llm.cli import license as license_command
 from taco_llm.flags import Parser
 from taco_proto.errors import ConfigurationError
 from taco_proto.logging import configure_logging
 
-_COMMANDS = (serve, gateway, scheduler, worker, draft_worker, keys, bench, version)
+_COMMANDS = (serve, gateway, scheduler, worker, draft_worker, keys, license_command, bench, version)
 
 
 def build_parser() -> Parser:

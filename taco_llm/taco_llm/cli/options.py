@@ -13,7 +13,9 @@ from taco_proto.errors import ConfigurationError
 Subparsers: TypeAlias = "argparse._SubParsersAction[Parser]"
 
 # What main() needs to find the command, beside the options.
-_DISPATCH = frozenset({"command", "bench_command", "keys_command", "run", "parser"})
+_DISPATCH = frozenset(
+    {"command", "bench_command", "keys_command", "license_command", "run", "parser"}
+)
 
 LOGGER = logging.getLogger("taco.cli")
 

@@ -1,0 +1,203 @@
+"""The license server's HTTP surface."""
+
+import asyncio
+import hmac
+import json
+import logging
+import sqlite3
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.applications import Starlette
+from starlette.datastructures import UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from taco_license.document import MAX_BYTES, MAX_NUMBER, MAX_TEXT
+from taco_license.errors import LeaseRefusedError, LicenseError
+from taco_license.leases import HEARTBEAT_SECONDS, LEASE_SECONDS
+from taco_license.metrics import ServiceMetrics
+from taco_license.service import LicenseService
+
+logger = logging.getLogger("taco.license")
+
+MAX_UPLOAD_BYTES = MAX_BYTES + (64 << 10)  # with the form around it
+MAX_LEASE_BYTES = 64 << 10
+MAX_LEASE_GPUS = 64
+BODY_SECONDS = 30.0
+
+_FORBIDDEN = frozenset({"no_license", "expired", "not_licensed"})
+_LEASE_FIELDS = {"gpus", "instance", "started"}
+
+
+def create_app(service: LicenseService, admin_token: str | None = None) -> Starlette:
+    """The application around `service`, all of whose work is done in the event loop's thread.
+
+    Args:
+        admin_token: who replaces the license must give it as a bearer token; None: nobody must.
+    """
+    handlers = _Handlers(service, admin_token)
+    return Starlette(
+        routes=[
+            Route("/", handlers.root),
+            Route("/ls", handlers.replace, methods=["POST"]),
+            Route("/ls/view", handlers.view),
+            Route("/ls/lease", handlers.lease, methods=["POST"]),
+            Route("/ls/release", handlers.release, methods=["POST"]),
+            Route("/metrics", handlers.metrics),
+        ],
+        exception_handlers={_RequestError: _request_error},
+    )
+
+
+class _RequestError(Exception):
+    """An answer with `status` and one line of text."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def _request_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, _RequestError)
+    return _text(str(error), error.status)
+
+
+class _Handlers:
+    def __init__(self, service: LicenseService, admin_token: str | None) -> None:
+        self._service = service
+        self._admin_token = admin_token
+        self._metrics = ServiceMetrics(service)
+
+    async def root(self, _: Request) -> Response:
+        return _text("taco license server")
+
+    async def replace(self, request: Request) -> Response:
+        self._check_token(request)
+        document = await _uploaded_file(request)
+        try:
+            self._service.import_license(document)
+        except LicenseError as error:
+            raise _RequestError(400, str(error)) from None
+        except sqlite3.Error as error:
+            logger.error("the license was not stored: %s", error)
+            raise _RequestError(
+                507, "the license could not be stored; the one before holds"
+            ) from None
+        return _text("license file sucessfully uploaded")  # the spelling of TACO's documents
+
+    async def view(self, _: Request) -> Response:
+        text = self._service.view()
+        if text is None:
+            raise _RequestError(404, "no license was imported")
+        return PlainTextResponse(text)
+
+    async def lease(self, request: Request) -> Response:
+        gpus, instance, started = await _lease_body(request)
+        try:
+            seconds = self._service.lease(gpus, instance, started)
+        except LeaseRefusedError as refusal:
+            error = {"code": refusal.code, "message": str(refusal)}
+            return JSONResponse({"error": error}, 403 if refusal.code in _FORBIDDEN else 409)
+        return JSONResponse(
+            {
+                "lease_seconds": LEASE_SECONDS,
+                "heartbeat_seconds": HEARTBEAT_SECONDS,
+                "license_seconds": seconds,
+            }
+        )
+
+    async def release(self, request: Request) -> Response:
+        self._service.release(*await _lease_body(request))
+        return JSONResponse({})
+
+    async def metrics(self, _: Request) -> Response:
+        return Response(self._metrics.render(), media_type=CONTENT_TYPE_LATEST)
+
+    def _check_token(self, request: Request) -> None:
+        if self._admin_token is None:
+            return
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        good = hmac.compare_digest(token.strip().encode(), self._admin_token.encode())
+        if scheme.lower() != "bearer" or not good:
+            raise _RequestError(401, "replacing the license needs the admin token")
+
+
+def _text(line: str, status: int = 200) -> Response:
+    return PlainTextResponse(line + "\n", status)
+
+
+class _FormParser(MultiPartParser):
+    """Keeps a file in memory: the file system may be read-only."""
+
+    spool_max_size = MAX_UPLOAD_BYTES
+
+
+async def _uploaded_file(request: Request) -> bytes:
+    if not request.headers.get("content-type", "").startswith("multipart/form-data"):
+        raise _RequestError(415, "the license must come as multipart/form-data, in the field file")
+    body = await _read_body(request, MAX_UPLOAD_BYTES)
+    parser = _FormParser(request.headers, _in_one_piece(body), max_files=1, max_fields=8)
+    try:
+        form = await parser.parse()
+    except (MultiPartException, KeyError) as error:
+        raise _RequestError(400, f"the form cannot be read: {error}") from None
+    file = form.get("file")
+    if not isinstance(file, UploadFile):
+        await form.close()
+        raise _RequestError(400, "the form has no file in its field file")
+    try:
+        return await file.read()
+    finally:
+        await form.close()
+
+
+async def _lease_body(request: Request) -> tuple[list[str], str, int]:
+    """The GPUs, the instance and when it started."""
+    data = await _read_body(request, MAX_LEASE_BYTES)
+    try:
+        body = json.loads(data)
+    except (ValueError, RecursionError):
+        raise _RequestError(400, "the body must be JSON") from None
+    if not isinstance(body, dict) or body.keys() != _LEASE_FIELDS:
+        raise _RequestError(400, "the body must have the fields gpus, instance and started")
+    gpus, instance, started = body["gpus"], body["instance"], body["started"]
+    if (
+        not isinstance(gpus, list)
+        or not 0 < len(gpus) <= MAX_LEASE_GPUS
+        or not all(map(_is_name, gpus))
+        or len(set(gpus)) < len(gpus)
+    ):
+        raise _RequestError(400, f"gpus must be 1 to {MAX_LEASE_GPUS} different ids")
+    if not _is_name(instance):
+        raise _RequestError(400, f"instance must be 1 to {MAX_TEXT} printable characters")
+    if type(started) is not int or not 0 <= started <= MAX_NUMBER:
+        raise _RequestError(400, f"started must be a whole number from 0 to {MAX_NUMBER}")
+    return gpus, instance, started
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and 0 < len(value) <= MAX_TEXT and value.isprintable()
+
+
+async def _read_body(request: Request, most: int) -> bytes:
+    """Refuses a body that is too long, and one that does not end."""
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for piece in request.stream():
+                body += piece
+                if len(body) > most:
+                    raise _RequestError(413, f"the body is longer than {most} bytes")
+    except TimeoutError:
+        raise _RequestError(408, f"the body did not end within {BODY_SECONDS:g} s") from None
+    except ClientDisconnect:
+        raise _RequestError(400, "the body was cut short") from None
+    return bytes(body)
+
+
+async def _in_one_piece(body: bytes) -> AsyncGenerator[bytes, None]:
+    yield body

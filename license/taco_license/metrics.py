@@ -1,0 +1,54 @@
+"""What the license server measures, made into Prometheus families when somebody scrapes."""
+
+from collections.abc import Iterator, Mapping
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from taco_license.service import LicenseService
+
+
+class ServiceMetrics(Collector):
+    """The figures of one service, in a registry of their own."""
+
+    def __init__(self, service: LicenseService) -> None:
+        self._service = service
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+
+    def render(self) -> bytes:
+        """Prometheus' text format."""
+        return generate_latest(self._registry)
+
+    def describe(self) -> list[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        service = self._service
+        license_ = service.license
+        yield _gauge("valid", "1: there is a license that has not expired.", service.is_valid())
+        yield _gauge("seats_taken", "GPUs that have a lease.", len(service.leases))
+        yield _gauge("clock_behind_seconds", "How far the clock is back.", service.seconds_behind())
+        if license_ is not None:
+            yield _gauge("seats", "The most GPUs at once; 0: no limit.", license_.access_limit)
+            yield _gauge("gpus", "GPUs in the license.", len(license_.gpus))
+            yield _gauge("expiry_timestamp_seconds", "When it expires.", license_.expires)
+        yield _counter("requests", "Requests for leases.", "outcome", service.outcomes)
+        yield _counter("imports", "Licenses that were uploaded.", "outcome", service.imports)
+        errors = CounterMetricFamily(
+            "taco:license_storage_errors", "What could not be written to disk."
+        )
+        errors.add_metric((), service.storage_errors)
+        yield errors
+
+
+def _gauge(name: str, documentation: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"taco:license_{name}", documentation, value=value)
+
+
+def _counter(name: str, documentation: str, label: str, counts: Mapping[str, int]) -> Metric:
+    family = CounterMetricFamily(f"taco:license_{name}", documentation, labels=(label,))
+    for value, count in counts.items():
+        family.add_metric((value,), count)
+    return family

@@ -1,0 +1,135 @@
+"""The license server as a process."""
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+import uvloop
+
+from taco_license.app import create_app
+from taco_license.errors import SettingError
+from taco_license.keys import PublicKeys, project_keys, read_public_keys
+from taco_license.service import LicenseService
+from taco_license.store import Store
+
+logger = logging.getLogger("taco.license")
+
+BACKLOG = 2048
+TICK_SECONDS = 5.0
+CLOSE_SECONDS = 5  # for requests that still run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LicenseServerConfig:
+    """How a license server runs.
+
+    Attributes:
+        data_dir: where the license, the leases and the audit log stand; one server's alone.
+        public_keys: files of the issuers that are trusted; none: the project's.
+        admin_token_file: holds what a client must give that replaces the license; None: nothing.
+    """
+
+    host: str
+    port: int
+    data_dir: str
+    public_keys: tuple[str, ...] = ()
+    admin_token_file: str | None = None
+
+
+def run_license_server(config: LicenseServerConfig) -> None:
+    """Serves until SIGTERM or SIGINT.
+
+    Raises:
+        LicenseError: a key file cannot be used.
+        SettingError: another setting cannot.
+    """
+    keys = trusted_keys(config.public_keys)
+    token = _read_token(config.admin_token_file)
+    with _listen(config.host, config.port) as listener, Store(config.data_dir) as store:
+        service = LicenseService(store, keys)
+        if service.license is None:
+            logger.warning("there is no license yet")
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_serve(service, token, listener))
+        service.tick()
+
+
+def trusted_keys(paths: Iterable[str]) -> PublicKeys:
+    """Those of the files; without any, the project's."""
+    return read_public_keys(paths) or project_keys()
+
+
+async def _serve(service: LicenseService, token: str | None, listener: socket.socket) -> None:
+    server = http_server(service, token)
+
+    def end() -> None:
+        server.should_exit = True
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, end)
+    host, port = listener.getsockname()[:2]
+    logger.info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)
+    ticking = asyncio.create_task(_tick(service))
+    await server.serve(sockets=[listener])
+    ticking.cancel()
+    with suppress(asyncio.CancelledError):
+        await ticking
+
+
+async def _tick(service: LicenseService) -> None:
+    while True:
+        service.tick()
+        await asyncio.sleep(TICK_SECONDS)
+
+
+def http_server(service: LicenseService, admin_token: str | None = None) -> uvicorn.Server:
+    """It serves the sockets that its `serve` is given, until its `should_exit` is set."""
+    return _Server(
+        uvicorn.Config(
+            create_app(service, admin_token),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            backlog=BACKLOG,
+            timeout_graceful_shutdown=CLOSE_SECONDS,
+        )
+    )
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, which leaves signals to its caller."""
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except (OSError, OverflowError) as error:
+        raise SettingError(f"cannot listen on {host} port {port}: {error}") from None
+
+
+def _read_token(path: str | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        token = Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8"
+        raise SettingError(f"cannot read {path}: {reason}") from None
+    if not token:
+        raise SettingError(f"{path} holds no token")
+    return token

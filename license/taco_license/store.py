@@ -1,0 +1,218 @@
+"""What a license server remembers over restarts, in one SQLite database.
+
+A change is one transaction, so that a server that is killed in the middle of it comes back with
+what was before. One process at a time may have a store: it holds a lock on a file beside the
+database.
+"""
+
+import fcntl
+import sqlite3
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Self
+
+from taco_license.errors import SettingError
+
+DATABASE = "license.db"
+LOCK = "lock"
+BUSY_SECONDS = 5.0  # somebody who reads the audit log must not break a write
+VERSION = 1
+
+_SCHEMA = f"""
+BEGIN;
+CREATE TABLE license (
+    only_one INTEGER PRIMARY KEY CHECK (only_one = 1),
+    serial INTEGER NOT NULL,
+    document BLOB NOT NULL
+);
+CREATE TABLE clock (
+    only_one INTEGER PRIMARY KEY CHECK (only_one = 1),
+    latest REAL NOT NULL
+);
+CREATE TABLE lease (gpu TEXT PRIMARY KEY, instance TEXT NOT NULL, started INTEGER NOT NULL);
+CREATE TABLE audit (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    time TEXT NOT NULL,
+    event TEXT NOT NULL,
+    gpu TEXT,
+    instance TEXT,
+    detail TEXT
+);
+CREATE TRIGGER audit_is_never_changed BEFORE UPDATE ON audit
+BEGIN SELECT RAISE(ABORT, 'the audit log is append-only'); END;
+CREATE TRIGGER audit_is_never_deleted BEFORE DELETE ON audit
+BEGIN SELECT RAISE(ABORT, 'the audit log is append-only'); END;
+PRAGMA user_version = {VERSION};
+COMMIT;
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredLease:
+    """See `leases.Lease`."""
+
+    gpu: str
+    instance: str
+    started: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditEntry:
+    """What happened.
+
+    Attributes:
+        time: RFC 3339, by the server's license clock.
+    """
+
+    time: str
+    event: str
+    gpu: str | None = None
+    instance: str | None = None
+    detail: str | None = None
+
+
+class Store:
+    """The store in `directory`, which is made where it is missing.
+
+    Its methods raise sqlite3.Error where the disk is full or fails; then nothing has changed.
+
+    Raises:
+        SettingError: another server has it, or the directory or the database cannot be used.
+    """
+
+    def __init__(self, directory: str | Path) -> None:
+        directory = Path(directory)
+        self._lock = _lock(directory)
+        try:
+            self._connection = _open(directory / DATABASE)
+        except BaseException:
+            self._lock.close()
+            raise
+
+    def close(self) -> None:
+        self._connection.close()
+        self._lock.close()
+
+    def document(self) -> tuple[bytes, int] | None:
+        """The license file that was imported last and its serial; None: there was none."""
+        row = self._connection.execute("SELECT document, serial FROM license").fetchone()
+        return None if row is None else (row[0], row[1])
+
+    def replace_document(
+        self, document: bytes, serial: int, latest: float, entries: Iterable[AuditEntry]
+    ) -> None:
+        """Also sets the clock back or forth to `latest`. On disk when this returns."""
+        # Leases may be lost with the power, since their holders ask again. A license may not.
+        self._connection.execute("PRAGMA synchronous = FULL")
+        try:
+            with self._transaction() as connection:
+                connection.execute(
+                    "INSERT OR REPLACE INTO license VALUES (1, ?, ?)", (serial, document)
+                )
+                connection.execute("INSERT OR REPLACE INTO clock VALUES (1, ?)", (latest,))
+                _append(connection, entries)
+        finally:
+            self._connection.execute("PRAGMA synchronous = NORMAL")
+
+    def latest(self) -> float:
+        """The latest time that was stored, in seconds since the epoch; 0 where none was."""
+        row = self._connection.execute("SELECT latest FROM clock").fetchone()
+        return 0.0 if row is None else row[0]
+
+    def set_latest(self, latest: float) -> None:
+        with self._transaction() as connection:
+            connection.execute("INSERT OR REPLACE INTO clock VALUES (1, ?)", (latest,))
+
+    def leases(self) -> list[StoredLease]:
+        rows = self._connection.execute("SELECT gpu, instance, started FROM lease")
+        return [StoredLease(*row) for row in rows]
+
+    def change_leases(
+        self,
+        entries: Iterable[AuditEntry],
+        *,
+        put: Iterable[StoredLease] = (),
+        drop: Iterable[str] = (),
+    ) -> None:
+        """Puts leases, drops those of GPUs, and says so in the audit log."""
+        with self._transaction() as connection:
+            connection.executemany("DELETE FROM lease WHERE gpu = ?", ((gpu,) for gpu in drop))
+            connection.executemany(
+                "INSERT OR REPLACE INTO lease VALUES (?, ?, ?)",
+                ((lease.gpu, lease.instance, lease.started) for lease in put),
+            )
+            _append(connection, entries)
+
+    def audit(self) -> list[AuditEntry]:
+        """All of the audit log, oldest first."""
+        rows = self._connection.execute(
+            "SELECT time, event, gpu, instance, detail FROM audit ORDER BY id"
+        )
+        return [
+            AuditEntry(time=time, event=event, gpu=gpu, instance=instance, detail=detail)
+            for time, event, gpu, instance, detail in rows
+        ]
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        connection = self._connection
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield connection
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:  # SQLite itself ends it after some errors
+                connection.execute("ROLLBACK")
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _append(connection: sqlite3.Connection, entries: Iterable[AuditEntry]) -> None:
+    connection.executemany(
+        "INSERT INTO audit (time, event, gpu, instance, detail) VALUES (?, ?, ?, ?, ?)",
+        ((entry.time, entry.event, entry.gpu, entry.instance, entry.detail) for entry in entries),
+    )
+
+
+def _lock(directory: Path) -> IO[bytes]:
+    """The lock goes with the process, however that ends."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        file = (directory / LOCK).open("ab")
+    except OSError as error:
+        raise SettingError(f"cannot write in {directory}: {error.strerror}") from None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise SettingError(f"another license server uses {directory}") from None
+    return file
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    try:
+        connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
+    except sqlite3.Error as error:
+        raise SettingError(f"cannot open {path}: {error}") from None
+    try:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = NORMAL")
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        if version == 0:
+            connection.executescript(_SCHEMA)
+        elif version != VERSION:
+            raise SettingError(f"{path} is of another version of the license server")
+    except sqlite3.Error as error:
+        connection.close()
+        raise SettingError(f"cannot use {path}: {error}") from None
+    except SettingError:
+        connection.close()
+        raise
+    return connection

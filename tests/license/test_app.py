@@ -1,0 +1,239 @@
+"""The license server over HTTP, down to what it refuses."""
+
+import asyncio
+import json
+import socket
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from support.licenses import Clock, gpu_names, make_license, signed
+from taco_license.app import MAX_LEASE_BYTES, MAX_UPLOAD_BYTES, create_app
+from taco_license.leases import HEARTBEAT_SECONDS, LEASE_SECONDS
+from taco_license.server import http_server
+from taco_license.service import LicenseService
+from taco_license.store import Store
+
+TOKEN = "a-token"
+ONE, TWO = gpu_names(2)
+
+
+@asynccontextmanager
+async def connected(service: LicenseService, token: str | None = None) -> AsyncIterator[Any]:
+    transport = httpx.ASGITransport(create_app(service, token))
+    async with httpx.AsyncClient(transport=transport, base_url="http://license") as client:
+        yield client
+
+
+async def upload(client: httpx.AsyncClient, data: bytes, **headers: str) -> httpx.Response:
+    return await client.post("/ls", files={"file": ("license.dat", data)}, headers=headers)
+
+
+async def test_the_commands_of_the_documents(service: LicenseService) -> None:
+    license_ = make_license(3, access_limit=10)
+    async with connected(service) as client:
+        assert (await client.get("/")).text == "taco license server\n"
+        assert (await client.get("/ls/view")).status_code == 404
+        answer = await upload(client, signed(license_))
+        assert (answer.status_code, answer.text) == (200, "license file sucessfully uploaded\n")
+        view = yaml.safe_load((await client.get("/ls/view")).text)
+    assert (view["appid"], view["customer"], view["accesslimit"]) == ("1234", "leolingli", 10)
+    assert [gpu["uuid"] for gpu in view["gpuinfos"]] == gpu_names(3)
+    assert view["gpuinfos"][0]["expiredtime"].timestamp() == license_.expires
+
+
+async def test_a_license_that_is_no_good_changes_nothing(service: LicenseService) -> None:
+    good = signed(make_license(3))
+    async with connected(service) as client:
+        await upload(client, good)
+        before = (await client.get("/ls/view")).text
+        for bad in (b"", good[:-1], good + b"\n", bytes(5 << 20), signed(make_license(2))):
+            answer = await upload(client, bad)
+            assert answer.status_code in (400, 413)
+            assert answer.text.count("\n") == 1
+        assert (await client.get("/ls/view")).text == before
+
+
+async def test_who_replaces_the_license_needs_the_token(service: LicenseService) -> None:
+    data = signed(make_license())
+    async with connected(service, TOKEN) as client:
+        for headers in (
+            {},
+            {"authorization": "Bearer another"},
+            {"authorization": f"Basic {TOKEN}"},
+            {"authorization": "Bearer "},
+            {"authorization": "Bearer tok\xe9n".encode("latin-1").decode("latin-1")},
+        ):
+            encoded = {name: value.encode("latin-1") for name, value in headers.items()}
+            answer = await client.post("/ls", files={"file": ("l", data)}, headers=encoded)
+            assert answer.status_code == 401
+        assert service.license is None
+        assert (await upload(client, data, authorization=f"bearer {TOKEN}")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        ({"content": b"x"}, 415),
+        ({"content": b"x", "headers": {"content-type": "multipart/form-data"}}, 400),
+        ({"content": b"x", "headers": {"content-type": "multipart/form-data; boundary=b"}}, 400),
+        ({"files": {"other": ("name", b"x")}}, 400),
+        ({"data": {"file": "x"}, "files": {"other": ("name", b"x")}}, 400),
+        ({"files": [("file", ("name", b"x")), ("file", ("name", b"x"))]}, 400),
+        ({"files": {"file": ("name", bytes(MAX_UPLOAD_BYTES))}}, 413),
+    ],
+)
+async def test_a_form_that_makes_no_sense(
+    service: LicenseService, request_: dict[str, Any], status: int
+) -> None:
+    async with connected(service) as client:
+        assert (await client.post("/ls", **request_)).status_code == status
+
+
+async def test_leases(service: LicenseService) -> None:
+    service.import_license(signed(make_license(2, access_limit=1)))
+    mine = {"gpus": [ONE], "instance": "a", "started": 1}
+    async with connected(service) as client:
+        granted = (await client.post("/ls/lease", json=mine)).json()
+        assert granted["lease_seconds"] == LEASE_SECONDS
+        assert granted["heartbeat_seconds"] == HEARTBEAT_SECONDS
+        assert granted["license_seconds"] > 0
+        for changes, status, code in (
+            ({"instance": "b"}, 409, "in_use"),
+            ({"gpus": [TWO]}, 409, "no_seat"),
+            ({"gpus": ["another"]}, 403, "not_licensed"),
+        ):
+            answer = await client.post("/ls/lease", json=mine | changes)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+        assert (await client.post("/ls/release", json=mine)).status_code == 200
+        taken = await client.post("/ls/lease", json=mine | {"gpus": [TWO], "instance": "b"})
+        assert taken.status_code == 200
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"gpus": []},
+        {"gpus": ONE},
+        {"gpus": [ONE, ONE]},
+        {"gpus": [1]},
+        {"gpus": [str(index) for index in range(65)]},
+        {"gpus": ["x" * 257]},
+        {"instance": ""},
+        {"instance": "a\nb"},
+        {"instance": None},
+        {"started": -1},
+        {"started": 2**63},
+        {"started": True},
+        {"more": 1},
+    ],
+)
+async def test_a_lease_request_that_makes_no_sense(
+    service: LicenseService, changes: dict[str, Any]
+) -> None:
+    service.import_license(signed(make_license(2)))
+    body = {"gpus": [ONE], "instance": "a", "started": 1} | changes
+    async with connected(service) as client:
+        answer = await client.post("/ls/lease", json=body)
+    assert answer.status_code == 400
+    assert answer.text.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"", 400),
+        (b"{", 400),
+        (b"\xff", 400),
+        (b"[" * 50_000, 400),
+        (b"[]", 400),
+        (b" " * (MAX_LEASE_BYTES + 1), 413),
+    ],
+)
+async def test_a_lease_request_that_is_no_json(
+    service: LicenseService, body: bytes, status: int
+) -> None:
+    async with connected(service) as client:
+        assert (await client.post("/ls/lease", content=body)).status_code == status
+        assert (await client.get("/")).status_code == 200
+
+
+async def test_other_methods_and_paths(service: LicenseService) -> None:
+    async with connected(service) as client:
+        assert (await client.get("/ls")).status_code == 405
+        assert (await client.get("/ls/lease")).status_code == 405
+        assert (await client.delete("/ls/view")).status_code == 405
+        assert (await client.get("/ls/../etc")).status_code == 404
+
+
+async def test_a_full_disk_is_told_and_the_license_before_holds(
+    service: LicenseService, store: Store
+) -> None:
+    service.import_license(signed(make_license(2)))
+    store._connection.execute("PRAGMA max_page_count = 1")
+    async with connected(service) as client:
+        answer = await upload(client, signed(make_license(2000, serial=2)))
+        assert (answer.status_code, "the one before holds" in answer.text) == (507, True)
+        assert len(yaml.safe_load((await client.get("/ls/view")).text)["gpuinfos"]) == 2
+
+
+async def test_metrics(service: LicenseService, clock: Clock) -> None:
+    async with connected(service) as client:
+        assert "taco:license_valid 0.0" in (await client.get("/metrics")).text
+        await upload(client, signed(make_license(3, access_limit=2)))
+        await client.post("/ls/lease", json={"gpus": [ONE], "instance": "a", "started": 1})
+        await client.post("/ls/lease", json={"gpus": ["b"], "instance": "a", "started": 1})
+        clock.wall -= 10
+        lines = (await client.get("/metrics")).text.splitlines()
+    pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    figures = {name: float(value) for name, value in pairs}
+    assert figures == {
+        "taco:license_valid": 1.0,
+        "taco:license_seats_taken": 1.0,
+        "taco:license_clock_behind_seconds": 10.0,
+        "taco:license_seats": 2.0,
+        "taco:license_gpus": 3.0,
+        "taco:license_expiry_timestamp_seconds": make_license().expires,
+        'taco:license_requests_total{outcome="granted"}': 1.0,
+        'taco:license_requests_total{outcome="not_licensed"}': 1.0,
+        'taco:license_imports_total{outcome="accepted"}': 1.0,
+        "taco:license_storage_errors_total": 0.0,
+    }
+
+
+async def test_a_thousand_connections_race_for_ten_seats(service: LicenseService) -> None:
+    service.import_license(signed(make_license(1000, access_limit=10)))
+    listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
+    address = listener.getsockname()
+    server = http_server(service)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+
+    async def race(gpu: str) -> bytes:
+        reader, writer = await asyncio.open_connection(*address)
+        body = json.dumps({"gpus": [gpu], "instance": gpu, "started": 1}).encode()
+        head = (
+            b"POST /ls/lease HTTP/1.1\r\nHost: l\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+        )
+        writer.write(head % len(body) + body)
+        status = await reader.readline()
+        await reader.read()
+        writer.close()
+        return status.split()[1]
+
+    outcomes = Counter(await asyncio.gather(*map(race, gpu_names(1000))))
+    server.should_exit = True
+    await serving
+    assert outcomes == {b"200": 10, b"409": 990}
+    assert len(service.leases) == 10
+
+
+async def test_ten_thousand_gpus(service: LicenseService) -> None:
+    async with connected(service) as client:
+        assert (await upload(client, signed(make_license(10_000)))).status_code == 200
+        text = (await client.get("/ls/view")).text
+    assert text.count("- uuid: GPU-") == 10_000
