@@ -19,6 +19,7 @@ from fake_executor import FakeExecutor
 from record import save
 
 from taco_proto.config import SchedulerConfig
+from taco_proto.registry import DECODE_TOKENS
 from taco_proto.requests import GenerateRequest
 from taco_proto.sampling_params import SamplingParams
 from taco_proto.steps import StepPlan, WorkerInfo
@@ -64,7 +65,7 @@ def round_robin() -> Choose:
 @contextmanager
 def policy(choose: Choose, decode_tokens: int, *, corrects: bool) -> Iterator[None]:
     before = router.choose, router.gains
-    weight = replica_module.DECODE_TOKENS
+    weight = DECODE_TOKENS
     router.choose = choose  # type: ignore[assignment]
     set_weight(decode_tokens)
     if not corrects:
@@ -192,7 +193,7 @@ def main() -> None:
             num_requests=arguments.requests // 2, prefix_tokens=64, answer_tokens=128
         ),
     }
-    weight = replica_module.DECODE_TOKENS
+    weight = DECODE_TOKENS
     figures: dict[str, dict] = {}
     for name, workload in mixes.items():
         rows = {"round-robin": measure(workload, round_robin(), weight, corrects=False)}
