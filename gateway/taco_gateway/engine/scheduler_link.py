@@ -84,6 +84,7 @@ class SchedulerLink:
         self._outbox = _Outbox()  # a new one for each stream
         self._channel: grpc.aio.Channel | None = None
         self._task: asyncio.Task[None] | None = None
+        self._is_closed = False
 
     @property
     def usable(self) -> bool:
@@ -110,6 +111,7 @@ class SchedulerLink:
         self._task = asyncio.create_task(self._keep_connected(SchedulerStub(self._channel)))
 
     async def close(self) -> None:
+        self._is_closed = True
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -145,7 +147,8 @@ class SchedulerLink:
     async def _keep_connected(self, stub: SchedulerStub) -> None:
         backoff = _FIRST_BACKOFF_S
         last_reason = ""
-        while True:
+        # gRPC swallows a cancellation that comes as a call fails before it has begun.
+        while not self._is_closed:
             reason = await self._run_stream(stub)
             if self.connected:
                 self.connected = self.draining = False

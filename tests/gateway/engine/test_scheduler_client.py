@@ -261,3 +261,14 @@ async def test_closing_the_client_fails_what_runs(address: str) -> None:
     with pytest.raises(EngineError) as raised:
         await read(stream)
     assert raised.value.code == 503
+
+
+async def test_a_client_closes_at_any_moment_of_its_dialling(address: str) -> None:
+    async def dial_for(seconds: float) -> None:
+        client = SchedulerClient(address)
+        client.start()
+        await asyncio.sleep(seconds)
+        await client.close()
+
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await asyncio.gather(*(dial_for(number / 2000) for number in range(200)))
