@@ -206,7 +206,8 @@ class Cluster(WatchedCluster):
     def disk_path(self, worker: str) -> Path:
         return self._directory / f"kv-{worker}"
 
-    def add_worker(self, name: str, address: str = "") -> Process:
+    def add_worker(self, name: str, address: str = "", place: Sequence[str] = ()) -> Process:
+        """`place`: see `Process`."""
         config = WorkerConfig(
             model=self._model,
             scheduler=address or self._address,
@@ -218,7 +219,7 @@ class Cluster(WatchedCluster):
             kv_disk_path=str(self.disk_path(name)),
             kv_disk_bytes=32 * 2**20,
         )
-        return self._add(name, WORKER, config)
+        return self._add(name, WORKER, config, place)
 
     def restore_workers(self) -> None:
         """Those that the cluster begins with, and no others."""
@@ -265,9 +266,11 @@ class Cluster(WatchedCluster):
         self.worker_link.close()
         self.gateway_link.close()
 
-    def _add(self, name: str, service: str, config: ServiceConfig) -> Process:
+    def _add(
+        self, name: str, service: str, config: ServiceConfig, place: Sequence[str] = ()
+    ) -> Process:
         log = self._directory / f"{name}.log"
-        process = Process(service, config, log, self.pace.step_seconds)
+        process = Process(service, config, log, self.pace.step_seconds, place)
         self.processes[name] = process
         self._is_warm = False
         process.start()
