@@ -179,12 +179,12 @@ class KeyStore:
                 raise ConfigurationError(
                     f"{SECRET} in Redis makes no sense: delete it and all keys"
                 )
-            found: dict[str, Any] = {name: pipeline.hget(KEYS, name) for name in changes}
+            found: Any = pipeline.hmget(KEYS, [*changes])
             pipeline.multi()
             if is_new:
                 pipeline.set(SECRET, secret)
-            for name, change in changes.items():
-                record = change(found[name], secret)
+            for (name, change), data in zip(changes.items(), found, strict=True):
+                record = change(data, secret)
                 if record is None:
                     pipeline.hdel(KEYS, name)
                 else:

@@ -8,6 +8,7 @@ ago puts them back.
 import asyncio
 import logging
 import time
+from functools import lru_cache
 
 from redis.exceptions import ResponseError
 
@@ -27,6 +28,7 @@ from taco_proto.redis_link import RedisLink
 POLL_SECONDS = 1.0
 # All keys at once may take longer than a request would wait.
 READ_SECONDS = 2.0
+MAX_CACHED_RECORDS = 2**16
 # Who has heard nothing of Redis for longer may have missed that a key was revoked.
 RESTORE_SECONDS = 60.0
 
@@ -62,6 +64,8 @@ class SharedKeys:
         self._version: bytes | None = None
         self._secret = b""
         self._records: dict[bytes, KeyRecord] = {}
+        # Of thousands of records, a change is of one or two.
+        self._decode_record = lru_cache(MAX_CACHED_RECORDS)(decode_record)
         self._in_step_at = 0.0
         self._last_problem = ""
         self._news = asyncio.Event()
@@ -130,7 +134,7 @@ class SharedKeys:
         self.num_bad_records = 0
         for name, data in found.items():
             try:
-                records[name] = decode_record(name, data)
+                records[name] = self._decode_record(name, data)
             except EntryError as error:
                 self.num_bad_records += 1
                 shown = name[:128].decode(errors="replace")
