@@ -195,7 +195,9 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):
 
     def __init__(self, keys: KeyRing) -> None:
         self._keys = keys
-        self._denial: grpc.RpcMethodHandler[Any, Any] = grpc.unary_unary_rpc_method_handler(_deny)
+        self._denial: grpc.RpcMethodHandler[Any, Any] = grpc.unary_unary_rpc_method_handler(
+            self._deny
+        )
 
     async def intercept_service(
         self,
@@ -208,14 +210,15 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):
             return await continuation(handler_call_details)
         return self._denial
 
+    async def _deny(self, request: object, context: Context) -> NoReturn:
+        if not self._keys.is_known:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the API keys are not known yet")
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, "no good API key was given")
+
 
 def _bearer_key(metadata: Iterable[tuple[str, str | bytes]] | None) -> bytes | None:
     values = [value for name, value in metadata or () if name == "authorization"]
     return bearer_key([v if isinstance(v, bytes) else v.encode() for v in values])
-
-
-async def _deny(request: object, context: Context) -> NoReturn:
-    await context.abort(grpc.StatusCode.UNAUTHENTICATED, "no good API key was given")
 
 
 async def _abort(

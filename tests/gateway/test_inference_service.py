@@ -15,6 +15,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from support.gateway_app import MODEL, build_app, small_tokenizer
 from support.patience import PATIENCE_SECONDS
 from support.scripted_engine import Hold, Script, ScriptedEngine, prompt_of, replay
+from taco_gateway.auth import KeyRing
 from taco_gateway.engine.engine_client import EngineError, SequenceUpdate
 from taco_gateway.inference_service import start_inference_server
 from taco_gateway.text.tokenizer import Tokenizer
@@ -251,6 +252,22 @@ async def test_keys_are_asked_for_everywhere_but_at_health_checks(
     health: Any = health_pb2_grpc.HealthStub(channel)
     reply = await health.Check(health_pb2.HealthCheckRequest())
     assert reply.status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_before_it_is_known_which_keys_are_good_nobody_is_let_in(
+    connect: Connect, tokenizer: Tokenizer
+) -> None:
+    _, channel = await connect(replay(words(tokenizer, "fox")), keys=KeyRing(None))
+    metadata = [("authorization", "Bearer secret")]
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        async for _ in InferenceStub(channel).Complete(
+            pb.CompleteRequest(text="the"), metadata=metadata
+        ):
+            pass
+    assert raised.value.code() == grpc.StatusCode.UNAVAILABLE
+    health: Any = health_pb2_grpc.HealthStub(channel)
+    reply = await health.Check(health_pb2.HealthCheckRequest())
+    assert reply.status == health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 async def test_health_follows_the_worker(connect: Connect) -> None:
