@@ -42,10 +42,10 @@ def create_app(service: LicenseService, admin_token: str | None = None) -> Starl
     handlers = _Handlers(service, admin_token)
     return Starlette(
         routes=[
+            Route("/ls/lease", handlers.lease, methods=["POST"]),  # first, as the most frequent
             Route("/", handlers.root),
             Route("/ls", handlers.replace, methods=["POST"]),
             Route("/ls/view", handlers.view),
-            Route("/ls/lease", handlers.lease, methods=["POST"]),
             Route("/ls/release", handlers.release, methods=["POST"]),
             Route("/metrics", handlers.metrics),
         ],

@@ -1,0 +1,244 @@
+"""How a worker asks for its license and keeps it. Only the standard library is needed.
+
+A thread takes a lease for the worker's GPUs and renews it. Whether new requests may be taken is
+read from `LicenseClient.standing`, at no cost. Where the server is away, a lease that was granted
+is good for a grace period beyond its end, but never longer than the license itself.
+"""
+
+import json
+import logging
+import math
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+logger = logging.getLogger("taco.license.client")
+
+ADDRESS_VARIABLE = "TACO_LS_ADDR"
+DEFAULT_ADDRESSES = (
+    "http://taco-license-server.kube-system.svc.cluster.local:10080",
+    "http://taco-license-server:10080",
+)
+START_SECONDS = 30.0
+CONNECT_SECONDS = 2.0
+ANSWER_SECONDS = 5.0
+GRACE_SECONDS = 3600.0
+
+MAX_ANSWER_BYTES = 64 << 10
+RETRY_SECONDS = (1.0, 20.0)  # after the first failure, and at most
+REFUSED_SECONDS = 10.0
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+# A server without a license, such as one that lost its disk, says nothing of this GPU.
+_UNDECIDED = "no_license"
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Whether a worker may take new requests.
+
+    Attributes:
+        reason: for people: why not, or since when the server is away.
+    """
+
+    is_valid: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Granted:
+    heartbeat_seconds: float
+    good_until: float  # of the client's clock, with the grace
+
+
+@dataclass(frozen=True, slots=True)
+class _Refused:
+    code: str
+    message: str
+
+
+def boot_seconds() -> float:
+    """Seconds since the machine started, those in which it slept included."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def server_addresses(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    """Where to ask: what `TACO_LS_ADDR` names and nothing else, or the two default addresses.
+
+    Raises:
+        ValueError: the variable holds no HTTP address.
+    """
+    named = environ.get(ADDRESS_VARIABLE, "").strip()
+    if not named:
+        return DEFAULT_ADDRESSES
+    address = (named if "://" in named else f"http://{named}").rstrip("/")
+    try:
+        url = urlsplit(address)
+        good = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+    except ValueError:  # such as a port of 70000
+        good = False
+    if not good:
+        raise ValueError(f"{ADDRESS_VARIABLE} must be such as http://10.0.0.7:10080, not {named!r}")
+    return (address,)
+
+
+def this_instance() -> str:
+    """Names this start of this machine: where a GPU is. All containers on it have the same name."""
+    return _BOOT_ID.read_text().strip()
+
+
+class LicenseClient:
+    """Keeps the license of one worker.
+
+    Args:
+        gpus: the ids of its GPUs, as `nvidia-smi -L` names them; or of its host.
+        addresses: of the server, tried in turn; see `server_addresses`.
+        instance: see `this_instance`.
+        grace_seconds: how long beyond a lease's end it is good while the server is away.
+        clock: seconds that never go back.
+    """
+
+    def __init__(
+        self,
+        gpus: Sequence[str],
+        addresses: Sequence[str],
+        instance: str,
+        *,
+        grace_seconds: float = GRACE_SECONDS,
+        clock: Callable[[], float] = boot_seconds,
+    ) -> None:
+        self._addresses = addresses
+        self._grace_seconds = grace_seconds
+        self._clock = clock
+        self._body = json.dumps(
+            {"gpus": list(gpus), "instance": instance, "started": time.time_ns()}
+        ).encode()
+        self._good_until = -math.inf
+        self._trouble = "the license server has not answered yet"
+        self._failures = 0
+        self._stop = threading.Event()
+        self._answered = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="license", daemon=True)
+
+    def start(self, timeout: float = START_SECONDS) -> Standing:
+        """Starts to ask; returns with the first answer, or what stands after `timeout` seconds.
+
+        A server that comes later is found later.
+        """
+        self._thread.start()
+        self._answered.wait(timeout)
+        return self.standing()
+
+    def standing(self) -> Standing:
+        """Of this moment. May be called from any thread."""
+        return Standing(self._clock() < self._good_until, self._trouble)
+
+    def close(self) -> None:
+        """Gives the seats back, if the server takes them quickly."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(CONNECT_SECONDS)
+
+    def beat(self) -> float:
+        """Asks once, at each address in turn until there is an answer.
+
+        Returns:
+            After how many seconds to ask again.
+        """
+        before = self.standing()
+        answer = self._ask()
+        match answer:
+            case _Granted():
+                self._good_until, self._trouble, self._failures = answer.good_until, "", 0
+                # Many workers that started together spread out.
+                delay = answer.heartbeat_seconds * random.uniform(0.8, 1.0)
+            case _Refused():
+                self._trouble = f"{answer.code}: {answer.message}"
+                if answer.code != _UNDECIDED:
+                    self._good_until = -math.inf
+                delay = REFUSED_SECONDS * random.uniform(0.5, 1.0)
+            case str():
+                self._trouble = answer
+                first, most = RETRY_SECONDS
+                delay = min(most, first * 2.0 ** min(self._failures, 8)) * random.uniform(0.5, 1.0)
+                self._failures += 1
+        if not isinstance(answer, str):
+            self._answered.set()
+        self._log_change(before, self.standing())
+        return delay
+
+    def _run(self) -> None:
+        while not self._stop.wait(self.beat()):
+            pass
+        if self._clock() < self._good_until:
+            self._release()
+
+    def _ask(self) -> _Granted | _Refused | str:
+        """An answer, or why there is none."""
+        troubles: list[str] = []
+        for address in self._addresses:
+            asked = self._clock()
+            try:
+                status, body = _post(f"{address}/ls/lease", self._body)
+                return self._read_answer(status, json.loads(body), asked)
+            except (OSError, HTTPException, ValueError, TypeError, KeyError) as error:
+                troubles.append(f"{address}: {error or type(error).__name__}")
+        return f"the license server does not answer: {'; '.join(troubles)}"
+
+    def _read_answer(self, status: int, body: Any, asked: float) -> _Granted | _Refused:
+        """Raises ValueError, TypeError or KeyError where that is no license server."""
+        if status in (403, 409):
+            return _Refused(str(body["error"]["code"]), str(body["error"]["message"]))
+        if status != 200:
+            raise ValueError(f"HTTP status {status}")
+        lease = _seconds(body["lease_seconds"])
+        license_ = _seconds(body["license_seconds"])
+        good_for = min(lease + self._grace_seconds, license_)
+        return _Granted(_seconds(body["heartbeat_seconds"]), asked + good_for)
+
+    def _release(self) -> None:
+        for address in self._addresses:
+            try:
+                _post(f"{address}/ls/release", self._body)
+                return
+            except (OSError, HTTPException, ValueError) as error:
+                logger.info("the seat was not given back to %s: %s", address, error)
+
+    def _log_change(self, before: Standing, after: Standing) -> None:
+        if before == after:
+            return
+        if not after.is_valid:
+            logger.error("not licensed: %s", after.reason)
+        elif after.reason:
+            seconds = self._good_until - self._clock()
+            logger.warning("%s; the license is good for %.0f s more", after.reason, seconds)
+        else:
+            logger.info("licensed")
+
+
+def _seconds(value: Any) -> float:
+    if type(value) not in (int, float) or not 0 < value < math.inf:
+        raise ValueError("the answer is none of a license server")
+    return float(value)
+
+
+def _post(address: str, body: bytes) -> tuple[int, bytes]:
+    """Status and body of the answer. No proxy is asked, and no redirection is followed."""
+    url = urlsplit(address)
+    assert url.hostname is not None
+    kind = HTTPSConnection if url.scheme == "https" else HTTPConnection
+    connection = kind(url.hostname, url.port, timeout=CONNECT_SECONDS)
+    try:
+        connection.connect()
+        connection.sock.settimeout(ANSWER_SECONDS)
+        connection.request("POST", url.path, body, {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        return response.status, response.read(MAX_ANSWER_BYTES)
+    finally:
+        connection.close()

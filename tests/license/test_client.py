@@ -1,0 +1,225 @@
+"""A worker's license: taken, kept, lost, and kept for a while when the server is away."""
+
+import socket
+import socketserver
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from support.license_server import LicenseServer
+from support.licenses import DAY, Clock, gpu_names, make_license, signed
+from support.patience import wait_until
+from support.serving import free_port
+from taco_license.client import (
+    DEFAULT_ADDRESSES,
+    LicenseClient,
+    Standing,
+    server_addresses,
+    this_instance,
+)
+from taco_license.leases import HEARTBEAT_SECONDS, LEASE_SECONDS
+
+ONE, TWO = gpu_names(2)
+GRACE = 600.0
+GOOD = Standing(True, "")
+
+
+@pytest.fixture
+def server(tmp_path: Path, clock: Clock) -> Iterator[LicenseServer]:
+    with LicenseServer(tmp_path / "server", clock) as server:
+        server.replace(signed(make_license(2, access_limit=1, days=3)))
+        yield server
+
+
+def make_client(
+    clock: Clock, *addresses: str, gpu: str = ONE, instance: str = "a"
+) -> LicenseClient:
+    return LicenseClient(
+        [gpu], addresses, instance, grace_seconds=GRACE, clock=lambda: clock.monotonic
+    )
+
+
+@contextmanager
+def answering(answer: bytes) -> Iterator[str]:
+    """The address of a server that sends the same bytes to everybody."""
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(65536)
+            self.request.sendall(answer)
+
+    with socketserver.TCPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
+def test_a_lease_is_taken_and_kept(server: LicenseServer, clock: Clock) -> None:
+    client, other = make_client(clock, server.address), make_client(clock, server.address, gpu=TWO)
+    assert not client.standing().is_valid
+    for _ in range(5):
+        assert 0 < client.beat() <= HEARTBEAT_SECONDS
+        assert client.standing() == GOOD
+        other.beat()
+        assert other.standing() == Standing(
+            False, "no_seat: 1 of 1 seats are taken; 1 more are asked for"
+        )
+        clock.advance(HEARTBEAT_SECONDS)
+
+
+def test_a_client_that_ends_gives_its_seat_back(server: LicenseServer, clock: Clock) -> None:
+    client = make_client(clock, server.address)
+    assert client.start() == GOOD
+    client.close()
+    wait_until(lambda: len(server.service.leases) == 0, "a free seat")
+    assert make_client(clock, server.address, gpu=TWO).start() == GOOD
+
+
+def test_a_refusal_ends_the_license_at_once(server: LicenseServer, clock: Clock) -> None:
+    client = make_client(clock, server.address, gpu=TWO)
+    client.beat()
+    server.replace(signed(make_license(1, serial=2)))
+    client.beat()
+    standing = client.standing()
+    assert not standing.is_valid
+    assert standing.reason.startswith("not_licensed")
+    server.replace(signed(make_license(2, serial=3)))
+    client.beat()
+    assert client.standing() == GOOD
+
+
+def test_a_server_that_is_away_is_missed_after_the_grace(
+    server: LicenseServer, clock: Clock
+) -> None:
+    client = make_client(clock, server.address)
+    client.beat()
+    server.stop()
+    assert client.beat() > 0
+    clock.advance(LEASE_SECONDS + GRACE - 1)
+    assert client.standing().is_valid
+    assert "does not answer" in client.standing().reason
+    clock.advance(1)
+    assert not client.standing().is_valid
+    server.start()
+    client.beat()
+    assert client.standing() == GOOD
+
+
+def test_no_grace_goes_beyond_the_license(server: LicenseServer, clock: Clock) -> None:
+    clock.advance(2 * DAY - 100)
+    client = make_client(clock, server.address)
+    client.beat()
+    server.stop()
+    clock.advance(99)
+    assert client.standing().is_valid
+    clock.advance(1)
+    assert not client.standing().is_valid
+
+
+def test_a_server_that_lost_its_license_is_as_good_as_away(tmp_path: Path, clock: Clock) -> None:
+    with LicenseServer(tmp_path / "one", clock) as server:
+        server.replace(signed(make_license()))
+        client = make_client(clock, server.address)
+        client.beat()
+        server.stop()
+        server._directory = tmp_path / "two"
+        server.start()
+        client.beat()
+        assert client.standing().is_valid
+        assert client.standing().reason.startswith("no_license")
+        clock.advance(LEASE_SECONDS + GRACE)
+        assert not client.standing().is_valid
+        server.replace(signed(make_license()))
+        client.beat()
+        assert client.standing() == GOOD
+
+
+def test_the_second_address_is_asked_where_the_first_is_away(
+    server: LicenseServer, clock: Clock
+) -> None:
+    away = f"http://127.0.0.1:{free_port()}"
+    for addresses in ((away, server.address), ("http://nowhere.invalid:1", server.address)):
+        client = make_client(clock, *addresses)
+        client.beat()
+        assert client.standing() == GOOD
+
+
+def test_nobody_waits_for_a_server_that_does_not_answer(clock: Clock) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as black_hole:
+        address = f"http://127.0.0.1:{black_hole.getsockname()[1]}"
+        client = make_client(clock, address)
+        standing = client.start(timeout=0.01)
+        assert standing == Standing(False, "the license server has not answered yet")
+    client.close()
+
+
+def test_a_server_that_comes_late_is_found(tmp_path: Path, clock: Clock) -> None:
+    server = LicenseServer(tmp_path / "server", clock)
+    client = make_client(clock, server.address)
+    assert not client.start(timeout=0.01).is_valid
+    with server:
+        server.replace(signed(make_license()))
+        wait_until(lambda: client.standing() == GOOD, "a license")
+        client.close()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"no HTTP at all",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]",
+        b"HTTP/1.1 403 Forbidden\r\nContent-Length: 2\r\n\r\n{}",
+        b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 2\r\n\r\n{}",
+        b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 2\r\n\r\n{}",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 70\r\n\r\n"
+        b'{"lease_seconds":NaN,"heartbeat_seconds":1,"license_seconds":Infinity}',
+        b"HTTP/1.1 200 OK\r\nContent-Length: 65\r\n\r\n"
+        b'{"lease_seconds":1,"heartbeat_seconds":1,"license_seconds":"100"}',
+    ],
+)
+def test_what_is_no_license_server_grants_and_refuses_nothing(
+    server: LicenseServer, clock: Clock, answer: bytes
+) -> None:
+    with answering(answer) as address:
+        client = make_client(clock, address)
+        client.beat()
+        assert not client.standing().is_valid
+        assert "does not answer" in client.standing().reason
+        client = make_client(clock, server.address)
+        client.beat()
+        client._addresses = (address,)
+        client.beat()
+        assert client.standing().is_valid
+
+
+@pytest.mark.parametrize(
+    ("value", "addresses"),
+    [
+        ("", DEFAULT_ADDRESSES),
+        ("http://10.10.161.72:10080", ("http://10.10.161.72:10080",)),
+        ("https://license.example", ("https://license.example",)),
+        ("10.10.161.72:10080", ("http://10.10.161.72:10080",)),
+        ("http://10.10.161.72:10080/", ("http://10.10.161.72:10080",)),
+    ],
+)
+def test_where_the_server_is(value: str, addresses: tuple[str, ...]) -> None:
+    assert server_addresses({"TACO_LS_ADDR": value}) == addresses
+    assert server_addresses({}) == DEFAULT_ADDRESSES
+
+
+@pytest.mark.parametrize("value", ["ftp://server", "http://", "http://server:70000", "http://[x"])
+def test_what_is_no_address(value: str) -> None:
+    with pytest.raises(ValueError, match="TACO_LS_ADDR must be"):
+        server_addresses({"TACO_LS_ADDR": value})
+
+
+def test_this_instance_is_the_same_for_all_processes_here() -> None:
+    assert this_instance() == this_instance() != ""
