@@ -46,7 +46,7 @@ def run(parser: Parser, namespace: argparse.Namespace) -> int:
         require(
             values,
             "scheduler",
-            "--scheduler is needed, the address of the scheduler, or --redis-url, where it is found",
+            "--scheduler is needed, the address of the scheduler, or --redis-url to find it",
         )
     model = EngineArgs(**given(EngineArgs, values)).model_config()
     redis = RedisArgs(**given(RedisArgs, values)).redis_config()

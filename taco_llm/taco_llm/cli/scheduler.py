@@ -30,8 +30,8 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--advertise",
         metavar="ADDRESS",
-        help="Address at which gateways reach this scheduler, written to --redis-url for those that "
-        "are not told it. Default: --listen, where that is an address that others can reach.",
+        help="Address at which gateways reach this scheduler, written to Redis for those that are "
+        "not told it. Default: --listen, where that is an address that others can reach.",
     )
     add_config_argument(parser)
     add_flags(parser, "scheduling", SchedulerArgs)
