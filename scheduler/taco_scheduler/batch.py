@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from taco_proto.steps import IntArray
-from taco_scheduler.kv.block_manager import BlockTable
+from taco_scheduler.kv.block_table import BlockTable
 from taco_scheduler.sequence import Sequence, Status
 
 LongArray = npt.NDArray[np.int64]

@@ -15,7 +15,8 @@ from taco_proto.config import MAX_SPECULATIVE_TOKENS
 from taco_proto.steps import EMPTY, IntArray
 from taco_scheduler.batch import Batch, BoolArray
 from taco_scheduler.draft_limits import DraftLimits
-from taco_scheduler.kv.block_manager import BlockManager, BlockTable
+from taco_scheduler.kv.block_manager import BlockManager
+from taco_scheduler.kv.block_table import BlockTable
 from taco_scheduler.prefixes import FirstBlock, first_block
 from taco_scheduler.sequence import Request, Sequence
 from taco_scheduler.standing import Standings

@@ -19,7 +19,7 @@ from taco_scheduler.in_flight import (
     StaleOutputError,
     check_output,
 )
-from taco_scheduler.kv.block_manager import BlockTable
+from taco_scheduler.kv.block_table import BlockTable
 from taco_scheduler.planner import make_plan
 from taco_scheduler.policy import Policy, StepRows
 from taco_scheduler.prefixes import RecentPrefixes
@@ -251,7 +251,8 @@ class Replica:
         worker = self.worker
         if self.is_leaving:
             worker.blocks.flush()
-        if not worker.blocks.has_unsaved:
+        # One at a time: whoever comes next should not wait for more.
+        if worker.in_flight.steps or not worker.blocks.has_unsaved:
             return None
         step_id = next(self._step_ids)
         copies = worker.blocks.take_copies(step_id)

@@ -16,7 +16,7 @@ import numpy as np
 from taco_proto.requests import GenerateRequest, PrefixPin, Tenant
 from taco_proto.sampling_params import SamplingParams
 from taco_scheduler.fair_share import Share
-from taco_scheduler.kv.block_manager import BlockTable
+from taco_scheduler.kv.block_table import BlockTable
 from taco_scheduler.kv.namespace import CacheNamespace
 from taco_scheduler.outbox import Outbox
 

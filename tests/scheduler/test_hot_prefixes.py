@@ -10,7 +10,8 @@ from taco_proto.prefix_hashes import KEY_BYTES, is_landmark, num_known_blocks, p
 from taco_proto.registry import MAX_PREFIXES
 from taco_scheduler import hot_prefixes
 from taco_scheduler.hot_prefixes import HotPrefixes
-from taco_scheduler.kv.block_manager import BlockManager, BlockTable
+from taco_scheduler.kv.block_manager import BlockManager
+from taco_scheduler.kv.block_table import BlockTable
 from taco_scheduler.kv.namespace import CacheNamespace
 
 KEY = b"k" * KEY_BYTES

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from taco_proto.steps import BlockCopies
-from taco_scheduler.kv.block_manager import BlockTable
+from taco_scheduler.kv.block_table import BlockTable
 from taco_scheduler.kv.namespace import CacheNamespace
 
 BLOCK_SIZE = 2

@@ -2,11 +2,11 @@
 
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 from taco_proto.kv_tiers import StoreCommand, StoreReport
 from taco_proto.steps import BlockCopies
 from taco_scheduler.kv.block_pool import BlockPool
+from taco_scheduler.kv.block_table import BlockTable
 from taco_scheduler.kv.disk_tier import DiskTier
 from taco_scheduler.kv.disk_traffic import DiskTraffic, Reading
 from taco_scheduler.kv.hit_counts import HitCounts
@@ -19,29 +19,6 @@ from taco_scheduler.kv.radix_tree import RadixTree
 TOKEN_BYTES = 4  # token ids travel as packed little-endian int32
 LOGGED_BLOCKS = 100
 logger = logging.getLogger("taco.scheduler")
-
-
-@dataclass(slots=True, eq=False)
-class BlockTable:
-    """The blocks of one sequence.
-
-    Attributes:
-        blocks: block i holds the KV of tokens [i * block_size, (i + 1) * block_size). Append-only
-            while the sequence runs.
-        num_cached_tokens: tokens found in the prefix cache at allocation, in whole blocks. Their
-            blocks are shared and must not be written.
-        node: end of the prefix that the sequence pins in the radix tree.
-        num_pinned_blocks: its length. The tree may hold another sequence's blocks for it.
-        namespace: with whom it shares cached blocks.
-        sealed: a failed step took part of the prefix back: nothing more of this table is cached.
-    """
-
-    blocks: list[int]
-    num_cached_tokens: int
-    node: Node | None
-    num_pinned_blocks: int
-    namespace: CacheNamespace
-    sealed: bool = False
 
 
 class BlockManager:

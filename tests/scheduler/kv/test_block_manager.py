@@ -3,7 +3,8 @@ from array import array
 
 import pytest
 
-from taco_scheduler.kv.block_manager import BlockManager, BlockTable
+from taco_scheduler.kv.block_manager import BlockManager
+from taco_scheduler.kv.block_table import BlockTable
 from taco_scheduler.kv.namespace import CacheNamespace
 
 BLOCK_SIZE = 4
