@@ -37,6 +37,8 @@ REFUSED_SECONDS = 10.0
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 # A server without a license, such as one that lost its disk, says nothing of this GPU.
 _UNDECIDED = "no_license"
+# Nobody is there, or somebody who speaks otherwise.
+_NO_ANSWER = (OSError, HTTPException, ValueError, TypeError, KeyError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +189,14 @@ class LicenseClient:
             try:
                 status, body = _post(f"{address}/ls/lease", self._body)
                 return self._read_answer(status, json.loads(body), asked)
-            except (OSError, HTTPException, ValueError, TypeError, KeyError) as error:
+            except (
+                OSError,
+                HTTPException,
+                ValueError,
+                TypeError,
+                KeyError,
+                RecursionError,
+            ) as error:
                 troubles.append(f"{address}: {error or type(error).__name__}")
         return f"the license server does not answer: {'; '.join(troubles)}"
 

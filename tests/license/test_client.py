@@ -176,6 +176,7 @@ def test_a_server_that_comes_late_is_found(tmp_path: Path, clock: Clock) -> None
         b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello",
         b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}",
         b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 50000\r\n\r\n" + b"[" * 50_000,
         b"HTTP/1.1 403 Forbidden\r\nContent-Length: 2\r\n\r\n{}",
         b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 2\r\n\r\n{}",
         b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 2\r\n\r\n{}",

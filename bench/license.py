@@ -1,0 +1,155 @@
+"""What a license server does in a second: heartbeats of many workers, a large license, its view.
+
+The server is a process of its own on one core, and the workers are on another. Each heartbeat is a
+connection of its own, as a worker makes it. Processor time of the server is given beside the wall
+clock's, since the two ends share a small machine with others.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import httpx
+import psutil
+import uvloop
+from record import save
+
+from taco_license.document import Gpu
+from taco_license.issue import issue
+from taco_license.keys import read_private_key, write_key_pair
+
+NUM_GPUS = 10_000
+NUM_CLIENTS = 32  # that ask at the same time
+ROUNDS = 5
+START_SECONDS = 60.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--heartbeats", type=int, default=10_000, help="in each of the rounds")
+    parser.add_argument("--port", type=int, default=10081)
+    parser.add_argument("--save", action="store_true", help="write bench/results/license.json")
+    args = parser.parse_args()
+    cores = sorted(os.sched_getaffinity(0))
+    with tempfile.TemporaryDirectory() as directory:
+        document = make_license(Path(directory))
+        server = start_server(Path(directory), args.port, cores[0])
+        try:
+            os.sched_setaffinity(0, cores[-1:])
+            figures = measure(f"http://127.0.0.1:{args.port}", document, args.heartbeats, server)
+        finally:
+            server.terminate()
+            server.wait()
+    print(json.dumps(figures, indent=2))
+    if args.save:
+        print(save("license", figures))
+
+
+def make_license(directory: Path) -> bytes:
+    write_key_pair(directory / "license.key", directory / "license.pub")
+    return issue(
+        [Gpu(gpu, "NVIDIA H100 80GB HBM3") for gpu in names()],
+        read_private_key(directory / "license.key"),
+        app_id="1234",
+        customer="somebody",
+        expires="1d",
+        access_limit=0,
+        now=datetime.now(UTC),
+    )
+
+
+def names() -> list[str]:
+    return [f"GPU-{index:08x}-cd33-469b-019f-9af0bb76a073" for index in range(NUM_GPUS)]
+
+
+def start_server(directory: Path, port: int, core: int) -> psutil.Popen:
+    server = psutil.Popen(
+        [
+            *(sys.executable, "-m", "taco_llm.cli.main", "license", "serve"),
+            *("--host", "127.0.0.1", "--port", str(port), "--data-dir", str(directory / "data")),
+            *("--public-key", str(directory / "license.pub")),
+        ],
+        stderr=subprocess.DEVNULL,
+        preexec_fn=lambda: os.sched_setaffinity(0, [core]),
+    )
+    deadline = time.monotonic() + START_SECONDS
+    while True:
+        try:
+            httpx.get(f"http://127.0.0.1:{port}/")
+            return server
+        except httpx.TransportError:
+            if server.poll() is not None or time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+
+
+def measure(
+    url: str, document: bytes, heartbeats: int, server: psutil.Popen
+) -> dict[str, float | int]:
+    start = time.perf_counter()
+    httpx.post(f"{url}/ls", files={"file": document}, timeout=60).raise_for_status()
+    import_seconds = time.perf_counter() - start
+    start = time.perf_counter()
+    view = httpx.get(f"{url}/ls/view", timeout=60).raise_for_status()
+    view_seconds = time.perf_counter() - start
+    grant_rate, _ = ask_all(url, names(), server)
+    some = (names() * (heartbeats // NUM_GPUS + 1))[:heartbeats]
+    rounds = [ask_all(url, some, server) for _ in range(ROUNDS)]
+    return {
+        "gpus": NUM_GPUS,
+        "license_bytes": len(document),
+        "view_bytes": len(view.content),
+        "import_seconds": round(import_seconds, 3),
+        "view_seconds": round(view_seconds, 3),
+        "first_leases_per_second": round(grant_rate),
+        "heartbeats_per_second": round(statistics.median(rate for rate, _ in rounds)),
+        "heartbeats_per_second_min": round(min(rate for rate, _ in rounds)),
+        "heartbeats_per_second_max": round(max(rate for rate, _ in rounds)),
+        "server_cpu_us_per_heartbeat": round(statistics.median(cpu for _, cpu in rounds)),
+    }
+
+
+def ask_all(url: str, gpus: list[str], server: psutil.Popen) -> tuple[float, float]:
+    """Requests a second, and the server's processor time for one, in microseconds."""
+    cpu, start = cpu_seconds(server), time.perf_counter()
+    uvloop.run(_ask_all(url, gpus))
+    seconds = time.perf_counter() - start
+    return len(gpus) / seconds, 1e6 * (cpu_seconds(server) - cpu) / len(gpus)
+
+
+def cpu_seconds(server: psutil.Popen) -> float:
+    times = server.cpu_times()
+    return times.user + times.system
+
+
+async def _ask_all(url: str, gpus: list[str]) -> None:
+    host, _, port = url.removeprefix("http://").partition(":")
+    left = iter(gpus)
+
+    async def client() -> None:
+        for gpu in left:
+            reader, writer = await asyncio.open_connection(host, int(port))
+            body = json.dumps({"gpus": [gpu], "instance": gpu, "started": 1}).encode()
+            head = (
+                f"POST /ls/lease HTTP/1.1\r\nHost: {host}\r\nAccept-Encoding: identity\r\n"
+                f"Content-Length: {len(body)}\r\nContent-Type: application/json\r\n\r\n"
+            )
+            writer.write(head.encode() + body)
+            status = await reader.readline()
+            assert b" 200 " in status, status
+            await reader.readuntil(b"}")
+            writer.close()
+
+    await asyncio.gather(*(client() for _ in range(NUM_CLIENTS)))
+
+
+if __name__ == "__main__":
+    main()
