@@ -119,9 +119,18 @@ class LicenseService:
                 "refused", gpu=gpus[0], instance=instance, detail=f"{refusal.code}: {refusal}"
             )
             raise
-        new = [gpu for gpu in gpus if self.leases.get(gpu) is None]
+        new: list[StoredLease] = []
+        taken_over: list[StoredLease] = []  # by a successor of the holder
+        for gpu in gpus:
+            lease = self.leases.get(gpu)
+            if lease is None:
+                new.append(StoredLease(gpu, instance, started))
+            elif lease.started < started:
+                taken_over.append(StoredLease(gpu, instance, started))
         if new:
-            self._record_leases("granted", [StoredLease(gpu, instance, started) for gpu in new])
+            self._record_leases("granted", new)
+        if taken_over:
+            self._write(lambda: self._store.change_leases((), put=taken_over))
         self.outcomes["granted" if new else "renewed"] += 1
         self.leases.extend(gpus, instance, started, self._monotonic())
         return seconds
