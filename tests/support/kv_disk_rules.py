@@ -3,30 +3,15 @@
 What the manager's own map of the files says is checked for sense, against what the store holds.
 """
 
-import struct
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
-from support.kv_model import (
-    BLOCK_SIZE,
-    Cached,
-    Memory,
-    Prefix,
-    Step,
-    Tokens,
-    contents_of,
-    pack,
-)
-from taco_proto.kv_tiers import StoreCommand, StoredBlock, StoreReport
-from taco_scheduler.kv.block_manager import BlockManager
-from taco_scheduler.kv.disk_tier import DiskTier
-from taco_scheduler.kv.disk_traffic import DiskTraffic
-from taco_scheduler.kv.namespace import CacheNamespace
+from support.kv_model import BLOCK_SIZE, Step, contents_of, pack
+from support.kv_shadow import KvShadow
+from taco_proto.kv_tiers import StoreCommand, StoreReport
 
 MAX_FLUSH_ROUNDS = 500
 UNKNOWN = bytes(range(16))  # a key that nobody has written
@@ -34,89 +19,11 @@ UNKNOWN = bytes(range(16))  # a key that nobody has written
 picks = st.integers(0, 999)
 
 
-@dataclass
-class Store:
-    """The worker's side: files, and what it was told and has not done, or not reported.
+class DiskRules(KvShadow):
+    """To be mixed into the machine, whose these methods are."""
 
-    Attributes:
-        files: what is there, with what it holds.
-        names: of all that was ever written.
-        damaged: files that are gone or spoiled; whoever reads them finds out.
-        jobs: writes, reads and deletes in their order.
-        reports: that have not arrived.
-    """
-
-    files: dict[bytes, list[Prefix | None]] = field(default_factory=dict)
-    names: dict[bytes, StoredBlock] = field(default_factory=dict)
-    damaged: set[bytes] = field(default_factory=set)
-    was_asked: bool = False
-    jobs: list[tuple[str, bytes, int]] = field(default_factory=list)
-    reports: list[StoreReport] = field(default_factory=list)
-
-    def restart(self) -> None:
-        """Its link is a new one: it does not remember what it was told."""
-        self.jobs.clear()
-        self.reports.clear()
-        self.was_asked = False
-
-    def take(self, command: StoreCommand) -> None:
-        if not self.was_asked:
-            self.was_asked = True
-            self._drop_orphans()
-            found = tuple(self.names[key] for key in self.files)
-            self.reports.append(StoreReport(found=found, is_complete=True))
-        for host_block, block in command.writes:
-            self.names[block.key] = block
-            self.jobs.append(("write", block.key, host_block))
-        self.jobs += [("read", key, host_block) for key, host_block in command.reads]
-        self.jobs += [("delete", key, -1) for key in command.deletes]
-
-    def prefix(self, key: bytes) -> Prefix:
-        block = self.names[key]
-        tokens: Tokens = struct.unpack(f"<{BLOCK_SIZE}i", block.token_ids)
-        if block.parent:
-            tokens = self.prefix(block.parent)[1] + tokens
-        return CacheNamespace(block.adapter, block.cache_salt), tokens
-
-    def _drop_orphans(self) -> None:
-        """Parents come before their children, and what has no parent goes."""
-        for key in self.damaged:
-            self.files.pop(key, None)
-        self.damaged.clear()
-        kept: dict[bytes, list[Prefix | None]] = {}
-        for key in sorted(self.files, key=lambda key: len(self.prefix(key)[1])):
-            parent = self.names[key].parent
-            if not parent or parent in kept:
-                kept[key] = self.files[key]
-        self.files = kept
-
-
-class DiskRules:
-    """Rules and invariants to be mixed into the machine, whose these attributes and methods are."""
-
-    manager: BlockManager
-    memory: Memory
-    cached: dict[Prefix, Cached]
-    in_flight: list[Step]
-    next_step_id: int
-    min_uses: int
-    num_disk_blocks: int
-    store: Store
-    admit: Callable[..., Any]
-    confirm: Callable[..., Any]
-    take_copies: Callable[..., Any]
-    host_copies: Callable[[], Counter[int]]
-    tree_blocks: Callable[[], dict[Prefix, tuple[int | None, int | None]]]
-    note_host_drops: Callable[..., Any]
-
-    @property
-    def traffic(self) -> DiskTraffic | None:
-        return self.manager._disk
-
-    @property
-    def tier(self) -> DiskTier:
-        assert self.manager._disk is not None
-        return self.manager._disk._disk
+    admit: Callable[..., None]
+    confirm: Callable[[int], None]
 
     # ------------------------------------------------------------------ rules
 
@@ -215,6 +122,23 @@ class DiskRules:
         namespace, tokens = self.store.prefix(keys[pick % len(keys)])
         self.admit((*tokens, tail), namespace, len(tokens) + 1, True)
 
+    def flush(self) -> None:
+        """All that is cached, and worth it, gets to the disk, if that has room."""
+        self.manager.flush()
+        for _ in range(MAX_FLUSH_ROUNDS):
+            if self.manager.is_flushed:
+                break
+            self.catch_up([True])
+            self.next_step_id += 1
+            step = Step(self.next_step_id, [], None)
+            self.take_copies(step)
+            self.in_flight.append(step)
+            self.confirm(1)
+        assert self.manager.is_flushed
+        if self.num_disk_blocks > len(self.store.names):
+            stored = {self.store.prefix(key) for key in self.store.files}
+            assert self.worth_saving() <= stored
+
     # -------------------------------------------------------------- invariants
 
     @invariant()
@@ -263,85 +187,6 @@ class DiskRules:
         if self.traffic is not None:
             for key, host_block in self.traffic._read.items():
                 assert self.memory.host[host_block] == contents_of(self.store.prefix(key))
-
-    # ------------------------------------------------------------------- model
-
-    def disk_owners(self) -> Counter[int]:
-        """How often each host block is held for the disk."""
-        if self.traffic is None:
-            return Counter()
-        held = (self.tier._writing, self.tier._reading, self.traffic._read)
-        return Counter(block for blocks in held for block in blocks.values())
-
-    def match_read(self, namespace: CacheNamespace, tokens: Tokens, start: int) -> list[Prefix]:
-        """What was read from disk of a prefix, behind its first `start` blocks."""
-        found: list[Prefix] = []
-        if self.traffic is None or not self.traffic._read:
-            return found
-        num_readable = (len(tokens) - 1) // BLOCK_SIZE
-        packed = bytes(pack(tokens[: num_readable * BLOCK_SIZE]))
-        for file in self.tier.walk(namespace, packed)[start:]:
-            if file.key not in self.traffic._read:
-                break
-            found.append(self.store.prefix(file.key))
-        return found
-
-    def read_blocks(self, prefixes: list[Prefix]) -> list[int]:
-        """The host blocks that those were read to."""
-        if not prefixes:
-            return []
-        assert self.traffic is not None
-        block_of = {self.store.prefix(key): block for key, block in self.traffic._read.items()}
-        return [block_of[prefix] for prefix in prefixes]
-
-    def note_saves(self, step: Step, in_use: Counter[int]) -> None:
-        """The manager may have copied to the host what it is going to write."""
-        if self.traffic is None:
-            return
-        found = self.tree_blocks()
-        targets = set(step.offloads)
-        for prefix, (block, host_block) in found.items():
-            entry = self.cached[prefix]
-            if host_block is None or host_block == entry.host_block:
-                continue
-            assert host_block in targets
-            assert block == entry.block
-            assert entry.filled_by is None, "not computed yet"
-            assert entry.num_uses >= self.min_uses
-            assert entry.host_block is None or not in_use[entry.host_block]
-            entry.host_block = host_block
-            entry.copied_by = step.step_id
-        self.note_host_drops(found, set(), in_use)
-
-    def flush(self) -> None:
-        """All that is cached, and worth it, gets to the disk, if that has room."""
-        self.manager.flush()
-        for _ in range(MAX_FLUSH_ROUNDS):
-            if self.manager.is_flushed:
-                break
-            self.catch_up([True])
-            self.next_step_id += 1
-            step = Step(self.next_step_id, [], None)
-            self.take_copies(step)
-            self.in_flight.append(step)
-            self.confirm(1)
-        assert self.manager.is_flushed
-        if self.num_disk_blocks > len(self.store.names):
-            stored = {self.store.prefix(key) for key in self.store.files}
-            assert self.worth_saving() <= stored
-
-    def worth_saving(self) -> set[Prefix]:
-        def is_worth_it(prefix: Prefix) -> bool:
-            namespace, tokens = prefix
-            ends = range(BLOCK_SIZE, len(tokens) + 1, BLOCK_SIZE)
-            entries = [self.cached[namespace, tokens[:end]] for end in ends]
-            return all(_is_worth_it(entry, self.min_uses) for entry in entries)
-
-        return {prefix for prefix in self.cached if is_worth_it(prefix)}
-
-
-def _is_worth_it(entry: Cached, min_uses: int) -> bool:
-    return entry.num_uses >= min_uses or entry.host_block is not None
 
 
 def _keys_of(report: StoreReport) -> tuple[bytes, ...]:

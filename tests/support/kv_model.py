@@ -11,6 +11,7 @@ from taco_scheduler.kv.block_table import BlockTable
 from taco_scheduler.kv.namespace import CacheNamespace
 
 BLOCK_SIZE = 2
+NUM_BLOCKS = 24
 NOT_SENT = 2**62  # stands for the step that comes next
 
 Tokens = tuple[int, ...]
