@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import contextlib
 import multiprocessing
+import os
 import statistics
 import subprocess
 import sys
@@ -97,7 +98,8 @@ async def _run_worker(
     call = stub.Attach()
     hello = worker_info_to_pb(executor.info)
     await call.write(pb.WorkerMessage(hello=hello))
-    heart = asyncio.create_task(_beat(call))
+    writing = asyncio.Lock()  # a stream takes one message at a time
+    heart = asyncio.create_task(_beat(call, writing))
     due = time.perf_counter() + phase
     try:
         while (command := await call.read()) is not grpc.aio.EOF:
@@ -106,17 +108,19 @@ async def _run_worker(
             output = executor.execute(step_plan_from_pb(command.plan))
             due = max(due + step_seconds, time.perf_counter())
             await asyncio.sleep(due - time.perf_counter())
-            await call.write(pb.WorkerMessage(output=step_output_to_pb(output)))
+            async with writing:
+                await call.write(pb.WorkerMessage(output=step_output_to_pb(output)))
     except grpc.aio.AioRpcError:
         pass  # the scheduler is gone: that is the end
     finally:
         heart.cancel()
 
 
-async def _beat(call: grpc.aio.StreamStreamCall) -> None:
+async def _beat(call: grpc.aio.StreamStreamCall, writing: asyncio.Lock) -> None:
     while True:
         await asyncio.sleep(HEARTBEAT_SECONDS)
-        await call.write(pb.WorkerMessage(heartbeat=pb.Heartbeat()))
+        async with writing:
+            await call.write(pb.WorkerMessage(heartbeat=pb.Heartbeat()))
 
 
 # -------------------------------------------------------------- the client
@@ -272,7 +276,11 @@ def main() -> None:
             flush=True,
         )
     if options.save:
-        about = {"sequences": options.sequences, "step_ms": options.step_ms}
+        about = {
+            "sequences": options.sequences,
+            "step_ms": options.step_ms,
+            "load_average": round(os.getloadavg()[1], 1),  # of a machine that may have neighbours
+        }
         print(save("scheduler_load", about | figures))
 
 
