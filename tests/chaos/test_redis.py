@@ -84,18 +84,6 @@ async def test_redis_is(
         await redis_cluster.until_workers(number, 2)
 
 
-async def test_a_gateway_comes_before_redis(
-    redis_cluster: RedisCluster, requests_to_all: Bodies, undisturbed: list[Answer]
-) -> None:
-    redis_cluster.redis.kill()
-    redis_cluster["gateway-0"].kill()
-    redis_cluster["gateway-0"].start()
-    assert_same(await ask(redis_cluster.url(1), requests_to_all[:6]), undisturbed[:6])
-    redis_cluster.redis.start()
-    await redis_cluster.until_workers(0, 2)
-    assert_same(await ask(redis_cluster.url(), requests_to_all[6:]), undisturbed[6:])
-
-
 async def test_a_scheduler_of_two_is_told_to_stop(
     redis_cluster: RedisCluster, requests_to_all: Bodies, undisturbed: list[Answer]
 ) -> None:

@@ -1,60 +1,31 @@
 """The client against a real scheduler over a Unix socket, with a worker that is exact."""
 
 import asyncio
-import threading
 from array import array
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from support.fake_worker import FakeWorker, generate, worker_info
+from support.fake_worker import FakeWorker
+from support.live_scheduler import (
+    PROMPT,
+    GatedWorker,
+    expected_tokens,
+    read,
+    request,
+    scheduler,
+    until_ready,
+    until_submitted,
+)
 from support.patience import PATIENCE_SECONDS, until
 from taco_gateway.engine.engine_client import EngineError
 from taco_gateway.engine.scheduler_client import SchedulerClient
-from taco_gateway.engine.token_stream import TokenStream
 from taco_proto.config import SchedulerConfig
 from taco_proto.requests import GenerateRequest, Tenant
-from taco_proto.sampling_params import SamplingParams
-from taco_proto.steps import StepOutput, StepPlan
 from taco_scheduler.server import SchedulerServer
 from taco_scheduler.service import SchedulerService
-
-PROMPT = [3, 5, 7, 11, 13]
-
-
-class GatedWorker(FakeWorker):
-    """Runs a step only when it has leave to."""
-
-    def __init__(self, **info: object) -> None:
-        super().__init__(worker_info(**info))
-        self._leave = threading.Semaphore(0)
-
-    def execute(self, plan: StepPlan) -> StepOutput:
-        self._leave.acquire()
-        return super().execute(plan)
-
-    def allow(self, num_steps: int) -> None:
-        self._leave.release(num_steps)
-
-
-@asynccontextmanager
-async def scheduler(address: str, worker: FakeWorker | None) -> AsyncIterator[SchedulerService]:
-    service = SchedulerService(SchedulerConfig(listen=address, log_stats=False))
-    await service.start()
-    if worker is not None:
-        service.attach_local(worker)
-    server = SchedulerServer(service, address)
-    await server.start()
-    try:
-        yield service
-    finally:
-        await server._server.stop(None)  # as if it was killed: no goodbye
-        if isinstance(worker, GatedWorker):
-            worker.allow(10_000)
-        await service.stop()
 
 
 @pytest.fixture
@@ -68,46 +39,6 @@ async def client(address: str) -> AsyncIterator[SchedulerClient]:
     client.start()
     yield client
     await client.close()
-
-
-async def until_ready(client: SchedulerClient, *, is_ready: bool = True) -> None:
-    async def is_so() -> bool:
-        info = client.model_info()
-        return info is not None and info.ready == is_ready
-
-    await until(is_so, f"a client with ready = {is_ready}")
-
-
-async def until_submitted(client: SchedulerClient, num_sequences: int) -> None:
-    async def all_there() -> bool:
-        stats = await client.stats()
-        return stats.num_running + stats.num_waiting == num_sequences
-
-    await until(all_there, f"{num_sequences} sequences")
-
-
-def request(**changes: object) -> GenerateRequest:
-    sampling = SamplingParams(**{"seed": 9, "max_tokens": 40, "ignore_eos": True, **changes})  # type: ignore[arg-type]
-    return GenerateRequest(
-        handle=0, request_id="r", token_ids=array("i", PROMPT).tobytes(), sampling=sampling
-    )
-
-
-def expected_tokens(asked: GenerateRequest) -> list[int]:
-    assert asked.sampling.seed is not None
-    return generate(PROMPT, asked.sampling, worker_info(), asked.sampling.seed)
-
-
-async def read(stream: TokenStream, num_tokens: int | None = None) -> list[int]:
-    """So many tokens of sequence 0, or all to its end."""
-    tokens: list[int] = []
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while num_tokens is None or len(tokens) < num_tokens:
-            try:
-                tokens += (await anext(stream)).token_ids
-            except StopAsyncIteration:
-                break
-    return tokens
 
 
 async def test_many_requests_share_a_stream(address: str, client: SchedulerClient) -> None:
