@@ -76,7 +76,8 @@ class Advertiser:
             # Schedulers that started together should not write together.
             delay = WRITE_SECONDS * random.uniform(0.9, 1.0)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._due.wait(), delay)
+                async with asyncio.timeout(delay):  # wait_for may swallow a cancellation
+                    await self._due.wait()
 
     async def _write(self) -> None:
         if not self._link.trusted:

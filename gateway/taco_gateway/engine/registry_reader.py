@@ -73,8 +73,10 @@ class RegistryReader:
             except Exception:  # a bug here must not cost more than the news
                 _log.exception("the records of schedulers could not be read")
             # Gateways that started together should not read together.
+            delay = POLL_SECONDS * random.uniform(0.9, 1.0)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._due.wait(), POLL_SECONDS * random.uniform(0.9, 1.0))
+                async with asyncio.timeout(delay):  # wait_for may swallow a cancellation
+                    await self._due.wait()
 
     async def read(self) -> dict[str, SeenRecord] | None:
         """The records of the model's schedulers by address; None: Redis cannot be asked now."""
