@@ -13,6 +13,7 @@ from taco_gateway.errors import ApiError
 from taco_proto.requests import ANYBODY, Tenant
 
 _PUBLIC_MARK = "__taco_public__"
+GROUP_BYTES = 2  # of a digest: of thousands of keys, hardly more than one stands in each group
 _CHALLENGE = {"www-authenticate": "Bearer"}
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., object])
@@ -65,31 +66,39 @@ class KeyRing:
     def __init__(self, keys: Iterable[tuple[bytes, ApiKey]] | None = ()) -> None:
         self._always_asks = keys is None
         self._secret = secrets.token_bytes(32)
-        self._entries: tuple[tuple[bytes, ApiKey], ...] = ()
+        self._groups: dict[bytes, list[tuple[bytes, ApiKey]]] = {}
         self.is_known = keys is not None
         self.replace(keys or ())
 
     def replace(self, keys: Iterable[tuple[bytes, ApiKey]]) -> None:
         """These keys are good from now on, and no others."""
-        self._entries = tuple((keyed_hash(self._secret, hashed), key) for hashed, key in keys)
+        self._group((keyed_hash(self._secret, hashed), key) for hashed, key in keys)
 
     def replace_digests(self, secret: bytes, keys: Iterable[tuple[bytes, ApiKey]]) -> None:
         """As `replace`, for the `keyed_hash` of each key under that secret."""
-        self._secret, self._entries, self.is_known = secret, tuple(keys), True
+        self._secret, self.is_known = secret, True
+        self._group(keys)
 
     def find(self, key: bytes | None) -> ApiKey | None:
         """What the owner of a key may have; None if it is no good one."""
-        if not self._entries and not self._always_asks:
+        if not self._groups and not self._always_asks:
             return ANONYMOUS
         if key is None:
             return None
         presented = keyed_hash(self._secret, key_hash(key))
         found = None
-        # Every digest is compared, so that time does not tell which one matched.
-        for digest, api_key in self._entries:
+        # Every digest of its group is compared, so that time does not tell which one matched; which
+        # group that is says nothing to those who do not have the secret.
+        for digest, api_key in self._groups.get(presented[:GROUP_BYTES], ()):
             if hmac.compare_digest(presented, digest):
                 found = api_key
         return found
+
+    def _group(self, entries: Iterable[tuple[bytes, ApiKey]]) -> None:
+        groups: dict[bytes, list[tuple[bytes, ApiKey]]] = {}
+        for digest, api_key in entries:
+            groups.setdefault(digest[:GROUP_BYTES], []).append((digest, api_key))
+        self._groups = groups
 
 
 def keyed_hash(secret: bytes, hashed: bytes) -> bytes:
