@@ -1,4 +1,5 @@
-"""Host work of the scheduler: a decode step of a full batch, and the admission of a cached prompt.
+"""Host work of the scheduler: a decode step of a full batch, the admission of a cached prompt, and
+what it adds that prefixes go to disk.
 
 The worker costs nothing: its outputs are made while the clock stands still. What remains is all
 that the only thread of the scheduler does for a step, protobuf messages included. Times are of the
@@ -13,6 +14,7 @@ from array import array
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 from fake_executor import FakeExecutor
@@ -28,14 +30,16 @@ from taco_proto.convert import (
     submit_from_pb,
     submit_to_pb,
 )
+from taco_proto.kv_tiers import StoreCommand, StoreReport
 from taco_proto.requests import ANYBODY, GenerateRequest, Tenant
 from taco_proto.sampling_params import SamplingParams
-from taco_proto.steps import StepPlan, WorkerInfo
+from taco_proto.steps import StepOutput, StepPlan, WorkerInfo
 from taco_scheduler.engine import Engine
 
 NUM_SEQUENCES = 256
 PROMPT_TOKENS = 512
 CACHED_PROMPT_TOKENS = 4096
+NUM_COMING_AND_GOING = 64
 NUM_OWNERS = 10
 NUM_WAITING = 10_000
 INFO = WorkerInfo(
@@ -94,7 +98,7 @@ def submit_message(
 class Bench:
     """An engine with one client, run ahead by one step."""
 
-    def __init__(self, max_num_batched_tokens: int) -> None:
+    def __init__(self, max_num_batched_tokens: int, info: WorkerInfo = INFO) -> None:
         config = SchedulerConfig(
             max_num_seqs=NUM_SEQUENCES,
             max_num_batched_tokens=max_num_batched_tokens,
@@ -102,9 +106,9 @@ class Bench:
             max_waiting_tokens=2 * NUM_WAITING * PROMPT_TOKENS,
         )
         self.engine = Engine(config)
-        self.replica = self.engine.attach(INFO)
+        self.replica = self.engine.attach(info)
         self.outbox = self.engine.connect()
-        self.worker = FakeExecutor(INFO, RANDOM.integers(0, 100_000, 10_007).astype(np.int32))
+        self.worker = FakeExecutor(info, RANDOM.integers(0, 100_000, 10_007).astype(np.int32))
         self.now = 0.0
 
     def submit(self, message: bytes) -> None:
@@ -184,6 +188,40 @@ def cached_admission(num_rounds: int) -> dict[str, dict[str, float]]:
     return clock.figures()
 
 
+def coming_and_going(num_requests: int, info: WorkerInfo) -> dict[str, dict[str, float]]:
+    """A step of 64 requests, of which one or two end and as many come: what they leave behind goes
+    to disk if there are tiers, whose store has done everything by the next step.
+    """
+    bench = Bench(max_num_batched_tokens=8192, info=info)
+    engine, replica = bench.engine, bench.replica
+    messages = [submit_message(handle, 1024, max_tokens=64) for handle in range(num_requests)]
+    clock = Clock()
+    outputs: list[StepOutput] = []
+    reports: list[StoreReport] = []
+    while messages or engine.num_requests or outputs:
+        while messages and engine.num_requests < NUM_COMING_AND_GOING:
+            bench.submit(messages.pop())
+        with clock.measure("reports, commit"):
+            for report in reports:
+                engine.take_store_report(replica, report)
+            for output in outputs:
+                engine.commit(replica, output, bench.now)
+        with clock.measure("store commands"):
+            commands = list(iter(lambda: engine.next_store_command(replica), None))
+        bench.now += 0.01
+        with clock.measure("plan"):
+            plan = engine.plan(replica, bench.now)
+        bench.outbox.take()
+        outputs = [] if plan is None else [bench.worker.execute(plan)]
+        reports = [_done(command) for command in commands]
+    return clock.figures()
+
+
+def _done(command: StoreCommand) -> StoreReport:
+    written = tuple(block.key for _, block in command.writes)
+    return StoreReport(is_complete=not written, written=written)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=2000)
@@ -198,6 +236,10 @@ def main() -> None:
             arguments.steps, NUM_OWNERS, NUM_WAITING
         ),
         f"admission, {CACHED_PROMPT_TOKENS} cached tokens": cached_admission(arguments.steps // 4),
+        "requests come and go": coming_and_going(arguments.steps // 4, INFO),
+        "the same, to disk": coming_and_going(
+            arguments.steps // 4, replace(INFO, num_host_blocks=60_000, num_disk_blocks=200_000)
+        ),
     }
     for title, parts in figures.items():
         print(title)

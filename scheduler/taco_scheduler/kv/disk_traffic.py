@@ -15,7 +15,7 @@ from taco_scheduler.kv.node import NOWHERE, Node, Root
 from taco_scheduler.kv.radix_tree import RadixTree
 
 MAX_UNSAVED = 1024  # prefixes; beyond that the oldest are not saved
-MAX_SAVED_BLOCKS = 64  # copied to the host for it in one step, or written of one prefix at a time
+MAX_SAVED_BLOCKS = 64  # copied to the host for it in one step, or written at one look
 MAX_LOOKED_AT = 8  # prefixes that are not done with, each time
 
 
@@ -46,6 +46,14 @@ class _Unsaved:
     tokens: bytes
     files: list[DiskFile] = field(default_factory=list)
     was_touched: bool = False
+
+
+@dataclass(slots=True)
+class _Budget:
+    """Blocks that may still be copied to the host, and written, at one look."""
+
+    copies: int
+    writes: int
 
 
 class DiskTraffic:
@@ -108,14 +116,12 @@ class DiskTraffic:
         if not self._disk.is_known or not (may_copy or self.may_write):
             return
         self.may_write = False
-        budget = MAX_SAVED_BLOCKS if may_copy else 0
+        budget = _Budget(MAX_SAVED_BLOCKS if may_copy else 0, MAX_SAVED_BLOCKS)
         num_waiting = 0
         for owner, unsaved in self._prefixes_to_save():
-            num_copied = self._save(unsaved, budget)
-            if num_copied is None:
+            if self._save(unsaved, budget):
                 del self._unsaved[owner]
                 continue
-            budget -= num_copied
             num_waiting += 1
             if num_waiting == MAX_LOOKED_AT:
                 break
@@ -129,8 +135,8 @@ class DiskTraffic:
                 self._unsaved[node] = unsaved = _Unsaved(*prefix)
                 yield node, unsaved
 
-    def _save(self, unsaved: _Unsaved, budget: int) -> int | None:
-        """Returns how many blocks are copied for it; None if there is nothing left to do."""
+    def _save(self, unsaved: _Unsaved, budget: _Budget) -> bool:
+        """Whether there is nothing left to do for it."""
         namespace, tokens, size = unsaved.namespace, unsaved.tokens, self._tree.block_bytes
         files = unsaved.files = self._disk.walk(namespace, tokens, unsaved.files)
         if not unsaved.was_touched:
@@ -139,7 +145,7 @@ class DiskTraffic:
         places = _behind(self._tree.path(namespace, tokens), len(files))
         sources: list[int] = []
         place = next(places, None)
-        while place is not None and len(sources) < MAX_SAVED_BLOCKS and self._is_on_host(*place):
+        while place is not None and len(sources) < budget.writes and self._is_on_host(*place):
             node, i = place
             sources.append(node.host_blocks[i])
             place = next(places, None)
@@ -150,31 +156,33 @@ class DiskTraffic:
             new = self._disk.write(namespace, files[-1] if files else None, blocks)
             self._host.retain(sources[: len(new)])
             files += new
+            budget.writes -= len(new)
             if len(new) < len(sources):
-                return None
-        return None if place is None else self._copy(chain([place], places), budget)
+                return True
+        return place is None or not self._copy(chain([place], places), budget)
 
-    def _copy(self, places: Iterable[tuple[Node, int]], budget: int) -> int | None:
-        num_copied = 0
+    def _copy(self, places: Iterable[tuple[Node, int]], budget: _Budget) -> bool:
+        """Copies what it can of a prefix's places; whether the first one is worth it."""
+        is_first = True
         for node, group in groupby(places, key=itemgetter(0)):
             if node.num_uses < self._residents.min_uses:
-                return num_copied or None
+                return not is_first
+            is_first = False
             if node.step_id is not None:
                 break
             wanted: list[int] = []
-            num_left = budget - num_copied
             is_whole = True
             for _, i in group:
                 is_copied = bool(node.host_blocks) and node.host_blocks[i] != NOWHERE
-                if len(wanted) == num_left or i >= len(node.blocks) or is_copied:
+                if len(wanted) == budget.copies or i >= len(node.blocks) or is_copied:
                     is_whole = False
                     break
                 wanted.append(i)
             num_new = self._residents.copy(node, wanted) if wanted else 0
-            num_copied += num_new
+            budget.copies -= num_new
             if not is_whole or num_new < len(wanted):
                 break
-        return num_copied
+        return True
 
     def _is_on_host(self, node: Node, i: int) -> bool:
         return bool(node.host_blocks) and self._host.is_readable(node.host_blocks[i])
