@@ -130,6 +130,7 @@ class Requests:
         tells which one it was.
 
         Args:
+            requests: a step was sent for them.
             is_death: the worker died, and did not only fail a step.
             has_begun: those suspects whose step the worker had begun. It cannot have died of the
                 others: two workers that die in one moment are no reason to give a request up that
