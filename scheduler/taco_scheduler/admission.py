@@ -1,16 +1,15 @@
 """Which requests and workers the engine accepts, checked before any work."""
 
 import math
-from enum import StrEnum
 
 import numpy as np
 
 from taco_proto.config import SchedulerConfig
 from taco_proto.drafts import DrafterInfo
 from taco_proto.errors import ConfigurationError
-from taco_proto.limits import MAX_RETRY_SECONDS, Limit
 from taco_proto.requests import MAX_PIN_SECONDS, MAX_PINS, GenerateRequest
 from taco_proto.steps import WorkerInfo
+from taco_scheduler.refusals import RefusedError
 from taco_scheduler.sequence import Request, token_array
 
 MAX_BLOCKS = 2**26
@@ -18,42 +17,6 @@ MAX_SLOTS = 2**16
 MAX_VOCABULARY = 2**24
 MAX_SALT_CHARS = 4096
 TOKEN_BYTES = 4
-
-
-class Refusal(StrEnum):
-    """Why a request was refused, as metrics name it."""
-
-    INVALID = "invalid"
-    QUEUE_FULL = "queue_full"
-    REQUESTS = Limit.REQUESTS
-    TOKENS = Limit.TOKENS
-    CONCURRENT = Limit.CONCURRENT
-    DEADLINE = "deadline"
-    DRAINING = "draining"
-
-
-class RefusedError(Exception):
-    """A request cannot be served.
-
-    Attributes:
-        code: an HTTP status.
-        reason: for metrics.
-        retry_after: whole seconds after which the same request may succeed, 1 to
-            `MAX_RETRY_SECONDS`; 0: nothing is known of that.
-    """
-
-    def __init__(
-        self,
-        code: int,
-        message: str,
-        *,
-        retry_after: float = 0.0,
-        reason: Refusal = Refusal.INVALID,
-    ) -> None:
-        super().__init__(message)
-        self.code = code
-        self.reason = reason
-        self.retry_after = math.ceil(min(retry_after, MAX_RETRY_SECONDS))
 
 
 class InvalidWorkerError(ValueError):

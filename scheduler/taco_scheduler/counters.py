@@ -3,8 +3,8 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
-from taco_scheduler.admission import Refusal
 from taco_scheduler.histogram import Histogram
+from taco_scheduler.refusals import Refusal
 from taco_scheduler.speculation_counters import SpeculationCounters
 
 SECONDS = (

@@ -8,15 +8,10 @@ from taco_proto.kv_tiers import StoreCommand, StoreReport
 from taco_proto.requests import FinishReason, GenerateRequest
 from taco_proto.steps import StepOutput, StepPlan, WorkerInfo
 from taco_scheduler import router
-from taco_scheduler.admission import (
-    RefusedError,
-    check_config,
-    check_same_model,
-    check_worker,
-    length_limit,
-)
+from taco_scheduler.admission import check_config, check_same_model, check_worker, length_limit
 from taco_scheduler.counters import Counters
 from taco_scheduler.outbox import Outbox
+from taco_scheduler.refusals import RefusedError
 from taco_scheduler.replica import Replica
 from taco_scheduler.requests import Requests
 from taco_scheduler.sequence import Request

@@ -3,8 +3,8 @@
 from collections import deque
 
 from taco_proto.limits import MAX_RETRY_SECONDS
-from taco_scheduler.admission import Refusal, RefusedError
 from taco_scheduler.fair_share import Share
+from taco_scheduler.refusals import Refusal, RefusedError
 from taco_scheduler.sequence import Request
 
 # The rate is that of the latest seconds in which somebody waited.

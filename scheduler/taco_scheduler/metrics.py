@@ -14,8 +14,8 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector
 
-from taco_scheduler.admission import Refusal
 from taco_scheduler.engine import Engine
+from taco_scheduler.refusals import Refusal
 from taco_scheduler.replica import Replica
 from taco_scheduler.speculation_metrics import speculation_metrics
 

@@ -13,11 +13,7 @@ import grpc
 import grpc.aio
 
 from taco_proto.config import PROTOCOL_VERSION
-from taco_scheduler.admission import (
-    InvalidWorkerError,
-    OtherModelError,
-    WorkerRefusedError,
-)
+from taco_scheduler.admission import InvalidWorkerError, OtherModelError, WorkerRefusedError
 
 HELLO_SECONDS = 10.0
 

@@ -2,8 +2,9 @@
 
 from taco_proto.limits import MINUTE, RETRY_CONCURRENT, Limit, too_long
 from taco_proto.requests import GenerateRequest, Tenant
-from taco_scheduler.admission import TOKEN_BYTES, Refusal, RefusedError
+from taco_scheduler.admission import TOKEN_BYTES
 from taco_scheduler.fair_share import FairShare
+from taco_scheduler.refusals import Refusal, RefusedError
 
 
 class Quotas:

@@ -190,6 +190,10 @@ class Replica:
                 if is_choice:
                     self._prefixes.add(sequence)
 
+    def queue(self, sequence: Sequence) -> None:
+        """Lets a sequence of a request that is here wait."""
+        self.waiting.push(sequence)
+
     def give_up(self, requests: set[Request]) -> None:
         """Takes requests that do not run off the queue: they are nowhere afterwards."""
         self.waiting.remove(requests)

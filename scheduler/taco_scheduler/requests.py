@@ -7,9 +7,10 @@ from itertools import chain
 
 from taco_proto.config import SchedulerConfig
 from taco_proto.requests import FinishReason, GenerateRequest
-from taco_scheduler.admission import Refusal, RefusedError, check_message
+from taco_scheduler.admission import check_message
 from taco_scheduler.outbox import Outbox
 from taco_scheduler.reception import Reception
+from taco_scheduler.refusals import Refusal, RefusedError
 from taco_scheduler.sequence import Request, Sequence, Status, new_request
 from taco_scheduler.waiting import Deadlines
 
@@ -179,4 +180,4 @@ class Requests:
             unfinished[0].take_prompt()  # it takes over as the first of its request
             unfinished[0].status = Status.WAITING
             if request.replica is not None:
-                request.replica.waiting.push(unfinished[0])
+                request.replica.queue(unfinished[0])

@@ -5,7 +5,8 @@ from collections.abc import Sequence as Many
 from taco_proto.affinity import home_of
 from taco_proto.registry import DECODE_TOKENS
 from taco_proto.steps import WorkerInfo
-from taco_scheduler.admission import RefusedError, check_fit, length_limit
+from taco_scheduler.admission import check_fit, length_limit
+from taco_scheduler.refusals import RefusedError
 from taco_scheduler.replica import Replica
 from taco_scheduler.sequence import Request, Sequence
 

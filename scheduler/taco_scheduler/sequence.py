@@ -9,7 +9,7 @@ the tokens.
 import enum
 from array import array
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
@@ -19,9 +19,6 @@ from taco_scheduler.fair_share import Share
 from taco_scheduler.kv.block_table import BlockTable
 from taco_scheduler.kv.namespace import CacheNamespace
 from taco_scheduler.outbox import Outbox
-
-if TYPE_CHECKING:
-    from taco_scheduler.replica import Replica
 
 # Sooner first: priority, arrival of the request, index of the sequence.
 Urgency = tuple[int, int, int]
@@ -43,6 +40,22 @@ class Status(enum.Enum):
     RUNNING = enum.auto()
     LANDING = enum.auto()
     FINISHED = enum.auto()
+
+
+class Home(Protocol):
+    """The replica where the sequences of a request wait and run.
+
+    Attributes:
+        name: of its worker.
+    """
+
+    name: str
+
+    def let_go(self, sequence: "Sequence") -> None:
+        """Frees what a sequence holds there; its outputs in flight find no owner."""
+
+    def queue(self, sequence: "Sequence") -> None:
+        """Lets a sequence wait there."""
 
 
 @dataclass(slots=True, eq=False)
@@ -78,7 +91,7 @@ class Request:
     num_prompt_logprobs: int = 1
     admitted: bool = False
     accepted: bool = False
-    replica: "Replica | None" = None
+    replica: Home | None = None
     num_deaths: int = 0
     sequences: list["Sequence"] = field(default_factory=list)
 

@@ -12,13 +12,13 @@ from taco_proto.drafts import DraftReply
 from taco_proto.kv_tiers import StoreReport
 from taco_proto.requests import GenerateRequest, ModelInfo
 from taco_proto.steps import StepOutput
-from taco_scheduler.admission import Refusal
 from taco_scheduler.drafter_links import DrafterLink, DraftExecutor, LocalDrafter
 from taco_scheduler.drafter_pool import DrafterPool
 from taco_scheduler.engine import Engine
 from taco_scheduler.in_flight import InvalidOutputError
 from taco_scheduler.metrics import Metrics
 from taco_scheduler.outbox import Outbox
+from taco_scheduler.refusals import Refusal
 from taco_scheduler.replica import Replica
 from taco_scheduler.replica_links import LocalReplica, ReplicaLink, StepExecutor
 from taco_scheduler.session import ClientSession

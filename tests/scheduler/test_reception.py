@@ -5,10 +5,10 @@ import pytest
 from support.engine_driver import Driver
 from support.fake_worker import worker_info
 from taco_proto.requests import LOW_PRIORITY, Tenant
-from taco_scheduler.admission import Refusal
 from taco_scheduler.lobby import DrainRate
 from taco_scheduler.metrics import Metrics
 from taco_scheduler.quotas import TokenBucket
+from taco_scheduler.refusals import Refusal
 
 FLOOD, OTHER = Tenant(name="flood"), Tenant(name="other")
 
