@@ -174,3 +174,26 @@ def test_a_pin_that_makes_no_sense_is_refused(pins: tuple[PrefixPin, ...]) -> No
     d.submit(0, [10] * PROMPT_TOKENS, pins=pins)
     d.collect()
     assert d.got.errors[0][0] == 400
+
+
+def test_any_number_of_pins_gives_way_to_one_prompt() -> None:
+    num_pins = 1100
+    info = worker_info(num_blocks=4 * num_pins, max_model_len=5 * 4 * num_pins)
+    d = Driver(info, run_ahead=False, max_num_batched_tokens=2**16)
+    d.attach()
+    for number in range(2 * num_pins):
+        owner = f"owner-{number % 4}"
+        prompt = [1 + number % 60, 1 + number // 60] * 2
+        d.submit(
+            number,
+            [*prompt, 1],
+            max_tokens=1,
+            pins=(PrefixPin(4, 60.0),),
+            tenant=Tenant(name=owner),
+        )
+        d.run()
+    assert d.peers[0].replica.worker.blocks.num_pinned_blocks > num_pins
+    d.submit(5000, [63] * (4 * info.num_blocks - 8), max_tokens=1)
+    d.run()
+    assert not d.got.errors
+    assert (5000, 0) in d.got.reasons

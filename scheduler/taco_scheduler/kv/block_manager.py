@@ -121,25 +121,20 @@ class BlockManager:
         read_cache = read_cache and self.enable_prefix_caching
         num_ids = memoryview(tokens).nbytes // TOKEN_BYTES
         num_readable = (num_ids - 1) // self.block_size if read_cache else 0
-        match = self._tree.match(namespace, self._packed(tokens, 0, num_readable))
-        num_matched = len(match.blocks) + match.num_host_blocks
-        read_keys: list[bytes] = []
-        if self._disk is not None and num_matched < num_readable:
-            key = self._packed(tokens, 0, num_readable)
-            read_keys = self._disk.find(namespace, key, num_matched)
-            num_matched += len(read_keys)
-        num_loaded = num_matched - len(match.blocks)
-        num_new = max(self._num_blocks_for(num_tokens), num_matched) - len(match.blocks)
-        if num_new + num_spare_blocks > self.num_free_blocks - match.num_evictable:
-            if self._make_pins_give_way(num_new + num_spare_blocks):
-                return self.allocate(
-                    tokens,
-                    num_tokens,
-                    namespace,
-                    read_cache=read_cache,
-                    num_spare_blocks=num_spare_blocks,
-                )
-            return None
+        while True:
+            match = self._tree.match(namespace, self._packed(tokens, 0, num_readable))
+            num_matched = len(match.blocks) + match.num_host_blocks
+            read_keys: list[bytes] = []
+            if self._disk is not None and num_matched < num_readable:
+                key = self._packed(tokens, 0, num_readable)
+                read_keys = self._disk.find(namespace, key, num_matched)
+                num_matched += len(read_keys)
+            num_loaded = num_matched - len(match.blocks)
+            num_new = max(self._num_blocks_for(num_tokens), num_matched) - len(match.blocks)
+            if num_new + num_spare_blocks <= self.num_free_blocks - match.num_evictable:
+                break
+            if not self._make_pins_give_way(num_new + num_spare_blocks):
+                return None
         node = self._tree.pin(match)
         self._pool.retain(match.blocks)
         new = self._take(num_new)
