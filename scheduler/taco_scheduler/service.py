@@ -94,15 +94,30 @@ class SchedulerService:
         self._draining = True
         try:
             async with asyncio.timeout(limit):
-                await _until(lambda: not self._has_work())
-                self.engine.flush()
-                self._wake.set()
-                await _until(lambda: self.engine.is_flushed)
+                await self._until(lambda: not self._has_work())
+                await self._until(self._flush)
         except TimeoutError:
             if self._has_work():
                 logger.warning("%d requests did not end in time", self.engine.num_requests)
             else:
                 logger.warning("not all prefixes were written to disk in time")
+
+    @property
+    def _is_running(self) -> bool:
+        return bool(self._tasks) and not self._tasks[0].done()
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        """Waits as long as the loop lives, which alone can bring it about."""
+        while self._is_running and not condition():  # noqa: ASYNC110  # only once in a life
+            await asyncio.sleep(DRAIN_POLL_SECONDS)
+
+    def _flush(self) -> bool:
+        """Has all workers write what belongs on disk, those too that have just come; whether that
+        is done.
+        """
+        self.engine.flush()
+        self._wake.set()
+        return self.engine.is_flushed
 
     def _has_work(self) -> bool:
         sessions = self._sessions.values()
@@ -258,9 +273,10 @@ class SchedulerService:
             while True:
                 self._wake.clear()
                 self._commit_outputs()
-                self._check_workers()
+                self._give_up_stalled()
                 self._drafters.ask(time.time())
                 self._send_plans()
+                self._release_leavers()  # planning may find that there is nothing left to do
                 self._notify_clients()
                 await self._sleep()
         except Exception:
@@ -280,17 +296,19 @@ class SchedulerService:
                 link.close(error)
                 self.lose(link, str(error))
 
-    def _check_workers(self) -> None:
-        """Lets those go that are done, and gives up those that hang."""
-        now = time.time()
-        stalled = self.engine.stalled(now)
+    def _give_up_stalled(self) -> None:
+        stalled = self.engine.stalled(time.time())
         for link, replica in list(self._replicas.items()):
-            if replica.is_done(now):
-                self.lose(link, "it left", is_fault=False)
-            elif replica in stalled:
+            if replica in stalled:
                 error = StalledError("a step takes far longer than any before")
                 link.close(error)
                 self.lose(link, str(error))
+
+    def _release_leavers(self) -> None:
+        now = time.time()
+        for link, replica in list(self._replicas.items()):
+            if replica.is_done(now):
+                self.lose(link, "it left", is_fault=False)
 
     def _send_plans(self) -> None:
         self.engine.expire(time.time())
@@ -333,11 +351,6 @@ class SchedulerService:
     def _close_sessions(self, reason: str) -> None:
         for session in list(self._sessions.values()):
             session.close(reason)
-
-
-async def _until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110  # many things bring it about, and only once
-        await asyncio.sleep(DRAIN_POLL_SECONDS)
 
 
 def _model_info(replicas: Collection[Replica]) -> ModelInfo | None:

@@ -338,6 +338,21 @@ async def test_a_worker_that_leaves_goes_when_its_requests_have_ended(
     )
 
 
+async def test_a_worker_leaves_at_once_when_its_disk_has_all_there_is(tmp_path: Path) -> None:
+    async with (
+        serving(tmp_path, worker_timeout=120.0, worker_drain_timeout=3600.0) as (_, server),
+        dial(server.address) as stub,
+    ):
+        info = worker_info(num_host_blocks=8, num_disk_blocks=8)
+        leaver = WorkerPeer(stub, FakeWorker(info))
+        await leaver.hello()
+        assert (await leaver.call.read()).HasField("store")
+        report = pb.StoreReport(is_complete=True)
+        await leaver.call.write(pb.WorkerMessage(store_report=report))
+        await leaver.call.write(pb.WorkerMessage(leaving=pb.Leaving()))
+        assert await status(leaver.call) is grpc.StatusCode.OK
+
+
 async def test_a_worker_that_hangs_with_a_beating_heart_is_given_up(tmp_path: Path) -> None:
     async with (
         serving(tmp_path, step_timeout=0.2) as (service, server),
