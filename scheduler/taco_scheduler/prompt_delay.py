@@ -11,19 +11,21 @@ from taco_scheduler.sequence import Sequence
 
 
 class PromptDelay:
-    """Says for one worker whether those who wait should go on waiting.
-
-    Attributes:
-        now: the time of the plan that is being made.
-    """
+    """Says for one worker whether those who wait should go on waiting."""
 
     def __init__(self, factor: float, batch: Batch) -> None:
         """`factor`: how long a prompt waits, in steps that compute prompts; 0: not at all."""
-        self.now = 0.0
         self._factor = factor
         self._batch = batch
         self._last_seconds = 0.0
         self._opens_at = math.inf
+        self._now = 0.0
+        self._is_open = False
+
+    def begin(self, now: float) -> None:
+        """A plan is being made."""
+        self._now = now
+        self._is_open = False
 
     def note_prompts(self, seconds: float) -> None:
         """A step that computed prompts took so long."""
@@ -32,14 +34,17 @@ class PromptDelay:
     def holds(self, head: Sequence) -> bool:
         """Whether all who wait should go on waiting; `head` is next. Nobody does while none runs.
 
-        When one has waited for long enough, all may run: also one that came later and stands
-        before it.
+        When one has waited for long enough, all may run in that plan: also one that came later and
+        stands before it.
         """
-        if not self._factor or not self._batch.num_running:
+        if not self._batch.num_running:
+            self._opens_at = math.inf
+        if not self._factor or not self._batch.num_running or self._is_open:
             return False
         opens_at = head.request.arrival_time + self._factor * self._last_seconds
         self._opens_at = min(self._opens_at, opens_at)
-        if self.now < self._opens_at:
+        if self._now < self._opens_at:
             return True
         self._opens_at = math.inf
+        self._is_open = True
         return False

@@ -223,7 +223,8 @@ class Replica:
     def plan(self, now: float) -> StepPlan | None:
         """The next step, to be sent to the worker at once; None if there is nothing to run now."""
         worker = self.worker
-        self.disk_waits.now = self._delay.now = now
+        self.disk_waits.now = now
+        self._delay.begin(now)
         if self._is_full:
             return None
         if self._is_empty:
