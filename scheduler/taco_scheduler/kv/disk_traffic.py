@@ -223,8 +223,11 @@ class DiskTraffic:
 
     def _begin_to_read(self, wanted: list[bytes]) -> None:
         new = [k for k in wanted if k not in self._read and not self._disk.is_reading(k)]
+        there = [key for key in wanted if key in self._read]
+        for key in there:
+            self._read.move_to_end(key)
         num_read = len(self._read) + self._disk.num_reading
-        while self._read and num_read + len(new) > self._max_read:
+        while len(self._read) > len(there) and num_read + len(new) > self._max_read:
             self._drop(next(iter(self._read)))
             num_read -= 1
         new = new[: max(0, self._max_read - num_read)]
