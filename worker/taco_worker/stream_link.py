@@ -130,7 +130,8 @@ class StreamLink(ABC, Generic[Up, Down]):
 
     async def _read(self, stream: grpc.aio.StreamStreamCall) -> None:
         async for message in stream:
-            if not self._is_leaving and (job := self._job(message)):
+            job = self._job(message)
+            if job is not None and not self._is_leaving:
                 self.is_used = True
                 future = self._thread.submit(job)
                 self._jobs.add(future)
