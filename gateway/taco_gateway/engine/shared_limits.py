@@ -26,6 +26,7 @@ from taco_proto.requests import Tenant
 LEASE_MS = 10_000
 # Redis that has lost everything knows all requests again after so long.
 RENEW_SECONDS = 2.0
+MAX_RELEASED = 512  # leases that one command ends
 QUIET_SECONDS = 60.0
 
 logger = logging.getLogger("taco.gateway.limits")
@@ -209,10 +210,18 @@ class SharedLimits:
             self._tell(self._settlement(tenant, 0, num_tokens, renewed=renewed))
 
     def _release_again(self) -> None:
-        """Redis may not have heard who has ended, and would count them until their leases end."""
+        """Redis may not have heard who has ended, and would count them until their leases end. Said
+        in few commands: those that take too long would cost the trust that has just come back.
+        """
         self._forget_the_expired()
+        ended: dict[str, list[Ticket]] = {}
         for _, ticket in self._ended:
-            self._tell(self._settlement(ticket.tenant, 0, 0, released=[ticket.lease]))
+            ended.setdefault(ticket.tenant.name, []).append(ticket)
+        for tickets in ended.values():
+            tenant, leases = tickets[-1].tenant, [ticket.lease for ticket in tickets]
+            for start in range(0, len(leases), MAX_RELEASED):
+                released = leases[start : start + MAX_RELEASED]
+                self._tell(self._settlement(tenant, 0, 0, released=released))
 
     def _forget_the_expired(self) -> None:
         while self._ended and time.monotonic() - self._ended[0][0] > LEASE_MS / 1000:
