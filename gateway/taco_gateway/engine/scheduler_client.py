@@ -130,8 +130,9 @@ class SchedulerClient:
             link.view.update(record.record, record.written_at)
             self._absent_since.pop(address, None)
         for address in [address for address in self._links if address not in seen]:
-            absent_since = self._absent_since.setdefault(address, now)
-            if not self._links[address].connected and now - absent_since > FORGET_SECONDS:
+            if self._links[address].connected:
+                self._absent_since.pop(address, None)
+            elif now - self._absent_since.setdefault(address, now) > FORGET_SECONDS:
                 self._forget(address)
 
     def _add(self, address: str) -> SchedulerLink:

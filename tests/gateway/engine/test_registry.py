@@ -242,6 +242,8 @@ async def test_a_scheduler_that_does_not_reach_redis_stays_in_use(
         await until_usable(client, 2)
         await check_serves(client)
         assert set(client._links) == set(registry.addresses)
+        # How long it has had none counts from the loss of its stream.
+        assert not client._absent_since
 
 
 async def test_garbage_is_left_out_with_one_line(
