@@ -9,6 +9,7 @@
 No key stands there: a digest is HMAC-SHA256, under the secret, of the key's SHA-256.
 """
 
+import contextlib
 import json
 import re
 import secrets
@@ -179,12 +180,15 @@ class KeyStore:
                 raise ConfigurationError(
                     f"{SECRET} in Redis makes no sense: delete it and all keys"
                 )
-            found: Any = pipeline.hmget(KEYS, [*changes])
+            found: Any = pipeline.hgetall(KEYS)
+            records = {
+                name: change(found.get(name.encode()), secret) for name, change in changes.items()
+            }
+            _check_owners(records, found)
             pipeline.multi()
             if is_new:
                 pipeline.set(SECRET, secret)
-            for (name, change), data in zip(changes.items(), found, strict=True):
-                record = change(data, secret)
+            for name, record in records.items():
                 if record is None:
                     pipeline.hdel(KEYS, name)
                 else:
@@ -202,6 +206,24 @@ class KeyStore:
 
 # From what stands there of an owner, and the store's secret, to what shall stand there.
 _Change = Callable[[bytes | None, bytes], KeyRecord | None]
+
+
+def _check_owners(changed: Mapping[str, KeyRecord | None], found: Mapping[bytes, bytes]) -> None:
+    """Raises:
+    ConfigurationError: a key would have two owners, and revoking one would leave it good.
+    """
+    owners: dict[bytes, str] = {}
+    for name, data in found.items():
+        shown = name.decode(errors="replace")
+        if shown not in changed:
+            with contextlib.suppress(EntryError):  # a record without sense has no keys
+                owners |= dict.fromkeys(decode_record(name, data).digests, shown)
+    for shown, record in changed.items():
+        for digest in record.digests if record is not None else ():
+            if owners.setdefault(digest, shown) != shown:
+                raise ConfigurationError(
+                    f"a key of {shown!r} is one of {owners[digest]!r} already: revoke it there"
+                )
 
 
 def new_version() -> str:

@@ -15,11 +15,12 @@ from support.gateway_app import MODEL, App, AppMaker
 from support.patience import until
 from support.redis_server import RedisServer
 from support.scripted_engine import replay
-from taco_gateway.auth import ApiKey
+from taco_gateway.auth import ApiKey, key_hash
 from taco_gateway.key_entry import EntryError, owner_entry, read_owner
 from taco_gateway.key_store import KEYS, SECRET, VERSION, KeyStore, decode_record
 from taco_gateway.sharing import Sharing
 from taco_llm.cli.main import main
+from taco_proto.errors import ConfigurationError
 from taco_proto.requests import LOW_PRIORITY, Tenant
 
 LIMITS = st.integers(0, 2**31 - 1)
@@ -322,3 +323,15 @@ async def _until_known(server: RedisServer, name: str) -> None:
         return bool(server.run("HEXISTS", KEYS, name))
 
     await until(is_so, f"a record of {name}")
+
+
+def test_a_key_has_one_owner(redis_server: RedisServer) -> None:
+    store = KeyStore(redis_server.config)
+    hashed = key_hash(b"a key")
+    store.put([(hashed, ApiKey(tenant=Tenant(name="before")))])
+    with pytest.raises(ConfigurationError, match="'after' is one of 'before' already"):
+        store.put([(hashed, ApiKey(tenant=Tenant(name="after")))])
+    assert [*store.records()] == ["before"]
+    store.revoke("before")
+    store.put([(hashed, ApiKey(tenant=Tenant(name="after")))])
+    assert [*store.records()] == ["after"]
