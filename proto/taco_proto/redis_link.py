@@ -46,6 +46,10 @@ GRACE_TURNS = 5
 # Answers that say that this server cannot do what it is for, now.
 _UNFIT = (NoPermissionError, NoScriptError, OutOfMemoryError, ReadOnlyError)
 
+# What goes wrong between here and there; ValueError: a name that cannot be one, an answer that is
+# none of Redis'; ConfigurationError: the password file.
+_TROUBLE = (RedisError, OSError, TimeoutError, ConfigurationError, ValueError)
+
 # A command and its arguments, as on the wire: ("SET", "key", b"value", "PX", 5000).
 Command: TypeAlias = tuple[str | bytes | int | float, ...]
 
@@ -133,7 +137,7 @@ class RedisLink:
         try:
             seconds = self._config.timeout if seconds is None else seconds
             replies = await _within(seconds, self._send(commands, atomic))
-        except (RedisError, OSError, TimeoutError) as error:
+        except _TROUBLE as error:
             self._distrust(_reason(error))
             return None
         unfit = [reply for reply in replies if isinstance(reply, _UNFIT)]
@@ -191,7 +195,7 @@ class RedisLink:
                     (("PING",), *(("SCRIPT", "LOAD", text) for text in self._scripts))
                 )
             replies += await _within(self._config.timeout, self._send((("PING",),)))
-        except (RedisError, OSError, TimeoutError, ConfigurationError) as error:
+        except _TROUBLE as error:
             return _reason(error)
         refusal = next((reply for reply in replies if isinstance(reply, ResponseError)), None)
         return None if refusal is None else _reason(refusal)

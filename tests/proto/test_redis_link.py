@@ -101,6 +101,15 @@ async def test_a_server_that_is_absent_at_the_start_is_found_later(tmp_path: Pat
             await until(lambda: link.trusted)
 
 
+async def test_a_name_that_no_host_can_have_is_tried_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with linked(RedisConfig(url="redis://redis..internal:6379")) as (link, _):
+        await until(lambda: "waiting for Redis" in caplog.text)
+        assert link._task is not None
+        assert not link._task.done()
+
+
 async def test_a_script_is_there_again_after_a_restart(redis_server: RedisServer) -> None:
     link = RedisLink(redis_server.config)
     script = link.add_script(SCRIPT)
