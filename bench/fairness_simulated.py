@@ -78,9 +78,9 @@ class Simulation:
                 self._engine.commit(self._replica, self._worker.execute(plan), self._now)
             for handle in self._outbox.take().handles:
                 self._first.setdefault(handle, self._now)
-            while (plan := self._engine.plan(self._replica, self._now)) is not None:
+            while (following := self._engine.plan(self._replica, self._now)) is not None:
                 self._free_at = max(self._now, self._free_at) + STEP_SECONDS
-                self._in_flight.append((self._free_at, plan))
+                self._in_flight.append((self._free_at, following))
         return [
             self._first[handle] - at
             for handle, (at, owner) in enumerate(self._sent)
