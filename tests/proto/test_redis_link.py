@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from redis.exceptions import ResponseError
 
+from support.patience import PATIENCE_SECONDS
 from support.redis_server import RedisServer
 from taco_proto.config import RedisConfig
 from taco_proto.errors import ConfigurationError
 from taco_proto.redis_link import RedisLink, shown_url
 
-PATIENCE_SECONDS = 60.0
 SCRIPT = "return {ARGV[1], redis.call('GET', KEYS[1])}"
 
 
