@@ -10,21 +10,24 @@ import logging
 import math
 import os
 import random
+import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from http.client import HTTPS_PORT, HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from taco_license.tls import DOMAIN, SERVER_ROLE, TlsFiles, client_context
+
 logger = logging.getLogger("taco.license.client")
 
 ADDRESS_VARIABLE = "TACO_LS_ADDR"
-DEFAULT_ADDRESSES = (
-    "http://taco-license-server.kube-system.svc.cluster.local:10080",
-    "http://taco-license-server:10080",
+DEFAULT_HOSTS = (
+    "taco-license-server.kube-system.svc.cluster.local:10080",
+    "taco-license-server:10080",
 )
 START_SECONDS = 30.0
 CONNECT_SECONDS = 2.0
@@ -70,16 +73,21 @@ def boot_seconds() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def server_addresses(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+def server_addresses(
+    environ: Mapping[str, str] = os.environ, *, has_tls: bool = False
+) -> tuple[str, ...]:
     """Where to ask: what `TACO_LS_ADDR` names and nothing else, or the two default addresses.
+
+    A worker that has TLS files means `https` where it names no scheme.
 
     Raises:
         ValueError: the variable holds no HTTP address.
     """
     named = environ.get(ADDRESS_VARIABLE, "").strip()
+    scheme = "https" if has_tls else "http"
     if not named:
-        return DEFAULT_ADDRESSES
-    address = (named if "://" in named else f"http://{named}").rstrip("/")
+        return tuple(f"{scheme}://{host}" for host in DEFAULT_HOSTS)
+    address = (named if "://" in named else f"{scheme}://{named}").rstrip("/")
     try:
         url = urlsplit(address)
         good = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
@@ -103,6 +111,8 @@ class LicenseClient:
         addresses: of the server, tried in turn; see `server_addresses`.
         instance: see `this_instance`.
         grace_seconds: how long beyond a lease's end it is good while the server is away.
+        tls: how the worker proves to servers at `https` addresses that it is one, and whom it
+            believes; None: they are believed as web servers are.
         clock: seconds that never go back.
     """
 
@@ -113,10 +123,12 @@ class LicenseClient:
         instance: str,
         *,
         grace_seconds: float = GRACE_SECONDS,
+        tls: TlsFiles | None = None,
         clock: Callable[[], float] = boot_seconds,
     ) -> None:
         self._addresses = addresses
         self._grace_seconds = grace_seconds
+        self._tls = tls
         self._clock = clock
         self._body = json.dumps(
             {"gpus": list(gpus), "instance": instance, "started": time.time_ns()}
@@ -187,7 +199,7 @@ class LicenseClient:
         for address in self._addresses:
             asked = self._clock()
             try:
-                status, body = _post(f"{address}/ls/lease", self._body)
+                status, body = _post(f"{address}/ls/lease", self._body, self._tls)
                 return self._read_answer(status, json.loads(body), asked)
             except (
                 OSError,
@@ -214,7 +226,7 @@ class LicenseClient:
     def _release(self) -> None:
         for address in self._addresses:
             try:
-                _post(f"{address}/ls/release", self._body)
+                _post(f"{address}/ls/release", self._body, self._tls)
                 return
             except (OSError, HTTPException, ValueError) as error:
                 logger.info("the seat was not given back to %s: %s", address, error)
@@ -237,17 +249,39 @@ def _seconds(value: Any) -> float:
     return float(value)
 
 
-def _post(address: str, body: bytes) -> tuple[int, bytes]:
+class _LicenseServerConnection(HTTPConnection):
+    """Over mutual TLS; whoever is at the address must prove to be a license server."""
+
+    def __init__(self, host: str, port: int, context: ssl.SSLContext) -> None:
+        super().__init__(host, port, timeout=CONNECT_SECONDS)
+        self._context = context
+
+    def connect(self) -> None:
+        super().connect()
+        name = f"{SERVER_ROLE}{DOMAIN}"
+        self.sock = self._context.wrap_socket(self.sock, server_hostname=name)
+
+
+def _post(address: str, body: bytes, tls: TlsFiles | None) -> tuple[int, bytes]:
     """Status and body of the answer. No proxy is asked, and no redirection is followed."""
-    url = urlsplit(address)
-    assert url.hostname is not None
-    kind = HTTPSConnection if url.scheme == "https" else HTTPConnection
-    connection = kind(url.hostname, url.port, timeout=CONNECT_SECONDS)
+    connection = _connection(address, tls)
     try:
         connection.connect()
         connection.sock.settimeout(ANSWER_SECONDS)
-        connection.request("POST", url.path, body, {"Content-Type": "application/json"})
+        path = urlsplit(address).path
+        connection.request("POST", path, body, {"Content-Type": "application/json"})
         response = connection.getresponse()
         return response.status, response.read(MAX_ANSWER_BYTES)
     finally:
         connection.close()
+
+
+def _connection(address: str, tls: TlsFiles | None) -> HTTPConnection:
+    """Not yet connected. The TLS files are read for each, since they are renewed now and then."""
+    url = urlsplit(address)
+    assert url.hostname is not None
+    if url.scheme == "http":
+        return HTTPConnection(url.hostname, url.port, timeout=CONNECT_SECONDS)
+    if tls is None:
+        return HTTPSConnection(url.hostname, url.port, timeout=CONNECT_SECONDS)
+    return _LicenseServerConnection(url.hostname, url.port or HTTPS_PORT, client_context(tls))

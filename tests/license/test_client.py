@@ -14,7 +14,6 @@ from support.licenses import DAY, Clock, gpu_names, make_license, signed
 from support.patience import wait_until
 from support.serving import free_port
 from taco_license.client import (
-    DEFAULT_ADDRESSES,
     LicenseClient,
     Standing,
     server_addresses,
@@ -204,7 +203,6 @@ def test_what_is_no_license_server_grants_and_refuses_nothing(
 @pytest.mark.parametrize(
     ("value", "addresses"),
     [
-        ("", DEFAULT_ADDRESSES),
         ("http://10.10.161.72:10080", ("http://10.10.161.72:10080",)),
         ("https://license.example", ("https://license.example",)),
         ("10.10.161.72:10080", ("http://10.10.161.72:10080",)),
@@ -213,7 +211,17 @@ def test_what_is_no_license_server_grants_and_refuses_nothing(
 )
 def test_where_the_server_is(value: str, addresses: tuple[str, ...]) -> None:
     assert server_addresses({"TACO_LS_ADDR": value}) == addresses
-    assert server_addresses({}) == DEFAULT_ADDRESSES
+
+
+@pytest.mark.parametrize(("has_tls", "scheme"), [(False, "http"), (True, "https")])
+def test_where_the_server_is_without_a_word_of_it(has_tls: bool, scheme: str) -> None:
+    in_cluster = f"{scheme}://taco-license-server.kube-system.svc.cluster.local:10080"
+    expected = (in_cluster, f"{scheme}://taco-license-server:10080")
+    assert server_addresses({}, has_tls=has_tls) == expected
+    assert server_addresses({"TACO_LS_ADDR": ""}, has_tls=has_tls) == expected
+    assert server_addresses({"TACO_LS_ADDR": "10.0.0.7:1"}, has_tls=has_tls) == (
+        f"{scheme}://10.0.0.7:1",
+    )
 
 
 @pytest.mark.parametrize("value", ["ftp://server", "http://", "http://server:70000", "http://[x"])
