@@ -11,6 +11,12 @@ from taco_proto.convert_sampling import (
     sampling_from_pb,
     sampling_to_pb,
 )
+from taco_proto.licenses import (
+    MAX_REASON_CHARS,
+    NEEDS_NO_LICENSE,
+    LicenseState,
+    WorkerLicense,
+)
 from taco_proto.logprobs import LogprobColumns
 from taco_proto.requests import (
     ANYBODY,
@@ -118,6 +124,7 @@ def model_info_to_pb(info: ModelInfo) -> pb.ModelInfo:
         default_sampling=info.default_sampling,
         protocol_version=PROTOCOL_VERSION,
         ready=info.ready,
+        license_problem=info.license_problem,
     )
 
 
@@ -132,6 +139,7 @@ def model_info_from_pb(message: pb.ModelInfo) -> ModelInfo:
         max_logprobs=message.max_logprobs,
         default_sampling=dict(message.default_sampling),
         ready=message.ready,
+        license_problem=message.license_problem,
     )
 
 
@@ -152,6 +160,7 @@ def output_batch_to_pb(batch: OutputBatch) -> pb.OutputBatch:
         error_codes=[error.code for error in batch.errors],
         error_messages=[error.message for error in batch.errors],
         error_retry_after=[error.retry_after for error in batch.errors],
+        error_reasons=[error.reason for error in batch.errors],
     )
 
 
@@ -161,6 +170,7 @@ def output_batch_from_pb(message: pb.OutputBatch) -> OutputBatch:
         message.error_codes,
         message.error_messages,
         message.error_retry_after,
+        message.error_reasons or [""] * len(message.error_handles),  # older peers send none
         strict=True,
     )
     return OutputBatch(
@@ -222,6 +232,7 @@ def worker_info_to_pb(info: WorkerInfo) -> pb.WorkerHello:
         drafts_itself=info.drafts_itself,
         num_host_blocks=info.num_host_blocks,
         num_disk_blocks=info.num_disk_blocks,
+        license=worker_license_to_pb(info.license),
     )
 
 
@@ -241,7 +252,24 @@ def worker_info_from_pb(message: pb.WorkerHello) -> WorkerInfo:
         drafts_itself=message.drafts_itself,
         num_host_blocks=message.num_host_blocks,
         num_disk_blocks=message.num_disk_blocks,
+        license=worker_license_from_pb(message),
     )
+
+
+def worker_license_to_pb(license_: WorkerLicense) -> pb.WorkerLicense:
+    state = pb.LicenseState.Name(license_.state.value)
+    return pb.WorkerLicense(state=state, reason=license_.reason)
+
+
+def worker_license_from_pb(message: pb.WorkerHello | pb.Heartbeat) -> WorkerLicense:
+    """Of a worker that knows no licenses: it needs none."""
+    if not message.HasField("license"):
+        return NEEDS_NO_LICENSE
+    state, reason = message.license.state, message.license.reason[:MAX_REASON_CHARS]
+    # A state that this side does not know is one of a later version, and none to rely on.
+    if state not in tuple(LicenseState):
+        return WorkerLicense(LicenseState.MISSING, reason)
+    return WorkerLicense(LicenseState(state), reason)
 
 
 def step_plan_to_pb(plan: StepPlan) -> pb.StepPlan:

@@ -98,7 +98,12 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
-    """What a client of the engine must know of the model that is served."""
+    """What a client of the engine must know of the model that is served.
+
+    Attributes:
+        ready: new requests are taken.
+        license_problem: why they are not, if no worker has a license: for operators.
+    """
 
     model: str
     max_model_len: int
@@ -109,6 +114,7 @@ class ModelInfo:
     max_logprobs: int
     default_sampling: Mapping[str, float] = field(default_factory=dict)
     ready: bool = True
+    license_problem: str = ""
 
 
 @dataclass(slots=True)
@@ -118,12 +124,14 @@ class RequestError:
     Attributes:
         code: an HTTP status.
         retry_after: seconds after which the same request may succeed; 0: nothing is known of that.
+        reason: machine-readable, such as `LICENSE_INVALID`; empty: `code` says all there is.
     """
 
     handle: int
     code: int
     message: str
     retry_after: int = 0
+    reason: str = ""
 
 
 @dataclass(slots=True)

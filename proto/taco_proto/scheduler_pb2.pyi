@@ -14,11 +14,20 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     LENGTH: _ClassVar[FinishReason]
     ABORTED: _ClassVar[FinishReason]
     FAILED: _ClassVar[FinishReason]
+
+class LicenseState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    LICENSED: _ClassVar[LicenseState]
+    LICENSE_ASKED: _ClassVar[LicenseState]
+    UNLICENSED: _ClassVar[LicenseState]
 RUNNING: FinishReason
 STOP: FinishReason
 LENGTH: FinishReason
 ABORTED: FinishReason
 FAILED: FinishReason
+LICENSED: LicenseState
+LICENSE_ASKED: LicenseState
+UNLICENSED: LicenseState
 
 class GatewayMessage(_message.Message):
     __slots__ = ("hello", "submit", "cancel")
@@ -149,7 +158,7 @@ class SchedulerMessage(_message.Message):
     def __init__(self, model: _Optional[_Union[ModelInfo, _Mapping]] = ..., outputs: _Optional[_Union[OutputBatch, _Mapping]] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("model", "max_model_len", "vocab_size", "eos_token_ids", "block_size", "num_blocks", "max_logprobs", "default_sampling", "protocol_version", "ready")
+    __slots__ = ("model", "max_model_len", "vocab_size", "eos_token_ids", "block_size", "num_blocks", "max_logprobs", "default_sampling", "protocol_version", "ready", "license_problem")
     class DefaultSamplingEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -167,6 +176,7 @@ class ModelInfo(_message.Message):
     DEFAULT_SAMPLING_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
+    LICENSE_PROBLEM_FIELD_NUMBER: _ClassVar[int]
     model: str
     max_model_len: int
     vocab_size: int
@@ -177,7 +187,8 @@ class ModelInfo(_message.Message):
     default_sampling: _containers.ScalarMap[str, float]
     protocol_version: int
     ready: bool
-    def __init__(self, model: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_logprobs: _Optional[int] = ..., default_sampling: _Optional[_Mapping[str, float]] = ..., protocol_version: _Optional[int] = ..., ready: _Optional[bool] = ...) -> None: ...
+    license_problem: str
+    def __init__(self, model: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_logprobs: _Optional[int] = ..., default_sampling: _Optional[_Mapping[str, float]] = ..., protocol_version: _Optional[int] = ..., ready: _Optional[bool] = ..., license_problem: _Optional[str] = ...) -> None: ...
 
 class LogprobColumns(_message.Message):
     __slots__ = ("num_entries", "token_ids", "logprobs", "ranks")
@@ -192,7 +203,7 @@ class LogprobColumns(_message.Message):
     def __init__(self, num_entries: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., ranks: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class OutputBatch(_message.Message):
-    __slots__ = ("handles", "indexes", "num_tokens", "token_ids", "finish_reasons", "stop_token_ids", "num_cached_tokens", "logprobs", "prompt_logprob_handles", "prompt_logprob_positions", "prompt_logprobs", "error_handles", "error_codes", "error_messages", "error_retry_after")
+    __slots__ = ("handles", "indexes", "num_tokens", "token_ids", "finish_reasons", "stop_token_ids", "num_cached_tokens", "logprobs", "prompt_logprob_handles", "prompt_logprob_positions", "prompt_logprobs", "error_handles", "error_codes", "error_messages", "error_retry_after", "error_reasons")
     HANDLES_FIELD_NUMBER: _ClassVar[int]
     INDEXES_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -208,6 +219,7 @@ class OutputBatch(_message.Message):
     ERROR_CODES_FIELD_NUMBER: _ClassVar[int]
     ERROR_MESSAGES_FIELD_NUMBER: _ClassVar[int]
     ERROR_RETRY_AFTER_FIELD_NUMBER: _ClassVar[int]
+    ERROR_REASONS_FIELD_NUMBER: _ClassVar[int]
     handles: _containers.RepeatedScalarFieldContainer[int]
     indexes: _containers.RepeatedScalarFieldContainer[int]
     num_tokens: _containers.RepeatedScalarFieldContainer[int]
@@ -223,7 +235,8 @@ class OutputBatch(_message.Message):
     error_codes: _containers.RepeatedScalarFieldContainer[int]
     error_messages: _containers.RepeatedScalarFieldContainer[str]
     error_retry_after: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, handles: _Optional[_Iterable[int]] = ..., indexes: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reasons: _Optional[_Iterable[int]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., num_cached_tokens: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Union[LogprobColumns, _Mapping]] = ..., prompt_logprob_handles: _Optional[_Iterable[int]] = ..., prompt_logprob_positions: _Optional[_Iterable[int]] = ..., prompt_logprobs: _Optional[_Union[LogprobColumns, _Mapping]] = ..., error_handles: _Optional[_Iterable[int]] = ..., error_codes: _Optional[_Iterable[int]] = ..., error_messages: _Optional[_Iterable[str]] = ..., error_retry_after: _Optional[_Iterable[int]] = ...) -> None: ...
+    error_reasons: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, handles: _Optional[_Iterable[int]] = ..., indexes: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reasons: _Optional[_Iterable[int]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., num_cached_tokens: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Union[LogprobColumns, _Mapping]] = ..., prompt_logprob_handles: _Optional[_Iterable[int]] = ..., prompt_logprob_positions: _Optional[_Iterable[int]] = ..., prompt_logprobs: _Optional[_Union[LogprobColumns, _Mapping]] = ..., error_handles: _Optional[_Iterable[int]] = ..., error_codes: _Optional[_Iterable[int]] = ..., error_messages: _Optional[_Iterable[str]] = ..., error_retry_after: _Optional[_Iterable[int]] = ..., error_reasons: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class WorkerMessage(_message.Message):
     __slots__ = ("hello", "output", "heartbeat", "store_report", "leaving", "announced")
@@ -242,7 +255,7 @@ class WorkerMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., output: _Optional[_Union[StepOutput, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., store_report: _Optional[_Union[StoreReport, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., announced: _Optional[_Union[StepAnnounced, _Mapping]] = ...) -> None: ...
 
 class WorkerHello(_message.Message):
-    __slots__ = ("protocol_version", "name", "model", "max_model_len", "vocab_size", "eos_token_ids", "block_size", "num_blocks", "max_num_seqs", "max_logprobs", "default_sampling", "max_draft_tokens", "drafts_itself", "num_host_blocks", "num_disk_blocks")
+    __slots__ = ("protocol_version", "name", "model", "max_model_len", "vocab_size", "eos_token_ids", "block_size", "num_blocks", "max_num_seqs", "max_logprobs", "default_sampling", "max_draft_tokens", "drafts_itself", "num_host_blocks", "num_disk_blocks", "license")
     class DefaultSamplingEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -265,6 +278,7 @@ class WorkerHello(_message.Message):
     DRAFTS_ITSELF_FIELD_NUMBER: _ClassVar[int]
     NUM_HOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     NUM_DISK_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    LICENSE_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     name: str
     model: str
@@ -280,13 +294,24 @@ class WorkerHello(_message.Message):
     drafts_itself: bool
     num_host_blocks: int
     num_disk_blocks: int
-    def __init__(self, protocol_version: _Optional[int] = ..., name: _Optional[str] = ..., model: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_logprobs: _Optional[int] = ..., default_sampling: _Optional[_Mapping[str, float]] = ..., max_draft_tokens: _Optional[int] = ..., drafts_itself: _Optional[bool] = ..., num_host_blocks: _Optional[int] = ..., num_disk_blocks: _Optional[int] = ...) -> None: ...
+    license: WorkerLicense
+    def __init__(self, protocol_version: _Optional[int] = ..., name: _Optional[str] = ..., model: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_logprobs: _Optional[int] = ..., default_sampling: _Optional[_Mapping[str, float]] = ..., max_draft_tokens: _Optional[int] = ..., drafts_itself: _Optional[bool] = ..., num_host_blocks: _Optional[int] = ..., num_disk_blocks: _Optional[int] = ..., license: _Optional[_Union[WorkerLicense, _Mapping]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("steps_done",)
+    __slots__ = ("steps_done", "license")
     STEPS_DONE_FIELD_NUMBER: _ClassVar[int]
+    LICENSE_FIELD_NUMBER: _ClassVar[int]
     steps_done: int
-    def __init__(self, steps_done: _Optional[int] = ...) -> None: ...
+    license: WorkerLicense
+    def __init__(self, steps_done: _Optional[int] = ..., license: _Optional[_Union[WorkerLicense, _Mapping]] = ...) -> None: ...
+
+class WorkerLicense(_message.Message):
+    __slots__ = ("state", "reason")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    state: LicenseState
+    reason: str
+    def __init__(self, state: _Optional[_Union[LicenseState, str]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class StepAnnounced(_message.Message):
     __slots__ = ("epoch", "step_id")

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from taco_proto.licenses import NEEDS_NO_LICENSE, WorkerLicense
 from taco_proto.logprobs import LogprobColumns
 from taco_proto.sampling_params import SamplingParams
 
@@ -25,6 +26,7 @@ class WorkerInfo:
         drafts_itself: drafts may come of a step although its plan brings none.
         num_host_blocks: blocks of KV that its memory has room for, beside the device; 0: none.
         num_disk_blocks: the most blocks of KV that it may keep as files; 0: none.
+        license: whether it may take new requests at that moment.
     """
 
     name: str
@@ -40,6 +42,7 @@ class WorkerInfo:
     drafts_itself: bool = False
     num_host_blocks: int = 0
     num_disk_blocks: int = 0
+    license: WorkerLicense = NEEDS_NO_LICENSE
     default_sampling: Mapping[str, float] = field(default_factory=dict)
 
 

@@ -3,11 +3,18 @@
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from taco_proto import convert
 from taco_proto import scheduler_pb2 as pb
+from taco_proto.licenses import (
+    LICENSE_INVALID,
+    NEEDS_NO_LICENSE,
+    LicenseState,
+    WorkerLicense,
+)
 from taco_proto.logprobs import LogprobColumns
 from taco_proto.requests import (
     GenerateRequest,
@@ -178,10 +185,19 @@ def test_output_batch(
         prompt_logprob_handles=[4],
         prompt_logprob_positions=[1],
         prompt_logprobs=prompt_logprobs,
-        errors=[RequestError(9, 429, "busy", 12), RequestError(3, 500, "no")],
+        errors=[
+            RequestError(9, 429, "busy", 12),
+            RequestError(3, 503, "no", reason=LICENSE_INVALID),
+        ],
     )
     wire = convert.output_batch_to_pb(batch).SerializeToString()
     assert convert.output_batch_from_pb(pb.OutputBatch.FromString(wire)) == batch
+
+
+def test_errors_of_an_older_scheduler_have_no_reasons() -> None:
+    message = convert.output_batch_to_pb(OutputBatch(errors=[RequestError(9, 429, "busy", 12)]))
+    message.ClearField("error_reasons")
+    assert convert.output_batch_from_pb(message).errors == [RequestError(9, 429, "busy", 12)]
 
 
 def test_model_and_worker_info() -> None:
@@ -195,7 +211,18 @@ def test_model_and_worker_info() -> None:
         "max_logprobs": 20,
         "default_sampling": {"temperature": 0.6},
     }
-    info = ModelInfo(**common, ready=False)
+    info = ModelInfo(**common, ready=False, license_problem="expired")
     assert convert.model_info_from_pb(convert.model_info_to_pb(info)) == info
-    worker = WorkerInfo(**common, name="w", max_num_seqs=8)
+    unlicensed = WorkerLicense(LicenseState.MISSING, "expired")
+    worker = WorkerInfo(**common, name="w", max_num_seqs=8, license=unlicensed)
     assert convert.worker_info_from_pb(convert.worker_info_to_pb(worker)) == worker
+
+
+@pytest.mark.parametrize("message", [pb.WorkerHello(), pb.Heartbeat()])
+def test_a_worker_that_knows_no_licenses_needs_none(message: pb.WorkerHello | pb.Heartbeat) -> None:
+    assert convert.worker_license_from_pb(message) == NEEDS_NO_LICENSE
+
+
+def test_a_license_state_of_a_later_version_is_none_to_rely_on() -> None:
+    message = pb.Heartbeat(license=pb.WorkerLicense(state=7, reason="x" * 1000))  # type: ignore[arg-type]
+    assert convert.worker_license_from_pb(message) == WorkerLicense(LicenseState.MISSING, "x" * 500)
