@@ -94,7 +94,8 @@ def _server_context(files: TlsFiles) -> ssl.SSLContext:
 def _load(context: ssl.SSLContext, files: TlsFiles) -> None:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.load_verify_locations(files.ca_file)
-    context.load_cert_chain(files.cert_file, files.key_file)
+    # With an empty password nobody is asked for one on the terminal.
+    context.load_cert_chain(files.cert_file, files.key_file, password="")
 
 
 def _versions(files: TlsFiles) -> tuple[tuple[int, int, int], ...]:

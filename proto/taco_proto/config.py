@@ -65,6 +65,20 @@ class RedisConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TlsConfig:
+    """The files of mutual TLS with other services, in PEM; see `taco_proto.tls`.
+
+    Attributes:
+        ca_file: the authorities whose certificates are believed.
+        cert_file, key_file: the own certificate, which names the service's role, and its key.
+    """
+
+    ca_file: str
+    cert_file: str
+    key_file: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationConfig:
     """How a worker drafts and verifies several tokens a step.
 
@@ -101,6 +115,8 @@ class WorkerConfig:
 
     Attributes:
         scheduler: address to dial (`unix:/path` or `host:port`).
+        tls: the link to the scheduler, and to a license server at an https address; None: it is
+            in plaintext.
         block_size: tokens a KV block.
         device: cpu, cuda, cuda:N, or auto, which is a GPU where there is one.
         kv_cache_dtype: auto (the model's); float32, bfloat16 or int8 on a CPU, fp8 on a GPU.
@@ -123,6 +139,7 @@ class WorkerConfig:
 
     model: ModelConfig
     scheduler: str = ""
+    tls: TlsConfig | None = None
     name: str = "worker-0"
     device: str = "cpu"
     block_size: int = 16
@@ -152,6 +169,7 @@ class DrafterConfig:
     Attributes:
         model: the draft model. Its quantization is int8 unless it says otherwise.
         scheduler: address to dial (`unix:/path` or `host:port`).
+        tls: the link to the scheduler; None: it is in plaintext.
         backend: kernels (our own) or ipex.
         num_threads: threads that the model may use; None: one for each core.
         max_num_seqs: sequences whose KV it keeps.
@@ -160,6 +178,7 @@ class DrafterConfig:
 
     model: ModelConfig
     scheduler: str = ""
+    tls: TlsConfig | None = None
     name: str = "drafter-0"
     backend: str = "kernels"
     num_threads: int | None = None
@@ -173,6 +192,7 @@ class SchedulerConfig:
 
     Attributes:
         listen: address to serve gRPC on (`unix:/path` or `host:port`).
+        tls: who may dial, by certificate; None: whoever can, in plaintext.
         max_num_seqs: sequences in a step; the worker's own limit holds beside it.
         max_num_batched_tokens: token budget of a step.
         max_waiting_requests, max_waiting_tokens: beyond so many requests, or tokens of their
@@ -202,6 +222,7 @@ class SchedulerConfig:
     """
 
     listen: str = ""
+    tls: TlsConfig | None = None
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
     max_waiting_requests: int = 4096
@@ -232,6 +253,8 @@ class GatewayConfig:
     Attributes:
         scheduler: address of the scheduler, or several with commas between them; empty: those that
             serve the model and are found through Redis.
+        tls: the link to the scheduler, and who may call the Inference service, by certificate;
+            None: both are in plaintext.
         uds: Unix socket to serve HTTP on instead of host and port.
         grpc_listen: address to serve the Inference service on; None: not served.
         admin_listen: address of probes, drain and metrics (`unix:/path` or `host:port`); None:
@@ -254,6 +277,7 @@ class GatewayConfig:
 
     model: ModelConfig
     scheduler: str
+    tls: TlsConfig | None = None
     host: str = "0.0.0.0"
     port: int = 8000
     uds: str | None = None

@@ -21,6 +21,7 @@ from taco_proto.config import (
     RedisConfig,
     SchedulerConfig,
     SpeculationConfig,
+    TlsConfig,
     WorkerConfig,
 )
 from taco_proto.errors import ConfigurationError
@@ -91,6 +92,7 @@ def decode_config(kind: Callable[..., Config], values: Mapping[str, Any]) -> Con
         "model": ModelConfig,
         "speculation": SpeculationConfig,
         "redis": RedisConfig,
+        "tls": TlsConfig,
     }
     for name, inner in inner_kinds.items():
         if isinstance(values.get(name), dict):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from taco_llm.cli import (
     bench,
+    certificates,
     draft_worker,
     gateway,
     keys,
@@ -19,7 +20,18 @@ from taco_llm.flags import Parser
 from taco_proto.errors import ConfigurationError
 from taco_proto.logging import configure_logging
 
-_COMMANDS = (serve, gateway, scheduler, worker, draft_worker, keys, license_command, bench, version)
+_COMMANDS = (
+    serve,
+    gateway,
+    scheduler,
+    worker,
+    draft_worker,
+    keys,
+    certificates,
+    license_command,
+    bench,
+    version,
+)
 
 
 def build_parser() -> Parser:

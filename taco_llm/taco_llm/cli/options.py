@@ -14,7 +14,15 @@ Subparsers: TypeAlias = "argparse._SubParsersAction[Parser]"
 
 # What main() needs to find the command, beside the options.
 _DISPATCH = frozenset(
-    {"command", "bench_command", "keys_command", "license_command", "run", "parser"}
+    {
+        "command",
+        "bench_command",
+        "keys_command",
+        "certificates_command",
+        "license_command",
+        "run",
+        "parser",
+    }
 )
 
 LOGGER = logging.getLogger("taco.cli")
