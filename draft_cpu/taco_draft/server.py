@@ -1,13 +1,11 @@
 """The draft worker as a service."""
 
-import asyncio
 import logging
 from collections.abc import Awaitable
 
 from taco_draft.drafter_link import DrafterLink, Runner
 from taco_proto.config import DrafterConfig
-from taco_worker.model_service import run_model_service, stay_attached
-from taco_worker.model_thread import ModelThread
+from taco_worker.model_service import ModelService, run_model_service, stay_attached
 
 logger = logging.getLogger("taco.draft-worker")
 
@@ -19,11 +17,13 @@ def run_draft_worker(config: DrafterConfig) -> int:
     refuses the draft worker, for its protocol or its vocabulary, is not.
     """
 
-    def serve(runner: Runner, thread: ModelThread, stop: asyncio.Event) -> Awaitable[int]:
-        address = config.scheduler
-        return stay_attached(address, lambda: DrafterLink(address, runner, thread), stop, logger)
+    def serve(runner: Runner, service: ModelService) -> Awaitable[int]:
+        def connect() -> DrafterLink:
+            return DrafterLink(config.scheduler, runner, service.thread)
 
-    return run_model_service("draft-worker", lambda: _load(config), serve)
+        return stay_attached(config.scheduler, connect, service, logger)
+
+    return run_model_service("draft-worker", lambda: _load(config), serve, config.admin_listen)
 
 
 def _load(config: DrafterConfig) -> Runner:

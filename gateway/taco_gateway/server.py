@@ -20,12 +20,13 @@ from taco_gateway.engine.limited_client import LimitedClient
 from taco_gateway.engine.scheduler_client import SchedulerClient
 from taco_gateway.gateway import Gateway
 from taco_gateway.http.connection import GatewayHttpProtocol
-from taco_gateway.http.listener import BACKLOG, host_port, listen
 from taco_gateway.inference_service import start_inference_server
 from taco_gateway.text.tokenizer import Tokenizer
 from taco_gateway.text.tokenizer_files import load_tokenizer
+from taco_proto.admin import ADMIN_SOCKET_MODE
 from taco_proto.config import GatewayConfig
 from taco_proto.errors import ConfigurationError
+from taco_proto.listener import BACKLOG, host_port, listen
 from taco_proto.logging import configure_logging
 
 if TYPE_CHECKING:
@@ -36,7 +37,6 @@ logger = logging.getLogger("taco.gateway")
 
 CLOSE_SECONDS = 5.0  # for clients to take their last bytes
 UNIX_SOCKET_MODE = 0o660
-ADMIN_SOCKET_MODE = 0o600
 
 
 def run_gateway(config: GatewayConfig) -> int:

@@ -135,6 +135,7 @@ class WorkerConfig:
         kv_disk_path: directory for KV blocks that leave the host tier; None: there is no disk tier.
         kv_disk_bytes: the most that the files in it may take.
         lazy_loads: a step that loads blocks begins when those of its first layers are there.
+        admin_listen: address of probes and metrics (`unix:/path` or `host:port`); None: none.
     """
 
     model: ModelConfig
@@ -160,6 +161,7 @@ class WorkerConfig:
     kv_disk_path: str | None = None
     kv_disk_bytes: int = 16 * 2**30
     lazy_loads: bool = True
+    admin_listen: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,6 +176,7 @@ class DrafterConfig:
         num_threads: threads that the model may use; None: one for each core.
         max_num_seqs: sequences whose KV it keeps.
         num_blocks: KV blocks; None: as many as memory allows.
+        admin_listen: address of probes and metrics (`unix:/path` or `host:port`); None: none.
     """
 
     model: ModelConfig
@@ -184,6 +187,7 @@ class DrafterConfig:
     num_threads: int | None = None
     max_num_seqs: int = 256
     num_blocks: int | None = None
+    admin_listen: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,6 +223,7 @@ class SchedulerConfig:
             last step took that computed prompts, so that more of them come together.
         redis: through which gateways find it; None: they are told its address.
         advertise: the address at which they reach it; None: it is not to be found there.
+        admin_listen: address of probes and metrics (`unix:/path` or `host:port`); None: none.
     """
 
     listen: str = ""
@@ -244,6 +249,7 @@ class SchedulerConfig:
     prompt_delay_factor: float = 0.0
     redis: RedisConfig | None = None
     advertise: str | None = None
+    admin_listen: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

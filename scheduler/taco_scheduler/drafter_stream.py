@@ -63,6 +63,7 @@ def _read_reply(message: pb.DraftReply) -> DraftReply:
 
 
 async def _write_drafter(link: RemoteDrafter, context: Context) -> None:
+    await context.send_initial_metadata(())  # by which the draft worker knows that it was taken in
     while (request := await link.next_request()) is not None:
         await context.write(request)
     if link.close_reason:

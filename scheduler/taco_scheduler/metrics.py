@@ -5,7 +5,7 @@ Nothing is done per step: a collector reads the engine when somebody asks.
 
 from collections.abc import Callable, Iterator
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -20,18 +20,16 @@ from taco_scheduler.replica import Replica
 from taco_scheduler.speculation_metrics import speculation_metrics
 
 
-class Metrics:
-    """Metrics of one engine, in a registry of their own."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_EngineCollector(engine))
-
-    def exposition(self) -> bytes:
-        return generate_latest(self._registry)
+def engine_registry(engine: Engine) -> CollectorRegistry:
+    """The metrics of one engine, in a registry of their own."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(EngineCollector(engine))
+    return registry
 
 
-class _EngineCollector(Collector):
+class EngineCollector(Collector):
+    """Reads one engine."""
+
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._model = ""

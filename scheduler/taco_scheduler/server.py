@@ -8,6 +8,7 @@ import signal
 import socket
 import stat
 from collections.abc import AsyncIterator, Awaitable
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING
 
 import grpc
@@ -15,11 +16,14 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from taco_proto import scheduler_pb2 as pb
+from taco_proto.admin import serving_admin
 from taco_proto.config import DRAIN_SECONDS, MAX_MESSAGE_BYTES, SchedulerConfig
 from taco_proto.errors import ConfigurationError
 from taco_proto.logging import configure_logging
+from taco_proto.metrics import exposition, process_registry
 from taco_proto.scheduler_pb2_grpc import SchedulerServicer, add_SchedulerServicer_to_server
 from taco_scheduler.drafter_stream import serve_drafter
+from taco_scheduler.metrics import EngineCollector
 from taco_scheduler.service import SchedulerService
 from taco_scheduler.streams import serve_gateway, serve_worker
 
@@ -146,23 +150,32 @@ async def _serve(config: SchedulerConfig) -> int:
         await server.start()
         if advertiser is not None:
             advertiser.start()
-        gc.freeze()  # what is loaded stays: the collector need not walk it between steps
-        died = asyncio.create_task(service.died())
-        await _first_of(stopping.wait(), died)
-        if died.done():
-            return 1
-        logger.info("draining: running requests have %g s", DRAIN_SECONDS)
-        await server.leave()
-        if advertiser is not None:
-            await advertiser.withdraw()
-        await _first_of(service.drain(DRAIN_SECONDS), hurried.wait(), died)
-        died.cancel()
-        return 0
+        async with _serving_admin(config, service):
+            gc.freeze()  # what is loaded stays: the collector need not walk it between steps
+            died = asyncio.create_task(service.died())
+            await _first_of(stopping.wait(), died)
+            if died.done():
+                return 1
+            logger.info("draining: running requests have %g s", DRAIN_SECONDS)
+            await server.leave()
+            if advertiser is not None:
+                await advertiser.withdraw()
+            await _first_of(service.drain(DRAIN_SECONDS), hurried.wait(), died)
+            died.cancel()
+            return 0
     finally:
         if advertiser is not None:
             await advertiser.withdraw()
         await service.stop()  # which ends the streams
         await server.stop()
+
+
+def _serving_admin(
+    config: SchedulerConfig, service: SchedulerService
+) -> AbstractAsyncContextManager[None]:
+    registry = process_registry("scheduler")
+    registry.register(EngineCollector(service.engine))
+    return serving_admin(config.admin_listen, service.why_not_ready, lambda: exposition(registry))
 
 
 def _advertiser(service: SchedulerService, config: SchedulerConfig) -> "Advertiser | None":

@@ -10,13 +10,14 @@ from dataclasses import replace
 from taco_proto.config import SchedulerConfig
 from taco_proto.drafts import DraftReply
 from taco_proto.kv_tiers import StoreReport
+from taco_proto.metrics import exposition
 from taco_proto.requests import GenerateRequest, ModelInfo
 from taco_proto.steps import StepOutput
 from taco_scheduler.drafter_links import DrafterLink, DraftExecutor, LocalDrafter
 from taco_scheduler.drafter_pool import DrafterPool
 from taco_scheduler.engine import Engine
 from taco_scheduler.in_flight import InvalidOutputError
-from taco_scheduler.metrics import Metrics
+from taco_scheduler.metrics import engine_registry
 from taco_scheduler.outbox import Outbox
 from taco_scheduler.refusals import Refusal
 from taco_scheduler.replica import Replica
@@ -62,7 +63,7 @@ class SchedulerService:
         self._first_worker = asyncio.Event()
         self._wake = asyncio.Event()
         self._draining = False
-        self._metrics = Metrics(self.engine)
+        self._metrics = engine_registry(self.engine)
         self._tasks: list[asyncio.Task[None]] = []
 
     # ------------------------------------------------------------------- life
@@ -127,9 +128,15 @@ class SchedulerService:
         """Waits until the loop has ended: only `stop` or a bug ends it."""
         await asyncio.wait([self._tasks[0]])
 
+    def why_not_ready(self) -> str | None:
+        """Why a load balancer should look elsewhere; None: it should not."""
+        if self._draining:
+            return "draining"
+        return None if self._is_running else "the scheduler loop does not run"
+
     def prometheus(self) -> bytes:
         """The engine's metrics in exposition format."""
-        return self._metrics.exposition()
+        return exposition(self._metrics)
 
     @property
     def model(self) -> ModelInfo:

@@ -165,6 +165,7 @@ def _read_report(message: pb.StoreReport) -> StoreReport:
 
 
 async def _write_worker(replica: RemoteReplica, context: Context) -> None:
+    await context.send_initial_metadata(())  # by which the worker knows that it was taken in
     while (command := await replica.next_command()) is not None:
         await context.write(command)
     if replica.error is not None:

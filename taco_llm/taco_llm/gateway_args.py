@@ -2,11 +2,11 @@
 
 import math
 import os
-import re
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
+from taco_llm.admin_args import check_admin_listen
 from taco_llm.flags import GATEWAY, flag, strings
 from taco_proto.config import GatewayConfig, ModelConfig, RedisConfig
 from taco_proto.errors import ConfigurationError
@@ -231,14 +231,7 @@ class GatewayArgs:
             if port in taken:
                 raise ConfigurationError(f"{taken[port]} and {name} are both {port}")
             taken[port] = name
-        if self.admin_listen is not None and self.admin_port is not None:
-            raise ConfigurationError("admin_listen and admin_port say the same: give one of them")
-        if self.admin_listen is not None and not re.fullmatch(
-            r"unix:.+|(\[[^\[\]]+\]|[^:\[\]]*):\d{1,5}", self.admin_listen
-        ):
-            raise ConfigurationError(
-                f"admin_listen must be host:port or unix:/path, got {self.admin_listen!r}"
-            )
+        check_admin_listen(self.admin_listen, self.admin_port)
 
     def _check_tls(self) -> None:
         for name in ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs"):

@@ -156,6 +156,8 @@ def test_a_bad_file_is_one_line(
         (["serve", "demo", "--max-waiting-tokens", "0"], "max_waiting_tokens must be"),
         (["serve", "demo", "--admin-port", "8000"], "port and admin_port are both 8000"),
         (["serve", "demo", "--admin-listen", "here"], "admin_listen must be host:port or"),
+        (["scheduler", "--admin-port", "0"], "admin_port must be between 1 and 65535, got 0"),
+        (["scheduler", "--admin-listen", "here"], "admin_listen must be host:port or"),
         (["serve", "demo", "--admin-port", "9", "--admin-listen", "unix:/x"], "say the same"),
         (["serve", "demo", "--min-ready-workers", "0"], "min_ready_workers must be at least 1"),
         (["serve", "demo", "--queue-timeout", "0"], "queue_timeout must be above 0"),

@@ -1,5 +1,7 @@
 """A process around one model: it loads the model, dials the scheduler, and stays with it."""
 
+from __future__ import annotations
+
 import asyncio
 import gc
 import logging
@@ -7,12 +9,17 @@ import os
 import random
 import signal
 import time
-from collections.abc import Awaitable, Callable
-from typing import Any, Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from taco_proto.admin import serving_admin
 from taco_proto.errors import ConfigurationError
 from taco_proto.logging import configure_logging
 from taco_worker.model_thread import ModelThread
+
+if TYPE_CHECKING:  # processes without an admin listener do not pay for it
+    from prometheus_client import Metric
 
 Model = TypeVar("Model")
 
@@ -24,15 +31,45 @@ class Link(Protocol):
     """One stream to the scheduler; see `StreamLink`."""
 
     is_used: bool
+    is_attached: bool
     failure: str
 
     async def run(self, stop: asyncio.Event) -> str: ...
 
 
+class ModelService:
+    """What the parts of a model's process share.
+
+    Attributes:
+        thread: the only one to use the model.
+        stop: set once the process is to end.
+        link: the latest one to the scheduler; None: none was dialled yet.
+        metrics: gives those of the model that is served, whenever somebody asks.
+    """
+
+    def __init__(self) -> None:
+        self.thread = ModelThread()
+        self.stop = asyncio.Event()
+        self.is_loaded = False
+        self.link: Link | None = None
+        self.metrics: Callable[[], Iterable[Metric]] = lambda: ()
+
+    def why_not_ready(self) -> str | None:
+        """Why nothing runs here; None: the scheduler may send what is to be done."""
+        if self.stop.is_set():
+            return "draining"
+        if not self.is_loaded:
+            return "the model is not loaded yet"
+        if self.link is None or not self.link.is_attached:
+            return "not attached to the scheduler"
+        return None
+
+
 def run_model_service(
     name: str,
     load: Callable[[], Model],
-    serve: Callable[[Model, ModelThread, asyncio.Event], Awaitable[int]],
+    serve: Callable[[Model, ModelService], Awaitable[int]],
+    admin_listen: str | None = None,
 ) -> int:
     """Load a model and serve until SIGTERM or SIGINT; call it from the main thread.
 
@@ -41,20 +78,22 @@ def run_model_service(
     Args:
         name: the service's, in logs.
         load: runs in the model's thread, which is the only one to use the model later.
-        serve: is to return its exit code once the event is set and what it does is done; or it is
+        serve: is to return its exit code once `stop` is set and what it does is done; or it is
             cancelled.
+        admin_listen: address of probes and metrics, which are there while the model loads, too;
+            None: there are none.
 
     Returns:
         The exit code.
     """
     logger = configure_logging(name)
-    thread = ModelThread()
+    service = ModelService()
     try:
-        exit_code = asyncio.run(_serve(load, serve, thread))
+        exit_code = asyncio.run(_serve(name, load, serve, service, admin_listen))
     except ConfigurationError as error:
         logger.error("%s", error)
         return 1
-    if thread.is_busy:
+    if service.thread.is_busy:
         # An interpreter that ends while a thread is inside torch aborts.
         logging.shutdown()
         os._exit(exit_code)
@@ -62,11 +101,34 @@ def run_model_service(
 
 
 async def _serve(
+    name: str,
     load: Callable[[], Model],
-    serve: Callable[[Model, ModelThread, asyncio.Event], Awaitable[int]],
-    thread: ModelThread,
+    serve: Callable[[Model, ModelService], Awaitable[int]],
+    service: ModelService,
+    admin_listen: str | None,
 ) -> int:
-    stop, hurry = asyncio.Event(), asyncio.Event()
+    async with _serving_admin(name, service, admin_listen):
+        return await _load_and_serve(load, serve, service)
+
+
+def _serving_admin(
+    name: str, service: ModelService, address: str | None
+) -> AbstractAsyncContextManager[None]:
+    if address is None:
+        return nullcontext()
+    from taco_proto.metrics import LateCollector, exposition, process_registry
+
+    registry = process_registry(name)
+    registry.register(LateCollector(lambda: service.metrics()))
+    return serving_admin(address, service.why_not_ready, lambda: exposition(registry))
+
+
+async def _load_and_serve(
+    load: Callable[[], Model],
+    serve: Callable[[Model, ModelService], Awaitable[int]],
+    service: ModelService,
+) -> int:
+    stop, hurry = service.stop, asyncio.Event()
 
     def on_signal() -> None:
         (hurry if stop.is_set() else stop).set()
@@ -75,13 +137,15 @@ async def _serve(
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signal_number, on_signal)
 
-    loading = asyncio.wrap_future(thread.submit(lambda: _load(load)))
+    loading = asyncio.wrap_future(service.thread.submit(lambda: _load(load)))
     stopped = asyncio.ensure_future(stop.wait())
     first: set[asyncio.Future[Any]] = {loading, stopped}
     await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
     if stop.is_set():
         return 0
-    serving = asyncio.ensure_future(serve(await loading, thread, stop))
+    model = await loading
+    service.is_loaded = True
+    serving = asyncio.ensure_future(serve(model, service))
     hurried = asyncio.ensure_future(hurry.wait())
     await asyncio.wait({serving, hurried}, return_when=asyncio.FIRST_COMPLETED)
     if not serving.done():
@@ -107,7 +171,7 @@ def _load(load: Callable[[], Model]) -> Model:
 
 
 async def stay_attached(
-    address: str, connect: Callable[[], Link], stop: asyncio.Event, logger: logging.Logger
+    address: str, connect: Callable[[], Link], service: ModelService, logger: logging.Logger
 ) -> int:
     """Serve over one link after the other, dialling again with growing delays.
 
@@ -116,8 +180,9 @@ async def stay_attached(
     """
     delay = _FIRST_DELAY_SECONDS
     reason = ""
+    stop = service.stop
     while not stop.is_set():
-        link = connect()
+        service.link = link = connect()
         started = time.monotonic()
         last_reason, reason = reason, await link.run(stop)
         if link.failure:

@@ -1,12 +1,10 @@
 """The worker as a service."""
 
-import asyncio
 import logging
 from collections.abc import Awaitable
 
 from taco_proto.config import WorkerConfig
-from taco_worker.model_service import run_model_service, stay_attached
-from taco_worker.model_thread import ModelThread
+from taco_worker.model_service import ModelService, run_model_service, stay_attached
 from taco_worker.scheduler_link import Executor, SchedulerLink
 
 logger = logging.getLogger("taco.worker")
@@ -18,12 +16,15 @@ def run_worker(config: WorkerConfig) -> int:
     A scheduler that is not there, or goes away, is dialled again with growing delays.
     """
 
-    def serve(worker: Executor, thread: ModelThread, stop: asyncio.Event) -> Awaitable[int]:
-        thread.when_idle = worker.tune
-        address = config.scheduler
-        return stay_attached(address, lambda: SchedulerLink(address, worker, thread), stop, logger)
+    def serve(worker: Executor, service: ModelService) -> Awaitable[int]:
+        service.thread.when_idle = worker.tune
 
-    return run_model_service("worker", lambda: _load(config), serve)
+        def connect() -> SchedulerLink:
+            return SchedulerLink(config.scheduler, worker, service.thread)
+
+        return stay_attached(config.scheduler, connect, service, logger)
+
+    return run_model_service("worker", lambda: _load(config), serve, config.admin_listen)
 
 
 def _load(config: WorkerConfig) -> Executor:

@@ -37,6 +37,7 @@ class StreamLink(ABC, Generic[Up, Down]):
 
     Attributes:
         is_used: whether a request came down.
+        is_attached: whether the scheduler has taken the process in.
         num_answers: answers that were handed over for the way up.
         failure: why the process cannot go on, once the stream has ended; empty otherwise.
         final_codes: statuses with which the scheduler refuses the process for good.
@@ -46,6 +47,7 @@ class StreamLink(ABC, Generic[Up, Down]):
 
     def __init__(self, address: str, thread: ModelThread) -> None:
         self.is_used = False
+        self.is_attached = False
         self.num_answers = 0
         self.failure = ""
         self._address = address
@@ -110,6 +112,7 @@ class StreamLink(ABC, Generic[Up, Down]):
             reader = asyncio.create_task(self._read(stream))
             writer = asyncio.create_task(self._write(stream))
             heart = asyncio.create_task(self._beat())
+            taken = asyncio.create_task(self._note_attached(stream))
             stopped = asyncio.create_task(stop.wait())
             try:
                 await asyncio.wait({reader, writer, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -125,8 +128,14 @@ class StreamLink(ABC, Generic[Up, Down]):
                 raise
             finally:
                 self._drop_waiting_jobs()
-                await _cancel((reader, writer, heart, stopped))
+                await _cancel((reader, writer, heart, taken, stopped))
+                self.is_attached = False
                 stream.cancel()
+
+    async def _note_attached(self, stream: grpc.aio.StreamStreamCall) -> None:
+        """The scheduler sends its initial metadata once it has taken the process in."""
+        await stream.initial_metadata()
+        self.is_attached = True
 
     async def _read(self, stream: grpc.aio.StreamStreamCall) -> None:
         async for message in stream:

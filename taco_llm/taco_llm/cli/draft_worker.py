@@ -3,7 +3,9 @@
 import argparse
 import os
 import socket
+from dataclasses import replace
 
+from taco_llm.admin_args import AdminArgs
 from taco_llm.cli.options import (
     Subparsers,
     add_config_argument,
@@ -33,6 +35,7 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     add_config_argument(parser)
     add_flags(parser, "draft model", DraftWorkerArgs)
+    add_flags(parser, "admin listener", AdminArgs)
     add_superseded_flags(parser)
     parser.set_defaults(run=run, parser=parser)
 
@@ -44,7 +47,8 @@ def run(parser: Parser, namespace: argparse.Namespace) -> int:
     name = values.get("name", f"{socket.gethostname()}-{os.getpid()}")
     args = DraftWorkerArgs(**given(DraftWorkerArgs, values))
     config = args.drafter_config(values["scheduler"], name)
+    admin = AdminArgs(**given(AdminArgs, values))
 
     from taco_draft.server import run_draft_worker
 
-    return run_draft_worker(config)
+    return run_draft_worker(replace(config, admin_listen=admin.address()))

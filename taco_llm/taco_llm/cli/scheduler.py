@@ -1,7 +1,9 @@
 """`taco_llm scheduler`: the scheduler alone, for containers and several machines."""
 
 import argparse
+from dataclasses import replace
 
+from taco_llm.admin_args import AdminArgs
 from taco_llm.cli.options import Subparsers, add_config_argument, add_superseded_flags, collect
 from taco_llm.flags import Parser, add_flags, given
 from taco_llm.redis_args import RedisArgs
@@ -36,6 +38,7 @@ def add_parser(subparsers: Subparsers) -> None:
     add_config_argument(parser)
     add_flags(parser, "scheduling", SchedulerArgs)
     add_flags(parser, "Redis", RedisArgs)
+    add_flags(parser, "admin listener", AdminArgs)
     add_superseded_flags(parser)
     parser.set_defaults(run=run, parser=parser)
 
@@ -48,7 +51,9 @@ def run(parser: Parser, namespace: argparse.Namespace) -> int:
     redis = RedisArgs(**given(RedisArgs, values)).redis_config()
     listen = values.get("listen", DEFAULT_LISTEN)
     address = advertised(listen, values.get("advertise"), has_redis=redis is not None)
-    return run_scheduler(args.scheduler_config(listen, redis, address))
+    config = args.scheduler_config(listen, redis, address)
+    admin = AdminArgs(**given(AdminArgs, values))
+    return run_scheduler(replace(config, admin_listen=admin.address()))
 
 
 def advertised(listen: str, advertise: str | None, *, has_redis: bool) -> str | None:

@@ -3,7 +3,9 @@
 import argparse
 import os
 import socket
+from dataclasses import replace
 
+from taco_llm.admin_args import AdminArgs
 from taco_llm.cli.options import (
     Subparsers,
     add_config_argument,
@@ -34,6 +36,7 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     add_config_argument(parser)
     add_flags(parser, "engine", EngineArgs, WORKER)
+    add_flags(parser, "admin listener", AdminArgs)
     add_superseded_flags(parser)
     parser.set_defaults(run=run, parser=parser)
 
@@ -44,7 +47,8 @@ def run(parser: Parser, namespace: argparse.Namespace) -> int:
     require(values, "scheduler", "--scheduler is needed: the address of the scheduler")
     name = values.get("name", f"{socket.gethostname()}-{os.getpid()}")
     config = EngineArgs(**given(EngineArgs, values)).worker_config(values["scheduler"], name)
+    admin = AdminArgs(**given(AdminArgs, values))
 
     from taco_worker.server import run_worker
 
-    return run_worker(config)
+    return run_worker(replace(config, admin_listen=admin.address()))

@@ -1,0 +1,143 @@
+"""The admin listener of a service that serves no HTTP otherwise: probes and metrics.
+
+It is for kubelets and Prometheus: three pages, no keys, one request a connection. Everything is
+bounded, so that a client that is slow or mad costs a connection for a few seconds and nothing else.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+
+from taco_proto.listener import listen
+
+# Who may connect to a listener on a Unix socket: the user that runs the service.
+ADMIN_SOCKET_MODE = 0o600
+
+_MAX_CONNECTIONS = 32
+_MAX_HEAD_BYTES = 8192
+_EXCHANGE_SECONDS = 10.0
+_JSON = "application/json"
+_EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
+
+logger = logging.getLogger("taco.admin")
+
+
+@asynccontextmanager
+async def serving_admin(
+    address: str | None,
+    why_not_ready: Callable[[], str | None],
+    exposition: Callable[[], bytes],
+) -> AsyncIterator[None]:
+    """Answers `GET /livez`, `/readyz` and `/metrics` on the event loop that it is entered on.
+
+    That loop is what `/livez` tells of: it answers 200 as long as the loop ticks.
+
+    Args:
+        address: `host:port` or `unix:/path`; None: there is no listener.
+        why_not_ready: the reason of a 503; None: the service is ready.
+        exposition: the metrics in Prometheus' text format.
+
+    Raises:
+        ConfigurationError: the address is in use, or none of this machine.
+    """
+    if address is None:
+        yield
+        return
+    pages = _Pages(why_not_ready, exposition)
+    with listen(address, unix_mode=ADMIN_SOCKET_MODE) as listener:
+        server = await asyncio.start_server(pages.serve, sock=listener, limit=_MAX_HEAD_BYTES)
+        logger.info("admin listener on %s", address)
+        try:
+            yield
+        finally:
+            server.close()
+            await pages.close()
+
+
+class _Pages:
+    def __init__(
+        self, why_not_ready: Callable[[], str | None], exposition: Callable[[], bytes]
+    ) -> None:
+        self._why_not_ready = why_not_ready
+        self._exposition = exposition
+        self._serving: set[asyncio.Task[None]] = set()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One request and its answer."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._serving.add(task)
+        try:
+            if len(self._serving) <= _MAX_CONNECTIONS:
+                async with asyncio.timeout(_EXCHANGE_SECONDS):
+                    await self._exchange(reader, writer)
+        except (OSError, TimeoutError, asyncio.IncompleteReadError):
+            pass  # the client went away, or is too slow
+        finally:
+            self._serving.discard(task)
+            writer.transport.abort()  # which does nothing to one that was closed in order
+
+    async def close(self) -> None:
+        for task in self._serving:
+            task.cancel()
+        await asyncio.gather(*self._serving, return_exceptions=True)
+
+    async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # All of it is to be on its way before the connection ends.
+        writer.transport.set_write_buffer_limits(0)
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+        except asyncio.LimitOverrunError:
+            writer.write(_answer(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE))
+        else:
+            writer.write(self._respond(head))
+        await writer.drain()
+        writer.close()
+        await writer.wait_closed()
+
+    def _respond(self, head: bytes) -> bytes:
+        words = head.partition(b"\r\n")[0].split(b" ")
+        if len(words) != 3 or not words[2].startswith(b"HTTP/1."):
+            return _answer(HTTPStatus.BAD_REQUEST)
+        method, path = words[0], words[1].partition(b"?")[0]
+        page = {b"/livez": _livez, b"/readyz": self._readyz, b"/metrics": self._metrics}.get(path)
+        if page is None:
+            return _answer(HTTPStatus.NOT_FOUND)
+        if method != b"GET":
+            return _answer(HTTPStatus.METHOD_NOT_ALLOWED, headers="Allow: GET\r\n")
+        try:
+            return page()
+        except Exception:
+            logger.exception("no answer to GET %s", path.decode())
+            return _answer(HTTPStatus.INTERNAL_SERVER_ERROR)
+
+    def _readyz(self) -> bytes:
+        reason = self._why_not_ready()
+        if reason is None:
+            return _answer(HTTPStatus.OK, _json(ready=True), _JSON)
+        body = _json(ready=False, reason=reason)
+        return _answer(HTTPStatus.SERVICE_UNAVAILABLE, body, _JSON)
+
+    def _metrics(self) -> bytes:
+        return _answer(HTTPStatus.OK, self._exposition(), _EXPOSITION)
+
+
+def _livez() -> bytes:
+    return _answer(HTTPStatus.OK, _json(alive=True), _JSON)
+
+
+def _json(**values: object) -> bytes:
+    return json.dumps(values).encode()
+
+
+def _answer(
+    status: HTTPStatus, body: bytes = b"", content_type: str = "text/plain", headers: str = ""
+) -> bytes:
+    head = (
+        f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: {content_type}\r\n"
+        f"Content-Length: {len(body)}\r\nConnection: close\r\n{headers}\r\n"
+    )
+    return head.encode() + body

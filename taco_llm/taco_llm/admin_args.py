@@ -1,0 +1,56 @@
+"""Where a service that runs alone answers probes and shows its metrics."""
+
+import re
+from dataclasses import dataclass
+
+from taco_llm.flags import DRAFTER, SCHEDULER, WORKER, flag
+from taco_proto.errors import ConfigurationError
+
+_SERVICES = (SCHEDULER, WORKER, DRAFTER)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdminArgs:
+    """Arguments of the admin listener of a scheduler, a worker or a draft worker.
+
+    Raises:
+        ConfigurationError: a value is out of range, or both are given.
+    """
+
+    admin_port: int | None = flag(
+        "TCP port of the admin listener with /livez, /readyz and /metrics, on every network of "
+        "this machine. It asks for no key. Without it there is none.",
+        _SERVICES,
+        default=None,
+        parse=int,
+        metavar="PORT",
+    )
+    admin_listen: str | None = flag(
+        "Address of the admin listener instead of a port, host:port or unix:/path.",
+        _SERVICES,
+        default=None,
+        metavar="ADDRESS",
+    )
+
+    def __post_init__(self) -> None:
+        if self.admin_port is not None and not 0 < self.admin_port < 65536:
+            raise ConfigurationError(
+                f"admin_port must be between 1 and 65535, got {self.admin_port}"
+            )
+        check_admin_listen(self.admin_listen, self.admin_port)
+
+    def address(self) -> str | None:
+        """`host:port` or `unix:/path`; None: there is no listener."""
+        return self.admin_listen if self.admin_port is None else f"0.0.0.0:{self.admin_port}"
+
+
+def check_admin_listen(admin_listen: str | None, admin_port: int | None) -> None:
+    """Raises ConfigurationError: the address is none, or the port says another."""
+    if admin_listen is None:
+        return
+    if admin_port is not None:
+        raise ConfigurationError("admin_listen and admin_port say the same: give one of them")
+    if not re.fullmatch(r"unix:.+|(\[[^\[\]]+\]|[^:\[\]]*):\d{1,5}", admin_listen):
+        raise ConfigurationError(
+            f"admin_listen must be host:port or unix:/path, got {admin_listen!r}"
+        )
