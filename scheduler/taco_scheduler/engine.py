@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 from taco_proto.config import SchedulerConfig
 from taco_proto.kv_tiers import StoreCommand, StoreReport
+from taco_proto.licenses import WorkerLicense
 from taco_proto.requests import FinishReason, GenerateRequest
 from taco_proto.steps import StepOutput, StepPlan, WorkerInfo
 from taco_scheduler import router
@@ -104,7 +105,7 @@ class Engine:
             self._requests.add(request, message, now)
         except RefusedError as error:
             self.counters.refusals[error.reason] += 1
-            outbox.add_error(message.handle, error.code, str(error), error.retry_after)
+            outbox.add_refusal(message.handle, error)
             return
         if replica is not None:
             self._queue(request, replica)
@@ -178,6 +179,17 @@ class Engine:
         replica.give_up(waiting)
         self._place(waiting)
 
+    def note_license(self, replica: Replica, license_: WorkerLicense) -> None:
+        """A worker may take new requests from now on, or may not any more. What has begun finishes
+        where it is; what waits goes to a worker that may, or is refused if none will.
+        """
+        replica.license = license_
+        self._corrects_at = 0.0
+        if not replica.takes_requests:
+            here = [request for request in self._requests if request.replica is replica]
+            replica.give_up({request for request in here if not request.has_begun})
+        self._place(request for request in self._requests if request.replica is None)
+
     def stalled(self, now: float) -> list[Replica]:
         """The workers that have not made progress for far too long."""
         times = [(replica.stalls_at(), replica) for replica in self.replicas]
@@ -233,7 +245,7 @@ class Engine:
             try:
                 replica = router.choose(request, self.replicas)
             except RefusedError as error:
-                self._requests.fail(request, error.code, str(error))
+                self._requests.refuse(request, error)
                 continue
             if replica is None:
                 self._requests.let_wait(request)

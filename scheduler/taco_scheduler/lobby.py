@@ -36,7 +36,7 @@ class Lobby:
         party = self._parties.setdefault(request.share, _Party())
         party.num_requests += 1
         party.num_tokens += request.num_prompt_tokens
-        if request.sequences[0].first_run_time is None and not request.sequences[0].num_generated:
+        if not request.has_begun:
             party.fresh[request] = None
         self.num_requests += 1
         self.num_tokens += request.num_prompt_tokens

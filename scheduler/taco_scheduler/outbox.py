@@ -1,7 +1,9 @@
 """News of the engine for one client, gathered until the client takes it."""
 
+from taco_proto.licenses import LICENSE_INVALID
 from taco_proto.logprobs import LogprobColumns
 from taco_proto.requests import FinishReason, OutputBatch, RequestError
+from taco_scheduler.refusals import Refusal, RefusedError
 
 # Rows, errors and entries of log probabilities. They cost about a dozen bytes each in the one
 # message that a client gets of them, which may have 64 MiB; and a single step of a large token
@@ -87,9 +89,16 @@ class Outbox:
         batch.prompt_logprobs.append_row(*row)
         self._check_size()
 
-    def add_error(self, handle: int, code: int, message: str, retry_after: int = 0) -> None:
-        self._batch.errors.append(RequestError(handle, code, message, retry_after))
+    def add_error(
+        self, handle: int, code: int, message: str, retry_after: int = 0, reason: str = ""
+    ) -> None:
+        """See `RequestError`."""
+        self._batch.errors.append(RequestError(handle, code, message, retry_after, reason))
         self._check_size()
+
+    def add_refusal(self, handle: int, refusal: RefusedError) -> None:
+        reason = LICENSE_INVALID if refusal.reason is Refusal.LICENSE else ""
+        self.add_error(handle, refusal.code, str(refusal), refusal.retry_after, reason)
 
     def _check_size(self) -> None:
         batch = self._batch

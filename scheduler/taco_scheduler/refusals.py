@@ -16,6 +16,7 @@ class Refusal(StrEnum):
     CONCURRENT = Limit.CONCURRENT
     DEADLINE = "deadline"
     DRAINING = "draining"
+    LICENSE = "license"
 
 
 class RefusedError(Exception):

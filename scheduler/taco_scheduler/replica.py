@@ -39,6 +39,7 @@ class Replica:
 
     Attributes:
         name: of the worker; no other one that is attached has it.
+        license: whether the worker may take new requests.
         leaves_by: when it has to be done, if it takes no new requests any more.
     """
 
@@ -58,6 +59,7 @@ class Replica:
         one, so that what is left of an earlier life can be told. `is_watched`: it may stall.
         """
         self.name = name
+        self.license = info.license
         self.leaves_by: float | None = None
         self.worker = AttachedWorker(info, config)
         self.waiting = WaitingQueue(requests.fair_share)
@@ -121,6 +123,11 @@ class Replica:
     def is_leaving(self) -> bool:
         return self.leaves_by is not None
 
+    @property
+    def takes_requests(self) -> bool:
+        """New ones: those that have begun may still come."""
+        return self.license.is_valid and not self.is_leaving
+
     def is_done(self, now: float) -> bool:
         """It leaves, and may go: nobody waits or runs here any more and what belongs on disk is
         there, or the time is up.
@@ -137,7 +144,7 @@ class Replica:
     @property
     def is_dry(self) -> bool:
         """It could begin with more than waits here."""
-        has_room = self.worker.batch.num_free_slots > 0 and not self.is_leaving
+        has_room = self.worker.batch.num_free_slots > 0 and self.takes_requests
         return has_room and not self.waiting.num_sequences and not self._is_full
 
     @property

@@ -89,9 +89,7 @@ class Requests:
             RefusedError: too many wait already.
         """
         for refused in self._reception.make_room(message, now):
-            refusal = self._reception.lobby.refusal(refused.share)
-            self._refusals[refusal.reason] += 1
-            self.fail(refused, refusal.code, str(refusal), refusal.retry_after)
+            self.refuse(refused, self._reception.lobby.refusal(refused.share))
         self._num_arrivals += 1
         self._reception.enter(request)
         self._by_client[request.outbox][request.handle] = request
@@ -156,8 +154,14 @@ class Requests:
         request.outbox.add_end(request.handle, sequence.index, reason, stop_token_id, num_cached)
         self.retire(sequence)
 
-    def fail(self, request: Request, code: int, message: str, retry_after: int = 0) -> None:
-        request.outbox.add_error(request.handle, code, message, retry_after)
+    def refuse(self, request: Request, refusal: RefusedError) -> None:
+        """Ends a request that was let in, and has not run, after all."""
+        self._refusals[refusal.reason] += 1
+        request.outbox.add_refusal(request.handle, refusal)
+        self.drop(request)
+
+    def fail(self, request: Request, code: int, message: str) -> None:
+        request.outbox.add_error(request.handle, code, message)
         self.drop(request)
 
     def drop(self, request: Request) -> None:

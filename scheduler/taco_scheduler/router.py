@@ -3,10 +3,11 @@
 from collections.abc import Sequence as Many
 
 from taco_proto.affinity import home_of
+from taco_proto.licenses import LICENSE_MESSAGE, LicenseState
 from taco_proto.registry import DECODE_TOKENS
 from taco_proto.steps import WorkerInfo
 from taco_scheduler.admission import check_fit, length_limit
-from taco_scheduler.refusals import RefusedError
+from taco_scheduler.refusals import Refusal, RefusedError
 from taco_scheduler.replica import Replica
 from taco_scheduler.sequence import Request, Sequence
 
@@ -28,9 +29,9 @@ def choose(request: Request, replicas: Many[Replica]) -> Replica | None:
         a request that was accepted.
 
     Raises:
-        RefusedError: the request is new, and no replica can run it.
+        RefusedError: the request is new, and no replica can or may run it.
     """
-    able = [replica for replica in replicas if not replica.is_leaving]
+    able = _allowed(request, [replica for replica in replicas if not replica.is_leaving])
     fitting = [replica for replica in able if fits(request, replica.info)]
     if not fitting:
         if able and not request.accepted:
@@ -50,6 +51,21 @@ def choose(request: Request, replicas: Many[Replica]) -> Replica | None:
         if costs[home] <= costs[soonest] + len(sequence.tokens):
             return home
     return soonest
+
+
+def _allowed(request: Request, able: Many[Replica]) -> Many[Replica]:
+    """Those that may run a request: new ones are for replicas with a license. One that has begun
+    goes on with others as well if it has to.
+
+    Raises:
+        RefusedError: none of them has a license, and none is about to have one.
+    """
+    licensed = [replica for replica in able if replica.takes_requests]
+    if request.has_begun:
+        return licensed if any(fits(request, replica.info) for replica in licensed) else able
+    if able and all(replica.license.state is LicenseState.MISSING for replica in able):
+        raise RefusedError(503, LICENSE_MESSAGE, reason=Refusal.LICENSE)
+    return licensed
 
 
 def fits(request: Request, info: WorkerInfo) -> bool:

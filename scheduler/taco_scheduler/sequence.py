@@ -104,6 +104,11 @@ class Request:
         return (self.priority, self.arrival)
 
     @property
+    def has_begun(self) -> bool:
+        """A step was planned for it, here or where it was before."""
+        return any(s.first_run_time is not None or s.num_generated > 0 for s in self.sequences)
+
+    @property
     def is_on_worker(self) -> bool:
         """A step may be running for it."""
         return any(s.status in (Status.RUNNING, Status.LANDING) for s in self.sequences)

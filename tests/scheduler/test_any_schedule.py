@@ -2,9 +2,10 @@
 
 Random workloads run through random schedules: tiny pools that force preemption, chunked prefill,
 shared prefixes, cancels at any moment, outputs that come late, failing steps, workers that join,
-leave, drain, stall and are lost, prompts that are pinned or delayed, and clients that come back and
-submit again what they had; drafts that are accepted or not, and draft workers that are late, lost
-or wrong. The fake worker checks every plan and every read of the KV memory on the way.
+leave, drain, stall, are lost or lose their licenses, prompts that are pinned or delayed, and
+clients that come back and submit again what they had; drafts that are accepted or not, and draft
+workers that are late, lost or wrong. The fake worker checks every plan and every read of the KV
+memory on the way.
 """
 
 import math
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from support.engine_driver import Driver, Peer, make_request
 from support.fake_worker import generate, token_logprob, worker_info
+from taco_proto.licenses import NEEDS_NO_LICENSE, LicenseState, WorkerLicense
 from taco_proto.requests import FinishReason, PrefixPin
 from taco_proto.steps import WorkerInfo
 from taco_scheduler import draft_pace
@@ -49,6 +51,11 @@ parameters = st.fixed_dictionaries(
     }
 )
 requests = st.builds(lambda own, others: own | others, prompts_and_pins, parameters)
+LICENSES = {
+    "license": NEEDS_NO_LICENSE,
+    "license asked": WorkerLicense(LicenseState.ASKED),
+    "no license": WorkerLicense(LicenseState.MISSING),
+}
 which = st.integers(0, 2)  # of the workers that are there
 # What to do next, while there is something to do.
 moves = st.one_of(
@@ -67,6 +74,7 @@ faults = st.tuples(
         [
             *("fail", "lose", "leave", "drain", "reconnect", "join", "join", "join"),
             *("late output", "lose drafter", "new drafter", "lose files"),
+            *("no license", "license asked", "license"),
         ]
     ),
     which,
@@ -113,7 +121,9 @@ class Players(Driver):
             self.deliver(peer)
 
     def finish(self) -> None:
-        """With at least one worker that stays."""
+        """With at least one worker that stays, and licenses for all."""
+        for peer in self.peers:
+            self.engine.note_license(peer.replica, NEEDS_NO_LICENSE)
         if all(peer.replica.is_leaving for peer in self.peers):
             self.join()
         self.run()
@@ -229,6 +239,8 @@ def test_tokens_do_not_depend_on_the_schedule(
                 driver.lose_worker(peer, is_fault=name == "lose")
             case "drain":
                 driver.drain(peer)
+            case "license" | "no license" | "license asked":
+                driver.engine.note_license(peer.replica, LICENSES[name])
             case "lose drafter" if peer.drafter is not None:
                 driver.lose_drafter(peer)
             case "new drafter" if peer.drafter is None and max_drafts:
@@ -244,8 +256,11 @@ def test_tokens_do_not_depend_on_the_schedule(
     for handle, fields in enumerate(workload):
         if handle in got.errors:
             code, _ = got.errors[handle]
-            assert code == 500, "only quarantine can fail these requests"
-            event("quarantined")
+            assert code in (500, 503), "only quarantine and licenses can fail these requests"
+            if code == 503:
+                indexes = range(fields["n"])
+                assert not any(got.tokens.get((handle, index)) for index in indexes), "it had begun"
+            event("quarantined" if code == 500 else "not licensed")
         for index in () if handle in dropped else range(fields["n"]):
             check_sequence(driver, handle, index, fields, cancelled)
     event(f"drafts accepted: {driver.engine.counters.speculation.accepted_tokens > 0}")
