@@ -77,6 +77,7 @@ class EngineCollector(Collector):
             "load": ("Its estimated work, in prompt tokens.", lambda r: r.load),
             "kv_usage": ("Share of its KV blocks in use, 0 to 1.", lambda r: r.kv_usage),
             "pinned_blocks": ("Its KV blocks that are pinned.", lambda r: r.num_pinned_blocks),
+            "licensed": ("1: it may take new requests.", lambda r: float(r.license.is_valid)),
         }
         for name, (text, value_of) in gauges.items():
             family = GaugeMetricFamily(f"taco:worker_{name}", text, labels=["model_name", "worker"])

@@ -4,12 +4,13 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import replace
 
 from taco_proto.config import SchedulerConfig
 from taco_proto.drafts import DraftReply
 from taco_proto.kv_tiers import StoreReport
+from taco_proto.licenses import WorkerLicense
 from taco_proto.metrics import exposition
 from taco_proto.requests import GenerateRequest, ModelInfo
 from taco_proto.steps import StepOutput
@@ -22,23 +23,13 @@ from taco_scheduler.outbox import Outbox
 from taco_scheduler.refusals import Refusal
 from taco_scheduler.replica import Replica
 from taco_scheduler.replica_links import LocalReplica, ReplicaLink, StepExecutor
+from taco_scheduler.served_model import NO_MODEL, served_model
 from taco_scheduler.session import ClientSession
 from taco_scheduler.stats_log import log_stats
 
 logger = logging.getLogger("taco.scheduler")
 
 DRAIN_POLL_SECONDS = 0.02
-
-NO_MODEL = ModelInfo(
-    model="",
-    max_model_len=0,
-    vocab_size=0,
-    eos_token_ids=(),
-    block_size=0,
-    num_blocks=0,
-    max_logprobs=0,
-    ready=False,
-)
 
 
 class StalledError(Exception):
@@ -149,8 +140,8 @@ class SchedulerService:
     def num_workers(self) -> int:
         return len(self._replicas)
 
-    def attach_local(self, executor: StepExecutor) -> None:
-        """Attaches a worker of this process.
+    def attach_local(self, executor: StepExecutor) -> ReplicaLink:
+        """Attaches a worker of this process; returns the link to it.
 
         Raises:
             InvalidWorkerError: its description is out of range.
@@ -162,6 +153,7 @@ class SchedulerService:
         except Exception:
             link.close()
             raise
+        return link
 
     def attach(self, link: ReplicaLink) -> None:
         """Takes a worker in.
@@ -174,6 +166,9 @@ class SchedulerService:
         replica = self.engine.attach(link.info, is_watched=link.is_remote)
         self._replicas[link] = replica
         logger.info("worker %s attached: %s", replica.name, link.info.model)
+        if not replica.license.is_valid:
+            reason = replica.license.reason
+            logger.warning("worker %s takes no new requests yet: %s", replica.name, reason)
         self._drafters.add_replica(replica)
         self._announce()
         self._first_worker.set()
@@ -201,6 +196,19 @@ class SchedulerService:
         limit = self.config.worker_drain_timeout
         logger.info("worker %s leaves: what it runs has %g s", replica.name, limit)
         self.engine.drain(replica, time.time() + limit)
+        self._announce()
+        self._wake.set()
+
+    def note_license(self, link: ReplicaLink, license_: WorkerLicense) -> None:
+        """Whether a worker may take new requests, as it says now and then."""
+        replica = self._replicas.get(link)
+        if replica is None or replica.license == license_:
+            return
+        self.engine.note_license(replica, license_)
+        if license_.is_valid:
+            logger.info("worker %s takes new requests", replica.name)
+        else:
+            logger.warning("worker %s takes no new requests: %s", replica.name, license_.reason)
         self._announce()
         self._wake.set()
 
@@ -348,7 +356,8 @@ class SchedulerService:
 
     def _announce(self) -> None:
         """Tells the clients what is served, if that has changed."""
-        model = _model_info(self._replicas.values()) or replace(self._model, ready=False)
+        model = served_model(self._replicas.values())
+        model = model or replace(self._model, ready=False, license_problem="")
         if model == self._model:
             return
         self._model = model
@@ -358,24 +367,3 @@ class SchedulerService:
     def _close_sessions(self, reason: str) -> None:
         for session in list(self._sessions.values()):
             session.close(reason)
-
-
-def _model_info(replicas: Collection[Replica]) -> ModelInfo | None:
-    """What is served by some workers of one model, whose limits may differ: a request goes to one
-    that can run it.
-    """
-    infos = [replica.info for replica in replicas if not replica.is_leaving]
-    if not infos:
-        return None
-    info = infos[0]
-    return ModelInfo(
-        model=info.model,
-        max_model_len=max(info.max_model_len for info in infos),
-        vocab_size=info.vocab_size,
-        eos_token_ids=info.eos_token_ids,
-        block_size=info.block_size,
-        num_blocks=sum(info.num_blocks for info in infos),
-        max_logprobs=max(info.max_logprobs for info in infos),
-        default_sampling=info.default_sampling,
-        ready=True,
-    )

@@ -13,6 +13,7 @@ from taco_proto.convert import (
     step_output_from_pb,
     submit_from_pb,
     worker_info_from_pb,
+    worker_license_from_pb,
 )
 from taco_proto.convert_kv_tiers import store_report_from_pb
 from taco_proto.errors import InvalidParameterError
@@ -134,7 +135,7 @@ async def _read_worker(
             case "output":
                 service.deliver(replica, _read_output(message.output))
             case "heartbeat":
-                pass
+                service.note_license(replica, worker_license_from_pb(message.heartbeat))
             case "store_report":
                 service.deliver_store_report(replica, _read_report(message.store_report))
             case "announced":

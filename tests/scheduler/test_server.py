@@ -23,6 +23,7 @@ from support.patience import until
 from taco_proto import scheduler_pb2 as pb
 from taco_proto.config import PROTOCOL_VERSION, SchedulerConfig
 from taco_proto.errors import ConfigurationError
+from taco_proto.licenses import LICENSE_INVALID, LICENSE_MESSAGE, LicenseState, WorkerLicense
 from taco_proto.requests import FinishReason
 from taco_proto.scheduler_pb2_grpc import SchedulerStub
 from taco_scheduler.server import SchedulerServer
@@ -458,3 +459,40 @@ async def test_stats_hold_the_metrics_that_dashboards_read(
         assert f"vllm:{name}{{" in text
     assert "vllm:request_queue_time_seconds_bucket" in text
     assert stats.num_workers == 1
+
+
+async def test_a_worker_says_at_once_whether_it_may_take_new_requests(stub: SchedulerStub) -> None:
+    async def tell(state: pb.LicenseState, reason: str = "") -> None:
+        heartbeat = pb.Heartbeat(license=pb.WorkerLicense(state=state, reason=reason))
+        await worker.call.write(pb.WorkerMessage(heartbeat=heartbeat))
+
+    async def until_model(problem: str, *, is_ready: bool) -> None:
+        def is_so(_: object) -> bool:
+            model = peer.models[-1] if peer.models else pb.ModelInfo()
+            return (model.license_problem, model.ready) == (problem, is_ready)
+
+        await peer.read_until(is_so)
+
+    unlicensed = WorkerLicense(LicenseState.MISSING, "expired")
+    worker = WorkerPeer(stub, FakeWorker(worker_info(license=unlicensed)))
+    await worker.hello()
+    peer = await gateway(stub)
+    await until_model("expired", is_ready=False)
+    await tell(pb.LICENSED)
+    await until_model("", is_ready=True)
+    request = make_request(1, [4, 5, 6], max_tokens=20, ignore_eos=True)
+    await peer.submit(request)
+    await worker.serve(num_steps=3)
+    await tell(pb.UNLICENSED, "not_licensed")
+    await until_model("not_licensed", is_ready=False)
+    await peer.submit(make_request(2, [4, 5, 6]))
+    async with background(worker.serve()):
+        received = await peer.read_ends(2)
+        assert received.errors == {2: (503, LICENSE_MESSAGE)}
+        assert received.reasons_of_errors == {2: LICENSE_INVALID}
+        assert received.tokens[1, 0] == generate([4, 5, 6], request.sampling, worker_info(), 1)
+        figures = (await stub.Stats(pb.StatsRequest())).prometheus.decode()
+        assert 'taco:worker_licensed{model_name="fake-model",worker="fake"} 0.0' in figures
+        assert 'taco:refusals_total{model_name="fake-model",reason="license"} 1.0' in figures
+        await tell(pb.LICENSE_ASKED, "asked again")
+        await until_model("", is_ready=False)

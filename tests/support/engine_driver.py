@@ -53,6 +53,7 @@ class Received:
     logprobs: dict[tuple[int, int], list[float]] = field(default_factory=dict)
     prompt_logprobs: dict[int, list[tuple[int, float]]] = field(default_factory=dict)
     errors: dict[int, tuple[int, str]] = field(default_factory=dict)
+    reasons_of_errors: dict[int, str] = field(default_factory=dict)
 
     def add(self, batch: OutputBatch) -> None:
         rows = batch.logprobs.rows() if batch.logprobs else iter(())
@@ -84,6 +85,8 @@ class Received:
         for error in batch.errors:
             assert error.handle not in self.errors
             self.errors[error.handle] = (error.code, error.message)
+            if error.reason:
+                self.reasons_of_errors[error.handle] = error.reason
 
 
 class Peer:
