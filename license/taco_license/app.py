@@ -3,8 +3,6 @@
 import asyncio
 import hmac
 import json
-import logging
-import sqlite3
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -17,12 +15,10 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from taco_license.document import MAX_BYTES, MAX_NUMBER, MAX_TEXT
-from taco_license.errors import LeaseRefusedError, LicenseError
+from taco_license.errors import AwayError, LeaseRefusedError, LicenseError, NotStoredError
 from taco_license.leases import HEARTBEAT_SECONDS, LEASE_SECONDS
 from taco_license.metrics import ServiceMetrics
 from taco_license.service import LicenseService
-
-logger = logging.getLogger("taco.license")
 
 MAX_UPLOAD_BYTES = MAX_BYTES + (64 << 10)  # with the form around it
 MAX_LEASE_BYTES = 64 << 10
@@ -34,7 +30,7 @@ _LEASE_FIELDS = {"gpus", "instance", "started"}
 
 
 def create_app(service: LicenseService, admin_token: str | None = None) -> Starlette:
-    """The application around `service`, all of whose work is done in the event loop's thread.
+    """The application around `service`, whose event loop it runs in.
 
     Args:
         admin_token: who replaces the license must give it as a bearer token; None: nobody must.
@@ -49,7 +45,7 @@ def create_app(service: LicenseService, admin_token: str | None = None) -> Starl
             Route("/ls/release", handlers.release, methods=["POST"]),
             Route("/metrics", handlers.metrics),
         ],
-        exception_handlers={_RequestError: _request_error},
+        exception_handlers={_RequestError: _request_error, AwayError: _away},
     )
 
 
@@ -66,6 +62,10 @@ def _request_error(_: Request, error: Exception) -> Response:
     return _text(str(error), error.status)
 
 
+def _away(_: Request, error: Exception) -> Response:
+    return JSONResponse({"error": {"code": "unavailable", "message": str(error)}}, 503)
+
+
 class _Handlers:
     def __init__(self, service: LicenseService, admin_token: str | None) -> None:
         self._service = service
@@ -79,14 +79,11 @@ class _Handlers:
         self._check_token(request)
         document = await _uploaded_file(request)
         try:
-            self._service.import_license(document)
+            await self._service.import_license(document)
         except LicenseError as error:
             raise _RequestError(400, str(error)) from None
-        except sqlite3.Error as error:
-            logger.error("the license was not stored: %s", error)
-            raise _RequestError(
-                507, "the license could not be stored; the one before holds"
-            ) from None
+        except NotStoredError as error:
+            raise _RequestError(507, str(error)) from None
         return _text("license file sucessfully uploaded")  # the spelling of TACO's documents
 
     async def view(self, _: Request) -> Response:
@@ -98,7 +95,7 @@ class _Handlers:
     async def lease(self, request: Request) -> Response:
         gpus, instance, started = await _lease_body(request)
         try:
-            seconds = self._service.lease(gpus, instance, started)
+            seconds = await self._service.lease(gpus, instance, started)
         except LeaseRefusedError as refusal:
             error = {"code": refusal.code, "message": str(refusal)}
             return JSONResponse({"error": error}, 403 if refusal.code in _FORBIDDEN else 409)
@@ -111,7 +108,7 @@ class _Handlers:
         )
 
     async def release(self, request: Request) -> Response:
-        self._service.release(*await _lease_body(request))
+        await self._service.release(*await _lease_body(request))
         return JSONResponse({})
 
     async def metrics(self, _: Request) -> Response:

@@ -37,6 +37,7 @@ GRACE_SECONDS = 3600.0
 MAX_ANSWER_BYTES = 64 << 10
 RETRY_SECONDS = (1.0, 20.0)  # after the first failure, and at most
 REFUSED_SECONDS = 10.0
+MIN_REST_SECONDS = 0.05  # clocks that tick apart must not make it ask without rest
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 # A server without a license, such as one that lost its disk, says nothing of this GPU.
 _UNDECIDED = "no_license"
@@ -49,11 +50,13 @@ class Standing:
     """Whether a worker may take new requests.
 
     Attributes:
-        reason: for people: why not, or since when the server is away.
+        reason: for people: why not, or that the server is away.
+        is_pending: it may not yet: the server has not answered, and still has time to.
     """
 
     is_valid: bool
     reason: str
+    is_pending: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +114,14 @@ class LicenseClient:
         addresses: of the server, tried in turn; see `server_addresses`.
         instance: see `this_instance`.
         grace_seconds: how long beyond a lease's end it is good while the server is away.
+        start_seconds: how long a server has for its first answer before it counts as away.
+        refused_seconds: after a refusal it is asked again in half that time to all of it.
         tls: how the worker proves to servers at `https` addresses that it is one, and whom it
             believes; None: they are believed as web servers are.
         clock: seconds that never go back.
+
+    Attributes:
+        on_change: called in the client's thread whenever the standing has changed.
     """
 
     def __init__(
@@ -123,35 +131,46 @@ class LicenseClient:
         instance: str,
         *,
         grace_seconds: float = GRACE_SECONDS,
+        start_seconds: float = START_SECONDS,
+        refused_seconds: float = REFUSED_SECONDS,
         tls: TlsFiles | None = None,
         clock: Callable[[], float] = boot_seconds,
     ) -> None:
+        self.on_change: Callable[[], None] = lambda: None
         self._addresses = addresses
         self._grace_seconds = grace_seconds
+        self._start_seconds = start_seconds
+        self._refused_seconds = refused_seconds
         self._tls = tls
         self._clock = clock
         self._body = json.dumps(
             {"gpus": list(gpus), "instance": instance, "started": time.time_ns()}
         ).encode()
-        self._good_until = -math.inf
+        self._good_until = self._patient_until = -math.inf
         self._trouble = "the license server has not answered yet"
         self._failures = 0
         self._stop = threading.Event()
         self._answered = threading.Event()
+        self._told = self.standing()
         self._thread = threading.Thread(target=self._run, name="license", daemon=True)
 
-    def start(self, timeout: float = START_SECONDS) -> Standing:
-        """Starts to ask; returns with the first answer, or what stands after `timeout` seconds.
-
-        A server that comes later is found later.
-        """
+    def start(self) -> None:
+        """Begins to ask, in a thread. A server that comes late is found late."""
+        self._patient_until = self._clock() + self._start_seconds
+        self._told = self.standing()
         self._thread.start()
-        self._answered.wait(timeout)
+
+    def wait(self) -> Standing:
+        """What stands after the first answer, or when the time for it is up."""
+        self._answered.wait(max(0.0, self._patient_until - self._clock()))
         return self.standing()
 
     def standing(self) -> Standing:
         """Of this moment. May be called from any thread."""
-        return Standing(self._clock() < self._good_until, self._trouble)
+        now = self._clock()
+        is_valid = now < self._good_until
+        is_pending = not (is_valid or self._answered.is_set()) and now < self._patient_until
+        return Standing(is_valid, self._trouble, is_pending)
 
     def close(self) -> None:
         """Gives the seats back, if the server takes them quickly."""
@@ -165,7 +184,7 @@ class LicenseClient:
         Returns:
             After how many seconds to ask again.
         """
-        before = self.standing()
+        self._tell_change()
         answer = self._ask()
         match answer:
             case _Granted():
@@ -176,7 +195,7 @@ class LicenseClient:
                 self._trouble = f"{answer.code}: {answer.message}"
                 if answer.code != _UNDECIDED:
                     self._good_until = -math.inf
-                delay = REFUSED_SECONDS * random.uniform(0.5, 1.0)
+                delay = self._refused_seconds * random.uniform(0.5, 1.0)
             case str():
                 self._trouble = answer
                 first, most = RETRY_SECONDS
@@ -184,14 +203,22 @@ class LicenseClient:
                 self._failures += 1
         if not isinstance(answer, str):
             self._answered.set()
-        self._log_change(before, self.standing())
+        self._tell_change()
         return delay
 
     def _run(self) -> None:
-        while not self._stop.wait(self.beat()):
+        while not self._stop.wait(self._seconds_to_rest(self.beat())):
             pass
         if self._clock() < self._good_until:
             self._release()
+
+    def _seconds_to_rest(self, delay: float) -> float:
+        """No longer than until the standing changes by itself."""
+        standing = self.standing()
+        if not (standing.is_valid or standing.is_pending):
+            return delay
+        changes_at = self._good_until if standing.is_valid else self._patient_until
+        return min(delay, max(MIN_REST_SECONDS, changes_at - self._clock()))
 
     def _ask(self) -> _Granted | _Refused | str:
         """An answer, or why there is none."""
@@ -231,16 +258,22 @@ class LicenseClient:
             except (OSError, HTTPException, ValueError) as error:
                 logger.info("the seat was not given back to %s: %s", address, error)
 
-    def _log_change(self, before: Standing, after: Standing) -> None:
-        if before == after:
-            return
-        if not after.is_valid:
-            logger.error("not licensed: %s", after.reason)
-        elif after.reason:
+    def _tell_change(self) -> None:
+        before, after = self._told, self.standing()
+        if before != after:
+            self._told = after
+            self._log(before, after)
+            self.on_change()
+
+    def _log(self, before: Standing, after: Standing) -> None:
+        if after.is_valid and after.reason:
             seconds = self._good_until - self._clock()
             logger.warning("%s; the license is good for %.0f s more", after.reason, seconds)
-        else:
-            logger.info("licensed")
+        elif after.is_valid:
+            logger.info("the license server answers again" if before.is_valid else "licensed")
+        elif not after.is_pending:
+            what = "the license has lapsed" if before.is_valid else "not licensed"
+            logger.error("%s: %s; new requests are refused", what, after.reason)
 
 
 def _seconds(value: Any) -> float:

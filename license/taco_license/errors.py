@@ -19,3 +19,11 @@ class LeaseRefusedError(Exception):
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
         self.code = code
+
+
+class NotStoredError(Exception):
+    """A license could not be written; the one before holds."""
+
+
+class AwayError(Exception):
+    """What keeps the license and the seats does not answer now."""

@@ -25,11 +25,12 @@ class ServiceMetrics(Collector):
         return []
 
     def collect(self) -> Iterator[Metric]:
-        service = self._service
+        service, ledger = self._service, self._service.ledger
         license_ = service.license
         yield _gauge("valid", "1: there is a license that has not expired.", service.is_valid())
-        yield _gauge("seats_taken", "GPUs that have a lease.", len(service.leases))
-        yield _gauge("clock_behind_seconds", "How far the clock is back.", service.seconds_behind())
+        yield _gauge("seats_taken", "GPUs that have a lease.", ledger.num_seats)
+        yield _gauge("clock_behind_seconds", "How far the clock is back.", ledger.seconds_behind())
+        yield _gauge("storage_up", "1: the disk takes writes, or Redis answers.", ledger.is_working)
         if license_ is not None:
             yield _gauge("seats", "The most GPUs at once; 0: no limit.", license_.access_limit)
             yield _gauge("gpus", "GPUs in the license.", len(license_.gpus))
@@ -37,9 +38,9 @@ class ServiceMetrics(Collector):
         yield _counter("requests", "Requests for leases.", "outcome", service.outcomes)
         yield _counter("imports", "Licenses that were uploaded.", "outcome", service.imports)
         errors = CounterMetricFamily(
-            "taco:license_storage_errors", "What could not be written to disk."
+            "taco:license_storage_errors", "What could not be written or asked."
         )
-        errors.add_metric((), service.storage_errors)
+        errors.add_metric((), ledger.num_failures)
         yield errors
 
 

@@ -15,13 +15,15 @@ import uvloop
 from taco_license.app import create_app
 from taco_license.errors import SettingError
 from taco_license.keys import PublicKeys, project_keys, read_public_keys
+from taco_license.ledger import Ledger
+from taco_license.local_ledger import LocalLedger
 from taco_license.service import LicenseService
 from taco_license.store import Store
+from taco_proto.config import RedisConfig
 
 logger = logging.getLogger("taco.license")
 
 BACKLOG = 2048
-TICK_SECONDS = 5.0
 CLOSE_SECONDS = 5  # for requests that still run
 
 
@@ -31,13 +33,15 @@ class LicenseServerConfig:
 
     Attributes:
         data_dir: where the license, the leases and the audit log stand; one server's alone.
+        redis: where they stand for several servers. One of the two is given.
         public_keys: files of the issuers that are trusted; none: the project's.
         admin_token_file: holds what a client must give that replaces the license; None: nothing.
     """
 
     host: str
     port: int
-    data_dir: str
+    data_dir: str | None = None
+    redis: RedisConfig | None = None
     public_keys: tuple[str, ...] = ()
     admin_token_file: str | None = None
 
@@ -47,22 +51,30 @@ def run_license_server(config: LicenseServerConfig) -> None:
 
     Raises:
         LicenseError: a key file cannot be used.
-        SettingError: another setting cannot.
+        SettingError, ConfigurationError: another setting cannot.
     """
     keys = trusted_keys(config.public_keys)
     token = _read_token(config.admin_token_file)
-    with _listen(config.host, config.port) as listener, Store(config.data_dir) as store:
-        service = LicenseService(store, keys)
-        if service.license is None:
-            logger.warning("there is no license yet")
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(service, token, listener))
-        service.tick()
+    with (
+        _listen(config.host, config.port) as listener,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
+        service = LicenseService(_open_ledger(config, keys), keys)
+        runner.run(_serve(service, token, listener))
 
 
 def trusted_keys(paths: Iterable[str]) -> PublicKeys:
     """Those of the files; without any, the project's."""
     return read_public_keys(paths) or project_keys()
+
+
+def _open_ledger(config: LicenseServerConfig, keys: PublicKeys) -> Ledger:
+    if config.redis is None:
+        assert config.data_dir is not None
+        return LocalLedger(Store(config.data_dir), keys)
+    from taco_license.redis_ledger import RedisLedger  # a server that is alone needs no redis
+
+    return RedisLedger(config.redis, keys)
 
 
 async def _serve(service: LicenseService, token: str | None, listener: socket.socket) -> None:
@@ -76,17 +88,21 @@ async def _serve(service: LicenseService, token: str | None, listener: socket.so
         loop.add_signal_handler(number, end)
     host, port = listener.getsockname()[:2]
     logger.info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)
+    await service.ledger.start()
     ticking = asyncio.create_task(_tick(service))
-    await server.serve(sockets=[listener])
-    ticking.cancel()
-    with suppress(asyncio.CancelledError):
-        await ticking
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        ticking.cancel()
+        with suppress(asyncio.CancelledError):
+            await ticking
+        await service.ledger.close()
 
 
 async def _tick(service: LicenseService) -> None:
     while True:
-        service.tick()
-        await asyncio.sleep(TICK_SECONDS)
+        await service.tick()
+        await asyncio.sleep(service.ledger.tick_seconds)
 
 
 def http_server(service: LicenseService, admin_token: str | None = None) -> uvicorn.Server:

@@ -1,11 +1,13 @@
-"""A service with a store of its own, and clocks in the test's hands."""
+"""A license service over either ledger, and clocks in the test's hands."""
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
+from support.ledgers import Harness, LocalHarness, RedisHarness
 from support.licenses import Clock, make_service
+from support.redis_server import RedisServer
 from taco_license.service import LicenseService
 from taco_license.store import Store
 
@@ -23,4 +25,32 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 @pytest.fixture
 def service(store: Store, clock: Clock) -> LicenseService:
+    """Of a server that is alone."""
     return make_service(store, clock)
+
+
+@pytest.fixture(scope="session")
+def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """One for all tests that leave it running."""
+    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+async def harness(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Harness]:
+    made = (
+        LocalHarness(tmp_path / "data")
+        if request.param == "sqlite"
+        else RedisHarness(request.getfixturevalue("redis"))
+    )
+    await made.open()
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def shared(redis: RedisServer) -> AsyncIterator[RedisHarness]:
+    made = RedisHarness(redis)
+    await made.open()
+    yield made
+    await made.close()

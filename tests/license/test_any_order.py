@@ -1,16 +1,19 @@
 """Leases in any order of events, restarts included, against a model that counts by hand."""
 
+import asyncio
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from support.licenses import Clock, gpu_names, make_license, make_service, signed
+from support.ledgers import Harness, LocalHarness, RedisHarness
+from support.licenses import gpu_names, make_license, signed
+from support.redis_server import RedisServer
 from taco_license.errors import LeaseRefusedError
 from taco_license.leases import LEASE_SECONDS
-from taco_license.store import Store
 
 GPUS = gpu_names(6)
 LICENSED = 5
@@ -20,21 +23,22 @@ STARTED = st.integers(1, 3)
 
 
 class AnyOrder(RuleBasedStateMachine):
-    def __init__(self) -> None:
+    def __init__(self, harness: Harness, *, restart_renews: bool) -> None:
         super().__init__()
-        self.directory = tempfile.TemporaryDirectory()
-        self.clock = Clock()
+        self.runner = asyncio.Runner()
+        self.harness = harness
+        self.restart_renews = restart_renews
+        self.now = 0.0
         self.limit = 3
         self.serial = 1
         # Of each GPU that has a seat: the holder, its newest start, and when the seat is free.
         self.model: dict[str, tuple[str, int, float]] = {}
-        self.store = Store(Path(self.directory.name))
-        self.service = make_service(self.store, self.clock)
+        self.runner.run(self.harness.open())
         self.upload()
 
     def teardown(self) -> None:
-        self.store.close()
-        self.directory.cleanup()
+        self.runner.run(self.harness.close())
+        self.runner.close()
 
     @rule(gpus=SOME_GPUS, instance=INSTANCES, started=STARTED)
     def lease(self, gpus: list[str], instance: str, started: int) -> None:
@@ -45,19 +49,18 @@ class AnyOrder(RuleBasedStateMachine):
             and (not new or not self.limit or len(self.model) + len(new) <= self.limit)
         )
         try:
-            self.service.lease(gpus, instance, started)
+            self.runner.run(self.harness.service.lease(gpus, instance, started))
         except LeaseRefusedError:
             assert not good
         else:
             assert good
             for gpu in gpus:
                 _, newest, _ = self.model.get(gpu, ("", 0, 0.0))
-                deadline = self.clock.monotonic + LEASE_SECONDS
-                self.model[gpu] = (instance, max(newest, started), deadline)
+                self.model[gpu] = (instance, max(newest, started), self.now + LEASE_SECONDS)
 
     @rule(gpus=SOME_GPUS, instance=INSTANCES, started=STARTED)
     def release(self, gpus: list[str], instance: str, started: int) -> None:
-        self.service.release(gpus, instance, started)
+        self.runner.run(self.harness.service.release(gpus, instance, started))
         for gpu in gpus:
             holder, newest, _ = self.model.get(gpu, ("", 0, 0.0))
             if holder == instance and newest <= started:
@@ -65,20 +68,18 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([1.0, 20.0, 59.0]))
     def wait(self, seconds: float) -> None:
-        self.clock.advance(seconds)
-        self.service.tick()
-        self.model = {
-            gpu: seat for gpu, seat in self.model.items() if seat[2] > self.clock.monotonic
-        }
+        self.runner.run(self.harness.advance(seconds))
+        self.runner.run(self.harness.service.tick())
+        self.now += seconds
+        self.model = {gpu: seat for gpu, seat in self.model.items() if seat[2] > self.now}
 
     @rule()
     def restart(self) -> None:
-        """Who has a seat has it yet, for a lease's time."""
-        self.store.close()
-        self.store = Store(Path(self.directory.name))
-        self.service = make_service(self.store, self.clock)
-        deadline = self.clock.monotonic + LEASE_SECONDS
-        self.model = {gpu: (*seat[:2], deadline) for gpu, seat in self.model.items()}
+        """Who has a seat has it yet: for a lease's time, where nobody could renew it."""
+        self.runner.run(self.harness.restart())
+        if self.restart_renews:
+            deadline = self.now + LEASE_SECONDS
+            self.model = {gpu: (*seat[:2], deadline) for gpu, seat in self.model.items()}
 
     @rule(limit=st.integers(0, 4))
     def replace(self, limit: int) -> None:
@@ -88,14 +89,25 @@ class AnyOrder(RuleBasedStateMachine):
 
     def upload(self) -> None:
         license_ = make_license(LICENSED, access_limit=self.limit, serial=self.serial)
-        self.service.import_license(signed(license_))
+        self.runner.run(self.harness.service.import_license(signed(license_)))
 
     @invariant()
     def seats_are_those_of_the_model(self) -> None:
-        model = {gpu: seat[:2] for gpu, seat in self.model.items()}
-        for leases in (self.service.leases, self.store.leases()):
-            assert {lease.gpu: (lease.instance, lease.started) for lease in leases} == model
+        assert self.harness.seats() == {gpu: seat[:2] for gpu, seat in self.model.items()}
 
 
-TestAnyOrder = AnyOrder.TestCase
-TestAnyOrder.settings = settings(max_examples=20, stateful_step_count=30)
+def check(make: Callable[[], AnyOrder], examples: int) -> None:
+    settings_ = settings(max_examples=examples, stateful_step_count=30)
+    run_state_machine_as_test(make, settings=settings_)  # type: ignore[arg-type]
+
+
+def test_of_one_server(tmp_path: Path) -> None:
+    def make() -> AnyOrder:
+        harness = LocalHarness(Path(tempfile.mkdtemp(dir=tmp_path)))
+        return AnyOrder(harness, restart_renews=True)
+
+    check(make, 20)
+
+
+def test_of_servers_that_share_redis(redis: RedisServer) -> None:
+    check(lambda: AnyOrder(RedisHarness(redis), restart_renews=False), 10)

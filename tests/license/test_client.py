@@ -75,7 +75,7 @@ def test_a_client_that_ends_gives_its_seat_back(server: LicenseServer, clock: Cl
     client = make_client(clock, server.address)
     assert client.start() == GOOD
     client.close()
-    wait_until(lambda: len(server.service.leases) == 0, "a free seat")
+    wait_until(lambda: server.service.ledger.num_seats == 0, "a free seat")
     assert make_client(clock, server.address, gpu=TWO).start() == GOOD
 
 

@@ -53,7 +53,7 @@ class LicenseServer:
         done.result(PATIENCE_SECONDS)
 
     async def _import(self, document: bytes) -> None:
-        self.service.import_license(document)
+        await self.service.import_license(document)
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()

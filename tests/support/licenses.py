@@ -6,6 +6,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from taco_license.document import Gpu, License, sign
 from taco_license.keys import PublicKeys, key_id
+from taco_license.local_ledger import LocalLedger
 from taco_license.service import LicenseService
 from taco_license.store import Store
 
@@ -57,4 +58,8 @@ class Clock:
 
 
 def make_service(store: Store, clock: Clock, keys: PublicKeys = KEYS) -> LicenseService:
-    return LicenseService(store, keys, wall=lambda: clock.wall, monotonic=lambda: clock.monotonic)
+    def monotonic() -> float:
+        return clock.monotonic
+
+    ledger = LocalLedger(store, keys, wall=lambda: clock.wall, monotonic=monotonic)
+    return LicenseService(ledger, keys, monotonic=monotonic)

@@ -14,16 +14,20 @@ from taco_proto.config import RedisConfig
 
 
 class RedisServer:
-    """One server on a port of its own; it keeps nothing on disk.
+    """One server on a port of its own.
 
     Args:
-        directory: for its log.
+        directory: for its log, and its data.
         password: clients must give it.
+        keeps_data: on disk, over `kill` and `start`.
     """
 
-    def __init__(self, directory: Path, password: str | None = None) -> None:
+    def __init__(
+        self, directory: Path, password: str | None = None, *, keeps_data: bool = False
+    ) -> None:
         self.port = free_port()
         self.password = password
+        self._keeps_data = keeps_data
         self._log = directory / f"redis-{self.port}.log"
         self._process: subprocess.Popen[bytes] | None = None
         self._client = redis.Redis(port=self.port, password=password, socket_timeout=10)
@@ -38,8 +42,9 @@ class RedisServer:
         return RedisConfig(url=f"redis://{user}127.0.0.1:{self.port}")
 
     def start(self) -> Self:
-        """With empty memory. Call it from the main thread: the server dies with the thread."""
-        options = {"port": self.port, "bind": "127.0.0.1", "save": "", "appendonly": "no"}
+        """Call it from the main thread: the server dies with the thread."""
+        options = {"port": self.port, "bind": "127.0.0.1", "save": ""}
+        options["appendonly"] = "yes" if self._keeps_data else "no"
         if self.password is not None:
             options["requirepass"] = self.password
         with self._log.open("ab") as log:

@@ -9,9 +9,14 @@ from typing import Any
 
 from taco_llm.cli.options import Subparsers, add_config_argument, collect, require
 from taco_llm.flags import Parser, add_flags, flag, given
+from taco_llm.redis_args import RedisArgs
 from taco_proto.errors import ConfigurationError
 
 Command = Callable[[dict[str, Any]], None]
+
+DATA_DIR = "taco-license"
+# A worker waits for its answer five times as long.
+REDIS_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,10 +69,22 @@ class IssueOptions:
 class ServeOptions:
     host: str = flag("Address to listen on.", default="0.0.0.0")
     port: int = flag("Port to listen on.", default=10080, parse=int)
-    data_dir: str = flag(
-        "Directory of the license, the leases and the audit log. One server's alone.",
-        default="taco-license",
+    data_dir: str | None = flag(
+        "Directory of the license, the leases and the audit log. One server's alone. Default: "
+        "taco-license.",
+        default=None,
         metavar="DIRECTORY",
+    )
+    redis_url: str | None = flag(
+        "Redis, in which several servers share what else stands in the directory: "
+        "redis://host:6379/0, rediss:// with TLS, or unix:///path.",
+        default=None,
+        metavar="URL",
+    )
+    redis_password_file: str | None = flag(
+        "File with the password of Redis, so that it need not stand in the URL.",
+        default=None,
+        metavar="FILE",
     )
     public_key: Sequence[str] = flag(
         "Files with the public keys of those who may issue licenses for this server, and of nobody "
@@ -175,11 +192,19 @@ def _serve(values: dict[str, Any]) -> None:
     from taco_license.server import LicenseServerConfig, run_license_server
 
     options = ServeOptions(**given(ServeOptions, values))
+    redis = RedisArgs(
+        redis_url=options.redis_url,
+        redis_password_file=options.redis_password_file,
+        redis_timeout=REDIS_SECONDS,
+    ).redis_config()
+    if redis is not None and options.data_dir is not None:
+        raise ConfigurationError("--data-dir and --redis-url: a server has one of the two")
     run_license_server(
         LicenseServerConfig(
             host=options.host,
             port=options.port,
-            data_dir=options.data_dir,
+            data_dir=(options.data_dir or DATA_DIR) if redis is None else None,
+            redis=redis,
             public_keys=tuple(options.public_key),
             admin_token_file=options.admin_token_file,
         )

@@ -1,0 +1,144 @@
+"""A license service over either ledger, with its clocks in the test's hands."""
+
+import math
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any
+
+from support.licenses import KEYS, Clock, make_service
+from support.patience import PATIENCE_SECONDS, until
+from support.redis_server import RedisServer
+from taco_license.keys import PublicKeys
+from taco_license.leases import LEASE_SECONDS
+from taco_license.redis_ledger import RedisLedger
+from taco_license.redis_scripts import AUDIT, DIGITS, SEATS, UNSEEN_SECONDS
+from taco_license.service import LicenseService
+from taco_license.store import Store
+from taco_proto.config import RedisConfig
+
+Event = tuple[str, str | None, str | None]  # what happened, the GPU, the instance
+
+
+class Harness(ABC):
+    """Attributes:
+    service: as it is after a restart, too.
+    """
+
+    service: LicenseService
+
+    @abstractmethod
+    async def open(self, keys: PublicKeys = KEYS) -> None: ...
+
+    @abstractmethod
+    async def advance(self, seconds: float) -> None:
+        """Time passes, while servers tick."""
+
+    @abstractmethod
+    def set_clock(self, seconds: float) -> None:
+        """Somebody sets the wall's clock forth or back by so much."""
+
+    @abstractmethod
+    def seats(self) -> dict[str, tuple[str, int]]:
+        """Holder and newest start, by GPU, as they are stored."""
+
+    @abstractmethod
+    def events(self) -> list[Event]:
+        """The audit log."""
+
+    async def close(self) -> None:
+        await self.service.ledger.close()
+
+    async def restart(self, keys: PublicKeys = KEYS) -> None:
+        await self.close()
+        await self.open(keys)
+
+
+class LocalHarness(Harness):
+    def __init__(self, directory: Path) -> None:
+        self.clock = Clock()
+        self._directory = directory
+
+    async def open(self, keys: PublicKeys = KEYS) -> None:
+        self.store = Store(self._directory)
+        self.service = make_service(self.store, self.clock, keys)
+
+    async def advance(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+
+    def set_clock(self, seconds: float) -> None:
+        self.clock.wall += seconds
+
+    def seats(self) -> dict[str, tuple[str, int]]:
+        return {lease.gpu: (lease.instance, lease.started) for lease in self.store.leases()}
+
+    def events(self) -> list[Event]:
+        return [(entry.event, entry.gpu, entry.instance) for entry in self.store.audit()]
+
+
+class RedisHarness(Harness):
+    """Empties the server."""
+
+    STEP_SECONDS = UNSEEN_SECONDS - 1  # no outage
+    CLOCK_KEYS = ("test:seconds", "test:microseconds")
+    CLOCK = f"redis.call('MGET', '{CLOCK_KEYS[0]}', '{CLOCK_KEYS[1]}')"
+
+    def __init__(self, server: RedisServer) -> None:
+        self._server = server
+        self._now = Clock().wall
+        self.run("FLUSHALL")
+
+    async def open(self, keys: PublicKeys = KEYS) -> None:
+        self._set(self._now)
+        self.service = await self.another(keys)
+
+    async def another(self, keys: PublicKeys = KEYS) -> LicenseService:
+        """One server more, which is the test's to close."""
+        config = RedisConfig(url=self._server.url, timeout=PATIENCE_SECONDS)
+        ledger = RedisLedger(config, keys, clock=self.CLOCK)
+        await ledger.start()
+
+        async def is_connected() -> bool:
+            return ledger.is_working
+
+        await until(is_connected, "a link to Redis")
+        await ledger.tick()
+        return LicenseService(ledger, keys, monotonic=lambda: self._now)
+
+    async def advance(self, seconds: float) -> None:
+        """After the end of all leases the rest passes at once."""
+        end = self._now + seconds
+        watched = min(end, self._now + LEASE_SECONDS + self.STEP_SECONDS)
+        while self._now + self.STEP_SECONDS < watched:
+            self._set(self._now + self.STEP_SECONDS)
+            await self.service.tick()
+        self._set(watched)
+        if watched < end:
+            await self.service.tick()
+            self._set(end)
+
+    def set_clock(self, seconds: float) -> None:
+        self._set(self._now + seconds)
+
+    def seats(self) -> dict[str, tuple[str, int]]:
+        seats: dict[bytes, bytes] = self.run("HGETALL", SEATS)
+        return {
+            gpu.decode(): (seat[DIGITS:].decode(), int(seat[:DIGITS]))
+            for gpu, seat in seats.items()
+        }
+
+    def events(self) -> list[Event]:
+        events: list[Event] = []
+        for _, pairs in self.run("XRANGE", AUDIT, "-", "+"):
+            entry = {name.decode(): value.decode() for name, value in pairs.items()}
+            events.append((entry["event"], entry.get("gpu"), entry.get("instance")))
+        return events
+
+    def run(self, *command: str | bytes | int | float) -> Any:
+        """The reply of Redis to a command."""
+        return self._server.run(*command)
+
+    def _set(self, now: float) -> None:
+        self._now = now
+        part, whole = math.modf(now)
+        seconds, microseconds = self.CLOCK_KEYS
+        self.run("MSET", seconds, int(whole), microseconds, int(part * 1e6))
