@@ -9,6 +9,7 @@ import grpc
 import grpc.aio
 
 from taco_proto import scheduler_pb2 as pb
+from taco_proto.config import TlsConfig
 from taco_proto.convert_drafts import draft_reply_to_pb, draft_request_from_pb, drafter_info_to_pb
 from taco_proto.drafts import DrafterInfo, DraftReply, DraftRequest
 from taco_proto.scheduler_pb2_grpc import SchedulerStub
@@ -37,8 +38,14 @@ class DrafterLink(StreamLink[pb.DrafterMessage, pb.DraftRequest]):
     # Another protocol version or another vocabulary does not get better by dialling again.
     final_codes = (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT)
 
-    def __init__(self, address: str, runner: Runner, thread: ModelThread) -> None:
-        super().__init__(address, thread)
+    def __init__(
+        self,
+        address: str,
+        runner: Runner,
+        thread: ModelThread,
+        tls: TlsConfig | None = None,
+    ) -> None:
+        super().__init__(address, thread, tls)
         self._runner = runner
 
     def _open(self, stub: SchedulerStub) -> grpc.aio.StreamStreamCall:

@@ -19,7 +19,7 @@ def run_draft_worker(config: DrafterConfig) -> int:
 
     def serve(runner: Runner, service: ModelService) -> Awaitable[int]:
         def connect() -> DrafterLink:
-            return DrafterLink(config.scheduler, runner, service.thread)
+            return DrafterLink(config.scheduler, runner, service.thread, config.tls)
 
         return stay_attached(config.scheduler, connect, service, logger)
 

@@ -23,11 +23,16 @@ from taco_gateway.generation import UsageCounter, timed
 from taco_gateway.inference_cache_fields import CacheFields, cache_fields
 from taco_proto import inference_pb2 as pb
 from taco_proto.errors import ConfigurationError, InvalidParameterError
+from taco_proto.grpc_tls import add_port
 from taco_proto.inference_pb2_grpc import InferenceServicer, add_InferenceServicer_to_server
+from taco_proto.peer_roles import RoleInterceptor
 from taco_proto.requests import PrefixPin
+from taco_proto.tls import Role
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Inference"].full_name
 MAX_MESSAGE_BYTES = 32 * 2**20
+# Who may call it, where certificates say who calls.
+CALLERS = frozenset({Role.CLIENT, Role.GATEWAY})
 ROLES = frozenset({"system", "developer", "user", "assistant"})
 
 _STATUS_CODES = {
@@ -55,16 +60,20 @@ async def start_inference_server(listen: str, gateway: Gateway) -> grpc.aio.Serv
     The caller stops what is returned: `await server.stop(grace_seconds)`.
 
     Raises:
-        ConfigurationError: the address cannot be bound.
+        ConfigurationError: the address cannot be bound, or a TLS file cannot be read.
     """
-    interceptor = KeyInterceptor(gateway.keys)
-    server = grpc.aio.server(interceptors=[interceptor], options=_SERVER_OPTIONS)
+    tls = gateway.config.tls
+    interceptors: list[grpc.aio.ServerInterceptor] = [KeyInterceptor(gateway.keys)]
+    if tls is not None:
+        allowed = {SERVICE_NAME: CALLERS, reflection.SERVICE_NAME: CALLERS}
+        interceptors.insert(0, RoleInterceptor(allowed))
+    server = grpc.aio.server(interceptors=interceptors, options=_SERVER_OPTIONS)
     add_InferenceServicer_to_server(InferenceService(gateway), server)
     health_pb2_grpc.add_HealthServicer_to_server(HealthService(lambda: gateway.ready), server)
     services = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
     reflection.enable_server_reflection(services, server)
     try:
-        server.add_insecure_port(listen)
+        add_port(server, listen, tls)
     except RuntimeError:
         raise ConfigurationError(f"cannot serve gRPC on {listen}: is it in use?") from None
     await server.start()

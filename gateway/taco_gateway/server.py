@@ -94,8 +94,8 @@ async def _sharing(config: GatewayConfig) -> "AsyncIterator[Sharing | None]":
 
 def _scheduler_client(config: GatewayConfig, redis: "RedisLink | None") -> SchedulerClient:
     if config.schedulers:
-        return SchedulerClient(*config.schedulers)
-    return SchedulerClient(redis=redis, model=config.model.served_name)
+        return SchedulerClient(*config.schedulers, tls=config.tls)
+    return SchedulerClient(redis=redis, model=config.model.served_name, tls=config.tls)
 
 
 def _make_app(

@@ -17,11 +17,14 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from taco_proto import scheduler_pb2 as pb
 from taco_proto.admin import serving_admin
-from taco_proto.config import DRAIN_SECONDS, MAX_MESSAGE_BYTES, SchedulerConfig
+from taco_proto.config import DRAIN_SECONDS, MAX_MESSAGE_BYTES, SchedulerConfig, TlsConfig
 from taco_proto.errors import ConfigurationError
+from taco_proto.grpc_tls import add_port
 from taco_proto.logging import configure_logging
 from taco_proto.metrics import exposition, process_registry
+from taco_proto.peer_roles import RoleInterceptor
 from taco_proto.scheduler_pb2_grpc import SchedulerServicer, add_SchedulerServicer_to_server
+from taco_proto.tls import Role
 from taco_scheduler.drafter_stream import serve_drafter
 from taco_scheduler.metrics import EngineCollector
 from taco_scheduler.service import SchedulerService
@@ -43,6 +46,15 @@ OPTIONS = (
     ("grpc.http2.max_ping_strikes", 0),
 )
 
+# Who may call what, where certificates say who calls.
+_SERVICE = pb.DESCRIPTOR.services_by_name["Scheduler"].full_name
+CALLERS = {
+    f"{_SERVICE}/Generate": frozenset({Role.GATEWAY}),
+    f"{_SERVICE}/Stats": frozenset({Role.GATEWAY}),
+    f"{_SERVICE}/Attach": frozenset({Role.WORKER}),
+    f"{_SERVICE}/AttachDrafter": frozenset({Role.DRAFT_WORKER}),
+}
+
 logger = logging.getLogger("taco.scheduler")
 
 
@@ -51,22 +63,24 @@ class SchedulerServer:
 
     def __init__(self, service: SchedulerService, address: str) -> None:
         self.address = address
+        self._tls = service.config.tls
         self._is_bound = False
         # A peer that vanished without a word is found in the time that a silent one gets; one that
         # is heard and hears nothing by gRPC's other pings, which have a limit of their own.
         half = int(service.config.worker_timeout * 1000 / 2)
         names = ("keepalive_time_ms", "keepalive_timeout_ms", "http2.ping_timeout_ms")
         keepalive = tuple((f"grpc.{name}", half) for name in names)
-        self._server = grpc.aio.server(options=OPTIONS + keepalive)
+        interceptors = () if self._tls is None else (RoleInterceptor(CALLERS),)
+        self._server = grpc.aio.server(interceptors=interceptors, options=OPTIONS + keepalive)
         self._health = health.aio.HealthServicer()
         add_SchedulerServicer_to_server(_Servicer(service), self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
 
     async def start(self) -> None:
         """Raises:
-        ConfigurationError: the address cannot be bound.
+        ConfigurationError: the address cannot be bound, or a TLS file cannot be read.
         """
-        _bind(self._server, self.address)
+        _bind(self._server, self.address, self._tls)
         self._is_bound = True
         await self._server.start()
         await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
@@ -206,10 +220,10 @@ async def _first_of(*parts: Awaitable[object]) -> None:
 # ----------------------------------------------------------------- address
 
 
-def _bind(server: grpc.aio.Server, address: str) -> None:
+def _bind(server: grpc.aio.Server, address: str, tls: TlsConfig | None) -> None:
     """Raises ConfigurationError, with the reason in one line."""
     if not address.startswith(UNIX_PREFIX):
-        _add_port(server, address)
+        _add_port(server, address, tls)
         return
     path = address.removeprefix(UNIX_PREFIX)
     if _somebody_listens(path):
@@ -221,14 +235,14 @@ def _bind(server: grpc.aio.Server, address: str) -> None:
     # The socket is made with its final mode: at no moment may others connect.
     old_mask = os.umask(0o177)
     try:
-        _add_port(server, address)
+        _add_port(server, address, tls)
     finally:
         os.umask(old_mask)
 
 
-def _add_port(server: grpc.aio.Server, address: str) -> None:
+def _add_port(server: grpc.aio.Server, address: str, tls: TlsConfig | None) -> None:
     try:
-        server.add_insecure_port(address)
+        add_port(server, address, tls)
     except RuntimeError:
         raise ConfigurationError(
             f"cannot listen on {address}: it is in use, or no address of this machine"

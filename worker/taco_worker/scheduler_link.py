@@ -8,6 +8,7 @@ from typing import Protocol
 import grpc.aio
 
 from taco_proto import scheduler_pb2 as pb
+from taco_proto.config import TlsConfig
 from taco_proto.convert import step_output_to_pb, step_plan_from_pb, worker_info_to_pb
 from taco_proto.convert_kv_tiers import store_command_from_pb, store_report_to_pb
 from taco_proto.kv_tiers import StoreCommand, StoreReport
@@ -43,8 +44,14 @@ class SchedulerLink(StreamLink[pb.WorkerMessage, pb.WorkerCommand]):
     It ends of itself once the worker is broken and has said so in its last output.
     """
 
-    def __init__(self, address: str, worker: Executor, thread: ModelThread) -> None:
-        super().__init__(address, thread)
+    def __init__(
+        self,
+        address: str,
+        worker: Executor,
+        thread: ModelThread,
+        tls: TlsConfig | None = None,
+    ) -> None:
+        super().__init__(address, thread, tls)
         self._worker = worker
         self._go_ahead = threading.Event()
 

@@ -20,7 +20,7 @@ def run_worker(config: WorkerConfig) -> int:
         service.thread.when_idle = worker.tune
 
         def connect() -> SchedulerLink:
-            return SchedulerLink(config.scheduler, worker, service.thread)
+            return SchedulerLink(config.scheduler, worker, service.thread, config.tls)
 
         return stay_attached(config.scheduler, connect, service, logger)
 

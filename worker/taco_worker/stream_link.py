@@ -10,8 +10,11 @@ from typing import ClassVar, Generic, TypeVar
 import grpc
 import grpc.aio
 
-from taco_proto.config import MAX_MESSAGE_BYTES
+from taco_proto.config import MAX_MESSAGE_BYTES, TlsConfig
+from taco_proto.errors import ConfigurationError
+from taco_proto.grpc_tls import open_channel
 from taco_proto.scheduler_pb2_grpc import SchedulerStub
+from taco_proto.tls import Role
 from taco_worker.model_thread import ModelThread
 
 Up = TypeVar("Up")
@@ -45,12 +48,13 @@ class StreamLink(ABC, Generic[Up, Down]):
 
     final_codes: ClassVar[tuple[grpc.StatusCode, ...]] = ()
 
-    def __init__(self, address: str, thread: ModelThread) -> None:
+    def __init__(self, address: str, thread: ModelThread, tls: TlsConfig | None = None) -> None:
         self.is_used = False
         self.is_attached = False
         self.num_answers = 0
         self.failure = ""
         self._address = address
+        self._tls = tls
         self._thread = thread
         self._loop = asyncio.get_running_loop()
         self._outbox: asyncio.Queue[Up | None] = asyncio.Queue()
@@ -107,7 +111,11 @@ class StreamLink(ABC, Generic[Up, Down]):
         """
         await asyncio.wrap_future(self._thread.submit(self._reset))
         self._outbox.put_nowait(self._hello())
-        async with grpc.aio.insecure_channel(self._address, options=_CHANNEL_OPTIONS) as channel:
+        try:
+            dialled = open_channel(self._address, _CHANNEL_OPTIONS, self._tls, Role.SCHEDULER)
+        except ConfigurationError as error:
+            return str(error)
+        async with dialled as channel:
             stream = self._open(SchedulerStub(channel))
             reader = asyncio.create_task(self._read(stream))
             writer = asyncio.create_task(self._write(stream))

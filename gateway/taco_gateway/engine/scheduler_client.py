@@ -27,6 +27,7 @@ from taco_gateway.engine.registry_reader import RegistryReader, SeenRecord
 from taco_gateway.engine.scheduler_link import SchedulerLink
 from taco_gateway.engine.token_stream import RequestTable, TokenStream
 from taco_proto import scheduler_pb2 as pb
+from taco_proto.config import TlsConfig
 from taco_proto.prefix_hashes import KEY_BYTES
 from taco_proto.requests import GenerateRequest, ModelInfo
 
@@ -51,6 +52,7 @@ class SchedulerClient:
         name: this gateway's, for the schedulers' logs.
         redis: where more of them are found, if they serve `model`; None: there are no others.
         model: its name.
+        tls: of the links to them; None: they are in plaintext.
     """
 
     def __init__(
@@ -59,8 +61,10 @@ class SchedulerClient:
         name: str = "gateway",
         redis: "RedisLink | None" = None,
         model: str = "",
+        tls: TlsConfig | None = None,
     ) -> None:
         self._name = name
+        self._tls = tls
         self._links: dict[str, SchedulerLink] = {}
         self._homeless = RequestTable(_Nowhere())
         self._info: ModelInfo | None = None
@@ -136,7 +140,8 @@ class SchedulerClient:
                 self._forget(address)
 
     def _add(self, address: str) -> SchedulerLink:
-        link = SchedulerLink(address, self._name, self, SchedulerView(self._hash_key))
+        view = SchedulerView(self._hash_key)
+        link = SchedulerLink(address, self._name, self, view, self._tls)
         self._links[address] = link
         return link
 

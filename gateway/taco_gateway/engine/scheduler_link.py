@@ -18,11 +18,14 @@ from taco_gateway.engine.engine_client import EngineError
 from taco_gateway.engine.placement import SchedulerView
 from taco_gateway.engine.token_stream import RequestTable, TokenStream
 from taco_proto import scheduler_pb2 as pb
-from taco_proto.config import MAX_MESSAGE_BYTES, PROTOCOL_VERSION
+from taco_proto.config import MAX_MESSAGE_BYTES, PROTOCOL_VERSION, TlsConfig
 from taco_proto.convert import model_info_from_pb, output_batch_from_pb, submit_to_pb
+from taco_proto.errors import ConfigurationError
+from taco_proto.grpc_tls import open_channel
 from taco_proto.registry import DECODE_TOKENS
 from taco_proto.requests import GenerateRequest, ModelInfo, OutputBatch, RequestError
 from taco_proto.scheduler_pb2_grpc import SchedulerStub
+from taco_proto.tls import Role
 
 _log = logging.getLogger("taco.gateway.scheduler")
 
@@ -64,6 +67,7 @@ class SchedulerLink:
         address: the scheduler's (`unix:/path` or `host:port`).
         name: this gateway's, for the scheduler's log.
         view: what is known of the scheduler beside the stream.
+        tls: read again at each dial; None: the link is in plaintext.
 
     Attributes:
         info: what it serves, or served when there was a stream; None: it has not been met yet.
@@ -72,7 +76,14 @@ class SchedulerLink:
         requests: those that are there.
     """
 
-    def __init__(self, address: str, name: str, host: LinkHost, view: SchedulerView) -> None:
+    def __init__(
+        self,
+        address: str,
+        name: str,
+        host: LinkHost,
+        view: SchedulerView,
+        tls: TlsConfig | None = None,
+    ) -> None:
         self.address = address
         self.view = view
         self.info: ModelInfo | None = None
@@ -81,8 +92,10 @@ class SchedulerLink:
         self.requests = RequestTable(self)
         self._name = name
         self._host = host
+        self._tls = tls
         self._outbox = _Outbox()  # a new one for each stream
         self._channel: grpc.aio.Channel | None = None
+        self._retired: set[asyncio.Task[None]] = set()
         self._task: asyncio.Task[None] | None = None
         self._is_closed = False
 
@@ -107,8 +120,7 @@ class SchedulerLink:
 
     def start(self) -> None:
         """Begins to dial, in the background."""
-        self._channel = grpc.aio.insecure_channel(self.address, options=_CHANNEL_OPTIONS)
-        self._task = asyncio.create_task(self._keep_connected(SchedulerStub(self._channel)))
+        self._task = asyncio.create_task(self._keep_connected())
 
     async def close(self) -> None:
         self._is_closed = True
@@ -118,6 +130,7 @@ class SchedulerLink:
                 await self._task
         if self._channel is not None:
             await self._channel.close()
+        await asyncio.gather(*self._retired)
 
     # ---------------------------------------------------------------- requests
 
@@ -144,12 +157,17 @@ class SchedulerLink:
 
     # ------------------------------------------------------------ the stream
 
-    async def _keep_connected(self, stub: SchedulerStub) -> None:
+    async def _keep_connected(self) -> None:
         backoff = _FIRST_BACKOFF_S
         last_reason = ""
         # gRPC swallows a cancellation that comes as a call fails before it has begun.
         while not self._is_closed:
-            reason = await self._run_stream(stub)
+            try:
+                stub = SchedulerStub(self._dialled())
+            except ConfigurationError as error:
+                reason = str(error)
+            else:
+                reason = await self._run_stream(stub)
             if self.connected:
                 self.connected = self.draining = False
                 backoff = _FIRST_BACKOFF_S
@@ -160,6 +178,21 @@ class SchedulerLink:
             last_reason = reason
             await asyncio.sleep(backoff * random.uniform(0.5, 1.0))
             backoff = min(2 * backoff, _MAX_BACKOFF_S)
+
+    def _dialled(self) -> grpc.aio.Channel:
+        """The channel; over TLS a new one, since its certificate may have been renewed.
+
+        Raises:
+            ConfigurationError: a file cannot be read.
+        """
+        if self._channel is None or self._tls is not None:
+            old = self._channel
+            self._channel = open_channel(self.address, _CHANNEL_OPTIONS, self._tls, Role.SCHEDULER)
+            if old is not None:  # somebody may be asking for statistics
+                closing = asyncio.create_task(old.close(_STATS_TIMEOUT_S))
+                self._retired.add(closing)
+                closing.add_done_callback(self._retired.discard)
+        return self._channel
 
     async def _run_stream(self, stub: SchedulerStub) -> str:
         """Serves one stream until it breaks; says why it did."""

@@ -16,6 +16,8 @@ from taco_llm.cli.options import (
 )
 from taco_llm.draft_worker_args import DraftWorkerArgs
 from taco_llm.flags import Parser, add_flags, given
+from taco_llm.tls_args import TlsArgs
+from taco_proto.tls import Role
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -36,6 +38,7 @@ def add_parser(subparsers: Subparsers) -> None:
     add_config_argument(parser)
     add_flags(parser, "draft model", DraftWorkerArgs)
     add_flags(parser, "admin listener", AdminArgs)
+    add_flags(parser, "TLS between services", TlsArgs)
     add_superseded_flags(parser)
     parser.set_defaults(run=run, parser=parser)
 
@@ -48,7 +51,8 @@ def run(parser: Parser, namespace: argparse.Namespace) -> int:
     args = DraftWorkerArgs(**given(DraftWorkerArgs, values))
     config = args.drafter_config(values["scheduler"], name)
     admin = AdminArgs(**given(AdminArgs, values))
+    tls = TlsArgs(**given(TlsArgs, values)).tls_config(Role.DRAFT_WORKER, config.scheduler)
 
     from taco_draft.server import run_draft_worker
 
-    return run_draft_worker(replace(config, admin_listen=admin.address()))
+    return run_draft_worker(replace(config, admin_listen=admin.address(), tls=tls))

@@ -1,6 +1,7 @@
 """`taco_llm gateway`: one gateway alone, for containers and several machines."""
 
 import argparse
+from dataclasses import replace
 
 from taco_llm.cli.options import (
     Subparsers,
@@ -15,6 +16,8 @@ from taco_llm.engine_args import EngineArgs
 from taco_llm.flags import GATEWAY, Parser, add_flags, given
 from taco_llm.gateway_args import GatewayArgs
 from taco_llm.redis_args import RedisArgs
+from taco_llm.tls_args import TlsArgs
+from taco_proto.tls import Role
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -34,6 +37,7 @@ def add_parser(subparsers: Subparsers) -> None:
     add_config_argument(parser)
     add_flags(parser, "HTTP and gRPC", GatewayArgs)
     add_flags(parser, "Redis", RedisArgs)
+    add_flags(parser, "TLS between services", TlsArgs)
     add_flags(parser, "model", EngineArgs, GATEWAY)
     add_superseded_flags(parser)
     parser.set_defaults(run=run, parser=parser)
@@ -52,7 +56,8 @@ def run(parser: Parser, namespace: argparse.Namespace) -> int:
     redis = RedisArgs(**given(RedisArgs, values)).redis_config()
     args = GatewayArgs(**given(GatewayArgs, values))
     config = args.gateway_config(model, values.get("scheduler", ""), redis=redis)
+    tls = TlsArgs(**given(TlsArgs, values)).tls_config(Role.GATEWAY, *config.schedulers)
 
     from taco_gateway.server import run_gateway
 
-    return run_gateway(config)
+    return run_gateway(replace(config, tls=tls))

@@ -8,7 +8,9 @@ from taco_llm.cli.options import Subparsers, add_config_argument, add_superseded
 from taco_llm.flags import Parser, add_flags, given
 from taco_llm.redis_args import RedisArgs
 from taco_llm.scheduler_args import SchedulerArgs
+from taco_llm.tls_args import TlsArgs
 from taco_proto.errors import ConfigurationError
+from taco_proto.tls import Role
 
 DEFAULT_LISTEN = "0.0.0.0:7100"
 _EVERY_HOST = ("", "0.0.0.0", "::")
@@ -39,6 +41,7 @@ def add_parser(subparsers: Subparsers) -> None:
     add_flags(parser, "scheduling", SchedulerArgs)
     add_flags(parser, "Redis", RedisArgs)
     add_flags(parser, "admin listener", AdminArgs)
+    add_flags(parser, "TLS between services", TlsArgs)
     add_superseded_flags(parser)
     parser.set_defaults(run=run, parser=parser)
 
@@ -53,7 +56,8 @@ def run(parser: Parser, namespace: argparse.Namespace) -> int:
     address = advertised(listen, values.get("advertise"), has_redis=redis is not None)
     config = args.scheduler_config(listen, redis, address)
     admin = AdminArgs(**given(AdminArgs, values))
-    return run_scheduler(replace(config, admin_listen=admin.address()))
+    tls = TlsArgs(**given(TlsArgs, values)).tls_config(Role.SCHEDULER, listen)
+    return run_scheduler(replace(config, admin_listen=admin.address(), tls=tls))
 
 
 def advertised(listen: str, advertise: str | None, *, has_redis: bool) -> str | None:

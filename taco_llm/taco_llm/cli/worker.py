@@ -17,6 +17,8 @@ from taco_llm.cli.options import (
 )
 from taco_llm.engine_args import EngineArgs
 from taco_llm.flags import WORKER, Parser, add_flags, given
+from taco_llm.tls_args import TlsArgs
+from taco_proto.tls import Role
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -37,6 +39,7 @@ def add_parser(subparsers: Subparsers) -> None:
     add_config_argument(parser)
     add_flags(parser, "engine", EngineArgs, WORKER)
     add_flags(parser, "admin listener", AdminArgs)
+    add_flags(parser, "TLS between services", TlsArgs)
     add_superseded_flags(parser)
     parser.set_defaults(run=run, parser=parser)
 
@@ -48,7 +51,8 @@ def run(parser: Parser, namespace: argparse.Namespace) -> int:
     name = values.get("name", f"{socket.gethostname()}-{os.getpid()}")
     config = EngineArgs(**given(EngineArgs, values)).worker_config(values["scheduler"], name)
     admin = AdminArgs(**given(AdminArgs, values))
+    tls = TlsArgs(**given(TlsArgs, values)).tls_config(Role.WORKER, config.scheduler)
 
     from taco_worker.server import run_worker
 
-    return run_worker(replace(config, admin_listen=admin.address()))
+    return run_worker(replace(config, admin_listen=admin.address(), tls=tls))

@@ -1,0 +1,66 @@
+"""The flags of mutual TLS: all or none, checked before anything starts."""
+
+from pathlib import Path
+
+import pytest
+
+from support.certificates import make_certificates, tls_config
+from taco_llm.cli.main import main
+from taco_llm.tls_args import TlsArgs
+from taco_proto.errors import ConfigurationError
+from taco_proto.tls import Role
+
+COMMANDS = {
+    Role.GATEWAY: ["gateway", "demo", "--scheduler"],
+    Role.SCHEDULER: ["scheduler", "--listen"],
+    Role.WORKER: ["worker", "demo", "--scheduler"],
+    Role.DRAFT_WORKER: ["draft-worker", "--speculative-model", "demo-draft", "--scheduler"],
+}
+ADDRESS = "127.0.0.1:7100"
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_certificates(tmp_path_factory.mktemp("tls") / "one", *Role)
+
+
+def flags(directory: Path, role: Role) -> list[str]:
+    config = tls_config(directory, role)
+    return [
+        *("--tls-ca-file", config.ca_file),
+        *("--tls-cert-file", config.cert_file),
+        *("--tls-key-file", config.key_file),
+    ]
+
+
+def test_without_the_flags_there_is_no_tls() -> None:
+    assert TlsArgs().tls_config(Role.WORKER, "unix:/any") is None
+
+
+def test_the_files_are_found_from_everywhere(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(directory)
+    relative = TlsArgs(tls_ca_file="ca.crt", tls_cert_file="worker.crt", tls_key_file="worker.key")
+    assert relative.tls_config(Role.WORKER, ADDRESS) == tls_config(directory, Role.WORKER)
+
+
+def test_some_files_without_the_others_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="tls_key_file is missing"):
+        TlsArgs(tls_ca_file="ca.crt", tls_cert_file="worker.crt")
+
+
+@pytest.mark.parametrize("role", COMMANDS)
+def test_a_service_does_not_start_without_its_own_role(
+    role: Role, directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*COMMANDS[role], ADDRESS, *flags(directory, Role.CLIENT)]) == 2
+    assert f"does not prove the role {role}: Hostname mismatch" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("role", COMMANDS)
+def test_a_unix_socket_has_no_tls(
+    role: Role, directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*COMMANDS[role], "unix:/tmp/a.sock", *flags(directory, role)]) == 2
+    assert "unix:/tmp/a.sock is a Unix socket, on which there is no TLS" in capsys.readouterr().err
