@@ -1,5 +1,7 @@
 """A worker's license: taken, kept, lost, and kept for a while when the server is away."""
 
+import logging
+import queue
 import socket
 import socketserver
 import threading
@@ -11,7 +13,7 @@ import pytest
 
 from support.license_server import LicenseServer
 from support.licenses import DAY, Clock, gpu_names, make_license, signed
-from support.patience import wait_until
+from support.patience import PATIENCE_SECONDS, wait_until
 from support.serving import free_port
 from taco_license.client import (
     LicenseClient,
@@ -34,10 +36,15 @@ def server(tmp_path: Path, clock: Clock) -> Iterator[LicenseServer]:
 
 
 def make_client(
-    clock: Clock, *addresses: str, gpu: str = ONE, instance: str = "a"
+    clock: Clock, *addresses: str, gpu: str = ONE, instance: str = "a", start_seconds: float = 30.0
 ) -> LicenseClient:
     return LicenseClient(
-        [gpu], addresses, instance, grace_seconds=GRACE, clock=lambda: clock.monotonic
+        [gpu],
+        addresses,
+        instance,
+        grace_seconds=GRACE,
+        start_seconds=start_seconds,
+        clock=lambda: clock.monotonic,
     )
 
 
@@ -73,10 +80,13 @@ def test_a_lease_is_taken_and_kept(server: LicenseServer, clock: Clock) -> None:
 
 def test_a_client_that_ends_gives_its_seat_back(server: LicenseServer, clock: Clock) -> None:
     client = make_client(clock, server.address)
-    assert client.start() == GOOD
+    client.start()
+    assert client.wait() == GOOD
     client.close()
     wait_until(lambda: server.service.ledger.num_seats == 0, "a free seat")
-    assert make_client(clock, server.address, gpu=TWO).start() == GOOD
+    successor = make_client(clock, server.address, gpu=TWO)
+    successor.beat()
+    assert successor.standing() == GOOD
 
 
 def test_a_refusal_ends_the_license_at_once(server: LicenseServer, clock: Clock) -> None:
@@ -151,16 +161,77 @@ def test_the_second_address_is_asked_where_the_first_is_away(
 def test_nobody_waits_for_a_server_that_does_not_answer(clock: Clock) -> None:
     with socket.create_server(("127.0.0.1", 0)) as black_hole:
         address = f"http://127.0.0.1:{black_hole.getsockname()[1]}"
-        client = make_client(clock, address)
-        standing = client.start(timeout=0.01)
-        assert standing == Standing(False, "the license server has not answered yet")
+        client = make_client(clock, address, start_seconds=0.01)
+        client.start()
+        silent = "the license server has not answered yet"
+        assert client.standing() == Standing(False, silent, is_pending=True)
+        assert client.wait() == Standing(False, silent, is_pending=True)  # by its own clock
+        clock.advance(0.01)
+        assert client.standing() == Standing(False, silent)
+    client.close()
+
+
+def test_a_server_that_is_away_has_some_time_to_come(clock: Clock) -> None:
+    client = LicenseClient([ONE], [f"http://127.0.0.1:{free_port()}"], "a", start_seconds=0.2)
+    heard: queue.SimpleQueue[Standing] = queue.SimpleQueue()
+    client.on_change = lambda: heard.put(client.standing())
+    client.start()
+    assert client.standing().is_pending
+    while (standing := heard.get(timeout=PATIENCE_SECONDS)).is_pending:
+        pass
+    assert not standing.is_valid
+    assert standing.reason.startswith("the license server does not answer: http://127.0.0.1:")
+    client.close()
+    assert client.wait() == client.standing()
+
+
+def test_changes_are_told_and_logged_once(
+    server: LicenseServer, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    client = make_client(clock, server.address, gpu=TWO)
+    heard: list[bool] = []
+    client.on_change = lambda: heard.append(client.standing().is_valid)
+
+    def news() -> list[str]:
+        client.beat()
+        lines = [r.getMessage() for r in caplog.records if r.name == "taco.license.client"]
+        caplog.clear()
+        return lines
+
+    assert (news(), news(), heard) == (["licensed"], [], [True])
+    server.replace(signed(make_license(1, serial=2)))
+    [line] = news()
+    assert line.startswith("the license has lapsed: not_licensed: ")
+    assert line.endswith("; new requests are refused")
+    server.replace(signed(make_license(2, serial=3)))
+    assert (news(), heard) == (["licensed"], [True, False, True])
+    server.stop()
+    [line] = news()
+    assert line.startswith("the license server does not answer: ")
+    assert line.endswith("; the license is good for 660 s more")
+    clock.advance(LEASE_SECONDS + GRACE)
+    [line] = news()
+    assert line.startswith("the license has lapsed: the license server does not answer: ")
+    server.start()
+    assert (news(), heard[3:]) == (["licensed"], [True, False, True])
+
+
+def test_a_lapse_is_told_when_it_happens(server: LicenseServer) -> None:
+    client = LicenseClient([ONE], [server.address], "a", grace_seconds=-59.8)
+    lapsed = threading.Event()
+    client.on_change = lambda: client.standing().is_valid or lapsed.set()
+    client.start()
+    assert client.wait() == GOOD
+    assert lapsed.wait(PATIENCE_SECONDS)  # long before the next heartbeat is due
     client.close()
 
 
 def test_a_server_that_comes_late_is_found(tmp_path: Path, clock: Clock) -> None:
     server = LicenseServer(tmp_path / "server", clock)
     client = make_client(clock, server.address)
-    assert not client.start(timeout=0.01).is_valid
+    client.start()
+    assert not client.standing().is_valid
     with server:
         server.replace(signed(make_license()))
         wait_until(lambda: client.standing() == GOOD, "a license")
