@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from time import perf_counter
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from taco_draft.draft_meter import DraftMeter
 from taco_draft.loading import load_draft_model
 from taco_draft.sequences import DraftSequence, SequenceTable
 from taco_proto.config import DrafterConfig
@@ -48,6 +50,9 @@ class DraftRunner:
     what replaced rejected drafts, what followed them, and pieces of new prompts. Then the rows that
     have caught up get their drafts, one token a step. Rejected drafts cost nothing: the KV of what
     turned out otherwise is written over.
+
+    Attributes:
+        meter: what the requests came to.
     """
 
     def __init__(self, config: DrafterConfig) -> None:
@@ -65,6 +70,7 @@ class DraftRunner:
             vocab_size=loaded.model.config.vocab_size,
             max_model_len=loaded.max_model_len,
         )
+        self.meter = DraftMeter()
         self._table = SequenceTable(
             num_blocks=loaded.num_blocks,
             block_size=loaded.block_size,
@@ -76,7 +82,6 @@ class DraftRunner:
         """Forget all sequences, for a scheduler that starts afresh."""
         self._table.clear()
 
-    @torch.inference_mode()
     def draft(self, request: DraftRequest) -> DraftReply:
         """Drafts for a request; its rows may come in another order.
 
@@ -87,6 +92,18 @@ class DraftRunner:
         Raises:
             ValueError: the request's columns do not fit each other.
         """
+        begun = perf_counter()
+        try:
+            reply = self._draft(request)
+        except Exception:
+            self.meter.num_failed += 1
+            raise
+        self.meter.seconds.observe(perf_counter() - begun)
+        self.meter.num_drafts += reply.token_ids.size
+        return reply
+
+    @torch.inference_mode()
+    def _draft(self, request: DraftRequest) -> DraftReply:
         chunks = self._plan_catch_up(self._follow(request))
         if not chunks:
             return DraftReply(request_id=request.request_id)

@@ -8,6 +8,7 @@ from typing import Protocol
 import grpc
 import grpc.aio
 
+from taco_draft.draft_meter import DraftMeter
 from taco_proto import scheduler_pb2 as pb
 from taco_proto.config import TlsConfig
 from taco_proto.convert_drafts import draft_reply_to_pb, draft_request_from_pb, drafter_info_to_pb
@@ -23,6 +24,7 @@ class Runner(Protocol):
     """What drafts; see `DraftRunner`."""
 
     info: DrafterInfo
+    meter: DraftMeter
 
     def draft(self, request: DraftRequest) -> DraftReply: ...
 

@@ -1,11 +1,15 @@
 """The draft worker as a service."""
 
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable
+from typing import TYPE_CHECKING
 
 from taco_draft.drafter_link import DrafterLink, Runner
 from taco_proto.config import DrafterConfig
 from taco_worker.model_service import ModelService, run_model_service, stay_attached
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
 
 logger = logging.getLogger("taco.draft-worker")
 
@@ -18,12 +22,20 @@ def run_draft_worker(config: DrafterConfig) -> int:
     """
 
     def serve(runner: Runner, service: ModelService) -> Awaitable[int]:
+        service.metrics = lambda: _metrics(runner, service)
+
         def connect() -> DrafterLink:
             return DrafterLink(config.scheduler, runner, service.thread, config.tls)
 
         return stay_attached(config.scheduler, connect, service, logger)
 
     return run_model_service("draft-worker", lambda: _load(config), serve, config.admin_listen)
+
+
+def _metrics(runner: Runner, service: ModelService) -> "Iterable[Metric]":
+    from taco_draft.metrics import draft_metrics  # only where somebody scrapes
+
+    return draft_metrics(runner, service)
 
 
 def _load(config: DrafterConfig) -> Runner:

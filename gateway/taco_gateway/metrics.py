@@ -4,13 +4,11 @@ Latencies are kept as plain bucket counts: observing one is a bisection and two 
 enough for every chunk of every stream. They become Prometheus families only when somebody scrapes.
 """
 
-from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from time import perf_counter
 
-from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -18,6 +16,9 @@ from prometheus_client.core import (
     Metric,
 )
 from prometheus_client.registry import Collector
+
+from taco_proto import histogram
+from taco_proto.metrics import exposition, process_registry
 
 _FIRST_TOKEN_BUCKETS = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
@@ -33,35 +34,24 @@ _REQUEST_BUCKETS = (
 )  # fmt: skip
 
 
-class Histogram:
-    """Counts by bucket; upper bounds are inclusive, as Prometheus has them."""
+class Histogram(histogram.Histogram):
+    """One that knows its name."""
 
-    def __init__(self, name: str, documentation: str, bounds: Sequence[float]) -> None:
+    __slots__ = ("_documentation", "_name")
+
+    def __init__(self, name: str, documentation: str, bounds: tuple[float, ...]) -> None:
+        super().__init__(bounds)
         self._name = name
         self._documentation = documentation
-        self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
-        self._sum = 0.0
-
-    def observe(self, value: float, count: int = 1) -> None:
-        """Counts `count` observations of `value`."""
-        self._counts[bisect_left(self._bounds, value)] += count
-        self._sum += value * count
 
     def collect(self, model_name: str) -> Metric:
         family = HistogramMetricFamily(self._name, self._documentation, labels=("model_name",))
-        total = 0
-        buckets: list[tuple[str, float]] = []
-        bounds = (*(str(bound) for bound in self._bounds), "+Inf")
-        for bound, count in zip(bounds, self._counts, strict=True):
-            total += count
-            buckets.append((bound, total))
-        family.add_metric((model_name,), buckets, self._sum)
+        family.add_metric((model_name,), self.buckets(), self.sum)
         return family
 
 
 class GatewayMetrics(Collector):
-    """The gateway's own numbers, in a registry of their own."""
+    """The gateway's own numbers and those of its process, in a registry of their own."""
 
     def __init__(self, model_name: str) -> None:
         self._model_name = model_name
@@ -89,7 +79,7 @@ class GatewayMetrics(Collector):
         self._responses: Counter[int] = Counter()
         self._disconnects = 0
         self._active = 0
-        self._registry = CollectorRegistry()
+        self._registry = process_registry("gateway")
         self._registry.register(self)
 
     @property
@@ -153,7 +143,7 @@ class GatewayMetrics(Collector):
 
     def exposition(self, scheduler: bytes = b"") -> bytes:
         """Own metrics, then those families of the scheduler's that are not among them."""
-        own = generate_latest(self._registry)
+        own = exposition(self._registry)
         return b"".join([own, *_other_families(scheduler, known=set(_family_names(own)))])
 
 

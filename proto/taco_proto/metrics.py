@@ -1,13 +1,20 @@
-"""What every service measures of itself, beside its own numbers."""
+"""What every service measures of itself, and how its own numbers become Prometheus families."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import version
 
 from prometheus_client import CollectorRegistry, Gauge, Metric, generate_latest
 from prometheus_client.gc_collector import GCCollector
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+)
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
+
+from taco_proto.histogram import Histogram
 
 
 def process_registry(service: str) -> CollectorRegistry:
@@ -36,6 +43,44 @@ class LateCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         return self._collect()
+
+
+class Families:
+    """Makes metric families whose samples all carry the same labels."""
+
+    def __init__(self, **labels: str) -> None:
+        self._names = list(labels)
+        self._values = list(labels.values())
+
+    def gauge(self, name: str, text: str, value: float) -> Metric:
+        family = GaugeMetricFamily(name, text, labels=self._names)
+        family.add_metric(self._values, value)
+        return family
+
+    def gauges(self, name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
+        """A sample for each of `values`, whose keys stand in `label`."""
+        family = GaugeMetricFamily(name, text, labels=[*self._names, label])
+        for key, value in values.items():
+            family.add_metric([*self._values, key], value)
+        return family
+
+    def counter(self, name: str, text: str, value: float) -> Metric:
+        """`name` is without `_total`."""
+        family = CounterMetricFamily(name, text, labels=self._names)
+        family.add_metric(self._values, value)
+        return family
+
+    def counters(self, name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
+        """As `gauges`; `name` is without `_total`."""
+        family = CounterMetricFamily(name, text, labels=[*self._names, label])
+        for key, value in values.items():
+            family.add_metric([*self._values, key], value)
+        return family
+
+    def histogram(self, name: str, text: str, histogram: Histogram) -> Metric:
+        family = HistogramMetricFamily(name, text, labels=self._names)
+        family.add_metric(self._values, histogram.buckets(), histogram.sum)
+        return family
 
 
 def exposition(registry: CollectorRegistry) -> bytes:

@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
-from taco_scheduler.histogram import Histogram
+from taco_proto.histogram import Histogram
 from taco_scheduler.refusals import Refusal
 from taco_scheduler.speculation_counters import SpeculationCounters
 

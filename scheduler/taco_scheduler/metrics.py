@@ -40,6 +40,7 @@ class EngineCollector(Collector):
             self._model = self._engine.replicas[0].info.model
         yield from self._gauges()
         yield from self._worker_gauges()
+        yield from self._worker_counters()
         yield from self._counters()
         yield self._refusals()
         yield from self._histograms()
@@ -84,6 +85,32 @@ class EngineCollector(Collector):
             for replica in replicas:
                 family.add_metric([self._model, replica.name], value_of(replica))
             yield family
+
+    def _worker_counters(self) -> Iterator[Metric]:
+        """Each worker's own, which begin anew with each of its lives."""
+        labels = ["model_name", "worker"]
+        hits = CounterMetricFamily(
+            "taco:worker_block_hits",
+            "Blocks of admitted sequences by where they were found; none: to be computed.",
+            labels=[*labels, "tier"],
+        )
+        disk = CounterMetricFamily(
+            "taco:worker_disk_blocks",
+            "Blocks that its disk tier was to write or to read.",
+            labels=[*labels, "outcome"],
+        )
+        for replica in self._engine.replicas:
+            blocks = replica.worker.blocks
+            tiers = {
+                "device": blocks.hits.device,
+                "host": blocks.hits.host,
+                "none": blocks.hits.missed,
+            }
+            for tier, count in tiers.items():
+                hits.add_metric([self._model, replica.name, tier], count)
+            for outcome, count in blocks.disk_outcomes.items():
+                disk.add_metric([self._model, replica.name, outcome], count)
+        yield from (hits, disk)
 
     def _counters(self) -> Iterator[Metric]:
         counters = self._engine.counters

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from taco_proto.histogram import Histogram
 from taco_proto.steps import IntArray, StepOutput
-from taco_scheduler.histogram import Histogram
 
 DRAFTS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32)
 

@@ -68,7 +68,7 @@ async def test_probes_and_metrics(tmp_path: Path) -> None:
         status, body = await service.get("/readyz")
         assert (status, json.loads(body)) == (503, {"ready": False, "reason": "draining"})
         assert (await service.get("/livez"))[0] == 200
-    assert not any(tmp_path.iterdir())
+    assert not any(tmp_path.iterdir())  # noqa: ASYNC240
 
 
 async def test_what_is_not_there_and_what_is_no_request(tmp_path: Path) -> None:

@@ -60,9 +60,12 @@ class ModelService:
             return "draining"
         if not self.is_loaded:
             return "the model is not loaded yet"
-        if self.link is None or not self.link.is_attached:
-            return "not attached to the scheduler"
-        return None
+        return None if self.is_attached else "not attached to the scheduler"
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether the scheduler has taken the process in."""
+        return self.link is not None and self.link.is_attached
 
 
 def run_model_service(

@@ -26,6 +26,11 @@ class ModelThread:
         self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
         threading.Thread(target=self._run, name="model", daemon=True).start()
 
+    @property
+    def num_waiting(self) -> int:
+        """What has not begun yet."""
+        return self._calls.qsize()
+
     def submit(self, call: Callable[[], T]) -> Future[T]:
         """The future can be cancelled until its turn comes."""
         future: Future[T] = Future()

@@ -15,6 +15,7 @@ from taco_proto.kv_tiers import StoreCommand, StoreReport
 from taco_proto.scheduler_pb2_grpc import SchedulerStub
 from taco_proto.steps import StepOutput, StepPlan, WorkerInfo
 from taco_worker.model_thread import ModelThread
+from taco_worker.step_meter import StepMeter
 from taco_worker.stream_link import StreamLink
 
 # Without a word in this time the stream has ended, and what a step gives is for nobody.
@@ -26,6 +27,12 @@ class Executor(Protocol):
 
     info: WorkerInfo
     is_broken: bool
+    meter: StepMeter
+
+    @property
+    def num_graphs(self) -> int: ...
+
+    def memory_bytes(self) -> dict[str, int]: ...
 
     def submit(self, plan: StepPlan, deliver: Callable[[StepOutput], None]) -> None: ...
 

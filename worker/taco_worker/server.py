@@ -1,11 +1,15 @@
 """The worker as a service."""
 
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable
+from typing import TYPE_CHECKING
 
 from taco_proto.config import WorkerConfig
 from taco_worker.model_service import ModelService, run_model_service, stay_attached
 from taco_worker.scheduler_link import Executor, SchedulerLink
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
 
 logger = logging.getLogger("taco.worker")
 
@@ -18,6 +22,7 @@ def run_worker(config: WorkerConfig) -> int:
 
     def serve(worker: Executor, service: ModelService) -> Awaitable[int]:
         service.thread.when_idle = worker.tune
+        service.metrics = lambda: _metrics(worker, service)
 
         def connect() -> SchedulerLink:
             return SchedulerLink(config.scheduler, worker, service.thread, config.tls)
@@ -25,6 +30,12 @@ def run_worker(config: WorkerConfig) -> int:
         return stay_attached(config.scheduler, connect, service, logger)
 
     return run_model_service("worker", lambda: _load(config), serve, config.admin_listen)
+
+
+def _metrics(worker: Executor, service: ModelService) -> "Iterable[Metric]":
+    from taco_worker.metrics import worker_metrics  # only where somebody scrapes
+
+    return worker_metrics(worker, service)
 
 
 def _load(config: WorkerConfig) -> Executor:

@@ -84,6 +84,10 @@ class StepGraphs:
         self._urgent: list[GraphShape] = []
         self._wanted: list[GraphShape] = []
 
+    @property
+    def num_captured(self) -> int:
+        return len(self._graphs)
+
     def prepare(self, forward: Forward, *, block_size: int, max_model_len: int) -> None:
         """Make the shared inputs; decodes of every size will be captured, the smallest first."""
         limit = min(max_model_len, self._max_seq_len or max_model_len)

@@ -56,6 +56,18 @@ class Transfers:
         if self.overlaps:
             torch.cuda.set_device(self.device)
 
+    def memory_bytes(self) -> dict[str, int]:
+        """Of the GPU: what tensors take, what torch holds for them, and all of it. Empty on a CPU,
+        where the process' own size says it. Only torch is asked, and never the driver.
+        """
+        if self.device.type != "cuda":
+            return {}
+        return {
+            "device_allocated": torch.cuda.memory_allocated(self.device),
+            "device_reserved": torch.cuda.memory_reserved(self.device),
+            "device_total": torch.cuda.get_device_properties(self.device).total_memory,
+        }
+
     def is_lost(self) -> bool:
         """Whether an error has made the device useless to this process, as a wild address does."""
         if not self.overlaps:

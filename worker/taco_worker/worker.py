@@ -31,6 +31,7 @@ from taco_worker.speculation.make import (
     make_speculator,
     make_typical,
 )
+from taco_worker.step_meter import StepMeter
 from taco_worker.token_table import make_token_table
 from taco_worker.transfers import Transfers
 
@@ -47,6 +48,7 @@ class Worker:
 
     Attributes:
         is_broken: the device computes nothing any more; only a new process helps.
+        meter: what the steps came to.
     """
 
     def __init__(
@@ -122,11 +124,13 @@ class Worker:
         self._epoch = 0
         self._failed = False
         self.is_broken = False
+        self.meter = StepMeter()
         _log_start(self.info, self._model)
 
     def execute(self, plan: StepPlan) -> StepOutput:
         """Run one step. Never raises for a step that failed: the output's `error` says why."""
-        return self._wait(plan, self._launch(plan))
+        begun = self.meter.begin(plan)
+        return self._wait(plan, self._launch(plan), begun)
 
     def submit(self, plan: StepPlan, deliver: Callable[[StepOutput], None]) -> None:
         """Launch one step; `deliver` gets its output, in the order of the plans.
@@ -137,8 +141,9 @@ class Worker:
         if self._collector is None:
             deliver(self.execute(plan))
             return
+        begun = self.meter.begin(plan)
         launched = self._launch(plan)
-        self._collector.put(lambda: deliver(self._wait(plan, launched)))
+        self._collector.put(lambda: deliver(self._wait(plan, launched, begun)))
         try:
             self.tune(between_steps=True)
         except Exception:  # the step is on its way: this must not look like its failure
@@ -167,6 +172,21 @@ class Worker:
         """
         self._transfers.enter()
         return not self.is_broken and self._model.tune(between_steps=between_steps)
+
+    def memory_bytes(self) -> dict[str, int]:
+        """What memory is used for; any thread may ask, and nothing waits for the device."""
+        info, model = self.info, self._model
+        sizes = {
+            "weights": model.weight_bytes,
+            "kv_cache": info.num_blocks * model.kv_block_bytes(info.block_size),
+            "host_kv_cache": info.num_host_blocks * model.kv_block_bytes(info.block_size),
+        }
+        return sizes | self._transfers.memory_bytes()
+
+    @property
+    def num_graphs(self) -> int:
+        """CUDA graphs that were captured."""
+        return self._model.num_graphs
 
     def store(self, command: StoreCommand, report: Callable[[StoreReport], None]) -> None:
         """Let the disk tier do something; `report` is called in another thread.
@@ -213,9 +233,14 @@ class Worker:
         except Exception as error:
             return self._note_failure(plan, error)
 
-    def _wait(self, plan: StepPlan, launched: LaunchedStep | StepOutput) -> StepOutput:
-        if isinstance(launched, StepOutput):
-            return launched
+    def _wait(
+        self, plan: StepPlan, launched: LaunchedStep | StepOutput, begun: float
+    ) -> StepOutput:
+        output = launched if isinstance(launched, StepOutput) else self._output_of(plan, launched)
+        self.meter.end(begun, output)
+        return output
+
+    def _output_of(self, plan: StepPlan, launched: LaunchedStep) -> StepOutput:
         try:
             return launched.wait()
         except Exception as error:

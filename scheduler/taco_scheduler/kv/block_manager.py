@@ -1,7 +1,7 @@
 """Where the KV of each sequence lives: block tables over the pool and the prefix cache."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from taco_proto.kv_tiers import StoreCommand, StoreReport
 from taco_proto.steps import BlockCopies
@@ -240,6 +240,11 @@ class BlockManager:
     @property
     def has_disk_tier(self) -> bool:
         return self._disk is not None
+
+    @property
+    def disk_outcomes(self) -> Mapping[str, int]:
+        """Of blocks that were to be written to disk or read; empty: there is no such tier."""
+        return {} if self._disk is None else self._disk.outcomes
 
     @property
     def has_unsaved(self) -> bool:

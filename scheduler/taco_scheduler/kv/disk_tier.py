@@ -44,12 +44,14 @@ class DiskTier:
     Attributes:
         is_known: the worker has reported all that there is.
         keeps_all: what is used or written from now on makes no room for others.
+        outcomes: of blocks that were to be written or read, so far.
     """
 
     def __init__(self, max_files: int, block_bytes: int) -> None:
         """`block_bytes`: size of one block's packed token ids."""
         self.is_known = False
         self.keeps_all = False
+        self.outcomes = {"written": 0, "read": 0, "failed": 0}
         self._max_files = max_files
         self._block_bytes = block_bytes
         # Least recently used first, and children before their parents.
@@ -152,6 +154,9 @@ class DiskTier:
         released: list[int] = []
         loaded: dict[bytes, int] = {}
         self._take_found(report)
+        self.outcomes["written"] += len(report.written)
+        self.outcomes["read"] += len(report.read)
+        self.outcomes["failed"] += len(report.failed)
         for key in report.written:
             released += self._pop(self._writing, key)
             if key in self._files:

@@ -1,7 +1,7 @@
 """What goes between the prefix cache and the disk tier, by way of the host tier."""
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain, groupby, takewhile
 from operator import itemgetter
@@ -101,6 +101,11 @@ class DiskTraffic:
             self._to_flush = deque(nodes)
             while self._read:  # nobody will ask for it any more
                 self._drop(next(iter(self._read)))
+
+    @property
+    def outcomes(self) -> Mapping[str, int]:
+        """See `DiskTier`."""
+        return self._disk.outcomes
 
     @property
     def has_unsaved(self) -> bool:

@@ -17,9 +17,11 @@ vllm:num_preemptions_total{model_name="m"} 2.0
 
 
 def samples(exposition: bytes) -> dict[str, float]:
-    """By name and labels; a sample that comes twice fails."""
+    """By name and labels, without those of the process; a sample that comes twice fails."""
     found: dict[str, float] = {}
     for family in text_string_to_metric_families(exposition.decode()):
+        if family.name.startswith(("process_", "python_", "taco:build_info")):
+            continue
         for sample in family.samples:
             labels = {k: v for k, v in sample.labels.items() if k != "model_name"}
             key = sample.name + "".join(f" {k}={v}" for k, v in sorted(labels.items()))

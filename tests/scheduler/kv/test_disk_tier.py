@@ -146,6 +146,7 @@ def test_a_write_that_failed_is_no_file() -> None:
     released, _ = tier.take(StoreReport(written=(second.key,)))
     assert released == [6]
     assert commands(tier) == [StoreCommand(deletes=(second.key,))], "it was given up"
+    assert tier.outcomes == {"written": 2, "read": 0, "failed": 1}
 
 
 def test_a_read_that_failed_loses_the_file_and_what_continues_it() -> None:

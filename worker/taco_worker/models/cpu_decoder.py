@@ -147,6 +147,10 @@ class FusedDecoder:
 
         return product
 
+    @property
+    def num_graphs(self) -> int:
+        return 0
+
     def tune(self, *, between_steps: bool) -> bool:
         return False
 

@@ -174,6 +174,11 @@ class StepModel(Protocol):
         """
         ...
 
+    @property
+    def num_graphs(self) -> int:
+        """CUDA graphs that were captured."""
+        ...
+
     def tune(self, *, between_steps: bool) -> bool:
         """Prepare one thing more that makes later steps faster, such as a CUDA graph.
 

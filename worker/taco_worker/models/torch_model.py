@@ -119,6 +119,10 @@ class TorchModel:
             bias = bias.to(self.device, self.hidden_dtype, copy=True)
         return lambda x: F.linear(x, weight, bias)
 
+    @property
+    def num_graphs(self) -> int:
+        return 0 if self._graphs is None else self._graphs.num_captured
+
     def tune(self, *, between_steps: bool) -> bool:
         return self._graphs is not None and self._graphs.capture_next(only_urgent=between_steps)
 

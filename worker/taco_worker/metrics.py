@@ -1,0 +1,36 @@
+"""A worker's metrics, made when somebody scrapes."""
+
+from collections.abc import Iterator
+
+from prometheus_client import Metric
+
+from taco_proto.metrics import Families
+from taco_worker.model_service import ModelService
+from taco_worker.scheduler_link import Executor
+
+
+def worker_metrics(worker: Executor, service: ModelService) -> Iterator[Metric]:
+    info, meter = worker.info, worker.meter
+    make = Families(model_name=info.model, worker=info.name)
+    yield make.gauge(
+        "taco:worker_attached", "1 while the scheduler has it.", float(service.is_attached)
+    )
+    yield make.gauge(
+        "taco:worker_queued_jobs",
+        "Plans and other jobs that wait for the model's thread.",
+        service.thread.num_waiting,
+    )
+    yield make.histogram("taco:worker_step_seconds", "Time of a step.", meter.seconds)
+    yield make.counter("taco:worker_failed_steps", "Steps that failed here.", meter.num_failed)
+    tokens = {"computed": meter.num_computed, "given": meter.num_given}
+    yield make.counters("taco:worker_tokens", "Tokens of its steps.", "kind", tokens)
+    blocks = {
+        "device": info.num_blocks,
+        "host": info.num_host_blocks,
+        "disk": info.num_disk_blocks,
+    }
+    yield make.gauges("taco:worker_blocks", "KV blocks that there is room for.", "tier", blocks)
+    yield make.gauges(
+        "taco:worker_memory_bytes", "Memory by its use.", "use", worker.memory_bytes()
+    )
+    yield make.gauge("taco:worker_graphs", "CUDA graphs that were captured.", worker.num_graphs)
