@@ -51,6 +51,8 @@ logger = logging.getLogger("taco.license")
 
 # Of one license after another that takes the place of the one that a server has just read.
 MAX_TRIES = 4
+# Then requests are answered, also without Redis.
+START_SECONDS = 2.0
 # To write or read a license, which may be megabytes.
 DOCUMENT_SECONDS = 5.0
 
@@ -94,9 +96,15 @@ class RedisLedger:
         return max(0.0, (self._latest - self._now) / 1000)
 
     async def start(self) -> None:
-        """Begins to connect, in the background."""
+        """Begins to connect, and gives the link a moment to come about."""
+        linked = asyncio.Event()
+        self._link.on_trust(linked.set)
         self._link.start()
         self._task = asyncio.create_task(self._queue.run())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(START_SECONDS):
+                await linked.wait()
+        await self.tick()
 
     async def close(self) -> None:
         if self._task is not None:

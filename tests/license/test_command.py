@@ -95,6 +95,14 @@ def test_what_cannot_be_issued_is_said_in_one_line(
         (("--admin-token-file", "empty"), "holds no token"),
         (("--host", "192.0.2.1"), "cannot listen on 192.0.2.1"),
         (("--data-dir", "empty/data", "--port", "0"), "cannot write in empty/data"),
+        (("--data-dir", "data", "--redis-url", "redis://r"), "has one of the two"),
+        (("--redis-url", "http://r"), "redis_url must begin with redis://"),
+        (("--redis-url", "redis://r?no=1", "--port", "0"), "redis://r has an option that is none"),
+        (
+            ("--redis-url", "redis://r", "--redis-password-file", "empty", "--port", "0"),
+            "no password",
+        ),
+        (("--redis-password-file", "empty"), "redis_password_file needs redis_url"),
     ],
 )
 def test_a_server_that_cannot_start_says_so_in_one_line(
