@@ -13,24 +13,16 @@ _log = logging.getLogger("taco.redis")
 
 
 class RedisQueue:
-    """Belongs to one event loop. Redis gets the commands in order, and nobody waits for more than
-    two messages.
+    """Belongs to one event loop. Nobody waits for more than two messages, and Redis gets commands in
+    order: who has ended makes room for a successor.
 
     Args:
         on_refusal: told of each command that was wrong.
-        seconds: see `RedisLink.run`.
     """
 
-    def __init__(
-        self,
-        link: RedisLink,
-        on_refusal: Callable[[ResponseError], None],
-        *,
-        seconds: float | None = None,
-    ) -> None:
+    def __init__(self, link: RedisLink, on_refusal: Callable[[ResponseError], None]) -> None:
         self._link = link
         self._on_refusal = on_refusal
-        self._seconds = seconds
         self._queue: list[tuple[Command, asyncio.Future[Any] | None]] = []
         self._has_queue = asyncio.Event()
 
@@ -65,7 +57,7 @@ class RedisQueue:
 
     async def _run(self, commands: list[Command]) -> list[Any] | None:
         try:
-            return await self._link.run(*commands, seconds=self._seconds)
+            return await self._link.run(*commands)
         except Exception:  # a bug here must not keep anybody waiting
             _log.exception("Redis could not be asked")
             return None

@@ -13,7 +13,6 @@ import secrets
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
-from typing import Any
 
 from redis.exceptions import ResponseError
 
@@ -21,6 +20,7 @@ from taco_gateway.engine.engine_client import EngineError
 from taco_gateway.engine.limit_scripts import ADMIT, REACHED, SETTLE, limit_keys
 from taco_proto.limits import MAX_RETRY_SECONDS, RETRY_CONCURRENT, Limit, too_long
 from taco_proto.redis_link import Command, RedisLink
+from taco_proto.redis_queue import RedisQueue
 from taco_proto.requests import Tenant
 
 LEASE_MS = 10_000
@@ -94,14 +94,12 @@ class SharedLimits:
     def __init__(self, link: RedisLink) -> None:
         self.num_refused: Counter[Limit] = Counter()
         self.num_local = 0
-        self._link = link
         self._admit, self._settle = link.add_script(ADMIT), link.add_script(SETTLE)
         self._name = secrets.token_hex(8)
         self._numbers = itertools.count()
         self._running: dict[str, dict[str, Ticket]] = {}  # by tenant and lease
         self._ended: deque[tuple[float, Ticket]] = deque()  # whose leases might still be there
-        self._queue: list[tuple[Command, asyncio.Future[list[int] | None] | None]] = []
-        self._has_queue = asyncio.Event()
+        self._queue = RedisQueue(link, self._complain)
         self._is_back = asyncio.Event()
         self._complained_at = -math.inf
         link.on_trust(self._is_back.set)
@@ -109,7 +107,7 @@ class SharedLimits:
     async def run(self) -> None:
         """Talks to Redis, for as long as the gateway runs."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._send())
+            tasks.create_task(self._queue.run())
             tasks.create_task(self._keep_leases())
 
     async def admit(self, tenant: Tenant, num_prompt_tokens: int) -> Ticket:
@@ -142,49 +140,19 @@ class SharedLimits:
         if tenant.max_concurrent_requests:
             self._ended.append((time.monotonic(), ticket))
             self._forget_the_expired()
-        self._tell(self._settlement(tenant, num_requests, num_tokens, released=[ticket.lease]))
+        self._queue.tell(
+            self._settlement(tenant, num_requests, num_tokens, released=[ticket.lease])
+        )
 
     # ------------------------------------------------------------------- Redis
 
     async def _ask(self, command: Command, ticket: Ticket) -> list[int] | None:
         """The reply to an admission; None: there is none in time."""
-        if not self._link.trusted:
-            return None
-        answer: asyncio.Future[list[int] | None] = asyncio.get_running_loop().create_future()
-        self._queue.append((command, answer))
-        self._has_queue.set()
         try:
-            return await answer
+            return await self._queue.ask(command)
         except asyncio.CancelledError:  # the client has gone; Redis may let it in all the same
             ticket.end()
             raise
-
-    def _tell(self, command: Command) -> None:
-        if self._link.trusted:
-            self._queue.append((command, None))
-            self._has_queue.set()
-
-    async def _send(self) -> None:
-        """What gathers while one message is under way goes with the next one: nobody waits for more
-        than two. In order, so that a request that has ended makes room for its successor.
-        """
-        while True:
-            await self._has_queue.wait()
-            self._has_queue.clear()
-            batch, self._queue = self._queue, []
-            replies = await self._run([command for command, _ in batch])
-            for (_, future), reply in zip(batch, replies or [None] * len(batch), strict=True):
-                if isinstance(reply, ResponseError):
-                    self._complain(reply)
-                if future is not None and not future.done():
-                    future.set_result(None if isinstance(reply, ResponseError) else reply)
-
-    async def _run(self, commands: list[Command]) -> list[Any] | None:
-        try:
-            return await self._link.run(*commands)
-        except Exception:  # a bug here must not keep requests waiting
-            logger.exception("limits could not be counted")
-            return None
 
     async def _keep_leases(self) -> None:
         while True:
@@ -207,7 +175,7 @@ class SharedLimits:
             ticket.num_unpaid = 0
         renewed = [ticket.lease for ticket in tickets if tenant.max_concurrent_requests]
         if renewed or num_tokens:
-            self._tell(self._settlement(tenant, 0, num_tokens, renewed=renewed))
+            self._queue.tell(self._settlement(tenant, 0, num_tokens, renewed=renewed))
 
     def _release_again(self) -> None:
         """Redis may not have heard who has ended, and would count them until their leases end. Said
@@ -221,7 +189,7 @@ class SharedLimits:
             tenant, leases = tickets[-1].tenant, [ticket.lease for ticket in tickets]
             for start in range(0, len(leases), MAX_RELEASED):
                 released = leases[start : start + MAX_RELEASED]
-                self._tell(self._settlement(tenant, 0, 0, released=released))
+                self._queue.tell(self._settlement(tenant, 0, 0, released=released))
 
     def _forget_the_expired(self) -> None:
         while self._ended and time.monotonic() - self._ended[0][0] > LEASE_MS / 1000:
