@@ -3,7 +3,8 @@
 import asyncio
 import hmac
 import json
-from collections.abc import AsyncGenerator
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -18,7 +19,11 @@ from taco_license.document import MAX_BYTES, MAX_NUMBER, MAX_TEXT
 from taco_license.errors import AwayError, LeaseRefusedError, LicenseError, NotStoredError
 from taco_license.leases import HEARTBEAT_SECONDS, LEASE_SECONDS
 from taco_license.metrics import ServiceMetrics
+from taco_license.role_protocol import EXTENSION
 from taco_license.service import LicenseService
+from taco_license.tls import CLIENT_ROLE, WORKER_ROLE
+
+logger = logging.getLogger("taco.license")
 
 MAX_UPLOAD_BYTES = MAX_BYTES + (64 << 10)  # with the form around it
 MAX_LEASE_BYTES = 64 << 10
@@ -28,25 +33,52 @@ BODY_SECONDS = 30.0
 _FORBIDDEN = frozenset({"no_license", "expired", "not_licensed"})
 _LEASE_FIELDS = {"gpus", "instance", "started"}
 
+_Handler = Callable[[Request], Awaitable[Response]]
 
-def create_app(service: LicenseService, admin_token: str | None = None) -> Starlette:
+
+def create_app(
+    service: LicenseService, admin_token: str | None = None, *, by_role: bool = False
+) -> Starlette:
     """The application around `service`, whose event loop it runs in.
 
     Args:
         admin_token: who replaces the license must give it as a bearer token; None: nobody must.
+        by_role: callers prove roles by certificates, and each route is for some of them.
     """
     handlers = _Handlers(service, admin_token)
+
+    def route(path: str, handler: _Handler, *roles: str, method: str = "GET") -> Route:
+        return Route(path, _for_roles(handler, *roles) if by_role else handler, methods=[method])
+
     return Starlette(
-        routes=[
-            Route("/ls/lease", handlers.lease, methods=["POST"]),  # first, as the most frequent
-            Route("/", handlers.root),
-            Route("/ls", handlers.replace, methods=["POST"]),
-            Route("/ls/view", handlers.view),
-            Route("/ls/release", handlers.release, methods=["POST"]),
-            Route("/metrics", handlers.metrics),
+        routes=[  # the most frequent one first
+            route("/ls/lease", handlers.lease, WORKER_ROLE, method="POST"),
+            route("/ls/release", handlers.release, WORKER_ROLE, method="POST"),
+            route("/", handlers.root, CLIENT_ROLE, WORKER_ROLE),
+            route("/ls", handlers.replace, CLIENT_ROLE, method="POST"),
+            route("/ls/view", handlers.view, CLIENT_ROLE),
+            route("/metrics", handlers.metrics, CLIENT_ROLE),
         ],
         exception_handlers={_RequestError: _request_error, AwayError: _away},
     )
+
+
+def _for_roles(handler: _Handler, *roles: str) -> _Handler:
+    """Refuses others; who they are is told once."""
+    told: set[str] = set()
+
+    async def checked(request: Request) -> Response:
+        proven: frozenset[str] = request.scope["extensions"][EXTENSION]["roles"]
+        if not proven.isdisjoint(roles):
+            return await handler(request)
+        name = "/".join(sorted(proven)) or "no role"
+        message = f"a certificate for {name} may not call {request.url.path}"
+        if name not in told:
+            told.add(name)
+            logger.warning("%s: %s", request.client and request.client.host, message)
+        return JSONResponse({"error": {"code": "wrong_role", "message": message}}, 403)
+
+    return checked
 
 
 class _RequestError(Exception):

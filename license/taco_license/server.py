@@ -17,8 +17,10 @@ from taco_license.errors import SettingError
 from taco_license.keys import PublicKeys, project_keys, read_public_keys
 from taco_license.ledger import Ledger
 from taco_license.local_ledger import LocalLedger
+from taco_license.role_protocol import RoleHttpProtocol
 from taco_license.service import LicenseService
 from taco_license.store import Store
+from taco_license.tls import TlsFiles, server_context
 from taco_proto.config import RedisConfig
 
 logger = logging.getLogger("taco.license")
@@ -36,6 +38,7 @@ class LicenseServerConfig:
         redis: where they stand for several servers. One of the two is given.
         public_keys: files of the issuers that are trusted; none: the project's.
         admin_token_file: holds what a client must give that replaces the license; None: nothing.
+        tls: callers prove by certificates what they may do; None: plain HTTP, for all.
     """
 
     host: str
@@ -44,6 +47,7 @@ class LicenseServerConfig:
     redis: RedisConfig | None = None
     public_keys: tuple[str, ...] = ()
     admin_token_file: str | None = None
+    tls: TlsFiles | None = None
 
 
 def run_license_server(config: LicenseServerConfig) -> None:
@@ -60,7 +64,7 @@ def run_license_server(config: LicenseServerConfig) -> None:
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
         service = LicenseService(_open_ledger(config, keys), keys)
-        runner.run(_serve(service, token, listener))
+        runner.run(_serve(service, http_server(service, token, config.tls), listener))
 
 
 def trusted_keys(paths: Iterable[str]) -> PublicKeys:
@@ -77,9 +81,7 @@ def _open_ledger(config: LicenseServerConfig, keys: PublicKeys) -> Ledger:
     return RedisLedger(config.redis, keys)
 
 
-async def _serve(service: LicenseService, token: str | None, listener: socket.socket) -> None:
-    server = http_server(service, token)
-
+async def _serve(service: LicenseService, server: uvicorn.Server, listener: socket.socket) -> None:
     def end() -> None:
         server.should_exit = True
 
@@ -87,7 +89,8 @@ async def _serve(service: LicenseService, token: str | None, listener: socket.so
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end)
     host, port = listener.getsockname()[:2]
-    logger.info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)
+    scheme = "http" if server.config.ssl is None else "https"
+    logger.info("listening on %s://%s:%d", scheme, f"[{host}]" if ":" in host else host, port)
     await service.ledger.start()
     ticking = asyncio.create_task(_tick(service))
     try:
@@ -105,21 +108,33 @@ async def _tick(service: LicenseService) -> None:
         await asyncio.sleep(service.ledger.tick_seconds)
 
 
-def http_server(service: LicenseService, admin_token: str | None = None) -> uvicorn.Server:
-    """It serves the sockets that its `serve` is given, until its `should_exit` is set."""
-    return _Server(
-        uvicorn.Config(
-            create_app(service, admin_token),
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            backlog=BACKLOG,
-            timeout_graceful_shutdown=CLOSE_SECONDS,
-        )
+def http_server(
+    service: LicenseService, admin_token: str | None = None, tls: TlsFiles | None = None
+) -> uvicorn.Server:
+    """It serves the sockets that its `serve` is given, until its `should_exit` is set.
+
+    Raises:
+        SettingError: the TLS files cannot be used.
+    """
+    config = uvicorn.Config(
+        create_app(service, admin_token, by_role=tls is not None),
+        http="auto" if tls is None else RoleHttpProtocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        backlog=BACKLOG,
+        timeout_graceful_shutdown=CLOSE_SECONDS,
     )
+    config.load()
+    if tls is not None:
+        try:
+            config.ssl = server_context(tls)
+        except OSError as error:
+            raise SettingError(f"the TLS files cannot be used: {error}") from None
+    return _Server(config)
 
 
 class _Server(uvicorn.Server):

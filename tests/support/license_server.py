@@ -15,24 +15,29 @@ from support.serving import free_port
 from taco_license.server import http_server
 from taco_license.service import LicenseService
 from taco_license.store import Store
+from taco_license.tls import TlsFiles
 
 
 class LicenseServer:
     """Its license, leases and port stay over a restart.
 
+    Args:
+        tls: None: it speaks plain HTTP.
+
     Attributes:
         service: for looks from the test's thread; changes are the server's alone.
     """
 
-    def __init__(self, directory: Path, clock: Clock) -> None:
+    def __init__(self, directory: Path, clock: Clock, tls: TlsFiles | None = None) -> None:
         self.port = free_port()
+        self._tls = tls
         self._directory = directory
         self._clock = clock
         self._thread: threading.Thread | None = None
 
     @property
     def address(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{'http' if self._tls is None else 'https'}://127.0.0.1:{self.port}"
 
     def start(self) -> Self:
         self._server: uvicorn.Server | None = None
@@ -62,7 +67,7 @@ class LicenseServer:
             socket.create_server(("127.0.0.1", self.port)) as listener,
         ):
             self.service: LicenseService = make_service(store, self._clock)
-            self._server = http_server(self.service)
+            self._server = http_server(self.service, tls=self._tls)
             await self._server.serve(sockets=[listener])
 
     def __enter__(self) -> Self:

@@ -10,7 +10,9 @@ from typing import Any
 from taco_llm.cli.options import Subparsers, add_config_argument, collect, require
 from taco_llm.flags import Parser, add_flags, flag, given
 from taco_llm.redis_args import RedisArgs
+from taco_llm.tls_args import TlsArgs
 from taco_proto.errors import ConfigurationError
+from taco_proto.tls import Role
 
 Command = Callable[[dict[str, Any]], None]
 
@@ -121,6 +123,7 @@ def add_parser(subparsers: Subparsers) -> None:
         commands, "serve", _serve, ServeOptions, "Run the license server, which workers ask."
     )
     add_config_argument(serve)
+    add_flags(serve, "TLS between services", TlsArgs)
 
 
 def _add_command(
@@ -190,6 +193,7 @@ def _read_text(path: str) -> str:
 
 def _serve(values: dict[str, Any]) -> None:
     from taco_license.server import LicenseServerConfig, run_license_server
+    from taco_license.tls import TlsFiles
 
     options = ServeOptions(**given(ServeOptions, values))
     redis = RedisArgs(
@@ -199,6 +203,7 @@ def _serve(values: dict[str, Any]) -> None:
     ).redis_config()
     if redis is not None and options.data_dir is not None:
         raise ConfigurationError("--data-dir and --redis-url: a server has one of the two")
+    tls = TlsArgs(**given(TlsArgs, values)).tls_config(Role.LICENSE_SERVER)
     run_license_server(
         LicenseServerConfig(
             host=options.host,
@@ -207,5 +212,6 @@ def _serve(values: dict[str, Any]) -> None:
             redis=redis,
             public_keys=tuple(options.public_key),
             admin_token_file=options.admin_token_file,
+            tls=None if tls is None else TlsFiles(tls.ca_file, tls.cert_file, tls.key_file),
         )
     )

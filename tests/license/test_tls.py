@@ -1,0 +1,162 @@
+"""A license server over mutual TLS: who may take seats, who may upload, and nobody else."""
+
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from support.certificates import EXPIRED, LIFETIME, make_certificates
+from support.license_server import LicenseServer
+from support.licenses import Clock, gpu_names, make_license, signed
+from support.patience import PATIENCE_SECONDS, wait_until
+from taco_license.client import LicenseClient, Standing
+from taco_license.tls import TlsFiles, client_context
+from taco_llm.certificates import issue
+from taco_proto.tls import Role
+
+(ONE,) = gpu_names(1)
+GOOD = Standing(True, "")
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return make_certificates(tmp_path / "tls", *Role)
+
+
+@pytest.fixture
+def server(tmp_path: Path, directory: Path, clock: Clock) -> Iterator[LicenseServer]:
+    with LicenseServer(tmp_path / "server", clock, files(directory, Role.LICENSE_SERVER)) as server:
+        server.replace(signed(make_license(1)))
+        yield server
+
+
+def files(directory: Path, role: Role, authority: Path | None = None) -> TlsFiles:
+    return TlsFiles(
+        str((authority or directory) / "ca.crt"),
+        str(directory / f"{role}.crt"),
+        str(directory / f"{role}.key"),
+    )
+
+
+def make_client(server: LicenseServer, clock: Clock, tls: TlsFiles | None) -> LicenseClient:
+    return LicenseClient([ONE], [server.address], "a", clock=lambda: clock.monotonic, tls=tls)
+
+
+def browser(server: LicenseServer, tls: TlsFiles) -> httpx.Client:
+    """An operator's curl, which looks for the server at an address that no certificate names."""
+    context = client_context(tls)
+    context.check_hostname = False
+    return httpx.Client(base_url=server.address, verify=context, timeout=PATIENCE_SECONDS)
+
+
+def test_a_worker_takes_a_seat_and_gives_it_back(
+    server: LicenseServer, directory: Path, clock: Clock
+) -> None:
+    client = make_client(server, clock, files(directory, Role.WORKER))
+    client.start()
+    assert client.wait() == GOOD
+    assert server.service.ledger.num_seats == 1
+    client.close()
+    wait_until(lambda: server.service.ledger.num_seats == 0, "a free seat")
+
+
+def test_each_route_is_for_its_roles(server: LicenseServer, directory: Path) -> None:
+    upload = {"files": {"file": signed(make_license(1, serial=2))}}
+    routes = {
+        ("GET", "/"): {},
+        ("GET", "/ls/view"): {},
+        ("GET", "/metrics"): {},
+        ("POST", "/ls"): upload,
+        ("POST", "/ls/lease"): {"content": b"{}"},
+        ("POST", "/ls/release"): {"content": b"{}"},
+    }
+    allowed = {}
+    for role in Role:
+        with browser(server, files(directory, role)) as client:
+            allowed[role] = {
+                path
+                for (method, path), options in routes.items()
+                if client.request(method, path, **options).status_code != 403  # type: ignore[arg-type]
+            }
+    assert {role: paths for role, paths in allowed.items() if paths} == {
+        Role.CLIENT: {"/", "/ls", "/ls/view", "/metrics"},
+        Role.WORKER: {"/", "/ls/lease", "/ls/release"},
+    }
+
+
+def test_others_take_no_seat_and_disturb_nobody(
+    server: LicenseServer, directory: Path, tmp_path: Path, clock: Clock
+) -> None:
+    good = make_client(server, clock, files(directory, Role.WORKER))
+    good.beat()
+    other = make_certificates(tmp_path / "other", Role.WORKER, Role.LICENSE_SERVER)
+    strangers = {
+        "another role's": files(directory, Role.CLIENT),
+        "another authority's": files(other, Role.WORKER, authority=directory),
+        "none": None,
+    }
+    for kind, tls in strangers.items():
+        client = make_client(server, clock, tls)
+        client.beat()
+        assert not client.standing().is_valid, kind
+    plain = LicenseClient([ONE], [server.address.replace("https", "http")], "a")
+    plain.beat()
+    assert not plain.standing().is_valid
+    good.beat()
+    assert good.standing() == GOOD
+
+
+def test_a_worker_believes_only_a_license_server(
+    tmp_path: Path, directory: Path, clock: Clock
+) -> None:
+    other = make_certificates(tmp_path / "other", Role.LICENSE_SERVER)
+    for tls in (
+        files(directory, Role.WORKER),
+        files(other, Role.LICENSE_SERVER, authority=directory),
+    ):
+        with LicenseServer(tmp_path / "impostor", clock, tls) as impostor:
+            impostor.replace(signed(make_license(1)))
+            client = make_client(impostor, clock, files(directory, Role.WORKER))
+            client.beat()
+            assert not client.standing().is_valid
+            assert "CERTIFICATE_VERIFY_FAILED" in client.standing().reason
+
+
+def test_renewed_files_hold_from_the_next_connection(
+    server: LicenseServer, directory: Path, clock: Clock
+) -> None:
+    client = make_client(server, clock, files(directory, Role.WORKER))
+
+    def is_granted() -> bool:
+        client.beat()
+        return client.standing().reason == ""
+
+    assert is_granted()
+    for role in (Role.WORKER, Role.LICENSE_SERVER):
+        issue(directory, role, EXPIRED)
+        assert not is_granted()
+        issue(directory, role, LIFETIME)
+        assert is_granted()
+
+    # Files that cannot be used: the ones before hold.
+    good = (directory / "license-server.key").read_bytes()
+    (directory / "license-server.key").write_bytes(b"")
+    assert is_granted()
+    (directory / "license-server.key").unlink()
+    assert is_granted()
+    (directory / "license-server.key").write_bytes(good)
+
+    # All is new, the authority too; who has the old ones is a stranger now.
+    old = client_context(files(directory, Role.CLIENT))
+    new = make_certificates(directory.parent / "new", *Role)
+    for file in new.iterdir():
+        file.replace(directory / file.name)
+    assert is_granted()
+    old.check_hostname, old.verify_mode = False, ssl.CERT_NONE
+    with (
+        httpx.Client(base_url=server.address, verify=old) as stranger,
+        pytest.raises(httpx.TransportError),
+    ):
+        stranger.get("/ls/view")
