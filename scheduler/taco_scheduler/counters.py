@@ -24,12 +24,14 @@ class Counters:
 
     `prefix_cache_queries` are the tokens of sequences that were looked up in the prefix cache, each
     time they were admitted; `prefix_cache_hits` those of them that were found. `num_pins` of their
-    beginnings were kept as asked for, or for longer; `num_refused_pins` were not.
+    beginnings were kept as asked for, or for longer; `num_refused_pins` were not. Workers that
+    leave are not among `num_lost_workers`.
     """
 
     num_steps: int = 0
     num_preemptions: int = 0
     num_failed_steps: int = 0
+    num_lost_workers: int = 0
     num_late_drafts: int = 0
     num_invalid_drafts: int = 0
     prompt_tokens: int = 0

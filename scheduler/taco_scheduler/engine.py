@@ -163,6 +163,7 @@ class Engine:
         for request in concerned:
             request.replica = None
         if is_fault:
+            self.counters.num_lost_workers += 1
             self._requests.strike(present, is_death=True, has_begun=has_begun)
         self._place(request for request in concerned if request.unfinished)
 

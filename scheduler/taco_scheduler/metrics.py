@@ -133,6 +133,7 @@ class EngineCollector(Collector):
             "vllm:generation_tokens": ("Generated tokens.", counters.generation_tokens),
             "taco:steps": ("Steps planned.", counters.num_steps),
             "taco:failed_steps": ("Steps that failed.", counters.num_failed_steps),
+            "taco:lost_workers": ("Workers that went without a word.", counters.num_lost_workers),
             "taco:late_drafts": (
                 "Requests to a draft worker that were not waited for to the end.",
                 counters.num_late_drafts,

@@ -42,6 +42,7 @@ def test_what_ran_on_a_lost_worker_goes_on_elsewhere(is_fault: bool) -> None:
     emitted = sum(map(len, d.got.tokens.values()))
     assert emitted > 8
     d.lose_worker(is_fault=is_fault)
+    assert d.engine.counters.num_lost_workers == is_fault
     d.run()
     assert_all_answered(d)
 
