@@ -1,19 +1,22 @@
 """What a license server does in a second: heartbeats of many workers, a large license, its view.
 
-The server is a process of its own on one core, and the workers are on another. Each heartbeat is a
-connection of its own, as a worker makes it. Processor time of the server is given beside the wall
-clock's, since the two ends share a small machine with others.
+The server is a process of its own on one core, and the workers are on another, with Redis where
+there is one. Each heartbeat is a connection of its own, as a worker makes it. Processor time of the
+server is given beside the wall clock's, since the two ends share a small machine with others.
 """
 
 import argparse
 import asyncio
 import json
 import os
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -35,22 +38,45 @@ START_SECONDS = 60.0
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--heartbeats", type=int, default=10_000, help="in each of the rounds")
-    parser.add_argument("--port", type=int, default=10081)
+    parser.add_argument("--port", type=int, default=10081, help="Redis has the next one")
     parser.add_argument("--save", action="store_true", help="write bench/results/license.json")
     args = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))
-    with tempfile.TemporaryDirectory() as directory:
-        document = make_license(Path(directory))
-        server = start_server(Path(directory), args.port, cores[0])
-        try:
-            os.sched_setaffinity(0, cores[-1:])
-            figures = measure(f"http://127.0.0.1:{args.port}", document, args.heartbeats, server)
-        finally:
-            server.terminate()
-            server.wait()
+    os.sched_setaffinity(0, cores[-1:])
+    figures = {}
+    for ledger in ("sqlite", "redis"):
+        with tempfile.TemporaryDirectory() as name, ExitStack() as processes:
+            directory = Path(name)
+            flags = ["--data-dir", str(directory / "data")]
+            if ledger == "redis":
+                processes.enter_context(ended(start_redis(directory, args.port + 1)))
+                flags = ["--redis-url", f"redis://127.0.0.1:{args.port + 1}"]
+            document = make_license(directory)
+            server = processes.enter_context(
+                ended(start_server(directory, args.port, cores[0], flags))
+            )
+            url = f"http://127.0.0.1:{args.port}"
+            figures[ledger] = measure(url, document, args.heartbeats, server)
     print(json.dumps(figures, indent=2))
     if args.save:
         print(save("license", figures))
+
+
+@contextmanager
+def ended(process: psutil.Popen) -> Iterator[psutil.Popen]:
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def start_redis(directory: Path, port: int) -> psutil.Popen:
+    """With the settings that the documentation asks for."""
+    command = f"redis-server --bind 127.0.0.1 --port {port} --appendonly yes"
+    redis = psutil.Popen(command.split(), cwd=directory, stdout=subprocess.DEVNULL)
+    wait_for_port(port, redis)
+    return redis
 
 
 def make_license(directory: Path) -> bytes:
@@ -70,23 +96,28 @@ def names() -> list[str]:
     return [f"GPU-{index:08x}-cd33-469b-019f-9af0bb76a073" for index in range(NUM_GPUS)]
 
 
-def start_server(directory: Path, port: int, core: int) -> psutil.Popen:
+def start_server(directory: Path, port: int, core: int, flags: Sequence[str]) -> psutil.Popen:
     server = psutil.Popen(
         [
             *(sys.executable, "-m", "taco_llm.cli.main", "license", "serve"),
-            *("--host", "127.0.0.1", "--port", str(port), "--data-dir", str(directory / "data")),
+            *("--host", "127.0.0.1", "--port", str(port), *flags),
             *("--public-key", str(directory / "license.pub")),
         ],
         stderr=subprocess.DEVNULL,
         preexec_fn=lambda: os.sched_setaffinity(0, [core]),
     )
+    wait_for_port(port, server)
+    return server
+
+
+def wait_for_port(port: int, process: psutil.Popen) -> None:
     deadline = time.monotonic() + START_SECONDS
     while True:
         try:
-            httpx.get(f"http://127.0.0.1:{port}/")
-            return server
-        except httpx.TransportError:
-            if server.poll() is not None or time.monotonic() > deadline:
+            socket.create_connection(("127.0.0.1", port)).close()
+            return
+        except ConnectionRefusedError:
+            if process.poll() is not None or time.monotonic() > deadline:
                 raise
             time.sleep(0.1)
 

@@ -13,8 +13,8 @@ _log = logging.getLogger("taco.redis")
 
 
 class RedisQueue:
-    """Belongs to one event loop. Nobody waits for more than two messages, and Redis gets commands in
-    order: who has ended makes room for a successor.
+    """Belongs to one event loop. Nobody waits for more than two messages, and Redis gets commands
+    in order: who has ended makes room for a successor.
 
     Args:
         on_refusal: told of each command that was wrong.

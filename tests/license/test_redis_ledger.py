@@ -1,6 +1,7 @@
 """Several servers that share Redis, and what they do when Redis fails them."""
 
 import asyncio
+import re
 from pathlib import Path
 
 import httpx
@@ -18,6 +19,7 @@ from taco_license.service import LicenseService
 
 ONE, TWO, THREE, FOUR = gpu_names(4)
 NO_LIMIT_BYTES, NO_ROOM_BYTES = 0, 1
+DOCUMENTATION = Path(__file__).parents[2] / "docs" / "license.md"
 
 
 async def ask(service: LicenseService, gpu: str, instance: str = "a") -> str:
@@ -163,6 +165,29 @@ async def test_a_full_redis_gives_nothing_and_loses_nothing(shared: RedisHarness
 
     await until(is_back, "a seat")
     assert len(shared.seats()) == 1
+
+
+async def test_a_user_of_redis_who_may_do_what_the_documentation_says(
+    shared: RedisHarness, tmp_path: Path
+) -> None:
+    (line,) = re.findall("^ACL SETUSER .*", DOCUMENTATION.read_text(), re.MULTILINE)
+    shared.run(*line.replace("PASSWORD", "secret").split(), *shared.CLOCK_RULES)
+    (tmp_path / "password").write_text("secret\n")
+    url = shared.url.replace("//", "//license@")
+    service = await shared.another(url=url, password_file=str(tmp_path / "password"))
+    await service.import_license(signed(make_license(2)))
+    assert await ask(service, THREE) == "not_licensed"
+    assert await ask(service, ONE) == "granted"
+    await service.release((ONE,), "a", 1)
+    await service.import_license(signed(make_license(1, serial=2)))
+    shared.set_clock(300.0)  # an outage
+    assert await ask(service, ONE) == "granted"
+    await shared.advance(LEASE_SECONDS)
+    assert await ask(service, ONE, "b") == "granted"
+    assert [event for event, _, _ in shared.events()] == [
+        *("imported", "refused", "granted", "released", "imported", "granted", "lapsed", "granted")
+    ]
+    await service.ledger.close()
 
 
 async def test_what_makes_no_sense_in_redis_gives_nothing(shared: RedisHarness) -> None:

@@ -80,6 +80,7 @@ class RedisHarness(Harness):
 
     STEP_SECONDS = UNSEEN_SECONDS - 1  # no outage
     CLOCK_KEYS = ("test:seconds", "test:microseconds")
+    CLOCK_RULES = (*(f"~{key}" for key in CLOCK_KEYS), "+mget")  # for users of Redis
     CLOCK = f"redis.call('MGET', '{CLOCK_KEYS[0]}', '{CLOCK_KEYS[1]}')"
 
     def __init__(self, server: RedisServer) -> None:
@@ -87,13 +88,21 @@ class RedisHarness(Harness):
         self._now = Clock().wall
         self.run("FLUSHALL")
 
+    @property
+    def url(self) -> str:
+        return self._server.url
+
     async def open(self, keys: PublicKeys = KEYS) -> None:
         self._set(self._now)
         self.service = await self.another(keys)
 
-    async def another(self, keys: PublicKeys = KEYS) -> LicenseService:
+    async def another(
+        self, keys: PublicKeys = KEYS, *, url: str | None = None, password_file: str | None = None
+    ) -> LicenseService:
         """One server more, which is the test's to close."""
-        config = RedisConfig(url=self._server.url, timeout=PATIENCE_SECONDS)
+        config = RedisConfig(
+            url=url or self.url, password_file=password_file, timeout=PATIENCE_SECONDS
+        )
         ledger = RedisLedger(config, keys, clock=self.CLOCK)
         await ledger.start()
 
