@@ -1,7 +1,8 @@
-"""One service as a child of the supervisor: `python -m taco_llm.child SERVICE`.
+"""One service as a child of its supervisor: `python -m taco_llm.child SERVICE`.
 
 Its configuration comes as JSON on standard input: it needs no file, shows no API key in the process
-list, and is parsed from flags once, by the command that started the supervisor.
+list, and is parsed from flags once, by the command that started the supervisor. On another machine,
+where paths mean something else, it comes as a command line, which is parsed there.
 """
 
 import ctypes
@@ -9,7 +10,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, TypeVar
 
@@ -38,11 +39,20 @@ def encode_config(config: ServiceConfig, parent: int) -> bytes:
     return json.dumps({"parent": parent, "config": asdict(config)}).encode()
 
 
+def encode_command(argv: Sequence[str], parent: int) -> bytes:
+    """The standard input of a child of process `parent` that runs `taco_llm ARGV`."""
+    return json.dumps({"parent": parent, "argv": list(argv)}).encode()
+
+
 def main() -> int:
     """Runs the service until SIGTERM; returns its exit code."""
     service = sys.argv[1]
     message = json.loads(sys.stdin.buffer.read())
     die_with_parent(message["parent"])
+    if "argv" in message:
+        from taco_llm.cli.main import main as run_command
+
+        return run_command(message["argv"])
     configure_logging(service)
     try:
         return run(service, message["config"])

@@ -55,12 +55,17 @@ class Parser(argparse.ArgumentParser):
 
     What a parse returns holds only what was given: defaults live in the dataclasses, so that a
     configuration file can stand between the two.
+
+    Attributes:
+        switches: the flags without a value, as they are written without their dashes.
+        superseded: the destinations of flags that have no effect any more.
     """
 
     def __init__(self, **kwargs: Any) -> None:
         kwargs.setdefault("allow_abbrev", False)
         super().__init__(argument_default=argparse.SUPPRESS, **kwargs)
         self.switches: set[str] = set()
+        self.superseded: set[str] = set()
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message}\n")

@@ -46,20 +46,22 @@ def check_address_free(config: GatewayConfig) -> None:
         ) from None
 
 
-async def wait_until_ready(config: GatewayConfig) -> None:
-    """Returns when the gateway says that a worker serves the model."""
+async def wait_until_ready(config: GatewayConfig, num_workers: int = 1) -> None:
+    """Returns when the gateway says that the model is served, by `num_workers` or more."""
     while True:
-        if await _is_ready(config):
+        if await _is_ready(config, num_workers):
             return
         await asyncio.sleep(POLL_SECONDS)
 
 
-async def _is_ready(config: GatewayConfig) -> bool:
+async def _is_ready(config: GatewayConfig, num_workers: int) -> bool:
     try:
         async with asyncio.timeout(ANSWER_SECONDS):
             if config.ssl_cert_reqs == ssl.CERT_REQUIRED:
-                return await _shakes_hands(config) and await _has_worker(config)
-            return await _health(config) == 200
+                return await _shakes_hands(config) and await _has_workers(config, num_workers)
+            if await _health(config) != 200:
+                return False
+            return num_workers == 1 or await _has_workers(config, num_workers)
     except (OSError, TimeoutError):
         return False
 
@@ -86,8 +88,8 @@ async def _shakes_hands(config: GatewayConfig) -> bool:
     return True
 
 
-async def _has_worker(config: GatewayConfig) -> bool:
-    """What /health would say, asked of the scheduler."""
+async def _has_workers(config: GatewayConfig, num_workers: int) -> bool:
+    """What /health says of one worker, asked of the scheduler."""
     import grpc.aio  # it takes a while, and few need it
 
     from taco_proto.scheduler_pb2 import StatsRequest
@@ -95,7 +97,7 @@ async def _has_worker(config: GatewayConfig) -> bool:
 
     async with grpc.aio.insecure_channel(config.scheduler) as channel:
         try:
-            return (await SchedulerStub(channel).Stats(StatsRequest())).num_workers > 0
+            return (await SchedulerStub(channel).Stats(StatsRequest())).num_workers >= num_workers
         except grpc.aio.AioRpcError:
             return False
 

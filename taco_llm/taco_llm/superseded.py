@@ -6,7 +6,7 @@ argument: it is refused like any unknown one.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +38,10 @@ SUPERSEDED: Mapping[str, Superseded] = {
         takes_value=False,
     ),
     "worker_use_ray": Superseded(
-        "Workers dial in: start one with taco_llm worker.", takes_value=False
+        "Only taco_llm serve starts workers elsewhere; others dial in.", takes_value=False
+    ),
+    "ray_workers_use_nsight": Superseded(
+        "Start one taco_llm worker under nsys: it dials the same scheduler.", takes_value=False
     ),
     "disable_custom_all_reduce": Superseded(
         "One worker runs the whole model and reduces nothing.", takes_value=False
@@ -57,15 +60,16 @@ SUPERSEDED: Mapping[str, Superseded] = {
 NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "tensor_parallel_size": (1,),
     "pipeline_parallel_size": (1,),
+    "data_parallel_size": (1,),
+    "distributed_executor_backend": ("mp", None),
     "enable_lora": (False,),
 }
 
 
-def report_superseded(names: Mapping[str, Any], logger: logging.Logger) -> None:
-    """Logs one line for every argument in `names` that has no effect any more."""
+def report_superseded(names: Iterable[str], logger: logging.Logger) -> None:
+    """Logs one line for each of `names`, which are superseded arguments."""
     for name in names:
-        if name in SUPERSEDED:
-            logger.warning("%s has no effect: %s", name, SUPERSEDED[name].instead)
+        logger.warning("%s has no effect: %s", name, SUPERSEDED[name].instead)
 
 
 def drop_superseded(arguments: Mapping[str, Any], logger: logging.Logger) -> dict[str, Any]:
@@ -79,7 +83,7 @@ def drop_superseded(arguments: Mapping[str, Any], logger: logging.Logger) -> dic
         if name in SUPERSEDED:
             # None and False ask for nothing, whatever the argument once did.
             if value is not None and value is not False:
-                report_superseded({name: value}, logger)
+                report_superseded([name], logger)
         elif name in NEUTRAL:
             if value not in NEUTRAL[name]:
                 raise ConfigurationError(

@@ -1,6 +1,7 @@
 """`taco_llm serve`: gateway, scheduler and workers as children of one supervisor.
 
-They start side by side and meet over Unix sockets in a private directory. Until the service
+They start side by side and meet over Unix sockets in a private directory, unless workers run on
+other machines of a Ray cluster. Until the service
 has been ready once, a child that dies ends the command, with the child's own words; later a child
 that dies is started again. A signal stops them in order: the gateway first, so that its requests
 finish, and the scheduler before the worker, so that what is cached can go to disk.
@@ -8,16 +9,21 @@ finish, and the scheduler before the worker, so that what is cached can go to di
 
 import asyncio
 import signal
-import tempfile
 import time
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from taco_llm.child_process import ChildProcess
 from taco_llm.engine_args import EngineArgs
-from taco_llm.flags import DRAFTER, GATEWAY, SCHEDULER, WORKER
+from taco_llm.flags import GATEWAY, SCHEDULER, WORKER
 from taco_llm.gateway_args import GatewayArgs
+from taco_llm.local_replicas import local_replicas
 from taco_llm.readiness import check_address_free, url, wait_until_ready
+from taco_llm.replica_args import DEFAULT_PORT, ReplicaArgs
+from taco_llm.supervised import SupervisedService
 from taco_proto.config import DRAIN_SECONDS, GatewayConfig, RedisConfig
 from taco_proto.errors import ConfigurationError
 
@@ -25,36 +31,47 @@ from taco_proto.errors import ConfigurationError
 STOP_SECONDS = 10.0
 
 
-def serve(engine: EngineArgs, gateway: GatewayArgs, redis: RedisConfig | None = None) -> int:
+def serve(
+    engine: EngineArgs,
+    gateway: GatewayArgs,
+    replicas: ReplicaArgs,
+    redis: RedisConfig | None = None,
+) -> int:
     """Serves until SIGINT or SIGTERM; returns the exit code of the command.
 
     Raises:
-        ConfigurationError: the model or the address cannot be used, or a child did not start.
+        ConfigurationError: the model, the address or the cluster cannot be used, or a child did
+            not start.
     """
-    with tempfile.TemporaryDirectory(prefix="taco-") as directory:  # mode 0700
-        address = f"unix:{Path(directory) / 'scheduler.sock'}"
-        worker_config = engine.worker_config(address)
-        gateway_config = gateway.gateway_config(
-            worker_config.model,
-            address,
-            admin_listen=f"unix:{Path(directory) / 'admin.sock'}",
-            redis=redis,
-        )
+    model = engine.model_config()
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(TemporaryDirectory(prefix="taco-")))  # mode 0700
+        address = replicas.scheduler_listen or f"unix:{directory / 'scheduler.sock'}"
+        workers: Sequence[SupervisedService]
+        if replicas.on_ray:
+            from taco_llm.ray_replicas.cluster import ray_cluster
+            from taco_llm.ray_replicas.replicas import ray_replicas
+
+            cluster = stack.enter_context(ray_cluster(directory))
+            address = replicas.scheduler_listen or cluster.address(DEFAULT_PORT)
+            workers = ray_replicas(engine, address, replicas.data_parallel_size, cluster)
+        else:
+            workers = local_replicas(engine, address, replicas.data_parallel_size)
+        admin = f"unix:{directory / 'admin.sock'}"
+        gateway_config = gateway.gateway_config(model, address, admin_listen=admin, redis=redis)
         check_address_free(gateway_config)
-        children = [
+        children: list[SupervisedService] = [
             ChildProcess(GATEWAY, gateway_config),
             ChildProcess(SCHEDULER, engine.scheduler_config(address, redis)),
-            ChildProcess(WORKER, worker_config),
+            *workers,
         ]
-        if (drafter_config := engine.drafter_config(address)) is not None:
-            children.append(ChildProcess(DRAFTER, drafter_config))
         return asyncio.run(Supervisor(children, gateway_config).run())
 
 
 class Supervisor:
-    """Starts children, keeps them running, stops them in the order in which they are given."""
+    """Starts services, keeps them running, stops them kind by kind in the order of `children`."""
 
-    def __init__(self, children: list[ChildProcess], gateway: GatewayConfig) -> None:
+    def __init__(self, children: Sequence[SupervisedService], gateway: GatewayConfig) -> None:
         self._children = children
         self._gateway = gateway
         self._stopping = asyncio.Event()
@@ -95,7 +112,7 @@ class Supervisor:
     def _reload(self) -> None:
         """The keys are to be read again. Before the start is done they have just been read."""
         for child in self._children:
-            if child.service == GATEWAY and self._is_up:
+            if isinstance(child, ChildProcess) and child.service == GATEWAY and self._is_up:
                 child.hang_up()
 
     async def _become_ready(self) -> bool:
@@ -104,7 +121,8 @@ class Supervisor:
         Raises:
             ConfigurationError: a child died.
         """
-        ready = asyncio.create_task(wait_until_ready(self._gateway))
+        num_workers = sum(child.service == WORKER for child in self._children)
+        ready = asyncio.create_task(wait_until_ready(self._gateway, num_workers))
         stopped = asyncio.create_task(self._stopping.wait())
         deaths = {asyncio.create_task(child.wait()): child for child in self._children}
         tasks: set[asyncio.Task[Any]] = {ready, stopped, *deaths}
@@ -117,7 +135,7 @@ class Supervisor:
             return False
         for death, child in deaths.items():
             if death in done:
-                raise ConfigurationError(f"the {child.service} did not start: {child.last_words()}")
+                raise ConfigurationError(f"{child.title} did not start: {child.last_words()}")
         return True
 
     async def _keep_running(self) -> None:
@@ -130,5 +148,7 @@ class Supervisor:
 
     async def _stop(self) -> None:
         drains = {GATEWAY: self._gateway.drain_timeout, SCHEDULER: DRAIN_SECONDS}
-        for child in self._children:
-            await child.stop(STOP_SECONDS + drains.get(child.service, 0.0))
+        for service in dict.fromkeys(child.service for child in self._children):
+            seconds = STOP_SECONDS + drains.get(service, 0.0)
+            stops = [child.stop(seconds) for child in self._children if child.service == service]
+            await asyncio.gather(*stops)

@@ -208,7 +208,7 @@ def test_superseded_flags_are_answered_with_one_line(
     flag = "--" + name.replace("_", "-")
     argv = [flag, "1"] if SUPERSEDED[name].takes_value else [flag]
     with caplog.at_level("INFO", logger="taco.cli"):
-        assert parse("serve", "demo", *argv)["model"] == "demo"
+        assert parse("worker", "demo", *argv)["model"] == "demo"
     assert [record.getMessage() for record in caplog.records] == [
         f"{name} has no effect: {SUPERSEDED[name].instead}"
     ]

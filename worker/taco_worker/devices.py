@@ -13,17 +13,19 @@ _GIB = 2**30
 def find_device(name: str) -> torch.device:
     """The device for `--device NAME`; auto is a GPU where one can be used.
 
+    Workers of one machine that are told auto get `auto:N`: GPU N where GPUs can be used.
+
     Raises:
         ValueError: there is no such device, or it cannot be used: why.
     """
-    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
-        return torch.device("cpu")
-    if name != "auto" and not re.fullmatch(r"cuda(:\d+)?", name):
+    match = re.fullmatch(r"cpu|(auto|cuda)(?::(\d+))?", name)
+    if match is None:
         raise ValueError(f"unknown device {name!r}; known: auto, cpu, cuda, cuda:N")
+    if name == "cpu" or (match[1] == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
     if reason := _why_no_gpu():
         raise ValueError(f"device {name!r} cannot be used: {reason}")
-    device = torch.device("cuda" if name == "auto" else name)
-    index = device.index or 0
+    index = int(match[2] or 0)
     if index >= torch.cuda.device_count():
         raise ValueError(f"device {name!r}: there are only {torch.cuda.device_count()} GPUs")
     return torch.device("cuda", index)

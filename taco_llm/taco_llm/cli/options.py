@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+from collections.abc import Collection
 from typing import Any, TypeAlias
 
 from taco_llm.cli.config_file import read_config_file
@@ -56,10 +57,13 @@ def add_config_argument(parser: Parser) -> None:
     )
 
 
-def add_superseded_flags(parser: Parser) -> None:
-    """Flags that are accepted and have no effect any more."""
+def add_superseded_flags(parser: Parser, taken: Collection[str] = ()) -> None:
+    """Flags that are accepted and have no effect any more, but those that are `taken`."""
     group = parser.add_argument_group("superseded flags, accepted with one log line each")
     for name, superseded in SUPERSEDED.items():
+        if name in taken:
+            continue
+        parser.superseded.add(name)
         flag = "--" + name.replace("_", "-")
         help_text = "No effect. " + superseded.instead
         if superseded.takes_value:
@@ -79,7 +83,7 @@ def collect(parser: Parser, namespace: argparse.Namespace) -> dict[str, Any]:
     path = values.pop("config", None)
     if path is not None:
         values = {**_file_values(parser, path), **values}
-    report_superseded(values, LOGGER)
+    report_superseded([name for name in values if name in parser.superseded], LOGGER)
     return values
 
 

@@ -1,0 +1,44 @@
+"""The workers of `taco_llm serve` on this machine, each with its share of it."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from taco_kernels.cpu.threads import available_cores
+from taco_llm.child_process import ChildProcess
+from taco_llm.engine_args import EngineArgs
+from taco_llm.flags import DRAFTER, WORKER
+from taco_proto.config import WorkerConfig
+from taco_proto.errors import ConfigurationError
+
+
+def local_replicas(engine: EngineArgs, scheduler: str, count: int) -> list[ChildProcess]:
+    """`count` workers that dial `scheduler`, and a draft worker for each where one is asked for.
+
+    Raises:
+        ConfigurationError: a model cannot be found, or several workers are to share one GPU.
+    """
+    workers = list(_worker_configs(engine.worker_config(scheduler), count))
+    children = [
+        ChildProcess(WORKER, config, config.name if count > 1 else None) for config in workers
+    ]
+    if (drafter := engine.drafter_config(scheduler)) is not None:
+        for index, worker in enumerate(workers):
+            config = replace(drafter, name=f"drafter-{index}", num_threads=worker.num_threads)
+            children.append(ChildProcess(DRAFTER, config, config.name if count > 1 else None))
+    return children
+
+
+def _worker_configs(config: WorkerConfig, count: int) -> Iterator[WorkerConfig]:
+    """Several workers get a GPU, or an equal part of the cores, each; one gets what it asks for."""
+    if count == 1:
+        yield config
+        return
+    if config.device.startswith("cuda:"):
+        raise ConfigurationError(
+            f"device {config.device} is one GPU, and data_parallel_size {count} asks for as many: "
+            "give cuda"
+        )
+    num_threads = config.num_threads or max(1, available_cores().num_threads() // count)
+    for index in range(count):
+        device = config.device if config.device == "cpu" else f"{config.device}:{index}"
+        yield replace(config, name=f"worker-{index}", device=device, num_threads=num_threads)

@@ -1,0 +1,99 @@
+"""The Ray cluster that workers run on: found, or started, and what it has to offer."""
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import chdir, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from taco_proto.errors import ConfigurationError
+
+LOGGER = logging.getLogger("taco.supervisor")
+
+
+@dataclass(frozen=True, slots=True)
+class RayCluster:
+    """A cluster that this process is connected to.
+
+    Attributes:
+        host: this machine's address in the cluster.
+        num_gpus: GPUs of all its nodes.
+    """
+
+    host: str
+    num_gpus: int
+
+    def address(self, port: int) -> str:
+        """Of a port on this machine, for the cluster's nodes to dial."""
+        return f"[{self.host}]:{port}" if ":" in self.host else f"{self.host}:{port}"
+
+
+@contextmanager
+def ray_cluster(directory: Path) -> Iterator[RayCluster]:
+    """Connects to the cluster of RAY_ADDRESS or of this machine, or starts one on this machine.
+
+    Actors that are started meanwhile end with it, and so does a cluster that it has started.
+
+    Args:
+        directory: private and empty; a cluster that is started keeps its files there.
+
+    Raises:
+        ConfigurationError: Ray is not installed, or the cluster cannot be used.
+    """
+    # Nothing is reported to anyone, unless the operator says so.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray
+    except ImportError:
+        raise ConfigurationError(
+            "distributed_executor_backend ray needs Ray: pip install 'taco-llm[ray]'"
+        ) from None
+
+    # Ray puts the working directory in front of the paths from which its processes import: a file
+    # of the operator's must not stand in for a package there.
+    with chdir(directory):
+        _connect(os.environ.get("RAY_ADDRESS"), directory)
+    try:
+        resources = ray.cluster_resources()
+        cluster = RayCluster(ray.util.get_node_ip_address(), int(resources.get("GPU", 0)))
+        LOGGER.info(
+            "on the Ray cluster of %s: %d nodes, %g CPUs, %d GPUs",
+            ray.get_runtime_context().gcs_address,
+            len(ray.nodes()),
+            resources.get("CPU", 0),
+            cluster.num_gpus,
+        )
+        yield cluster
+    finally:
+        ray.shutdown()
+
+
+def _connect(address: str | None, directory: Path) -> None:
+    """Raises ConfigurationError: there is no cluster at `address`, or it cannot be used."""
+    import ray
+
+    if address is not None and address.startswith("ray://"):
+        raise ConfigurationError(
+            f"RAY_ADDRESS {address} is one for Ray's clients: run the command on a node of the "
+            "cluster, with RAY_ADDRESS=auto"
+        )
+    # What actors write comes through `ServiceActor`, whole lines under their names.
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    try:
+        if address != "local":
+            ray.init(address or "auto", **options)
+            return
+    except ConnectionError as error:
+        if address is not None:
+            raise ConfigurationError(f"no Ray cluster at {address}: {_first_line(error)}") from None
+    except Exception as error:
+        # Another version of Ray or Python, a wrong token, an address that is none: all sorts.
+        raise ConfigurationError(f"cannot use the Ray cluster: {_first_line(error)}") from None
+    LOGGER.info("no Ray cluster is there: one is started on this machine")
+    ray.init("local", include_dashboard=False, _temp_dir=str(directory / "ray"), **options)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__

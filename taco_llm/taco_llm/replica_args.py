@@ -1,0 +1,63 @@
+"""How many workers `taco_llm serve` starts, and where."""
+
+import re
+from dataclasses import dataclass
+
+from taco_llm.flags import flag
+from taco_llm.scheduler_args import check_at_least
+from taco_proto.errors import ConfigurationError
+
+DEFAULT_PORT = 7100
+
+_WILDCARDS = ("", "0.0.0.0", "::")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaArgs:
+    """Arguments of the replicas: workers with a whole copy of the model each.
+
+    Raises:
+        ConfigurationError: a value is out of range.
+    """
+
+    data_parallel_size: int = flag(
+        "Workers to start, each with a whole copy of the model: on this machine with a GPU or an "
+        "equal share of the cores each.",
+        default=1,
+        parse=int,
+        metavar="WORKERS",
+    )
+    distributed_executor_backend: str = flag(
+        "Where workers run: mp starts them as processes on this machine, ray as actors on the Ray "
+        "cluster of RAY_ADDRESS or of this machine, and starts one where there is none.",
+        default="mp",
+        choices=("mp", "ray"),
+    )
+    worker_use_ray: bool = flag(
+        "Deprecated: --distributed-executor-backend ray says the same.",
+        default=False,
+    )
+    scheduler_listen: str | None = flag(
+        "Address at which the scheduler listens for workers, one that they reach, as host:port. "
+        f"Without it a private socket with mp; with ray port {DEFAULT_PORT} of this machine's "
+        "address in the cluster.",
+        default=None,
+        metavar="ADDRESS",
+    )
+
+    def __post_init__(self) -> None:
+        check_at_least("data_parallel_size", self.data_parallel_size, 1)
+        if self.scheduler_listen is not None:
+            match = re.fullmatch(
+                r"\[([^\[\]]+)\]:(\d{1,5})|([^:\[\]]*):(\d{1,5})", self.scheduler_listen
+            )
+            host, port = (match[1] or match[3], int(match[2] or match[4])) if match else ("", 0)
+            if host in _WILDCARDS or not 0 < port < 65536:
+                raise ConfigurationError(
+                    "scheduler_listen must be host:port, one that workers can dial, got "
+                    f"{self.scheduler_listen!r}"
+                )
+
+    @property
+    def on_ray(self) -> bool:
+        return self.worker_use_ray or self.distributed_executor_backend == "ray"
