@@ -16,7 +16,13 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from taco_license.document import MAX_BYTES, MAX_NUMBER, MAX_TEXT
-from taco_license.errors import AwayError, LeaseRefusedError, LicenseError, NotStoredError
+from taco_license.errors import (
+    AwayError,
+    LeaseRefusedError,
+    LicenseError,
+    NotStoredError,
+    SettingError,
+)
 from taco_license.leases import HEARTBEAT_SECONDS, LEASE_SECONDS
 from taco_license.metrics import ServiceMetrics
 from taco_license.role_protocol import EXTENSION
@@ -33,16 +39,18 @@ BODY_SECONDS = 30.0
 _FORBIDDEN = frozenset({"no_license", "expired", "not_licensed"})
 _LEASE_FIELDS = {"gpus", "instance", "started"}
 
+TokenReader = Callable[[], str]
 _Handler = Callable[[Request], Awaitable[Response]]
 
 
 def create_app(
-    service: LicenseService, admin_token: str | None = None, *, by_role: bool = False
+    service: LicenseService, admin_token: TokenReader | None = None, *, by_role: bool = False
 ) -> Starlette:
     """The application around `service`, whose event loop it runs in.
 
     Args:
-        admin_token: who replaces the license must give it as a bearer token; None: nobody must.
+        admin_token: reads what they must give as a bearer token who replace the license; raises
+            SettingError. None: they need none.
         by_role: callers prove roles by certificates, and each route is for some of them.
     """
     handlers = _Handlers(service, admin_token)
@@ -99,7 +107,7 @@ def _away(_: Request, error: Exception) -> Response:
 
 
 class _Handlers:
-    def __init__(self, service: LicenseService, admin_token: str | None) -> None:
+    def __init__(self, service: LicenseService, admin_token: TokenReader | None) -> None:
         self._service = service
         self._admin_token = admin_token
         self._metrics = ServiceMetrics(service)
@@ -149,8 +157,13 @@ class _Handlers:
     def _check_token(self, request: Request) -> None:
         if self._admin_token is None:
             return
+        try:
+            expected = self._admin_token()
+        except SettingError as error:
+            logger.error("%s", error)
+            raise _RequestError(503, "the admin token cannot be read now") from None
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        good = hmac.compare_digest(token.strip().encode(), self._admin_token.encode())
+        good = hmac.compare_digest(token.strip().encode(), expected.encode())
         if scheme.lower() != "bearer" or not good:
             raise _RequestError(401, "replacing the license needs the admin token")
 

@@ -7,7 +7,6 @@ holds: no server gives seats under an old one. A server checks the signature of 
 import asyncio
 import contextlib
 import logging
-import math
 from hashlib import sha256
 from typing import Any
 
@@ -133,7 +132,7 @@ class RedisLedger:
                 if self._version == version:
                     raise self._refusal(held, ask)
                 continue
-            limit, expires = held.license.access_limit, _ceil_ms(held.expires)
+            limit, expires = held.license.access_limit, _milliseconds(held.expires)
             asked = (_digits(ask.started), ask.instance, *ask.gpus)
             outcome, *details = await self._ask(_call(self._take, version, expires, limit, *asked))
             match outcome:
@@ -209,8 +208,8 @@ class RedisLedger:
         await self._write(held, "restored", self.now(), 0.0)
 
     async def _write(self, held: Held, event: str, latest: float, expires: float) -> list[Any]:
-        file = (_version(held), held.document, _ceil_ms(expires))
-        happened = (_ceil_ms(latest), event, summary(held.license))
+        file = (_version(held), held.document, _milliseconds(expires))
+        happened = (_milliseconds(latest), event, summary(held.license))
         command = _call(self._replace, *file, *happened, *held.gpus)
         replies = await self._link.run(command, seconds=DOCUMENT_SECONDS)
         if replies is None:
@@ -251,5 +250,6 @@ def _digits(number: int) -> str:
     return f"{number:0{DIGITS}d}"
 
 
-def _ceil_ms(seconds: float) -> int:
-    return math.ceil(seconds * 1000)
+def _milliseconds(seconds: float) -> int:
+    """Rounded down: a license that is good has more than nothing left."""
+    return int(seconds * 1000)

@@ -7,12 +7,13 @@ import socket
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import uvicorn
 import uvloop
 
-from taco_license.app import create_app
+from taco_license.app import TokenReader, create_app
 from taco_license.errors import SettingError
 from taco_license.keys import PublicKeys, project_keys, read_public_keys
 from taco_license.ledger import Ledger
@@ -37,7 +38,8 @@ class LicenseServerConfig:
         data_dir: where the license, the leases and the audit log stand; one server's alone.
         redis: where they stand for several servers. One of the two is given.
         public_keys: files of the issuers that are trusted; none: the project's.
-        admin_token_file: holds what a client must give that replaces the license; None: nothing.
+        admin_token_file: holds what a client must give that replaces the license, and is read each
+            time; None: nothing.
         tls: callers prove by certificates what they may do; None: plain HTTP, for all.
     """
 
@@ -58,7 +60,8 @@ def run_license_server(config: LicenseServerConfig) -> None:
         SettingError, ConfigurationError: another setting cannot.
     """
     keys = trusted_keys(config.public_keys)
-    token = _read_token(config.admin_token_file)
+    path = config.admin_token_file
+    token = None if path is None else token_reader(path)
     with (
         _listen(config.host, config.port) as listener,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
@@ -109,9 +112,12 @@ async def _tick(service: LicenseService) -> None:
 
 
 def http_server(
-    service: LicenseService, admin_token: str | None = None, tls: TlsFiles | None = None
+    service: LicenseService, admin_token: TokenReader | None = None, tls: TlsFiles | None = None
 ) -> uvicorn.Server:
     """It serves the sockets that its `serve` is given, until its `should_exit` is set.
+
+    Args:
+        admin_token: see `create_app`.
 
     Raises:
         SettingError: the TLS files cannot be used.
@@ -153,9 +159,14 @@ def _listen(host: str, port: int) -> socket.socket:
         raise SettingError(f"cannot listen on {host} port {port}: {error}") from None
 
 
-def _read_token(path: str | None) -> str | None:
-    if path is None:
-        return None
+def token_reader(path: str) -> TokenReader:
+    """Of a file that may change. Raises SettingError, as the reader does: it holds no token."""
+    reader = partial(_read_token, path)
+    reader()
+    return reader
+
+
+def _read_token(path: str) -> str:
     try:
         token = Path(path).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,6 +12,7 @@ import yaml
 from support.licenses import Clock, gpu_names, make_license, signed
 from taco_license.app import MAX_LEASE_BYTES, MAX_UPLOAD_BYTES, create_app
 from taco_license.leases import HEARTBEAT_SECONDS, LEASE_SECONDS
+from taco_license.server import token_reader
 from taco_license.service import LicenseService
 from taco_license.store import Store
 
@@ -19,8 +21,9 @@ ONE, TWO = gpu_names(2)
 
 
 @asynccontextmanager
-async def connected(service: LicenseService, token: str | None = None) -> AsyncIterator[Any]:
-    transport = httpx.ASGITransport(create_app(service, token))
+async def connected(service: LicenseService, token: Path | None = None) -> AsyncIterator[Any]:
+    reader = None if token is None else token_reader(str(token))
+    transport = httpx.ASGITransport(create_app(service, reader))
     async with httpx.AsyncClient(transport=transport, base_url="http://license") as client:
         yield client
 
@@ -54,9 +57,13 @@ async def test_a_license_that_is_no_good_changes_nothing(service: LicenseService
         assert (await client.get("/ls/view")).text == before
 
 
-async def test_who_replaces_the_license_needs_the_token(service: LicenseService) -> None:
+async def test_who_replaces_the_license_needs_the_token(
+    service: LicenseService, tmp_path: Path
+) -> None:
     data = signed(make_license())
-    async with connected(service, TOKEN) as client:
+    file = tmp_path / "token"
+    file.write_text(f"{TOKEN}\n")
+    async with connected(service, file) as client:
         for headers in (
             {},
             {"authorization": "Bearer another"},
@@ -69,6 +76,11 @@ async def test_who_replaces_the_license_needs_the_token(service: LicenseService)
             assert answer.status_code == 401
         assert service.license is None
         assert (await upload(client, data, authorization=f"bearer {TOKEN}")).status_code == 200
+        file.write_text("a-new-token")
+        assert (await upload(client, data, authorization=f"Bearer {TOKEN}")).status_code == 401
+        assert (await upload(client, data, authorization="Bearer a-new-token")).status_code == 200
+        file.write_text("")
+        assert (await upload(client, data, authorization="Bearer ")).status_code == 503
 
 
 @pytest.mark.parametrize(
