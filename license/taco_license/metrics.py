@@ -1,21 +1,26 @@
 """What the license server measures, made into Prometheus families when somebody scrapes."""
 
 from collections.abc import Iterator, Mapping
+from importlib.metadata import version
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.gc_collector import GCCollector
+from prometheus_client.platform_collector import PlatformCollector
+from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from taco_license.service import LicenseService
 
 
 class ServiceMetrics(Collector):
-    """The figures of one service, in a registry of their own."""
+    """The figures of one service and those of its process, in a registry of their own."""
 
     def __init__(self, service: LicenseService) -> None:
         self._service = service
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
+        self._show_process()
 
     def render(self) -> bytes:
         """Prometheus' text format."""
@@ -42,6 +47,18 @@ class ServiceMetrics(Collector):
         )
         errors.add_metric((), ledger.num_failures)
         yield errors
+
+    def _show_process(self) -> None:
+        """As the other services do, whose package this one does not know."""
+        for collector in (ProcessCollector, PlatformCollector, GCCollector):
+            collector(registry=self._registry)
+        build = Gauge(
+            "taco:build_info",
+            "1; what runs here stands in the labels.",
+            ("service", "version"),
+            registry=self._registry,
+        )
+        build.labels("license-server", version("taco-llm")).set(1)
 
 
 def _gauge(name: str, documentation: str, value: float) -> Metric:
