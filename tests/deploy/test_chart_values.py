@@ -1,0 +1,166 @@
+"""Values that a chart does not know are refused, and those that it knows are explained."""
+
+import copy
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from support.chart_values import closed_objects, leaves, schema_of, values_of, values_page
+from support.charts import EXAMPLES, LICENSE_SERVER, PLATFORM, ROOT, ChartError, helm, render
+
+DEMO = {"model": {"name": "demo"}}
+
+
+@pytest.fixture(params=[PLATFORM, LICENSE_SERVER], ids=lambda chart: chart.name)
+def chart(request: pytest.FixtureRequest) -> Path:
+    return Path(request.param)
+
+
+@pytest.fixture
+def values(chart: Path) -> dict[str, Any]:
+    values = values_of(chart)
+    return values | {"model": values["model"] | DEMO["model"]} if chart == PLATFORM else values
+
+
+def test_the_schema_says_what_each_value_is(chart: Path, values: dict[str, Any]) -> None:
+    jsonschema.Draft7Validator.check_schema(schema_of(chart))
+    jsonschema.Draft7Validator(schema_of(chart)).validate(values)
+    described = {value.path for value in leaves(chart) if value.schema.get("description")}
+    assert (
+        described == {value.path for value in leaves(chart)} == {*_paths(values_of(chart), chart)}
+    )
+
+
+def _paths(values: dict[str, Any], chart: Path) -> list[str]:
+    """Those of values.yaml itself, down to what the schema has no names for."""
+    ends = {value.path for value in leaves(chart)}
+    found, left = [], [("", values)]
+    while left:
+        path, part = left.pop()
+        for name, value in part.items():
+            below = f"{path}.{name}".lstrip(".")
+            if below in ends or not isinstance(value, dict):
+                found.append(below)
+            else:
+                left.append((below, value))
+    return found
+
+
+def test_no_map_takes_a_key_that_it_does_not_know(chart: Path, values: dict[str, Any]) -> None:
+    validator = jsonschema.Draft7Validator(schema_of(chart))
+    paths = [*closed_objects(values, schema_of(chart))]
+    assert len(paths) > 10
+    for path in paths:
+        wrong = copy.deepcopy(values)
+        part = wrong
+        for name in filter(None, path.split(".")):
+            part = part[name]
+        part["unknown"] = 1
+        assert not validator.is_valid(wrong), path
+
+
+def test_no_value_takes_another_type(chart: Path, values: dict[str, Any]) -> None:
+    validator = jsonschema.Draft7Validator(schema_of(chart))
+    for value in leaves(chart):
+        wrong = copy.deepcopy(values)
+        *above, name = value.path.split(".")
+        part = wrong
+        for step in above:
+            part = part[step]
+        part[name] = 0.5 if not isinstance(value.default, bool) else "true"
+        assert not validator.is_valid(wrong), value.path
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({}, "/model/name"),
+        (DEMO | {"gatway": {}}, "gatway"),
+        (DEMO | {"worker": {"kvDisk": {"size": 1}}}, "'size' not allowed"),
+        (DEMO | {"license": {"mode": False}}, "/license/mode"),
+        (DEMO | {"image": {"tag": "latest"}}, "/image/tag"),
+        (DEMO | {"redis": {"image": "redis:latest"}}, "/redis/image"),
+        (DEMO | {"redis": {"url": "redis://:secret@redis:6379"}}, "/redis/url"),
+        (DEMO | {"worker": {"resources": {"limits": {"memory": None}}}}, "limits"),
+        (DEMO | {"networkPolicy": {"clients": [{}]}}, "/networkPolicy/clients"),
+    ],
+)
+def test_helm_refuses_what_the_schema_does(values: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ChartError, match=reason):
+        render(PLATFORM, values=values)
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"scheduler": {"replicas": 2}}, "find several schedulers through Redis"),
+        ({"scheduler": {"enabled": False}}, "scheduler.address is needed"),
+        ({"scheduler": {"address": "other:7100"}}, "set scheduler.enabled to false"),
+        ({"redis": {"enabled": True}}, "needs redis.secretName"),
+        ({"redis": {"secretName": "a"}}, "of no use without redis.url"),
+        (
+            {"redis": {"enabled": True, "secretName": "a", "url": "redis://b"}},
+            "give one of them",
+        ),
+        ({"gateway": {"apiKeys": {"inRedis": True}}}, "inRedis needs redis.url"),
+        (
+            {
+                "gateway": {"apiKeys": {"inRedis": True, "secretName": "keys"}},
+                "redis": {"url": "redis://b"},
+            },
+            "API keys stand in Redis or in a Secret",
+        ),
+        ({"gateway": {"autoscaling": {"min": 20}}}, "gateway.autoscaling.max is below its min"),
+        ({"draftWorker": {"enabled": True}}, "needs draftWorker.model"),
+        ({"worker": {"maxUnavailable": 0}}, "no worker could ever be replaced"),
+        (
+            {"workerCpu": {"enabled": True}, "autoscaling": {"kind": "hpa"}},
+            "workerCpu.autoscaling.enabled to false",
+        ),
+    ],
+)
+def test_values_that_make_no_sense_together_end_with_one_line(
+    values: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(ChartError, match=reason):
+        render(PLATFORM, values=DEMO | values)
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"replicas": 2}, "need redis.url"),
+        ({"redis": {"secretName": "a"}}, "of no use without redis.url"),
+        ({"tls": {"enabled": True}}, "needs tls.issuer.name"),
+        (
+            {
+                "tls": {"enabled": True, "secretNames": {"server": "a"}},
+                "serviceMonitor": {"enabled": True},
+            },
+            "Prometheus needs a certificate",
+        ),
+    ],
+)
+def test_so_do_those_of_the_license_server(values: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ChartError, match=reason):
+        render(LICENSE_SERVER, values=values)
+
+
+def test_helm_finds_nothing_to_complain_about() -> None:
+    example = EXAMPLES / "everything.yaml"
+    helm("lint", "--strict", PLATFORM, "--values", example)
+    helm("lint", "--strict", LICENSE_SERVER)
+
+
+def test_charts_are_of_the_version_of_the_package(chart: Path) -> None:
+    shown = yaml.safe_load(helm("show", "chart", chart))
+    assert shown["version"] == shown["appVersion"] == version("taco-llm")
+
+
+def test_the_page_of_values_is_written_from_the_charts() -> None:
+    page = (ROOT / "docs" / "chart-values.md").read_text()
+    assert page == values_page(), "python -m support.chart_values in tests/ writes it"

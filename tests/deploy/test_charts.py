@@ -1,0 +1,284 @@
+"""What holds for all that the charts make, whatever the values are."""
+
+import functools
+import re
+from collections.abc import Callable
+from pathlib import PurePosixPath
+from typing import Any
+
+import pytest
+
+from support.charts import (
+    LICENSE_SERVER,
+    PLATFORM,
+    Document,
+    Release,
+    Workload,
+    example,
+    flag_values,
+    render,
+)
+from support.kubernetes_schemas import NEWEST, OLDEST, mistakes
+from support.network_policies import ways
+from taco_llm.cli.main import build_parser
+
+LICENSE_URL = "redis://redis.redis.svc:6379/1"
+
+RELEASES: dict[str, Callable[[], Release]] = {
+    "demo-cpu": functools.partial(example, "demo-cpu"),
+    "gpu": functools.partial(example, "gpu"),
+    "own-secrets": functools.partial(example, "own-secrets"),
+    "everything": functools.partial(example, "everything"),
+    "license": functools.cache(lambda: render(LICENSE_SERVER)),
+    "licenses-in-redis": functools.cache(
+        lambda: render(
+            LICENSE_SERVER,
+            values={
+                "replicas": 2,
+                "redis": {"url": LICENSE_URL, "secretName": "redis"},
+                "publicKeys": {"a.pub": "key a", "b.pub": "key b"},
+                "adminToken": {"secretName": "admin"},
+                "tls": {"enabled": True, "issuer": {"name": "internal"}},
+                "serviceMonitor": {"enabled": True},
+            },
+        )
+    ),
+}
+
+# What must be there before: named in the values, made by nobody.
+GIVEN: dict[str, set[str]] = {
+    "demo-cpu": set(),
+    "gpu": {"Secret/hub-token", "Secret/taco-api-keys", "Secret/llm-example-com"},
+    "own-secrets": {
+        "Secret/redis",
+        *(f"Secret/{role}-cert" for role in ("gateway", "scheduler", "worker")),
+    },
+    "everything": {
+        "Secret/llm-example-com",
+        "Secret/taco-redis",
+        "Secret/registry",
+        "PersistentVolumeClaim/models",
+    },
+    "license": set(),
+    "licenses-in-redis": {"Secret/redis", "Secret/admin"},
+}
+
+
+@pytest.fixture(params=RELEASES)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def release(name: str) -> Release:
+    return RELEASES[name]()
+
+
+@pytest.mark.parametrize("version", [OLDEST, NEWEST])
+def test_kubernetes_knows_every_field(release: Release, version: str) -> None:
+    found = {
+        f"{document['kind']}/{document['metadata']['name']}": mistakes(document, version)
+        for document in release.documents
+    }
+    assert not {where: what for where, what in found.items() if what}
+
+
+def test_the_schemas_refuse_what_kubernetes_does() -> None:
+    (document,) = (w.document for w in example("gpu").workloads if w.component == "worker")
+    pod = document["spec"]["template"]["spec"]
+    wrong = document | {"spec": document["spec"] | {"template": {"spec": pod | {"hostnme": "a"}}}}
+    monitor = example("everything").of_kind("PodMonitor")[0]
+    assert any("hostnme" in mistake for mistake in mistakes(wrong, OLDEST))
+    assert mistakes(monitor | {"spec": monitor["spec"] | {"endpoints": []}}, OLDEST)
+
+
+def test_names_are_unique_and_short_enough(release: Release) -> None:
+    names = [(document["kind"], document["metadata"]["name"]) for document in release.documents]
+    assert len(names) == len(set(names))
+    for kind, name in names:
+        limit = 253 if kind == "ConfigMap" else 63
+        assert re.fullmatch(r"[a-z0-9][-a-z0-9]*", name)
+        assert len(name) <= limit
+    assert all(document["metadata"]["namespace"] for document in release.documents)
+
+
+def test_pods_run_with_no_more_rights_than_they_need(release: Release) -> None:
+    for workload in release.workloads:
+        pod, container = workload.pod, workload.container
+        assert pod["automountServiceAccountToken"] is False
+        assert pod["enableServiceLinks"] is False
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["runAsUser"] == 10001
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "privileged": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        account = release.named("ServiceAccount", pod["serviceAccountName"])
+        assert account["automountServiceAccountToken"] is False
+        assert not pod.keys() & {"hostNetwork", "hostPID", "hostIPC", "initContainers"}
+
+
+def test_pods_say_what_they_need_and_what_they_run(release: Release) -> None:
+    for workload in release.workloads:
+        container = workload.container
+        assert container["resources"]["requests"].keys() == {"cpu", "memory"}
+        assert "memory" in container["resources"]["limits"]
+        image, _, tag = container["image"].rpartition(":")
+        assert image
+        assert tag[0].isdigit()
+        assert workload.document["spec"].get("replicas", 1) >= 1
+        assert 10 <= workload.pod["terminationGracePeriodSeconds"] <= 120
+
+
+def test_probes_and_services_name_ports_that_pods_have(release: Release) -> None:
+    for workload in release.workloads:
+        for kind in ("startupProbe", "livenessProbe", "readinessProbe"):
+            probe = workload.container[kind]
+            (how,) = (probe[how] for how in ("httpGet", "tcpSocket") if how in probe)
+            assert how["port"] in workload.ports
+    for service in release.of_kind("Service"):
+        (target,) = release.selected({"matchLabels": service["spec"]["selector"]})
+        ports = service["spec"].get("ports", [])
+        assert {port["targetPort"] for port in ports} <= target.ports.keys()
+    for monitor in release.of_kind("PodMonitor"):
+        (target,) = release.selected(monitor["spec"]["selector"])
+        assert {end["port"] for end in monitor["spec"]["podMetricsEndpoints"]} <= {*target.ports}
+
+
+def test_selectors_select_what_they_are_meant_for_and_nothing_else(release: Release) -> None:
+    for workload in release.workloads:
+        assert release.selected(workload.document["spec"]["selector"]) == [workload]
+        for constraint in workload.pod.get("topologySpreadConstraints", []):
+            assert release.selected(constraint["labelSelector"]) == [workload]
+    for budget in release.of_kind("PodDisruptionBudget"):
+        (workload,) = release.selected(budget["spec"]["selector"])
+        assert workload.document["metadata"]["name"] == budget["metadata"]["name"]
+    for policy in release.of_kind("NetworkPolicy"):
+        assert release.selected(policy["spec"]["podSelector"])
+
+
+def test_what_is_scaled_is_there_and_has_no_number_of_its_own(release: Release) -> None:
+    scalers = release.of_kind("HorizontalPodAutoscaler", "ScaledObject")
+    scaled = {
+        f"{target['kind']}/{target['name']}"
+        for target in (scaler["spec"]["scaleTargetRef"] for scaler in scalers)
+    }
+    assert len(scaled) == len(scalers)
+    without = {w.key for w in release.workloads if "replicas" not in w.document["spec"]}
+    assert scaled == without
+
+
+def test_files_are_mounted_once_and_for_reading(release: Release) -> None:
+    writable = {"tmp", "models-cache", "kv-disk", "data"}
+    for workload in release.workloads:
+        mounts = workload.container["volumeMounts"]
+        assert sorted(mount["name"] for mount in mounts) == sorted(workload.volumes)
+        assert len({mount["mountPath"] for mount in mounts}) == len(mounts)
+        assert all(mount.get("readOnly") for mount in mounts if mount["name"] not in writable)
+        for volume in workload.volumes.values():
+            assert volume.get("secret", {}).get("defaultMode", 0o440) == 0o440
+
+
+def test_what_pods_refer_to_exists(name: str, release: Release) -> None:
+    made = {f"{d['kind']}/{d['metadata']['name']}" for d in release.documents}
+    made |= {f"Secret/{d['spec']['secretName']}" for d in release.of_kind("Certificate")}
+    wanted = {what for workload in release.workloads for what in _referred_to(workload)}
+    wanted |= {
+        f"Secret/{tls['secretName']}"
+        for ingress in release.of_kind("Ingress")
+        for tls in ingress["spec"]["tls"]
+    }
+    assert wanted - made == GIVEN[name]
+
+
+def _referred_to(workload: Workload) -> set[str]:
+    found = {f"Secret/{secret['name']}" for secret in workload.pod.get("imagePullSecrets", [])}
+    for volume in workload.volumes.values():
+        for source, kind, key in (
+            ("secret", "Secret", "secretName"),
+            ("configMap", "ConfigMap", "name"),
+            ("persistentVolumeClaim", "PersistentVolumeClaim", "claimName"),
+        ):
+            if source in volume:
+                found.add(f"{kind}/{volume[source][key]}")
+    return found
+
+
+def test_no_secret_stands_in_an_environment(release: Release) -> None:
+    for workload in release.workloads:
+        for variable in workload.container.get("env", []):
+            source: Document = variable.get("valueFrom", {})
+            assert source.keys() <= {"fieldRef"}
+        assert "envFrom" not in workload.container
+    assert not release.of_kind("Secret")  # they are never Helm's: it would keep them in its history
+
+
+def test_commands_are_those_of_the_parser(release: Release) -> None:
+    parser = build_parser()
+    for workload in release.workloads:
+        container = workload.container
+        if "taco-" not in container["image"]:
+            continue
+        namespace = parser.parse_args(_expanded(container))
+        service = container["name"]
+        assert namespace.command == {"license-server": "license", "worker-cpu": "worker"}.get(
+            service, service
+        )
+        for port_flag, port in (("admin_port", "admin"), ("grpc_port", "grpc")):
+            if port_flag in namespace:
+                assert getattr(namespace, port_flag) == workload.ports[port]
+
+
+def _expanded(container: Document) -> list[str]:
+    """The arguments as a kubelet gives them; a variable that is not there would stay as it is."""
+    names = {variable["name"] for variable in container.get("env", [])}
+    arguments = [re.sub(r"\$\((\w+)\)", lambda m: f"<{m[1]}>", arg) for arg in container["args"]]
+    used = {name for arg in arguments for name in re.findall(r"<(\w+)>", arg)}
+    assert used <= names
+    return arguments
+
+
+def test_flags_name_files_that_are_mounted(release: Release) -> None:
+    for workload in release.workloads:
+        folders = {mount["mountPath"] for mount in workload.container["volumeMounts"]}
+        values = [value for _, value in flag_values(workload.container["args"])]
+        values += [arg for arg in workload.container["args"] if arg.startswith("/")]
+        for value in values:
+            if value.startswith("/"):
+                assert folders & {value, *map(str, PurePosixPath(value).parents)}, value
+
+
+def test_policies_let_in_only_at_ports_that_pods_have(release: Release) -> None:
+    for workload in release.workloads:
+        assert {port for _, port in ways(release, workload.labels, "Ingress")} <= {
+            *workload.ports.values()
+        }
+
+
+def test_certificates_are_those_of_the_pods_that_mount_them(release: Release) -> None:
+    roles = {
+        certificate["spec"]["secretName"]: certificate["spec"]["dnsNames"]
+        for certificate in release.of_kind("Certificate")
+        if not certificate["spec"].get("isCA")
+    }
+    for workload in release.workloads:
+        if "tls" in workload.volumes and roles:
+            role = workload.container["name"].removesuffix("-cpu")
+            secret = workload.volumes["tls"]["secret"]["secretName"]
+            assert roles[secret] == [f"{role}.taco.internal"]
+    for certificate in release.of_kind("Certificate"):
+        spec: dict[str, Any] = certificate["spec"]
+        usages = {"digital signature", "server auth", "client auth"}
+        assert spec.get("isCA") or usages == {*spec["usages"]}
+
+
+def test_no_release_has_a_name_that_is_too_long() -> None:
+    everything = PLATFORM.parent / "examples" / "everything.yaml"
+    release = render(PLATFORM, everything, name="a" * 53)
+    for workload in release.workloads:
+        # What a StatefulSet adds for its revisions and a Deployment for its pods.
+        assert len(workload.document["metadata"]["name"]) + len("-1234567890") <= 64
+    test_names_are_unique_and_short_enough(release)

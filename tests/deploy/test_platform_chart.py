@@ -1,0 +1,264 @@
+"""What the chart of the platform makes of its values."""
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+import yaml
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from support.charts import EXAMPLES, PLATFORM, ROOT, Release, Workload, example, helm, render
+from support.network_policies import arrows, ways
+from support.patience import wait_until
+
+DEMO = {"model": {"name": "demo"}}
+NAMESPACE = "llm"
+
+
+def rendered(**values: Any) -> Release:
+    return render(PLATFORM, values=DEMO | values)
+
+
+def flags(workload: Workload) -> set[str]:
+    return {*workload.container["args"]}
+
+
+def test_by_default_there_are_gateways_a_scheduler_and_a_worker_with_a_gpu() -> None:
+    release = rendered()
+    replicas = {w.component: w.document["spec"]["replicas"] for w in release.workloads}
+    assert replicas == {"gateway": 2, "scheduler": 1, "worker": 1}
+    worker = release.workload("worker")
+    assert worker.container["resources"]["limits"]["nvidia.com/gpu"] == 1
+    assert "--device=cuda" in flags(worker)
+    assert worker.document["spec"]["strategy"]["rollingUpdate"] == {
+        "maxSurge": 0,  # there is no GPU to spare
+        "maxUnavailable": 1,
+    }
+
+
+def test_each_service_can_be_left_out() -> None:
+    release = rendered(
+        gateway={"enabled": False},
+        scheduler={"enabled": False, "address": "scheduler.other:7101"},
+        worker={"enabled": False},
+        workerCpu={"enabled": True},
+    )
+    (worker,) = release.workloads
+    assert worker.component == "worker-cpu"
+    assert {"--scheduler=scheduler.other:7101", "--device=cpu"} <= flags(worker)
+    assert ("addresses", 7101) in ways(release, worker.labels, "Egress")
+    assert not release.of_kind("Service")
+
+
+def test_only_the_arrows_of_the_house_are_open() -> None:
+    dialling = {"gateway", "worker", "worker-cpu", "draft-worker"}
+    assert arrows(example("everything"), NAMESPACE) == {
+        *((service, "scheduler", 7100) for service in dialling),
+        ("gateway", "redis", 6379),
+        ("scheduler", "redis", 6379),
+    }
+
+
+def test_what_is_open_to_others_is_named() -> None:
+    release = example("everything")
+    names = ("pods elsewhere", 53)
+    ingress = {
+        w.component: ways(release, w.labels, "Ingress") - {("pods elsewhere", 9000)}
+        for w in release.workloads
+    }
+    assert ingress.pop("gateway") == {("pods", 8000), ("pods", 7200)}
+    assert ingress == {
+        "scheduler": {("pods", 7100)},
+        "worker": set(),
+        "worker-cpu": set(),
+        "draft-worker": set(),
+        "redis": {("pods", 6379)},
+    }
+    egress = {w.component: ways(release, w.labels, "Egress") for w in release.workloads}
+    to_scheduler = {names, ("pods", 7100)}
+    assert egress == {
+        "gateway": to_scheduler | {("pods", 6379)},
+        "scheduler": {names, ("pods", 6379)},
+        "worker": to_scheduler | {("pods elsewhere", 10080)},
+        "worker-cpu": to_scheduler | {("pods elsewhere", 10080)},
+        "draft-worker": to_scheduler,
+        "redis": set(),
+    }
+
+
+def test_metrics_are_for_prometheus_alone() -> None:
+    release = rendered(networkPolicy={"prometheus": []})
+    for workload in release.workloads:
+        assert 9000 not in {port for _, port in ways(release, workload.labels, "Ingress")}
+
+
+def test_downloads_need_a_way_out_and_models_of_ones_own_none() -> None:
+    for from_hub in (True, False):
+        release = rendered(model={"name": "demo", "fromHub": from_hub})
+        worker = release.workload("worker")
+        is_offline = {"name": "HF_HUB_OFFLINE", "value": "1"} in worker.container["env"]
+        assert is_offline is not from_hub
+        assert (("addresses", 443) in ways(release, worker.labels, "Egress")) is from_hub
+
+
+def test_addresses_elsewhere_are_reached_at_their_ports() -> None:
+    release = example("own-secrets")
+    to_redis = ("addresses", 6380)
+    assert to_redis in ways(release, release.workload("scheduler").labels, "Egress")
+    release = rendered(license={"serverAddress": "https://license.example.com"})
+    to_server = ("pods elsewhere", 443)
+    assert to_server in ways(release, release.workload("worker").labels, "Egress")
+
+
+def test_one_scheduler_is_dialled_and_several_are_found_in_redis() -> None:
+    one = rendered(redis={"url": "redis://redis"}).workload("gateway")
+    assert {"--scheduler=taco-scheduler:7100", "--redis-url=redis://redis"} <= flags(one)
+    several = example("everything")
+    gateway = flags(several.workload("gateway"))
+    assert not any(flag.startswith("--scheduler=") for flag in gateway)
+    assert "--redis-url=redis://taco-redis:6379/0" in gateway
+    assert "--advertise=$(POD_IP):7100" in flags(several.workload("scheduler"))
+
+
+def test_pods_have_the_time_to_stop_that_their_flags_give_to_requests() -> None:
+    gateway = rendered(gateway={"preStopSeconds": 7, "drainSeconds": 50}).workload("gateway")
+    assert gateway.container["lifecycle"]["preStop"] == {"sleep": {"seconds": 7}}
+    assert "--drain-timeout=50" in flags(gateway)
+    assert gateway.pod["terminationGracePeriodSeconds"] > 57
+    release = rendered(scheduler={"workerDrainSeconds": 90})
+    assert "--worker-drain-timeout=90" in flags(release.workload("scheduler"))
+    assert release.workload("worker").pod["terminationGracePeriodSeconds"] > 90
+
+
+def test_a_kv_disk_is_claimed_by_each_worker_and_holds_its_files() -> None:
+    worker = rendered(worker={"kvDisk": {"enabled": True, "sizeGiB": 95}}).workload("worker")
+    assert worker.document["kind"] == "StatefulSet"
+    assert {"--kv-disk-path=/kv-disk", "--kv-disk-space=95"} <= flags(worker)
+    (claim,) = worker.document["spec"]["volumeClaimTemplates"]
+    assert claim["spec"]["resources"]["requests"]["storage"] == "105Gi"
+
+
+def test_redis_starts_with_its_password(tmp_path: Path) -> None:
+    """By the very script, with folders of this machine and a socket instead of a port."""
+    workload = example("everything").workload("redis")
+    folder, password, socket = tmp_path / "data", tmp_path / "password", tmp_path / "socket"
+    folder.mkdir()
+    password.write_text("secret")
+    (script,) = workload.container["args"]
+    assert workload.ports == {"redis": 6379}
+    script = script.replace("/etc/taco/redis/password", str(password))
+    script = script.replace("dir /data", f"dir {folder}\nport 0\nunixsocket {socket}")
+    command = [*workload.container["command"], script]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as server:
+        try:
+            wait_until(socket.exists, "the socket of Redis")
+            once = Retry(NoBackoff(), 0)
+            client = redis.Redis(unix_socket_path=str(socket), password="secret")
+            assert client.config_get("appendonly") == {"appendonly": "yes"}
+            with pytest.raises(redis.AuthenticationError):
+                redis.Redis(unix_socket_path=str(socket), retry=once).ping()
+            assert "secret" not in Path(f"/proc/{server.pid}/cmdline").read_text()
+        finally:
+            server.terminate()
+    assert server.returncode == 0
+
+
+def test_a_worker_asks_for_a_license_under_the_name_of_its_node_where_it_has_no_gpu() -> None:
+    release = example("everything")
+    for component in ("worker", "worker-cpu"):
+        workload = release.workload(component)
+        env = {variable["name"]: variable for variable in workload.container["env"]}
+        assert "--license=required" in flags(workload)
+        assert env["TACO_LS_ADDR"]["value"].startswith("https://taco-license-server.kube-system")
+        assert ("TACO_LICENSE_ID" in env) is (component == "worker-cpu")
+    assert "10080" not in str(rendered(license={"mode": "off"}).documents)
+
+
+def test_without_an_issuer_the_release_has_an_authority_of_its_own() -> None:
+    release = rendered(tls={"enabled": True})
+    issuers = {issuer["metadata"]["name"]: issuer["spec"] for issuer in release.of_kind("Issuer")}
+    assert issuers == {
+        "taco-self-signed": {"selfSigned": {}},
+        "taco-ca": {"ca": {"secretName": "taco-ca"}},
+    }
+    certificates = {c["metadata"]["name"]: c["spec"] for c in release.of_kind("Certificate")}
+    assert certificates.pop("taco-ca")["isCA"]
+    assert certificates.keys() == {"taco-gateway", "taco-scheduler", "taco-worker"}
+    assert {c["issuerRef"]["name"] for c in certificates.values()} == {"taco-ca"}
+
+
+def test_certificates_that_are_given_are_not_made() -> None:
+    assert not example("own-secrets").of_kind("Certificate", "Issuer")
+    made = example("everything").of_kind("Certificate")
+    roles = {name for certificate in made for name in certificate["spec"]["dnsNames"]}
+    services = ("gateway", "scheduler", "worker", "draft-worker", "client")
+    assert roles == {f"{service}.taco.internal" for service in services}
+
+
+def test_monitors_give_targets_the_names_that_dashboards_ask_for() -> None:
+    monitors = example("everything").of_kind("PodMonitor")
+    assert len(monitors) == 5
+    for monitor in monitors:
+        (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+        labels = {label["targetLabel"]: label["replacement"] for label in endpoint["relabelings"]}
+        service = monitor["metadata"]["name"].removeprefix("taco-").removesuffix("-cpu")
+        assert labels == {"job": f"taco-{service}", "release": "taco"}
+        assert monitor["metadata"]["labels"]["release"] == "prometheus"
+
+
+def test_alerts_and_dashboards_are_those_in_the_chart() -> None:
+    release = example("everything")
+    (rule,) = release.of_kind("PrometheusRule")
+    assert rule["spec"] == yaml.safe_load((PLATFORM / "files" / "alerts.yaml").read_text())
+    shown: dict[str, str] = {}
+    for dashboard in release.of_kind("ConfigMap"):
+        assert dashboard["metadata"]["labels"]["grafana_dashboard"] == "1"
+        shown |= dashboard["data"]
+    files = (PLATFORM / "files" / "dashboards").glob("*.json")
+    assert shown == {file.name: file.read_text() for file in files} != {}
+
+
+def test_keda_asks_prometheus_for_metrics_that_there_are() -> None:
+    scalers = example("everything").of_kind("ScaledObject")
+    triggers = {s["metadata"]["name"]: s["spec"]["triggers"] for s in scalers}
+    assert triggers.keys() == {"taco-gateway", "taco-worker", "taco-draft-worker"}
+    assert [trigger["type"] for trigger in triggers["taco-gateway"]] == ["cpu"]
+    documented = (ROOT / "docs" / "metrics.md").read_text()
+    for trigger in triggers["taco-worker"] + triggers["taco-draft-worker"]:
+        query = trigger["metadata"]["query"]
+        names = re.findall(r"\w+:\w+", query)
+        assert names
+        assert all(f"`{name}" in documented for name in names)
+        selector = '{job="taco-scheduler",namespace="llm",release="taco"}'
+        assert query.count(selector) == len(names)
+
+
+def test_horizontal_pod_autoscalers_use_the_metrics_of_the_documented_adapter() -> None:
+    release = render(
+        PLATFORM, EXAMPLES / "gpu.yaml", values={"draftWorker": {"enabled": True, "model": "a"}}
+    )
+    used = {
+        metric["external"]["metric"]["name"]
+        for scaler in release.of_kind("HorizontalPodAutoscaler")
+        for metric in scaler["spec"]["metrics"]
+        if metric["type"] == "External"
+    }
+    page = (ROOT / "docs" / "kubernetes.md").read_text()
+    (rules,) = re.findall(r"```yaml\n(rules:\n.*?)```", page, re.DOTALL)
+    assert used == {rule["name"]["as"] for rule in yaml.safe_load(rules)["rules"]["external"]}
+
+
+def test_the_notes_say_how_to_reach_it_and_what_is_open() -> None:
+    def notes(*sets: str) -> str:
+        arguments = [flag for setting in sets for flag in ("--set", setting)]
+        model = ("--set", "model.name=demo")
+        return helm("install", "taco", PLATFORM, "--dry-run=client", *model, *arguments)
+
+    assert "service/taco-gateway 8000:80" in notes()
+    assert "No API keys are set" in notes()
+    assert "No API keys are set" not in notes("gateway.apiKeys.secretName=keys")
+    assert "networkPolicy.clients" in notes("gateway.service.type=LoadBalancer")
