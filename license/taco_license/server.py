@@ -107,7 +107,10 @@ async def _serve(service: LicenseService, server: uvicorn.Server, listener: sock
 
 async def _tick(service: LicenseService) -> None:
     while True:
-        await service.tick()
+        try:
+            await service.tick()
+        except Exception:  # a bug here must not end the ticking
+            logger.exception("a tick failed")
         await asyncio.sleep(service.ledger.tick_seconds)
 
 
