@@ -16,7 +16,11 @@ DOMAIN = ".taco.internal"
 
 
 class Role(StrEnum):
-    """What a certificate proves; `CLIENT` is for callers from outside, such as operators."""
+    """What a certificate proves.
+
+    `CLIENT` is for callers from outside, such as operators. Redis is known by its host name; its
+    role only keeps its certificate from proving another.
+    """
 
     GATEWAY = "gateway"
     SCHEDULER = "scheduler"
@@ -24,6 +28,7 @@ class Role(StrEnum):
     DRAFT_WORKER = "draft-worker"
     LICENSE_SERVER = "license-server"
     CLIENT = "client"
+    REDIS = "redis"
 
     @property
     def dns_name(self) -> str:

@@ -11,11 +11,14 @@ from pathlib import Path
 import pytest
 from redis.exceptions import ResponseError
 
+from support.certificates import EXPIRED, LIFETIME, make_certificates, tls_config
 from support.patience import PATIENCE_SECONDS
-from support.redis_server import RedisServer
+from support.redis_server import RedisServer, rediss_url
+from taco_llm.certificates import issue
 from taco_proto.config import RedisConfig
 from taco_proto.errors import ConfigurationError
 from taco_proto.redis_link import RedisLink, shown_url
+from taco_proto.tls import Role
 
 SCRIPT = "return {ARGV[1], redis.call('GET', KEYS[1])}"
 
@@ -140,6 +143,28 @@ async def test_passwords_come_from_the_url_or_a_file_and_are_never_logged(
             await until(lambda: link.trusted)
     assert "sesame-7" not in caplog.text
     assert "wrong-one" not in caplog.text
+
+
+async def test_tls_is_a_matter_of_the_url(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    directory = make_certificates(tmp_path / "tls", Role.GATEWAY)
+    issue(directory, Role.REDIS, LIFETIME, hosts=["127.0.0.1"])
+    gateway = tls_config(directory, Role.GATEWAY)
+    with RedisServer(tmp_path, tls=tls_config(directory, Role.REDIS)) as server:
+        async with linked(RedisConfig(url=rediss_url(server.port, gateway))) as (link, _):
+            await until(lambda: link.trusted)
+            assert await link.run(("ECHO", "there"), seconds=10) == [b"there"]
+        issue(directory, Role.GATEWAY, EXPIRED)
+        other = make_certificates(tmp_path / "other", Role.GATEWAY)
+        refused = {
+            "an expired certificate": rediss_url(server.port, gateway),
+            "another authority": rediss_url(server.port, tls_config(other, Role.GATEWAY)),
+            "plaintext": f"redis://127.0.0.1:{server.port}",
+        }
+        for kind, url in refused.items():
+            caplog.clear()
+            async with linked(RedisConfig(url=url)) as (_, begun):
+                await until(lambda: "waiting for Redis" in caplog.text)
+                assert not begun, kind
 
 
 @pytest.mark.parametrize("option", ["db=many", "no_such_option=1", "socket_timeout=soon"])

@@ -10,7 +10,7 @@ import redis
 
 from support.patience import wait_until
 from support.serving import free_port
-from taco_proto.config import RedisConfig
+from taco_proto.config import RedisConfig, TlsConfig
 
 
 class RedisServer:
@@ -20,21 +20,30 @@ class RedisServer:
         directory: for its log, and its data.
         password: clients must give it.
         keeps_data: on disk, over `kill` and `start`.
+        tls: clients must have a certificate, and none may come in plaintext; None: all may.
     """
 
     def __init__(
-        self, directory: Path, password: str | None = None, *, keeps_data: bool = False
+        self,
+        directory: Path,
+        password: str | None = None,
+        *,
+        keeps_data: bool = False,
+        tls: TlsConfig | None = None,
     ) -> None:
         self.port = free_port()
         self.password = password
         self._keeps_data = keeps_data
+        self._tls = tls
         self._log = directory / f"redis-{self.port}.log"
         self._process: subprocess.Popen[bytes] | None = None
-        self._client = redis.Redis(port=self.port, password=password, socket_timeout=10)
+        self._client = redis.Redis.from_url(self.url, password=password, socket_timeout=10)
 
     @property
     def url(self) -> str:
-        return f"redis://127.0.0.1:{self.port}"
+        if self._tls is None:
+            return f"redis://127.0.0.1:{self.port}"
+        return rediss_url(self.port, self._tls)
 
     @property
     def config(self) -> RedisConfig:
@@ -43,7 +52,17 @@ class RedisServer:
 
     def start(self) -> Self:
         """Call it from the main thread: the server dies with the thread."""
-        options = {"port": self.port, "bind": "127.0.0.1", "save": ""}
+        options: dict[str, object] = {"bind": "127.0.0.1", "save": ""}
+        if self._tls is None:
+            options["port"] = self.port
+        else:
+            options |= {
+                "port": 0,
+                "tls-port": self.port,
+                "tls-ca-cert-file": self._tls.ca_file,
+                "tls-cert-file": self._tls.cert_file,
+                "tls-key-file": self._tls.key_file,
+            }
         options["appendonly"] = "yes" if self._keeps_data else "no"
         if self.password is not None:
             options["requirepass"] = self.password
@@ -101,3 +120,11 @@ class RedisServer:
         traceback: TracebackType | None,
     ) -> None:
         self.kill()
+
+
+def rediss_url(port: int, tls: TlsConfig) -> str:
+    """For a client with these files."""
+    return (
+        f"rediss://127.0.0.1:{port}?ssl_ca_certs={tls.ca_file}"
+        f"&ssl_certfile={tls.cert_file}&ssl_keyfile={tls.key_file}"
+    )
