@@ -51,6 +51,8 @@ async def why_not_ready(gateway: Gateway) -> str | None:
         return "draining"
     if not gateway.keys.is_known:
         return "the API keys are not known yet"
+    if gateway.license_problem:
+        return f"no worker has a license: {gateway.license_problem}"
     if not gateway.ready:
         return "no worker serves the model"
     wanted = gateway.config.min_ready_workers

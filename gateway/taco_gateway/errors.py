@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 
 from taco_gateway.engine.engine_client import EngineError
 from taco_proto.errors import InvalidParameterError
+from taco_proto.licenses import LICENSE_INVALID
 
 logger = logging.getLogger("taco.gateway")
 
@@ -63,7 +64,7 @@ class ApiError(Exception):
         self.param = param
         self.code = code or _CODES.get(status)
         self.headers = dict(headers or {})
-        if status in (429, 503):
+        if status in (429, 503) and "x-should-retry" not in self.headers:
             self.headers.setdefault("retry-after", str(RETRY_AFTER_SECONDS))
 
     @property
@@ -118,6 +119,10 @@ def install_error_handlers(app: FastAPI) -> None:
 
 
 def _from_engine(error: EngineError) -> ApiError:
+    if error.reason == LICENSE_INVALID:
+        # It takes an operator to mend that: no client is to come again every second.
+        headers = {"x-should-retry": "false"}
+        return ApiError(error.code, error.message, code=error.reason, headers=headers)
     if not error.retry_after:
         return ApiError(error.code, error.message)
     seconds = str(error.retry_after)

@@ -68,10 +68,16 @@ class Gateway:
         info = self.client.model_info()
         return not self.draining and info is not None and info.ready and self.keys.is_known
 
+    @property
+    def license_problem(self) -> str:
+        """Why requests are refused for want of a license, for operators; empty: they are not."""
+        info = self.client.model_info()
+        return "" if info is None else info.license_problem
+
     def check_accepting(self) -> None:
         """Raises:
         ApiError: 503, this gateway is going down.
-        EngineError: 503, no worker serves the model.
+        EngineError: 503, no worker serves the model, or may take new requests.
         """
         if self.draining:
             # The next try is to find another server.

@@ -2,7 +2,9 @@
 
 Errors are gRPC statuses: INVALID_ARGUMENT (trailing metadata `param` names the field), NOT_FOUND,
 UNAUTHENTICATED, PERMISSION_DENIED, RESOURCE_EXHAUSTED (`retry-after` says in how many seconds to
-come again), UNAVAILABLE, DEADLINE_EXCEEDED, INTERNAL. A client that goes away frees its request.
+come again), UNAVAILABLE, FAILED_PRECONDITION (no worker has a license: `code` is license_invalid,
+and it is no use to come again before an operator has mended that), DEADLINE_EXCEEDED, INTERNAL. A
+client that goes away frees its request.
 """
 
 import time
@@ -25,6 +27,7 @@ from taco_proto import inference_pb2 as pb
 from taco_proto.errors import ConfigurationError, InvalidParameterError
 from taco_proto.grpc_tls import add_port
 from taco_proto.inference_pb2_grpc import InferenceServicer, add_InferenceServicer_to_server
+from taco_proto.licenses import LICENSE_INVALID
 from taco_proto.peer_roles import RoleInterceptor
 from taco_proto.requests import PrefixPin
 from taco_proto.tls import Role
@@ -244,9 +247,13 @@ async def _abort(
             if error.retry_after:  # the second one is what gRPC's own retries obey
                 trailing.append(("retry-after", str(error.retry_after)))
                 trailing.append(("grpc-retry-pushback-ms", str(1000 * error.retry_after)))
+            if error.reason:
+                trailing.append(("code", error.reason))
     if param:
         trailing.append(("param", param))
     code = _STATUS_CODES.get(status, grpc.StatusCode.INTERNAL)
+    if isinstance(error, EngineError) and error.reason == LICENSE_INVALID:
+        code = grpc.StatusCode.FAILED_PRECONDITION  # gRPC's word for what retries do not mend
     await context.abort(code, str(error), tuple(trailing))
 
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,15 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from support.gateway_app import MODEL, build_app, small_tokenizer
 from support.patience import PATIENCE_SECONDS
-from support.scripted_engine import Hold, Script, ScriptedEngine, prompt_of, replay
+from support.scripted_engine import MODEL_INFO, Hold, Script, ScriptedEngine, prompt_of, replay
 from taco_gateway.auth import KeyRing
-from taco_gateway.engine.engine_client import EngineError, SequenceUpdate
+from taco_gateway.engine.engine_client import EngineError, SequenceUpdate, not_licensed
 from taco_gateway.inference_service import start_inference_server
 from taco_gateway.text.tokenizer import Tokenizer
 from taco_proto import inference_pb2 as pb
 from taco_proto.errors import ConfigurationError
 from taco_proto.inference_pb2_grpc import InferenceStub
+from taco_proto.licenses import LICENSE_INVALID, LICENSE_MESSAGE
 from taco_proto.requests import FinishReason, Tenant
 
 Connect = Callable[..., Awaitable[tuple[ScriptedEngine, grpc.aio.Channel]]]
@@ -178,6 +180,19 @@ async def test_a_refusal_says_when_to_come_again(connect: Connect) -> None:
     trailing = dict(raised.value.trailing_metadata())
     assert trailing["retry-after"] == "17"
     assert trailing["grpc-retry-pushback-ms"] == "17000"
+
+
+async def test_without_a_license_it_is_no_use_to_come_again(connect: Connect) -> None:
+    engine, channel = await connect(lambda _: [not_licensed()])
+    for _ in range(2):  # the scheduler refuses, then the gateway itself
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            async for _ in InferenceStub(channel).Complete(pb.CompleteRequest(text="the")):
+                pass
+        assert raised.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+        assert raised.value.details() == LICENSE_MESSAGE
+        assert ("code", LICENSE_INVALID) in tuple(raised.value.trailing_metadata())
+        engine.info = replace(MODEL_INFO, ready=False, license_problem="expired")
+    assert len(engine.requests) == 1
 
 
 async def test_a_key_brings_its_tenant_and_its_models(

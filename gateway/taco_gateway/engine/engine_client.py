@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from taco_proto.licenses import LICENSE_INVALID, LICENSE_MESSAGE
 from taco_proto.logprobs import LogprobColumns
 from taco_proto.requests import FinishReason, GenerateRequest, ModelInfo
 
@@ -16,13 +17,20 @@ class EngineError(Exception):
             (deadline passed).
         message: one sentence for the client.
         retry_after: seconds after which the same request may succeed; 0: nothing is known of that.
+        reason: machine-readable, such as `LICENSE_INVALID`; empty: `code` says all there is.
     """
 
-    def __init__(self, code: int, message: str, retry_after: int = 0) -> None:
+    def __init__(self, code: int, message: str, retry_after: int = 0, reason: str = "") -> None:
         super().__init__(message)
         self.code = code
         self.message = message
         self.retry_after = retry_after
+        self.reason = reason
+
+
+def not_licensed() -> EngineError:
+    """No worker may take new requests."""
+    return EngineError(503, LICENSE_MESSAGE, reason=LICENSE_INVALID)
 
 
 @dataclass(slots=True)

@@ -28,6 +28,7 @@ from taco_gateway.engine.scheduler_link import SchedulerLink
 from taco_gateway.engine.token_stream import RequestTable, TokenStream
 from taco_proto import scheduler_pb2 as pb
 from taco_proto.config import TlsConfig
+from taco_proto.licenses import LICENSE_INVALID
 from taco_proto.prefix_hashes import KEY_BYTES
 from taco_proto.requests import GenerateRequest, ModelInfo
 
@@ -178,11 +179,11 @@ class SchedulerClient:
         self._settle()
 
     def refused(self, link: SchedulerLink, stream: TokenStream, error: EngineError) -> None:
-        if self._is_only_one:
+        if self._goes_elsewhere(link, stream, error):
+            self._uproot(stream, link)
+            self._settle()
+        else:
             link.requests.fail(stream, error)
-            return
-        self._uproot(stream, link)
-        self._settle()
 
     # ---------------------------------------------------------------- requests
 
@@ -207,7 +208,8 @@ class SchedulerClient:
         usable = self._usable()
         if usable:
             for link in self._links.values():
-                if link.takes_requests and not link.usable:
+                # Without a license what has begun finishes, and what has not is refused.
+                if link.takes_requests and not link.usable and not link.license_problem:
                     self._take_back(link)
         for stream in self._homeless:
             self._place(stream)
@@ -222,6 +224,16 @@ class SchedulerClient:
                 stream.was_taken_back = stream.has_paid = True
                 link.cancel(stream.request.handle)
                 self._uproot(stream, link)
+
+    def _goes_elsewhere(self, link: SchedulerLink, stream: TokenStream, error: EngineError) -> bool:
+        """Whether a request that a scheduler refuses may find a place at another one."""
+        if error.reason != LICENSE_INVALID:
+            return not self._is_only_one
+        # Only to one that has a license, and once: it must not go round in circles.
+        if stream.was_taken_back or not any(other is not link for other in self._usable()):
+            return False
+        stream.was_taken_back = True
+        return True
 
     def _uproot(self, stream: TokenStream, link: SchedulerLink) -> None:
         link.requests.remove(stream)
@@ -277,7 +289,9 @@ class SchedulerClient:
                 max_logprobs=min(info.max_logprobs for info in infos),
             )
         elif self._info is not None:
-            self._info = replace(self._info, ready=False)
+            problems = (link.license_problem for link in self._serving())
+            problem = next(filter(None, problems), "")
+            self._info = replace(self._info, ready=False, license_problem=problem)
         else:
             self._info = next((link.info for link in self._serving()), None)
 

@@ -22,6 +22,7 @@ from taco_proto.config import MAX_MESSAGE_BYTES, PROTOCOL_VERSION, TlsConfig
 from taco_proto.convert import model_info_from_pb, output_batch_from_pb, submit_to_pb
 from taco_proto.errors import ConfigurationError
 from taco_proto.grpc_tls import open_channel
+from taco_proto.licenses import LICENSE_INVALID
 from taco_proto.registry import DECODE_TOKENS
 from taco_proto.requests import GenerateRequest, ModelInfo, OutputBatch, RequestError
 from taco_proto.scheduler_pb2_grpc import SchedulerStub
@@ -44,7 +45,7 @@ _CHANNEL_OPTIONS = (
 _FIRST_BACKOFF_S = 0.05
 _MAX_BACKOFF_S = 1.0
 _STATS_TIMEOUT_S = 5.0
-_SHUTTING_DOWN = 503  # no other refusal of a scheduler's has that code
+_UNAVAILABLE = 503  # a scheduler that shuts down, or that has no worker with a license
 
 
 class LinkHost(Protocol):
@@ -57,7 +58,9 @@ class LinkHost(Protocol):
         """The stream broke; the requests in `link.requests` have lost their place."""
 
     def refused(self, link: "SchedulerLink", stream: TokenStream, error: EngineError) -> None:
-        """The scheduler shuts down and does not take this request, which is in `link.requests`."""
+        """The scheduler shuts down, or has no license, and does not take this request, which is in
+        `link.requests`.
+        """
 
 
 class SchedulerLink:
@@ -103,6 +106,11 @@ class SchedulerLink:
     def usable(self) -> bool:
         """It takes new requests and has a worker for them."""
         return self.takes_requests and self.info is not None and self.info.ready
+
+    @property
+    def license_problem(self) -> str:
+        """Why it takes no new requests though it is there, if no worker has a license."""
+        return self.info.license_problem if self.takes_requests and self.info is not None else ""
 
     @property
     def takes_requests(self) -> bool:
@@ -239,10 +247,11 @@ class SchedulerLink:
 
     def _is_refusal(self, error: RequestError) -> bool:
         stream = self.requests.get(error.handle)
-        if error.code != _SHUTTING_DOWN or stream is None:
+        if error.code != _UNAVAILABLE or stream is None:
             return False
-        self.draining = True
-        self._host.refused(self, stream, EngineError(error.code, error.message))
+        self.draining = self.draining or error.reason != LICENSE_INVALID
+        refusal = EngineError(error.code, error.message, reason=error.reason)
+        self._host.refused(self, stream, refusal)
         return True
 
 

@@ -38,7 +38,8 @@ class TokenStream:
         num_prompt_logprobs: prompt positions whose log probabilities have come.
         num_missing_tokens: those that its scheduler is expected to compute before the first one of
             the answer; 0 where there is no choice of schedulers.
-        was_taken_back: its scheduler had no worker for it, and it went to another one.
+        was_taken_back: its scheduler had no worker, or no license, for it, and it went to another
+            one.
         has_paid: a scheduler may have let it in.
     """
 
@@ -223,7 +224,7 @@ class RequestTable:
         for error in batch.errors:
             failed = streams.pop(error.handle, None)
             if failed is not None:
-                failed.fail(EngineError(error.code, error.message, error.retry_after))
+                failed.fail(EngineError(error.code, error.message, error.retry_after, error.reason))
 
     def fail_all(self, error: EngineError) -> None:
         for stream in self:

@@ -6,6 +6,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from taco_gateway.auth import public
+from taco_gateway.engine.engine_client import not_licensed
 from taco_gateway.errors import ApiError
 from taco_gateway.gateway import gateway_of
 
@@ -19,7 +20,10 @@ VERSION = version("taco-llm")
 @public
 async def health(request: Request) -> Response:
     """200 while requests are taken: a worker serves, and this gateway is not going down."""
-    if not gateway_of(request).ready:
+    gateway = gateway_of(request)
+    if gateway.license_problem:
+        raise not_licensed()
+    if not gateway.ready:
         raise ApiError(503, "The server is not ready.")
     return Response()
 

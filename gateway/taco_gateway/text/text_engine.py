@@ -9,7 +9,7 @@ from contextlib import aclosing
 from dataclasses import fields
 from typing import Any
 
-from taco_gateway.engine.engine_client import EngineClient, EngineError
+from taco_gateway.engine.engine_client import EngineClient, EngineError, not_licensed
 from taco_gateway.text.breakpoints import Breakpoint, lasting
 from taco_gateway.text.chat_prompt import ChatPrompter
 from taco_gateway.text.output_processor import OutputProcessor, PromptLogprobs, TextUpdate
@@ -67,9 +67,11 @@ class TextEngine:
 
     def model_info(self) -> ModelInfo:
         """Raises:
-        EngineError: no worker serves the model (503).
+        EngineError: no worker serves the model, or may take new requests (503).
         """
         info = self.client.model_info()
+        if info is not None and info.license_problem:
+            raise not_licensed()
         if info is None or not info.ready:
             raise EngineError(503, "The model is not ready: no worker serves it.")
         return info

@@ -20,10 +20,17 @@ from support.live_scheduler import (
 from support.patience import until
 from taco_gateway.engine.engine_client import EngineError
 from taco_gateway.engine.scheduler_client import SchedulerClient
+from taco_proto.licenses import (
+    LICENSE_INVALID,
+    NEEDS_NO_LICENSE,
+    LicenseState,
+    WorkerLicense,
+)
 from taco_proto.requests import GenerateRequest
 from taco_scheduler.service import SchedulerService
 
 NUM_BLOCKS = worker_info().num_blocks
+MISSING = WorkerLicense(LicenseState.MISSING, "expired")
 
 
 @pytest.fixture
@@ -168,6 +175,52 @@ async def test_a_scheduler_without_workers_gives_its_requests_back_once(
         assert (num_requests(a), num_requests(b)) == (0, 1)
         b.attach_local(FakeWorker())
         assert front + await read(stream) == expected_tokens(asked)
+
+
+async def test_without_a_license_requests_go_to_the_other_scheduler_as_long_as_it_has_one(
+    addresses: list[str], client: SchedulerClient
+) -> None:
+    async with (
+        scheduler(addresses[0], worker := GatedWorker(max_num_seqs=1)) as a,
+        scheduler(addresses[1], None) as b,
+    ):
+        await until_usable(client, 1)
+        begun, waiting = request(seed=1), request(seed=2, n=3)
+        begun_stream, waiting_stream = client.generate(begun), client.generate(waiting)
+        worker.allow(1)
+        front = await read(begun_stream, 1)
+        b.attach_local(FakeWorker())
+        await until_usable(client, 2)
+        # What waits is refused, and finds its place.
+        tell(a, MISSING)
+        assert len([update async for update in waiting_stream]) >= 3
+        worker.allow(1000)
+        assert front + await read(begun_stream) == expected_tokens(begun)
+        assert a.engine.counters.generation_tokens == 40, "what had begun finished where it was"
+        for number in range(4):
+            asked = request(seed=number)
+            assert await read(client.generate(asked)) == expected_tokens(asked)
+        assert a.engine.counters.generation_tokens == 40
+        # Now the other one loses its license, too.
+        tell(b, WorkerLicense(LicenseState.MISSING, "no_seat"))
+        await until_ready(client, is_ready=False)
+        info = client.model_info()
+        assert info is not None
+        assert info.license_problem in ("expired", "no_seat")
+        for number in range(4):
+            with pytest.raises(EngineError) as raised:
+                await read(client.generate(request(seed=number)))
+            assert (raised.value.code, raised.value.reason) == (503, LICENSE_INVALID)
+        tell(a, NEEDS_NO_LICENSE)
+        await until_usable(client, 1)
+        asked = request(seed=5)
+        assert await read(client.generate(asked)) == expected_tokens(asked)
+
+
+def tell(service: SchedulerService, license_: WorkerLicense) -> None:
+    """Its only worker says so."""
+    (link,) = service._replicas
+    service.note_license(link, license_)
 
 
 def detach(service: SchedulerService) -> None:
