@@ -17,7 +17,7 @@ BENCHMARKS := scheduler_step kv_microbench text_hot_path gateway_stream worker_s
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: install kernels serve test chaos lint format emulate proto docs bench wheel charts clean
+.PHONY: install kernels serve test chaos lint format emulate proto docs bench wheel images check-images charts clean
 
 install: $(STAMP) kernels
 
@@ -81,6 +81,20 @@ wheel: install
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 	@$(BIN)/python -m zipfile --list dist/*.whl | grep lib/libtaco_cpu.so >/dev/null \
 		|| { echo "make: the wheel lacks the CPU kernels (see make kernels)" >&2; exit 1; }
+
+# An image for each service, named REPOSITORYtaco-SERVICE:VERSION; make images REPOSITORY=registry.example/ai/
+# Without Docker: make images IMAGE_BUILD='buildah build --format docker'
+IMAGE_BUILD ?= docker build
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+images:
+	for file in deploy/docker/*.Dockerfile; do \
+		$(IMAGE_BUILD) --file $$file --build-arg VERSION=$(VERSION) \
+			--tag $(REPOSITORY)taco-$$(basename $$file .Dockerfile):$(VERSION) . || exit 1; done
+
+# What the images install, in clean environments; it downloads some 200 MB.
+check-images: install
+	rm -rf build/lib build/bdist.*
+	$(BIN)/python -m pytest tests/deploy/check_installs.py
 
 # The Helm charts as archives, as `helm install` takes them.
 charts: $(HELM)

@@ -1,0 +1,87 @@
+"""Each image's installation in a clean environment: `make check-images`, which needs the network.
+
+The commands are those of the Dockerfile. What differs: the environment in place of the image, a
+cache of downloads, and CPU builds of torch from where this machine has them.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from support.compose import FOLDER
+from support.dockerfiles import DOCKERFILES, ROOT, installs, read_dockerfile, words
+
+WITHOUT_TORCH = {"gateway", "scheduler", "license-server"}
+GPU = "worker"
+IMPORTED = {
+    "draft-worker": "taco_draft.server",
+    "gateway": "taco_gateway.server",
+    "license-server": "taco_license.server",
+    "scheduler": "taco_scheduler.server",
+    "worker-cpu": "taco_worker.server",
+}
+
+
+def run(*command: str | Path, **variables: str) -> str:
+    result = subprocess.run(
+        command, env=os.environ | variables, stdout=subprocess.PIPE, text=True, check=True
+    )
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def mounted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What images have at /mnt while they are made."""
+    directory = tmp_path_factory.mktemp("mnt")
+    (directory / "constraints.txt").symlink_to(ROOT / "constraints.txt")
+    (directory / "uv").symlink_to(Path(sysconfig.get_path("scripts")) / "uv")
+    run(directory / "uv", "build", "--quiet", "--wheel", "--out-dir", directory, ROOT)
+    return directory
+
+
+def install(path: Path, mounted: Path, directory: Path, *flags: str) -> Path:
+    """Runs the Dockerfile's commands; returns the environment that they were run in."""
+    environment = directory / "environment"
+    run(mounted / "uv", "venv", "--quiet", "--python", sys.executable, environment)
+    variables = torch_source(path.stem) | {"VIRTUAL_ENV": str(environment)}
+    for command in installs(read_dockerfile(path)):
+        here = command.replace("/mnt/", f"{mounted}/").replace(" --system", "")
+        here = here.replace(" --no-cache", "").replace(" --compile-bytecode", "")
+        run("sh", "-c", " ".join([here, *flags]), **variables)
+    return environment
+
+
+def torch_source(service: str) -> dict[str, str]:
+    """Variables that say where uv finds torch: in a folder that pip is told of, or as the image."""
+    if service == GPU:
+        return {}
+    folders = re.findall(r"find-links='(\S+)'", run(sys.executable, "-m", "pip", "config", "list"))
+    return {"UV_FIND_LINKS": folders[0]} if folders else {"UV_TORCH_BACKEND": "cpu"}
+
+
+@pytest.mark.parametrize("service", IMPORTED)
+def test_an_image_has_what_its_service_needs(service: str, mounted: Path, tmp_path: Path) -> None:
+    [path] = [path for path in DOCKERFILES if path.stem == service]
+    binaries = install(path, mounted, tmp_path) / "bin"
+    script = f"""
+import importlib.util, {IMPORTED[service]}
+from taco_kernels.cpu.build import LIBRARY
+assert LIBRARY.is_file()
+assert {service in WITHOUT_TORCH} == (importlib.util.find_spec("torch") is None)
+"""
+    run(binaries / "python", "-c", script)
+    run(binaries / "taco_llm", words(read_dockerfile(path), "CMD")[0], "--help")
+    if service == "license-server":  # its image makes what compose mounts
+        taco = str(binaries / "taco_llm")
+        run(FOLDER / "prepare.sh", SECRETS=str(tmp_path / "secrets"), TACO=taco)
+
+
+def test_what_a_gpu_image_installs_fits_together(mounted: Path, tmp_path: Path) -> None:
+    # Resolved and not downloaded: CUDA's wheels are gigabytes.
+    [path] = [path for path in DOCKERFILES if path.stem == GPU]
+    install(path, mounted, tmp_path, "--dry-run")

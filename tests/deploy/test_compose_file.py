@@ -1,0 +1,144 @@
+"""Rules that deploy/compose/ keeps: what a service may do, who reaches whom, what is mounted."""
+
+import re
+import subprocess
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from support.compose import FOLDER, read_compose, secret_files
+from taco_llm import __version__
+from taco_llm.cli.main import build_parser
+
+COMPOSE = read_compose({})
+SERVICES: dict[str, Any] = COMPOSE["services"]
+OURS = [name for name, service in SERVICES.items() if "build" in service]
+INTERNAL = {name for name, network in COMPOSE["networks"].items() if network.get("internal")}
+DOCKER = FOLDER.parent / "docker"
+
+
+def test_it_says_what_compose_understands() -> None:
+    checker = Path(sysconfig.get_path("scripts")) / "check-jsonschema"
+    files = [FOLDER / "compose.yaml", FOLDER / "gpu.yaml"]
+    command: list[str | Path] = [checker, "--builtin-schema", "vendor.compose-spec", *files]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_a_service_has_no_rights_that_it_does_not_need(name: str) -> None:
+    service = SERVICES[name]
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert "cap_add" not in service
+    assert "privileged" not in service
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert int(service["user"].split(":")[0]) > 0
+    assert service["pids_limit"] > 0
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_a_service_comes_back_is_checked_and_fills_no_disk(name: str) -> None:
+    service = SERVICES[name]
+    assert service["restart"] == "unless-stopped"
+    assert service["healthcheck"]["test"][0] in ("CMD", "CMD-SHELL")
+    assert set(service["logging"]["options"]) == {"max-size", "max-file"}
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_images_are_named_by_a_version(name: str) -> None:
+    image, _, tag = SERVICES[name]["image"].partition(":")
+    assert tag not in ("", "latest")
+    if name in OURS:
+        file = FOLDER / "../.." / SERVICES[name]["build"]["dockerfile"]
+        assert file.resolve().parent == DOCKER.resolve()
+        assert file.is_file()
+        assert image == f"taco-{file.stem}"
+        assert tag == __version__
+
+
+def test_a_volume_has_one_owner_and_all_else_is_read_only() -> None:
+    mounted = [volume for s in SERVICES.values() for volume in s.get("volumes", ())]
+    own = [volume for volume in mounted if volume.split(":")[0] in COMPOSE["volumes"]]
+    assert len(own) == len(set(own)) == len(COMPOSE["volumes"])
+    assert {volume.split(":")[2] for volume in mounted if volume not in own} == {"ro"}
+
+
+def test_what_is_mounted_is_there() -> None:
+    sources = {volume.split(":")[0] for s in SERVICES.values() for volume in s.get("volumes", ())}
+    files = sources - set(COMPOSE["volumes"]) - {"./models"}  # the user's own
+    assert len(files) >= 4
+    assert [file for file in files if not (FOLDER / file).exists()] == []
+
+
+def test_nothing_is_published_beyond_this_machine() -> None:
+    for name, service in SERVICES.items():
+        for port in service.get("ports", ()):
+            assert port.startswith("127.0.0.1:"), name
+            assert not INTERNAL.issuperset(service["networks"]), f"nobody reaches {name}"
+
+
+def test_only_who_is_published_has_a_way_out() -> None:
+    outside = {name for name, s in SERVICES.items() if not INTERNAL.issuperset(s["networks"])}
+    assert outside == {name for name, service in SERVICES.items() if "ports" in service}
+
+
+@pytest.mark.parametrize(
+    ("name", "others"),
+    [
+        ("redis", {"gateway-1", "gateway-2"}),
+        ("grafana", {"prometheus", "license-server"}),
+        ("scheduler", {*OURS, "prometheus"} - {"scheduler"}),
+    ],
+)
+def test_networks_separate(name: str, others: set[str]) -> None:
+    networks = set(SERVICES[name]["networks"])
+    meets = {other for other, service in SERVICES.items() if networks & set(service["networks"])}
+    assert meets - {name} == others
+
+
+def test_every_secret_is_a_file_of_the_services_that_need_it() -> None:
+    used = [file for name in SERVICES for file in secret_files(COMPOSE, name).values()]
+    assert {file.name for file in used} == set(COMPOSE["secrets"])
+    keys = [file.name for file in used if file.suffix == ".key" and file.name != "gateway.key"]
+    assert len(keys) == len(set(keys)), "a key is one service's alone"
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_services_meet_over_mutual_tls(name: str) -> None:
+    flags = {"--tls-ca-file": "ca.crt", "--tls-cert-file": "tls.crt", "--tls-key-file": "tls.key"}
+    for flag, file in flags.items():
+        assert f"{flag}=/run/secrets/{file}" in SERVICES[name]["command"]
+    role = re.sub(r"-\d$", "", name)
+    assert secret_files(COMPOSE, name)["tls.key"].name == f"{role}.key"
+
+
+def test_a_worker_with_a_gpu_differs_in_its_device_alone() -> None:
+    [(name, worker)] = read_compose({}, FOLDER / "gpu.yaml")["services"].items()
+    cpu_only = ["--device=cpu", "--license-id=compose"]
+    assert [flag for flag in SERVICES[name]["command"] if flag not in worker["command"]] == cpu_only
+    assert [flag for flag in worker["command"] if flag not in SERVICES[name]["command"]] == [
+        "--device=cuda"
+    ]
+    assert build_parser().parse_args(worker["command"]).device == "cuda"
+    assert (FOLDER / "../.." / worker["build"]["dockerfile"]).is_file()
+
+
+def test_prometheus_scrapes_every_service_of_ours_under_its_name() -> None:
+    jobs = yaml.safe_load((FOLDER / "prometheus.yaml").read_text())["scrape_configs"]
+    targets = {name: job["job_name"] for job in jobs for name in job["dns_sd_configs"][0]["names"]}
+    assert targets == {name: f"taco-{re.sub(r'-[0-9]$', '', name)}" for name in OURS}
+    for name in targets:
+        assert set(SERVICES[name]["networks"]) & set(SERVICES["prometheus"]["networks"])
+
+
+def test_every_variable_is_described() -> None:
+    text = "".join(
+        (FOLDER / name).read_text() for name in ("compose.yaml", "gpu.yaml", "prepare.sh")
+    )
+    page = (FOLDER.parents[1] / "docs" / "containers.md").read_text()
+    for name in set(re.findall(r"\$\{([A-Z_]+)", text)):
+        assert f"| `{name}` |" in page, name
