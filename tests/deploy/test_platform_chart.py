@@ -1,19 +1,12 @@
 """What the chart of the platform makes of its values."""
 
 import re
-import subprocess
-from pathlib import Path
 from typing import Any
 
-import pytest
-import redis
 import yaml
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
 from support.charts import EXAMPLES, PLATFORM, ROOT, Release, Workload, example, helm, render
 from support.network_policies import arrows, ways
-from support.patience import wait_until
 
 DEMO = {"model": {"name": "demo"}}
 NAMESPACE = "llm"
@@ -124,6 +117,12 @@ def test_one_scheduler_is_dialled_and_several_are_found_in_redis() -> None:
     assert "--advertise=$(POD_IP):7100" in flags(several.workload("scheduler"))
 
 
+def test_draft_workers_find_workers_that_verify_and_a_scheduler_that_plans() -> None:
+    release = rendered(draftWorker={"enabled": True, "model": "small", "tokens": 7})
+    for component in ("scheduler", "worker"):
+        assert "--num-speculative-tokens=7" in flags(release.workload(component))
+
+
 def test_pods_have_the_time_to_stop_that_their_flags_give_to_requests() -> None:
     gateway = rendered(gateway={"preStopSeconds": 7, "drainSeconds": 50}).workload("gateway")
     assert gateway.container["lifecycle"]["preStop"] == {"sleep": {"seconds": 7}}
@@ -140,31 +139,6 @@ def test_a_kv_disk_is_claimed_by_each_worker_and_holds_its_files() -> None:
     assert {"--kv-disk-path=/kv-disk", "--kv-disk-space=95"} <= flags(worker)
     (claim,) = worker.document["spec"]["volumeClaimTemplates"]
     assert claim["spec"]["resources"]["requests"]["storage"] == "105Gi"
-
-
-def test_redis_starts_with_its_password(tmp_path: Path) -> None:
-    """By the very script, with folders of this machine and a socket instead of a port."""
-    workload = example("everything").workload("redis")
-    folder, password, socket = tmp_path / "data", tmp_path / "password", tmp_path / "socket"
-    folder.mkdir()
-    password.write_text("secret")
-    (script,) = workload.container["args"]
-    assert workload.ports == {"redis": 6379}
-    script = script.replace("/etc/taco/redis/password", str(password))
-    script = script.replace("dir /data", f"dir {folder}\nport 0\nunixsocket {socket}")
-    command = [*workload.container["command"], script]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as server:
-        try:
-            wait_until(socket.exists, "the socket of Redis")
-            once = Retry(NoBackoff(), 0)
-            client = redis.Redis(unix_socket_path=str(socket), password="secret")
-            assert client.config_get("appendonly") == {"appendonly": "yes"}
-            with pytest.raises(redis.AuthenticationError):
-                redis.Redis(unix_socket_path=str(socket), retry=once).ping()
-            assert "secret" not in Path(f"/proc/{server.pid}/cmdline").read_text()
-        finally:
-            server.terminate()
-    assert server.returncode == 0
 
 
 def test_a_worker_asks_for_a_license_under_the_name_of_its_node_where_it_has_no_gpu() -> None:

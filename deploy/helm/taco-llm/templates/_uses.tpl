@@ -20,6 +20,13 @@ and its files in `taco.mounts` and `taco.volumes`, so that the three agree. All 
 {{- end }}
 {{- end }}
 
+{{/* Who plans drafts and who verifies them must know how many there may be. */}}
+{{- define "taco.draftArgs" -}}
+{{- if .root.Values.draftWorker.enabled }}
+- --num-speculative-tokens={{ .root.Values.draftWorker.tokens }}
+{{- end }}
+{{- end }}
+
 {{- define "taco.redisArgs" -}}
 {{- if include "taco.usesRedis" . }}
 - --redis-url={{ include "taco.redisUrl" .root }}
