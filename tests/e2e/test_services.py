@@ -1,18 +1,27 @@
 """Gateway, scheduler and worker as commands of their own, over TCP, as containers run them."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import openai
 import pytest
 
 from support.checkpoints import make_checkpoint
 from support.patience import PATIENCE_SECONDS, wait_until
 from support.serving import free_port
+
+# What each of them alone shows, and counts as it answers.
+OWN_METRICS = {
+    "gateway": "vllm:time_to_first_token_seconds_count",
+    "scheduler": "taco:steps_total",
+    "worker": "taco:worker_step_seconds_count",
+}
 
 
 @contextmanager
@@ -40,10 +49,19 @@ def test_the_services_find_each_other_in_any_order(tmp_path: Path) -> None:
     url = f"http://127.0.0.1:{port}/v1"
     listen = ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", "tiny"]
     blocks = ["--num-gpu-blocks-override", "64", "--num-threads", "1"]
+    admin = {name: free_port() for name in ("gateway", "scheduler", "worker")}
+
+    def admin_of(name: str) -> list[str]:
+        return ["--admin-port", str(admin[name])]
+
     with (
-        service(tmp_path, "gateway", checkpoint, "--scheduler", address, *listen),
-        service(tmp_path, "worker", checkpoint, "--scheduler", address, *blocks),
-        service(tmp_path, "scheduler", "--listen", address),
+        service(
+            tmp_path, "gateway", checkpoint, "--scheduler", address, *listen, *admin_of("gateway")
+        ),
+        service(
+            tmp_path, "worker", checkpoint, "--scheduler", address, *blocks, *admin_of("worker")
+        ),
+        service(tmp_path, "scheduler", "--listen", address, *admin_of("scheduler")),
         openai.OpenAI(base_url=url, api_key="two", max_retries=0) as client,
     ):
 
@@ -57,3 +75,11 @@ def test_the_services_find_each_other_in_any_order(tmp_path: Path) -> None:
         wait_until(answers, "the first answer")
         with pytest.raises(openai.AuthenticationError):
             client.with_options(api_key="three").completions.create(model="tiny", prompt="x")
+        with httpx.Client(timeout=PATIENCE_SECONDS) as http:
+            for name, metric in OWN_METRICS.items():
+                at = f"http://127.0.0.1:{admin[name]}"
+                assert http.get(f"{at}/livez").status_code == 200
+                assert http.get(f"{at}/readyz").json() == {"ready": True}
+                page = http.get(f"{at}/metrics").text
+                assert f'taco:build_info{{service="{name}"' in page
+                assert re.search(rf"^{metric}{{.*}} [1-9]", page, re.MULTILINE)

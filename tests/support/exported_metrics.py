@@ -1,0 +1,121 @@
+"""What each service's page of metrics shows once everything on it has happened."""
+
+from collections.abc import Iterable
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from support.drafting import Ask, draft_request
+from support.engine_driver import Driver
+from support.fake_worker import worker_info
+from support.licenses import Clock, gpu_names, make_license, make_service, signed
+from taco_demo.locate import find_model
+from taco_draft.draft_runner import DraftRunner
+from taco_draft.metrics import draft_metrics
+from taco_gateway.metrics import GatewayMetrics
+from taco_gateway.sharing import Sharing
+from taco_license.errors import LeaseRefusedError
+from taco_license.metrics import ServiceMetrics
+from taco_license.store import Store
+from taco_proto.config import DrafterConfig, ModelConfig, RedisConfig, WorkerConfig
+from taco_proto.metrics import LateCollector, exposition, process_registry
+from taco_scheduler.metrics import EngineCollector
+from taco_worker.metrics import worker_metrics
+from taco_worker.model_service import ModelService
+from taco_worker.worker import Worker
+
+
+@dataclass(slots=True)
+class Exported:
+    """What one job exports.
+
+    Attributes:
+        families: types by the names that stand in its page's TYPE lines.
+        types: types by the names of samples, as queries have them.
+        values: of each label of each of those.
+    """
+
+    families: dict[str, str] = field(default_factory=dict)
+    types: dict[str, str] = field(default_factory=dict)
+    values: dict[str, dict[str, set[str]]] = field(default_factory=dict)
+
+    def add(self, page: str) -> None:
+        for family in text_string_to_metric_families(page):
+            self.families[family.name] = family.type
+            for sample in family.samples:
+                self.types[sample.name] = family.type
+                labels = self.values.setdefault(sample.name, {})
+                for name, value in sample.labels.items():
+                    labels.setdefault(name, set()).add(value)
+
+
+async def exported_metrics(directory: Path) -> dict[str, Exported]:
+    """By the jobs' names.
+
+    Args:
+        directory: an empty one.
+    """
+    pages = {
+        "taco-gateway": _gateway(),
+        "taco-scheduler": _scheduler(),
+        "taco-worker": _worker(),
+        "taco-draft-worker": _draft_worker(),
+        "taco-license-server": await _license_server(directory),
+    }
+    result: dict[str, Exported] = {}
+    for job, page in pages.items():
+        result[job] = Exported()
+        result[job].add(page.decode())
+    return result
+
+
+def _gateway() -> bytes:
+    metrics = GatewayMetrics("m")
+    for status in (200, 429, 500):
+        metrics.observe_response(status)
+    Sharing(RedisConfig(url="redis://localhost"), with_keys=True).show_in(metrics, "m")
+    return metrics.exposition()
+
+
+def _scheduler() -> bytes:
+    info = worker_info(max_draft_tokens=4, num_host_blocks=32, num_disk_blocks=32)
+    driver = Driver(info, num_speculative_tokens=4)
+    driver.attach()
+    driver.submit(1, [4, 5, 6], max_tokens=40, ignore_eos=True)
+    driver.run()
+    registry = process_registry("scheduler")
+    registry.register(EngineCollector(driver.engine))
+    return exposition(registry)
+
+
+def _worker() -> bytes:
+    model = ModelConfig(model=str(find_model("demo")))
+    worker = Worker(WorkerConfig(model=model, num_blocks=16, num_threads=1))
+    return _page("worker", worker_metrics(worker, ModelService()))
+
+
+def _draft_worker() -> bytes:
+    model = ModelConfig(model=str(find_model("demo-draft")))
+    runner = DraftRunner(DrafterConfig(model=model, num_blocks=16, num_threads=1))
+    runner.draft(draft_request(Ask(1, 0, [5, 6, 7], 3)))
+    assert runner.meter.num_drafts == 3
+    return _page("draft-worker", draft_metrics(runner, ModelService()))
+
+
+def _page(service: str, families: Iterable[Metric]) -> bytes:
+    registry = process_registry(service)
+    registry.register(LateCollector(lambda: families))
+    return exposition(registry)
+
+
+async def _license_server(directory: Path) -> bytes:
+    with closing(Store(directory)) as store:
+        service = make_service(store, Clock())
+        await service.import_license(signed(make_license(access_limit=1)))
+        for gpu in gpu_names(2):
+            with suppress(LeaseRefusedError):
+                await service.lease([gpu], "host", 1)
+        return ServiceMetrics(service).render()
