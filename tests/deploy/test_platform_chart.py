@@ -93,7 +93,7 @@ def test_downloads_need_a_way_out_and_models_of_ones_own_none() -> None:
     for from_hub in (True, False):
         release = rendered(model={"name": "demo", "fromHub": from_hub})
         worker = release.workload("worker")
-        is_offline = {"name": "HF_HUB_OFFLINE", "value": "1"} in worker.container["env"]
+        is_offline = {"name": "HF_HUB_OFFLINE", "value": "1"} in worker.container.get("env", [])
         assert is_offline is not from_hub
         assert (("addresses", 443) in ways(release, worker.labels, "Egress")) is from_hub
 

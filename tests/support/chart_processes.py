@@ -32,7 +32,6 @@ def _service(name: str, workload: Workload) -> dict[str, Any]:
         "environment": {
             variable["name"]: variable.get("value", "node-1")
             for variable in container.get("env", [])
-            if variable["name"] != "HOME"  # nobody's files are written there
         },
         "healthcheck": {"test": ["CMD", "python", "-c", _check(name, workload)]},
     }

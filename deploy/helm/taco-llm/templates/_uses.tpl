@@ -50,10 +50,9 @@ and its files in `taco.mounts` and `taco.volumes`, so that the three agree. All 
 {{- index .root.Values.tls.secretNames $name | default (printf "%s-tls" (include "taco.componentName" (dict "root" .root "key" $name))) -}}
 {{- end }}
 
+{{/* Beside what the images have: HOME and HF_HOME are the places that are mounted to be written. */}}
 {{- define "taco.env" -}}
 {{- if include "taco.usesModel" . }}
-- {name: HOME, value: /tmp}
-- {name: HF_HOME, value: /models-cache}
 {{- if not .root.Values.model.fromHub }}
 - {name: HF_HUB_OFFLINE, value: "1"}
 {{- end }}
