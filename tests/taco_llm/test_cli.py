@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import fields
@@ -359,3 +360,16 @@ def test_a_reader_that_has_seen_enough_gets_no_traceback() -> None:
     )
     os.close(write_end)
     assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_the_first_process_of_a_container_can_be_ended_while_it_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    try:
+        assert main(["version"]) == 0
+        with pytest.raises(SystemExit, match="143"):
+            signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,8 +1,10 @@
 """The `taco_llm` command."""
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
+from types import FrameType
 
 from taco_llm.cli import (
     bench,
@@ -49,6 +51,10 @@ def build_parser() -> Parser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code. Wrong flags exit with 2 and one line."""
+    if os.getpid() == 1:
+        # The first process of a container is not ended by a signal that it has no handler for, and
+        # a service installs its own only once it is imported.
+        signal.signal(signal.SIGTERM, _end)
     namespace = build_parser().parse_args(sys.argv[1:] if argv is None else argv)
     parser: Parser = namespace.parser
     configure_logging(namespace.command)
@@ -63,6 +69,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Who read the output has seen enough (`| head`). Python would flush the rest at its exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    sys.exit(128 + number)
 
 
 if __name__ == "__main__":
