@@ -70,14 +70,17 @@ def test_a_worker_that_does_not_start(tmp_path: Path, checkpoint: Path) -> None:
     assert_ends_with_one_line(serving, "the worker did not start", "100000")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(("number", "num_workers"), [(signal.SIGINT, 1), (signal.SIGTERM, 2)])
 def test_a_signal_lets_requests_finish_and_stops_all(
-    tmp_path: Path, checkpoint: Path, number: signal.Signals
+    tmp_path: Path, checkpoint: Path, number: signal.Signals, num_workers: int
 ) -> None:
-    with Serving(tmp_path, checkpoint, "--num-gpu-blocks-override", "64") as serving:
+    flags = ["--num-gpu-blocks-override", "64", "--data-parallel-size", str(num_workers)]
+    with Serving(tmp_path, checkpoint, *flags) as serving:
         serving.wait_ready()
-        children = list(serving.children().values())
-        assert len(children) == 3
+        wait_until(lambda: serving.stderr.count(" attached: ") == num_workers, "every worker")
+        assert ("worker-1 | " in serving.stderr) == (num_workers > 1)
+        children = psutil.Process(serving.process.pid).children()
+        assert len(children) == 2 + num_workers
         with openai.OpenAI(base_url=f"{serving.url}/v1", api_key="none") as client:
             stream = client.completions.create(
                 model=str(checkpoint),

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import chdir, contextmanager
 from dataclasses import dataclass
@@ -9,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from taco_proto.errors import ConfigurationError
+
+CONNECT_SECONDS = 5.0
 
 LOGGER = logging.getLogger("taco.supervisor")
 
@@ -54,7 +57,7 @@ def ray_cluster(directory: Path) -> Iterator[RayCluster]:
     # Ray puts the working directory in front of the paths from which its processes import: a file
     # of the operator's must not stand in for a package there.
     with chdir(directory):
-        _connect(os.environ.get("RAY_ADDRESS"), directory)
+        _connect(os.environ.get("RAY_ADDRESS") or None, directory)
     try:
         resources = ray.cluster_resources()
         cluster = RayCluster(ray.util.get_node_ip_address(), int(resources.get("GPU", 0)))
@@ -79,6 +82,8 @@ def _connect(address: str | None, directory: Path) -> None:
             f"RAY_ADDRESS {address} is one for Ray's clients: run the command on a node of the "
             "cluster, with RAY_ADDRESS=auto"
         )
+    if address not in (None, "auto", "local"):
+        _check_reachable(address)
     # What actors write comes through `ServiceActor`, whole lines under their names.
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     try:
@@ -93,6 +98,15 @@ def _connect(address: str | None, directory: Path) -> None:
         raise ConfigurationError(f"cannot use the Ray cluster: {_first_line(error)}") from None
     LOGGER.info("no Ray cluster is there: one is started on this machine")
     ray.init("local", include_dashboard=False, _temp_dir=str(directory / "ray"), **options)
+
+
+def _check_reachable(address: str) -> None:
+    """Raises ConfigurationError: nobody listens there. Ray would look for it for minutes."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"no Ray cluster at {address}: {error}") from None
 
 
 def _first_line(error: Exception) -> str:

@@ -44,7 +44,7 @@ def draft_worker_command(engine: EngineArgs, scheduler: str, name: str) -> list[
         max_num_seqs=engine.max_num_seqs,
     )
     drafter = _with_absolute_paths(drafter)
-    return [DRAFTER, f"--scheduler={scheduler}", f"--name={name}", *_flags(drafter, DRAFTER)]
+    return [DRAFTER, f"--scheduler={scheduler}", f"--name={name}", *_flags(drafter)]
 
 
 def _with_absolute_paths(args: Arguments) -> Arguments:
@@ -67,12 +67,13 @@ def _portable(model: str) -> str:
     return str(located) if located == Path(model).expanduser().resolve() else model
 
 
-def _flags(args: EngineArgs | DraftWorkerArgs, service: str) -> list[str]:
-    """The flags of `service` that say what is not the default."""
+def _flags(args: EngineArgs | DraftWorkerArgs, service: str | None = None) -> list[str]:
+    """The flags of `service` (None: all) that say what is not the default."""
     flags: list[str] = []
     for item in fields(args):
         value = getattr(args, item.name)
-        if service not in item.metadata["flag"].services or value == item.default:
+        is_read = service is None or service in item.metadata["flag"].services
+        if not is_read or value == item.default:
             continue
         flag = "--" + item.name.replace("_", "-")
         if isinstance(value, bool):

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import ActorUnavailableError, RayActorError
 
 from taco_llm.engine_args import EngineArgs
 from taco_llm.flags import DRAFTER, WORKER
@@ -126,6 +126,8 @@ class RayService(SupervisedService):
 
 
 def _why(error: RayActorError) -> str:
-    """The last sentence of Ray's account, which says what has happened."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__
+    """What has happened, out of Ray's account, which ends with advice."""
+    if isinstance(error, ActorUnavailableError):
+        return "its node cannot be reached"
+    *_, last = str(error).strip().splitlines() or [type(error).__name__]
+    return last.partition(" Some common causes")[0].removeprefix("The actor is dead because ")

@@ -1,0 +1,121 @@
+"""`taco_llm serve --distributed-executor-backend ray` on a cluster of two nodes."""
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import openai
+import psutil
+import pytest
+
+from support.checkpoints import make_checkpoint
+from support.patience import PATIENCE_SECONDS, wait_until
+from support.ray_nodes import RayNodes, ray_nodes
+from support.serving import Serving, free_port
+
+NUM_STREAMS = 4
+NUM_TOKENS = 400
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[RayNodes]:
+    with ray_nodes() as nodes, pytest.MonkeyPatch.context() as patch:
+        for name, value in nodes.environment.items():
+            patch.setenv(name, value)
+        yield nodes
+
+
+def serve_on_ray(directory: Path, checkpoint: Path, *flags: str) -> Serving:
+    address = f"127.0.0.1:{free_port()}"
+    ray = ["--distributed-executor-backend", "ray", "--scheduler-listen", address]
+    return Serving(directory, checkpoint, *ray, *flags)
+
+
+@contextmanager
+def streams(serving: Serving, model: Path) -> Iterator[list[Future[str]]]:
+    """Completions of which a part has come each."""
+    have_begun = threading.Barrier(NUM_STREAMS + 1, timeout=PATIENCE_SECONDS)
+
+    def stream(prompt: str) -> str:
+        with openai.OpenAI(base_url=f"{serving.url}/v1", api_key="none") as client:
+            chunks = client.completions.create(
+                model=str(model),
+                prompt=prompt,
+                max_tokens=NUM_TOKENS,
+                temperature=0.0,
+                stream=True,
+                extra_body={"ignore_eos": True},
+            )
+            first = next(chunks)
+            have_begun.wait()
+            return "".join(chunk.choices[0].text for chunk in [first, *chunks])
+
+    with ThreadPoolExecutor(NUM_STREAMS) as pool:
+        texts = [pool.submit(stream, f"{index} and") for index in range(NUM_STREAMS)]
+        have_begun.wait()
+        yield texts
+
+
+def is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_a_worker_that_does_not_start(tmp_path: Path, checkpoint: Path, nodes: RayNodes) -> None:
+    with serve_on_ray(tmp_path, checkpoint, "--max-model-len", "100000") as serving:
+        assert serving.wait_ended() == 2
+        *_, last = serving.stderr.splitlines()
+        assert last.startswith(
+            "taco_llm serve: error: worker-0 did not start: max_model_len 100000"
+        )
+        assert "Traceback" not in serving.stderr
+    wait_until(lambda: not nodes.actors(), "the end of every actor")
+
+
+def test_streams_go_on_when_a_node_and_an_actor_die(
+    tmp_path: Path, checkpoint: Path, nodes: RayNodes
+) -> None:
+    flags = ["--data-parallel-size", "2", "--num-gpu-blocks-override", "128"]
+    with serve_on_ray(tmp_path, checkpoint, *flags) as serving:
+        serving.wait_ready()
+        assert (len(nodes.head.services()), len(nodes.other.services())) == (1, 1)
+        prefixes = ("worker-0 | ", "worker-1 | ")
+        wait_until(lambda: all(one in serving.stderr for one in prefixes), "what workers write")
+        with streams(serving, checkpoint) as texts:
+            expected = [text.result() for text in texts]
+        with streams(serving, checkpoint) as texts:
+            for actor in nodes.head.actors():
+                actor.kill()
+            nodes.other.kill()
+            assert not any(text.done() for text in texts)
+            assert [text.result() for text in texts] == expected
+        wait_until(lambda: serving.stderr.count(" attached: ") == 4, "both workers")
+        assert len(nodes.head.services()) == 2
+        assert "worker-0 died" in serving.stderr
+        assert "worker-1 died" in serving.stderr
+
+        services, actors = nodes.services(), nodes.actors()
+        assert serving.stop() == 0
+        assert not any(map(is_alive, services))
+        assert "Traceback" not in serving.stderr
+    wait_until(lambda: not any(map(is_alive, actors)), "the end of both actors")
+
+
+def test_actors_end_with_a_killed_command(
+    tmp_path: Path, checkpoint: Path, nodes: RayNodes
+) -> None:
+    with serve_on_ray(tmp_path, checkpoint) as serving:
+        wait_until(lambda: "worker-0 runs on" in serving.stderr, "the worker")
+        processes = nodes.actors() + nodes.services()
+        assert len(processes) == 2
+        serving.process.kill()
+        wait_until(lambda: not any(map(is_alive, processes)), "the end of actor and worker")
