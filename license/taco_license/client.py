@@ -8,12 +8,11 @@ is good for a grace period beyond its end, but never longer than the license its
 import json
 import logging
 import math
-import os
 import random
 import ssl
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from http.client import HTTPS_PORT, HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
@@ -24,11 +23,6 @@ from taco_license.tls import DOMAIN, SERVER_ROLE, TlsFiles, client_context
 
 logger = logging.getLogger("taco.license.client")
 
-ADDRESS_VARIABLE = "TACO_LS_ADDR"
-DEFAULT_HOSTS = (
-    "taco-license-server.kube-system.svc.cluster.local:10080",
-    "taco-license-server:10080",
-)
 START_SECONDS = 30.0
 CONNECT_SECONDS = 2.0
 ANSWER_SECONDS = 5.0
@@ -74,31 +68,6 @@ class _Refused:
 def boot_seconds() -> float:
     """Seconds since the machine started, those in which it slept included."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
-def server_addresses(
-    environ: Mapping[str, str] = os.environ, *, has_tls: bool = False
-) -> tuple[str, ...]:
-    """Where to ask: what `TACO_LS_ADDR` names and nothing else, or the two default addresses.
-
-    A worker that has TLS files means `https` where it names no scheme.
-
-    Raises:
-        ValueError: the variable holds no HTTP address.
-    """
-    named = environ.get(ADDRESS_VARIABLE, "").strip()
-    scheme = "https" if has_tls else "http"
-    if not named:
-        return tuple(f"{scheme}://{host}" for host in DEFAULT_HOSTS)
-    address = (named if "://" in named else f"{scheme}://{named}").rstrip("/")
-    try:
-        url = urlsplit(address)
-        good = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
-    except ValueError:  # such as a port of 70000
-        good = False
-    if not good:
-        raise ValueError(f"{ADDRESS_VARIABLE} must be such as http://10.0.0.7:10080, not {named!r}")
-    return (address,)
 
 
 def this_instance() -> str:

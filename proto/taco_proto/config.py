@@ -110,6 +110,25 @@ class SpeculationConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LicenseConfig:
+    """How a worker asks for its license.
+
+    Attributes:
+        host_id: names a host without GPU in a license.
+        address: of the license server; empty: it is at one of its two default addresses.
+        only_if_found: no license is needed where none of the addresses resolves at the start.
+        start_seconds: how long a server has for its first answer before it counts as away.
+        refused_seconds: after a refusal it is asked again in half that time to all of it.
+    """
+
+    host_id: str
+    address: str = ""
+    only_if_found: bool = False
+    start_seconds: float = 30.0
+    refused_seconds: float = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
     """One worker.
 
@@ -135,6 +154,7 @@ class WorkerConfig:
         kv_disk_path: directory for KV blocks that leave the host tier; None: there is no disk tier.
         kv_disk_bytes: the most that the files in it may take.
         lazy_loads: a step that loads blocks begins when those of its first layers are there.
+        license: None: it needs none.
         admin_listen: address of probes and metrics (`unix:/path` or `host:port`); None: none.
     """
 
@@ -161,6 +181,7 @@ class WorkerConfig:
     kv_disk_path: str | None = None
     kv_disk_bytes: int = 16 * 2**30
     lazy_loads: bool = True
+    license: LicenseConfig | None = None
     admin_listen: str | None = None
 
 

@@ -1,6 +1,7 @@
 """`AsyncLLMEngine`: the whole engine in this process, for asyncio programs."""
 
 import asyncio
+import contextlib
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
@@ -18,7 +19,9 @@ from taco_proto.sampling_params import SamplingParams
 from taco_proto.steps import WorkerInfo
 from taco_scheduler.admission import InvalidWorkerError, check_drafter
 from taco_scheduler.drafter_links import DraftExecutor
+from taco_scheduler.replica_links import ReplicaLink
 from taco_scheduler.service import SchedulerService
+from taco_worker.licensing import Licensing
 from taco_worker.worker import Worker
 
 # A text, its token ids, or a mapping with either under "prompt" or "prompt_token_ids".
@@ -35,12 +38,20 @@ class AsyncLLMEngine:
         """Loads the model; blocks.
 
         Raises:
-            ConfigurationError: the model cannot be found, read or run as `args` say.
+            ConfigurationError: the model cannot be found, read or run as `args` say, or there is
+                no license.
         """
         worker_config = args.worker_config()
         self._tokenizer = load_tokenizer(worker_config.model)
-        self._worker = Worker(worker_config)
-        self._drafter = _load_drafter(args.drafter_config(), self._worker.info)
+        self._licensing = Licensing(worker_config)
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._licensing.close)
+            self._licensing.ask()
+            self._worker = Worker(worker_config)
+            undo.callback(self._worker.close)
+            self._drafter = _load_drafter(args.drafter_config(), self._worker.info)
+            _check_license(self._licensing)
+            undo.pop_all()
         self._scheduler = SchedulerService(args.scheduler_config())
         self._starting: asyncio.Task[TextEngine] | None = None
         self._requests: dict[str, RunningRequest] = {}
@@ -125,6 +136,7 @@ class AsyncLLMEngine:
                 await self._scheduler.drain(DRAIN_SECONDS)
             await self._scheduler.stop()
         self._worker.close()
+        self._licensing.close()
 
     async def _submit(
         self,
@@ -167,11 +179,32 @@ class AsyncLLMEngine:
 
     async def _start(self) -> TextEngine:
         await self._scheduler.start()
-        self._scheduler.attach_local(self._worker)
+        self._watch_license(self._scheduler.attach_local(self._worker))
         if self._drafter is not None:
             self._scheduler.attach_local_drafter(self._drafter)
         client = await LocalClient.connect(self._scheduler)
         return TextEngine(client, self._tokenizer)
+
+    def _watch_license(self, link: ReplicaLink) -> None:
+        """New requests are refused from when it lapses until it is back."""
+        loop = asyncio.get_running_loop()
+
+        def note() -> None:
+            self._scheduler.note_license(link, self._licensing.current())
+
+        def note_soon() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(note)
+
+        self._licensing.on_change = note_soon
+        note()
+
+
+def _check_license(licensing: Licensing) -> None:
+    """Raises ConfigurationError: one is needed, and there is none."""
+    license_ = licensing.settled()
+    if not license_.is_valid:
+        raise ConfigurationError(f"there is no license: {license_.reason}")
 
 
 def _load_drafter(config: DrafterConfig | None, worker: WorkerInfo) -> DraftExecutor | None:

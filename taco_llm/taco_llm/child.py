@@ -18,6 +18,7 @@ from taco_llm.flags import DRAFTER, GATEWAY, SCHEDULER, WORKER
 from taco_proto.config import (
     DrafterConfig,
     GatewayConfig,
+    LicenseConfig,
     ModelConfig,
     RedisConfig,
     SchedulerConfig,
@@ -100,6 +101,7 @@ def decode_config(kind: Callable[..., Config], values: Mapping[str, Any]) -> Con
     }
     inner_kinds: dict[str, Callable[..., object]] = {
         "model": ModelConfig,
+        "license": LicenseConfig,
         "speculation": SpeculationConfig,
         "redis": RedisConfig,
         "tls": TlsConfig,

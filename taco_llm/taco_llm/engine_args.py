@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from taco_llm.flags import GATEWAY, WORKER, flag, json_object
-from taco_llm.kv_tier_args import KVTierArgs
+from taco_llm.license_args import LicenseArgs
 from taco_llm.model_location import locate_model
 from taco_llm.scheduler_args import check_at_least
 from taco_proto.config import DrafterConfig, ModelConfig, WorkerConfig
@@ -19,7 +19,7 @@ _WORKER = (WORKER,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineArgs(KVTierArgs):
+class EngineArgs(LicenseArgs):
     """Arguments of the engine, for `LLM`, `AsyncLLMEngine` and the command line alike.
 
     Each is described by its flag: `taco_llm serve --help` prints all of them.
@@ -214,7 +214,7 @@ class EngineArgs(KVTierArgs):
     )
 
     def __post_init__(self) -> None:
-        KVTierArgs.__post_init__(self)
+        LicenseArgs.__post_init__(self)
         names = self.served_model_name
         object.__setattr__(
             self, "served_model_name", (names,) if isinstance(names, str) else tuple(names or ())
@@ -301,6 +301,7 @@ class EngineArgs(KVTierArgs):
             kv_disk_path=self.kv_disk_path,
             kv_disk_bytes=self.kv_disk_bytes(),
             lazy_loads=not self.apc_offload_not_lazy,
+            license=self.license_config(),
         )
 
     def drafter_config(self, scheduler: str = "") -> DrafterConfig | None:

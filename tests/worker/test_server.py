@@ -11,12 +11,15 @@ import pytest
 
 from support.checkpoints import make_checkpoint
 from support.fake_scheduler import serve, soon
+from support.license_server import LicenseServer
+from support.licenses import Clock, gpu_names, make_license, signed
 from support.patience import PATIENCE_SECONDS
 from support.plans import Join, make_plan
 from taco_proto import scheduler_pb2 as pb
-from taco_proto.config import PROTOCOL_VERSION, ModelConfig, WorkerConfig
+from taco_proto.config import PROTOCOL_VERSION, LicenseConfig, ModelConfig, WorkerConfig
 from taco_proto.convert import step_plan_to_pb
 from taco_proto.steps import StepOutput, StepPlan
+from taco_worker.licensing import Licensing
 from taco_worker.model_thread import ModelThread
 from taco_worker.scheduler_link import SchedulerLink
 from taco_worker.worker import Worker
@@ -135,6 +138,45 @@ async def test_an_announced_step_begins_when_the_scheduler_has_heard_of_it(
         assert (await soon(scheduler.outputs.get())).error == ""
         scheduler.plans.put_nowait(None)
         await soon(run)
+
+
+async def test_the_scheduler_hears_of_a_license_at_once(
+    config: WorkerConfig,
+    worker: Worker,
+    address: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("taco_worker.stream_link.HEARTBEAT_SECONDS", 3600.0)
+    monkeypatch.setattr("taco_license.app.HEARTBEAT_SECONDS", 0.05)
+    [host] = gpu_names(1)
+    async with serve(address) as scheduler:
+
+        async def until_told(state: pb.LicenseState) -> pb.WorkerLicense:
+            while (license_ := (await soon(scheduler.heartbeats.get())).license).state != state:
+                pass
+            return license_
+
+        with LicenseServer(tmp_path / "licenses", Clock()) as server:
+            license_ = LicenseConfig(host_id=host, address=server.address, refused_seconds=0.05)
+            licensing = Licensing(replace(config, license=license_))
+            stop = asyncio.Event()
+            link = SchedulerLink(address, worker, ModelThread(), licensing=licensing)
+            run = asyncio.create_task(link.run(stop))
+            hello = await soon(scheduler.worker_hellos.get())
+            assert hello.license.state == pb.LICENSE_ASKED
+            licensing.ask()
+            assert (await until_told(pb.UNLICENSED)).reason
+            server.replace(signed(make_license(1)))
+            await until_told(pb.LICENSED)
+            stop.set()
+            await soon(run)
+            # A link that comes later says so from the start.
+            link = SchedulerLink(address, worker, ModelThread(), licensing=licensing)
+            run = asyncio.create_task(link.run(stop))
+            assert (await soon(scheduler.worker_hellos.get())).license.state == pb.LICENSED
+            await soon(run)
+            await asyncio.to_thread(licensing.close)
 
 
 async def test_no_scheduler_is_a_reason_and_no_error(worker: Worker, address: str) -> None:

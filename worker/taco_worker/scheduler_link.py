@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
@@ -9,11 +10,18 @@ import grpc.aio
 
 from taco_proto import scheduler_pb2 as pb
 from taco_proto.config import TlsConfig
-from taco_proto.convert import step_output_to_pb, step_plan_from_pb, worker_info_to_pb
+from taco_proto.convert import (
+    step_output_to_pb,
+    step_plan_from_pb,
+    worker_info_to_pb,
+    worker_license_to_pb,
+)
 from taco_proto.convert_kv_tiers import store_command_from_pb, store_report_to_pb
 from taco_proto.kv_tiers import StoreCommand, StoreReport
+from taco_proto.licenses import NEEDS_NO_LICENSE, WorkerLicense
 from taco_proto.scheduler_pb2_grpc import SchedulerStub
 from taco_proto.steps import StepOutput, StepPlan, WorkerInfo
+from taco_worker.licensing import Licensing
 from taco_worker.model_thread import ModelThread
 from taco_worker.step_meter import StepMeter
 from taco_worker.stream_link import StreamLink
@@ -57,19 +65,30 @@ class SchedulerLink(StreamLink[pb.WorkerMessage, pb.WorkerCommand]):
         worker: Executor,
         thread: ModelThread,
         tls: TlsConfig | None = None,
+        licensing: Licensing | None = None,
     ) -> None:
+        """Without `licensing` the worker needs no license."""
         super().__init__(address, thread, tls)
         self._worker = worker
+        self._licensing = licensing
         self._go_ahead = threading.Event()
 
     def _open(self, stub: SchedulerStub) -> grpc.aio.StreamStreamCall:
         return stub.Attach()
 
     def _hello(self) -> pb.WorkerMessage:
-        return pb.WorkerMessage(hello=worker_info_to_pb(self._worker.info))
+        if self._licensing is not None:
+            self._licensing.on_change = lambda: self._tell(self._heartbeat())
+        info = replace(self._worker.info, license=self._license())
+        return pb.WorkerMessage(hello=worker_info_to_pb(info))
 
     def _heartbeat(self) -> pb.WorkerMessage:
-        return pb.WorkerMessage(heartbeat=pb.Heartbeat(steps_done=self.num_answers))
+        license_ = worker_license_to_pb(self._license())
+        heartbeat = pb.Heartbeat(steps_done=self.num_answers, license=license_)
+        return pb.WorkerMessage(heartbeat=heartbeat)
+
+    def _license(self) -> WorkerLicense:
+        return NEEDS_NO_LICENSE if self._licensing is None else self._licensing.current()
 
     def _leaving(self) -> pb.WorkerMessage:
         return pb.WorkerMessage(leaving=pb.Leaving())

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Iterable
 from typing import TYPE_CHECKING
 
 from taco_proto.config import WorkerConfig
+from taco_worker.licensing import Licensing
 from taco_worker.model_service import ModelService, run_model_service, stay_attached
 from taco_worker.scheduler_link import Executor, SchedulerLink
 
@@ -17,19 +18,28 @@ logger = logging.getLogger("taco.worker")
 def run_worker(config: WorkerConfig) -> int:
     """Serve until SIGTERM or SIGINT; returns the exit code. Call it from the main thread.
 
-    A scheduler that is not there, or goes away, is dialled again with growing delays.
+    A scheduler that is not there, or goes away, is dialled again with growing delays. A license is
+    asked for beside the load of the model: the scheduler is told whether there is one.
     """
+    licensing = Licensing(config)
+
+    def load() -> Executor:
+        licensing.ask()
+        return _load(config)
 
     def serve(worker: Executor, service: ModelService) -> Awaitable[int]:
         service.thread.when_idle = worker.tune
         service.metrics = lambda: _metrics(worker, service)
 
         def connect() -> SchedulerLink:
-            return SchedulerLink(config.scheduler, worker, service.thread, config.tls)
+            return SchedulerLink(config.scheduler, worker, service.thread, config.tls, licensing)
 
         return stay_attached(config.scheduler, connect, service, logger)
 
-    return run_model_service("worker", lambda: _load(config), serve, config.admin_listen)
+    try:
+        return run_model_service("worker", load, serve, config.admin_listen)
+    finally:
+        licensing.close()
 
 
 def _metrics(worker: Executor, service: ModelService) -> "Iterable[Metric]":

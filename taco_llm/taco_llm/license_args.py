@@ -1,0 +1,69 @@
+"""The engine's arguments for licenses: whether a worker asks for one, and as whom."""
+
+import os
+import re
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from taco_license.addresses import ADDRESS_VARIABLE, server_addresses
+from taco_llm.flags import WORKER, flag
+from taco_llm.kv_tier_args import KVTierArgs
+from taco_proto.config import LicenseConfig
+from taco_proto.errors import ConfigurationError
+
+_WORKER = (WORKER,)
+_ID_VARIABLE = "TACO_LICENSE_ID"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LicenseArgs(KVTierArgs):
+    """Arguments of workers.
+
+    Raises:
+        ConfigurationError: a value is out of range or contradicts another.
+    """
+
+    license: str = flag(
+        "Whether the worker needs a license to take new requests. auto: where TACO_LS_ADDR names a "
+        "license server, or one of its default names is known here. required: in any case.",
+        _WORKER,
+        default="auto",
+        choices=("off", "auto", "required"),
+    )
+    license_id: str | None = flag(
+        "The name in the license of a host without GPU. Without it TACO_LICENSE_ID is taken, or "
+        "the host's name. GPUs have names of their own.",
+        _WORKER,
+        default=None,
+        metavar="ID",
+    )
+
+    def license_config(self, environment: Mapping[str, str] = os.environ) -> LicenseConfig | None:
+        """How the worker asks; None: it does not.
+
+        Raises:
+            ConfigurationError: `TACO_LS_ADDR` holds no address, or the id is none.
+        """
+        if self.license == "off":
+            return None
+        try:
+            server_addresses(environment)
+        except ValueError as error:
+            raise ConfigurationError(str(error)) from None
+        address = environment.get(ADDRESS_VARIABLE, "").strip()
+        return LicenseConfig(
+            host_id=self._host_id(environment),
+            address=address,
+            only_if_found=self.license == "auto" and not address,
+        )
+
+    def _host_id(self, environment: Mapping[str, str]) -> str:
+        given = self.license_id or environment.get(_ID_VARIABLE)
+        if not given:
+            return socket.gethostname()
+        if not re.fullmatch(r"[A-Za-z0-9][\w.:-]*", given):
+            raise ConfigurationError(
+                f"license_id may have letters, digits and . _ : - in it, got {given!r}"
+            )
+        return given

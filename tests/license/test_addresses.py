@@ -1,0 +1,78 @@
+"""Where a worker asks for its license, and whether it asks at all."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from taco_license.addresses import is_any_known, server_addresses
+
+
+@pytest.mark.parametrize(
+    ("value", "addresses"),
+    [
+        ("http://10.10.161.72:10080", ("http://10.10.161.72:10080",)),
+        ("https://license.example", ("https://license.example",)),
+        ("10.10.161.72:10080", ("http://10.10.161.72:10080",)),
+        ("http://10.10.161.72:10080/", ("http://10.10.161.72:10080",)),
+    ],
+)
+def test_where_the_server_is(value: str, addresses: tuple[str, ...]) -> None:
+    assert server_addresses({"TACO_LS_ADDR": value}) == addresses
+
+
+@pytest.mark.parametrize(("has_tls", "scheme"), [(False, "http"), (True, "https")])
+def test_where_the_server_is_without_a_word_of_it(has_tls: bool, scheme: str) -> None:
+    in_cluster = f"{scheme}://taco-license-server.kube-system.svc.cluster.local:10080"
+    expected = (in_cluster, f"{scheme}://taco-license-server:10080")
+    assert server_addresses({}, has_tls=has_tls) == expected
+    assert server_addresses({"TACO_LS_ADDR": ""}, has_tls=has_tls) == expected
+    assert server_addresses({"TACO_LS_ADDR": "10.0.0.7:1"}, has_tls=has_tls) == (
+        f"{scheme}://10.0.0.7:1",
+    )
+
+
+@pytest.mark.parametrize("value", ["ftp://server", "http://", "http://server:70000", "http://[x"])
+def test_what_is_no_address(value: str) -> None:
+    with pytest.raises(ValueError, match="TACO_LS_ADDR must be"):
+        server_addresses({"TACO_LS_ADDR": value})
+
+
+@contextmanager
+def names(**hosts: bool | threading.Event) -> Iterator[None]:
+    """A world in which these names resolve or not; one with an event, never until it is set."""
+
+    def look_up(host: str, port: int, **_: Any) -> list[Any]:
+        outcome = hosts[host]
+        if isinstance(outcome, threading.Event):
+            outcome.wait()
+        elif not outcome:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("10.0.0.7", port))]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket, "getaddrinfo", look_up)
+        yield
+
+
+def test_one_known_name_is_enough() -> None:
+    with names(a=False, b=True):
+        assert is_any_known(["http://a:1", "https://b:1"])
+        assert not is_any_known(["http://a:1"])
+
+
+def test_a_look_up_that_hangs_holds_nobody_up() -> None:
+    hangs = threading.Event()
+    try:
+        with names(a=hangs, b=True, c=False):
+            assert is_any_known(["http://a:1", "http://b:1"], seconds=60)
+            assert not is_any_known(["http://a:1", "http://c:1"], seconds=0.01)
+    finally:
+        hangs.set()
+
+
+def test_a_name_that_cannot_be_one_is_not_known() -> None:
+    assert not is_any_known([f"http://{'x' * 64}.a:1"], seconds=60)

@@ -1,0 +1,161 @@
+"""A worker's license: what it tells its scheduler, and that nothing waits for it."""
+
+import queue
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from support.away import WAYS, Away
+from support.license_server import LicenseServer
+from support.licenses import Clock, gpu_names, make_license, signed
+from support.patience import PATIENCE_SECONDS, wait_until
+from taco_license.addresses import DEFAULT_HOSTS
+from taco_proto.config import LicenseConfig, ModelConfig, WorkerConfig
+from taco_proto.errors import ConfigurationError
+from taco_proto.licenses import NEEDS_NO_LICENSE, LicenseState, WorkerLicense
+from taco_worker.device_ids import gpu_id
+from taco_worker.licensing import Licensing
+
+ONE, TWO = gpu_names(2)
+WORKER = WorkerConfig(model=ModelConfig(model="none"), num_threads=1)
+
+
+def config(address: str = "", **changes: object) -> WorkerConfig:
+    """Of a worker whose host is the second one of a license."""
+    values = {"host_id": TWO, "address": address, "refused_seconds": 0.05, **changes}
+    return replace(WORKER, license=LicenseConfig(**values))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LicenseServer]:
+    monkeypatch.setattr("taco_license.app.HEARTBEAT_SECONDS", 0.05)
+    with LicenseServer(tmp_path / "licenses", Clock()) as server:
+        server.replace(signed(make_license(2)))
+        yield server
+
+
+def listen(licensing: Licensing) -> Callable[[], WorkerLicense]:
+    """Gives what stands after the next change."""
+    changes: queue.SimpleQueue[WorkerLicense] = queue.SimpleQueue()
+    licensing.on_change = lambda: changes.put(licensing.current())
+    return lambda: changes.get(timeout=PATIENCE_SECONDS)
+
+
+def until_state(change: Callable[[], WorkerLicense], state: LicenseState) -> WorkerLicense:
+    while (license_ := change()).state is not state:
+        pass
+    return license_
+
+
+def test_a_worker_that_needs_none_has_one() -> None:
+    licensing = Licensing(WORKER)
+    licensing.ask()
+    assert licensing.settled() == licensing.current() == NEEDS_NO_LICENSE
+    licensing.close()
+
+
+def test_a_license_is_taken_lost_and_taken_again(server: LicenseServer) -> None:
+    with closing(Licensing(config(server.address))) as licensing:
+        assert licensing.current().state is LicenseState.ASKED
+        change = listen(licensing)
+        licensing.ask()
+        assert licensing.settled() == NEEDS_NO_LICENSE
+        until_state(change, LicenseState.VALID)
+        server.replace(signed(make_license(1, serial=2)))
+        reason = until_state(change, LicenseState.MISSING).reason
+        assert reason.startswith("not_licensed: ")
+        server.replace(signed(make_license(2, serial=3)))
+        until_state(change, LicenseState.VALID)
+        assert server.service.ledger.num_seats == 1
+    wait_until(lambda: server.service.ledger.num_seats == 0, "a free seat")
+
+
+def test_a_server_that_goes_away_is_not_missed_at_once(server: LicenseServer) -> None:
+    with closing(Licensing(config(server.address))) as licensing:
+        change = listen(licensing)
+        licensing.ask()
+        assert licensing.settled() == NEEDS_NO_LICENSE
+        until_state(change, LicenseState.VALID)
+        server.stop()
+        assert change() == NEEDS_NO_LICENSE, "a change for the log alone"
+
+
+@pytest.mark.parametrize("away", WAYS)
+def test_nothing_waits_for_a_server_that_is_away(
+    away: Away, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("CONNECT_SECONDS", "ANSWER_SECONDS"):  # the end waits for a question on its way
+        monkeypatch.setattr(f"taco_license.client.{name}", 0.1)
+    with away() as address, closing(Licensing(config(address, start_seconds=0.1))) as licensing:
+        licensing.ask()
+        assert licensing.current().state is LicenseState.ASKED
+        assert licensing.settled().state is LicenseState.MISSING
+        assert "the license server" in licensing.current().reason
+
+
+def test_no_license_is_needed_where_no_server_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_up: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def look_up(host: str, *_: object, **__: object) -> None:
+        looked_up.put(host)
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    with closing(Licensing(config(only_if_found=True))) as licensing:
+        licensing.ask()
+        asked = {looked_up.get(timeout=PATIENCE_SECONDS) for _ in DEFAULT_HOSTS}
+        assert asked == {host.rpartition(":")[0] for host in DEFAULT_HOSTS}
+        assert licensing._beginning is not None
+        licensing._beginning.join(PATIENCE_SECONDS)
+        assert licensing.settled() == NEEDS_NO_LICENSE
+
+
+def test_a_license_is_needed_as_soon_as_a_server_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    is_known = threading.Event()
+    look_up = socket.getaddrinfo
+
+    def look_up_late(host: str, port: int, *arguments: object, **options: object) -> object:
+        is_known.wait()
+        return look_up("127.0.0.1", 1, *arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up_late)
+    with closing(Licensing(config(only_if_found=True, start_seconds=0.1))) as licensing:
+        change = listen(licensing)
+        licensing.ask()
+        assert licensing.settled() == NEEDS_NO_LICENSE, "nobody waits for the look-up"
+        is_known.set()
+        assert "does not answer" in until_state(change, LicenseState.MISSING).reason
+
+
+def test_a_worker_that_ends_before_it_has_asked_asks_no_more(server: LicenseServer) -> None:
+    licensing = Licensing(config(server.address))
+    licensing.close()
+    licensing.ask()
+    assert licensing._beginning is not None
+    licensing._beginning.join(PATIENCE_SECONDS)
+    assert server.service.ledger.num_seats == 0
+
+
+def test_a_device_that_is_not_there_is_one_clear_error() -> None:
+    with pytest.raises(ConfigurationError, match="device 'cuda' cannot be used"):
+        Licensing(replace(config("http://127.0.0.1:1"), device="cuda")).ask()
+
+
+@pytest.mark.parametrize(
+    ("name", "environment", "expected"),
+    [
+        ("NVIDIA H100 80GB HBM3", {}, "GPU-4c34"),
+        ("NVIDIA H100 80GB HBM3", {"CUDA_VISIBLE_DEVICES": "1,0"}, "GPU-4c34"),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", {}, "MIG-4c34"),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", {"CUDA_VISIBLE_DEVICES": "MIG-7a"}, "MIG-7a"),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", {"NVIDIA_VISIBLE_DEVICES": "MIG-7a"}, "MIG-7a"),
+        ("x", {"CUDA_VISIBLE_DEVICES": "MIG-GPU-4c34/1/0,MIG-7a"}, "MIG-GPU-4c34/1/0"),
+    ],
+)
+def test_ids_are_those_of_nvidia_smi(name: str, environment: dict[str, str], expected: str) -> None:
+    assert gpu_id(name, "4c34", environment) == expected

@@ -1,0 +1,117 @@
+"""Whether a worker may take new requests: it is found out beside everything else, in threads."""
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from taco_license.addresses import ADDRESS_VARIABLE, is_any_known, server_addresses
+from taco_proto.config import LicenseConfig, WorkerConfig
+from taco_proto.errors import ConfigurationError
+from taco_proto.licenses import NEEDS_NO_LICENSE, LicenseState, WorkerLicense
+
+if TYPE_CHECKING:  # workers that need no license do not pay for the client
+    from taco_license.client import LicenseClient
+
+logger = logging.getLogger("taco.worker")
+
+_NOT_ASKED = WorkerLicense(LicenseState.ASKED, "the license server has not been asked yet")
+
+
+class Licensing:
+    """The license of one worker, from before its model is loaded until it ends.
+
+    Attributes:
+        on_change: called in any thread when `current` gives something else.
+    """
+
+    def __init__(self, config: WorkerConfig) -> None:
+        self.on_change: Callable[[], None] = lambda: None
+        self._worker = config
+        self._is_needed = config.license is not None and not config.license.only_if_found
+        self._lock = threading.Lock()
+        self._beginning: threading.Thread | None = None
+        self._client: LicenseClient | None = None
+        self._is_closed = False
+
+    def ask(self) -> None:
+        """Begins to ask; to be called in the thread that will load the model, just before.
+
+        Raises:
+            ConfigurationError: the worker cannot run on its device.
+        """
+        config = self._worker.license
+        if config is None:
+            return
+        ids = _license_ids(self._worker.device, config.host_id)
+        self._beginning = threading.Thread(
+            target=self._begin, args=(ids, config), name="license", daemon=True
+        )
+        self._beginning.start()
+
+    def current(self) -> WorkerLicense:
+        """Of this moment. As long as it is not known whether there is a server, none is needed."""
+        if self._client is not None:
+            return _license_of(self._client)
+        return _NOT_ASKED if self._is_needed else NEEDS_NO_LICENSE
+
+    def settled(self) -> WorkerLicense:
+        """What stands when a server that is asked has answered, or had its time to."""
+        if self._is_needed and self._beginning is not None:
+            self._beginning.join()
+        if self._client is not None:
+            self._client.wait()
+        return self.current()
+
+    def close(self) -> None:
+        """Gives the seats back, if the server takes them quickly. Idempotent."""
+        with self._lock:
+            self._is_closed = True
+        if self._client is not None:
+            self._client.close()
+
+    def _begin(self, ids: tuple[str, ...], config: LicenseConfig) -> None:
+        tls = self._worker.tls
+        addresses = server_addresses({ADDRESS_VARIABLE: config.address}, has_tls=tls is not None)
+        if config.only_if_found:
+            if not is_any_known(addresses):
+                return
+            logger.info("a license server is found and asked; --license off does without")
+            self._is_needed = True
+        from taco_license.client import LicenseClient, this_instance
+        from taco_license.tls import TlsFiles
+
+        client = LicenseClient(
+            ids,
+            addresses,
+            this_instance(),
+            start_seconds=config.start_seconds,
+            refused_seconds=config.refused_seconds,
+            tls=None if tls is None else TlsFiles(tls.ca_file, tls.cert_file, tls.key_file),
+        )
+        client.on_change = lambda: self.on_change()
+        with self._lock:
+            if self._is_closed:
+                return
+            client.start()
+            self._client = client
+        self.on_change()
+
+
+def _license_ids(device: str, host_id: str) -> tuple[str, ...]:
+    # Torch takes seconds to import: only those who ask, and will load a model, have a use for it.
+    from taco_worker.device_ids import license_ids
+    from taco_worker.devices import find_device
+
+    try:
+        return license_ids(find_device(device), host_id)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from None
+
+
+def _license_of(client: "LicenseClient") -> WorkerLicense:
+    standing = client.standing()
+    if standing.is_valid:  # that the server is away meanwhile is for this worker's log
+        return NEEDS_NO_LICENSE
+    state = LicenseState.ASKED if standing.is_pending else LicenseState.MISSING
+    return WorkerLicense(state, standing.reason)
