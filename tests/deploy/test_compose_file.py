@@ -135,6 +135,21 @@ def test_prometheus_scrapes_every_service_of_ours_under_its_name() -> None:
         assert set(SERVICES[name]["networks"]) & set(SERVICES["prometheus"]["networks"])
 
 
+def test_prometheus_takes_its_file(tmp_path: Path) -> None:
+    text = (FOLDER / "prometheus.yaml").read_text()
+    for name in secret_files(COMPOSE, "prometheus"):  # promtool looks whether they are there
+        (tmp_path / name).touch()
+        text = text.replace(f"/run/secrets/{name}", name)
+    (tmp_path / "prometheus.yaml").write_text(text)
+    [alerts] = [v for v in SERVICES["prometheus"]["volumes"] if v.startswith("../helm")]
+    source, target, _ = alerts.split(":")
+    (tmp_path / Path(target).name).symlink_to((FOLDER / source).resolve())
+    command = ["promtool", "check", "config", str(tmp_path / "prometheus.yaml")]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert "1 rule files found" in result.stdout
+
+
 def test_every_variable_is_described() -> None:
     text = "".join(
         (FOLDER / name).read_text() for name in ("compose.yaml", "gpu.yaml", "prepare.sh")
