@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from support.admin_pages import exchange, get
 from support.patience import PATIENCE_SECONDS
 from taco_proto import admin
 from taco_proto.admin import serving_admin
@@ -34,14 +35,10 @@ class Service:
         return reader, writer
 
     async def ask(self, request: str) -> bytes:
-        """All that comes until the end of the connection."""
-        reader, writer = await self.connect()
-        writer.write(request.encode())
-        return await all_of(reader)
+        return await exchange(self.path, request.encode())
 
     async def get(self, path: str, method: str = "GET") -> tuple[int, bytes]:
-        head, _, body = (await self.ask(f"{method} {path} HTTP/1.1\r\n\r\n")).partition(b"\r\n\r\n")
-        return int(head.split()[1]), body
+        return await get(self.path, path, method)
 
 
 async def all_of(reader: asyncio.StreamReader) -> bytes:

@@ -11,22 +11,32 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from support.admin_pages import get
 from support.engine_driver import make_request
 from support.fake_worker import FakeWorker
 from support.grpc_peers import GatewayPeer, WorkerPeer, background, dial
-from support.patience import PATIENCE_SECONDS
+from support.patience import PATIENCE_SECONDS, until
 
 PROGRAM = """
 import sys
 from taco_proto.config import SchedulerConfig
 from taco_scheduler.server import run_scheduler
-sys.exit(run_scheduler(SchedulerConfig(listen=sys.argv[1])))
+listen, admin = sys.argv[1:]
+sys.exit(run_scheduler(SchedulerConfig(listen=listen, admin_listen=admin or None)))
 """
 
 
 def start(address: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", PROGRAM, address]
+    command = [sys.executable, "-c", PROGRAM, address, admin_of(address)]
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+
+
+def admin_of(address: str) -> str:
+    return address.removesuffix(".sock") + "-admin.sock" if address.startswith("unix:") else ""
+
+
+async def drains(admin: str) -> bool:
+    return (await get(admin, "/readyz"))[1] == b'{"ready": false, "reason": "draining"}'
 
 
 def wait_until_it_listens(process: subprocess.Popen[str]) -> None:
@@ -81,6 +91,9 @@ async def test_a_second_signal_does_not_wait(
         for line in process.stderr:
             if "draining" in line:
                 break
+        admin = admin_of(address).removeprefix("unix:")
+        await until(lambda: drains(admin), "a scheduler that says that it drains")
+        assert (await get(admin, "/livez"))[0] == 200
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=PATIENCE_SECONDS) == 0
 

@@ -52,6 +52,7 @@ class FakeScheduler(SchedulerServicer):
     async def Attach(  # noqa: N802
         self, request_iterator: AsyncIterator[pb.WorkerMessage], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.WorkerCommand]:
+        await context.send_initial_metadata(())
         with self._listening(request_iterator):
             while (plan := await self.plans.get()) is not None:
                 yield _command(plan)

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from support.admin_pages import get
 from support.checkpoints import make_checkpoint
 from support.fake_scheduler import serve, soon
 from support.license_server import LicenseServer
 from support.licenses import Clock, gpu_names, make_license, signed
-from support.patience import PATIENCE_SECONDS
+from support.patience import PATIENCE_SECONDS, until
 from support.plans import Join, make_plan
 from taco_proto import scheduler_pb2 as pb
 from taco_proto.config import PROTOCOL_VERSION, LicenseConfig, ModelConfig, WorkerConfig
@@ -189,10 +190,15 @@ import sys
 from taco_proto.config import ModelConfig, WorkerConfig
 from taco_worker.server import run_worker
 model = ModelConfig(model=sys.argv[1])
-threads = int(sys.argv[3])
 sys.exit(
     run_worker(
-        WorkerConfig(model=model, scheduler=sys.argv[2], num_threads=threads, num_blocks=64)
+        WorkerConfig(
+            model=model,
+            scheduler=sys.argv[2],
+            num_threads=int(sys.argv[3]),
+            num_blocks=64,
+            admin_listen=sys.argv[4] or None,
+        )
     )
 )
 """
@@ -204,10 +210,11 @@ def start_process(
     num_threads: int = 1,
     *,
     program: str = RUN_WORKER,
+    admin_listen: str = "",
     **environment: str,
 ) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", program, model, address, str(num_threads)],
+        [sys.executable, "-c", program, model, address, str(num_threads), admin_listen],
         env=os.environ | environment,
         stderr=subprocess.PIPE,
         text=True,
@@ -242,19 +249,28 @@ async def test_a_worker_whose_device_has_failed_says_so_and_ends(
     assert "the device has failed; a new process has to take over" in errors
 
 
+async def waits_for_a_scheduler(admin: str) -> bool:
+    body = b'{"ready": false, "reason": "not attached to the scheduler"}'
+    return await get(admin, "/readyz") == (503, body)
+
+
 async def test_the_process_dials_until_the_scheduler_is_there_and_leaves_when_told(
-    config: WorkerConfig, address: str
+    config: WorkerConfig, address: str, tmp_path: Path
 ) -> None:
-    process = start_process(config.model.model, address)
+    admin = f"{tmp_path}/admin.sock"
+    process = start_process(config.model.model, address, admin_listen=f"unix:{admin}")
     assert process.stderr is not None
     lines = iter(process.stderr)
     while "dialling again" not in await asyncio.to_thread(next, lines):
         pass
     for _ in range(2):  # the second time after the scheduler went away
+        await until(lambda: waits_for_a_scheduler(admin), "a worker that says that it is alone")
         async with serve(address) as scheduler:
             await soon(scheduler.worker_hellos.get())
             scheduler.plans.put_nowait(FIRST)
             assert (await soon(scheduler.outputs.get())).error == ""
+            assert (await get(admin, "/readyz"))[0] == 200
+            assert b"taco:worker_attached" in (await get(admin, "/metrics"))[1]
     async with serve(address) as scheduler:
         await soon(scheduler.worker_hellos.get())
         process.send_signal(signal.SIGTERM)
