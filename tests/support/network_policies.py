@@ -1,44 +1,55 @@
 """What a release's NetworkPolicies let through, by the rules that Kubernetes has for them."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 from support.charts import Labels, Release, matches
 
 _NAMESPACE_NAME = "kubernetes.io/metadata.name"
 
 Arrow = tuple[str, str, int]
+Direction = Literal["Egress", "Ingress"]
 
 
-def arrows(release: Release, namespace: str) -> set[Arrow]:
-    """The pairs of components between which a connection is possible, and to which port."""
+def arrows(release: Release, namespace: str, direction: Direction) -> set[Arrow]:
+    """Which component may connect to which other one, and to which port.
+
+    Args:
+        direction: what the policies of one end say; a connection needs both ends'.
+    """
     workloads = release.workloads
     return {
         (source.component, target.component, port)
         for source in workloads
         for target in workloads
         for port in target.ports.values()
-        if _passes(release, namespace, "Egress", source.labels, target.labels, port)
-        and _passes(release, namespace, "Ingress", target.labels, source.labels, port)
+        if (
+            _passes(release, namespace, direction, source.labels, target.labels, port)
+            if direction == "Egress"
+            else _passes(release, namespace, direction, target.labels, source.labels, port)
+        )
     }
 
 
-def ways(release: Release, labels: Labels, direction: str) -> set[tuple[str, int]]:
-    """All that the policies of a pod allow, as what a peer is and to which port: `pods`,
-    `pods elsewhere` and `addresses`."""
-    found = set()
-    for rule in _rules(release, labels, direction):
-        for port in rule["ports"]:
-            for peer in _peers(rule, direction):
-                kind = "addresses" if "ipBlock" in peer else "pods"
-                found.add(
-                    (f"{kind} elsewhere" if "namespaceSelector" in peer else kind, port["port"])
-                )
-    return found
+def ways(release: Release, labels: Labels, direction: Direction) -> set[tuple[str, int]]:
+    """All that the policies of a pod allow: what the peers are (see `_kind`), and the ports."""
+    return {
+        (_kind(peer), port["port"])
+        for rule in _rules(release, labels, direction)
+        for peer in _peers(rule, direction)
+        for port in rule["ports"]
+    }
+
+
+def _kind(peer: dict[str, Any]) -> str:
+    """`addresses`, `pods elsewhere` or, in the release's own namespace, `pods`."""
+    if "ipBlock" in peer:
+        return "addresses"
+    return "pods elsewhere" if "namespaceSelector" in peer else "pods"
 
 
 def _passes(
-    release: Release, namespace: str, direction: str, own: Labels, other: Labels, port: int
+    release: Release, namespace: str, direction: Direction, own: Labels, other: Labels, port: int
 ) -> bool:
     if not any(direction in policy["spec"]["policyTypes"] for policy in _of(release, own)):
         return True
@@ -54,12 +65,12 @@ def _of(release: Release, labels: Labels) -> list[dict[str, Any]]:
     return [policy for policy in policies if matches(policy["spec"]["podSelector"], labels)]
 
 
-def _rules(release: Release, labels: Labels, direction: str) -> Iterator[dict[str, Any]]:
+def _rules(release: Release, labels: Labels, direction: Direction) -> Iterator[dict[str, Any]]:
     for policy in _of(release, labels):
         yield from policy["spec"].get(direction.lower()) or []
 
 
-def _peers(rule: dict[str, Any], direction: str) -> list[dict[str, Any]]:
+def _peers(rule: dict[str, Any], direction: Direction) -> list[dict[str, Any]]:
     """An empty list would be everybody: the charts have none."""
     peers = rule["from" if direction == "Ingress" else "to"]
     assert peers
