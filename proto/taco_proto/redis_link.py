@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 import redis.asyncio as redis_client
+from redis.asyncio.connection import SSLConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.credentials import CredentialProvider
@@ -239,6 +240,8 @@ def _make_pool(config: RedisConfig) -> redis_client.ConnectionPool:
             user = pool.connection_kwargs.pop("username", None)
             provider = _PasswordFile(user, config.password_file)
             pool.connection_kwargs["credential_provider"] = provider
+        if pool.connection_class is SSLConnection:
+            pool.connection_class = _TlsConnection
         pool.make_connection()
     except (TypeError, ValueError, AttributeError, RedisError):  # whose text may quote the URL
         raise ConfigurationError(
@@ -246,6 +249,15 @@ def _make_pool(config: RedisConfig) -> redis_client.ConnectionPool:
             "value that does not fit"
         ) from None
     return pool
+
+
+class _TlsConnection(SSLConnection):
+    """Reads its certificate at each connection, so that it may be renewed."""
+
+    async def connect(self) -> None:
+        if not self.is_connected:
+            self.ssl_context.context = None  # it would be kept for as long as the process runs
+        await super().connect()
 
 
 class _PasswordFile(CredentialProvider):

@@ -165,6 +165,11 @@ async def test_tls_is_a_matter_of_the_url(tmp_path: Path, caplog: pytest.LogCapt
             async with linked(RedisConfig(url=url)) as (_, begun):
                 await until(lambda: "waiting for Redis" in caplog.text)
                 assert not begun, kind
+        async with linked(RedisConfig(url=rediss_url(server.port, gateway))) as (link, _):
+            caplog.clear()
+            await until(lambda: "waiting for Redis" in caplog.text)
+            issue(directory, Role.GATEWAY, LIFETIME)  # read again at the next try
+            await until(lambda: link.trusted)
 
 
 @pytest.mark.parametrize("option", ["db=many", "no_such_option=1", "socket_timeout=soon"])
