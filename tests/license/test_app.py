@@ -197,7 +197,7 @@ async def test_metrics(service: LicenseService, clock: Clock) -> None:
         await client.post("/ls/lease", json={"gpus": ["b"], "instance": "a", "started": 1})
         clock.wall -= 10
         lines = (await client.get("/metrics")).text.splitlines()
-    pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    pairs = (line.rsplit(" ", 1) for line in lines if line.startswith("taco:license"))
     figures = {name: float(value) for name, value in pairs}
     assert figures == {
         "taco:license_valid": 1.0,
