@@ -8,11 +8,13 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from support.certificates import make_certificates
+from support.certificates import LIFETIME, make_certificates, tls_config
 from support.chart_processes import as_compose
 from support.charts import EXAMPLES, PLATFORM, render
 from support.compose import running_topology
 from support.patience import wait_until
+from support.redis_server import rediss_url
+from taco_llm.certificates import issue
 from taco_proto.tls import Role
 
 VALUES = {
@@ -24,21 +26,23 @@ VALUES = {
     "tls": {
         "enabled": True,
         "secretNames": {
-            "gateway": "gateway",
-            "scheduler": "scheduler",
-            "worker": "worker",
-            "draftWorker": "draft-worker",
-            "client": "client",
+            "gateway": "gateway-cert",
+            "scheduler": "scheduler-cert",
+            "worker": "worker-cert",
+            "draftWorker": "draft-worker-cert",
+            "redis": "redis-cert",
+            "client": "client-cert",
         },
     },
 }
 
 
 def certificate_secrets(directory: Path) -> dict[str, dict[str, str]]:
-    roles = (Role.GATEWAY, Role.SCHEDULER, Role.WORKER, Role.DRAFT_WORKER)
+    roles = (Role.GATEWAY, Role.SCHEDULER, Role.WORKER, Role.DRAFT_WORKER, Role.REDIS)
     files = make_certificates(directory, *roles)
+    issue(directory, Role.REDIS, LIFETIME, ["127.0.0.1"])  # where its host is this machine
     return {
-        role.value: {
+        f"{role}-cert": {
             "ca.crt": (files / "ca.crt").read_text(),
             "tls.crt": (files / f"{role}.crt").read_text(),
             "tls.key": (files / f"{role}.key").read_text(),
@@ -62,7 +66,8 @@ def test_the_pods_serve_as_processes(tmp_path: Path) -> None:
         for name in names:
             topology.until_healthy(name)
 
-        check_redis_wants_the_password(topology.port("taco-redis", 6379))
+        as_gateway = tls_config(tmp_path / "certificates", Role.GATEWAY)
+        check_redis_wants_the_password(rediss_url(topology.port("taco-redis", 6379), as_gateway))
         assert "secret" not in topology.log("taco-redis")
         wait_until(
             lambda: "trusted" in topology.log("taco-scheduler"), "a scheduler that trusts Redis"
@@ -80,8 +85,8 @@ def test_the_pods_serve_as_processes(tmp_path: Path) -> None:
         assert set(codes.values()) == {0}, {name: topology.log(name) for name in codes}
 
 
-def check_redis_wants_the_password(port: int) -> None:
-    client = redis.Redis(port=port, password="secret")
+def check_redis_wants_the_password(url: str) -> None:
+    client = redis.Redis.from_url(url, password="secret")
     assert client.config_get("appendonly") == {"appendonly": "yes"}
     with pytest.raises(redis.AuthenticationError):
-        redis.Redis(port=port, retry=Retry(NoBackoff(), 0)).ping()
+        redis.Redis.from_url(url, retry=Retry(NoBackoff(), 0)).ping()

@@ -268,7 +268,7 @@ def test_certificates_are_those_of_the_pods_that_mount_them(release: Release) ->
         if "tls" in workload.volumes and roles:
             role = workload.container["name"].removesuffix("-cpu")
             secret = workload.volumes["tls"]["secret"]["secretName"]
-            assert roles[secret] == [f"{role}.taco.internal"]
+            assert roles[secret][0] == f"{role}.taco.internal"
     for certificate in release.of_kind("Certificate"):
         spec: dict[str, Any] = certificate["spec"]
         usages = {"digital signature", "server auth", "client auth"}

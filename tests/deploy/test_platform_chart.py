@@ -117,7 +117,8 @@ def test_one_scheduler_is_dialled_and_several_are_found_in_redis() -> None:
     several = example("everything")
     gateway = flags(several.workload("gateway"))
     assert not any(flag.startswith("--scheduler=") for flag in gateway)
-    assert "--redis-url=redis://taco-redis:6379/0" in gateway
+    (url,) = (flag for flag in gateway if flag.startswith("--redis-url="))
+    assert url.startswith("--redis-url=rediss://taco-redis:6379/0?")
     assert "--advertise=$(POD_IP):7100" in flags(several.workload("scheduler"))
 
 
@@ -173,8 +174,8 @@ def test_certificates_that_are_given_are_not_made() -> None:
     assert not example("own-secrets").of_kind("Certificate", "Issuer")
     made = example("everything").of_kind("Certificate")
     roles = {name for certificate in made for name in certificate["spec"]["dnsNames"]}
-    services = ("gateway", "scheduler", "worker", "draft-worker", "client")
-    assert roles == {f"{service}.taco.internal" for service in services}
+    services = ("gateway", "scheduler", "worker", "draft-worker", "redis", "client")
+    assert roles == {f"{service}.taco.internal" for service in services} | {"taco-redis"}
 
 
 def test_monitors_give_targets_the_names_that_dashboards_ask_for() -> None:

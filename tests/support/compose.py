@@ -22,7 +22,7 @@ from support.serving import free_port
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "compose"
 _VARIABLE = re.compile(r"\$(\$|\{(\w+)(?::-([^{}]*))?\})")
-_LISTENS = re.compile(r"(?:port[= ]|0\.0\.0\.0:)(\d+)")
+_LISTENS = re.compile(r"(?:port[= ]|0\.0\.0\.0:)([1-9]\d*)")
 
 
 def read_compose(variables: Mapping[str, str], file: Path = FOLDER / "compose.yaml") -> Any:

@@ -74,7 +74,12 @@ items:
 
 {{- define "taco.redisUrl" -}}
 {{- if .Values.redis.enabled -}}
-redis://{{ include "taco.componentName" (dict "root" . "key" "redis") }}:6379/0
+{{- $address := printf "%s:6379/0" (include "taco.componentName" (dict "root" . "key" "redis")) -}}
+{{- if .Values.tls.enabled -}}
+rediss://{{ $address }}?ssl_ca_certs=/etc/taco/tls/ca.crt&ssl_certfile=/etc/taco/tls/tls.crt&ssl_keyfile=/etc/taco/tls/tls.key
+{{- else -}}
+redis://{{ $address }}
+{{- end -}}
 {{- else -}}
 {{ .Values.redis.url }}
 {{- end }}
