@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from taco_draft.drafter_link import DrafterLink, Runner
 from taco_proto.config import DrafterConfig
+from taco_proto.tls import Role
 from taco_worker.model_service import ModelService, run_model_service, stay_attached
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def run_draft_worker(config: DrafterConfig) -> int:
 
         return stay_attached(config.scheduler, connect, service, logger)
 
-    return run_model_service("draft-worker", lambda: _load(config), serve, config.admin_listen)
+    return run_model_service(Role.DRAFT_WORKER, config, lambda: _load(config), serve)
 
 
 def _metrics(runner: Runner, service: ModelService) -> "Iterable[Metric]":

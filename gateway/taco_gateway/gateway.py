@@ -50,7 +50,7 @@ class Gateway:
         self.client = client
         self.tokenizer = tokenizer
         self.engine = TextEngine(client, tokenizer, chat_template=config.chat_template)
-        self.metrics = GatewayMetrics(config.model.served_name)
+        self.metrics = GatewayMetrics(config.model.served_name, config.tls)
         self.keys = KeyRing() if keys is None else keys
         if keys is None:
             self.reload_keys()

@@ -18,7 +18,9 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from taco_proto import histogram
+from taco_proto.config import TlsConfig
 from taco_proto.metrics import exposition, process_registry
+from taco_proto.tls import Role
 
 _FIRST_TOKEN_BUCKETS = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
@@ -53,7 +55,8 @@ class Histogram(histogram.Histogram):
 class GatewayMetrics(Collector):
     """The gateway's own numbers and those of its process, in a registry of their own."""
 
-    def __init__(self, model_name: str) -> None:
+    def __init__(self, model_name: str, tls: TlsConfig | None = None) -> None:
+        """`tls`: whose certificate is shown; None: there is none."""
         self._model_name = model_name
         self.time_to_first_token = Histogram(
             "vllm:time_to_first_token_seconds",
@@ -79,7 +82,7 @@ class GatewayMetrics(Collector):
         self._responses: Counter[int] = Counter()
         self._disconnects = 0
         self._active = 0
-        self._registry = process_registry("gateway")
+        self._registry = process_registry(Role.GATEWAY, tls)
         self._registry.register(self)
 
     @property

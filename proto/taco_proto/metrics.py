@@ -1,6 +1,8 @@
 """What every service measures of itself, and how its own numbers become Prometheus families."""
 
+import os
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from importlib.metadata import version
 
 from prometheus_client import CollectorRegistry, Gauge, Metric, generate_latest
@@ -14,12 +16,15 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
+from taco_proto.config import TlsConfig
+from taco_proto.errors import ConfigurationError
 from taco_proto.histogram import Histogram
+from taco_proto.tls import Role, certificate_end
 
 
-def process_registry(service: str) -> CollectorRegistry:
-    """A registry that shows the process (`process_…`, `python_…`) and what runs in it
-    (`taco:build_info`); the service adds its own collectors.
+def process_registry(service: Role, tls: TlsConfig | None = None) -> CollectorRegistry:
+    """A registry that shows the process (`process_…`, `python_…`), what runs in it
+    (`taco:build_info`) and its certificate; the service adds its own collectors.
     """
     registry = CollectorRegistry(auto_describe=False)
     ProcessCollector(registry=registry)
@@ -32,7 +37,33 @@ def process_registry(service: str) -> CollectorRegistry:
         registry=registry,
     )
     build.labels(service, version("taco-llm")).set(1)
+    if tls is not None:
+        registry.register(_Certificate(tls, service))
     return registry
+
+
+class _Certificate(Collector):
+    """The certificate as its file is now. One that has expired, or cannot be used for another
+    reason, changes nothing: what was known of the one before is what counts for alerts.
+    """
+
+    def __init__(self, tls: TlsConfig, role: Role) -> None:
+        self._tls = tls
+        self._role = role
+        self._version = 0
+        self._end = 0.0
+
+    def collect(self) -> Iterable[Metric]:
+        with suppress(OSError, ConfigurationError):
+            version = os.stat(self._tls.cert_file).st_mtime_ns
+            if version != self._version:
+                self._end = certificate_end(self._tls, self._role)
+                self._version = version
+        yield Families().gauge(
+            "taco:certificate_expiry_timestamp_seconds",
+            "When the service's own certificate expires.",
+            self._end,
+        )
 
 
 class LateCollector(Collector):

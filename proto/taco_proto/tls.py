@@ -57,19 +57,27 @@ def _read_file(path: str) -> bytes:
 
 
 def check_files(tls: TlsConfig, role: Role) -> None:
-    """Lets the service shake hands with itself, as both sides, in memory.
-
-    Raises:
-        ConfigurationError: a file cannot be used, or the certificate does not prove the role.
+    """Raises ConfigurationError: a file cannot be used, or the certificate does not prove the role,
+    such as one that has expired.
     """
+    _shake_hands(tls, role)
+
+
+def certificate_end(tls: TlsConfig, role: Role) -> float:
+    """When the certificate expires, in seconds since 1970; raises what `check_files` does."""
+    certificate = _shake_hands(tls, role).getpeercert()
+    assert certificate is not None
+    return float(ssl.cert_time_to_seconds(str(certificate["notAfter"])))
+
+
+def _shake_hands(tls: TlsConfig, role: Role) -> ssl.SSLObject:
+    """Lets the service shake hands with itself, in memory; returns the client's side."""
     read_pem(tls)
     server = _context(tls, ssl.PROTOCOL_TLS_SERVER)
     client = _context(tls, ssl.PROTOCOL_TLS_CLIENT)
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    sides = [
-        client.wrap_bio(to_client, to_server, server_hostname=role.dns_name),
-        server.wrap_bio(to_server, to_client, server_side=True),
-    ]
+    caller = client.wrap_bio(to_client, to_server, server_hostname=role.dns_name)
+    sides = [caller, server.wrap_bio(to_server, to_client, server_side=True)]
     try:
         while sides:
             sides = [side for side in sides if not _is_done(side)]
@@ -79,6 +87,7 @@ def check_files(tls: TlsConfig, role: Role) -> None:
         ) from None
     except ssl.SSLError as error:
         raise ConfigurationError(f"{tls.cert_file} cannot be used: {error.reason}") from None
+    return caller
 
 
 def _context(tls: TlsConfig, protocol: int) -> ssl.SSLContext:

@@ -187,7 +187,7 @@ async def _serve(config: SchedulerConfig) -> int:
 def _serving_admin(
     config: SchedulerConfig, service: SchedulerService
 ) -> AbstractAsyncContextManager[None]:
-    registry = process_registry("scheduler")
+    registry = process_registry(Role.SCHEDULER, config.tls)
     registry.register(EngineCollector(service.engine))
     return serving_admin(config.admin_listen, service.why_not_ready, lambda: exposition(registry))
 

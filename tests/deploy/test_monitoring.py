@@ -104,8 +104,16 @@ def check_selector(selector: Any, exported: dict[str, Exported], *, is_counted: 
     assert "job" in matchers, f"{name} of which job?"
     if name == "up":
         return TARGET_LABELS
-    job = exported[matchers["job"].value]
-    assert name in job.types, f"{matchers['job'].value} exports no {name}"
+    labels: set[str] = set()
+    for job in matchers["job"].value.split("|"):
+        assert name in exported[job].types, f"{job} exports no {name}"
+        labels |= check_labels(name, matchers, exported[job], is_counted=is_counted)
+    return TARGET_LABELS | labels
+
+
+def check_labels(
+    name: str, matchers: dict[str, Any], job: Exported, *, is_counted: bool
+) -> set[str]:
     type_ = job.types[name]
     assert not is_counted or type_ in ("counter", "histogram"), f"the rate of a {type_}: {name}"
     assert is_counted or type_ not in ("counter", "histogram"), f"no rate of a {type_}: {name}"
@@ -118,7 +126,7 @@ def check_selector(selector: Any, exported: dict[str, Exported], *, is_counted: 
         wanted = matcher.value.split("|") if matches else [re.escape(matcher.value)]
         for value in wanted:
             assert any(re.fullmatch(value, each) for each in values[label]), f"{label}: {value}"
-    return TARGET_LABELS | values.keys()
+    return set(values)
 
 
 # --------------------------------------------------------------- documentation

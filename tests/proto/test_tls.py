@@ -1,14 +1,16 @@
 """The files of mutual TLS: good ones, and what is said of others."""
 
 import subprocess
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from support.certificates import EXPIRED, make_certificates, tls_config
+from support.certificates import EXPIRED, LIFETIME, make_certificates, tls_config
 from taco_llm.certificates import issue
 from taco_proto.errors import ConfigurationError
+from taco_proto.metrics import exposition, process_registry
 from taco_proto.tls import Role, check_files
 
 
@@ -46,6 +48,24 @@ def test_files_that_cannot_be_used(directory: Path, tmp_path: Path) -> None:
     command = ["openssl", "pkey", "-in", key, "-aes128", "-passout", "pass:secret", "-out", locked]
     subprocess.run(command, check=True)
     assert "without a password" in refusal(directory, key_file=locked)
+
+
+def test_metrics_follow_the_certificate_in_the_file(tmp_path: Path) -> None:
+    files = make_certificates(tmp_path / "one", Role.WORKER)
+    registry = process_registry(Role.WORKER, tls_config(files, Role.WORKER))
+
+    def end() -> float:
+        page = exposition(registry).decode()
+        return float(page.split("\ntaco:certificate_expiry_timestamp_seconds ")[1].split()[0])
+
+    first = end()
+    assert 0 < first - time.time() <= LIFETIME.total_seconds()
+    issue(files, Role.WORKER, 2 * LIFETIME)
+    assert end() > first
+    renewed = end()
+    (files / "worker.key").write_text("half written")
+    issue(files, Role.WORKER, EXPIRED)  # what is no good is no news
+    assert end() == renewed
 
 
 def test_certificates_that_prove_nothing(directory: Path, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from support.certificates import make_certificates, tls_config
 from support.drafting import Ask, draft_request
 from support.engine_driver import Driver
 from support.fake_worker import worker_info
@@ -20,8 +21,9 @@ from taco_gateway.sharing import Sharing
 from taco_license.errors import LeaseRefusedError
 from taco_license.metrics import ServiceMetrics
 from taco_license.store import Store
-from taco_proto.config import DrafterConfig, ModelConfig, RedisConfig, WorkerConfig
+from taco_proto.config import DrafterConfig, ModelConfig, RedisConfig, TlsConfig, WorkerConfig
 from taco_proto.metrics import LateCollector, exposition, process_registry
+from taco_proto.tls import Role
 from taco_scheduler.metrics import EngineCollector
 from taco_worker.metrics import worker_metrics
 from taco_worker.model_service import ModelService
@@ -58,12 +60,15 @@ async def exported_metrics(directory: Path) -> dict[str, Exported]:
     Args:
         directory: an empty one.
     """
+    roles = (Role.GATEWAY, Role.SCHEDULER, Role.WORKER, Role.DRAFT_WORKER)
+    files = make_certificates(directory / "tls", *roles)
+    gateway, scheduler, worker, draft_worker = (tls_config(files, role) for role in roles)
     pages = {
-        "taco-gateway": _gateway(),
-        "taco-scheduler": _scheduler(),
-        "taco-worker": _worker(),
-        "taco-draft-worker": _draft_worker(),
-        "taco-license-server": await _license_server(directory),
+        "taco-gateway": _gateway(gateway),
+        "taco-scheduler": _scheduler(scheduler),
+        "taco-worker": _worker(worker),
+        "taco-draft-worker": _draft_worker(draft_worker),
+        "taco-license-server": await _license_server(directory / "license"),
     }
     result: dict[str, Exported] = {}
     for job, page in pages.items():
@@ -72,41 +77,41 @@ async def exported_metrics(directory: Path) -> dict[str, Exported]:
     return result
 
 
-def _gateway() -> bytes:
-    metrics = GatewayMetrics("m")
+def _gateway(tls: TlsConfig) -> bytes:
+    metrics = GatewayMetrics("m", tls)
     for status in (200, 429, 500):
         metrics.observe_response(status)
     Sharing(RedisConfig(url="redis://localhost"), with_keys=True).show_in(metrics, "m")
     return metrics.exposition()
 
 
-def _scheduler() -> bytes:
+def _scheduler(tls: TlsConfig) -> bytes:
     info = worker_info(max_draft_tokens=4, num_host_blocks=32, num_disk_blocks=32)
     driver = Driver(info, num_speculative_tokens=4)
     driver.attach()
     driver.submit(1, [4, 5, 6], max_tokens=40, ignore_eos=True)
     driver.run()
-    registry = process_registry("scheduler")
+    registry = process_registry(Role.SCHEDULER, tls)
     registry.register(EngineCollector(driver.engine))
     return exposition(registry)
 
 
-def _worker() -> bytes:
+def _worker(tls: TlsConfig) -> bytes:
     model = ModelConfig(model=str(find_model("demo")))
     worker = Worker(WorkerConfig(model=model, num_blocks=16, num_threads=1))
-    return _page("worker", worker_metrics(worker, ModelService()))
+    return _page(Role.WORKER, tls, worker_metrics(worker, ModelService()))
 
 
-def _draft_worker() -> bytes:
+def _draft_worker(tls: TlsConfig) -> bytes:
     model = ModelConfig(model=str(find_model("demo-draft")))
     runner = DraftRunner(DrafterConfig(model=model, num_blocks=16, num_threads=1))
     runner.draft(draft_request(Ask(1, 0, [5, 6, 7], 3)))
     assert runner.meter.num_drafts == 3
-    return _page("draft-worker", draft_metrics(runner, ModelService()))
+    return _page(Role.DRAFT_WORKER, tls, draft_metrics(runner, ModelService()))
 
 
-def _page(service: str, families: Iterable[Metric]) -> bytes:
-    registry = process_registry(service)
+def _page(role: Role, tls: TlsConfig, families: Iterable[Metric]) -> bytes:
+    registry = process_registry(role, tls)
     registry.register(LateCollector(lambda: families))
     return exposition(registry)
 

@@ -14,8 +14,10 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from taco_proto.admin import serving_admin
+from taco_proto.config import DrafterConfig, WorkerConfig
 from taco_proto.errors import ConfigurationError
 from taco_proto.logging import configure_logging
+from taco_proto.tls import Role
 from taco_worker.model_thread import ModelThread
 
 if TYPE_CHECKING:  # processes without an admin listener do not pay for it
@@ -69,30 +71,29 @@ class ModelService:
 
 
 def run_model_service(
-    name: str,
+    role: Role,
+    config: WorkerConfig | DrafterConfig,
     load: Callable[[], Model],
     serve: Callable[[Model, ModelService], Awaitable[int]],
-    admin_listen: str | None = None,
 ) -> int:
     """Load a model and serve until SIGTERM or SIGINT; call it from the main thread.
 
     A second signal waits for nothing that is done here.
 
     Args:
-        name: the service's, in logs.
+        config: of it are read where probes and metrics are, which are there while the model loads,
+            too, and the certificate.
         load: runs in the model's thread, which is the only one to use the model later.
         serve: is to return its exit code once `stop` is set and what it does is done; or it is
             cancelled.
-        admin_listen: address of probes and metrics, which are there while the model loads, too;
-            None: there are none.
 
     Returns:
         The exit code.
     """
-    logger = configure_logging(name)
+    logger = configure_logging(role)
     service = ModelService()
     try:
-        exit_code = asyncio.run(_serve(name, load, serve, service, admin_listen))
+        exit_code = asyncio.run(_serve(role, config, load, serve, service))
     except ConfigurationError as error:
         logger.error("%s", error)
         return 1
@@ -104,26 +105,26 @@ def run_model_service(
 
 
 async def _serve(
-    name: str,
+    role: Role,
+    config: WorkerConfig | DrafterConfig,
     load: Callable[[], Model],
     serve: Callable[[Model, ModelService], Awaitable[int]],
     service: ModelService,
-    admin_listen: str | None,
 ) -> int:
-    async with _serving_admin(name, service, admin_listen):
+    async with _serving_admin(role, config, service):
         return await _load_and_serve(load, serve, service)
 
 
 def _serving_admin(
-    name: str, service: ModelService, address: str | None
+    role: Role, config: WorkerConfig | DrafterConfig, service: ModelService
 ) -> AbstractAsyncContextManager[None]:
-    if address is None:
+    if config.admin_listen is None:
         return nullcontext()
     from taco_proto.metrics import LateCollector, exposition, process_registry
 
-    registry = process_registry(name)
+    registry = process_registry(role, config.tls)
     registry.register(LateCollector(lambda: service.metrics()))
-    return serving_admin(address, service.why_not_ready, lambda: exposition(registry))
+    return serving_admin(config.admin_listen, service.why_not_ready, lambda: exposition(registry))
 
 
 async def _load_and_serve(

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Iterable
 from typing import TYPE_CHECKING
 
 from taco_proto.config import WorkerConfig
+from taco_proto.tls import Role
 from taco_worker.licensing import Licensing
 from taco_worker.model_service import ModelService, run_model_service, stay_attached
 from taco_worker.scheduler_link import Executor, SchedulerLink
@@ -37,7 +38,7 @@ def run_worker(config: WorkerConfig) -> int:
         return stay_attached(config.scheduler, connect, service, logger)
 
     try:
-        return run_model_service("worker", load, serve, config.admin_listen)
+        return run_model_service(Role.WORKER, config, load, serve)
     finally:
         licensing.close()
 
