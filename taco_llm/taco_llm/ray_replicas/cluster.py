@@ -90,12 +90,13 @@ def _connect(address: str | None, directory: Path) -> None:
         if address != "local":
             ray.init(address or "auto", **options)
             return
-    except ConnectionError as error:
-        if address is not None:
-            raise ConfigurationError(f"no Ray cluster at {address}: {_first_line(error)}") from None
     except Exception as error:
-        # Another version of Ray or Python, a wrong token, an address that is none: all sorts.
-        raise ConfigurationError(f"cannot use the Ray cluster: {_first_line(error)}") from None
+        # Another version of Ray or Python, another token: all sorts.
+        if address is not None or not isinstance(error, ConnectionError):
+            what = address or "this machine"
+            raise ConfigurationError(
+                f"cannot use the Ray cluster of {what}: {_first_line(error)}"
+            ) from None
     LOGGER.info("no Ray cluster is there: one is started on this machine")
     ray.init("local", include_dashboard=False, _temp_dir=str(directory / "ray"), **options)
 
