@@ -2,7 +2,7 @@
 # Everything worth doing on a borrowed GPU, in ten minutes: bench/gpu/README.md.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-for folder in bench proto kernels worker scheduler gateway taco_llm demo tests; do
+for folder in bench proto kernels worker scheduler gateway license taco_llm demo tests; do
   path="${path:+$path:}$PWD/$folder"
 done
 export PYTHONPATH="$path${PYTHONPATH:+:$PYTHONPATH}"

@@ -2,6 +2,7 @@ import json
 import threading
 from dataclasses import fields, replace
 from pathlib import Path
+from time import perf_counter
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from taco_proto.config import ModelConfig, WorkerConfig
 from taco_proto.errors import ConfigurationError
 from taco_proto.steps import StepOutput
 from taco_worker.collector import Collector
+from taco_worker.step_meter import StepMeter
 from taco_worker.worker import Worker
 
 PROMPT = [5, 17, 300, 42, 9, 77, 130, 6, 250]
@@ -195,6 +197,25 @@ def test_after_a_failed_step_its_epoch_is_refused_and_the_next_starts_empty(work
     assert "a run slot is empty" in bad.error
     assert "earlier step of epoch 1 failed" in worker.execute(make_plan({0: 1}, step_id=3)).error
     assert sampled(worker.execute(replace(good, epoch=2))) == {0: token_id}
+
+
+def test_steps_and_tokens_are_counted(worker: Worker) -> None:
+    worker.meter = meter = StepMeter()
+    assert sampled(worker.execute(make_plan({0: 4}, joined=[Join(0, PROMPT, BLOCKS)]))) == {}
+    worker.execute(make_plan({0: 5}, step_id=2))
+    worker.execute(make_plan({0: 1}, step_id=3))
+    assert worker.execute(make_plan({7: 1}, step_id=4)).error
+    assert (sum(meter.seconds.counts), meter.num_failed) == (4, 1)
+    assert (meter.num_computed, meter.num_given) == (4 + 5 + 1 + 1, 2)
+
+
+def test_no_moment_counts_for_two_steps_that_overlap() -> None:
+    meter = StepMeter()
+    started = perf_counter()
+    begun = [meter.begin(make_plan({0: 1}, step_id=number)) for number in range(50)]
+    for moment in begun:
+        meter.end(moment, StepOutput(epoch=1, step_id=0))
+    assert 0 < meter.seconds.sum <= perf_counter() - started
 
 
 def test_a_lower_epoch_is_refused_and_changes_nothing(worker: Worker) -> None:

@@ -96,6 +96,16 @@ def test_steps_that_overlap_give_the_reference_tokens(
     assert graphs is None or GraphShape(1, 2) in graphs._graphs
 
 
+def test_what_its_memory_is_used_for(checkpoint: Path) -> None:
+    worker = make_worker(checkpoint)
+    run_ahead(worker)
+    sizes = worker.memory_bytes()
+    own = sizes["weights"] + sizes["kv_cache"]
+    assert 0 < own <= sizes["device_allocated"] <= sizes["device_reserved"]
+    assert sizes["device_reserved"] < sizes["device_total"]
+    assert sum(worker.meter.seconds.counts) == len(plans())
+
+
 def test_offloaded_layers_in_graphs(checkpoint: Path, expected: list[list[int]]) -> None:
     worker = make_worker(checkpoint, cpu_offload_gb=0.0006)
     while worker.tune():
