@@ -10,7 +10,7 @@ from support.fake_worker import FakeWorker, generate, worker_info
 from support.patience import PATIENCE_SECONDS, until
 from taco_gateway.engine.scheduler_client import SchedulerClient
 from taco_gateway.engine.token_stream import TokenStream
-from taco_proto.config import SchedulerConfig
+from taco_proto.config import SchedulerConfig, TlsConfig
 from taco_proto.requests import GenerateRequest
 from taco_proto.sampling_params import SamplingParams
 from taco_proto.steps import StepOutput, StepPlan
@@ -36,9 +36,11 @@ class GatedWorker(FakeWorker):
 
 
 @asynccontextmanager
-async def scheduler(address: str, worker: FakeWorker | None) -> AsyncIterator[SchedulerService]:
+async def scheduler(
+    address: str, worker: FakeWorker | None, tls: TlsConfig | None = None
+) -> AsyncIterator[SchedulerService]:
     """At the end it goes as if it was killed."""
-    service = SchedulerService(SchedulerConfig(listen=address, log_stats=False))
+    service = SchedulerService(SchedulerConfig(listen=address, log_stats=False, tls=tls))
     await service.start()
     if worker is not None:
         service.attach_local(worker)

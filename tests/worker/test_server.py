@@ -17,7 +17,13 @@ from support.licenses import Clock, gpu_names, make_license, signed
 from support.patience import PATIENCE_SECONDS, until
 from support.plans import Join, make_plan
 from taco_proto import scheduler_pb2 as pb
-from taco_proto.config import PROTOCOL_VERSION, LicenseConfig, ModelConfig, WorkerConfig
+from taco_proto.config import (
+    PROTOCOL_VERSION,
+    LicenseConfig,
+    ModelConfig,
+    TlsConfig,
+    WorkerConfig,
+)
 from taco_proto.convert import step_plan_to_pb
 from taco_proto.steps import StepOutput, StepPlan
 from taco_worker.licensing import Licensing
@@ -183,6 +189,15 @@ async def test_the_scheduler_hears_of_a_license_at_once(
 async def test_no_scheduler_is_a_reason_and_no_error(worker: Worker, address: str) -> None:
     reason = await soon(SchedulerLink(address, worker, ModelThread()).run(asyncio.Event()))
     assert reason.startswith("UNAVAILABLE")
+
+
+async def test_a_certificate_that_is_away_is_a_reason_and_no_error(worker: Worker) -> None:
+    tls = TlsConfig(ca_file="/no/ca.crt", cert_file="/no/worker.crt", key_file="/no/worker.key")
+    link = SchedulerLink("127.0.0.1:7100", worker, ModelThread(), tls)
+    assert await soon(link.run(asyncio.Event())) == (
+        "cannot read /no/ca.crt: No such file or directory"
+    )
+    assert not link.failure  # so that it is tried again
 
 
 RUN_WORKER = """
