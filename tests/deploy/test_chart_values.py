@@ -11,8 +11,32 @@ import yaml
 
 from support.chart_values import closed_objects, leaves, schema_of, values_of, values_page
 from support.charts import EXAMPLES, LICENSE_SERVER, PLATFORM, ROOT, ChartError, helm, render
+from taco_llm.admin_args import AdminArgs
+from taco_llm.cli.main import build_parser
+from taco_llm.cli.options import collect
+from taco_llm.draft_worker_args import DraftWorkerArgs
+from taco_llm.engine_args import EngineArgs
+from taco_llm.flags import given
+from taco_llm.gateway_args import GatewayArgs
+from taco_llm.scheduler_args import SchedulerArgs
 
 DEMO = {"model": {"name": "demo"}}
+
+
+# The flags of each command; a table checks its values when it is made.
+TABLES: dict[str, tuple[type, ...]] = {
+    "gateway": (GatewayArgs,),
+    "scheduler": (SchedulerArgs, AdminArgs),
+    "worker": (EngineArgs, AdminArgs),
+    "draft-worker": (DraftWorkerArgs, AdminArgs),
+}
+
+
+def put(values: dict[str, Any], path: str, value: Any) -> None:
+    *above, name = path.split(".")
+    for step in above:
+        values = values.setdefault(step, {})
+    values[name] = value
 
 
 @pytest.fixture(params=[PLATFORM, LICENSE_SERVER], ids=lambda chart: chart.name)
@@ -56,10 +80,7 @@ def test_no_map_takes_a_key_that_it_does_not_know(chart: Path, values: dict[str,
     assert len(paths) > 10
     for path in paths:
         wrong = copy.deepcopy(values)
-        part = wrong
-        for name in filter(None, path.split(".")):
-            part = part[name]
-        part["unknown"] = 1
+        put(wrong, f"{path}.unknown".lstrip("."), 1)
         assert not validator.is_valid(wrong), path
 
 
@@ -67,11 +88,7 @@ def test_no_value_takes_another_type(chart: Path, values: dict[str, Any]) -> Non
     validator = jsonschema.Draft7Validator(schema_of(chart))
     for value in leaves(chart):
         wrong = copy.deepcopy(values)
-        *above, name = value.path.split(".")
-        part = wrong
-        for step in above:
-            part = part[step]
-        part[name] = 0.5 if not isinstance(value.default, bool) else "true"
+        put(wrong, value.path, 0.5 if not isinstance(value.default, bool) else "true")
         assert not validator.is_valid(wrong), value.path
 
 
@@ -148,6 +165,25 @@ def test_values_that_make_no_sense_together_end_with_one_line(
 def test_so_do_those_of_the_license_server(values: dict[str, Any], reason: str) -> None:
     with pytest.raises(ChartError, match=reason):
         render(LICENSE_SERVER, values=values)
+
+
+def test_services_take_the_least_that_the_schema_allows() -> None:
+    least: dict[str, Any] = {}
+    for value in leaves(PLATFORM):
+        if "minimum" in value.schema and "autoscaling" not in value.path:
+            put(least, value.path, value.schema["minimum"])
+    for path in ("workerCpu.enabled", "draftWorker.enabled", "worker.kvOffload.enabled"):
+        put(least, path, True)
+    put(least, "worker.kvDisk.enabled", True)
+    put(least, "worker.maxUnavailable", 1)
+    put(least, "workerCpu.maxUnavailable", 1)
+    put(least, "draftWorker.model", "small")
+    release = render(PLATFORM, values=DEMO | least)
+    for workload in release.workloads:
+        namespace = build_parser().parse_args(workload.container["args"])
+        values = collect(namespace.parser, namespace)
+        for table in TABLES[namespace.command]:
+            table(**given(table, values))
 
 
 def test_helm_finds_nothing_to_complain_about() -> None:
