@@ -26,7 +26,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/part-of: taco
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
-helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
+helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version | replace "+" "_" }}
 {{- end }}
 
 {{- define "taco.labels" -}}
