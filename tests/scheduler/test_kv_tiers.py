@@ -6,7 +6,6 @@ import pytest
 
 from support.engine_driver import Driver
 from support.fake_worker import worker_info
-from taco_scheduler.metrics import Metrics
 
 PROMPT_TOKENS = 9  # two full blocks of four, and a token to compute
 
@@ -97,4 +96,4 @@ def test_usage_of_the_host_tier_is_a_metric() -> None:
         ask(d, handle, topic)
     used = d.peers[0].worker.tiers.num_offloaded
     expected = f'vllm:cpu_cache_usage_perc{{model_name="fake-model"}} {used / 16}'
-    assert expected in Metrics(d.engine).exposition().decode().splitlines()
+    assert expected in d.metrics()

@@ -8,7 +8,6 @@ import pytest
 from support.engine_driver import Driver
 from support.fake_worker import worker_info
 from taco_proto.requests import PrefixPin, Tenant
-from taco_scheduler.metrics import Metrics
 
 PROMPT_TOKENS = 9  # two full blocks of four, and a token to compute
 PIN = PrefixPin(8, 60.0)
@@ -41,7 +40,7 @@ def is_kept(d: Driver, topic: int) -> bool:
 
 
 def metric(d: Driver, name: str) -> float:
-    lines = Metrics(d.engine).exposition().decode().splitlines()
+    lines = d.metrics()
     (value,) = [line.split()[1] for line in lines if line.startswith(f"{name}{{")]
     return float(value)
 

@@ -6,7 +6,6 @@ from support.engine_driver import Driver
 from support.fake_worker import worker_info
 from taco_proto.requests import LOW_PRIORITY, Tenant
 from taco_scheduler.lobby import DrainRate
-from taco_scheduler.metrics import Metrics
 from taco_scheduler.quotas import TokenBucket
 from taco_scheduler.refusals import Refusal
 
@@ -284,7 +283,7 @@ def test_refusals_are_counted_by_reason_and_waiting_tokens_are_shown() -> None:
     assert answer(d, 7, OTHER) is None
     assert answer(d, 8, OTHER, prompt=5) == (429, 0)  # as many as the others have
     assert answer(d, 9, Tenant(name="d", weight=0.0)) == (400, 0)
-    lines = Metrics(d.engine).exposition().decode().splitlines()
+    lines = d.metrics()
     assert 'taco:waiting_tokens{model_name=""} 12.0' in lines
     counts = {"invalid": 1, "queue_full": 1, "concurrent_requests": 1, "deadline": 0}
     counts |= {"requests_per_minute": 2, "tokens_per_minute": 1, "draining": 0}

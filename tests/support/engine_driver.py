@@ -10,11 +10,13 @@ from support.fake_worker import FakeWorker, worker_info
 from taco_proto.config import SchedulerConfig
 from taco_proto.drafts import DraftReply
 from taco_proto.kv_tiers import StoreReport
+from taco_proto.metrics import exposition
 from taco_proto.requests import FinishReason, GenerateRequest, OutputBatch
 from taco_proto.sampling_params import SamplingParams
 from taco_proto.steps import StepOutput, StepPlan, WorkerInfo
 from taco_scheduler.draft_desk import DraftDesk
 from taco_scheduler.engine import Engine
+from taco_scheduler.metrics import engine_registry
 from taco_scheduler.outbox import Outbox
 from taco_scheduler.replica import Replica
 
@@ -144,6 +146,10 @@ class Driver:
     @property
     def replies(self) -> deque[DraftReply]:
         return self.peers[0].replies
+
+    def metrics(self) -> list[str]:
+        """The lines that Prometheus is given."""
+        return exposition(engine_registry(self.engine)).decode().splitlines()
 
     def connect(self) -> Outbox:
         outbox = self.engine.connect()
