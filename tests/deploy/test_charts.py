@@ -1,6 +1,7 @@
 """What holds for all that the charts make, whatever the values are."""
 
 import functools
+import ipaddress
 import re
 from collections.abc import Callable
 from pathlib import PurePosixPath
@@ -102,6 +103,28 @@ def test_names_are_unique_and_short_enough(release: Release) -> None:
     assert all(document["metadata"]["namespace"] for document in release.documents)
 
 
+def test_labels_are_such_as_kubernetes_takes(release: Release) -> None:
+    labels = [document["metadata"]["labels"] for document in release.documents]
+    labels += [workload.labels for workload in release.workloads]
+    for name, value in (item for some in labels for item in some.items()):
+        assert re.fullmatch(r"([a-z0-9.-]{1,253}/)?[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", name)
+        assert re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?", value)
+
+
+def test_blocks_of_addresses_have_their_exceptions_inside(release: Release) -> None:
+    rules = [
+        rule
+        for policy in release.of_kind("NetworkPolicy")
+        for rule in [*policy["spec"].get("ingress", ()), *policy["spec"].get("egress", ())]
+    ]
+    peers = [peer for rule in rules for peer in [*rule.get("from", ()), *rule.get("to", ())]]
+    for block in (peer["ipBlock"] for peer in peers if "ipBlock" in peer):
+        network = ipaddress.ip_network(block["cidr"])
+        for inside in map(ipaddress.ip_network, block.get("except", ())):
+            assert isinstance(inside, type(network))
+            assert network.supernet_of(inside)  # type: ignore[arg-type]
+
+
 def test_pods_run_with_no_more_rights_than_they_need(release: Release) -> None:
     for workload in release.workloads:
         pod, container = workload.pod, workload.container
@@ -125,12 +148,24 @@ def test_pods_say_what_they_need_and_what_they_run(release: Release) -> None:
     for workload in release.workloads:
         container = workload.container
         assert container["resources"]["requests"].keys() == {"cpu", "memory"}
-        assert "memory" in container["resources"]["limits"]
+        requests, limits = container["resources"]["requests"], container["resources"]["limits"]
+        assert "memory" in limits
+        assert all(
+            quantity(requests[name]) <= quantity(limits[name]) for name in requests.keys() & limits
+        )
         image, _, tag = container["image"].rpartition(":")
         assert image
         assert tag[0].isdigit()
         assert workload.document["spec"].get("replicas", 1) >= 1
         assert 10 <= workload.pod["terminationGracePeriodSeconds"] <= 120
+
+
+def quantity(text: str) -> float:
+    """`500m`, `2`, `16Gi` as a number."""
+    units = {"": 1.0, "m": 1e-3, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+    match = re.fullmatch(r"([0-9.]+)(\w*)", text)
+    assert match is not None
+    return float(match[1]) * units[match[2]]
 
 
 def test_probes_and_services_name_ports_that_pods_have(release: Release) -> None:

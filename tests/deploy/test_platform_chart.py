@@ -87,6 +87,17 @@ def test_what_is_open_to_others_is_named() -> None:
     }
 
 
+def test_pods_of_another_release_may_be_let_in_to_the_scheduler() -> None:
+    scheduler = rendered().workload("scheduler")
+    other = {"podSelector": {"matchLabels": {"app.kubernetes.io/instance": "other"}}}
+    elsewhere = other | {"namespaceSelector": {}}
+    release = rendered(networkPolicy={"schedulerClients": [elsewhere]})
+    opened = ways(release, scheduler.labels, "Ingress") - ways(
+        rendered(), scheduler.labels, "Ingress"
+    )
+    assert opened == {("pods elsewhere", 7100)}
+
+
 def test_metrics_are_for_prometheus_alone() -> None:
     release = rendered(networkPolicy={"prometheus": []})
     for workload in release.workloads:

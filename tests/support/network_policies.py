@@ -67,7 +67,7 @@ def _of(release: Release, labels: Labels) -> list[dict[str, Any]]:
 
 def _rules(release: Release, labels: Labels, direction: Direction) -> Iterator[dict[str, Any]]:
     for policy in _of(release, labels):
-        yield from policy["spec"].get(direction.lower()) or []
+        yield from policy["spec"].get(direction.lower(), [])
 
 
 def _peers(rule: dict[str, Any], direction: Direction) -> list[dict[str, Any]]:
