@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import ray
-from ray.exceptions import ActorUnavailableError, RayActorError
+from ray.exceptions import ActorUnavailableError, RayError
 
 from taco_llm.engine_args import EngineArgs
 from taco_llm.flags import DRAFTER, WORKER
@@ -113,7 +113,7 @@ class RayService(SupervisedService):
             LOGGER.info("%s runs on %s", self.name, host)
             await self._forward(lambda: actor.read.remote())
             self._reason = self._exit_reason(await actor.wait.remote())
-        except RayActorError as error:
+        except RayError as error:
             self._reason = _why(error)
         finally:
             waiting.cancel()
@@ -125,7 +125,7 @@ class RayService(SupervisedService):
         LOGGER.warning("%s waits for a node of the cluster with room for %s", self.name, asked)
 
 
-def _why(error: RayActorError) -> str:
+def _why(error: RayError) -> str:
     """What has happened, out of Ray's account, which ends with advice."""
     if isinstance(error, ActorUnavailableError):
         return "its node cannot be reached"
