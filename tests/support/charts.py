@@ -34,7 +34,7 @@ def helm(*arguments: str | Path, standard_input: str | None = None) -> str:
     Raises:
         ChartError: it ended with an error.
     """
-    assert HELM.exists(), f"{HELM} is missing: `make {HELM.relative_to(ROOT)}` gets it"
+    assert HELM.exists(), f"{HELM} is missing: `make test` and `make charts` get it"
     done = subprocess.run(
         [HELM, *arguments], input=standard_input, capture_output=True, text=True, check=False
     )
