@@ -7,23 +7,27 @@ from taco_kernels.cpu.threads import available_cores
 from taco_llm.child_process import ChildProcess
 from taco_llm.engine_args import EngineArgs
 from taco_llm.flags import DRAFTER, WORKER
-from taco_proto.config import WorkerConfig
+from taco_proto.config import TlsConfig, WorkerConfig
 from taco_proto.errors import ConfigurationError
 
 
-def local_replicas(engine: EngineArgs, scheduler: str, count: int) -> list[ChildProcess]:
+def local_replicas(
+    engine: EngineArgs, scheduler: str, count: int, tls: TlsConfig | None = None
+) -> list[ChildProcess]:
     """`count` workers that dial `scheduler`, and a draft worker for each where one is asked for.
 
     Raises:
         ConfigurationError: a model cannot be found, or several workers are to share one GPU.
     """
-    workers = list(_worker_configs(engine.worker_config(scheduler), count))
+    workers = list(_worker_configs(replace(engine.worker_config(scheduler), tls=tls), count))
     children = [
         ChildProcess(WORKER, config, config.name if count > 1 else None) for config in workers
     ]
     if (drafter := engine.drafter_config(scheduler)) is not None:
         for index, worker in enumerate(workers):
-            config = replace(drafter, name=f"drafter-{index}", num_threads=worker.num_threads)
+            config = replace(
+                drafter, name=f"drafter-{index}", num_threads=worker.num_threads, tls=tls
+            )
             children.append(ChildProcess(DRAFTER, config, config.name if count > 1 else None))
     return children
 

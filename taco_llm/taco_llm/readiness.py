@@ -7,6 +7,7 @@ from contextlib import closing
 
 from taco_proto.config import GatewayConfig
 from taco_proto.errors import ConfigurationError
+from taco_proto.tls import Role
 
 POLL_SECONDS = 0.05
 ANSWER_SECONDS = 5.0
@@ -92,10 +93,11 @@ async def _has_workers(config: GatewayConfig, num_workers: int) -> bool:
     """What /health says of one worker, asked of the scheduler."""
     import grpc.aio  # it takes a while, and few need it
 
+    from taco_proto.grpc_tls import open_channel
     from taco_proto.scheduler_pb2 import StatsRequest
     from taco_proto.scheduler_pb2_grpc import SchedulerStub
 
-    async with grpc.aio.insecure_channel(config.scheduler) as channel:
+    async with open_channel(config.scheduler, (), config.tls, Role.SCHEDULER) as channel:
         try:
             return (await SchedulerStub(channel).Stats(StatsRequest())).num_workers >= num_workers
         except grpc.aio.AioRpcError:

@@ -61,3 +61,8 @@ class ReplicaArgs:
     @property
     def on_ray(self) -> bool:
         return self.worker_use_ray or self.distributed_executor_backend == "ray"
+
+    @property
+    def on_network(self) -> bool:
+        """Whether the scheduler listens on a network, and not on a private socket."""
+        return self.on_ray or self.scheduler_listen is not None

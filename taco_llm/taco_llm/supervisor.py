@@ -12,6 +12,7 @@ import signal
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -24,7 +25,7 @@ from taco_llm.local_replicas import local_replicas
 from taco_llm.readiness import check_address_free, url, wait_until_ready
 from taco_llm.replica_args import DEFAULT_PORT, ReplicaArgs
 from taco_llm.supervised import SupervisedService
-from taco_proto.config import DRAIN_SECONDS, GatewayConfig, RedisConfig
+from taco_proto.config import DRAIN_SECONDS, GatewayConfig, RedisConfig, TlsConfig
 from taco_proto.errors import ConfigurationError
 
 # A child that has not ended by then is killed; gateway and scheduler first get their time to drain.
@@ -36,8 +37,13 @@ def serve(
     gateway: GatewayArgs,
     replicas: ReplicaArgs,
     redis: RedisConfig | None = None,
+    tls: TlsConfig | None = None,
 ) -> int:
     """Serves until SIGINT or SIGTERM; returns the exit code of the command.
+
+    Args:
+        tls: of the links to the scheduler, if it is on a network, and of workers' to their license
+            server. The certificate proves the roles of all services.
 
     Raises:
         ConfigurationError: the model, the address or the cluster cannot be used, or a child did
@@ -54,15 +60,19 @@ def serve(
 
             cluster = stack.enter_context(ray_cluster(directory))
             address = replicas.scheduler_listen or cluster.address(DEFAULT_PORT)
-            workers = ray_replicas(engine, address, replicas.data_parallel_size, cluster)
+            workers = ray_replicas(engine, address, replicas.data_parallel_size, cluster, tls)
         else:
-            workers = local_replicas(engine, address, replicas.data_parallel_size)
+            workers = local_replicas(engine, address, replicas.data_parallel_size, tls)
         admin = f"unix:{directory / 'admin.sock'}"
         gateway_config = gateway.gateway_config(model, address, admin_listen=admin, redis=redis)
+        scheduler_config = engine.scheduler_config(address, redis)
+        if replicas.on_network:
+            gateway_config = replace(gateway_config, tls=tls)
+            scheduler_config = replace(scheduler_config, tls=tls)
         check_address_free(gateway_config)
         children: list[SupervisedService] = [
             ChildProcess(GATEWAY, gateway_config),
-            ChildProcess(SCHEDULER, engine.scheduler_config(address, redis)),
+            ChildProcess(SCHEDULER, scheduler_config),
             *workers,
         ]
         return asyncio.run(Supervisor(children, gateway_config).run())

@@ -75,3 +75,14 @@ class TlsArgs:
 
 
 _NAMES = ("tls_ca_file", "tls_cert_file", "tls_key_file")
+
+
+def tls_flags(tls: TlsConfig | None) -> list[str]:
+    """The flags of a service that is started with these files."""
+    if tls is None:
+        return []
+    return [
+        f"--tls-ca-file={tls.ca_file}",
+        f"--tls-cert-file={tls.cert_file}",
+        f"--tls-key-file={tls.key_file}",
+    ]

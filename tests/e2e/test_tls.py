@@ -3,19 +3,22 @@
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import grpc
 import httpx
 import pytest
 
-from support.certificates import make_certificates, tls_config
+from support.certificates import LIFETIME, make_certificates, tls_config
 from support.cluster import Process
 from support.license_server import LicenseServer
 from support.licenses import Clock, gpu_names, make_license, signed
 from support.patience import PATIENCE_SECONDS, until
-from support.serving import free_port
+from support.serving import Serving, free_port
 from taco_demo.locate import find_model
 from taco_license.tls import TlsFiles
+from taco_llm.certificates import issue
 from taco_llm.child import ServiceConfig
 from taco_llm.flags import DRAFTER, GATEWAY, SCHEDULER, WORKER
+from taco_llm.tls_args import tls_flags
 from taco_proto import inference_pb2
 from taco_proto.config import (
     DrafterConfig,
@@ -28,6 +31,8 @@ from taco_proto.config import (
 )
 from taco_proto.grpc_tls import open_channel
 from taco_proto.inference_pb2_grpc import InferenceStub
+from taco_proto.scheduler_pb2 import StatsRequest
+from taco_proto.scheduler_pb2_grpc import SchedulerStub
 from taco_proto.tls import Role
 
 HOST_ID = gpu_names(1)[0]
@@ -138,6 +143,30 @@ async def services(tmp_path: Path) -> AsyncIterator[Services]:
         finally:
             for process in services.processes.values():
                 process.kill()
+
+
+async def test_one_command_with_one_certificate_for_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = make_certificates(tmp_path / "tls", Role.LICENSE_SERVER)
+    roles = [Role.GATEWAY.dns_name, Role.SCHEDULER.dns_name]
+    issue(directory, Role.WORKER, LIFETIME, hosts=roles)
+    tls = tls_config(directory, Role.WORKER)
+    address = f"127.0.0.1:{free_port()}"
+    flags = ["--scheduler-listen", address, "--license", "required", "--license-id", HOST_ID]
+    files = tls_config(directory, Role.LICENSE_SERVER)
+    with LicenseServer(
+        tmp_path / "license", Clock(), TlsFiles(files.ca_file, files.cert_file, files.key_file)
+    ) as license_server:
+        license_server.replace(signed(make_license(1)))
+        monkeypatch.setenv("TACO_LS_ADDR", license_server.address)
+        with Serving(tmp_path, "demo", *flags, *tls_flags(tls)).wait_ready():
+            assert license_server.service.ledger.num_seats == 1
+            async with open_channel(address, (), tls, Role.SCHEDULER) as channel:
+                assert (await SchedulerStub(channel).Stats(StatsRequest())).num_workers == 1
+            async with open_channel(address, (), None, Role.SCHEDULER) as channel:
+                refused = SchedulerStub(channel).Stats(StatsRequest())
+                assert await refused.code() == grpc.StatusCode.UNAVAILABLE
 
 
 async def test_they_serve_and_go_on_when_all_certificates_are_new(services: Services) -> None:

@@ -28,6 +28,7 @@ COMMANDS = (
     *("serve", "gateway", "scheduler", "worker", "draft-worker", "version"),
     *("bench serve", "bench throughput", "bench latency"),
     *("keys add n", "keys list", "keys revoke n", "keys import f"),
+    *("certificates init d", "certificates issue d worker"),
     *("license keygen", "license issue", "license serve"),
 )
 

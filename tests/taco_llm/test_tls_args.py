@@ -5,8 +5,15 @@ from pathlib import Path
 import pytest
 
 from support.certificates import make_certificates, tls_config
-from taco_llm.cli.main import main
+from taco_llm.cli.main import build_parser, main
+from taco_llm.cli.options import collect
+from taco_llm.engine_args import EngineArgs
+from taco_llm.flags import given
+from taco_llm.local_replicas import local_replicas
+from taco_llm.ray_replicas.cluster import RayCluster
+from taco_llm.ray_replicas.replicas import RayService, ray_replicas
 from taco_llm.tls_args import TlsArgs
+from taco_proto.config import WorkerConfig
 from taco_proto.errors import ConfigurationError
 from taco_proto.tls import Role
 
@@ -56,6 +63,43 @@ def test_a_service_does_not_start_without_its_own_role(
 ) -> None:
     assert main([*COMMANDS[role], ADDRESS, *flags(directory, Role.CLIENT)]) == 2
     assert f"does not prove the role {role}: Hostname mismatch" in capsys.readouterr().err
+
+
+def test_serve_has_one_certificate_for_all_who_meet_on_a_network(
+    directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["serve", "demo", "--scheduler-listen", ADDRESS, *flags(directory, Role.WORKER)]
+    assert main(command) == 2
+    assert "worker.crt does not prove the role gateway" in capsys.readouterr().err
+
+
+def test_workers_of_serve_get_it_for_their_license_server(directory: Path) -> None:
+    tls = tls_config(directory, Role.WORKER)
+    (child,) = local_replicas(EngineArgs(model="demo"), "unix:/scheduler.sock", 1, tls)
+    assert isinstance(child._config, WorkerConfig)
+    assert child._config.tls == tls
+
+
+def test_a_service_elsewhere_is_told_by_flags(directory: Path) -> None:
+    tls = tls_config(directory, Role.WORKER)
+    worker = ray_replicas(
+        EngineArgs(model="demo", device="cpu", num_threads=1),
+        ADDRESS,
+        1,
+        RayCluster("10.0.0.1", num_gpus=0),
+        tls,
+    )[0]
+    assert isinstance(worker, RayService)
+    namespace = build_parser().parse_args(worker._argv)
+    args = TlsArgs(**given(TlsArgs, collect(namespace.parser, namespace)))
+    assert args.tls_config(Role.WORKER, ADDRESS) == tls
+
+
+def test_a_license_server_does_not_start_without_its_own_role(
+    directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["license", "serve", *flags(directory, Role.CLIENT)]) == 2
+    assert "does not prove the role license-server" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("role", COMMANDS)

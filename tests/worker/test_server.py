@@ -198,6 +198,9 @@ async def test_a_certificate_that_is_away_is_a_reason_and_no_error(worker: Worke
         "cannot read /no/ca.crt: No such file or directory"
     )
     assert not link.failure  # so that it is tried again
+    # On a Unix socket there is no TLS, whatever a license server is asked with.
+    link = SchedulerLink("unix:/no/scheduler.sock", worker, ModelThread(), tls)
+    assert (await soon(link.run(asyncio.Event()))).startswith("UNAVAILABLE")
 
 
 RUN_WORKER = """

@@ -54,7 +54,8 @@ class StreamLink(ABC, Generic[Up, Down]):
         self.num_answers = 0
         self.failure = ""
         self._address = address
-        self._tls = tls
+        # Whoever reaches a Unix socket may; a worker has the files for its license server then.
+        self._tls = None if address.startswith("unix:") else tls
         self._thread = thread
         self._loop = asyncio.get_running_loop()
         self._outbox: asyncio.Queue[Up | None] = asyncio.Queue()

@@ -16,6 +16,9 @@ from taco_llm.flags import Parser, add_flags, given
 from taco_llm.gateway_args import GatewayArgs
 from taco_llm.redis_args import RedisArgs
 from taco_llm.replica_args import ReplicaArgs
+from taco_llm.tls_args import TlsArgs
+from taco_proto.config import TlsConfig
+from taco_proto.tls import Role, check_files
 
 LOGGER = logging.getLogger("taco.cli")
 
@@ -33,6 +36,7 @@ def add_parser(subparsers: Subparsers) -> None:
     add_flags(parser, "HTTP and gRPC", GatewayArgs)
     add_flags(parser, "Redis", RedisArgs)
     add_flags(parser, "replicas", ReplicaArgs)
+    add_flags(parser, "TLS between services, and with the license server", TlsArgs)
     add_flags(parser, "engine", EngineArgs)
     add_superseded_flags(parser, taken=("worker_use_ray",))
     parser.set_defaults(run=run, parser=parser)
@@ -48,6 +52,23 @@ def run(parser: Parser, namespace: argparse.Namespace) -> int:
     if replicas.worker_use_ray:
         LOGGER.warning("worker_use_ray is deprecated: use --distributed-executor-backend ray")
 
+    tls = _tls_config(TlsArgs(**given(TlsArgs, values)), engine, replicas)
+
     from taco_llm.supervisor import serve
 
-    return serve(engine, gateway, replicas, redis)
+    return serve(engine, gateway, replicas, redis, tls)
+
+
+def _tls_config(args: TlsArgs, engine: EngineArgs, replicas: ReplicaArgs) -> TlsConfig | None:
+    """Of all services together: one certificate, which proves each of their roles.
+
+    Raises:
+        ConfigurationError: a file cannot be used, or a role is not proven.
+    """
+    tls = args.tls_config(Role.WORKER)
+    if tls is not None and replicas.on_network:
+        check_files(tls, Role.GATEWAY)
+        check_files(tls, Role.SCHEDULER)
+        if engine.draft_model() is not None:
+            check_files(tls, Role.DRAFT_WORKER)
+    return tls

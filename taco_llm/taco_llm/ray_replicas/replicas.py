@@ -14,6 +14,8 @@ from taco_llm.ray_replicas.actor import ServiceActor
 from taco_llm.ray_replicas.cluster import RayCluster
 from taco_llm.ray_replicas.command_lines import draft_worker_command, worker_command
 from taco_llm.supervised import LOGGER, SupervisedService
+from taco_llm.tls_args import tls_flags
+from taco_proto.config import TlsConfig
 from taco_proto.errors import ConfigurationError
 
 # A service that has no place by then is told of: the cluster may have none that is large enough.
@@ -23,9 +25,15 @@ _ACTOR = ray.remote(ServiceActor)
 
 
 def ray_replicas(
-    engine: EngineArgs, scheduler: str, count: int, cluster: RayCluster
+    engine: EngineArgs,
+    scheduler: str,
+    count: int,
+    cluster: RayCluster,
+    tls: TlsConfig | None = None,
 ) -> list[SupervisedService]:
     """`count` workers that dial `scheduler`, and a draft worker for each where one is asked for.
+
+    The files of `tls` are those of the node that a worker is on.
 
     Raises:
         ConfigurationError: a model cannot be found, or the device cannot be asked of Ray.
@@ -38,11 +46,11 @@ def ray_replicas(
     for index in range(count):
         name = f"worker-{index}"
         argv = worker_command(engine, scheduler, name)
-        replicas.append(RayService(WORKER, name, argv, resources))
+        replicas.append(RayService(WORKER, name, argv + tls_flags(tls), resources))
     for index in range(count):
         name = f"drafter-{index}"
         if (command := draft_worker_command(engine, scheduler, name)) is not None:
-            replicas.append(RayService(DRAFTER, name, command, on_cpus))
+            replicas.append(RayService(DRAFTER, name, command + tls_flags(tls), on_cpus))
     return replicas
 
 
