@@ -319,3 +319,32 @@ def test_a_disk_with_a_queue_is_left_alone() -> None:
     d.run()
     cached = [d.got.cached[handle, 0] for handle in range(4)]
     assert cached == [FAR, FAR, 0, 0], "the disk and the device share the work"
+
+
+def test_copies_for_the_disk_may_take_their_room_from_further_down_the_same_prefix() -> None:
+    info = worker_info(
+        num_blocks=18,
+        max_num_seqs=5,
+        max_draft_tokens=3,
+        num_host_blocks=2,
+        num_disk_blocks=6,
+    )
+    d = Driver(info, run_ahead=False, max_num_batched_tokens=18)
+    d.attach()
+    prefix = [8, 9, 10, 11, 12, 13]
+    requests: list[tuple[list[int], dict[str, int]]] = [
+        ([3], {"max_tokens": 1, "priority": 0}),
+        ([2, 1, 1, 1, 1], {"max_tokens": 6, "n": 3}),
+        ([*prefix, 1, 1, 3], {"max_tokens": 4}),
+        ([7, *prefix, 3, 3, 2, 1, 1, 3, 3, 2, 2, 1, 2], {"max_tokens": 11, "n": 2}),
+        ([3], {"max_tokens": 1, "priority": 0}),
+        ([7, *prefix, 1, 1, 1, 2, 2, 2, 3, 3, 3, 3], {"max_tokens": 1}),
+    ]
+    for handle, (prompt, fields) in enumerate(requests):
+        asked = {"seed": 0, "priority": -1, "ignore_eos": True, **fields}
+        if fields["max_tokens"] == 11 or handle == 5:
+            asked["prompt_logprobs"] = 0
+        d.submit(handle, prompt, **asked)
+    d.run()
+    assert not d.got.errors
+    assert d.engine.num_requests == 0

@@ -178,7 +178,8 @@ class DiskTraffic:
             wanted: list[int] = []
             is_whole = True
             for _, i in group:
-                is_copied = bool(node.host_blocks) and node.host_blocks[i] != NOWHERE
+                # Room for the copies of the nodes above may have been taken from this one's end.
+                is_copied = i < len(node.host_blocks) and node.host_blocks[i] != NOWHERE
                 if len(wanted) == budget.copies or i >= len(node.blocks) or is_copied:
                     is_whole = False
                     break
