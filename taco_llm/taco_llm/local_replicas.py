@@ -7,7 +7,7 @@ from taco_kernels.cpu.threads import available_cores
 from taco_llm.child_process import ChildProcess
 from taco_llm.engine_args import EngineArgs
 from taco_llm.flags import DRAFTER, WORKER
-from taco_proto.config import TlsConfig, WorkerConfig
+from taco_proto.config import LicenseConfig, TlsConfig, WorkerConfig
 from taco_proto.errors import ConfigurationError
 
 
@@ -44,5 +44,15 @@ def _worker_configs(config: WorkerConfig, count: int) -> Iterator[WorkerConfig]:
         )
     num_threads = config.num_threads or max(1, available_cores().num_threads() // count)
     for index in range(count):
-        device = config.device if config.device == "cpu" else f"{config.device}:{index}"
-        yield replace(config, name=f"worker-{index}", device=device, num_threads=num_threads)
+        yield replace(
+            config,
+            name=f"worker-{index}",
+            device=config.device if config.device == "cpu" else f"{config.device}:{index}",
+            num_threads=num_threads,
+            license=config.license and _license_of(config.license, index),
+        )
+
+
+def _license_of(license_config: LicenseConfig, index: int) -> LicenseConfig:
+    """A seat is one worker's: on CPUs, where the host's id stands for it, each has an id."""
+    return replace(license_config, host_id=f"{license_config.host_id}-{index}")

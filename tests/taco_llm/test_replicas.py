@@ -96,6 +96,19 @@ def test_several_workers_share_the_machine(monkeypatch: pytest.MonkeyPatch) -> N
     assert {config.num_threads for config in configs(crowd)} == {1}
 
 
+def test_each_worker_on_cpus_has_a_seat_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    from taco_llm.ray_replicas.replicas import ray_replicas
+
+    monkeypatch.setenv("TACO_LS_ADDR", "http://10.0.0.7:10080")
+    engine = EngineArgs(model="demo", license_id="host-7", num_threads=1)
+    for count, ids in [(1, ["host-7"]), (2, ["host-7-0", "host-7-1"])]:
+        here = configs(local.local_replicas(engine, "unix:/s", count))
+        assert [config.license.host_id for config in here] == ids
+        there: list[Any] = ray_replicas(engine, "h:1", count, ON_CPUS)
+        asking = [worker_config_of(worker._argv).license for worker in there]
+        assert [config and config.host_id for config in asking] == ids
+
+
 def test_several_workers_on_one_gpu() -> None:
     engine = EngineArgs(model="demo", device="cuda:0")
     with pytest.raises(ConfigurationError, match=r"device cuda:0 is one GPU.*: give cuda"):
