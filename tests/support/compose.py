@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from support.serving import free_port
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "compose"
 _VARIABLE = re.compile(r"\$(\$|\{(\w+)(?::-([^{}]*))?\})")
+_CHECK_INTERVAL = 0.3
 _LISTENS = re.compile(r"(?:port[= ]|0\.0\.0\.0:)([1-9]\d*)")
 
 
@@ -121,7 +123,10 @@ class Topology:
 
         def is_healthy() -> bool:
             assert running.popen.poll() is None, running.log.read_text()
-            return subprocess.run(words, capture_output=True, check=False).returncode == 0
+            if subprocess.run(words, capture_output=True, check=False).returncode == 0:
+                return True
+            time.sleep(_CHECK_INTERVAL)  # a check is a process, and takes time from who starts
+            return False
 
         wait_until(is_healthy, f"a healthy {name}")
 
