@@ -11,13 +11,16 @@ from pathlib import Path
 import pytest
 
 from support.away import WAYS, Away
+from support.certificates import make_certificates, tls_config
 from support.license_server import LicenseServer
 from support.licenses import Clock, gpu_names, make_license, signed
 from support.patience import PATIENCE_SECONDS, wait_until
 from taco_license.addresses import DEFAULT_HOSTS
+from taco_license.tls import TlsFiles
 from taco_proto.config import LicenseConfig, ModelConfig, WorkerConfig
 from taco_proto.errors import ConfigurationError
 from taco_proto.licenses import NEEDS_NO_LICENSE, LicenseState, WorkerLicense
+from taco_proto.tls import Role
 from taco_worker.device_ids import gpu_id
 from taco_worker.licensing import Licensing
 
@@ -73,6 +76,21 @@ def test_a_license_is_taken_lost_and_taken_again(server: LicenseServer) -> None:
         until_state(change, LicenseState.VALID)
         assert server.service.ledger.num_seats == 1
     wait_until(lambda: server.service.ledger.num_seats == 0, "a free seat")
+
+
+def test_a_worker_with_certificates_proves_what_it_is(tmp_path: Path) -> None:
+    files = make_certificates(tmp_path / "tls", Role.WORKER, Role.LICENSE_SERVER)
+    own, servers = tls_config(files, Role.WORKER), tls_config(files, Role.LICENSE_SERVER)
+    tls = TlsFiles(servers.ca_file, servers.cert_file, servers.key_file)
+    with LicenseServer(tmp_path / "licenses", Clock(), tls) as server:
+        server.replace(signed(make_license(2)))
+        bare = server.address.removeprefix("https://")  # https is meant where there are files
+        with closing(Licensing(replace(config(bare), tls=own))) as licensing:
+            licensing.ask()
+            assert licensing.settled() == NEEDS_NO_LICENSE
+        with closing(Licensing(config(server.address, start_seconds=0.1))) as licensing:
+            licensing.ask()
+            assert licensing.settled().state is LicenseState.MISSING
 
 
 def test_a_server_that_goes_away_is_not_missed_at_once(server: LicenseServer) -> None:
