@@ -53,8 +53,10 @@ def never_resolved() -> Iterator[str]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(socket, "getaddrinfo", hang)
-        yield "http://slow.invalid:10080"
-        ends.set()
+        try:
+            yield "http://slow.invalid:10080"
+        finally:
+            ends.set()
 
 
 Away = Callable[[], AbstractContextManager[str]]
