@@ -3,6 +3,7 @@
 #   make test     installs what is missing and runs the tests
 VENV := .venv
 BIN := $(VENV)/bin
+SERVING := $(VENV)/.serving
 STAMP := $(VENV)/.installed
 PACKAGE_DIRS := proto kernels worker draft_cpu scheduler gateway license taco_llm demo
 CPP_DIRS := kernels/taco_kernels tests/kernels
@@ -22,22 +23,29 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 install: $(STAMP) kernels
 
 # Without them torch computes, which is slower: a machine without a compiler can still serve.
-kernels: $(STAMP)
+kernels: $(SERVING)
 	@$(BIN)/python -m taco_kernels.cpu.build || echo "make: going on without the CPU kernels; torch takes their place" >&2
 
-# torch is named first and alone: any other order lets a dependency pull in a build with CUDA.
-$(STAMP): pyproject.toml constraints.txt
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+# What serving takes. torch is named first and alone: any other order lets a dependency pull in a build with CUDA.
+$(SERVING): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "make: no Python 3.11, 3.12 or 3.13 found" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(PIP) torch
+	$(PIP) --editable '.[all,bench]'
 	@# On the path, a package stands before a folder of the same name (taco_llm/, tests/taco_llm/), which
 	@# the editable install's own finder, asked last, does not see to.
 	printf '%s\n' $(addprefix $(CURDIR)/,$(PACKAGE_DIRS)) \
 		> "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/taco-checkout.pth"
 	touch $@
 
-serve: install
+# What tests and linters take beyond that.
+$(STAMP): $(SERVING)
+	$(PIP) --editable '.[dev]'
+	touch $@
+
+serve: kernels
 	$(BIN)/taco_llm serve $(MODEL) $(ARGS)
 
 test: install $(HELM)
