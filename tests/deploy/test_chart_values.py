@@ -9,27 +9,11 @@ import jsonschema
 import pytest
 import yaml
 
+from support.chart_commands import accepted
 from support.chart_values import closed_objects, leaves, schema_of, values_of, values_page
 from support.charts import EXAMPLES, LICENSE_SERVER, PLATFORM, ROOT, ChartError, helm, render
-from taco_llm.admin_args import AdminArgs
-from taco_llm.cli.main import build_parser
-from taco_llm.cli.options import collect
-from taco_llm.draft_worker_args import DraftWorkerArgs
-from taco_llm.engine_args import EngineArgs
-from taco_llm.flags import given
-from taco_llm.gateway_args import GatewayArgs
-from taco_llm.scheduler_args import SchedulerArgs
 
 DEMO = {"model": {"name": "demo"}}
-
-
-# The flags of each command; a table checks its values when it is made.
-TABLES: dict[str, tuple[type, ...]] = {
-    "gateway": (GatewayArgs,),
-    "scheduler": (SchedulerArgs, AdminArgs),
-    "worker": (EngineArgs, AdminArgs),
-    "draft-worker": (DraftWorkerArgs, AdminArgs),
-}
 
 
 def put(values: dict[str, Any], path: str, value: Any) -> None:
@@ -180,10 +164,7 @@ def test_services_take_the_least_that_the_schema_allows() -> None:
     put(least, "draftWorker.model", "small")
     release = render(PLATFORM, values=DEMO | least)
     for workload in release.workloads:
-        namespace = build_parser().parse_args(workload.container["args"])
-        values = collect(namespace.parser, namespace)
-        for table in TABLES[namespace.command]:
-            table(**given(table, values))
+        accepted(workload.container["args"])
 
 
 def test_helm_finds_nothing_to_complain_about() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from support.chart_commands import accepted
 from support.charts import (
     LICENSE_SERVER,
     PLATFORM,
@@ -21,7 +22,6 @@ from support.charts import (
 )
 from support.kubernetes_schemas import NEWEST, OLDEST, mistakes
 from support.network_policies import ways
-from taco_llm.cli.main import build_parser
 
 LICENSE_URL = "redis://redis.redis.svc:6379/1"
 
@@ -251,13 +251,12 @@ def test_no_secret_stands_in_an_environment(release: Release) -> None:
     assert not release.of_kind("Secret")  # they are never Helm's: it would keep them in its history
 
 
-def test_commands_are_those_of_the_parser(release: Release) -> None:
-    parser = build_parser()
+def test_commands_are_such_as_services_accept(release: Release) -> None:
     for workload in release.workloads:
         container = workload.container
         if "taco-" not in container["image"]:
             continue
-        namespace = parser.parse_args(_expanded(container))
+        namespace = accepted(_expanded(container))
         service = container["name"]
         assert namespace.command == {"license-server": "license", "worker-cpu": "worker"}.get(
             service, service
@@ -268,12 +267,15 @@ def test_commands_are_those_of_the_parser(release: Release) -> None:
 
 
 def _expanded(container: Document) -> list[str]:
-    """The arguments as a kubelet gives them; a variable that is not there would stay as it is."""
+    """The arguments as a kubelet gives them; a variable that is not there would stay as it is.
+
+    Files that are mounted are this one, since some commands look whether they are there.
+    """
     names = {variable["name"] for variable in container.get("env", [])}
     arguments = [re.sub(r"\$\((\w+)\)", lambda m: f"<{m[1]}>", arg) for arg in container["args"]]
     used = {name for arg in arguments for name in re.findall(r"<(\w+)>", arg)}
     assert used <= names
-    return arguments
+    return [re.sub(r"^(--[\w-]+=)?/etc/taco/.*", rf"\g<1>{__file__}", arg) for arg in arguments]
 
 
 def test_flags_name_files_that_are_mounted(release: Release) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
+from support.chart_commands import accepted
 from support.charts import EXAMPLES, PLATFORM, ROOT, Release, Workload, example, helm, render
 from support.network_policies import Direction, arrows, ways
 
@@ -153,6 +154,9 @@ def test_a_kv_disk_is_claimed_by_each_worker_and_holds_its_files() -> None:
     worker = rendered(worker={"kvDisk": {"enabled": True, "sizeGiB": 95}}).workload("worker")
     assert worker.document["kind"] == "StatefulSet"
     assert {"--kv-disk-path=/kv-disk", "--kv-disk-space=95"} <= flags(worker)
+    # What is on its way to the disk waits in the host's memory.
+    assert {"--enable-prefix-cache-offload", "--swap-space=16"} <= flags(worker)
+    accepted(worker.container["args"])
     (claim,) = worker.document["spec"]["volumeClaimTemplates"]
     assert claim["spec"]["resources"]["requests"]["storage"] == "105Gi"
 
