@@ -118,6 +118,7 @@ def test_addresses_elsewhere_are_reached_at_their_ports() -> None:
     release = example("own-secrets")
     to_redis = ("addresses", 6380)
     assert to_redis in ways(release, release.workload("scheduler").labels, "Egress")
+    assert ("addresses", 10080) in ways(release, release.workload("worker").labels, "Egress")
     release = rendered(license={"serverAddress": "https://license.example.com"})
     to_server = ("pods elsewhere", 443)
     assert to_server in ways(release, release.workload("worker").labels, "Egress")
@@ -256,3 +257,7 @@ def test_the_notes_say_how_to_reach_it_and_what_is_open() -> None:
     assert "No API keys are set" in notes()
     assert "No API keys are set" not in notes("gateway.apiKeys.secretName=keys")
     assert "networkPolicy.clients" in notes("gateway.service.type=LoadBalancer")
+    outside = "license.serverAddress=http://10.10.161.72:10080"
+    assert "networkPolicy.licenseServer" in notes(outside)
+    block = "networkPolicy.licenseServer[0].ipBlock.cidr=10.10.161.72/32"
+    assert "networkPolicy.licenseServer" not in notes(outside, block)
