@@ -26,6 +26,7 @@ class ChildProcess(SupervisedService):
         assert process.stderr is not None
         stderr = process.stderr
         self._process = process
+        self._note_begin()
         self._forwarder = asyncio.create_task(self._forward(lambda: stderr.read(READ_BYTES)))
 
     async def wait(self) -> None:

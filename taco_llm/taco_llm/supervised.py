@@ -13,6 +13,9 @@ MIN_DELAY_SECONDS = 0.2
 MAX_DELAY_SECONDS = 30.0
 # A service that ran so long had started well; its next death is not one more failure of its start.
 STABLE_SECONDS = 60.0
+# An error that ends a start is its last line, and is told by the supervisor; a start that goes on
+# after so long, such as one that waits for a license, is one whose error is to be seen.
+HELD_SECONDS = 3.0
 
 _ERROR = re.compile(rb" (ERROR|CRITICAL) \[| error: ")
 _LOG_PREFIX = re.compile(r"^[\d:]+ [A-Z]+ \[[\w.-]+\] |^taco_llm [\w-]+: error: ")
@@ -33,6 +36,8 @@ class SupervisedService(ABC):
         self.name = name or service
         self._starting = True
         self._held: bytes | None = None
+        self._let_go: asyncio.TimerHandle | None = None
+        self._begun_at: float | None = None
         self._last_line = b""
         self._num_failures = 0
 
@@ -63,17 +68,18 @@ class SupervisedService(ABC):
 
     async def keep_running(self) -> None:
         """Starts the service again whenever it dies; the delay doubles while it keeps dying."""
+        what = await self._end_of_life()
         while True:
-            started_at = time.monotonic()
-            await self.wait()
-            if time.monotonic() - started_at > STABLE_SECONDS:
-                self._num_failures = 0
             delay = min(MIN_DELAY_SECONDS * 2**self._num_failures, MAX_DELAY_SECONDS)
             self._num_failures += 1
-            reason = self.last_words()
-            LOGGER.error("%s died (%s); starting it again in %.1f s", self.title, reason, delay)
+            LOGGER.error("%s %s; starting it again in %.1f s", self.title, what, delay)
             await asyncio.sleep(delay)
-            await self.start()
+            try:
+                await self.start()
+            except Exception as error:  # no process is to be had, say: that may pass
+                what = f"cannot be started ({error})"
+            else:
+                what = await self._end_of_life()
 
     async def stop(self, seconds: float) -> None:
         """Asks the service to end, and kills it when it has not after `seconds`."""
@@ -89,6 +95,17 @@ class SupervisedService(ABC):
         """The service has started: from now on its errors are passed on at once."""
         self._starting = False
         self._flush()
+
+    def _note_begin(self) -> None:
+        """The service runs from now on: the time it waited for a place is no part of its life."""
+        self._begun_at = time.monotonic()
+
+    async def _end_of_life(self) -> str:
+        await self.wait()
+        begun_at, self._begun_at = self._begun_at, None
+        if begun_at is not None and time.monotonic() - begun_at > STABLE_SECONDS:
+            self._num_failures = 0
+        return f"died ({self.last_words()})"
 
     def _exit_reason(self, code: int | None) -> str:
         """What a process says that has ended with `code`."""
@@ -106,6 +123,8 @@ class SupervisedService(ABC):
                 self._pass_on(line)
         if rest:
             self._pass_on(rest)
+        if self._let_go is not None:  # a line that is held was the last one
+            self._let_go.cancel()
 
     def _pass_on(self, line: bytes) -> None:
         self._flush()
@@ -114,10 +133,13 @@ class SupervisedService(ABC):
         # The error that ends a start is told once, by the supervisor.
         if self._starting and _ERROR.search(line):
             self._held = line
+            self._let_go = asyncio.get_running_loop().call_later(HELD_SECONDS, self._flush)
         else:
             self._write(line)
 
     def _flush(self) -> None:
+        if self._let_go is not None:
+            self._let_go.cancel()
         line, self._held = self._held, None
         if line is not None:
             self._write(line)

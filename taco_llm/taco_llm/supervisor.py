@@ -151,10 +151,14 @@ class Supervisor:
     async def _keep_running(self) -> None:
         """Restarts children that die until it is told to stop."""
         keepers = [asyncio.create_task(child.keep_running()) for child in self._children]
-        await self._stopping.wait()
-        for keeper in keepers:
-            keeper.cancel()
-        await asyncio.gather(*keepers, return_exceptions=True)
+        stopped = asyncio.create_task(self._stopping.wait())
+        tasks: list[asyncio.Task[Any]] = [stopped, *keepers]
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for task in done:
+            task.result()  # a keeper never ends by itself: without one, the service would be gone
 
     async def _stop(self) -> None:
         drains = {GATEWAY: self._gateway.drain_timeout, SCHEDULER: DRAIN_SECONDS}

@@ -125,6 +125,7 @@ class RayService(SupervisedService):
             host = await actor.start.remote(self._argv)
             waiting.cancel()
             self._has_place = True
+            self._note_begin()
             LOGGER.info("%s runs on %s", self.name, host)
             await self._forward(lambda: actor.read.remote())
             self._reason = self._exit_reason(await actor.wait.remote())
