@@ -14,11 +14,13 @@ class LeaseRefusedError(Exception):
 
     Attributes:
         code: for machines: `no_license`, `expired`, `not_licensed`, `in_use` or `no_seat`.
+        holder: the instance that has the GPU; for logs, since who names it may free the seat.
     """
 
-    def __init__(self, code: str, message: str) -> None:
+    def __init__(self, code: str, message: str, holder: str | None = None) -> None:
         super().__init__(message)
         self.code = code
+        self.holder = holder
 
 
 class NotStoredError(Exception):

@@ -151,7 +151,7 @@ def not_licensed(gpu: str) -> LeaseRefusedError:
 
 
 def in_use(gpu: str, holder: str) -> LeaseRefusedError:
-    return LeaseRefusedError("in_use", f"{gpu} is in use by {holder}")
+    return LeaseRefusedError("in_use", f"{gpu} is in use by another instance", holder)
 
 
 def no_seat(num_taken: int, limit: int, num_new: int) -> LeaseRefusedError:

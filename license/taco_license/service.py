@@ -93,9 +93,10 @@ class LicenseService:
             grant = await self.ledger.take(Ask(tuple(gpus), instance, started))
         except LeaseRefusedError as refusal:
             self.outcomes[refusal.code] += 1
-            await self._note_refusal(
-                "refused", gpu=gpus[0], instance=instance, detail=f"{refusal.code}: {refusal}"
-            )
+            detail = f"{refusal.code}: {refusal}"
+            if refusal.holder is not None:
+                detail += f", {refusal.holder}"
+            await self._note_refusal("refused", gpu=gpus[0], instance=instance, detail=detail)
             raise
         except AwayError:
             self.outcomes["unavailable"] += 1

@@ -102,9 +102,9 @@ async def test_a_form_that_makes_no_sense(
         assert (await client.post("/ls", **request_)).status_code == status
 
 
-async def test_leases(service: LicenseService) -> None:
+async def test_leases(service: LicenseService, store: Store) -> None:
     await service.import_license(signed(make_license(2, access_limit=1)))
-    mine = {"gpus": [ONE], "instance": "a", "started": 1}
+    mine = {"gpus": [ONE], "instance": "holder-1", "started": 1}
     async with connected(service) as client:
         granted = (await client.post("/ls/lease", json=mine)).json()
         assert granted["lease_seconds"] == LEASE_SECONDS
@@ -117,9 +117,12 @@ async def test_leases(service: LicenseService) -> None:
         ):
             answer = await client.post("/ls/lease", json=mine | changes)
             assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+            assert "holder-1" not in answer.text, "who knows the holder may free its seat"
         assert (await client.post("/ls/release", json=mine)).status_code == 200
         taken = await client.post("/ls/lease", json=mine | {"gpus": [TWO], "instance": "b"})
         assert taken.status_code == 200
+    refusal = next(entry.detail for entry in store.audit() if entry.event == "refused")
+    assert refusal == f"in_use: {ONE} is in use by another instance, holder-1"
 
 
 @pytest.mark.parametrize(
@@ -136,6 +139,7 @@ async def test_leases(service: LicenseService) -> None:
         {"instance": None},
         {"started": -1},
         {"started": 2**63},
+        {"started": 2**63 - 1},
         {"started": True},
         {"more": 1},
     ],
