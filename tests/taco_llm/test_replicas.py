@@ -233,3 +233,13 @@ def test_a_cluster_that_cannot_be_used(
     with pytest.raises(ConfigurationError, match=message) as caught, ray_cluster(tmp_path):
         pass
     assert "\n" not in str(caught.value)
+
+
+def test_a_cluster_that_cannot_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "local")
+    directory = tmp_path / ("x" * 100)  # no socket can be in it
+    directory.mkdir()
+    message = "cannot start a Ray cluster here: .*path length"
+    with pytest.raises(ConfigurationError, match=message) as caught, ray_cluster(directory):
+        pass
+    assert "\n" not in str(caught.value)

@@ -98,7 +98,11 @@ def _connect(address: str | None, directory: Path) -> None:
                 f"cannot use the Ray cluster of {what}: {_first_line(error)}"
             ) from None
     LOGGER.info("no Ray cluster is there: one is started on this machine")
-    ray.init("local", include_dashboard=False, _temp_dir=str(directory / "ray"), **options)
+    try:
+        ray.init("local", include_dashboard=False, _temp_dir=str(directory / "ray"), **options)
+    except Exception as error:
+        # Too long a path for sockets, a home without room for a token, resources that are none.
+        raise ConfigurationError(f"cannot start a Ray cluster here: {_first_line(error)}") from None
 
 
 def _check_reachable(address: str) -> None:
