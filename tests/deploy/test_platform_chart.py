@@ -6,8 +6,19 @@ from typing import Any
 import pytest
 import yaml
 
+from support.api_server import api_server
 from support.chart_commands import accepted
-from support.charts import EXAMPLES, PLATFORM, ROOT, Release, Workload, example, helm, render
+from support.charts import (
+    EXAMPLES,
+    PLATFORM,
+    ROOT,
+    Release,
+    Workload,
+    example,
+    helm,
+    parsed,
+    render,
+)
 from support.network_policies import Direction, arrows, ways
 
 DEMO = {"model": {"name": "demo"}}
@@ -217,6 +228,18 @@ def test_alerts_and_dashboards_are_those_in_the_chart() -> None:
     assert shown == {file.name: file.read_text() for file in files} != {}
 
 
+def test_an_upgrade_that_turns_autoscaling_on_keeps_the_pods_that_run() -> None:
+    before = rendered(worker={"replicas": 5})
+    values = ("--set", "model.name=demo,autoscaling.kind=hpa")
+    scaled = rendered(autoscaling={"kind": "hpa"})
+    with api_server(kinds_of=scaled, objects=[before.workload("worker").document]) as url:
+        asks = ("--dry-run=server", "--is-upgrade", "--disable-openapi-validation")
+        upgrade = ("--namespace", NAMESPACE, "--kube-apiserver", url, *asks)
+        release = parsed(helm("template", "taco", PLATFORM, *values, *upgrade))
+    replicas = {w.component: w.document["spec"]["replicas"] for w in release.workloads}
+    assert replicas == {"gateway": 2, "scheduler": 1, "worker": 5}
+
+
 def test_keda_asks_prometheus_for_metrics_that_there_are() -> None:
     scalers = example("everything").of_kind("ScaledObject")
     triggers = {s["metadata"]["name"]: s["spec"]["triggers"] for s in scalers}
@@ -257,6 +280,8 @@ def test_the_notes_say_how_to_reach_it_and_what_is_open() -> None:
     assert "No API keys are set" in notes()
     assert "No API keys are set" not in notes("gateway.apiKeys.secretName=keys")
     assert "networkPolicy.clients" in notes("gateway.service.type=LoadBalancer")
+    assert "podMonitors" in notes("autoscaling.kind=hpa")
+    assert "podMonitors" not in notes("autoscaling.kind=hpa", "monitoring.podMonitors.enabled=true")
     outside = "license.serverAddress=http://10.10.161.72:10080"
     assert "networkPolicy.licenseServer" in notes(outside)
     block = "networkPolicy.licenseServer[0].ipBlock.cidr=10.10.161.72/32"

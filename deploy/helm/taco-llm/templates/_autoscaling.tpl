@@ -12,6 +12,21 @@ items:
 {{- end }}
 {{- end }}
 
+{{/*
+{root, key}: how many pods there should be. Where an autoscaler decides, an upgrade keeps what the
+cluster has: an object without a number would fall to 1 when autoscaling is turned on.
+*/}}
+{{- define "taco.replicas" -}}
+{{- $values := index .root.Values .key -}}
+{{- if and (ne .root.Values.autoscaling.kind "none") (has .key (include "taco.scaled" .root | fromYaml).items) -}}
+{{- $target := include "taco.scaleTarget" . | fromYaml -}}
+{{- $there := lookup $target.apiVersion $target.kind .root.Release.Namespace $target.name -}}
+{{- if $there }}{{ $there.spec.replicas }}{{ else }}{{ $values.autoscaling.min }}{{ end -}}
+{{- else -}}
+{{ $values.replicas }}
+{{- end }}
+{{- end }}
+
 {{/* {root, key}: what is scaled. */}}
 {{- define "taco.scaleTarget" -}}
 apiVersion: apps/v1
