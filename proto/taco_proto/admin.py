@@ -1,7 +1,8 @@
 """The admin listener of a service that serves no HTTP otherwise: probes and metrics.
 
 It is for kubelets and Prometheus: three pages, no keys, one request a connection. Everything is
-bounded, so that a client that is slow or mad costs a connection for a few seconds and nothing else.
+bounded, so that a client that is slow or mad costs a connection for a few seconds and nothing else;
+connections that say nothing give way to new ones, so that a probe is answered beside any number.
 """
 
 import asyncio
@@ -18,7 +19,8 @@ ADMIN_SOCKET_MODE = 0o600
 
 _MAX_CONNECTIONS = 32
 _MAX_HEAD_BYTES = 8192
-_EXCHANGE_SECONDS = 10.0
+_HEAD_SECONDS = 2.0
+_ANSWER_SECONDS = 10.0
 _JSON = "application/json"
 _EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -64,20 +66,26 @@ class _Pages:
         self._why_not_ready = why_not_ready
         self._exposition = exposition
         self._serving: set[asyncio.Task[None]] = set()
+        # Those without a whole head, the oldest first.
+        self._silent: dict[asyncio.StreamWriter, None] = {}
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One request and its answer."""
         task = asyncio.current_task()
         assert task is not None
         self._serving.add(task)
+        self._silent[writer] = None
         try:
-            if len(self._serving) <= _MAX_CONNECTIONS:
-                async with asyncio.timeout(_EXCHANGE_SECONDS):
-                    await self._exchange(reader, writer)
+            if len(self._serving) > _MAX_CONNECTIONS:
+                oldest = next(iter(self._silent))
+                del self._silent[oldest]
+                oldest.transport.abort()
+            await self._exchange(reader, writer)
         except (OSError, TimeoutError, asyncio.IncompleteReadError):
             pass  # the client went away, or is too slow
         finally:
             self._serving.discard(task)
+            self._silent.pop(writer, None)
             writer.transport.abort()  # which does nothing to one that was closed in order
 
     async def close(self) -> None:
@@ -89,14 +97,18 @@ class _Pages:
         # All of it is to be on its way before the connection ends.
         writer.transport.set_write_buffer_limits(0)
         try:
-            head = await reader.readuntil(b"\r\n\r\n")
+            async with asyncio.timeout(_HEAD_SECONDS):
+                head = await reader.readuntil(b"\r\n\r\n")
         except asyncio.LimitOverrunError:
-            writer.write(_answer(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE))
+            answer = _answer(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
         else:
-            writer.write(self._respond(head))
-        await writer.drain()
-        writer.close()
-        await writer.wait_closed()
+            answer = self._respond(head)
+        self._silent.pop(writer, None)
+        async with asyncio.timeout(_ANSWER_SECONDS):
+            writer.write(answer)
+            await writer.drain()
+            writer.close()
+            await writer.wait_closed()
 
     def _respond(self, head: bytes) -> bytes:
         words = head.partition(b"\r\n")[0].split(b" ")

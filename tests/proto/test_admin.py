@@ -4,7 +4,7 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -94,7 +94,7 @@ async def test_a_long_page_arrives_whole_and_a_long_head_is_refused(tmp_path: Pa
 async def test_clients_that_say_nothing_are_cut_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(admin, "_EXCHANGE_SECONDS", 0.05)
+    monkeypatch.setattr(admin, "_HEAD_SECONDS", 0.05)
     async with serving(tmp_path) as service:
         reader, _ = await service.connect()
         assert await all_of(reader) == b""
@@ -103,19 +103,34 @@ async def test_clients_that_say_nothing_are_cut_off(
         assert await all_of(reader) == b""
 
 
-async def test_there_is_room_for_so_many_and_no_more(
+async def test_the_oldest_silent_client_gives_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admin, "_MAX_CONNECTIONS", 2)
+    monkeypatch.setattr(admin, "_HEAD_SECONDS", PATIENCE_SECONDS)
     async with serving(tmp_path) as service:
-        idle = [await service.connect() for _ in range(2)]
-        reader, writer = await service.connect()
-        writer.write(b"GET /livez HTTP/1.1\r\n\r\n")
-        with suppress(ConnectionResetError):
+        clients = [await service.connect() for _ in range(5)]
+        (_, *_, (last, writer)) = clients
+        for reader, _ in clients[:3]:
             assert await all_of(reader) == b""
-        idle[0][1].write(b"GET /livez HTTP/1.1\r\n\r\n")
-        assert (await all_of(idle[0][0])).startswith(b"HTTP/1.1 200 ")
         assert (await service.get("/livez"))[0] == 200
+        assert await all_of(clients[3][0]) == b""
+        writer.write(b"GET /livez HTTP/1.1\r\n\r\n")
+        assert (await all_of(last)).startswith(b"HTTP/1.1 200 ")
+
+
+async def test_clients_that_read_nothing_keep_others_out_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admin, "_MAX_CONNECTIONS", 1)
+    async with serving(tmp_path) as service:
+        service.exposition = b"x 1\n" * 1_000_000
+        reader, writer = await service.connect()
+        writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
+        assert await reader.readexactly(8) == b"HTTP/1.1"
+        second, _ = await service.connect()
+        assert await all_of(second) == b""
+        assert len(await all_of(reader)) > 4_000_000
 
 
 async def test_an_address_that_is_taken_is_one_line() -> None:
