@@ -29,6 +29,7 @@ ANSWER_SECONDS = 5.0
 GRACE_SECONDS = 3600.0
 
 MAX_ANSWER_BYTES = 64 << 10
+MAX_REASON_CHARS = 500
 RETRY_SECONDS = (1.0, 20.0)  # after the first failure, and at most
 REFUSED_SECONDS = 10.0
 MIN_REST_SECONDS = 0.05  # clocks that tick apart must not make it ask without rest
@@ -211,7 +212,7 @@ class LicenseClient:
     def _read_answer(self, status: int, body: Any, asked: float) -> _Granted | _Refused:
         """Raises ValueError, TypeError or KeyError where that is no license server."""
         if status in (403, 409):
-            return _Refused(str(body["error"]["code"]), str(body["error"]["message"]))
+            return _Refused(_text(body["error"]["code"]), _text(body["error"]["message"]))
         if status != 200:
             raise ValueError(f"HTTP status {status}")
         lease = _seconds(body["lease_seconds"])
@@ -232,7 +233,10 @@ class LicenseClient:
         if before != after:
             self._told = after
             self._log(before, after)
-            self.on_change()
+            try:
+                self.on_change()
+            except Exception:  # the license is kept whatever a listener does
+                logger.exception("a change of the license could not be told")
 
     def _log(self, before: Standing, after: Standing) -> None:
         if after.is_valid and after.reason:
@@ -249,6 +253,13 @@ def _seconds(value: Any) -> float:
     if type(value) not in (int, float) or not 0 < value < math.inf:
         raise ValueError("the answer is none of a license server")
     return float(value)
+
+
+def _text(value: Any) -> str:
+    """What may be logged, and sent on to a scheduler."""
+    if not isinstance(value, str) or not value.isprintable():
+        raise ValueError("the answer is none of a license server")
+    return value[:MAX_REASON_CHARS]
 
 
 class _LicenseServerConnection(HTTPConnection):

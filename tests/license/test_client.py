@@ -216,6 +216,13 @@ def test_changes_are_told_and_logged_once(
     assert (news(), heard[3:]) == (["licensed"], [True, False, True])
 
 
+def test_a_listener_that_fails_costs_no_license(server: LicenseServer, clock: Clock) -> None:
+    client = make_client(clock, server.address)
+    client.on_change = lambda: 1 // 0  # type: ignore[assignment]
+    client.beat()
+    assert client.standing() == GOOD
+
+
 def test_a_lapse_is_told_when_it_happens(server: LicenseServer) -> None:
     client = LicenseClient([ONE], [server.address], "a", grace_seconds=-59.8)
     heard: queue.SimpleQueue[Standing] = queue.SimpleQueue()
@@ -254,6 +261,10 @@ def test_a_server_that_comes_late_is_found(tmp_path: Path, clock: Clock) -> None
         b'{"lease_seconds":NaN,"heartbeat_seconds":1,"license_seconds":Infinity}',
         b"HTTP/1.1 200 OK\r\nContent-Length: 65\r\n\r\n"
         b'{"lease_seconds":1,"heartbeat_seconds":1,"license_seconds":"100"}',
+        b"HTTP/1.1 403 Forbidden\r\nContent-Length: 43\r\n\r\n"
+        b'{"error":{"code":"c","message":"\\ud800 x"}}',
+        b"HTTP/1.1 403 Forbidden\r\nContent-Length: 38\r\n\r\n"
+        b'{"error":{"code":"c","message":"a\\n"}}',
     ],
 )
 def test_what_is_no_license_server_grants_and_refuses_nothing(

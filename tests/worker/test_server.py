@@ -106,6 +106,19 @@ async def test_a_message_that_is_no_plan_ends_the_stream(worker: Worker, address
         assert "top_p" in reason
 
 
+async def test_a_heart_that_stops_ends_the_stream(
+    worker: Worker, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: SchedulerLink) -> None:
+        raise ValueError("no pulse")
+
+    monkeypatch.setattr("taco_worker.stream_link.HEARTBEAT_SECONDS", 0.01)
+    monkeypatch.setattr(SchedulerLink, "_heartbeat", fail)
+    async with serve(address):
+        reason = await soon(SchedulerLink(address, worker, ModelThread()).run(asyncio.Event()))
+        assert reason == "the heart has stopped: no pulse"
+
+
 async def test_the_heart_beats_while_a_step_runs_and_leaving_takes_until_the_scheduler_says(
     config: WorkerConfig, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -124,7 +124,11 @@ class StreamLink(ABC, Generic[Up, Down]):
             taken = asyncio.create_task(self._note_attached(stream))
             stopped = asyncio.create_task(stop.wait())
             try:
-                await asyncio.wait({reader, writer, stopped}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(
+                    {reader, writer, heart, stopped}, return_when=asyncio.FIRST_COMPLETED
+                )
+                if heart.done():  # without it the scheduler would take the process for dead
+                    return f"the heart has stopped: {heart.exception()}"
                 if stopped.done():
                     await self._ask_to_leave(reader, writer)
                     await self._say_goodbye(reader, writer)
