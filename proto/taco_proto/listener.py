@@ -22,11 +22,11 @@ def listen(address: str, *, unix_mode: int) -> Generator[socket.socket, None, No
     path = unix_path(address)
     try:
         listener = _bind_tcp(address) if path is None else _bind_unix(path, unix_mode)
-    except ValueError:
+    except (ValueError, OverflowError):
         raise ConfigurationError(f"cannot listen on {address}: it is no host:port") from None
     except OSError as error:
         where = path or address
-        raise ConfigurationError(f"cannot listen on {where}: {error.strerror}") from None
+        raise ConfigurationError(f"cannot listen on {where}: {error.strerror or error}") from None
     with listener:
         yield listener
     if path is not None:

@@ -50,7 +50,12 @@ def check_admin_listen(admin_listen: str | None, admin_port: int | None) -> None
         return
     if admin_port is not None:
         raise ConfigurationError("admin_listen and admin_port say the same: give one of them")
-    if not re.fullmatch(r"unix:.+|(\[[^\[\]]+\]|[^:\[\]]*):\d{1,5}", admin_listen):
+    match = re.fullmatch(r"unix:.+|(?:\[[^\[\]]+\]|[^:\[\]]*):(?P<port>[0-9]{1,5})", admin_listen)
+    if match is None:
         raise ConfigurationError(
             f"admin_listen must be host:port or unix:/path, got {admin_listen!r}"
+        )
+    if match["port"] is not None and not 0 < int(match["port"]) < 65536:
+        raise ConfigurationError(
+            f"the port of admin_listen must be between 1 and 65535, got {match['port']}"
         )

@@ -160,6 +160,7 @@ def test_a_bad_file_is_one_line(
         (["serve", "demo", "--admin-listen", "here"], "admin_listen must be host:port or"),
         (["scheduler", "--admin-port", "0"], "admin_port must be between 1 and 65535, got 0"),
         (["scheduler", "--admin-listen", "here"], "admin_listen must be host:port or"),
+        (["scheduler", "--admin-listen", ":70000"], "admin_listen must be between 1 and 65535"),
         (["serve", "demo", "--admin-port", "9", "--admin-listen", "unix:/x"], "say the same"),
         (["serve", "demo", "--min-ready-workers", "0"], "min_ready_workers must be at least 1"),
         (["serve", "demo", "--queue-timeout", "0"], "queue_timeout must be above 0"),
