@@ -162,6 +162,30 @@ def test_pods_have_the_time_to_stop_that_their_flags_give_to_requests() -> None:
     assert release.workload("worker").pod["terminationGracePeriodSeconds"] > 90
 
 
+def test_pods_of_a_lost_node_soon_start_elsewhere_but_those_with_a_disk() -> None:
+    release = example("everything")
+    seconds = {
+        w.component: {
+            toleration["key"].removeprefix("node.kubernetes.io/"): toleration["tolerationSeconds"]
+            for toleration in w.pod.get("tolerations", [])
+            if "tolerationSeconds" in toleration
+        }
+        for w in release.workloads
+    }
+    soon = {"not-ready": 30, "unreachable": 30}
+    bound = {"worker": {}, "redis": {}}
+    stateless = ("gateway", "scheduler", "worker-cpu", "draft-worker")
+    assert seconds == dict.fromkeys(stateless, soon) | bound
+
+
+def test_tolerations_of_ones_own_go_before_those_of_the_chart() -> None:
+    own = {"key": "node.kubernetes.io/unreachable", "operator": "Exists", "tolerationSeconds": 5}
+    gateway = rendered(gateway={"tolerations": [own]}, nodeLossSeconds=60).workload("gateway")
+    first, second = gateway.pod["tolerations"]
+    assert first == own
+    assert (second["key"], second["tolerationSeconds"]) == ("node.kubernetes.io/not-ready", 60)
+
+
 def test_a_kv_disk_is_claimed_by_each_worker_and_holds_its_files() -> None:
     worker = rendered(worker={"kvDisk": {"enabled": True, "sizeGiB": 95}}).workload("worker")
     assert worker.document["kind"] == "StatefulSet"

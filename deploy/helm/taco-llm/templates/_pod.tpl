@@ -49,9 +49,9 @@ priorityClassName: {{ . }}
 nodeSelector:
   {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- with $values.tolerations }}
+{{- with include "taco.tolerations" . | trim }}
 tolerations:
-  {{- toYaml . | nindent 2 }}
+  {{- . | nindent 2 }}
 {{- end }}
 {{- with $values.affinity }}
 affinity:
@@ -66,6 +66,24 @@ topologySpreadConstraints:
       matchLabels:
         {{- include "taco.selectorLabels" $ | nindent 8 }}
   {{- end }}
+{{- end }}
+
+{{/*
+Pods that keep nothing are soon started elsewhere when their node is lost. One with a KV disk is
+bound to it, and to its name, so that haste is of no use to it.
+*/}}
+{{- define "taco.tolerations" -}}
+{{- $values := index .root.Values .key -}}
+{{- with $values.tolerations }}
+{{- toYaml . }}
+{{- end }}
+{{- if not (dig "kvDisk" "enabled" false $values) }}
+{{- range $taint := list "node.kubernetes.io/not-ready" "node.kubernetes.io/unreachable" }}
+{{- if not (contains $taint (toJson $values.tolerations)) }}
+- {key: {{ $taint }}, operator: Exists, effect: NoExecute, tolerationSeconds: {{ $.root.Values.nodeLossSeconds }}}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- end }}
 
 {{/* What all containers of TACO have. Its command is the image's own entry point. */}}
