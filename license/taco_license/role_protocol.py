@@ -3,14 +3,13 @@
 import asyncio
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-
+from taco_license.http_protocol import BoundedHttpProtocol
 from taco_license.tls import roles_of
 
 EXTENSION = "taco.peer"
 
 
-class RoleHttpProtocol(HttpToolsProtocol):
+class RoleHttpProtocol(BoundedHttpProtocol):
     """One connection over mutual TLS; each request's scope has the roles of its caller."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -15,6 +15,7 @@ import uvloop
 
 from taco_license.app import TokenReader, create_app
 from taco_license.errors import SettingError
+from taco_license.http_protocol import BoundedHttpProtocol
 from taco_license.keys import PublicKeys, project_keys, read_public_keys
 from taco_license.ledger import Ledger
 from taco_license.local_ledger import LocalLedger
@@ -27,6 +28,7 @@ from taco_proto.config import RedisConfig
 logger = logging.getLogger("taco.license")
 
 BACKLOG = 2048
+MAX_CONNECTIONS = 4096  # beyond them it is 503
 CLOSE_SECONDS = 5  # for requests that still run
 
 
@@ -127,7 +129,7 @@ def http_server(
     """
     config = uvicorn.Config(
         create_app(service, admin_token, by_role=tls is not None),
-        http="auto" if tls is None else RoleHttpProtocol,
+        http=BoundedHttpProtocol if tls is None else RoleHttpProtocol,
         ws="none",
         lifespan="off",
         log_config=None,
@@ -135,6 +137,7 @@ def http_server(
         access_log=False,
         server_header=False,
         backlog=BACKLOG,
+        limit_concurrency=MAX_CONNECTIONS,
         timeout_graceful_shutdown=CLOSE_SECONDS,
     )
     config.load()
