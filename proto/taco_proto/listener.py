@@ -16,6 +16,8 @@ UNIX_PREFIX = "unix:"
 def listen(address: str, *, unix_mode: int) -> Generator[socket.socket, None, None]:
     """Listens on `unix:/path`, whose socket gets `unix_mode` and goes in the end, or `host:port`.
 
+    Without a host (`:port`) it is on every network of this machine, over IPv6 as well if there is.
+
     Raises:
         ConfigurationError: the address is in use, or none of this machine.
     """
@@ -30,7 +32,7 @@ def listen(address: str, *, unix_mode: int) -> Generator[socket.socket, None, No
     with listener:
         yield listener
     if path is not None:
-        _remove_socket(path)
+        make_way(path)
 
 
 def unix_path(address: str) -> str | None:
@@ -42,35 +44,55 @@ def host_port(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _bind_tcp(address: str) -> socket.socket:
-    host, _, port = address.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, int(port)), family=family, backlog=BACKLOG)
+def make_way(path: str) -> bool:
+    """Removes the socket that a process left behind; never one that is served, or another file.
 
+    Returns:
+        Whether nothing is there any more.
 
-def _bind_unix(path: str, mode: int) -> socket.socket:
-    _remove_socket(path)
-    listener = socket.socket(socket.AF_UNIX)
-    # Made with its final mode: at no moment may others connect.
-    old_mask = os.umask(0o777 & ~mode)
-    try:
-        listener.bind(path)
-    finally:
-        os.umask(old_mask)
-    listener.listen(BACKLOG)
-    return listener
-
-
-def _remove_socket(path: str) -> None:
-    """Removes the socket that a process left behind; never one that is served, or another file."""
+    Raises:
+        OSError: it is somebody else's, or there is no directory on the way.
+    """
     try:
         if not stat.S_ISSOCK(os.stat(path).st_mode):
-            return
+            return False
     except FileNotFoundError:
-        return
+        return True
     with socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.connect(path)
         except OSError:
             os.unlink(path)
+            return True
+    return False
+
+
+@contextmanager
+def socket_mode(mode: int) -> Generator[None, None, None]:
+    """Sockets are made with their final mode: at no moment may others connect."""
+    old_mask = os.umask(0o777 & ~mode)
+    try:
+        yield
+    finally:
+        os.umask(old_mask)
+
+
+def _bind_tcp(address: str) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    is_everywhere = not host and socket.has_dualstack_ipv6()
+    return socket.create_server(
+        (host, int(port)),
+        family=socket.AF_INET6 if ":" in host or is_everywhere else socket.AF_INET,
+        backlog=BACKLOG,
+        dualstack_ipv6=is_everywhere,
+    )
+
+
+def _bind_unix(path: str, mode: int) -> socket.socket:
+    make_way(path)
+    listener = socket.socket(socket.AF_UNIX)
+    with socket_mode(mode):
+        listener.bind(path)
+    listener.listen(BACKLOG)
+    return listener

@@ -3,10 +3,7 @@
 import asyncio
 import gc
 import logging
-import os
 import signal
-import socket
-import stat
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING
@@ -20,6 +17,7 @@ from taco_proto.admin import serving_admin
 from taco_proto.config import DRAIN_SECONDS, MAX_MESSAGE_BYTES, SchedulerConfig, TlsConfig
 from taco_proto.errors import ConfigurationError
 from taco_proto.grpc_tls import add_port
+from taco_proto.listener import make_way, socket_mode, unix_path
 from taco_proto.logging import configure_logging
 from taco_proto.metrics import exposition, process_registry
 from taco_proto.peer_roles import RoleInterceptor
@@ -34,7 +32,8 @@ if TYPE_CHECKING:  # schedulers without Redis do not pay for its client
     from taco_scheduler.advertiser import Advertiser
 
 CLOSE_SECONDS = 1.0
-UNIX_PREFIX = "unix:"
+# Who may connect to a Unix socket: the user that runs the scheduler.
+UNIX_SOCKET_MODE = 0o600
 
 OPTIONS = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -93,8 +92,8 @@ class SchedulerServer:
     async def stop(self) -> None:
         """Ends all streams and removes the socket, if it is ours."""
         await self._server.stop(CLOSE_SECONDS)
-        if self._is_bound and self.address.startswith(UNIX_PREFIX):
-            _remove_socket(self.address.removeprefix(UNIX_PREFIX))
+        if self._is_bound and (path := unix_path(self.address)) is not None:
+            make_way(path)
 
 
 class _Servicer(SchedulerServicer):
@@ -222,22 +221,18 @@ async def _first_of(*parts: Awaitable[object]) -> None:
 
 def _bind(server: grpc.aio.Server, address: str, tls: TlsConfig | None) -> None:
     """Raises ConfigurationError, with the reason in one line."""
-    if not address.startswith(UNIX_PREFIX):
+    path = unix_path(address)
+    if path is None:
         _add_port(server, address, tls)
         return
-    path = address.removeprefix(UNIX_PREFIX)
-    if _somebody_listens(path):
-        raise ConfigurationError(f"cannot listen on {address}: it is in use")
     try:
-        _remove_socket(path)
+        is_free = make_way(path)
     except OSError as error:  # somebody else's, or no directory on the way
         raise ConfigurationError(f"cannot listen on {address}: {error.strerror}") from None
-    # The socket is made with its final mode: at no moment may others connect.
-    old_mask = os.umask(0o177)
-    try:
+    if not is_free:
+        raise ConfigurationError(f"cannot listen on {address}: it is in use")
+    with socket_mode(UNIX_SOCKET_MODE):
         _add_port(server, address, tls)
-    finally:
-        os.umask(old_mask)
 
 
 def _add_port(server: grpc.aio.Server, address: str, tls: TlsConfig | None) -> None:
@@ -247,21 +242,3 @@ def _add_port(server: grpc.aio.Server, address: str, tls: TlsConfig | None) -> N
         raise ConfigurationError(
             f"cannot listen on {address}: it is in use, or no address of this machine"
         ) from None
-
-
-def _somebody_listens(path: str) -> bool:
-    with socket.socket(socket.AF_UNIX) as probe:
-        try:
-            probe.connect(path)
-        except OSError:
-            return False
-    return True
-
-
-def _remove_socket(path: str) -> None:
-    """Removes the socket that a process left behind; never a file of another kind."""
-    try:
-        if stat.S_ISSOCK(os.stat(path).st_mode):
-            os.unlink(path)
-    except FileNotFoundError:
-        pass

@@ -41,7 +41,7 @@ class AdminArgs:
 
     def address(self) -> str | None:
         """`host:port` or `unix:/path`; None: there is no listener."""
-        return self.admin_listen if self.admin_port is None else f"0.0.0.0:{self.admin_port}"
+        return self.admin_listen if self.admin_port is None else f":{self.admin_port}"
 
 
 def check_admin_listen(admin_listen: str | None, admin_port: int | None) -> None:

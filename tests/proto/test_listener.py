@@ -1,9 +1,11 @@
 """Addresses that servers accept on, and those that they cannot."""
 
+import socket
 from pathlib import Path
 
 import pytest
 
+from support.serving import free_port
 from taco_proto.errors import ConfigurationError
 from taco_proto.listener import listen
 
@@ -37,3 +39,18 @@ def test_a_socket_in_use_and_another_file_stay(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="in use"), listen(address, unix_mode=0o600):
         pass
     assert path.read_text() == "x"
+
+
+def test_without_a_host_it_is_on_every_network() -> None:
+    port = free_port()
+    with listen(f":{port}", unix_mode=0o600):
+        for host in ["127.0.0.1", "::1"] if has_ipv6() else ["127.0.0.1"]:
+            socket.create_connection((host, port)).close()
+
+
+def has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
