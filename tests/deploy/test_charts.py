@@ -208,6 +208,11 @@ def test_what_is_scaled_is_there_and_begins_with_its_least_number(release: Relea
     )
 
 
+def test_claims_outlive_their_release(release: Release) -> None:
+    for claim in release.of_kind("PersistentVolumeClaim"):
+        assert claim["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+
+
 def test_files_are_mounted_once_and_for_reading(release: Release) -> None:
     writable = {"tmp", "models-cache", "kv-disk", "data"}
     for workload in release.workloads:
