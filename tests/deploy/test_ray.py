@@ -153,7 +153,12 @@ def test_probes_are_none_of_the_operators(group: dict[str, Any]) -> None:
 def test_only_nodes_reach_the_ports_of_ray() -> None:
     of_ray, of_http = (x["spec"] for x in DOCUMENTS if x["kind"] == "NetworkPolicy")
     assert of_ray["ingress"] == [{"from": [{"podSelector": of_ray["podSelector"]}]}]
-    assert [port["port"] for rule in of_http["ingress"] for port in rule["ports"]] == [8000, 9000]
+    monitoring = {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}
+    peers = {port["port"]: rule["from"] for rule in of_http["ingress"] for port in rule["ports"]}
+    assert peers == {
+        8000: [{"namespaceSelector": {}}],
+        9000: [{"namespaceSelector": monitoring}],  # it drains without a key
+    }
 
 
 def test_what_ray_up_is_given() -> None:
