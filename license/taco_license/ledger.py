@@ -11,6 +11,11 @@ from taco_license.document import License, verify
 from taco_license.errors import LeaseRefusedError, LicenseError
 from taco_license.keys import PublicKeys
 
+# Of the seats that are granted and released in a minute so many are in the audit log, and of the
+# rest their number: nobody may fill the disk, or push out of Redis what happened before.
+MAX_AUDITED_CHANGES = 120
+LIMITED_EVENTS = frozenset({"granted", "released"})
+
 
 @dataclass(frozen=True, slots=True)
 class Held:
@@ -168,6 +173,11 @@ def not_newer(serial: int, before: int) -> LicenseError:
 
 def already_expired(license_: License) -> LicenseError:
     return LicenseError(f"the license expired at {license_.expired_time}")
+
+
+def more_changes(count: int | str) -> str:
+    """For the audit log, of the event `more`."""
+    return f"{count} seats more were granted or released"
 
 
 def summary(license_: License) -> str:

@@ -10,6 +10,8 @@ from taco_license.errors import LicenseError, NotStoredError
 from taco_license.keys import PublicKeys
 from taco_license.leases import LeaseTable
 from taco_license.ledger import (
+    LIMITED_EVENTS,
+    MAX_AUDITED_CHANGES,
     Ask,
     Grant,
     Held,
@@ -17,12 +19,14 @@ from taco_license.ledger import (
     expired,
     hold,
     in_use,
+    more_changes,
     no_license,
     no_seat,
     not_licensed,
     not_newer,
     summary,
 )
+from taco_license.minute_limit import MinuteLimit
 from taco_license.store import AuditEntry, Store, StoredLease
 
 logger = logging.getLogger("taco.license")
@@ -64,6 +68,7 @@ class LocalLedger:
         self._clock = LicenseClock(wall, store.latest())
         self._stored_latest = self._clock.latest
         self._serial = 0
+        self._changes = MinuteLimit(MAX_AUDITED_CHANGES, monotonic)
         self._restore(keys)
 
     @property
@@ -85,6 +90,8 @@ class LocalLedger:
 
     async def tick(self) -> None:
         self._take_lapsed()
+        if excess := self._changes.take_excess():
+            await self.note("more", detail=more_changes(excess))
         if self._clock.now() >= self._stored_latest + CLOCK_STEP_SECONDS:
             self._write(lambda: self._store.set_latest(self._clock.latest))
             self._stored_latest = self._clock.latest
@@ -201,6 +208,7 @@ class LocalLedger:
         entries = [
             AuditEntry(time=text, event=event, gpu=lease.gpu, instance=lease.instance)
             for lease in leases
+            if event not in LIMITED_EVENTS or self._changes.passes()
         ]
         for lease in leases:
             logger.info("%s: %s for %s", event, lease.gpu, lease.instance)

@@ -7,6 +7,7 @@ the audit log's entries.
 """
 
 from taco_license.leases import LEASE_SECONDS
+from taco_license.ledger import LIMITED_EVENTS, MAX_AUDITED_CHANGES, more_changes
 
 STATE = "taco:{license}:state"
 SEATS = "taco:{license}:seats"
@@ -28,12 +29,27 @@ _COMMON = f"""
 local clock = CLOCK
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 local LEASE = {LEASE_SECONDS * 1000:.0f}
-local state = redis.call('HMGET', KEYS[1], 'version', 'latest', 'ticked')
+local state = redis.call('HMGET', KEYS[1], 'version', 'latest', 'ticked', 'minute', 'changes')
 local version = state[1] or ''
 local latest = math.max(tonumber(state[2] or 0), now)
 local passed = now - tonumber(state[3] or now)
+local minute = string.format('%d', math.floor(now / 60000))
+local changes = tonumber(state[5] or 0)
+local limited = {{{", ".join(f"['{event}'] = true" for event in sorted(LIMITED_EVENTS))}}}
 local function note(event, ...)
+  if limited[event] then
+    changes = changes + 1
+    redis.call('HSET', KEYS[1], 'minute', minute, 'changes', changes)
+    if changes > {MAX_AUDITED_CHANGES} then return end
+  end
   redis.call('XADD', KEYS[4], 'MAXLEN', '~', {MAX_AUDIT_ENTRIES}, '*', 'event', event, ...)
+end
+if state[4] ~= minute then
+  if changes > {MAX_AUDITED_CHANGES} then
+    note('more', 'detail', string.format('{more_changes("%d")}', changes - {MAX_AUDITED_CHANGES}))
+    redis.call('HSET', KEYS[1], 'minute', minute, 'changes', 0)
+  end
+  changes = 0
 end
 local function started_of(seat) return seat:sub(1, {DIGITS}) end
 local function holder_of(seat) return seat:sub({DIGITS + 1}) end

@@ -9,6 +9,7 @@ from taco_license.document import License
 from taco_license.errors import AwayError, LeaseRefusedError, LicenseError, NotStoredError
 from taco_license.keys import PublicKeys
 from taco_license.ledger import Ask, Ledger, hold, summary
+from taco_license.minute_limit import MinuteLimit
 from taco_license.view import render_view
 
 logger = logging.getLogger("taco.license")
@@ -41,8 +42,7 @@ class LicenseService:
         self.outcomes: Counter[str] = Counter()
         self.imports: Counter[str] = Counter()
         self._keys = keys
-        self._monotonic = monotonic
-        self._minute, self._refusals_of_minute = -1, 0
+        self._refusals = MinuteLimit(MAX_AUDITED_REFUSALS, monotonic)
         self._is_behind = False
 
     @property
@@ -124,11 +124,7 @@ class LicenseService:
     async def _note_refusal(
         self, event: str, *, detail: str, gpu: str | None = None, instance: str | None = None
     ) -> None:
-        minute = int(self._monotonic() // 60)
-        if minute != self._minute:
-            self._minute, self._refusals_of_minute = minute, 0
-        self._refusals_of_minute += 1
-        if self._refusals_of_minute > MAX_AUDITED_REFUSALS:
+        if not self._refusals.passes():
             return
         logger.warning("%s for %s: %s", event, instance, detail)
         try:

@@ -9,6 +9,7 @@ from support.ledgers import Harness
 from support.licenses import DAY, gpu_names, make_license, signed
 from taco_license.errors import LeaseRefusedError, LicenseError
 from taco_license.leases import HEARTBEAT_SECONDS, LEASE_SECONDS
+from taco_license.ledger import MAX_AUDITED_CHANGES
 from taco_license.service import MAX_AUDITED_REFUSALS
 
 ONE, TWO, THREE, FOUR = gpu_names(4)
@@ -206,3 +207,22 @@ async def test_refusals_cannot_fill_the_disk(harness: Harness) -> None:
     await harness.advance(60)
     await ask(harness, ONE)
     assert len(harness.events()) == MAX_AUDITED_REFUSALS + 1
+
+
+async def test_seats_that_go_to_and_fro_cannot_fill_the_disk(harness: Harness) -> None:
+    await harness.service.import_license(signed(make_license()))
+    for _ in range(MAX_AUDITED_CHANGES):
+        assert await ask(harness, ONE) == "granted"
+        await harness.service.release([ONE], "a", 1)
+    await harness.service.tick()
+    assert Counter(event for event, _, _ in harness.events()) == {
+        "imported": 1,
+        "granted": MAX_AUDITED_CHANGES // 2,
+        "released": MAX_AUDITED_CHANGES // 2,
+    }
+    await harness.advance(60)
+    await harness.service.tick()
+    await harness.service.tick()
+    assert await ask(harness, ONE) == "granted"
+    assert [event for event, _, _ in harness.events()[-2:]] == ["more", "granted"]
+    assert len(harness.events()) == 1 + MAX_AUDITED_CHANGES + 2
