@@ -18,7 +18,7 @@ BENCHMARKS := scheduler_step kv_microbench text_hot_path gateway_stream worker_s
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: install kernels serve test chaos lint format emulate proto docs bench wheel images check-images charts clean
+.PHONY: install kernels serve test test-tools chaos lint format emulate proto docs bench wheel images check-images charts clean
 
 install: $(STAMP) kernels
 
@@ -48,8 +48,13 @@ $(STAMP): $(SERVING)
 serve: kernels
 	$(BIN)/taco_llm serve $(MODEL) $(ARGS)
 
-test: install $(HELM)
+test: test-tools install $(HELM)
 	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --maxprocesses 8 --dist worksteal $(ARGS)
+
+# What the tests start beside Python's packages.
+test-tools:
+	@for tool in redis-server promtool curl; do command -v $$tool >/dev/null \
+		|| { echo "make: the tests need $$tool (Debian: apt-get install redis-server prometheus curl)" >&2; exit 1; }; done
 
 # Every fault at the product's own time constants; how long streams pause goes to bench/results/.
 chaos: install
