@@ -125,6 +125,7 @@ def model_info_to_pb(info: ModelInfo) -> pb.ModelInfo:
         protocol_version=PROTOCOL_VERSION,
         ready=info.ready,
         license_problem=info.license_problem,
+        draining=info.draining,
     )
 
 
@@ -140,6 +141,7 @@ def model_info_from_pb(message: pb.ModelInfo) -> ModelInfo:
         default_sampling=dict(message.default_sampling),
         ready=message.ready,
         license_problem=message.license_problem,
+        draining=message.draining,
     )
 
 

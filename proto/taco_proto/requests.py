@@ -103,6 +103,7 @@ class ModelInfo:
     Attributes:
         ready: new requests are taken.
         license_problem: why they are not, if no worker has a license: for operators.
+        draining: the scheduler shuts down: what is there may end, and nothing new is taken.
     """
 
     model: str
@@ -115,6 +116,7 @@ class ModelInfo:
     default_sampling: Mapping[str, float] = field(default_factory=dict)
     ready: bool = True
     license_problem: str = ""
+    draining: bool = False
 
 
 @dataclass(slots=True)

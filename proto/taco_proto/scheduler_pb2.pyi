@@ -158,7 +158,7 @@ class SchedulerMessage(_message.Message):
     def __init__(self, model: _Optional[_Union[ModelInfo, _Mapping]] = ..., outputs: _Optional[_Union[OutputBatch, _Mapping]] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("model", "max_model_len", "vocab_size", "eos_token_ids", "block_size", "num_blocks", "max_logprobs", "default_sampling", "protocol_version", "ready", "license_problem")
+    __slots__ = ("model", "max_model_len", "vocab_size", "eos_token_ids", "block_size", "num_blocks", "max_logprobs", "default_sampling", "protocol_version", "ready", "license_problem", "draining")
     class DefaultSamplingEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -177,6 +177,7 @@ class ModelInfo(_message.Message):
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     LICENSE_PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
     model: str
     max_model_len: int
     vocab_size: int
@@ -188,7 +189,8 @@ class ModelInfo(_message.Message):
     protocol_version: int
     ready: bool
     license_problem: str
-    def __init__(self, model: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_logprobs: _Optional[int] = ..., default_sampling: _Optional[_Mapping[str, float]] = ..., protocol_version: _Optional[int] = ..., ready: _Optional[bool] = ..., license_problem: _Optional[str] = ...) -> None: ...
+    draining: bool
+    def __init__(self, model: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_logprobs: _Optional[int] = ..., default_sampling: _Optional[_Mapping[str, float]] = ..., protocol_version: _Optional[int] = ..., ready: _Optional[bool] = ..., license_problem: _Optional[str] = ..., draining: _Optional[bool] = ...) -> None: ...
 
 class LogprobColumns(_message.Message):
     __slots__ = ("num_entries", "token_ids", "logprobs", "ranks")

@@ -80,10 +80,11 @@ class SchedulerService:
         self._drafters = DrafterPool()
 
     async def drain(self, limit: float) -> None:
-        """Refuses new requests with 503 and waits until those that run have ended and what belongs
-        on disk is there, or `limit` seconds.
+        """Tells all clients, refuses new requests with 503, and waits until those that run have
+        ended and what belongs on disk is there, or `limit` seconds.
         """
         self._draining = True
+        self._announce()
         try:
             async with asyncio.timeout(limit):
                 await self._until(lambda: not self._has_work())
@@ -93,6 +94,10 @@ class SchedulerService:
                 logger.warning("%d requests did not end in time", self.engine.num_requests)
             else:
                 logger.warning("not all prefixes were written to disk in time")
+
+    @property
+    def is_draining(self) -> bool:
+        return self._draining
 
     @property
     def _is_running(self) -> bool:
@@ -358,6 +363,7 @@ class SchedulerService:
         """Tells the clients what is served, if that has changed."""
         model = served_model(self._replicas.values())
         model = model or replace(self._model, ready=False, license_problem="")
+        model = replace(model, draining=self._draining)
         if model == self._model:
             return
         self._model = model

@@ -65,7 +65,8 @@ class ClientSession:
         return message
 
     async def next_message(self) -> ModelInfo | OutputBatch:
-        """The same, with a `ModelInfo` first and whenever a worker comes or goes.
+        """The same, with a `ModelInfo` first and whenever a worker comes or goes, or the
+        service begins to shut down.
 
         Raises:
             SessionClosedError: see `next_batch`.
@@ -83,7 +84,7 @@ class ClientSession:
     @property
     def has_taken_all(self) -> bool:
         """The client has everything and waits for more."""
-        return self._waits and not self.outbox
+        return self._waits and self._model is None and not self.outbox
 
     def close(self, reason: str = "the client closed its session") -> None:
         """Cancels whatever the client still has."""

@@ -47,6 +47,8 @@ async def serve_gateway(
     try:
         hello = await first(requests, "hello")
         check_version(hello.hello.protocol_version)
+        if service.is_draining:  # another one may listen at this address already, or soon
+            raise PeerError(grpc.StatusCode.UNAVAILABLE, "the scheduler is shutting down")
         session = service.connect(hello.hello.name or context.peer())
         await run(
             _read_gateway(session, requests),

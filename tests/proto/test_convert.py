@@ -211,7 +211,7 @@ def test_model_and_worker_info() -> None:
         "max_logprobs": 20,
         "default_sampling": {"temperature": 0.6},
     }
-    info = ModelInfo(**common, ready=False, license_problem="expired")
+    info = ModelInfo(**common, ready=False, license_problem="expired", draining=True)
     assert convert.model_info_from_pb(convert.model_info_to_pb(info)) == info
     unlicensed = WorkerLicense(LicenseState.MISSING, "expired")
     worker = WorkerInfo(**common, name="w", max_num_seqs=8, license=unlicensed)

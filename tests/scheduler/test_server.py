@@ -19,7 +19,7 @@ from support.grpc_peers import (
     dial,
     status,
 )
-from support.patience import until
+from support.patience import PATIENCE_SECONDS, until
 from taco_proto import scheduler_pb2 as pb
 from taco_proto.config import PROTOCOL_VERSION, SchedulerConfig
 from taco_proto.errors import ConfigurationError
@@ -272,6 +272,18 @@ async def test_an_impossible_worker_is_turned_away(
     peer.worker.info = replace(peer.worker.info, **change)  # type: ignore[arg-type]
     await peer.hello()
     assert await status(peer.call) is code
+
+
+async def test_gateways_hear_of_a_shutdown_at_once_and_come_in_vain(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (service, server), dial(server.address) as stub:
+        peer = await gateway(stub)
+        await peer.call.read()
+        await service.drain(PATIENCE_SECONDS)
+        assert (await peer.call.read()).model.draining
+        late = await gateway(stub)
+        assert await status(late.call) is grpc.StatusCode.UNAVAILABLE
+        assert await late.call.details() == "the scheduler is shutting down"
+        peer.call.cancel()
 
 
 @pytest.mark.parametrize("rpc", ["Generate", "Attach"])

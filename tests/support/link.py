@@ -37,6 +37,10 @@ class Link:
     def drop(self) -> None:
         self.drops_up = self.drops_down = True
 
+    def redirect(self, port: int) -> None:
+        """New connections go to that port; those that stand stay where they are."""
+        self._target = port
+
     def reject(self) -> None:
         """Connections are reset, and new ones too."""
         self._rejects = True

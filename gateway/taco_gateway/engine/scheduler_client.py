@@ -5,6 +5,11 @@ one has) is submitted again, with the tokens that its client has seen, to whiche
 it: so the death of one is a pause, and so is the restart of the only one. A request of several
 sequences cannot be resumed that way and fails with 503.
 
+An address may be that of several processes one after another, as a Service's in Kubernetes is. As
+soon as a scheduler says that it shuts down its address is dialled anew, beside the stream on which
+its requests may end. Until the next one is found, which may take a while, requests are taken and
+wait.
+
 Whom to dial is told by a list or by the registry in Redis; whom to use, by the streams alone. A
 scheduler with a stream is used whatever Redis says: it may have been flushed, or out of that
 scheduler's reach. One without a stream is dialled as long as it has a record, and for
@@ -39,6 +44,8 @@ _log = logging.getLogger("taco.gateway.scheduler")
 
 # So long may all schedulers be away before requests that have no deadline fail.
 _PATIENCE_S = 60.0
+# So long may the next one take to come, after one has said that it shuts down.
+_HANDOVER_S = 60.0
 _TICK_S = 0.5
 FORGET_SECONDS = 30.0
 
@@ -67,10 +74,12 @@ class SchedulerClient:
         self._name = name
         self._tls = tls
         self._links: dict[str, SchedulerLink] = {}
+        self._leaving: list[SchedulerLink] = []  # each has a successor in `_links`, or had one
         self._homeless = RequestTable(_Nowhere())
         self._info: ModelInfo | None = None
         self._is_usable = False
         self._lost_since = time.monotonic()
+        self._handover_end = float("-inf")
         self._absent_since: dict[str, float] = {}
         self._hash_key = secrets.token_bytes(KEY_BYTES)
         self._reader = None if redis is None else RegistryReader(redis, model, self.follow)
@@ -96,8 +105,9 @@ class SchedulerClient:
         return stream
 
     async def stats(self) -> EngineStats:
-        links = [link for link in self._links.values() if link.connected]
-        links = links or list(self._links.values())
+        # Of two at one address the new one counts.
+        every = [*self._leaving, *self._links.values()]
+        links = [link for link in every if link.connected] or every
         found = await asyncio.gather(*(link.stats() for link in links), return_exceptions=True)
         replies: dict[str, pb.StatsReply] = {}
         for link, reply in zip(links, found, strict=True):
@@ -116,7 +126,7 @@ class SchedulerClient:
             self._ticker.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._ticker
-        links = list(self._links.values())
+        links = [*self._leaving, *self._links.values()]
         await asyncio.gather(*(link.close() for link in links), *self._closing)
         for requests in self._tables():
             requests.fail_all(EngineError(503, "The gateway is shutting down."))
@@ -149,12 +159,23 @@ class SchedulerClient:
     def _forget(self, address: str) -> None:
         _log.info("the scheduler at %s is gone", address)
         del self._absent_since[address]
-        closing = asyncio.create_task(self._links.pop(address).close())
+        self._close(self._links.pop(address))
+
+    def _close(self, link: SchedulerLink) -> None:
+        closing = asyncio.create_task(link.close())
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
 
+    def _succeed(self, link: SchedulerLink) -> None:
+        """Its scheduler shuts down: another one may be behind the same address."""
+        self._leaving.append(link)
+        self._handover_end = time.monotonic() + _HANDOVER_S
+        self._add(link.address).start()
+
     def met(self, link: SchedulerLink) -> None:
         info = link.info
+        if link.is_leaving and link not in self._leaving:
+            self._succeed(link)
         if info is not None and self._info is not None and _is_other(info, self._info):
             if any(other.usable for other in self._usable() if other is not link):
                 _log.error(
@@ -176,6 +197,9 @@ class SchedulerClient:
                 self._uproot(stream, link)
             else:
                 link.requests.fail(stream, _LOST)
+        if link in self._leaving:
+            self._leaving.remove(link)
+            self._close(link)
         self._settle()
 
     def refused(self, link: SchedulerLink, stream: TokenStream, error: EngineError) -> None:
@@ -190,10 +214,6 @@ class SchedulerClient:
     def _place(self, stream: TokenStream) -> None:
         """Finds a place for a request that has none, if there is one."""
         links = self._usable() or [link for link in self._serving() if link.takes_requests]
-        if not links and self._reader is None and len(self._links) == 1:
-            links = [
-                link for link in self._serving() if link.connected
-            ]  # its refusal is the answer
         if not links:
             return
         request = stream.request
@@ -226,9 +246,9 @@ class SchedulerClient:
                 self._uproot(stream, link)
 
     def _goes_elsewhere(self, link: SchedulerLink, stream: TokenStream, error: EngineError) -> bool:
-        """Whether a request that a scheduler refuses may find a place at another one."""
+        """Whether a request that a scheduler refuses waits for a place at another one."""
         if error.reason != LICENSE_INVALID:
-            return not self._is_only_one
+            return True
         # Only to one that has a license, and once: it must not go round in circles.
         if stream.was_taken_back or not any(other is not link for other in self._usable()):
             return False
@@ -240,12 +260,14 @@ class SchedulerClient:
         self._homeless.adopt(stream)
 
     def _tables(self) -> Iterable[RequestTable]:
-        return (self._homeless, *(link.requests for link in self._links.values()))
+        links = (*self._leaving, *self._links.values())
+        return (self._homeless, *(link.requests for link in links))
 
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(_TICK_S)
             self._fail_the_impatient()
+            self._refresh(self._usable())  # a handover may have taken too long
 
     def _fail_the_impatient(self) -> None:
         impatient = time.monotonic() - self._lost_since > _PATIENCE_S
@@ -257,11 +279,6 @@ class SchedulerClient:
                 self._homeless.fail(stream, _LOST)
 
     # ------------------------------------------------------------------- model
-
-    @property
-    def _is_only_one(self) -> bool:
-        """There is one scheduler, and there will be no other."""
-        return len(self._links) == 1 and self._reader is None
 
     def _serving(self) -> list[SchedulerLink]:
         """Those that serve the model, or will when they have a worker."""
@@ -291,6 +308,8 @@ class SchedulerClient:
         elif self._info is not None:
             problems = (link.license_problem for link in self._serving())
             problem = next(filter(None, problems), "")
+            if not problem and self._info.ready and time.monotonic() < self._handover_end:
+                return  # as if the next one was there: requests wait for it
             self._info = replace(self._info, ready=False, license_problem=problem)
         else:
             self._info = next((link.info for link in self._serving()), None)

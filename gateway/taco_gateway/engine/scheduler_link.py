@@ -1,7 +1,7 @@
 """One Generate stream to one scheduler, which carries all requests that this gateway has there.
 
-When it breaks it is dialled again, with back-off, until the link is closed. What becomes of the
-requests is its host's business.
+When it breaks it is dialled again, with back-off, until the link is closed; but not if the
+scheduler has said that it shuts down. What becomes of the requests is its host's business.
 """
 
 import asyncio
@@ -38,6 +38,8 @@ _CHANNEL_OPTIONS = (
     ("grpc.http2.ping_timeout_ms", 5_000),  # no keepalive goes out while another ping waits
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
+    # A new channel is a new connection: it may end at another scheduler.
+    ("grpc.use_local_subchannel_pool", 1),
     # Back-off is ours; the channel's own would be added to it.
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 1_000),
@@ -52,7 +54,9 @@ class LinkHost(Protocol):
     """Who has the link. Nothing of it waits."""
 
     def met(self, link: "SchedulerLink") -> None:
-        """There is a stream, or the scheduler serves something else now: see `link.info`."""
+        """There is a stream, or the scheduler serves something else now, or begins to shut down:
+        see `link.info`.
+        """
 
     def lost(self, link: "SchedulerLink") -> None:
         """The stream broke; the requests in `link.requests` have lost their place."""
@@ -118,6 +122,11 @@ class SchedulerLink:
         return self.connected and not self.draining
 
     @property
+    def is_leaving(self) -> bool:
+        """The scheduler has said that it shuts down: the link ends with its stream."""
+        return self.info is not None and self.info.draining
+
+    @property
     def own_load(self) -> int:
         """Estimated work of this gateway's requests there, in prompt tokens."""
         return sum(
@@ -181,6 +190,8 @@ class SchedulerLink:
                 backoff = _FIRST_BACKOFF_S
                 _log.warning("the link to the scheduler at %s broke: %s", self.address, reason)
                 self._host.lost(self)
+                if self.is_leaving:
+                    return
             elif reason != last_reason:
                 _log.info("waiting for the scheduler at %s: %s", self.address, reason)
             last_reason = reason
@@ -188,19 +199,19 @@ class SchedulerLink:
             backoff = min(2 * backoff, _MAX_BACKOFF_S)
 
     def _dialled(self) -> grpc.aio.Channel:
-        """The channel; over TLS a new one, since its certificate may have been renewed.
+        """A new channel, and so a new connection: another scheduler may be behind the address now,
+        and certificates may have been renewed.
 
         Raises:
             ConfigurationError: a file cannot be read.
         """
-        if self._channel is None or self._tls is not None:
-            old = self._channel
-            self._channel = open_channel(self.address, _CHANNEL_OPTIONS, self._tls, Role.SCHEDULER)
-            if old is not None:  # somebody may be asking for statistics
-                closing = asyncio.create_task(old.close(_STATS_TIMEOUT_S))
-                self._retired.add(closing)
-                closing.add_done_callback(self._retired.discard)
-        return self._channel
+        channel = open_channel(self.address, _CHANNEL_OPTIONS, self._tls, Role.SCHEDULER)
+        old, self._channel = self._channel, channel
+        if old is not None:  # somebody may be asking for statistics
+            closing = asyncio.create_task(old.close(_STATS_TIMEOUT_S))
+            self._retired.add(closing)
+            closing.add_done_callback(self._retired.discard)
+        return channel
 
     async def _run_stream(self, stub: SchedulerStub) -> str:
         """Serves one stream until it breaks; says why it did."""
@@ -232,11 +243,13 @@ class SchedulerLink:
         """The scheduler says what it serves: the first message on a stream, and on every change."""
         self.info = info
         self.connected = True
+        self.draining = self.draining or info.draining
         _log.info(
-            "the scheduler at %s serves %s (ready: %s)",
+            "the scheduler at %s serves %s (ready: %s, draining: %s)",
             self.address,
             info.model or "no model yet",
             info.ready,
+            self.draining,
         )
         self._host.met(self)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from support.fake_worker import FakeWorker
+from support.link import Link
 from support.live_scheduler import (
     PROMPT,
     GatedWorker,
@@ -20,6 +21,8 @@ from support.live_scheduler import (
     until_submitted,
 )
 from support.patience import PATIENCE_SECONDS, until
+from support.serving import free_port
+from taco_gateway.engine import scheduler_client
 from taco_gateway.engine.engine_client import EngineError
 from taco_gateway.engine.scheduler_client import SchedulerClient
 from taco_proto.config import SchedulerConfig
@@ -101,6 +104,56 @@ async def test_a_schedulers_restart_is_a_pause(address: str, client: SchedulerCl
             assert front + await read(stream) == expected_tokens(one)
         # Nothing had come of this one, so that it could begin anew.
         assert len([update async for update in untouched]) >= 2
+
+
+async def test_a_scheduler_hands_over_to_the_next_at_its_address() -> None:
+    old_port, new_port = free_port(), free_port()
+    begun, later = request(seed=1), [request(seed=seed) for seed in range(2, 6)]
+    with Link(old_port) as link:
+        client = SchedulerClient(f"127.0.0.1:{link.port}")
+        client.start()
+        async with scheduler(f"127.0.0.1:{old_port}", worker := GatedWorker()) as old:
+            await until_ready(client)
+            begun_stream = client.generate(begun)
+            worker.allow(8)
+            front = await read(begun_stream, 3)
+            draining = asyncio.create_task(old.drain(PATIENCE_SECONDS))
+            await asyncio.sleep(0)
+            streams = [client.generate(one) for one in later]
+            await until(lambda: has_left(client), "the news that it drains")
+            info = client.model_info()
+            assert info is not None
+            assert info.ready, "requests are taken all the while"
+            async with scheduler(f"127.0.0.1:{new_port}", None) as new:
+                link.redirect(new_port)
+                await until(lambda: has_requests(new, len(later)), "the requests at the next one")
+                assert client.model_info() == info
+                new.attach_local(FakeWorker())
+                for one, stream in zip(later, streams, strict=True):
+                    assert await read(stream) == expected_tokens(one)
+                worker.allow(1000)
+                assert front + await read(begun_stream) == expected_tokens(begun)
+                assert old.engine.counters.generation_tokens == 40, "it ended where it was"
+                await draining
+        await client.close()
+
+
+async def has_left(client: SchedulerClient) -> bool:
+    return bool(client._leaving)
+
+
+async def has_requests(service: SchedulerService, number: int) -> bool:
+    return service.engine.num_requests == number
+
+
+async def test_a_scheduler_that_nobody_succeeds_is_missed_after_a_while(
+    address: str, client: SchedulerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler_client, "_HANDOVER_S", 0.0)
+    async with scheduler(address, FakeWorker()) as service:
+        await until_ready(client)
+        await service.drain(PATIENCE_SECONDS)
+        await until_ready(client, is_ready=False)
 
 
 async def test_a_request_whose_link_broke_is_charged_once(
