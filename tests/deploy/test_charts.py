@@ -319,6 +319,17 @@ def test_certificates_are_those_of_the_pods_that_mount_them(release: Release) ->
         assert spec.get("isCA") or usages == {*spec["usages"]}
 
 
+def test_a_release_may_be_called_by_a_number() -> None:
+    everything = PLATFORM.parent / "examples" / "everything.yaml"
+    odd = {"model": {"revision": "1: #2"}, "draftWorker": {"model": "a: #b"}}
+    release = render(PLATFORM, everything, values=odd, name="12345", namespace="678")
+    assert not [mistake for document in release.documents for mistake in mistakes(document, OLDEST)]
+    for service in release.of_kind("Service"):
+        assert re.fullmatch(r"[a-z][-a-z0-9]*", service["metadata"]["name"])
+    assert "--revision=1: #2" in release.workload("worker").container["args"]
+    assert "--speculative-model=a: #b" in release.workload("draft-worker").container["args"]
+
+
 def test_no_release_has_a_name_that_is_too_long() -> None:
     everything = PLATFORM.parent / "examples" / "everything.yaml"
     release = render(PLATFORM, everything, name="a" * 53)

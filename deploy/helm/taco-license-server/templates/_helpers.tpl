@@ -5,13 +5,13 @@ taco-license-server
 
 {{- define "license.selectorLabels" -}}
 app.kubernetes.io/name: {{ .Chart.Name }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
 {{- define "license.metadata" -}}
 metadata:
   name: {{ include "license.name" . }}
-  namespace: {{ .Values.namespace }}
+  namespace: {{ .Values.namespace | quote }}
   labels:
     {{- include "license.labels" . | nindent 4 }}
 {{- end }}

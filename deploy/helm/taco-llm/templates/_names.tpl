@@ -1,8 +1,13 @@
 {{/* Names, labels and the list of what runs. A component is named by its key in values.yaml. */}}
 
-{{/* Short enough for the longest name behind it, and for what a StatefulSet adds. */}}
+{{/*
+Short enough for the longest name behind it, and for what a StatefulSet adds. Names of Services begin
+with a letter and have no dots, which a release's need not.
+*/}}
 {{- define "taco.fullname" -}}
-{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- $name := .Release.Name | replace "." "-" -}}
+{{- if regexMatch "^[0-9]" $name }}{{ $name = printf "taco-%s" $name }}{{ end -}}
+{{- $name | trunc 40 | trimSuffix "-" -}}
 {{- end }}
 
 {{/* {root, key}: such as taco-worker-cpu for workerCpu. */}}
@@ -12,13 +17,13 @@
 
 {{- define "taco.selectorLabels" -}}
 app.kubernetes.io/name: {{ .root.Chart.Name }}
-app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 app.kubernetes.io/component: {{ kebabcase .key }}
 {{- end }}
 
 {{- define "taco.releaseLabels" -}}
 app.kubernetes.io/name: {{ .Chart.Name }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
 {{- define "taco.commonLabels" -}}
@@ -38,7 +43,7 @@ app.kubernetes.io/component: {{ kebabcase .key }}
 {{- define "taco.metadata" -}}
 metadata:
   name: {{ include "taco.componentName" . }}
-  namespace: {{ .root.Release.Namespace }}
+  namespace: {{ .root.Release.Namespace | quote }}
   labels:
     {{- include "taco.labels" . | nindent 4 }}
 {{- end }}

@@ -13,10 +13,10 @@ and its files in `taco.mounts` and `taco.volumes`, so that the three agree. All 
 
 {{- define "taco.modelArgs" -}}
 {{- with .root.Values.model.servedName }}
-- --served-model-name={{ . }}
+- {{ printf "--served-model-name=%s" . | quote }}
 {{- end }}
 {{- with .root.Values.model.revision }}
-- --revision={{ . }}
+- {{ printf "--revision=%s" . | quote }}
 {{- end }}
 {{- end }}
 
