@@ -38,12 +38,20 @@ class LicenseArgs(KVTierArgs):
         default=None,
         metavar="ID",
     )
+    license_index: int | None = flag(
+        "Which of several workers of a host without GPU this one is: a seat is one worker's, so "
+        "that it asks as ID-INDEX.",
+        _WORKER,
+        default=None,
+        parse=int,
+        metavar="INDEX",
+    )
 
     def license_config(self, environment: Mapping[str, str] = os.environ) -> LicenseConfig | None:
         """How the worker asks; None: it does not.
 
         Raises:
-            ConfigurationError: `TACO_LS_ADDR` holds no address, or the id is none.
+            ConfigurationError: `TACO_LS_ADDR` holds no address, or the id or the index is none.
         """
         if self.license == "off":
             return None
@@ -60,10 +68,13 @@ class LicenseArgs(KVTierArgs):
 
     def _host_id(self, environment: Mapping[str, str]) -> str:
         given = self.license_id or environment.get(_ID_VARIABLE)
-        if not given:
-            return socket.gethostname()
-        if not re.fullmatch(r"[A-Za-z0-9][\w.:-]*", given):
+        if given and not re.fullmatch(r"[A-Za-z0-9][\w.:-]*", given):
             raise ConfigurationError(
                 f"license_id may have letters, digits and . _ : - in it, got {given!r}"
             )
-        return given
+        host_id = given or socket.gethostname()
+        if self.license_index is None:
+            return host_id
+        if self.license_index < 0:
+            raise ConfigurationError(f"license_index must not be negative: {self.license_index}")
+        return f"{host_id}-{self.license_index}"

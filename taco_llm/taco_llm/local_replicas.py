@@ -7,7 +7,7 @@ from taco_kernels.cpu.threads import available_cores
 from taco_llm.child_process import ChildProcess
 from taco_llm.engine_args import EngineArgs
 from taco_llm.flags import DRAFTER, WORKER
-from taco_proto.config import LicenseConfig, TlsConfig, WorkerConfig
+from taco_proto.config import TlsConfig, WorkerConfig
 from taco_proto.errors import ConfigurationError
 
 
@@ -19,7 +19,7 @@ def local_replicas(
     Raises:
         ConfigurationError: a model cannot be found, or several workers are to share one GPU.
     """
-    workers = list(_worker_configs(replace(engine.worker_config(scheduler), tls=tls), count))
+    workers = [replace(config, tls=tls) for config in _worker_configs(engine, scheduler, count)]
     children = [
         ChildProcess(WORKER, config, config.name if count > 1 else None) for config in workers
     ]
@@ -32,8 +32,9 @@ def local_replicas(
     return children
 
 
-def _worker_configs(config: WorkerConfig, count: int) -> Iterator[WorkerConfig]:
+def _worker_configs(engine: EngineArgs, scheduler: str, count: int) -> Iterator[WorkerConfig]:
     """Several workers get a GPU, or an equal part of the cores, each; one gets what it asks for."""
+    config = engine.worker_config(scheduler)
     if count == 1:
         yield config
         return
@@ -49,10 +50,6 @@ def _worker_configs(config: WorkerConfig, count: int) -> Iterator[WorkerConfig]:
             name=f"worker-{index}",
             device=config.device if config.device == "cpu" else f"{config.device}:{index}",
             num_threads=num_threads,
-            license=config.license and _license_of(config.license, index),
+            # A seat is one worker's: on CPUs, where the host's id stands for it, each has an id.
+            license=replace(engine, license_index=index).license_config(),
         )
-
-
-def _license_of(license_config: LicenseConfig, index: int) -> LicenseConfig:
-    """A seat is one worker's: on CPUs, where the host's id stands for it, each has an id."""
-    return replace(license_config, host_id=f"{license_config.host_id}-{index}")

@@ -40,6 +40,7 @@ ONE, TWO = gpu_names(2)
             {"TACO_LICENSE_ID": "h-1"},
             LicenseConfig(host_id="h-2"),
         ),
+        ({"license_index": 1}, NAMED, LicenseConfig(host_id=f"{HOST}-1", address="10.0.0.7:10080")),
     ],
 )
 def test_who_asks(
@@ -54,6 +55,11 @@ def test_it_reaches_the_worker_of_serve(monkeypatch: pytest.MonkeyPatch) -> None
     assert config.license == LicenseConfig(host_id="h-1", address="http://10.0.0.7:10080")
     sent = json.loads(encode_config(config, 1))["config"]
     assert decode_config(WorkerConfig, sent) == config
+
+
+def test_an_index_that_is_none() -> None:
+    with pytest.raises(ConfigurationError, match="license_index must not be negative: -1"):
+        EngineArgs(model="demo", license_index=-1).license_config({})
 
 
 @pytest.mark.parametrize("command", ["worker --scheduler 127.0.0.1:1 demo", "serve demo"])

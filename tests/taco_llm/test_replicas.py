@@ -96,17 +96,24 @@ def test_several_workers_share_the_machine(monkeypatch: pytest.MonkeyPatch) -> N
     assert {config.num_threads for config in configs(crowd)} == {1}
 
 
-def test_each_worker_on_cpus_has_a_seat_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("license_id", ["host-7", None])
+def test_each_worker_on_cpus_has_a_seat_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, license_id: str | None
+) -> None:
     from taco_llm.ray_replicas.replicas import ray_replicas
 
     monkeypatch.setenv("TACO_LS_ADDR", "http://10.0.0.7:10080")
-    engine = EngineArgs(model="demo", license_id="host-7", num_threads=1)
-    for count, ids in [(1, ["host-7"]), (2, ["host-7-0", "host-7-1"])]:
+    engine = EngineArgs(model="demo", license_id=license_id, num_threads=1)
+    for count, suffixes in [(1, [""]), (2, ["-0", "-1"])]:
+        monkeypatch.setenv("TACO_LICENSE_ID", "here")
         here = configs(local.local_replicas(engine, "unix:/s", count))
+        ids = [f"{license_id or 'here'}{suffix}" for suffix in suffixes]
         assert [config.license.host_id for config in here] == ids
-        there: list[Any] = ray_replicas(engine, "h:1", count, ON_CPUS)
-        asking = [worker_config_of(worker._argv).license for worker in there]
-        assert [config and config.host_id for config in asking] == ids
+        workers: list[Any] = ray_replicas(engine, "h:1", count, ON_CPUS)
+        monkeypatch.setenv("TACO_LICENSE_ID", "there")  # the node's, where the command line is read
+        there = [worker_config_of(worker._argv).license for worker in workers]
+        ids = [f"{license_id or 'there'}{suffix}" for suffix in suffixes]
+        assert [config and config.host_id for config in there] == ids
 
 
 def test_several_workers_on_one_gpu() -> None:

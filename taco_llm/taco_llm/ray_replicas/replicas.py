@@ -45,20 +45,15 @@ def ray_replicas(
     replicas: list[SupervisedService] = []
     for index in range(count):
         name = f"worker-{index}"
-        argv = worker_command(_with_own_license(engine, index, count), scheduler, name)
+        # A seat is one worker's, and several may be on one node, whose id is found there.
+        own = replace(engine, license_index=index) if count > 1 else engine
+        argv = worker_command(own, scheduler, name)
         replicas.append(RayService(WORKER, name, argv + tls_flags(tls), resources))
     for index in range(count):
         name = f"drafter-{index}"
         if (command := draft_worker_command(engine, scheduler, name)) is not None:
             replicas.append(RayService(DRAFTER, name, command + tls_flags(tls), on_cpus))
     return replicas
-
-
-def _with_own_license(engine: EngineArgs, index: int, count: int) -> EngineArgs:
-    """A seat is one worker's. Without an id each asks as its node, which then has one of them."""
-    if engine.license_id is None or count == 1:
-        return engine
-    return replace(engine, license_id=f"{engine.license_id}-{index}")
 
 
 def _device(engine: EngineArgs, cluster: RayCluster) -> str:
