@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from support.cluster import Cluster
+from support.cluster import Cluster, Process
 from support.patience import until
-from support.streams import Answer, assert_same
+from support.streams import Answer, ask, assert_same
 
 Bodies = list[dict[str, Any]]
 
@@ -24,6 +24,23 @@ async def test_the_scheduler_is_killed(
         assert_same(await others.finish(), expected[9:])
     await cluster.until_workers(2)
     await cluster.until_idle()
+
+
+async def test_the_scheduler_gives_way_to_the_next_at_its_address(
+    cluster: Cluster, bodies: Bodies, expected: list[Answer]
+) -> None:
+    async with cluster.streams(bodies[:9], 1) as streams:
+        await streams.reach(5)
+        with cluster.next_scheduler():
+            cluster["scheduler"].terminate()
+            await until(lambda: drains(cluster["scheduler"]), "the beginning of its end")
+            assert_same(await ask(cluster.url(1), bodies[9:]), expected[9:])
+            assert_same(await streams.finish(), expected[:9])
+            assert await cluster["scheduler"].ended() == 0
+
+
+async def drains(process: Process) -> bool:
+    return "draining" in process.log
 
 
 async def test_a_gateway_is_killed(

@@ -178,13 +178,7 @@ class Cluster(WatchedCluster):
         self.processes: dict[str, Process] = {}
         self._is_warm = False
         self._ports = (free_port(), free_port())
-        self._add(
-            "scheduler",
-            SCHEDULER,
-            SchedulerConfig(
-                listen=self._address, log_stats=False, worker_timeout=pace.worker_timeout
-            ),
-        )
+        self.add_scheduler("scheduler", self._address)
         self.restore_workers()
         self._add_gateway(0, self._address)
         self._add_gateway(1, f"127.0.0.1:{self.gateway_link.port}")
@@ -205,6 +199,30 @@ class Cluster(WatchedCluster):
 
     def disk_path(self, worker: str) -> Path:
         return self._directory / f"kv-{worker}"
+
+    def add_scheduler(self, name: str, address: str) -> Process:
+        config = SchedulerConfig(
+            listen=address, log_stats=False, worker_timeout=self.pace.worker_timeout
+        )
+        return self._add(name, SCHEDULER, config)
+
+    @contextmanager
+    def next_scheduler(self) -> Iterator[Process]:
+        """Another scheduler, to which new connections over the links go. After it the first one
+        has to be started again.
+        """
+        port = free_port()
+        process = self.add_scheduler("next-scheduler", f"127.0.0.1:{port}")
+        self._redirect(port)
+        try:
+            yield process
+        finally:
+            self._redirect(int(self._address.rpartition(":")[2]))
+            self.remove("next-scheduler")
+
+    def _redirect(self, port: int) -> None:
+        for link in (self.worker_link, self.gateway_link):
+            link.redirect(port)
 
     def add_worker(self, name: str, address: str = "", place: Sequence[str] = ()) -> Process:
         """`place`: see `Process`."""
