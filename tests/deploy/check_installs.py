@@ -28,9 +28,9 @@ IMPORTED = {
 
 
 def run(*command: str | Path, **variables: str) -> str:
-    result = subprocess.run(
-        command, env=os.environ | variables, stdout=subprocess.PIPE, text=True, check=True
-    )
+    # uv trusts the authorities that this machine trusts, as pip does.
+    environ = os.environ | {"UV_SYSTEM_CERTS": "true"} | variables
+    result = subprocess.run(command, env=environ, stdout=subprocess.PIPE, text=True, check=True)
     return result.stdout
 
 
