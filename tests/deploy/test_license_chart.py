@@ -92,6 +92,12 @@ def test_by_default_everybody_may_ask_and_the_server_asks_nobody() -> None:
     assert [port["port"] for port in rule["ports"]] == [10080]
     assert "egress" not in policy["spec"]
     assert policy["spec"]["policyTypes"] == ["Ingress", "Egress"]
+    policy = {"dnsPorts": [5353], "redis": []}
+    elsewhere = render(LICENSE_SERVER, values={"redis": REDIS, "networkPolicy": policy})
+    (policy,) = elsewhere.of_kind("NetworkPolicy")
+    assert [port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]] == [
+        5353
+    ] * 2
     closed = render(LICENSE_SERVER, values={"networkPolicy": {"clients": []}})
     (policy,) = closed.of_kind("NetworkPolicy")
     assert "ingress" not in policy["spec"]

@@ -110,6 +110,14 @@ def test_pods_of_another_release_may_be_let_in_to_the_scheduler() -> None:
     assert opened == {("pods elsewhere", 7100)}
 
 
+def test_names_may_be_answered_elsewhere_and_at_another_port() -> None:
+    openshift = {"matchLabels": {"kubernetes.io/metadata.name": "openshift-dns"}}
+    policy = {"dns": [{"namespaceSelector": openshift}], "dnsPorts": [5353]}
+    release = rendered(networkPolicy=policy, license={"mode": "off"})
+    opened = ways(release, release.workload("scheduler").labels, "Egress")
+    assert opened == {("pods elsewhere", 5353)}
+
+
 def test_metrics_are_for_prometheus_alone() -> None:
     release = rendered(networkPolicy={"prometheus": []})
     for workload in release.workloads:
