@@ -162,7 +162,11 @@ class LocalLedger:
             return
         document, self._serial = stored
         try:
-            self.held = hold(document, keys)
+            held = hold(document, keys)
+            if held.license.serial != self._serial:  # it would bring an older one back
+                self._serial = held.license.serial
+                raise LicenseError("its serial is not the one that was stored with it")
+            self.held = held
         except LicenseError as error:  # such as: of an issuer that is not trusted any more
             logger.error("the stored license is of no use: %s", error)
 

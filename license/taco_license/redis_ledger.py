@@ -75,6 +75,7 @@ class RedisLedger:
         self.num_failures = 0
         self._keys = keys
         self._version = b""  # of the license that Redis has, as far as it is known
+        self._useless = b""  # that version, if what stands with it is not its license
         self._latest = self._now = 0  # milliseconds since the epoch
         self._link = RedisLink(config)
         self._tick, self._take, self._release, self._replace = (
@@ -117,12 +118,15 @@ class RedisLedger:
             await self._look()
 
     async def replace(self, new: Held) -> None:
-        outcome, *details = await self._write(new, "imported", new.license.issued, new.expires)
-        if outcome == b"older":
-            raise not_newer(new.license.serial, int(details[0][:DIGITS]))
-        if outcome == b"expired":
-            raise already_expired(new.license)
-        self.held, self._version = new, _version(new)
+        async with self._loading:
+            outcome, *details = await self._write(
+                new, "imported", new.license.issued, new.expires, self._useless
+            )
+            if outcome == b"older":
+                raise not_newer(new.license.serial, int(details[0][:DIGITS]))
+            if outcome == b"expired":
+                raise already_expired(new.license)
+            self.held, self._version, self._useless = new, _version(new), b""
 
     async def take(self, ask: Ask) -> Grant:
         for _ in range(MAX_TRIES):
@@ -173,43 +177,71 @@ class RedisLedger:
 
     async def _look(self) -> None:
         """Reads the time, and the license where another one holds."""
-        reply = await self._ask(_call(self._tick))
-        version, latest, self._now, self.num_seats = reply
-        if version == self._version:
-            self._latest = latest
+        if await self._holding_version() == self._version:
             return
         async with self._loading:  # once, however many have noticed
+            # Asked again: a license may have been uploaded here since the answer was given.
+            version = await self._holding_version()
             if version != self._version:
                 await self._load(version)
+
+    async def _holding_version(self) -> bytes:
+        version: bytes
+        version, latest, self._now, self.num_seats = await self._ask(_call(self._tick))
+        if version == self._version:
+            self._latest = latest
+        return version
 
     async def _load(self, version: bytes) -> None:
         if self.held is not None and version[:DIGITS] < self._version[:DIGITS]:
             await self._put_back(self.held)
+        version, document, latest = await self._read()
+        held, useless = self._check(version, document)
+        if useless and self.held is not None:
+            await self._put_back(self.held, useless)
+            return
+        self.held, self._useless = held, useless
+        self._version, self._latest = version, int(latest or 0)
+
+    async def _read(self) -> tuple[bytes, bytes, bytes]:
+        """Version, file and latest time, each empty where there is none."""
         replies = await self._link.run(
             ("HMGET", STATE, "version", "document", "latest"), seconds=DOCUMENT_SECONDS
         )
         if replies is None or isinstance(replies[0], ResponseError):
             raise self._away()
-        version, document, latest = replies[0]
-        self._version, self._latest = version or b"", int(latest or 0)
-        self.held = None
-        if document is not None:
-            try:
-                self.held = hold(document, self._keys)
-                logger.info("the license that holds now: %s", summary(self.held.license))
-            except LicenseError as error:  # such as: of an issuer that is not trusted here
-                logger.error("the license in Redis is of no use: %s", error)
+        version, document, latest = (part or b"" for part in replies[0])
+        return version, document, latest
 
-    async def _put_back(self, held: Held) -> None:
+    def _check(self, version: bytes, document: bytes) -> tuple[Held | None, bytes]:
+        """The license, and the version if no server has written that with this file."""
+        if not document:
+            return None, version
+        try:
+            held = hold(document, self._keys)
+        except LicenseError as error:  # such as: of an issuer that is not trusted here
+            logger.error("the license in Redis is of no use: %s", error)
+            return None, b""
+        if _version(held) != version:
+            logger.error("the license in Redis is of no use: it is not the one of its version")
+            return None, version
+        logger.info("the license that holds now: %s", summary(held.license))
+        return held, b""
+
+    async def _put_back(self, held: Held, useless: bytes = b"") -> None:
         """Redis has forgotten a license: restarted with what was on disk, or a replica took over
-        that was behind. An older one must not come back with it.
+        that was behind. An older one must not come back with it, nor by somebody's hand.
         """
-        logger.error("Redis has lost the license of serial %d; it is put back", held.license.serial)
-        await self._write(held, "restored", self.now(), 0.0)
+        outcome, *_ = await self._write(held, "restored", self.now(), 0.0, useless)
+        if outcome == b"done":
+            serial = held.license.serial
+            logger.error("Redis had lost the license of serial %d; it was put back", serial)
 
-    async def _write(self, held: Held, event: str, latest: float, expires: float) -> list[Any]:
+    async def _write(
+        self, held: Held, event: str, latest: float, expires: float, useless: bytes
+    ) -> list[Any]:
         file = (_version(held), held.document, _milliseconds(expires))
-        happened = (_milliseconds(latest), event, summary(held.license))
+        happened = (useless, _milliseconds(latest), event, summary(held.license))
         command = _call(self._replace, *file, *happened, *held.gpus)
         replies = await self._link.run(command, seconds=DOCUMENT_SECONDS)
         if replies is None:

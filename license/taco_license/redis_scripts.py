@@ -118,21 +118,22 @@ end
 return 1
 """
 
-# ARGV: a version, its file, when it expires (0: this is not asked), the latest time from then on,
-# for the audit log what happened and its detail, and the GPUs that it names. Gives `done`; `same`,
-# it holds already; `older` and the version that holds; or `expired`.
+# ARGV: a version, its file, when it expires (0: this is not asked), a version that may be replaced
+# in any case, the latest time from then on, for the audit log what happened and its detail, and the
+# GPUs that it names. Gives `done`; `same`, it holds already; `older` and the version that holds; or
+# `expired`.
 REPLACE = """
-local is_same = version == ARGV[1]
-if version ~= '' and not is_same and version:sub(1, DIGITS) >= ARGV[1]:sub(1, DIGITS) then
-  return {'older', version}
-end
+local is_useless = version == ARGV[4]
+local is_same = version == ARGV[1] and not is_useless
+local is_newer = version:sub(1, DIGITS) < ARGV[1]:sub(1, DIGITS)
+if not (version == '' or is_same or is_useless or is_newer) then return {'older', version} end
 local expires = tonumber(ARGV[3])
 if expires > 0 and expires <= now then return {'expired'} end
 if is_same then return {'same'} end
-redis.call('HSET', KEYS[1], 'version', ARGV[1], 'document', ARGV[2], 'latest', ARGV[4])
-note(ARGV[5], 'detail', ARGV[6])
+redis.call('HSET', KEYS[1], 'version', ARGV[1], 'document', ARGV[2], 'latest', ARGV[5])
+note(ARGV[6], 'detail', ARGV[7])
 local licensed = {}
-for i = 7, #ARGV do licensed[ARGV[i]] = true end
+for i = 8, #ARGV do licensed[ARGV[i]] = true end
 for _, gpu in ipairs(redis.call('HKEYS', KEYS[2])) do
   if not licensed[gpu] then free('dropped', gpu) end
 end

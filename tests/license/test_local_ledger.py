@@ -73,6 +73,13 @@ def test_a_server_killed_in_mid_import_keeps_the_old_license(
         asyncio.run(service.import_license(signed(make_license(2000, serial=2))))
 
 
+async def test_a_license_under_another_serial_is_none(store: Store, clock: Clock) -> None:
+    store.replace_document(signed(make_license(2)), 9, 0.0, ())
+    service = make_service(store, clock)
+    assert service.license is None
+    await service.import_license(signed(make_license(2, serial=2)))
+
+
 async def test_the_audit_log_can_only_grow(service: LicenseService, tmp_path: Path) -> None:
     await service.import_license(signed(make_license()))
     with sqlite3.connect(tmp_path / "data" / DATABASE) as connection:

@@ -14,8 +14,10 @@ from support.redis_server import RedisServer
 from taco_license.app import create_app
 from taco_license.errors import AwayError, LeaseRefusedError, LicenseError
 from taco_license.leases import LEASE_SECONDS
+from taco_license.redis_ledger import RedisLedger, _call
 from taco_license.redis_scripts import SEATS, STATE
 from taco_license.service import LicenseService
+from taco_proto.redis_link import Command
 
 ONE, TWO, THREE, FOUR = gpu_names(4)
 NO_LIMIT_BYTES, NO_ROOM_BYTES = 0, 1
@@ -109,6 +111,45 @@ async def test_a_license_that_redis_lost_is_put_back(shared: RedisHarness) -> No
     with pytest.raises(LicenseError, match="is not above 2"):
         await another.import_license(signed(make_license(2, serial=1)))
     await another.ledger.close()
+
+
+async def test_an_old_license_under_a_high_version_holds_nowhere(shared: RedisHarness) -> None:
+    service, old, high = shared.service, signed(make_license(4)), f"{9:019}:{'0' * 64}"
+    await service.import_license(old)
+    await service.import_license(signed(make_license(2, serial=2)))
+    shared.run("HSET", STATE, "version", high, "document", old)
+    assert await ask(service, FOUR) == "not_licensed"
+    assert await ask(service, ONE) == "granted"
+    assert service.license is not None
+    assert service.license.serial == 2
+    # Nor where no server has another, and the next upload mends it.
+    for document in (old, b""):
+        shared.run("HSET", STATE, "version", high, "document", document)
+        another = await shared.another()
+        assert await ask(another, FOUR) == "no_license"
+        await another.import_license(signed(make_license(2, serial=2)))
+        assert await ask(another, ONE) == "granted"
+        await another.ledger.close()
+
+
+async def test_an_answer_that_comes_late_is_no_loss(
+    shared: RedisHarness, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service, ledger = shared.service, shared.service.ledger
+    assert isinstance(ledger, RedisLedger)
+    await service.import_license(signed(make_license(2)))
+    ask_redis, held_up = ledger._ask, [await ledger._ask(_call(ledger._tick))]
+
+    async def answer(command: Command) -> object:
+        return held_up.pop() if held_up else await ask_redis(command)
+
+    await service.import_license(signed(make_license(3, serial=2)))
+    monkeypatch.setattr(ledger, "_ask", answer)
+    await service.tick()
+    assert held_up == []
+    assert "lost" not in caplog.text
+    assert service.license is not None
+    assert service.license.serial == 2
 
 
 async def test_what_nobody_signed_is_no_license(shared: RedisHarness) -> None:
