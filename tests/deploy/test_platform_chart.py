@@ -1,6 +1,7 @@
 """What the chart of the platform makes of its values."""
 
 import re
+from pathlib import PurePosixPath
 from typing import Any
 
 import pytest
@@ -131,6 +132,16 @@ def test_downloads_need_a_way_out_and_models_of_ones_own_none() -> None:
         is_offline = {"name": "HF_HUB_OFFLINE", "value": "1"} in worker.container.get("env", [])
         assert is_offline is not from_hub
         assert (("addresses", 443) in ways(release, worker.labels, "Egress")) is from_hub
+
+
+def test_workers_load_compiled_code_from_a_volume_of_their_own() -> None:
+    worker = rendered(model={"name": "a/b", "cache": {"existingClaim": "shared"}}).workload(
+        "worker"
+    )
+    env = {variable["name"]: variable.get("value") for variable in worker.container["env"]}
+    mounts = {mount["mountPath"]: mount["name"] for mount in worker.container["volumeMounts"]}
+    volume = worker.volumes[mounts[str(PurePosixPath(env["TRITON_CACHE_DIR"]).parent)]]
+    assert volume.keys() == {"name", "emptyDir"}
 
 
 def test_addresses_elsewhere_are_reached_at_their_ports() -> None:

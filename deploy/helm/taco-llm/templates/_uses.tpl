@@ -65,6 +65,9 @@ and its files in `taco.mounts` and `taco.volumes`, so that the three agree. All 
 {{- if and (hasPrefix "worker" .key) .root.Values.license.serverAddress }}
 - {name: TACO_LS_ADDR, value: {{ .root.Values.license.serverAddress | quote }}}
 {{- end }}
+{{- if eq .key "worker" }}
+- {name: TRITON_CACHE_DIR, value: /tmp/triton}  # code is loaded from it: on no volume that others write to
+{{- end }}
 {{- if eq .key "workerCpu" }}
 - name: TACO_LICENSE_ID  # a host without a GPU is licensed by the name of its node
   valueFrom: {fieldRef: {fieldPath: spec.nodeName}}
