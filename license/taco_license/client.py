@@ -5,16 +5,24 @@ read from `LicenseClient.standing`, at no cost. Where the server is away, a leas
 is good for a grace period beyond its end, but never longer than the license itself.
 """
 
+import io
 import json
 import logging
 import math
 import random
+import socket
 import ssl
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from http.client import HTTPS_PORT, HTTPConnection, HTTPException, HTTPSConnection
+from http.client import (
+    HTTPS_PORT,
+    HTTPConnection,
+    HTTPException,
+    HTTPResponse,
+    HTTPSConnection,
+)
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -197,24 +205,18 @@ class LicenseClient:
             asked = self._clock()
             try:
                 status, body = _post(f"{address}/ls/lease", self._body, self._tls)
-                return self._read_answer(status, json.loads(body), asked)
-            except (
-                OSError,
-                HTTPException,
-                ValueError,
-                TypeError,
-                KeyError,
-                RecursionError,
-            ) as error:
+                return self._read_answer(status, body, asked)
+            except _NO_ANSWER as error:
                 troubles.append(f"{address}: {error or type(error).__name__}")
         return f"the license server does not answer: {'; '.join(troubles)}"
 
-    def _read_answer(self, status: int, body: Any, asked: float) -> _Granted | _Refused:
-        """Raises ValueError, TypeError or KeyError where that is no license server."""
-        if status in (403, 409):
-            return _Refused(_text(body["error"]["code"]), _text(body["error"]["message"]))
-        if status != 200:
+    def _read_answer(self, status: int, data: bytes, asked: float) -> _Granted | _Refused:
+        """Raises one of `_NO_ANSWER` where that is no license server."""
+        if status not in (200, 403, 409):
             raise ValueError(f"HTTP status {status}")
+        body = json.loads(data)
+        if status != 200:
+            return _Refused(_text(body["error"]["code"]), _text(body["error"]["message"]))
         lease = _seconds(body["lease_seconds"])
         license_ = _seconds(body["license_seconds"])
         good_for = min(lease + self._grace_seconds, license_)
@@ -223,10 +225,13 @@ class LicenseClient:
     def _release(self) -> None:
         for address in self._addresses:
             try:
-                _post(f"{address}/ls/release", self._body, self._tls)
-                return
-            except (OSError, HTTPException, ValueError) as error:
-                logger.info("the seat was not given back to %s: %s", address, error)
+                status, _ = _post(f"{address}/ls/release", self._body, self._tls)
+                if status == 200:
+                    return
+                trouble = f"HTTP status {status}"
+            except _NO_ANSWER as error:
+                trouble = str(error)
+            logger.info("the seat was not given back to %s: %s", address, trouble)
 
     def _tell_change(self) -> None:
         before, after = self._told, self.standing()
@@ -275,9 +280,43 @@ class _LicenseServerConnection(HTTPConnection):
         self.sock = self._context.wrap_socket(self.sock, server_hostname=name)
 
 
+class _UntilDeadline(io.RawIOBase):
+    """What a connection receives, with one deadline for all of it."""
+
+    def __init__(self, connection: socket.socket, deadline: float) -> None:
+        self._connection = connection
+        self._deadline = deadline
+        self._raw = connection.makefile("rb", buffering=0)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        seconds = self._deadline - time.monotonic()
+        if seconds <= 0:
+            raise TimeoutError("timed out")
+        self._connection.settimeout(seconds)
+        return self._raw.readinto(buffer)
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+class _TimelyResponse(HTTPResponse):
+    """http.client bounds each piece of an answer alone, however many there are."""
+
+    def __init__(self, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
+        super().__init__(sock, *args, **kwargs)
+        self.fp.close()
+        deadline = time.monotonic() + ANSWER_SECONDS
+        self.fp = io.BufferedReader(_UntilDeadline(sock, deadline))
+
+
 def _post(address: str, body: bytes, tls: TlsFiles | None) -> tuple[int, bytes]:
     """Status and body of the answer. No proxy is asked, and no redirection is followed."""
     connection = _connection(address, tls)
+    connection.response_class = _TimelyResponse
     try:
         connection.connect()
         connection.sock.settimeout(ANSWER_SECONDS)

@@ -170,6 +170,37 @@ def test_nobody_waits_for_a_server_that_does_not_answer(clock: Clock) -> None:
     client.close()
 
 
+def test_an_answer_that_drips_is_none(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("taco_license.client.ANSWER_SECONDS", 0.2)
+    has_heard = threading.Event()
+
+    class Drip(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            for byte in b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n" + b"x" * 40:
+                self.request.sendall(bytes([byte]))
+                if has_heard.wait(0.02):
+                    return
+
+    with socketserver.TCPServer(("127.0.0.1", 0), Drip) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        client = make_client(clock, f"http://127.0.0.1:{server.server_address[1]}")
+        client.beat()
+        has_heard.set()
+        thread.join()
+    assert client.standing().reason.endswith(": timed out")
+
+
+def test_a_seat_is_given_back_to_who_takes_it(server: LicenseServer, clock: Clock) -> None:
+    with answering(b"HTTP/1.1 503 Away\r\nContent-Length: 0\r\n\r\n") as away:
+        client = make_client(clock, server.address)
+        client.beat()
+        assert server.service.ledger.num_seats == 1
+        client._addresses = (away, server.address)
+        client._release()
+        assert server.service.ledger.num_seats == 0
+
+
 def test_a_server_that_is_away_has_some_time_to_come(clock: Clock) -> None:
     client = LicenseClient([ONE], [f"http://127.0.0.1:{free_port()}"], "a", start_seconds=0.2)
     heard: queue.SimpleQueue[Standing] = queue.SimpleQueue()
