@@ -159,6 +159,17 @@ def test_a_worker_that_ends_before_it_has_asked_asks_no_more(server: LicenseServ
     assert server.service.ledger.num_seats == 0
 
 
+def test_a_question_that_cannot_be_put_is_a_missing_license(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("taco_license.client._BOOT_ID", Path("/no/such/file"))
+    with closing(Licensing(config("http://127.0.0.1:1"))) as licensing:
+        change = listen(licensing)
+        licensing.ask()
+        reason = "the license server cannot be asked: FileNotFoundError"
+        assert change() == licensing.settled() == WorkerLicense(LicenseState.MISSING, reason)
+
+
 def test_a_device_that_is_not_there_is_one_clear_error() -> None:
     with pytest.raises(ConfigurationError, match="device 'cuda' cannot be used"):
         Licensing(replace(config("http://127.0.0.1:1"), device="cuda")).ask()
@@ -173,6 +184,11 @@ def test_a_device_that_is_not_there_is_one_clear_error() -> None:
         ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", {"CUDA_VISIBLE_DEVICES": "MIG-7a"}, "MIG-7a"),
         ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", {"NVIDIA_VISIBLE_DEVICES": "MIG-7a"}, "MIG-7a"),
         ("x", {"CUDA_VISIBLE_DEVICES": "MIG-GPU-4c34/1/0,MIG-7a"}, "MIG-GPU-4c34/1/0"),
+        (
+            "NVIDIA A100-SXM4-40GB MIG 1g.5gb",
+            {"NVIDIA_VISIBLE_DEVICES": "MIG-7a,MIG-4c34", "CUDA_VISIBLE_DEVICES": "1"},
+            "MIG-4c34",
+        ),
     ],
 )
 def test_ids_are_those_of_nvidia_smi(name: str, environment: dict[str, str], expected: str) -> None:

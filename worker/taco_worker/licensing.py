@@ -29,6 +29,7 @@ class Licensing:
         self.on_change: Callable[[], None] = lambda: None
         self._worker = config
         self._is_needed = config.license is not None and not config.license.only_if_found
+        self._unanswered = _NOT_ASKED
         self._lock = threading.Lock()
         self._beginning: threading.Thread | None = None
         self._client: LicenseClient | None = None
@@ -45,7 +46,7 @@ class Licensing:
             return
         ids = _license_ids(self._worker.device, config.host_id)
         self._beginning = threading.Thread(
-            target=self._begin, args=(ids, config), name="license", daemon=True
+            target=self._try_to_begin, args=(ids, config), name="license", daemon=True
         )
         self._beginning.start()
 
@@ -53,7 +54,7 @@ class Licensing:
         """Of this moment. As long as it is not known whether there is a server, none is needed."""
         if self._client is not None:
             return _license_of(self._client)
-        return _NOT_ASKED if self._is_needed else NEEDS_NO_LICENSE
+        return self._unanswered if self._is_needed else NEEDS_NO_LICENSE
 
     def settled(self) -> WorkerLicense:
         """What stands when a server that is asked has answered, or had its time to."""
@@ -69,6 +70,15 @@ class Licensing:
             self._is_closed = True
         if self._client is not None:
             self._client.close()
+
+    def _try_to_begin(self, ids: tuple[str, ...], config: LicenseConfig) -> None:
+        try:
+            self._begin(ids, config)
+        except Exception as error:  # the scheduler would wait for the worker for ever
+            logger.exception("the license server cannot be asked")
+            reason = f"the license server cannot be asked: {type(error).__name__}"
+            self._unanswered = WorkerLicense(LicenseState.MISSING, reason)
+            self.on_change()
 
     def _begin(self, ids: tuple[str, ...], config: LicenseConfig) -> None:
         tls = self._worker.tls
