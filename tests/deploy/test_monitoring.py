@@ -161,8 +161,8 @@ def test_every_alert_says_how_bad_it_is_and_where_to_read_on() -> None:
     for rule in rules():
         assert rule["labels"]["severity"] in ("critical", "warning")
         annotations = rule["annotations"]
-        assert annotations.keys() == {"summary", "description", "runbook_url"}
-        assert annotations["runbook_url"] == f"docs/alerts.md#{rule['alert'].lower()}"
+        assert annotations.keys() == {"summary", "description", "runbook"}
+        assert annotations["runbook"] == f"docs/alerts.md#{rule['alert'].lower()}"
         assert annotations["summary"].endswith(".")
         assert annotations["description"].endswith(".")
 

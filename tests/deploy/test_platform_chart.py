@@ -283,6 +283,15 @@ def test_an_upgrade_that_turns_autoscaling_on_keeps_the_pods_that_run() -> None:
     assert replicas == {"gateway": 2, "scheduler": 1, "worker": 5}
 
 
+def test_alerts_link_to_where_their_page_is_published() -> None:
+    page = "https://docs.example.com/taco/alerts/"
+    release = rendered(monitoring={"alerts": {"enabled": True, "runbookUrl": page}})
+    (rules,) = release.of_kind("PrometheusRule")
+    for rule in (rule for group in rules["spec"]["groups"] for rule in group["rules"]):
+        assert rule["annotations"]["runbook_url"] == f"{page}#{rule['alert'].lower()}"
+        assert "runbook" not in rule["annotations"]
+
+
 def test_keda_asks_prometheus_for_metrics_that_there_are() -> None:
     scalers = example("everything").of_kind("ScaledObject")
     triggers = {s["metadata"]["name"]: s["spec"]["triggers"] for s in scalers}
