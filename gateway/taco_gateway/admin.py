@@ -17,15 +17,16 @@ def create_admin_app(gateway: Gateway) -> Starlette:
     No key is asked for: who reaches the listener may use it.
     """
 
+    readiness = Readiness(gateway)
+
     async def livez(_: Request) -> Response:
         """Answered on the loop that serves all requests: it ticks."""
         return JSONResponse({"alive": True})
 
     async def readyz(_: Request) -> Response:
-        reason = await why_not_ready(gateway)
-        if reason is None:
-            return JSONResponse({"ready": True})
-        return JSONResponse({"ready": False, "reason": reason}, status_code=503)
+        is_ready, reason = await readiness.check()
+        body = {"ready": is_ready} | ({"reason": reason} if reason else {})
+        return JSONResponse(body, status_code=200 if is_ready else 503)
 
     async def drain(_: Request) -> Response:
         """New requests are refused from now on; may be asked again, to see how many are left."""
@@ -45,24 +46,46 @@ def create_admin_app(gateway: Gateway) -> Starlette:
     )
 
 
-async def why_not_ready(gateway: Gateway) -> str | None:
-    """Why a load balancer should look elsewhere; None: it should not."""
-    if gateway.draining:
-        return "draining"
-    if not gateway.keys.is_known:
-        return "the API keys are not known yet"
-    if gateway.license_problem:
-        return f"no worker has a license: {gateway.license_problem}"
-    if not gateway.ready:
-        return "no worker serves the model"
-    wanted = gateway.config.min_ready_workers
-    if wanted == 1:
-        return None
-    try:
-        num_workers = (await gateway.client.stats()).num_workers
-    except EngineError:
-        return "the scheduler does not answer"
-    return None if num_workers >= wanted else f"{num_workers} of {wanted} workers are there"
+class Readiness:
+    """Whether a load balancer should send connections here.
+
+    What all gateways have in common must not take them all out of it: clients would be refused
+    connections in place of an answer, such as that there is no license. So a gateway that was ready
+    once stays so while its own side is well, and one that starts without a license is ready to say
+    so. Who asks for more workers than one (`min_ready_workers`) asks for more.
+    """
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._was_ready = False
+
+    async def check(self) -> tuple[bool, str]:
+        """Whether it is ready, and what is wrong even so; empty: nothing is."""
+        if reason := await self._own_problem():
+            return False, reason
+        problem = self._common_problem()
+        self._was_ready |= not problem or bool(self._gateway.license_problem)
+        return self._was_ready, problem
+
+    async def _own_problem(self) -> str:
+        gateway = self._gateway
+        if gateway.draining:
+            return "draining"
+        if not gateway.keys.is_known:
+            return "the API keys are not known yet"
+        wanted = gateway.config.min_ready_workers
+        if wanted == 1:
+            return ""
+        try:
+            num_workers = (await gateway.client.stats()).num_workers
+        except EngineError:
+            return "the scheduler does not answer"
+        return "" if num_workers >= wanted else f"{num_workers} of {wanted} workers are there"
+
+    def _common_problem(self) -> str:
+        if problem := self._gateway.license_problem:
+            return f"no worker has a license: {problem}"
+        return "" if self._gateway.ready else "no worker serves the model"
 
 
 def admin_uvicorn_config(gateway: Gateway) -> uvicorn.Config:

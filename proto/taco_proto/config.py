@@ -286,7 +286,7 @@ class GatewayConfig:
         grpc_listen: address to serve the Inference service on; None: not served.
         admin_listen: address of probes, drain and metrics (`unix:/path` or `host:port`); None:
             there is none. With a port of their own, metrics are not on the public one.
-        min_ready_workers: with fewer workers the gateway is not ready.
+        min_ready_workers: with fewer workers the gateway is not ready; 1: until the first one.
         api_keys: keys that clients may present.
         api_key_file: JSON or YAML list of keys and what their owners may have; without it and
             `api_keys` no key is asked for.

@@ -60,7 +60,8 @@ class GatewayArgs:
         metavar="PORT",
     )
     min_ready_workers: int = flag(
-        "The server is ready, for /readyz, when so many workers serve the model.",
+        "The server is ready, for /readyz, while so many workers serve the model; with 1, from the "
+        "first one on.",
         _GATEWAY,
         default=1,
         parse=int,

@@ -7,7 +7,7 @@ import pytest
 
 from support.gateway_app import AppMaker
 from support.scripted_engine import MODEL_INFO, replay
-from taco_gateway.admin import why_not_ready
+from taco_gateway.admin import Readiness
 from taco_gateway.engine.engine_client import not_licensed
 from taco_proto.licenses import LICENSE_INVALID
 
@@ -52,8 +52,9 @@ async def test_a_scheduler_that_refuses_for_it_first_gives_the_same_answer(
     assert_refused(await app.http.post(path, json={**BODIES[path], "stream": stream}))
 
 
-async def test_load_balancers_look_elsewhere_and_operators_hear_why(make_app: AppMaker) -> None:
+async def test_load_balancers_stay_and_operators_hear_why(make_app: AppMaker) -> None:
     app = make_app(replay([5]), info=UNLICENSED)
     assert_refused(await app.http.get("/health"))
-    assert await why_not_ready(app.gateway) == f"no worker has a license: {PROBLEM}"
+    reason = f"no worker has a license: {PROBLEM}"
+    assert await Readiness(app.gateway).check() == (True, reason)
     assert (await app.http.get("/v1/models")).status_code == 200
