@@ -192,7 +192,7 @@ def test_pods_of_a_lost_node_soon_start_elsewhere_but_those_with_a_disk() -> Non
         for w in release.workloads
     }
     soon = {"not-ready": 30, "unreachable": 30}
-    bound = {"worker": {}, "redis": {}}
+    bound: dict[str, dict[str, int]] = {"worker": {}, "redis": {}}
     stateless = ("gateway", "scheduler", "worker-cpu", "draft-worker")
     assert seconds == dict.fromkeys(stateless, soon) | bound
 
