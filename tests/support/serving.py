@@ -1,10 +1,12 @@
 """`taco_llm serve` as a real process, for end-to-end tests."""
 
+import os
 import re
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import urllib.request
 from pathlib import Path
@@ -41,6 +43,8 @@ class Serving:
 
     def __init__(self, directory: Path, model: Path | str, *flags: str) -> None:
         self.port = free_port()
+        # A killed command leaves its directory. Sockets are in it, whose paths must be short.
+        self._temporary = tempfile.TemporaryDirectory(prefix="taco-")
         self._out, self._err = directory / "serve.out", directory / "serve.err"
         with self._out.open("wb") as out, self._err.open("wb") as err:
             command = [sys.executable, "-m", "taco_llm.cli.main", "serve", str(model)]
@@ -50,6 +54,7 @@ class Serving:
                 stdout=out,
                 stderr=err,
                 cwd=directory,
+                env=os.environ | {"TMPDIR": self._temporary.name},
             )
         self._watchdog = threading.Timer(LIFETIME_SECONDS, self.process.kill)
         self._watchdog.daemon = True
@@ -124,3 +129,4 @@ class Serving:
             if self.process.poll() is None:
                 self.process.kill()
                 self.process.wait()
+            self._temporary.cleanup()
