@@ -5,7 +5,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -28,16 +28,22 @@ _IMPATIENT = {
     "RAY_health_check_period_ms": "300",
     "RAY_health_check_failure_threshold": "2",
 }
+# It makes no processes for tasks that do not come.
+_THRIFTY = {"RAY_prestart_worker_first_driver": "0", "RAY_enable_worker_prestart": "0"}
 
 
 class RayNode:
-    """`ray start`: a process with Ray's own below it."""
+    """`ray start`: a process with Ray's own below it, which die with it.
+
+    Make it in the main thread: it dies with the thread, however that ends.
+    """
 
     def __init__(self, directory: Path, host: str, *flags: str) -> None:
         self._log = directory / f"{host}.log"
         with self._log.open("wb") as log:
             self.process = psutil.Popen(
                 [
+                    *("setpriv", "--pdeathsig", "KILL"),
                     *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block"),
                     *(f"--node-ip-address={host}", "--object-store-memory=80000000"),
                     "--include-log-monitor=false",
@@ -45,7 +51,7 @@ class RayNode:
                 ],
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **_ENVIRONMENT, **_IMPATIENT},
+                env={**os.environ, **_ENVIRONMENT, **_IMPATIENT, **_THRIFTY},
             )
 
     def wait_started(self) -> None:
@@ -79,9 +85,9 @@ class RayNode:
 
 
 class RayNodes:
-    """A cluster of two nodes, the head and another one, with two CPUs each."""
+    """A cluster of two nodes, the head and another one, with two CPUs each; `stack` ends them."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, stack: ExitStack) -> None:
         self.address = f"{HEAD}:{free_port()}"
         port = self.address.rpartition(":")[2]
         self.head = RayNode(
@@ -91,8 +97,10 @@ class RayNodes:
             *("--include-dashboard=false", "--no-monitor"),
             f"--ray-client-server-port={free_port()}",
         )
+        stack.callback(self.head.kill)
         self.head.wait_started()
         self.other = RayNode(directory, OTHER, f"--address={self.address}", "--num-cpus=2")
+        stack.callback(self.other.kill)
         self.other.wait_started()
 
     @property
@@ -110,13 +118,11 @@ class RayNodes:
 @contextmanager
 def ray_nodes() -> Iterator[RayNodes]:
     # Ray has sockets there, whose paths must be short.
-    with tempfile.TemporaryDirectory(prefix="taco-ray-", ignore_cleanup_errors=True) as directory:
-        nodes = RayNodes(Path(directory))
-        try:
-            yield nodes
-        finally:
-            nodes.other.kill()
-            nodes.head.kill()
+    with (
+        tempfile.TemporaryDirectory(prefix="taco-ray-", ignore_cleanup_errors=True) as directory,
+        ExitStack() as stack,
+    ):
+        yield RayNodes(Path(directory), stack)
 
 
 def _is_of(process: psutil.Process, what: str) -> bool:
