@@ -28,7 +28,7 @@ from taco_license.leases import HEARTBEAT_SECONDS, LEASE_SECONDS
 from taco_license.metrics import ServiceMetrics
 from taco_license.role_protocol import EXTENSION
 from taco_license.service import LicenseService
-from taco_license.tls import CLIENT_ROLE, WORKER_ROLE
+from taco_license.tls import CLIENT_ROLE, WORKER_ROLE, TlsFiles
 
 logger = logging.getLogger("taco.license")
 
@@ -47,19 +47,20 @@ _Handler = Callable[[Request], Awaitable[Response]]
 
 
 def create_app(
-    service: LicenseService, admin_token: TokenReader | None = None, *, by_role: bool = False
+    service: LicenseService, admin_token: TokenReader | None = None, tls: TlsFiles | None = None
 ) -> Starlette:
     """The application around `service`, whose event loop it runs in.
 
     Args:
         admin_token: reads what they must give as a bearer token who replace the license; raises
             SettingError. None: they need none.
-        by_role: callers prove roles by certificates, and each route is for some of them.
+        tls: callers prove roles by certificates, and each route is for some of them.
     """
-    handlers = _Handlers(service, admin_token)
+    handlers = _Handlers(service, admin_token, tls)
 
     def route(path: str, handler: _Handler, *roles: str, method: str = "GET") -> Route:
-        return Route(path, _for_roles(handler, *roles) if by_role else handler, methods=[method])
+        checked = handler if tls is None else _for_roles(handler, *roles)
+        return Route(path, checked, methods=[method])
 
     return Starlette(
         routes=[  # the most frequent one first
@@ -110,10 +111,12 @@ def _away(_: Request, error: Exception) -> Response:
 
 
 class _Handlers:
-    def __init__(self, service: LicenseService, admin_token: TokenReader | None) -> None:
+    def __init__(
+        self, service: LicenseService, admin_token: TokenReader | None, tls: TlsFiles | None
+    ) -> None:
         self._service = service
         self._admin_token = admin_token
-        self._metrics = ServiceMetrics(service)
+        self._metrics = ServiceMetrics(service, tls)
 
     async def root(self, _: Request) -> Response:
         return _text("taco license server")

@@ -1,30 +1,30 @@
 """What the license server measures, made into Prometheus families when somebody scrapes."""
 
 from collections.abc import Iterator, Mapping
-from importlib.metadata import version
+from dataclasses import asdict
 
-from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.gc_collector import GCCollector
-from prometheus_client.platform_collector import PlatformCollector
-from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from taco_license.service import LicenseService
+from taco_license.tls import TlsFiles
+from taco_proto.config import TlsConfig
+from taco_proto.metrics import exposition, process_registry
+from taco_proto.tls import Role
 
 
 class ServiceMetrics(Collector):
-    """The figures of one service and those of its process, in a registry of their own."""
+    """The figures of one service, of its process and of its certificate, in their own registry."""
 
-    def __init__(self, service: LicenseService) -> None:
+    def __init__(self, service: LicenseService, tls: TlsFiles | None = None) -> None:
         self._service = service
-        self._registry = CollectorRegistry(auto_describe=False)
+        files = None if tls is None else TlsConfig(**asdict(tls))
+        self._registry = process_registry(Role.LICENSE_SERVER, files)
         self._registry.register(self)
-        self._show_process()
 
     def render(self) -> bytes:
         """Prometheus' text format."""
-        return generate_latest(self._registry)
+        return exposition(self._registry)
 
     def describe(self) -> list[Metric]:
         return []
@@ -47,18 +47,6 @@ class ServiceMetrics(Collector):
         )
         errors.add_metric((), ledger.num_failures)
         yield errors
-
-    def _show_process(self) -> None:
-        """As the other services do, whose package this one does not know."""
-        for collector in (ProcessCollector, PlatformCollector, GCCollector):
-            collector(registry=self._registry)
-        build = Gauge(
-            "taco:build_info",
-            "1; what runs here stands in the labels.",
-            ("service", "version"),
-            registry=self._registry,
-        )
-        build.labels("license-server", version("taco-llm")).set(1)
 
 
 def _gauge(name: str, documentation: str, value: float) -> Metric:

@@ -128,7 +128,7 @@ def http_server(
         SettingError: the TLS files cannot be used.
     """
     config = uvicorn.Config(
-        create_app(service, admin_token, by_role=tls is not None),
+        create_app(service, admin_token, tls),
         http=BoundedHttpProtocol if tls is None else RoleHttpProtocol,
         ws="none",
         lifespan="off",

@@ -1,6 +1,7 @@
 """A license server over mutual TLS: who may take seats, who may upload, and nobody else."""
 
 import ssl
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -60,6 +61,13 @@ def test_a_worker_takes_a_seat_and_gives_it_back(
     assert server.service.ledger.num_seats == 1
     client.close()
     wait_until(lambda: server.service.ledger.num_seats == 0, "a free seat")
+
+
+def test_metrics_say_when_the_certificate_expires(server: LicenseServer, directory: Path) -> None:
+    with browser(server, files(directory, Role.CLIENT)) as client:
+        page = client.get("/metrics").text
+    end = float(page.split("\ntaco:certificate_expiry_timestamp_seconds ")[1].split()[0])
+    assert 0 < end - time.time() <= LIFETIME.total_seconds()
 
 
 def test_each_route_is_for_its_roles(server: LicenseServer, directory: Path) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from prometheus_client import Metric
@@ -21,6 +21,7 @@ from taco_gateway.sharing import Sharing
 from taco_license.errors import LeaseRefusedError
 from taco_license.metrics import ServiceMetrics
 from taco_license.store import Store
+from taco_license.tls import TlsFiles
 from taco_proto.config import DrafterConfig, ModelConfig, RedisConfig, TlsConfig, WorkerConfig
 from taco_proto.metrics import LateCollector, exposition, process_registry
 from taco_proto.tls import Role
@@ -60,15 +61,15 @@ async def exported_metrics(directory: Path) -> dict[str, Exported]:
     Args:
         directory: an empty one.
     """
-    roles = (Role.GATEWAY, Role.SCHEDULER, Role.WORKER, Role.DRAFT_WORKER)
+    roles = (Role.GATEWAY, Role.SCHEDULER, Role.WORKER, Role.DRAFT_WORKER, Role.LICENSE_SERVER)
     files = make_certificates(directory / "tls", *roles)
-    gateway, scheduler, worker, draft_worker = (tls_config(files, role) for role in roles)
+    gateway, scheduler, worker, draft_worker, license_ = (tls_config(files, r) for r in roles)
     pages = {
         "taco-gateway": _gateway(gateway),
         "taco-scheduler": _scheduler(scheduler),
         "taco-worker": _worker(worker),
         "taco-draft-worker": _draft_worker(draft_worker),
-        "taco-license-server": await _license_server(directory / "license"),
+        "taco-license-server": await _license_server(directory / "license", license_),
     }
     result: dict[str, Exported] = {}
     for job, page in pages.items():
@@ -116,11 +117,11 @@ def _page(role: Role, tls: TlsConfig, families: Iterable[Metric]) -> bytes:
     return exposition(registry)
 
 
-async def _license_server(directory: Path) -> bytes:
+async def _license_server(directory: Path, tls: TlsConfig) -> bytes:
     with closing(Store(directory)) as store:
         service = make_service(store, Clock())
         await service.import_license(signed(make_license(access_limit=1)))
         for gpu in gpu_names(2):
             with suppress(LeaseRefusedError):
                 await service.lease([gpu], "host", 1)
-        return ServiceMetrics(service).render()
+        return ServiceMetrics(service, TlsFiles(**asdict(tls))).render()
