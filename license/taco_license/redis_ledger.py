@@ -7,6 +7,7 @@ holds: no server gives seats under an old one. A server checks the signature of 
 import asyncio
 import contextlib
 import logging
+import time
 from hashlib import sha256
 from typing import Any
 
@@ -77,6 +78,7 @@ class RedisLedger:
         self._version = b""  # of the license that Redis has, as far as it is known
         self._useless = b""  # that version, if what stands with it is not its license
         self._latest = self._now = 0  # milliseconds since the epoch
+        self._seen = time.monotonic()  # when Redis said so
         self._link = RedisLink(config)
         self._tick, self._take, self._release, self._replace = (
             self._link.add_script(script(body, clock)) for body in (TICK, TAKE, RELEASE, REPLACE)
@@ -90,7 +92,9 @@ class RedisLedger:
         return self._link.trusted
 
     def now(self) -> float:
-        return self._latest / 1000
+        """A license expires also while Redis is away."""
+        away = 0.0 if self.is_working else time.monotonic() - self._seen
+        return self._latest / 1000 + away
 
     def seconds_behind(self) -> float:
         return max(0.0, (self._latest - self._now) / 1000)
@@ -188,6 +192,7 @@ class RedisLedger:
     async def _holding_version(self) -> bytes:
         version: bytes
         version, latest, self._now, self.num_seats = await self._ask(_call(self._tick))
+        self._seen = time.monotonic()
         if version == self._version:
             self._latest = latest
         return version

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from support.ledgers import RedisHarness
-from support.licenses import gpu_names, make_license, signed
+from support.licenses import DAY, gpu_names, make_license, signed
 from support.patience import until
 from support.redis_server import RedisServer
 from taco_license.app import create_app
@@ -166,6 +166,7 @@ async def test_while_redis_is_away_nothing_is_given(redis_server: RedisServer) -
     await harness.open()
     service = harness.service
     await service.import_license(signed(make_license(2)))
+    assert isinstance(service.ledger, RedisLedger)
     redis_server.kill()
     lease = {"gpus": [ONE], "instance": "a", "started": 1}
     transport = httpx.ASGITransport(create_app(service))
@@ -180,6 +181,9 @@ async def test_while_redis_is_away_nothing_is_given(redis_server: RedisServer) -
     assert "taco:license_storage_up 0.0" in metrics
     assert 'taco:license_requests_total{outcome="unavailable"} 1.0' in metrics
     assert 'taco:license_imports_total{outcome="failed"} 1.0' in metrics
+    assert service.is_valid()
+    service.ledger._seen -= 366 * DAY
+    assert not service.is_valid(), "time goes on"
 
     redis_server.start()  # which has forgotten everything
     harness.set_clock(0)
