@@ -4,6 +4,7 @@ import asyncio
 import logging
 import signal
 import socket
+import sqlite3
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from taco_license.ledger import Ledger
 from taco_license.local_ledger import LocalLedger
 from taco_license.role_protocol import RoleHttpProtocol
 from taco_license.service import LicenseService
-from taco_license.store import Store
+from taco_license.store import DATABASE, Store
 from taco_license.tls import TlsFiles, server_context
 from taco_proto.config import RedisConfig
 
@@ -80,10 +81,19 @@ def trusted_keys(paths: Iterable[str]) -> PublicKeys:
 def _open_ledger(config: LicenseServerConfig, keys: PublicKeys) -> Ledger:
     if config.redis is None:
         assert config.data_dir is not None
-        return LocalLedger(Store(config.data_dir), keys)
+        return _open_local_ledger(config.data_dir, keys)
     from taco_license.redis_ledger import RedisLedger  # a server that is alone needs no redis
 
     return RedisLedger(config.redis, keys)
+
+
+def _open_local_ledger(directory: str, keys: PublicKeys) -> LocalLedger:
+    store = Store(directory)
+    try:
+        return LocalLedger(store, keys)
+    except sqlite3.Error as error:
+        store.close()
+        raise SettingError(f"cannot use {Path(directory) / DATABASE}: {error}") from None
 
 
 async def _serve(service: LicenseService, server: uvicorn.Server, listener: socket.socket) -> None:

@@ -193,6 +193,9 @@ def _lock(directory: Path) -> IO[bytes]:
     except BlockingIOError:
         file.close()
         raise SettingError(f"another license server uses {directory}") from None
+    except OSError as error:  # such as of a network's file system that has no locks
+        file.close()
+        raise SettingError(f"cannot lock {directory / LOCK}: {error.strerror}") from None
     return file
 
 

@@ -1,6 +1,8 @@
 """What a server that is alone keeps on disk."""
 
 import asyncio
+import errno
+import os
 import signal
 import sqlite3
 import subprocess
@@ -13,6 +15,7 @@ from support.licenses import KEYS, Clock, gpu_names, make_license, make_service,
 from support.patience import PATIENCE_SECONDS
 from taco_license.document import verify
 from taco_license.errors import NotStoredError, SettingError
+from taco_license.server import LicenseServerConfig, run_license_server
 from taco_license.service import LicenseService
 from taco_license.store import DATABASE, Store
 
@@ -107,3 +110,20 @@ def test_a_store_that_cannot_be_used(tmp_path: Path) -> None:
     connection.close()
     with pytest.raises(SettingError, match="another version"):
         Store(tmp_path)
+
+
+def test_a_disk_that_has_no_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with pytest.raises(SettingError, match=r"cannot lock .*: No locks available"):
+        Store(tmp_path)
+
+
+def test_a_database_that_is_damaged(tmp_path: Path) -> None:
+    with Store(tmp_path) as store:
+        store._connection.execute("DROP TABLE clock")
+    config = LicenseServerConfig(host="127.0.0.1", port=0, data_dir=str(tmp_path))
+    with pytest.raises(SettingError, match=r"cannot use .*license\.db: no such table: clock"):
+        run_license_server(config)
