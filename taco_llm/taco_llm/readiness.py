@@ -1,8 +1,10 @@
 """Whether a gateway's address is free, and whether the service behind it is ready."""
 
 import asyncio
+import re
 import socket
 import ssl
+from collections.abc import Collection
 from contextlib import closing
 
 from taco_proto.config import GatewayConfig
@@ -12,6 +14,8 @@ from taco_proto.tls import Role
 POLL_SECONDS = 0.05
 ANSWER_SECONDS = 5.0
 
+# In the scheduler's metrics: workers of others may be attached as well.
+_ATTACHED = re.compile(rb'^taco:worker_licensed\{.*worker="([^"]*)"', re.MULTILINE)
 _ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 
 
@@ -47,22 +51,22 @@ def check_address_free(config: GatewayConfig) -> None:
         ) from None
 
 
-async def wait_until_ready(config: GatewayConfig, num_workers: int = 1) -> None:
-    """Returns when the gateway says that the model is served, by `num_workers` or more."""
+async def wait_until_ready(config: GatewayConfig, workers: Collection[str] = ()) -> None:
+    """Returns when the gateway says that the model is served, and all `workers` are attached."""
     while True:
-        if await _is_ready(config, num_workers):
+        if await _is_ready(config, workers):
             return
         await asyncio.sleep(POLL_SECONDS)
 
 
-async def _is_ready(config: GatewayConfig, num_workers: int) -> bool:
+async def _is_ready(config: GatewayConfig, workers: Collection[str]) -> bool:
     try:
         async with asyncio.timeout(ANSWER_SECONDS):
             if config.ssl_cert_reqs == ssl.CERT_REQUIRED:
-                return await _shakes_hands(config) and await _has_workers(config, num_workers)
+                return await _shakes_hands(config) and await _has_workers(config, workers)
             if await _health(config) != 200:
                 return False
-            return num_workers == 1 or await _has_workers(config, num_workers)
+            return not workers or await _has_workers(config, workers)
     except (OSError, TimeoutError):
         return False
 
@@ -89,8 +93,8 @@ async def _shakes_hands(config: GatewayConfig) -> bool:
     return True
 
 
-async def _has_workers(config: GatewayConfig, num_workers: int) -> bool:
-    """What /health says of one worker, asked of the scheduler."""
+async def _has_workers(config: GatewayConfig, workers: Collection[str]) -> bool:
+    """Whether the scheduler has a worker at all, and those of these names."""
     import grpc.aio  # it takes a while, and few need it
 
     from taco_proto.grpc_tls import open_channel
@@ -99,9 +103,11 @@ async def _has_workers(config: GatewayConfig, num_workers: int) -> bool:
 
     async with open_channel(config.scheduler, (), config.tls, Role.SCHEDULER) as channel:
         try:
-            return (await SchedulerStub(channel).Stats(StatsRequest())).num_workers >= num_workers
+            stats = await SchedulerStub(channel).Stats(StatsRequest())
         except grpc.aio.AioRpcError:
             return False
+    attached = {name.decode() for name in _ATTACHED.findall(stats.prometheus)}
+    return stats.num_workers > 0 and attached.issuperset(workers)
 
 
 async def _connect(config: GatewayConfig) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

@@ -131,8 +131,10 @@ class Supervisor:
         Raises:
             ConfigurationError: a child died.
         """
-        num_workers = sum(child.service == WORKER for child in self._children)
-        ready = asyncio.create_task(wait_until_ready(self._gateway, num_workers))
+        workers = [child.name for child in self._children if child.service == WORKER]
+        # One alone has another name here than at the scheduler; that the model is served must do.
+        named = workers if len(workers) > 1 else []
+        ready = asyncio.create_task(wait_until_ready(self._gateway, named))
         stopped = asyncio.create_task(self._stopping.wait())
         deaths = {asyncio.create_task(child.wait()): child for child in self._children}
         tasks: set[asyncio.Task[Any]] = {ready, stopped, *deaths}
