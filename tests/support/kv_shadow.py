@@ -438,7 +438,11 @@ class KvShadow:
         targets = set(step.offloads)
         for prefix, (block, host_block) in found.items():
             entry = self.cached[prefix]
-            if host_block is None or host_block == entry.host_block:
+            if host_block is None:
+                continue
+            # A copy that made room for others may be made again, and get the same block.
+            is_new = host_block in targets and entry.copied_by is None
+            if host_block == entry.host_block and not is_new:
                 continue
             assert host_block in targets
             assert block == entry.block
