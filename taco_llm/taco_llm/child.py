@@ -10,39 +10,16 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
+from taco_llm.child_message import decode_config
 from taco_llm.flags import DRAFTER, GATEWAY, SCHEDULER, WORKER
-from taco_proto.config import (
-    DrafterConfig,
-    GatewayConfig,
-    LicenseConfig,
-    ModelConfig,
-    RedisConfig,
-    SchedulerConfig,
-    SpeculationConfig,
-    TlsConfig,
-    WorkerConfig,
-)
+from taco_proto.config import DrafterConfig, GatewayConfig, SchedulerConfig, WorkerConfig
 from taco_proto.errors import ConfigurationError
 from taco_proto.logging import configure_logging
 
 PR_SET_PDEATHSIG = 1
-
-ServiceConfig = GatewayConfig | SchedulerConfig | WorkerConfig | DrafterConfig
-Config = TypeVar("Config")
-
-
-def encode_config(config: ServiceConfig, parent: int) -> bytes:
-    """The standard input of a child whose supervisor is process `parent`."""
-    return json.dumps({"parent": parent, "config": asdict(config)}).encode()
-
-
-def encode_command(argv: Sequence[str], parent: int) -> bytes:
-    """The standard input of a child of process `parent` that runs `taco_llm ARGV`."""
-    return json.dumps({"parent": parent, "argv": list(argv)}).encode()
 
 
 def main() -> int:
@@ -92,24 +69,6 @@ def die_with_parent(parent: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
-
-
-def decode_config(kind: Callable[..., Config], values: Mapping[str, Any]) -> Config:
-    """A configuration from its JSON, which knows no tuples and no dataclasses."""
-    decoded: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
-    }
-    inner_kinds: dict[str, Callable[..., object]] = {
-        "model": ModelConfig,
-        "license": LicenseConfig,
-        "speculation": SpeculationConfig,
-        "redis": RedisConfig,
-        "tls": TlsConfig,
-    }
-    for name, inner in inner_kinds.items():
-        if isinstance(values.get(name), dict):
-            decoded[name] = decode_config(inner, values[name])
-    return kind(**decoded)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import signal
 import sys
 from contextlib import suppress
 
-from taco_llm.child import ServiceConfig, encode_config
+from taco_llm.child_message import ServiceConfig, encode_config
 from taco_llm.supervised import SupervisedService
 
 READ_BYTES = 1 << 16

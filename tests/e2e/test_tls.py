@@ -16,7 +16,7 @@ from support.serving import Serving, free_port
 from taco_demo.locate import find_model
 from taco_license.tls import TlsFiles
 from taco_llm.certificates import issue
-from taco_llm.child import ServiceConfig
+from taco_llm.child_message import ServiceConfig
 from taco_llm.flags import DRAFTER, GATEWAY, SCHEDULER, WORKER
 from taco_llm.tls_args import tls_flags
 from taco_proto import inference_pb2

@@ -24,7 +24,7 @@ from support.serving import free_port
 from support.streams import Body, Streams, ask
 from support.watched_cluster import WatchedCluster
 from taco_demo.locate import find_model
-from taco_llm.child import ServiceConfig, encode_config
+from taco_llm.child_message import ServiceConfig, encode_config
 from taco_llm.flags import DRAFTER, GATEWAY, SCHEDULER, WORKER
 from taco_proto import scheduler_pb2 as pb
 from taco_proto.config import (

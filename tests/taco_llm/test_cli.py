@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from taco_llm.child import decode_config, encode_config
+from taco_llm.child_message import decode_config, encode_config
 from taco_llm.cli.main import build_parser, main
 from taco_llm.cli.options import collect
 from taco_llm.engine_args import EngineArgs

@@ -13,7 +13,7 @@ from support.licenses import Clock, gpu_names, make_license, signed
 from support.patience import wait_until
 from taco_gateway.engine.engine_client import EngineError
 from taco_llm import LLM, EngineArgs, SamplingParams
-from taco_llm.child import decode_config, encode_config
+from taco_llm.child_message import decode_config, encode_config
 from taco_llm.cli.main import main
 from taco_proto.config import LicenseConfig, WorkerConfig
 from taco_proto.errors import ConfigurationError

@@ -8,7 +8,7 @@ import asyncio
 import os
 import socket
 
-from taco_llm.child import encode_command
+from taco_llm.child_message import encode_command
 from taco_llm.child_process import READ_BYTES, start_child
 
 
