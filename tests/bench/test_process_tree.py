@@ -9,6 +9,8 @@ import psutil
 import pytest
 from peers.process_tree import ProcessTree
 
+from support.patience import wait_until
+
 ECHO = "import sys\nfor line in sys.stdin: print(line, end='', flush=True)"
 GROW = "import sys\nfor line in sys.stdin: bytearray(int(line)); print('done', flush=True)"
 # Engines start workers: the answers come from a child.
@@ -53,7 +55,11 @@ def test_a_tree_stops_and_goes_on_with_its_children() -> None:
         tree = ProcessTree(process.pid)
         assert len(tree.processes()) == 2
         tree.suspend()
-        assert {each.status() for each in tree.processes()} == {psutil.STATUS_STOPPED}
+        # A process that is on a core stops a moment after it was told.
+        wait_until(
+            lambda: all(each.status() == psutil.STATUS_STOPPED for each in tree.processes()),
+            "the stop of all",
+        )
         tree.resume()
         assert ask(process, "b") == "b"
 
