@@ -60,9 +60,8 @@ async def until_told(caplog: pytest.LogCaptureFixture, *texts: str) -> None:
 async def test_a_service_that_cannot_be_started_is_tried_again(
     service: Service, caplog: pytest.LogCaptureFixture
 ) -> None:
-    service.write("exit 3")
+    service.write('rm "$0"; exit 3')  # not before the shell has read it
     await service.start()
-    service.program.unlink()
     async with kept(service):
         await until_told(
             caplog,
