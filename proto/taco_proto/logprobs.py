@@ -25,6 +25,12 @@ class LogprobColumns:
             yield self.token_ids[start:end], self.logprobs[start:end], self.ranks[start:end]
             start = end
 
+    def chosen(self) -> list[float]:
+        """The log probability of the token at each position that has a row."""
+        if len(self.logprobs) == len(self.num_entries):
+            return self.logprobs  # an entry a row
+        return [logprobs[0] for _, logprobs, _ in self.rows() if logprobs]
+
     def append_row(self, token_ids: list[int], logprobs: list[float], ranks: list[int]) -> None:
         self.num_entries.append(len(token_ids))
         self.token_ids.extend(token_ids)

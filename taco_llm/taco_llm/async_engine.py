@@ -156,7 +156,9 @@ class AsyncLLMEngine:
         request_id = request_id or uuid.uuid4().hex
         if request_id in self._requests:
             raise ValueError(f"request id {request_id!r} is in use")
-        updates = text_engine.generate(token_ids, params, request_id=request_id, priority=priority)
+        updates = text_engine.generate(
+            token_ids, params, request_id=request_id, priority=priority, sum_logprobs=True
+        )
         if text is None and self._tokenizer is not None:
             text = self._tokenizer.decode(token_ids, skip_special_tokens=False)
         output = RequestOutput(

@@ -35,7 +35,8 @@ class CompletionOutput:
         index: which of the request's `n` sequences.
         text: the generated text.
         token_ids: its tokens; the one that ended the sequence is among them.
-        cumulative_logprob: sum of the log probabilities of `token_ids`; None unless asked for.
+        cumulative_logprob: sum of the log probabilities of `token_ids`; None only before the first
+            token, and where `disable_logprobs_during_spec_decoding` leaves them out.
         logprobs: one entry a token; None unless they were asked for.
         finish_reason: "stop", "length" or "abort"; None while the sequence runs.
         stop_reason: the stop string or the id of the stop token that ended it; None otherwise.
@@ -80,11 +81,11 @@ class RequestOutput:
         output = self.outputs[update.index]
         output.text += update.text
         output.token_ids.extend(update.token_ids)
+        if update.logprob_sum is not None:
+            output.cumulative_logprob = (output.cumulative_logprob or 0.0) + update.logprob_sum
         if update.logprobs is not None:
-            if output.logprobs is None or output.cumulative_logprob is None:
-                output.logprobs, output.cumulative_logprob = [], 0.0
+            output.logprobs = output.logprobs or []
             output.logprobs.extend(_position(entry) for entry in update.logprobs)
-            output.cumulative_logprob += sum(entry.chosen.logprob for entry in update.logprobs)
         if update.prompt_logprobs is not None:
             self.prompt_logprobs = [
                 None if entry is None else _position(entry) for entry in update.prompt_logprobs

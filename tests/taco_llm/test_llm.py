@@ -66,6 +66,23 @@ def test_a_prompt_may_be_text_or_token_ids(llm: LLM) -> None:
         assert outputs[0].prompt == "Hello, world"
 
 
+@pytest.mark.parametrize("stop", [None, "zzz"])
+@pytest.mark.parametrize("best_of", [None, 3])
+def test_the_cumulative_logprob_is_always_there(
+    llm: LLM, stop: str | None, best_of: int | None
+) -> None:
+    params = SamplingParams(seed=3, max_tokens=5, ignore_eos=True, stop=stop, best_of=best_of)
+    (output,) = llm.generate("Hello, world", params, use_tqdm=False)
+    (asked,) = llm.generate("Hello, world", params.with_updates(logprobs=0), use_tqdm=False)
+    sequence, entries = output.outputs[0], asked.outputs[0].logprobs
+    assert entries is not None
+    assert sequence.logprobs is None
+    assert sequence.token_ids == asked.outputs[0].token_ids
+    chosen = [entry[i].logprob for i, entry in zip(sequence.token_ids, entries, strict=True)]
+    assert sequence.cumulative_logprob == pytest.approx(sum(chosen))
+    assert asked.outputs[0].cumulative_logprob == pytest.approx(sum(chosen))
+
+
 def test_logprobs(llm: LLM) -> None:
     params = SamplingParams(temperature=0, max_tokens=3, logprobs=2, prompt_logprobs=1)
     output = llm.generate("Hello, world", params, use_tqdm=False)[0]

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from taco_gateway.errors import ApiError, error_bytes
 from taco_gateway.protocol.logprobs import LogprobFormatter
 from taco_gateway.protocol.responses import Usage
+from taco_gateway.text.echoed_prompt import EchoedPrompt
 from taco_gateway.text.text_engine import TextUpdate, TokenLogprob
 
 DONE = b"data: [DONE]\n\n"
@@ -111,13 +112,6 @@ class ChatChunkWriter(ChunkWriter):
         )
 
 
-class EchoedPrompt(BaseModel):
-    """What `echo` puts in front of a choice: the prompt's text and its first token's name."""
-
-    text: str
-    first_token: str
-
-
 class CompletionChunkWriter(ChunkWriter):
     """Completions. With `echo` a choice opens with its prompt.
 
@@ -191,7 +185,7 @@ class CompletionChunkWriter(ChunkWriter):
         if self._formatter is None:
             return self._before[index] + quote(echoed.text) + self._after
         rows = self._prompt_rows[index // self._n]
-        columns = self._formatter.echoed_prompt(echoed.first_token, rows)
+        columns = self._formatter.echoed_prompt(echoed, rows)
         return (
             f'{self._before[index]}{quote(echoed.text)},"logprobs":{columns.model_dump_json()},'
             f'"finish_reason":null}}]{self._closing}'

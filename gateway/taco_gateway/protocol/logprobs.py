@@ -1,9 +1,11 @@
 """Log probabilities as the two OpenAI surfaces write them, and vLLM's prompt log probabilities."""
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from pydantic import BaseModel
 
+from taco_gateway.text.echoed_prompt import EchoedPrompt
 from taco_gateway.text.text_engine import Candidate, TokenLogprob
 
 LOWEST_LOGPROB = -9999.0  # JSON has no -inf
@@ -49,7 +51,10 @@ PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
 class LogprobFormatter:
-    """Writes log probabilities for one request.
+    """Writes log probabilities for one request: an entry for every token.
+
+    A token that is left out of the text (EOS, a stop token, part of a stop string) has an empty
+    text in its own entry, so that the tokens make up the text.
 
     Args:
         as_token_ids: name tokens `token_id:N`, so that those that are no text can be told apart.
@@ -62,13 +67,12 @@ class LogprobFormatter:
         return ChatLogprobs(
             content=[
                 ChatTokenLogprob(
-                    token=self.name(row.chosen.token_id, row.chosen.token),
-                    logprob=finite(row.chosen.logprob),
-                    bytes=list(row.chosen.token_bytes),
-                    top_logprobs=[self._top(candidate) for candidate in row.top],
+                    **self._chat_entry(row.chosen, row),
+                    top_logprobs=[
+                        TopLogprob(**self._chat_entry(candidate, row)) for candidate in row.top
+                    ],
                 )
                 for row in rows
-                if row.in_text
             ]
         )
 
@@ -78,20 +82,23 @@ class LogprobFormatter:
         """
         columns = CompletionLogprobs()
         for row in rows:
-            if row.in_text:
-                self._append(columns, row, offset)
+            token = row.chosen.token if row.in_text else ""
+            self._append(columns, row, token, row.text_offset + offset)
         return columns
 
     def echoed_prompt(
-        self, first_token: str, rows: Sequence[TokenLogprob | None]
+        self, echoed: EchoedPrompt, rows: Sequence[TokenLogprob | None]
     ) -> CompletionLogprobs:
-        """An echoed prompt's columns. Its first token, named so, has no log probability."""
+        """An echoed prompt's columns, an entry a token. The first one has no log probability."""
         columns = CompletionLogprobs(
-            tokens=[first_token], token_logprobs=[None], top_logprobs=[None], text_offset=[0]
+            tokens=[self.name(echoed.token_ids[0], echoed.tokens[0])],
+            token_logprobs=[None],
+            top_logprobs=[None],
+            text_offset=[0],
         )
-        for row in rows:
+        for position, row in enumerate(rows):
             if row is not None:
-                self._append(columns, row, 0)
+                self._append(columns, row, echoed.tokens[position], echoed.offsets[position])
         return columns
 
     def prompt(self, rows: Sequence[TokenLogprob | None]) -> PromptLogprobs:
@@ -112,24 +119,34 @@ class LogprobFormatter:
     def name(self, token_id: int, token: str) -> str:
         return f"token_id:{token_id}" if self._as_token_ids else token
 
-    def _top(self, candidate: Candidate) -> TopLogprob:
-        return TopLogprob(
-            token=self.name(candidate.token_id, candidate.token),
-            logprob=finite(candidate.logprob),
-            bytes=list(candidate.token_bytes),
-        )
+    def _chat_entry(self, candidate: Candidate, row: TokenLogprob) -> dict[str, Any]:
+        shown = row.in_text or candidate.token_id != row.chosen.token_id
+        return {
+            "token": self.name(candidate.token_id, candidate.token if shown else ""),
+            "logprob": finite(candidate.logprob),
+            "bytes": list(candidate.token_bytes) if shown else [],
+        }
 
-    def _append(self, columns: CompletionLogprobs, row: TokenLogprob, offset: int) -> None:
-        columns.tokens.append(self.name(row.chosen.token_id, row.chosen.token))
-        columns.token_logprobs.append(finite(row.chosen.logprob))
-        # Tokens of the same text share a key; the likelier one comes first and stays.
+    def _append(
+        self, columns: CompletionLogprobs, row: TokenLogprob, token: str, offset: int
+    ) -> None:
+        """Adds the entry of a token that has the text `token` here."""
+        chosen = row.chosen
+        name = self.name(chosen.token_id, token)
+        columns.tokens.append(name)
+        columns.token_logprobs.append(finite(chosen.logprob))
+        # Another token of the same text is named by its id, so that the key is the token itself.
         top: dict[str, float] = {}
-        for candidate in (*row.top, row.chosen):
-            top.setdefault(
-                self.name(candidate.token_id, candidate.token), finite(candidate.logprob)
-            )
+        for candidate in row.top:
+            key = name
+            if candidate.token_id != chosen.token_id:
+                key = self.name(candidate.token_id, candidate.token)
+                if key == name or key in top:
+                    key = f"token_id:{candidate.token_id}"
+            top[key] = finite(candidate.logprob)
+        top[name] = finite(chosen.logprob)
         columns.top_logprobs.append(top)
-        columns.text_offset.append(row.text_offset + offset)
+        columns.text_offset.append(offset)
 
 
 def finite(logprob: float) -> float:

@@ -1,5 +1,6 @@
 """`POST /v1/completions`."""
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -11,10 +12,11 @@ from fastapi.responses import Response
 from taco_gateway.auth import ApiKey
 from taco_gateway.gateway import Gateway, gateway_of, key_of
 from taco_gateway.generation import Choice, Updates, UsageCounter, merge, timed, without_tokens
-from taco_gateway.http.chunks import CompletionChunkWriter, EchoedPrompt, StreamHead
+from taco_gateway.http.chunks import CompletionChunkWriter, StreamHead
 from taco_gateway.protocol.completions import CompletionRequest, Prompt
-from taco_gateway.protocol.logprobs import CompletionLogprobs, LogprobFormatter, PromptLogprobs
+from taco_gateway.protocol.logprobs import CompletionLogprobs, PromptLogprobs
 from taco_gateway.protocol.responses import Completion, CompletionChoice
+from taco_gateway.text.echoed_prompt import EchoedPrompt, echoed_text, echoed_tokens
 from taco_gateway.text.text_engine import TokenLogprob
 from taco_proto.errors import InvalidParameterError
 from taco_proto.sampling_params import SamplingParams
@@ -42,9 +44,10 @@ async def create_completion(request: Request) -> Response:
     prompts = [await _encode(gateway, body, prompt) for prompt in body.prompts]
     request_id = f"cmpl-{request.state.request_id}"
     updates = _generate(gateway, body, params, prompts, key, request_id)
+    echoed = await asyncio.to_thread(_echoed, gateway, body, prompts) if body.echo else []
     for prompt in body.prompts:
         gateway.log_request(request_id, prompt, params)
-    answer = _CompletionAnswer(gateway, body, params, prompts, request_id)
+    answer = _CompletionAnswer(gateway, body, params, echoed, request_id)
     watched = timed(updates, gateway.metrics, arrival)
     if body.stream:
         return gateway.event_stream(answer.frames(watched))
@@ -98,23 +101,17 @@ class _CompletionAnswer:
         gateway: Gateway,
         body: CompletionRequest,
         params: SamplingParams,
-        prompts: Sequence[list[int]],
+        echoed: Sequence[EchoedPrompt],
         request_id: str,
     ) -> None:
         self._formatter = gateway.logprob_formatter(body)
         self._body = body
         self._n = params.n
-        self._num_choices = len(prompts) * params.n
+        self._num_choices = len(body.prompts) * params.n
         self._id = request_id
         self._model = body.model or gateway.model_names[0]
         self._created = int(time.time())
-        self._echo: list[EchoedPrompt] = []
-        if body.echo:
-            self._echo = [
-                _echoed(gateway, self._formatter, prompt, token_ids, params.truncate_prompt_tokens)
-                for prompt, token_ids in zip(body.prompts, prompts, strict=True)
-                for _ in range(params.n)
-            ]
+        self._echo = [prompt for prompt in echoed for _ in range(params.n)]
 
     async def whole(self, updates: Updates) -> Completion:
         choices = [Choice() for _ in range(self._num_choices)]
@@ -181,21 +178,25 @@ class _CompletionAnswer:
         if not self._echo:
             return self._formatter.completion(choice.logprobs)
         echoed = self._echo[index]
-        columns = self._formatter.echoed_prompt(echoed.first_token, prompt_rows or [])
+        columns = self._formatter.echoed_prompt(echoed, prompt_rows or [])
         columns.extend(self._formatter.completion(choice.logprobs, offset=len(echoed.text)))
         return columns
 
 
 def _echoed(
-    gateway: Gateway,
-    formatter: LogprobFormatter,
-    prompt: Prompt,
-    token_ids: list[int],
-    truncate_to: int | None,
-) -> EchoedPrompt:
-    """What `echo` gives back: the client's own text, unless that was cut or came as token ids."""
+    gateway: Gateway, body: CompletionRequest, prompts: Sequence[list[int]]
+) -> list[EchoedPrompt]:
+    """What `echo` returns of each prompt: the client's own text, unless that was truncated or came
+    as token ids. Blocks: call it from a thread.
+    """
     tokenizer = gateway.require_tokenizer()
-    kept = token_ids if truncate_to is None else token_ids[-truncate_to:]
-    text = prompt if isinstance(prompt, str) and kept == token_ids else tokenizer.decode(kept)
-    first_token = formatter.name(kept[0], gateway.engine.spell(kept[0]))
-    return EchoedPrompt(text=text, first_token=first_token)
+    echoed = []
+    for prompt, token_ids in zip(body.prompts, prompts, strict=True):
+        limit = body.truncate_prompt_tokens
+        kept = token_ids if limit is None else token_ids[-limit:]
+        text = prompt if isinstance(prompt, str) and len(kept) == len(token_ids) else None
+        if body.logprobs is None:
+            echoed.append(echoed_text(tokenizer, kept, text))
+        else:
+            echoed.append(echoed_tokens(tokenizer, gateway.engine.spell, kept, text))
+    return echoed

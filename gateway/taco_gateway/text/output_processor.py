@@ -1,5 +1,6 @@
 """News of a sequence in token ids to news in text."""
 
+import math
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ class TextUpdate:
             not.
         logprobs: one entry a token; None if none were asked for. They may lag behind `token_ids`:
             an entry comes when it is sure whether its token is in the text.
+        logprob_sum: sum of the log probabilities of `token_ids`; None unless the request sums them.
         finish_reason: "stop", "length" or "abort" on the sequence's last update, None before.
         stop_reason: the stop string or the id of the stop token that ended it; None for EOS.
         num_prompt_tokens, num_completion_tokens, num_cached_tokens: usage so far, `token_ids`
@@ -44,6 +46,7 @@ class TextUpdate:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] | None = None
+    logprob_sum: float | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     num_prompt_tokens: int = 0
@@ -57,6 +60,8 @@ class TextUpdate:
         self.token_ids += news.token_ids
         if news.logprobs is not None:
             self.logprobs = [*(self.logprobs or ()), *news.logprobs]
+        if news.logprob_sum is not None:
+            self.logprob_sum = (self.logprob_sum or 0.0) + news.logprob_sum
         self.finish_reason = news.finish_reason
         self.stop_reason = news.stop_reason
         self.num_prompt_tokens = news.num_prompt_tokens
@@ -74,6 +79,8 @@ class OutputProcessor:
         tokenizer: None: no text.
         candidates: spells the tokens of log probabilities.
         eos_token_ids: the model's; they are no stop reason.
+        gives_logprobs: updates carry an entry for each token.
+        sums_logprobs: updates carry the sum of their tokens' log probabilities.
     """
 
     def __init__(
@@ -84,11 +91,16 @@ class OutputProcessor:
         tokenizer: Tokenizer | None,
         candidates: CandidateReader,
         eos_token_ids: Collection[int],
+        *,
+        gives_logprobs: bool,
+        sums_logprobs: bool,
     ) -> None:
         self._index = index
         self._params = params
         self._candidates = candidates
         self._eos_token_ids = eos_token_ids
+        self._gives_logprobs = gives_logprobs
+        self._sums_logprobs = sums_logprobs
         self._num_prompt_tokens = len(prompt_token_ids)
         self._num_tokens = 0
         self._num_cached_tokens = 0
@@ -102,9 +114,12 @@ class OutputProcessor:
         self._stops = None
         if params.stop and self._detokenizer is not None:
             self._stops = StopStrings(params.stop, include=params.include_stop_str_in_output)
-        self._token_by_token = self._stops is not None or params.logprobs is not None
+        self._token_by_token = self._stops is not None or gives_logprobs
+        self._left_out: Collection[int] = ()  # special tokens that are skipped
+        if gives_logprobs and tokenizer is not None and params.skip_special_tokens:
+            self._left_out = frozenset(tokenizer.special_tokens.values())
         self._num_chars = 0  # spelled so far; some may be held back
-        self._waiting: deque[tuple[int, Candidate, list[Candidate]]] = deque()
+        self._waiting: deque[tuple[int, bool, Candidate, list[Candidate]]] = deque()
         self.hit_stop_string = False
 
     def feed(self, update: SequenceUpdate) -> TextUpdate:
@@ -130,22 +145,27 @@ class OutputProcessor:
         if finished and news.finish_reason is None:
             news.finish_reason = _FINISH_REASONS[FinishReason(update.finish_reason)]
             news.stop_reason = self._stop_reason(update)
+        if self._sums_logprobs and update.logprobs is not None:
+            news.logprob_sum = math.fsum(update.logprobs.chosen()[: len(news.token_ids)])
         news.num_prompt_tokens = self._num_prompt_tokens
         news.num_completion_tokens = self._num_tokens
         news.num_cached_tokens = self._num_cached_tokens
         return news
 
     def _feed_token_by_token(self, update: SequenceUpdate) -> TextUpdate:
-        rows = None if update.logprobs is None else self._candidates.rows(update.logprobs)
+        rows = None
+        if self._gives_logprobs and update.logprobs is not None:
+            rows = self._candidates.rows(update.logprobs)
         finished = update.finish_reason != FinishReason.RUNNING
         hidden = len(update.token_ids) - 1 if finished and self._hides_last(update) else -1
-        news = TextUpdate(self._index, logprobs=None if self._params.logprobs is None else [])
+        news = TextUpdate(self._index, logprobs=[] if self._gives_logprobs else None)
         pieces: list[str] = []
         for i, token_id in enumerate(update.token_ids):
             self._num_tokens += 1
             news.token_ids.append(token_id)
             if rows is not None:
-                self._waiting.append((-1 if i == hidden else self._num_chars, *rows[i]))
+                in_text = i != hidden and token_id not in self._left_out
+                self._waiting.append((self._num_chars, in_text, *rows[i]))
             if i != hidden and self._detokenizer is not None:
                 pieces.append(self._keep(self._detokenizer.feed((token_id,))))
                 if self.hit_stop_string:
@@ -178,14 +198,13 @@ class OutputProcessor:
         num_held = 0 if self._stops is None else self._stops.num_held
         num_sure = self._num_chars - num_held
         while self._waiting:
-            offset, chosen, top = self._waiting[0]
+            offset, in_text, chosen, top = self._waiting[0]
             if not finished and num_held and offset >= num_sure:
                 break
             self._waiting.popleft()
-            in_text = offset >= 0 and not (self.hit_stop_string and offset >= num_sure)
-            released.append(
-                TokenLogprob(chosen, top, offset if offset >= 0 else self._num_chars, in_text)
-            )
+            if self.hit_stop_string and offset >= num_sure:
+                offset, in_text = num_sure, False
+            released.append(TokenLogprob(chosen, top, offset, in_text))
 
     def _hides_last(self, update: SequenceUpdate) -> bool:
         return update.stop_token_id >= 0 and not self._params.include_stop_str_in_output
@@ -201,14 +220,7 @@ class OutputProcessor:
 class PromptLogprobs:
     """Gathers the log probabilities of a prompt, which come in chunks as it is prefilled."""
 
-    def __init__(
-        self,
-        prompt_token_ids: Sequence[int],
-        tokenizer: Tokenizer | None,
-        candidates: CandidateReader,
-    ) -> None:
-        self._token_ids = prompt_token_ids
-        self._tokenizer = tokenizer
+    def __init__(self, candidates: CandidateReader) -> None:
         self._candidates = candidates
         self._rows: list[tuple[Candidate, list[Candidate]]] = []
 
@@ -217,20 +229,4 @@ class PromptLogprobs:
 
     def entries(self) -> list[TokenLogprob | None]:
         """One entry a prompt token; the first token has none."""
-        offsets = self._text_offsets()
-        entries: list[TokenLogprob | None] = [None]
-        for offset, (chosen, top) in zip(offsets[1:], self._rows, strict=True):
-            entries.append(TokenLogprob(chosen, top, offset))
-        return entries
-
-    def _text_offsets(self) -> list[int]:
-        if self._tokenizer is None:
-            return [0] * len(self._token_ids)
-        detokenizer = self._tokenizer.detokenizer(skip_special_tokens=False)
-        offsets, num_chars = [], 0
-        for position, token_id in enumerate(self._token_ids):
-            offsets.append(num_chars)
-            # A special token at the very front is BOS, which is in no text that anybody wrote.
-            if position or token_id not in self._tokenizer.special_tokens.values():
-                num_chars += len(detokenizer.feed((token_id,)))
-        return offsets
+        return [None, *(TokenLogprob(chosen, top) for chosen, top in self._rows)]

@@ -219,6 +219,7 @@ class TextEngine:
         adapter: str = "",
         traceparent: str = "",
         clamp_max_tokens: bool = False,
+        sum_logprobs: bool = False,
     ) -> AsyncGenerator[TextUpdate, None]:
         """Runs a request: news of its sequences as they come.
 
@@ -233,6 +234,7 @@ class TextEngine:
             prompt_cache_key: names requests that begin alike, so that they go to one worker.
             deadline: seconds since the epoch until which the request may wait to be run.
             clamp_max_tokens: shorten `max_tokens` to what fits instead of refusing it.
+            sum_logprobs: updates carry `logprob_sum`.
 
         Raises:
             InvalidParameterError: the prompt is empty or too long (`context_length_exceeded`), a
@@ -252,6 +254,7 @@ class TextEngine:
             params.max_tokens, len(prompt_token_ids), info, clamp=clamp_max_tokens
         )
         ranks = params.num_sequences > params.n
+        needs_logprobs = ranks or sum_logprobs
         request = GenerateRequest(
             handle=0,
             request_id=request_id,
@@ -262,7 +265,7 @@ class TextEngine:
                 max_tokens=max_tokens,
                 min_tokens=min(params.min_tokens, max_tokens),
                 seed=secrets.randbelow(MAX_SEED) if params.seed is None else params.seed,
-                logprobs=params.logprobs or 0 if ranks else params.logprobs,
+                logprobs=params.logprobs or 0 if needs_logprobs else params.logprobs,
             ),
             priority=priority,
             deadline=deadline,
@@ -275,7 +278,13 @@ class TextEngine:
         )
         if ranks:
             return self._best(request, prompt_token_ids, params, info)
-        return self._run(request, prompt_token_ids, info)
+        return self._run(
+            request,
+            prompt_token_ids,
+            info,
+            gives_logprobs=params.logprobs is not None,
+            sums_logprobs=sum_logprobs,
+        )
 
     async def warm_up(self) -> None:
         """Starts what the first chat would wait for."""
@@ -288,7 +297,13 @@ class TextEngine:
             self._prompter.close()
 
     async def _run(
-        self, request: GenerateRequest, prompt_token_ids: Sequence[int], info: ModelInfo
+        self,
+        request: GenerateRequest,
+        prompt_token_ids: Sequence[int],
+        info: ModelInfo,
+        *,
+        gives_logprobs: bool,
+        sums_logprobs: bool,
     ) -> AsyncGenerator[TextUpdate, None]:
         params = request.sampling
         processors = [
@@ -299,12 +314,14 @@ class TextEngine:
                 self.tokenizer,
                 self._candidates,
                 info.eos_token_ids,
+                gives_logprobs=gives_logprobs,
+                sums_logprobs=sums_logprobs,
             )
             for index in range(params.n)
         ]
         prompt = None
         if params.prompt_logprobs is not None:
-            prompt = PromptLogprobs(prompt_token_ids, self.tokenizer, self._candidates)
+            prompt = PromptLogprobs(self._candidates)
         stream = self.client.generate(request)
         try:
             async for update in stream:
@@ -331,8 +348,16 @@ class TextEngine:
         info: ModelInfo,
     ) -> AsyncGenerator[TextUpdate, None]:
         """The `n` sequences with the highest mean log probability, best first, one update each."""
-        whole = [TextUpdate(index, logprobs=[]) for index in range(params.num_sequences)]
-        async with aclosing(self._run(request, prompt_token_ids, info)) as updates:
+        whole = [TextUpdate(index) for index in range(params.num_sequences)]
+        gives_logprobs = params.logprobs is not None
+        run = self._run(
+            request,
+            prompt_token_ids,
+            info,
+            gives_logprobs=gives_logprobs,
+            sums_logprobs=True,
+        )
+        async with aclosing(run) as updates:
             async for news in updates:
                 whole[news.index].extend(news)
         prompt_logprobs = whole[0].prompt_logprobs
@@ -340,11 +365,10 @@ class TextEngine:
         for index, update in enumerate(whole[: params.n]):
             update.index = index
             update.prompt_logprobs = prompt_logprobs if index == 0 else None
-            if params.logprobs is None:
-                update.logprobs = None
             yield update
 
 
 def _mean_logprob(update: TextUpdate) -> float:
-    entries = update.logprobs or []
-    return sum([entry.chosen.logprob for entry in entries]) / len(entries) if entries else -math.inf
+    if update.logprob_sum is None or not update.token_ids:
+        return -math.inf
+    return update.logprob_sum / len(update.token_ids)

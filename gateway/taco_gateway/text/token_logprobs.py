@@ -31,15 +31,15 @@ class TokenLogprob:
     for).
 
     Attributes:
-        text_offset: characters of the sequence's text (of the prompt's text, for prompt log
-            probabilities) before this token.
-        in_text: False for a token that ended the sequence and is hidden from the text: EOS, a stop
-            token, or one that lies wholly in a stop string that was cut off.
+        text_offset: characters of the sequence's text before this token; 0 for tokens of a prompt.
+        in_text: False for a token that adds nothing to the text: the EOS or stop token that ended
+            the sequence, a special token that is skipped, or a token that lies wholly in a stop
+            string that was cut off.
     """
 
     chosen: Candidate
     top: list[Candidate]
-    text_offset: int
+    text_offset: int = 0
     in_text: bool = True
 
 

@@ -137,10 +137,12 @@ async def test_logprobs(make_app: AppMaker, tokenizer: Tokenizer, stream: bool) 
     else:
         logprobs = (await chat(app, logprobs=True, top_logprobs=2))["choices"][0]["logprobs"]
     token = tokenizer.decode([50])
-    (entry,) = logprobs["content"]  # EOS is no part of the text
+    entry, closing = logprobs["content"]
     assert (entry["token"], entry["logprob"]) == (token, -0.5)
     assert entry["bytes"] == list(token.encode())
     assert [top["logprob"] for top in entry["top_logprobs"]] == [-0.5, -9999.0]
+    assert (closing["token"], closing["bytes"]) == ("", [])  # EOS adds nothing to the text
+    assert [top["token"] for top in closing["top_logprobs"]] == [tokenizer.decode([52]), ""]
     assert app.engine.requests[0].sampling.logprobs == 2
 
 
