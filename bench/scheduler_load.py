@@ -137,7 +137,7 @@ async def submits(num_requests: int, ending: asyncio.Event) -> AsyncIterator[byt
             token_ids=array("i", random.integers(0, 100_000, PROMPT_TOKENS).tolist()).tobytes(),
             sampling=SamplingParams(seed=handle, max_tokens=100_000),
         )
-        yield pb.GatewayMessage(submit=submit_to_pb(request)).SerializeToString()
+        yield pb.GatewayMessage(submit=submit_to_pb(request, time.monotonic())).SerializeToString()
     await ending.wait()
 
 

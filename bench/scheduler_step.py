@@ -92,7 +92,7 @@ def submit_message(
         sampling=SamplingParams(seed=handle, max_tokens=max_tokens),
         tenant=tenant,
     )
-    return submit_to_pb(request).SerializeToString()
+    return submit_to_pb(request, 0.0).SerializeToString()
 
 
 class Bench:
@@ -112,7 +112,7 @@ class Bench:
         self.now = 0.0
 
     def submit(self, message: bytes) -> None:
-        request = submit_from_pb(pb.Submit.FromString(message))
+        request = submit_from_pb(pb.Submit.FromString(message), 0.0)
         self.engine.submit(self.outbox, request, self.now)
 
     def answer(self, plan: StepPlan) -> bytes:

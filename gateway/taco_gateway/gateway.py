@@ -154,8 +154,8 @@ class Gateway:
         return LogprobFormatter(as_token_ids=as_token_ids)
 
     def deadline(self) -> float:
-        """Until when a request that arrives now may wait to run, in seconds since the epoch."""
-        return time.time() + self.config.queue_timeout
+        """When a request that arrives now has waited too long, in seconds of `time.monotonic`."""
+        return time.monotonic() + self.config.queue_timeout
 
     def log_request(self, request_id: str, prompt: str | list[int], params: SamplingParams) -> None:
         if self.config.log_requests and logger.isEnabledFor(logging.INFO):

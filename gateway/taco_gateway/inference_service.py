@@ -275,7 +275,7 @@ def _given(sampling: pb.TextSampling) -> Mapping[str, Any]:
 
 def _deadline(context: Context, latest: float) -> float:
     remaining = context.time_remaining()
-    return latest if remaining is None else min(latest, time.time() + remaining)
+    return latest if remaining is None else min(latest, time.monotonic() + remaining)
 
 
 def _usage(counter: UsageCounter) -> pb.Usage:

@@ -13,7 +13,7 @@ class Lease:
 
     Attributes:
         instance: who holds it; the same instance may ask again and again.
-        started: when the holder's newest client began, in nanoseconds since the epoch.
+        started: when the holder's newest client began, in nanoseconds since its machine started.
         deadline: from then on the seat is free.
     """
 

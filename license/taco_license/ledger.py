@@ -58,7 +58,7 @@ class Ask:
     Attributes:
         gpus: one at least, each once.
         instance: who asks; the same instance may ask again and again.
-        started: when the asking process began, in nanoseconds since the epoch.
+        started: when the asking process began, in nanoseconds since its machine started.
     """
 
     gpus: tuple[str, ...]

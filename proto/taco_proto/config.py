@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 # Largest message of the Scheduler service; all sides must agree on it.
 MAX_MESSAGE_BYTES = 64 * 2**20
 # What a scheduler that is told to stop has for its running requests and for what goes to disk.

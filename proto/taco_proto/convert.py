@@ -46,7 +46,9 @@ def _ints(values: object) -> IntArray:
 # ------------------------------------------------------------ gateway → scheduler
 
 
-def submit_to_pb(request: GenerateRequest) -> pb.Submit:
+def submit_to_pb(request: GenerateRequest, now: float) -> pb.Submit:
+    """`now`: when the message is sent, in seconds of `time.monotonic`."""
+    deadline = request.deadline
     return pb.Submit(
         handle=request.handle,
         request_id=request.request_id,
@@ -55,7 +57,7 @@ def submit_to_pb(request: GenerateRequest) -> pb.Submit:
         has_paid=request.has_paid,
         sampling=sampling_to_pb(request.sampling),
         priority=request.priority,
-        deadline=request.deadline or 0.0,
+        timeout_seconds=None if deadline is None else deadline - now,
         tenant=_tenant_to_pb(request.tenant),
         adapter=request.adapter,
         cache_salt=request.cache_salt,
@@ -65,8 +67,10 @@ def submit_to_pb(request: GenerateRequest) -> pb.Submit:
     )
 
 
-def submit_from_pb(message: pb.Submit) -> GenerateRequest:
-    """Raises:
+def submit_from_pb(message: pb.Submit, now: float) -> GenerateRequest:
+    """`now`: when the message arrived, in seconds of `time.monotonic`.
+
+    Raises:
     InvalidParameterError: a sampling parameter is out of range.
     """
     return GenerateRequest(
@@ -77,7 +81,7 @@ def submit_from_pb(message: pb.Submit) -> GenerateRequest:
         has_paid=message.has_paid,
         sampling=sampling_from_pb(message.sampling),
         priority=message.priority,
-        deadline=message.deadline or None,
+        deadline=now + message.timeout_seconds if message.HasField("timeout_seconds") else None,
         tenant=_tenant_from_pb(message.tenant) if message.HasField("tenant") else ANYBODY,
         adapter=message.adapter,
         cache_salt=message.cache_salt,

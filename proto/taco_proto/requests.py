@@ -72,7 +72,8 @@ class GenerateRequest:
         priority: lower runs sooner; `LOW_PRIORITY` and beyond is offline work.
         has_paid: it was submitted before and may have been let in: no limit and no bound of a queue
             is asked again.
-        deadline: seconds since the epoch until which the request may wait; None: for ever.
+        deadline: when the request has waited too long, in seconds of this process's
+            `time.monotonic`; None: never. A message carries the seconds that remain.
         tenant: whose request it is.
         adapter: name of the adapter to run it with; empty: the base model.
         cache_salt: requests with different salts share no cached prefix.

@@ -88,14 +88,13 @@ class Sampling(_message.Message):
     def __init__(self, n: _Optional[int] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., no_repeat_ngram_size: _Optional[int] = ..., logit_bias_token_ids: _Optional[_Iterable[int]] = ..., logit_bias_values: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("handle", "request_id", "token_ids", "emitted_token_ids", "sampling", "priority", "deadline", "adapter", "cache_salt", "traceparent", "tenant", "pins", "prompt_cache_key", "has_paid")
+    __slots__ = ("handle", "request_id", "token_ids", "emitted_token_ids", "sampling", "priority", "adapter", "cache_salt", "traceparent", "tenant", "pins", "prompt_cache_key", "has_paid", "timeout_seconds")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     EMITTED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
-    DEADLINE_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
@@ -103,13 +102,13 @@ class Submit(_message.Message):
     PINS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_CACHE_KEY_FIELD_NUMBER: _ClassVar[int]
     HAS_PAID_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     handle: int
     request_id: str
     token_ids: bytes
     emitted_token_ids: bytes
     sampling: Sampling
     priority: int
-    deadline: float
     adapter: str
     cache_salt: str
     traceparent: str
@@ -117,7 +116,8 @@ class Submit(_message.Message):
     pins: _containers.RepeatedCompositeFieldContainer[PrefixPin]
     prompt_cache_key: str
     has_paid: bool
-    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., token_ids: _Optional[bytes] = ..., emitted_token_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., priority: _Optional[int] = ..., deadline: _Optional[float] = ..., adapter: _Optional[str] = ..., cache_salt: _Optional[str] = ..., traceparent: _Optional[str] = ..., tenant: _Optional[_Union[Tenant, _Mapping]] = ..., pins: _Optional[_Iterable[_Union[PrefixPin, _Mapping]]] = ..., prompt_cache_key: _Optional[str] = ..., has_paid: _Optional[bool] = ...) -> None: ...
+    timeout_seconds: float
+    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., token_ids: _Optional[bytes] = ..., emitted_token_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., priority: _Optional[int] = ..., adapter: _Optional[str] = ..., cache_salt: _Optional[str] = ..., traceparent: _Optional[str] = ..., tenant: _Optional[_Union[Tenant, _Mapping]] = ..., pins: _Optional[_Iterable[_Union[PrefixPin, _Mapping]]] = ..., prompt_cache_key: _Optional[str] = ..., has_paid: _Optional[bool] = ..., timeout_seconds: _Optional[float] = ...) -> None: ...
 
 class PrefixPin(_message.Message):
     __slots__ = ("num_tokens", "seconds")

@@ -5,7 +5,6 @@ import contextlib
 import logging
 import random
 import secrets
-import time
 
 from taco_proto.config import RedisConfig
 from taco_proto.prefix_hashes import KEY_BYTES
@@ -23,6 +22,14 @@ from taco_proto.registry import (
 from taco_scheduler.hot_prefixes import HotPrefixes
 from taco_scheduler.replica import Replica
 from taco_scheduler.service import SchedulerService
+
+# KEYS: the index. ARGV: the scheduler's address; seconds after which an address leaves the index.
+# Redis' clock alone counts: a scheduler whose clock is ahead would remove the others.
+NOTE_IN_INDEX = """
+local now = tonumber(redis.call('TIME')[1])
+redis.call('ZADD', KEYS[1], now, ARGV[1])
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now - tonumber(ARGV[2]))
+"""
 
 logger = logging.getLogger("taco.scheduler")
 
@@ -44,6 +51,7 @@ class Advertiser:
         self._due = asyncio.Event()
         self._link = RedisLink(redis)
         self._link.on_trust(self._due.set)
+        self._note_in_index = self._link.add_script(NOTE_IN_INDEX)
         self._address = address
         # All schedulers use one key in the end, so that a gateway hashes a prompt once.
         self._prefixes = HotPrefixes(secrets.token_bytes(KEY_BYTES))
@@ -85,13 +93,12 @@ class Advertiser:
         caches = [replica.worker.blocks for replica in self._replicas()]
         for _ in self._prefixes.collect(caches):
             await asyncio.sleep(0)  # a step may be due
-        record, now = encode_record(self._record()), time.time()
+        record = encode_record(self._record())
         replies = await self._link.run(
             ("SET", HASH_KEY_KEY, self._prefixes.key, "NX"),
             ("GET", HASH_KEY_KEY),
             ("SET", record_key(self._address), record, "PX", int(LIFETIME_SECONDS * 1000)),
-            ("ZADD", INDEX_KEY, now, self._address),
-            ("ZREMRANGEBYSCORE", INDEX_KEY, "-inf", now - INDEX_SECONDS),
+            ("EVALSHA", self._note_in_index, 1, INDEX_KEY, self._address, INDEX_SECONDS),
         )
         if replies is None:
             return

@@ -24,8 +24,9 @@ CORRECTION_SECONDS = 0.05
 class Engine:
     """Requests in, step plans out; step outputs in, tokens out to each client's outbox.
 
-    Time is seconds since the epoch and only ever passed in. Nothing here waits: whoever drives the
-    engine sends each plan to its worker and hands every output back, in the order of the plans.
+    Time is passed in: seconds of a clock that never goes back (`time.monotonic`). Nothing here
+    waits: whoever drives the engine sends each plan to its worker and hands every output back, in
+    the order of the plans.
 
     Attributes:
         replicas: the workers that are attached, in the order in which they came.

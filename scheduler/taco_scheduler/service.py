@@ -200,7 +200,7 @@ class SchedulerService:
             return
         limit = self.config.worker_drain_timeout
         logger.info("worker %s leaves: what it runs has %g s", replica.name, limit)
-        self.engine.drain(replica, time.time() + limit)
+        self.engine.drain(replica, time.monotonic() + limit)
         self._announce()
         self._wake.set()
 
@@ -252,7 +252,7 @@ class SchedulerService:
         self._wake.set()
 
     def deliver_drafts(self, link: DrafterLink, reply: DraftReply) -> None:
-        self._drafters.take(link, reply, time.time())
+        self._drafters.take(link, reply, time.monotonic())
         self._wake.set()
 
     # ---------------------------------------------------------------- clients
@@ -273,7 +273,7 @@ class SchedulerService:
             self.engine.counters.refusals[Refusal.DRAINING] += 1
             outbox.add_error(request.handle, 503, "the scheduler is shutting down")
         else:
-            self.engine.submit(outbox, request, time.time())
+            self.engine.submit(outbox, request, time.monotonic())
         self._wake.set()
 
     def cancel(self, outbox: Outbox, handle: int, index: int | None) -> None:
@@ -294,7 +294,7 @@ class SchedulerService:
                 self._wake.clear()
                 self._commit_outputs()
                 self._give_up_stalled()
-                self._drafters.ask(time.time())
+                self._drafters.ask(time.monotonic())
                 self._send_plans()
                 self._release_leavers()  # planning may find that there is nothing left to do
                 self._notify_clients()
@@ -311,13 +311,13 @@ class SchedulerService:
             if replica is None:
                 continue
             try:
-                self.engine.commit(replica, output, time.time())
+                self.engine.commit(replica, output, time.monotonic())
             except InvalidOutputError as error:
                 link.close(error)
                 self.lose(link, str(error))
 
     def _give_up_stalled(self) -> None:
-        stalled = self.engine.stalled(time.time())
+        stalled = self.engine.stalled(time.monotonic())
         for link, replica in list(self._replicas.items()):
             if replica in stalled:
                 error = StalledError("a step takes far longer than any before")
@@ -325,16 +325,16 @@ class SchedulerService:
                 self.lose(link, str(error))
 
     def _release_leavers(self) -> None:
-        now = time.time()
+        now = time.monotonic()
         for link, replica in list(self._replicas.items()):
             if replica.is_done(now):
                 self.lose(link, "it left", is_fault=False)
 
     def _send_plans(self) -> None:
-        self.engine.expire(time.time())
+        self.engine.expire(time.monotonic())
         for link, replica in self._replicas.items():
             self._send_store_commands(link, replica)  # what is written is not evicted
-            while (plan := self.engine.plan(replica, time.time())) is not None:
+            while (plan := self.engine.plan(replica, time.monotonic())) is not None:
                 link.send(plan)
             self._send_store_commands(link, replica)  # reads for those who wait
 
@@ -352,7 +352,7 @@ class SchedulerService:
         if deadline is None:
             await self._wake.wait()
             return
-        delay = max(0.0, deadline - time.time())
+        delay = max(0.0, deadline - time.monotonic())
         timer = asyncio.get_running_loop().call_later(delay, self._wake.set)
         try:
             await self._wake.wait()

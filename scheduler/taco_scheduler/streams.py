@@ -1,6 +1,7 @@
 """The streams of gateways and workers."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 
 import grpc
@@ -74,7 +75,7 @@ async def _read_gateway(session: ClientSession, requests: AsyncIterator[pb.Gatew
 
 def _submit(session: ClientSession, message: pb.Submit) -> None:
     try:
-        request = submit_from_pb(message)
+        request = submit_from_pb(message, time.monotonic())
     except InvalidParameterError as error:
         session.refuse(message.handle, 400, str(error))
     except ValueError:

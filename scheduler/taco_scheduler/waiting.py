@@ -188,7 +188,7 @@ class Deadlines:
             self._sweep_at = max(MIN_SWEEP, 2 * len(self._heap))
 
     def next(self) -> float | None:
-        """Time of the first deadline that still matters, in seconds since the epoch."""
+        """The earliest deadline of a request that still waits, in seconds of the engine's clock."""
         while self._heap and not _waits(self._heap[0][2]):
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None

@@ -139,7 +139,6 @@ async def test_leases(service: LicenseService, store: Store) -> None:
         {"instance": None},
         {"started": -1},
         {"started": 2**63},
-        {"started": 2**63 - 1},
         {"started": True},
         {"more": 1},
     ],

@@ -5,6 +5,7 @@ import queue
 import socket
 import socketserver
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -75,6 +76,22 @@ def test_a_lease_is_taken_and_kept(server: LicenseServer, clock: Clock) -> None:
             False, "no_seat: 1 of 1 seats are taken; 1 more are asked for"
         )
         clock.advance(HEARTBEAT_SECONDS)
+
+
+def test_the_date_of_a_workers_machine_does_not_matter(
+    server: LicenseServer, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tomorrow = time.time_ns() + int(DAY * 1e9)
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time_ns", lambda: tomorrow)
+        client = make_client(clock, server.address)
+    client.beat()
+    assert client.standing() == GOOD
+    # One that begins later counts as later, though its date is an earlier one.
+    successor = make_client(clock, server.address)
+    successor.beat()
+    client._release()
+    assert server.service.ledger.num_seats == 1
 
 
 def test_a_client_that_ends_gives_its_seat_back(server: LicenseServer, clock: Clock) -> None:

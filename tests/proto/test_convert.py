@@ -1,5 +1,6 @@
 """Everything that crosses a process boundary survives the round trip through its message."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -118,8 +119,16 @@ def test_submit(params: SamplingParams, prompt: bytes, handle: int) -> None:
         prompt_cache_key="d",
         traceparent="e",
     )
-    wire = convert.submit_to_pb(request).SerializeToString()
-    assert convert.submit_from_pb(pb.Submit.FromString(wire)) == request
+    wire = convert.submit_to_pb(request, 4.0).SerializeToString()
+    # The receiver's clock has another origin: what remains is the same.
+    received = convert.submit_from_pb(pb.Submit.FromString(wire), 1004.0)
+    assert received == replace(request, deadline=1012.5)
+
+
+def test_a_submit_without_a_deadline_has_none_when_it_arrives() -> None:
+    params = SamplingParams(seed=1, max_tokens=1)
+    request = GenerateRequest(handle=1, request_id="r", token_ids=b"", sampling=params)
+    assert convert.submit_from_pb(convert.submit_to_pb(request, 4.0), 9.0).deadline is None
 
 
 @given(data=st.data())

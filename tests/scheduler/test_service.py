@@ -137,7 +137,7 @@ async def test_steps_run_while_the_next_one_is_planned(service: SchedulerService
 
 async def test_a_deadline_passes_while_nothing_else_happens(service: SchedulerService) -> None:
     session = service.connect("a")
-    session.submit(make_request(1, [4], deadline=time.time() + 0.05))
+    session.submit(make_request(1, [4], deadline=time.monotonic() + 0.05))
     received = await collect(session, 1)
     assert received.errors[1][0] == 504
 

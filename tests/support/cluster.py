@@ -6,6 +6,7 @@ The second worker and the second gateway reach the scheduler over links that may
 import os
 import re
 import signal
+import struct
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -94,7 +95,13 @@ class Process:
         self.config = config
         self._log = log
         self._place = place
-        self._environment = {"PYTHONPATH": str(TESTS), STEP_SECONDS: str(step_seconds)}
+        self._clock_offset = log.with_suffix(".clock")
+        self._clock_offset.write_bytes(struct.pack("<d", 0.0))
+        self._environment = {
+            "PYTHONPATH": f"{TESTS}:{TESTS / 'support' / 'wall_clock'}",
+            "WALL_CLOCK_OFFSET": str(self._clock_offset),
+            STEP_SECONDS: str(step_seconds),
+        }
         self._popen: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -132,6 +139,11 @@ class Process:
         if self._popen is not None:
             self._popen.kill()
             self._popen.wait()
+
+    def set_wall_clock(self, offset: float) -> None:
+        """From now on the process's wall clock is `offset` seconds ahead of the machine's."""
+        with self._clock_offset.open("r+b") as file:  # in place: the process has mapped it
+            file.write(struct.pack("<d", offset))
 
     def pause(self) -> None:
         self._signal(signal.SIGSTOP)
@@ -265,6 +277,7 @@ class Cluster(WatchedCluster):
         self.worker_link.heal()
         self.gateway_link.heal()
         for process in self.processes.values():
+            process.set_wall_clock(0.0)
             if process.runs:
                 process.resume()
             else:

@@ -1,6 +1,7 @@
 """A gateway and a worker, as far as the scheduler's gRPC server can see."""
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -39,7 +40,7 @@ class GatewayPeer:
         await self.call.write(pb.GatewayMessage(hello=hello))
 
     async def submit(self, request: GenerateRequest) -> None:
-        await self.call.write(pb.GatewayMessage(submit=submit_to_pb(request)))
+        await self.call.write(pb.GatewayMessage(submit=submit_to_pb(request, time.monotonic())))
 
     async def read_until(self, done: Callable[[Received], bool]) -> Received:
         async with asyncio.timeout(PATIENCE_SECONDS):
@@ -75,6 +76,10 @@ class WorkerPeer:
         hello = worker_info_to_pb(self.worker.info)
         hello.protocol_version = version
         await self.call.write(pb.WorkerMessage(hello=hello))
+
+    def hold(self, command: pb.WorkerCommand) -> None:
+        """A plan that was read from `call`: `serve` runs it first."""
+        self._plans.append(step_plan_from_pb(command.plan))
 
     async def serve(self, num_steps: int | None = None) -> None:
         """Runs plans: so many, or until the scheduler ends the stream."""

@@ -270,10 +270,11 @@ class SchedulerClient:
             self._refresh(self._usable())  # a handover may have taken too long
 
     def _fail_the_impatient(self) -> None:
-        impatient = time.monotonic() - self._lost_since > _PATIENCE_S
+        now = time.monotonic()
+        impatient = now - self._lost_since > _PATIENCE_S
         for stream in self._homeless:
             deadline = stream.request.deadline
-            if deadline is not None and time.time() > deadline:
+            if deadline is not None and now > deadline:
                 self._homeless.fail(stream, EngineError(504, "No engine came in time."))
             elif deadline is None and impatient and not self._is_usable:
                 self._homeless.fail(stream, _LOST)

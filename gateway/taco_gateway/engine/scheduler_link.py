@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 import random
+import time
 from collections import deque
 from collections.abc import AsyncIterator
 from typing import Protocol
@@ -272,13 +273,13 @@ class _Outbox:
     """What goes up on one stream: submits first, then the cancels that gathered, in one message."""
 
     def __init__(self) -> None:
-        self._submits: deque[pb.Submit] = deque()
+        self._submits: deque[GenerateRequest] = deque()
         self._cancelled: list[tuple[int, int | None]] = []
         self._news = asyncio.Event()
         self._closed = False
 
     def submit(self, request: GenerateRequest) -> None:
-        self._submits.append(submit_to_pb(request))
+        self._submits.append(request)
         self._news.set()
 
     def cancel(self, handle: int, index: int | None = None) -> None:
@@ -294,7 +295,8 @@ class _Outbox:
         """Waits for news; None when the outbox is closed."""
         while not self._closed:
             if self._submits:
-                return pb.GatewayMessage(submit=self._submits.popleft())
+                submit = submit_to_pb(self._submits.popleft(), time.monotonic())
+                return pb.GatewayMessage(submit=submit)
             if self._cancelled:
                 return pb.GatewayMessage(cancel=self._take_cancels())
             self._news.clear()

@@ -232,7 +232,7 @@ class TextEngine:
             pins: beginnings of the prompt that are to be kept in the prefix cache; none are if
                 `params` cut the prompt at its beginning.
             prompt_cache_key: names requests that begin alike, so that they go to one worker.
-            deadline: seconds since the epoch until which the request may wait to be run.
+            deadline: when the request has waited too long to run, in seconds of `time.monotonic`.
             clamp_max_tokens: shorten `max_tokens` to what fits instead of refusing it.
             sum_logprobs: updates carry `logprob_sum`.
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ from taco_proto.redis_link import RedisLink
 from taco_proto.registry import (
     HASH_KEY_KEY,
     INDEX_KEY,
+    INDEX_SECONDS,
     SchedulerRecord,
     decode_record,
     record_key,
@@ -275,6 +277,20 @@ async def test_garbage_is_left_out_with_one_line(
     assert caplog.text.count("the record of a list:1 in Redis is left out") == 1
     assert set(client._links) == {registry.addresses[0]}
     await check_serves(client)
+
+
+async def test_a_scheduler_with_a_wrong_date_leaves_the_others_in_the_index(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    redis = registry.redis
+    redis.run("ZADD", INDEX_KEY, int(redis.run("TIME")[0]), "other:1")
+    redis.run("ZADD", INDEX_KEY, int(redis.run("TIME")[0]) - 2 * int(INDEX_SECONDS), "old:1")
+    tomorrow = time.time() + 86400
+    monkeypatch.setattr(time, "time", lambda: tomorrow)
+    await registry.start(0)
+    await until_so(lambda: redis.run("ZSCORE", INDEX_KEY, "old:1") is None, "an index without it")
+    assert redis.run("ZSCORE", INDEX_KEY, "other:1") is not None
+    assert float(redis.run("ZSCORE", INDEX_KEY, registry.addresses[0])) < tomorrow - 3600
 
 
 async def test_an_index_that_is_none_is_left_out_with_one_line(
