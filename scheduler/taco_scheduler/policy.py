@@ -17,9 +17,10 @@ from taco_scheduler.batch import Batch, BoolArray
 from taco_scheduler.draft_limits import DraftLimits
 from taco_scheduler.kv.block_manager import BlockManager
 from taco_scheduler.kv.block_table import BlockTable
-from taco_scheduler.prefixes import FirstBlock, first_block
+from taco_scheduler.kv.node import CachedPrefix
 from taco_scheduler.sequence import Request, Sequence
 from taco_scheduler.standing import Standings
+from taco_scheduler.step_prefixes import StepPrefixes
 from taco_scheduler.waiting import WaitingQueue
 
 # Priority, what the tenant has had, arrival, index.
@@ -104,6 +105,7 @@ class Policy:
         self._delays = delays
         self._preempt = preempt
         self._admit = admit
+        self._prefixes = StepPrefixes(blocks.block_bytes, blocks.block_size)
         self._refused: Sequence | None = None
         self._free_blocks_at_refusal = 0
         # Blocks that a decode may need at once: with run-ahead, drafts of two steps are in flight.
@@ -119,6 +121,7 @@ class Policy:
             held: slots that wait for something else, and do not run.
         """
         rows = StepRows()
+        self._prefixes.clear()
         self._make_room()  # before there is a row of who is preempted
         remaining = self._remaining_tokens(held)
         wanted_drafts = self._drafts.allowed(self._batch)
@@ -221,9 +224,14 @@ class Policy:
                 break
             slot = sequence.slot
             chunk = min(budget, int(batch.num_tokens[slot] - batch.num_computed[slot]))
-            rows.add_chunk(slot, chunk)
+            self._add_chunk(rows, sequence, chunk)
             budget -= chunk
         return budget
+
+    def _add_chunk(self, rows: StepRows, sequence: Sequence, num_tokens: int) -> None:
+        rows.add_chunk(sequence.slot, num_tokens)
+        if self._blocks.enable_prefix_caching:
+            self._prefixes.add(sequence, int(self._batch.num_computed[sequence.slot]))
 
     def _make_room(self) -> None:
         """Preempts whoever must give way to the sequence that is next and finds no place."""
@@ -262,7 +270,6 @@ class Policy:
         self._refused = None
         batch = self._batch
         suspects_run = any(request.is_on_worker for request in self._suspects)
-        first_blocks: set[FirstBlock] = set()
         passed_over: list[Sequence] = []
         num_kept_slots = num_joined_tokens = 0
         while (
@@ -280,28 +287,26 @@ class Policy:
             if is_suspect and suspects_run:
                 passed_over.append(sequence)
                 continue
-            first_block = self._first_block(sequence)
-            if first_block in first_blocks:
-                # Its prefix is being computed in this very step and can be matched in the next. It
-                # keeps its turn: no later one may take the slot that it will need then.
-                passed_over.append(sequence)
-                num_kept_slots += 1
-                continue
             if self._holds(sequence):
                 passed_over.append(sequence)
                 continue
-            table = self._allocate(sequence)
+            prefix = self._find(sequence)
+            if prefix is None:
+                # It keeps its turn: no later one may take the slot that it will need then.
+                passed_over.append(sequence)
+                num_kept_slots += 1
+                continue
+            table = self._allocate(sequence, prefix)
             if table is None:
                 self._refused = sequence
                 self._free_blocks_at_refusal = self._blocks.num_free_blocks
                 passed_over.append(sequence)
                 break
+            sequence.awaits = None
             self._admit(sequence, table)
             suspects_run |= is_suspect
-            if first_block is not None and table.num_cached_tokens == 0:
-                first_blocks.add(first_block)
             chunk = min(budget, len(sequence.tokens) - table.num_cached_tokens)
-            rows.add_chunk(sequence.slot, chunk)
+            self._add_chunk(rows, sequence, chunk)
             rows.joined.append(sequence)
             num_joined_tokens += len(sequence.tokens)
             budget -= chunk
@@ -318,23 +323,30 @@ class Policy:
             and self._batch.num_running > 0
         )
 
-    def _allocate(self, sequence: Sequence) -> BlockTable | None:
+    def _find(self, sequence: Sequence) -> CachedPrefix | None:
+        """What is cached of a sequence; None if a row of this step computes the block behind it,
+        which can be matched in the next step.
+        """
+        if self._prefixes.awaits(sequence):
+            return None
+        read_cache = not sequence.computes_prompt_logprobs
+        namespace = sequence.request.namespace
+        prefix = self._blocks.find(sequence.pack(), namespace, read_cache=read_cache)
+        is_shared = read_cache and self._prefixes.should_await(sequence, prefix)
+        return None if is_shared else prefix
+
+    def _allocate(self, sequence: Sequence, prefix: CachedPrefix) -> BlockTable | None:
         """Blocks for all its tokens; None if that would leave less than a block for each sequence
         that runs to grow into: admitting more only to preempt them soon costs more than it gives.
         """
         return self._blocks.allocate(
-            sequence.tokens.tobytes(),
+            sequence.pack(),
             len(sequence.tokens),
             sequence.request.namespace,
             read_cache=not sequence.computes_prompt_logprobs,
             num_spare_blocks=self._batch.num_running,
+            found=prefix,
         )
-
-    def _first_block(self, sequence: Sequence) -> FirstBlock | None:
-        """What a sequence must share to match another's blocks; None if it can match none."""
-        if not self._blocks.enable_prefix_caching:
-            return None
-        return first_block(sequence, self._blocks.block_size)
 
 
 def _rank(sequence: Sequence) -> Rank:

@@ -1,58 +1,115 @@
-"""The prompts that were given to a replica of late, of which its cache may not know yet."""
+"""The prompts that wait or run at a replica, whose prefixes its cache may not hold yet."""
 
-from taco_scheduler.kv.block_manager import TOKEN_BYTES
+from taco_scheduler.kv.common_blocks import num_common_blocks
 from taco_scheduler.kv.namespace import CacheNamespace
 from taco_scheduler.sequence import Sequence
 
-FirstBlock = tuple[CacheNamespace, bytes]
 
+class PendingPrefixes:
+    """A radix tree of the tokens of sequences, in whole blocks, from their arrival to their end.
 
-def first_block(sequence: Sequence, block_size: int) -> FirstBlock | None:
-    """What a sequence must share to match another's blocks; None if it can match none."""
-    if len(sequence.tokens) <= block_size:
-        return None
-    return (sequence.request.namespace, sequence.tokens[:block_size].tobytes())
+    Adding, removing and looking up a sequence compares its tokens once as memory, and visits one
+    node per place where prompts part.
+    """
 
-
-class RecentPrefixes:
-    """By first block the newest sequence that has it, as long as that has not ended."""
-
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_bytes: int, block_size: int) -> None:
+        """`block_bytes`: size of the packed token ids of one block of `block_size` tokens."""
+        self._block_bytes = block_bytes
         self._block_size = block_size
-        self._newest: dict[FirstBlock, Sequence] = {}
+        self._roots: dict[CacheNamespace, _Run] = {}
+        self._keys: dict[Sequence, bytes] = {}
 
     def add(self, sequence: Sequence) -> None:
-        key = first_block(sequence, self._block_size)
-        if key is not None:
-            self._newest[key] = sequence
-
-    def forget(self, sequence: Sequence) -> None:
-        if not self._newest:
+        """`sequence` waits here from now on."""
+        self.remove(sequence)
+        packed = sequence.pack()
+        key = packed[: len(packed) // self._block_bytes * self._block_bytes]
+        if not key:
             return
-        key = first_block(sequence, self._block_size)
-        if key is not None and self._newest.get(key) is sequence:
-            del self._newest[key]
+        self._keys[sequence] = key
+        node = self._roots.setdefault(sequence.request.namespace, _Run(b""))
+        node.num_sequences += 1
+        position = 0
+        while position < len(key):
+            child = self._child(node, key, position)
+            if child is None:
+                child = _Run(key[position:])
+                node.children[key[position : position + self._block_bytes]] = child
+            num_bytes = self._num_common_bytes(child, key, position)
+            if num_bytes < len(child.key):
+                child = self._split(node, child, num_bytes)
+            child.num_sequences += 1
+            position += num_bytes
+            node = child
+
+    def remove(self, sequence: Sequence) -> None:
+        """`sequence` has ended or left; nothing happens if it was never added."""
+        key = self._keys.pop(sequence, None)
+        if key is None:
+            return
+        namespace = sequence.request.namespace
+        node = self._roots[namespace]
+        node.num_sequences -= 1
+        if not node.num_sequences:
+            del self._roots[namespace]
+            return
+        position = 0
+        while position < len(key):
+            child = self._child(node, key, position)
+            assert child is not None
+            child.num_sequences -= 1
+            if not child.num_sequences:
+                del node.children[key[position : position + self._block_bytes]]
+                return
+            position += len(child.key)
+            node = child
 
     def num_common_tokens(self, sequence: Sequence) -> int:
-        """Of a sequence, the tokens in whole blocks that another one has in common with it; at
+        """Tokens of a sequence, in whole blocks, that it has in common with one that is here; at
         least one of its tokens is left to compute.
         """
-        key = first_block(sequence, self._block_size)
-        other = None if key is None else self._newest.get(key)
-        if other is None:
-            return 0
-        block_bytes = self._block_size * TOKEN_BYTES
-        end = min(len(sequence.tokens) - 1, len(other.tokens)) // self._block_size
-        own, others = memoryview(sequence.tokens).cast("B"), memoryview(other.tokens).cast("B")
-        # Blocks below `start` are known to be equal, block `end` and those behind it are not.
-        start = 1 if end else 0
-        if own[: end * block_bytes] == others[: end * block_bytes]:
-            return end * self._block_size
-        while end - start > 1:
-            middle = (start + end) // 2
-            span = slice(start * block_bytes, middle * block_bytes)
-            if own[span] == others[span]:
-                start = middle
-            else:
-                end = middle
-        return start * self._block_size
+        key = sequence.pack()
+        num_readable = (len(sequence.tokens) - 1) // self._block_size
+        node = self._roots.get(sequence.request.namespace)
+        position = 0
+        while node is not None and position < len(key):
+            child = self._child(node, key, position)
+            if child is None:
+                break
+            num_bytes = self._num_common_bytes(child, key, position)
+            position += num_bytes
+            node = child if num_bytes == len(child.key) else None
+        return min(position // self._block_bytes, num_readable) * self._block_size
+
+    def _child(self, node: "_Run", key: bytes, position: int) -> "_Run | None":
+        return node.children.get(key[position : position + self._block_bytes])
+
+    def _num_common_bytes(self, node: "_Run", key: bytes, position: int) -> int:
+        size = self._block_bytes
+        return num_common_blocks(key, position, node.key, size, num_known=1) * size
+
+    def _split(self, parent: "_Run", node: "_Run", num_bytes: int) -> "_Run":
+        """Puts the first bytes of `node` into a new node above it, which is returned."""
+        upper = _Run(node.key[:num_bytes])
+        upper.num_sequences = node.num_sequences
+        node.key = node.key[num_bytes:]
+        upper.children[node.key[: self._block_bytes]] = node
+        parent.children[upper.key[: self._block_bytes]] = upper
+        return upper
+
+
+class _Run:
+    """A run of blocks that continues its parent's.
+
+    Attributes:
+        key: their packed token ids.
+        children: by the packed token ids of their first block.
+        num_sequences: that have these blocks.
+    """
+
+    __slots__ = ("children", "key", "num_sequences")
+
+    def __init__(self, key: bytes) -> None:
+        self.key = key
+        self.children: dict[bytes, _Run] = {}
+        self.num_sequences = 0

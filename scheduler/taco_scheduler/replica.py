@@ -22,7 +22,7 @@ from taco_scheduler.in_flight import (
 from taco_scheduler.kv.block_table import BlockTable
 from taco_scheduler.planner import make_plan
 from taco_scheduler.policy import Policy, StepRows
-from taco_scheduler.prefixes import RecentPrefixes
+from taco_scheduler.prefixes import PendingPrefixes
 from taco_scheduler.prompt_delay import PromptDelay
 from taco_scheduler.requests import Requests
 from taco_scheduler.sequence import Request, Sequence, Status
@@ -73,7 +73,7 @@ class Replica:
         self._requests = requests
         self._counters = counters
         self._max_in_flight = 2 if config.run_ahead else 1
-        self._prefixes = RecentPrefixes(info.block_size)
+        self._prefixes = PendingPrefixes(self.worker.blocks.block_bytes, info.block_size)
         self._last_output_at = 0.0
         self._longest_step = 0.0
         self._is_watched = is_watched
@@ -182,8 +182,7 @@ class Replica:
         blocks = self.worker.blocks
         if sequence.computes_prompt_logprobs or not blocks.enable_prefix_caching:
             return num_tokens
-        tokens, namespace = sequence.tokens.tobytes(), sequence.request.namespace
-        num_cached = blocks.num_cached_tokens(tokens, namespace)
+        num_cached = blocks.num_cached_tokens(sequence.pack(), sequence.request.namespace)
         return num_tokens - max(num_cached, self._prefixes.num_common_tokens(sequence))
 
     def take(self, request: Request, *, is_choice: bool = True) -> None:
@@ -223,7 +222,7 @@ class Replica:
     def _forget(self, sequence: Sequence) -> None:
         self.drafts.forget(sequence)
         self.disk_waits.forget(sequence)
-        self._prefixes.forget(sequence)
+        self._prefixes.remove(sequence)
 
     # ------------------------------------------------------------------- steps
 

@@ -131,6 +131,9 @@ class Sequence:
         num_cached_tokens: prompt tokens found in the prefix cache when it first ran; None before.
         num_landing: steps in flight that may still bring a token of a preempted sequence.
         num_queued_tokens: of its tokens, those that it is expected to compute while it waits.
+        packed: see `pack`.
+        awaits: the running sequence whose prefill brings blocks that this one lacks, and the number
+            of blocks that both have in common; None: it waits for no other one.
     """
 
     request: Request
@@ -145,10 +148,18 @@ class Sequence:
     num_queued_tokens: int = 0
     first_run_time: float | None = None
     first_token_time: float | None = None
+    packed: bytes = b""
+    awaits: "tuple[Sequence, int] | None" = None
 
     @property
     def urgency(self) -> Urgency:
         return (self.request.priority, self.request.arrival, self.index)
+
+    def pack(self) -> bytes:
+        """The tokens as packed int32 ids: made once, and again only after more have come."""
+        if len(self.packed) != len(self.tokens) * self.tokens.itemsize:
+            self.packed = self.tokens.tobytes()
+        return self.packed
 
     def take_prompt(self) -> None:
         """Gives a held sequence its tokens."""
@@ -203,7 +214,8 @@ def new_request(
         prompt_cache_key=message.prompt_cache_key,
     )
     tokens = prompt + array("i", message.emitted_token_ids)
-    request.sequences.append(Sequence(request, 0, tokens, Status.WAITING))
+    packed = message.token_ids + message.emitted_token_ids
+    request.sequences.append(Sequence(request, 0, tokens, Status.WAITING, packed=packed))
     for index in range(1, sampling.num_sequences):
         # A queue of long prompts times 128 would be more than the memory can hold.
         request.sequences.append(Sequence(request, index, array("i"), Status.HELD))

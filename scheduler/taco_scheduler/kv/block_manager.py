@@ -12,7 +12,7 @@ from taco_scheduler.kv.disk_traffic import DiskTraffic, Reading
 from taco_scheduler.kv.hit_counts import HitCounts
 from taco_scheduler.kv.host_tier import HostTier
 from taco_scheduler.kv.namespace import CacheNamespace
-from taco_scheduler.kv.node import Node
+from taco_scheduler.kv.node import CachedPrefix, Node
 from taco_scheduler.kv.pins import Pins
 from taco_scheduler.kv.radix_tree import RadixTree
 
@@ -103,6 +103,7 @@ class BlockManager:
         *,
         read_cache: bool = True,
         num_spare_blocks: int = 0,
+        found: CachedPrefix | None = None,
     ) -> BlockTable | None:
         """Makes a sequence's table: its longest cached prefix, pinned, and new blocks behind it.
 
@@ -114,21 +115,15 @@ class BlockManager:
             num_tokens: tokens that the table must cover; it covers the cached prefix in any case.
             read_cache: False takes new blocks only. The sequence's blocks are cached nevertheless.
             num_spare_blocks: so many blocks must be left for others.
+            found: what `find` returned for these tokens, if nothing has changed since.
 
         Returns:
             None, and nothing has changed, if there are too few blocks.
         """
-        read_cache = read_cache and self.enable_prefix_caching
-        num_ids = memoryview(tokens).nbytes // TOKEN_BYTES
-        num_readable = (num_ids - 1) // self.block_size if read_cache else 0
         while True:
-            match = self._tree.match(namespace, self._packed(tokens, 0, num_readable))
-            num_matched = len(match.blocks) + match.num_host_blocks
-            read_keys: list[bytes] = []
-            if self._disk is not None and num_matched < num_readable:
-                key = self._packed(tokens, 0, num_readable)
-                read_keys = self._disk.find(namespace, key, num_matched)
-                num_matched += len(read_keys)
+            prefix = found or self.find(tokens, namespace, read_cache=read_cache)
+            found = None
+            match, num_matched = prefix.match, prefix.num_blocks
             num_loaded = num_matched - len(match.blocks)
             num_new = max(self._num_blocks_for(num_tokens), num_matched) - len(match.blocks)
             if num_new + num_spare_blocks <= self.num_free_blocks - match.num_evictable:
@@ -141,9 +136,10 @@ class BlockManager:
         if num_loaded:
             self._pool.retain(new[:num_loaded])
             self._tree.load(node, new[: match.num_host_blocks])
-        if self._disk is not None and read_keys:
-            key = self._packed(tokens, num_matched - len(read_keys), num_matched)
-            blocks, host_blocks = new[match.num_host_blocks : num_loaded], self._disk.pop(read_keys)
+        if self._disk is not None and prefix.read_keys:
+            key = self._packed(tokens, num_matched - len(prefix.read_keys), num_matched)
+            blocks = new[match.num_host_blocks : num_loaded]
+            host_blocks = self._disk.pop(prefix.read_keys)
             node = self._tree.load_behind(node, key, blocks, host_blocks)
         table = BlockTable(
             match.blocks + new, num_matched * self.block_size, node, num_matched, namespace
@@ -152,11 +148,24 @@ class BlockManager:
         self._count_hits(len(match.blocks), num_loaded, num_new - num_loaded)
         return table
 
+    def find(
+        self, tokens: memoryview | bytes, namespace: CacheNamespace, *, read_cache: bool = True
+    ) -> CachedPrefix:
+        """What `allocate` would find of a sequence in the cache; changes nothing."""
+        num_ids = memoryview(tokens).nbytes // TOKEN_BYTES
+        may_read = read_cache and self.enable_prefix_caching
+        num_readable = (num_ids - 1) // self.block_size if may_read else 0
+        key = self._packed(tokens, 0, num_readable)
+        match = self._tree.match(namespace, key)
+        num_matched = len(match.blocks) + match.num_host_blocks
+        read_keys: list[bytes] = []
+        if self._disk is not None and num_matched < num_readable:
+            read_keys = self._disk.find(namespace, key, num_matched)
+        return CachedPrefix(match, read_keys)
+
     def num_cached_tokens(self, tokens: memoryview | bytes, namespace: CacheNamespace) -> int:
-        """Tokens of a sequence that `allocate` would find in the prefix cache; changes nothing."""
-        num_readable = (memoryview(tokens).nbytes // TOKEN_BYTES - 1) // self.block_size
-        match = self._tree.match(namespace, self._packed(tokens, 0, num_readable))
-        return (len(match.blocks) + match.num_host_blocks) * self.block_size
+        """Tokens of a sequence that `allocate` would find in the cache; changes nothing."""
+        return self.find(tokens, namespace).num_blocks * self.block_size
 
     @property
     def block_bytes(self) -> int:

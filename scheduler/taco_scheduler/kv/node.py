@@ -83,3 +83,28 @@ class PrefixMatch:
     blocks: list[int]
     num_host_blocks: int
     num_evictable: int
+
+
+@dataclass(frozen=True, slots=True)
+class CachedPrefix:
+    """What every tier holds of a sequence, valid until the cache changes.
+
+    Attributes:
+        match: the part that the radix tree knows.
+        read_keys: keys of the blocks behind it that were read from disk.
+    """
+
+    match: PrefixMatch
+    read_keys: list[bytes]
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.match.blocks) + self.match.num_host_blocks + len(self.read_keys)
+
+    @property
+    def node(self) -> Node | None:
+        """The node whose end is the end of the prefix; None if no pin ends there yet."""
+        node = self.match.node
+        if node is None or self.read_keys or self.match.num_node_blocks < node.num_blocks:
+            return None
+        return node

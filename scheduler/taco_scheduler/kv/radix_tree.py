@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Hashable, Iterator
 
 from taco_proto.steps import BlockCopies
+from taco_scheduler.kv.common_blocks import num_common_blocks
 from taco_scheduler.kv.host_residents import HostResidents
 from taco_scheduler.kv.host_tier import HostTier
 from taco_scheduler.kv.node import Node, PrefixMatch, Root
@@ -283,19 +284,7 @@ class RadixTree:
 
     def _num_common_blocks(self, node: Node, key: bytes, position: int) -> int:
         """How many blocks of `node` equal those of `key` at `position`; the first is known to."""
-        if key.startswith(node.key, position):
-            return len(node.blocks) + node.num_below
-        block_bytes = self.block_bytes
-        equal = 1
-        unequal = min(node.num_blocks, (len(key) - position) // block_bytes) + 1
-        while unequal - equal > 1:
-            middle = (equal + unequal) // 2
-            start = equal * block_bytes
-            if key.startswith(node.key[start : middle * block_bytes], position + start):
-                equal = middle
-            else:
-                unequal = middle
-        return equal
+        return num_common_blocks(key, position, node.key, self.block_bytes, num_known=1)
 
     def _lock(self, node: Node) -> None:
         if node.lock_count == 0:
