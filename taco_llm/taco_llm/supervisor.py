@@ -18,6 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from taco_llm.child_process import ChildProcess
+from taco_llm.early_checks import check_before_start
 from taco_llm.engine_args import EngineArgs
 from taco_llm.flags import GATEWAY, SCHEDULER, WORKER
 from taco_llm.gateway_args import GatewayArgs
@@ -50,6 +51,7 @@ def serve(
             not start.
     """
     model = engine.model_config()
+    check_before_start(engine, replicas)
     with ExitStack() as stack:
         directory = Path(stack.enter_context(TemporaryDirectory(prefix="taco-")))  # mode 0700
         address = replicas.scheduler_listen or f"unix:{directory / 'scheduler.sock'}"

@@ -34,6 +34,16 @@ def assert_ends_with_one_line(serving: Serving, *words: str) -> None:
         assert serving.stdout == ""
 
 
+def assert_refused_at_once(serving: Serving, *words: str) -> None:
+    """The command says why in one line and starts nothing, or there would be other lines."""
+    with serving:
+        assert serving.wait_ended() == 2
+        (line,) = serving.stderr.splitlines()
+        assert line.startswith("taco_llm serve: error: ")
+        assert all(word in line for word in words), line
+        assert serving.stdout == ""
+
+
 def test_an_unknown_model_path(tmp_path: Path) -> None:
     assert_ends_with_one_line(Serving(tmp_path, "/no/such/model"), "/no/such/model")
 
@@ -51,23 +61,37 @@ def test_missing_tensors(tmp_path: Path) -> None:
     tensors = safetensors.torch.load_file(file)
     del tensors["model.norm.weight"]
     safetensors.torch.save_file(tensors, file, metadata={"format": "pt"})
-    assert_ends_with_one_line(
-        Serving(tmp_path, model), "the worker did not start", "model.norm.weight"
-    )
+    assert_refused_at_once(Serving(tmp_path, model), "missing tensors: model.norm.weight")
+
+
+def test_a_directory_without_its_tokenizer(tmp_path: Path) -> None:
+    model = make_checkpoint(tmp_path / "model")
+    (model / "tokenizer.json").unlink()
+    assert_refused_at_once(Serving(tmp_path, model), "no tokenizer", "--skip-tokenizer-init")
 
 
 def test_an_architecture_without_a_recipe(tmp_path: Path) -> None:
     model = make_checkpoint(tmp_path / "model")
     config = model / "config.json"
     config.write_text(config.read_text().replace("LlamaForCausalLM", "MambaForCausalLM"))
-    assert_ends_with_one_line(
+    assert_refused_at_once(
         Serving(tmp_path, model), "MambaForCausalLM", "LlamaForCausalLM", "OPTForCausalLM"
     )
 
 
-def test_a_worker_that_does_not_start(tmp_path: Path, checkpoint: Path) -> None:
-    serving = Serving(tmp_path, checkpoint, "--max-model-len", "100000")
-    assert_ends_with_one_line(serving, "the worker did not start", "100000")
+def test_a_length_that_the_model_does_not_have(tmp_path: Path, checkpoint: Path) -> None:
+    assert_refused_at_once(Serving(tmp_path, checkpoint, "--max-model-len", "100000"), "100000")
+
+
+def test_a_worker_that_does_not_start(tmp_path: Path) -> None:
+    model = make_checkpoint(tmp_path / "model")
+    file = model / "model.safetensors"
+    tensors = safetensors.torch.load_file(file)
+    tensors["model.norm.weight"] = tensors["model.norm.weight"][:5].clone()
+    safetensors.torch.save_file(tensors, file, metadata={"format": "pt"})
+    assert_ends_with_one_line(
+        Serving(tmp_path, model), "the worker did not start", "wrong shapes: model.norm.weight"
+    )
 
 
 @pytest.mark.parametrize(("number", "num_workers"), [(signal.SIGINT, 1), (signal.SIGTERM, 2)])

@@ -26,6 +26,10 @@ WITHOUT_BOTH = (
         "import taco_license.server",
         "from taco_llm.cli.main import build_parser; build_parser()",
         "import taco_llm.supervisor, taco_llm.child",
+        "from taco_llm.early_checks import check_before_start as check\n"
+        "from taco_llm.engine_args import EngineArgs\n"
+        "from taco_llm.replica_args import ReplicaArgs\n"
+        "check(EngineArgs(model='demo'), ReplicaArgs())",
         "import taco_llm.bench.serving, taco_llm.bench.plot",
     ],
 )

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from support.checkpoints import make_checkpoint
-from taco_worker.kv_memory import KVCache, available_cpu_memory, bytes_per_block, num_cpu_blocks
+from taco_worker.cpu_memory import available_cpu_memory
+from taco_worker.kv_memory import KVCache, bytes_per_block, num_cpu_blocks
 from taco_worker.models.config import load_hf_config
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import psutil
 import torch
 from torch import Tensor
 
@@ -101,24 +98,3 @@ def num_cpu_blocks(
             f"available {_CPU_MEMORY_SHARE:.0%} may be used"
         )
     return min(blocks_per_sequence * max_num_seqs, fitting)
-
-
-def available_cpu_memory(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes this process may still take: the machine's, or its container's where that is less.
-
-    Args:
-        cgroup: the container's control group, version 2.
-    """
-    available = int(psutil.virtual_memory().available)
-    try:
-        limit = (cgroup / "memory.max").read_text().strip()
-        if limit == "max":
-            return available
-        statistics = dict(
-            line.split() for line in (cgroup / "memory.stat").read_text().splitlines()
-        )
-        # Files that were read, the weights among them, count as used but give way.
-        used = int((cgroup / "memory.current").read_text()) - int(statistics["inactive_file"])
-        return min(available, max(0, int(limit) - used))
-    except FileNotFoundError:
-        return available

@@ -7,8 +7,9 @@ import logging
 import torch
 
 from taco_proto.config import WorkerConfig
+from taco_worker.cpu_memory import available_cpu_memory
 from taco_worker.gpu_memory import measure_gpu_memory, num_gpu_blocks
-from taco_worker.kv_memory import available_cpu_memory, num_cpu_blocks
+from taco_worker.kv_memory import num_cpu_blocks
 from taco_worker.models.step_model import StepModel
 from taco_worker.speculation.drafter import Drafter
 from taco_worker.speculation.heads.slot_kv import KeepsKV

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import get_args
 
 from taco_kernels.cpu.library import CpuKernels
-from taco_proto.config import ModelConfig as WantedModel
 from taco_proto.config import WorkerConfig
-from taco_worker.models.checkpoint import LoadFormat
+from taco_worker.load_format import load_format_of
 from taco_worker.models.config import ModelConfig, load_hf_config
 from taco_worker.models.dtypes import resolve_dtype, resolve_kv_dtype
 from taco_worker.models.hub import resolve_model
@@ -66,13 +64,3 @@ def load_step_model(
     weights = CpuWeights(model.decoder, kernels, dtype=dtype, quantization=wanted.quantization)
     load_weights(weights, model_dir, model, load_format=load_format, seed=wanted.seed)
     return model, FusedDecoder(model.decoder, kernels, weights, kv_dtype=kv_dtype)
-
-
-def load_format_of(wanted: WantedModel) -> LoadFormat:
-    """Raises ValueError for one that is not known."""
-    match wanted.load_format:
-        case "auto" | "safetensors" | "pt" | "dummy" as load_format:
-            return load_format
-        case unknown:
-            known = ", ".join(get_args(LoadFormat))
-            raise ValueError(f"unknown load format {unknown!r}; known: {known}")

@@ -15,13 +15,13 @@ from taco_worker.attention.backend import (
 )
 from taco_worker.devices import check_dtype, check_weights_fit
 from taco_worker.layers.ops import LayerOps, TorchOps
-from taco_worker.models.checkpoint import LoadFormat
 from taco_worker.models.config import ModelConfig
 from taco_worker.models.decoder import Decoder
 from taco_worker.models.dtypes import dtype_name
 from taco_worker.models.loader import load_model, parameter_shapes
 from taco_worker.models.step_model import describe
 from taco_worker.models.torch_model import TorchModel
+from taco_worker.models.weight_files import LoadFormat
 from taco_worker.sampling.ops import SamplingOps
 from taco_worker.sampling.torch_ops import TorchSampling
 from taco_worker.step_graphs import StepGraphs

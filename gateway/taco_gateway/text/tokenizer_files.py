@@ -15,18 +15,16 @@ from huggingface_hub.errors import (
 from tokenizers.processors import TemplateProcessing
 
 from taco_gateway.text.tokenizer import FastTokenizer, SlowTokenizer, Tokenizer, TokenizerSettings
+from taco_gateway.text.tokenizer_check import (
+    VOCABULARY_FILES,
+    check_tokenizer,
+    require_vocabulary,
+    vocab_size_of,
+)
 from taco_proto.config import ModelConfig
 from taco_proto.errors import ConfigurationError
 
-# At least one of these makes a tokenizer; the others say more of it.
-_TOKENIZER_FILES = (
-    "tokenizer*",
-    "vocab*",
-    "merges.txt",
-    "*.tiktoken",
-    "spiece.model",
-    "sentencepiece*.model",
-)
+_TOKENIZER_FILES = ("tokenizer*", "merges.txt", *VOCABULARY_FILES)
 _OTHER_FILES = ("config.json", "special_tokens_map.json", "added_tokens.json", "chat_template*")
 _NAMED_SPECIAL_TOKENS = (
     "bos_token",
@@ -45,17 +43,19 @@ def load_tokenizer(config: ModelConfig) -> Tokenizer | None:
     transformers is imported only where there is no tokenizer.json, or for `tokenizer_mode="slow"`.
 
     Raises:
-        ConfigurationError: there is no tokenizer, or it cannot be read.
+        ConfigurationError: there is no tokenizer, or it is empty, cannot be read, or is that of
+            another model.
     """
     if config.skip_tokenizer_init:
         return None
     directory = _find_directory(config)
-    if not any(path.is_file() for name in _TOKENIZER_FILES for path in directory.glob(name)):
-        # Found out here, since transformers takes seconds to say it in many lines.
-        raise ConfigurationError(
-            f"there is no tokenizer in {directory}: name one with --tokenizer, or serve token ids "
-            "alone with --skip-tokenizer-init"
-        )
+    require_vocabulary(directory)
+    tokenizer = _load(directory, config.tokenizer_mode)
+    check_tokenizer(tokenizer, directory, vocab_size_of(config.model))
+    return tokenizer
+
+
+def _load(directory: Path, mode: str) -> Tokenizer:
     try:
         settings = _read_json(directory / "tokenizer_config.json")
         for name, value in _read_json(directory / "special_tokens_map.json").items():
@@ -66,11 +66,11 @@ def load_tokenizer(config: ModelConfig) -> Tokenizer | None:
             chat_template=_chat_template(directory, settings),
         )
         file = directory / "tokenizer.json"
-        if config.tokenizer_mode != "slow" and file.is_file():
+        if mode != "slow" and file.is_file():
             return FastTokenizer(
                 _complete(tokenizers.Tokenizer.from_file(str(file)), settings), own
             )
-        return _load_with_transformers(directory, config.tokenizer_mode, own)
+        return _load_with_transformers(directory, mode, own)
     except Exception as error:  # tokenizers raises bare Exception, transformers almost anything
         reason = " ".join(str(error).split())[:300]
         raise ConfigurationError(f"cannot load the tokenizer in {directory}: {reason}") from None

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from support.checkpoints import make_checkpoint
 from support.models import make_decoder
-from taco_worker.models.checkpoint import LoadFormat
 from taco_worker.models.config import load_hf_config
 from taco_worker.models.decoder import Decoder
 from taco_worker.models.loader import load_model
 from taco_worker.models.registry import find_recipe, supported_architectures
+from taco_worker.models.weight_files import LoadFormat
 
 CPU = torch.device("cpu")
 

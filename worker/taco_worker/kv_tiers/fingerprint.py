@@ -7,9 +7,9 @@ import json
 from pathlib import Path
 
 from taco_proto.config import WorkerConfig
-from taco_worker.load import load_format_of
-from taco_worker.models.checkpoint import find_weight_files
+from taco_worker.load_format import load_format_of
 from taco_worker.models.step_model import StepModel
+from taco_worker.models.weight_files import find_weight_files
 
 FINGERPRINT_BYTES = 16
 # Of what is in a file and how: block_file.py.

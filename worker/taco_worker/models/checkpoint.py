@@ -1,40 +1,17 @@
-"""The weight files of a model directory, and the tensors in them."""
+"""The tensors in weight files."""
 
 from __future__ import annotations
 
-import json
 import pickle
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from taco_worker.models.mapped_pages import MappedPages
-
-LoadFormat = Literal["auto", "safetensors", "pt", "dummy"]
-
-
-def find_weight_files(model_dir: Path, load_format: LoadFormat) -> list[Path]:
-    """The files to read: of an index, or a single file; "auto" takes safetensors first.
-
-    Raises:
-        ValueError: there are none, or the index is damaged or names a file that is missing.
-    """
-    bases = {
-        "safetensors": ["model.safetensors"],
-        "pt": ["pytorch_model.bin"],
-        "auto": ["model.safetensors", "pytorch_model.bin"],
-    }
-    for base in bases[load_format]:
-        if (index := model_dir / f"{base}.index.json").exists():
-            return _indexed_files(index)
-        if (single := model_dir / base).exists():
-            return [single]
-    raise ValueError(f"no weights in {model_dir}: looked for {' and '.join(bases[load_format])}")
 
 
 def iterate_tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
@@ -52,17 +29,6 @@ def iterate_tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
         pages = pages or MappedPages(path)
         yield name, tensor
         pages.release(tensor)
-
-
-def _indexed_files(index: Path) -> list[Path]:
-    try:
-        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        files = [index.parent / Path(name).name for name in sorted(names)]
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise ValueError(f"{index} is not an index of weight files: {error!r}") from None
-    if missing := [file.name for file in files if not file.exists()]:
-        raise ValueError(f"{index} names files that are missing: {', '.join(missing)}")
-    return files
 
 
 def _iterate_safetensors(path: Path) -> Iterator[tuple[str, Tensor]]:

@@ -36,6 +36,16 @@ def download_model(model: str, revision: str | None, download_dir: Path | None) 
     return directory
 
 
+def download_config(model: str, revision: str | None, download_dir: Path | None) -> Path:
+    """A directory with config.json of a hub id, and with generation_config.json where there is one;
+    raises as `resolve_model` does.
+    """
+    try:
+        return _download(model, ["config.json", "generation_config.json"], revision, download_dir)
+    except Exception as error:
+        raise ValueError(_explain(error, model, revision)) from None
+
+
 def _explain(error: Exception, model: str, revision: str | None) -> str:
     match error:
         case HFValidationError():

@@ -11,14 +11,13 @@ from torch import Tensor
 
 from taco_worker.attention.backend import create_attention_backend
 from taco_worker.layers.ops import TorchOps
-from taco_worker.models.checkpoint import LoadFormat, find_weight_files, iterate_tensors
+from taco_worker.models.checkpoint import iterate_tensors
 from taco_worker.models.config import ModelConfig
 from taco_worker.models.decoder import Decoder
 from taco_worker.models.decoder_config import DecoderConfig
 from taco_worker.models.recipe import WeightSlot
 from taco_worker.models.registry import find_recipe
-
-_NAMES_IN_ERROR = 5
+from taco_worker.models.weight_files import LoadFormat, find_weight_files, report_misfits
 
 
 class WeightSink(Protocol):
@@ -122,35 +121,13 @@ def _fill_from_files(sink: WeightSink, config: ModelConfig, files: list[Path]) -
             else:
                 shapes = f"(is {list(tensor.shape)}, should be {list(wanted)})"
                 misshapen.append(f"{stored_name} {shapes}")
-    _check(files[0].parent, sorted(missing), unexpected, misshapen)
+    report_misfits(files[0].parent, sorted(missing), unexpected, misshapen)
 
 
 def _wanted_shape(shape: tuple[int, ...], slot: WeightSlot) -> tuple[int, ...]:
     """Of the stored tensor that fills `slot` of a parameter."""
     wanted = shape if slot.size is None else (slot.size, *shape[1:])
     return wanted[::-1] if slot.transpose else wanted
-
-
-def _check(
-    model_dir: Path, missing: list[str], unexpected: list[str], misshapen: list[str]
-) -> None:
-    problems = [
-        f"{problem}: {_listed(names)}"
-        for problem, names in (
-            ("missing tensors", missing),
-            ("unexpected tensors", unexpected),
-            ("wrong shapes", misshapen),
-        )
-        if names
-    ]
-    if problems:
-        raise ValueError(f"the weights in {model_dir} do not fit: {'; '.join(problems)}")
-
-
-def _listed(names: list[str]) -> str:
-    shown = ", ".join(names[:_NAMES_IN_ERROR])
-    rest = len(names) - _NAMES_IN_ERROR
-    return f"{shown} and {rest} more" if rest > 0 else shown
 
 
 def _fill_randomly(sink: WeightSink, seed: int) -> None:

@@ -10,8 +10,9 @@ from typing import Any
 from torch import Tensor
 
 from taco_proto.errors import ConfigurationError
-from taco_worker.models.checkpoint import find_weight_files, iterate_tensors
+from taco_worker.models.checkpoint import iterate_tensors
 from taco_worker.models.hub import resolve_model
+from taco_worker.models.weight_files import find_weight_files
 
 # Medusa's own name for its file comes first: a directory may hold the base model as well.
 _HEAD_FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")

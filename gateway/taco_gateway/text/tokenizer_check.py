@@ -1,0 +1,108 @@
+"""Whether a tokenizer is there, is not empty, and fits the model.
+
+transformers builds an empty tokenizer from a directory that holds tokenizer_config.json alone, and
+every prompt then has no tokens: that is refused here.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from taco_proto.config import ModelConfig
+from taco_proto.errors import ConfigurationError
+
+# At least one of these holds a vocabulary; merges and settings alone make no tokenizer.
+VOCABULARY_FILES = (
+    "tokenizer.json",
+    "tokenizer.model*",
+    "vocab*",
+    "*.tiktoken",
+    "spiece.model",
+    "sentencepiece*.model",
+)
+# Tokenizers of transformers whose tokens are bytes or characters: tokenizer_config.json is enough.
+_WITHOUT_VOCABULARY = ("ByT5Tokenizer", "CanineTokenizer", "PerceiverTokenizer")
+# A larger tokenizer.json is read by the gateway alone, not twice.
+_MAX_PARSED_BYTES = 64 * 2**20
+# Any vocabulary has a token, at least an unknown one, for some of it.
+_SAMPLE = "Hello, world! 0 a é 你好 привет"
+_ADVICE = "name one with --tokenizer, or serve token ids alone with --skip-tokenizer-init"
+
+
+class _Encoder(Protocol):
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> Sequence[int]: ...
+
+
+def check_tokenizer_files(config: ModelConfig) -> None:
+    """Check the files of a tokenizer that is a directory, without loading it. A hub id passes.
+
+    Raises:
+        ConfigurationError: the directory holds no vocabulary, or an empty one.
+    """
+    directory = Path(config.tokenizer or config.model).expanduser()
+    if config.skip_tokenizer_init or not directory.is_dir():
+        return
+    require_vocabulary(directory)
+    file = directory / "tokenizer.json"
+    is_read = config.tokenizer_mode != "slow" and file.is_file()
+    if is_read and file.stat().st_size <= _MAX_PARSED_BYTES:
+        _check_tokenizer_json(file)
+
+
+def require_vocabulary(directory: Path) -> None:
+    """Raises ConfigurationError unless `directory` has a vocabulary, or a tokenizer without one."""
+    found = {path for name in VOCABULARY_FILES for path in directory.glob(name)}
+    if any(path.is_file() and path.stat().st_size for path in found):
+        return
+    if _value(directory / "tokenizer_config.json", "tokenizer_class") not in _WITHOUT_VOCABULARY:
+        raise ConfigurationError(f"there is no tokenizer in {directory}: {_ADVICE}")
+
+
+def check_tokenizer(tokenizer: _Encoder, directory: Path, vocab_size: int | None) -> None:
+    """Check that a loaded tokenizer gives tokens, and none that the model does not have.
+
+    Args:
+        vocab_size: the model's; None: unknown.
+
+    Raises:
+        ConfigurationError: the tokenizer is empty, or is that of another model.
+    """
+    token_ids = tokenizer.encode(_SAMPLE, add_special_tokens=False)
+    if not token_ids:
+        raise ConfigurationError(
+            f"the tokenizer in {directory} is empty, it turns text into no tokens: {_ADVICE}"
+        )
+    if vocab_size is not None and max(token_ids) >= vocab_size:
+        raise ConfigurationError(
+            f"the tokenizer in {directory} is that of another model: it gives token "
+            f"{max(token_ids)}, and the model has {vocab_size} tokens"
+        )
+
+
+def vocab_size_of(model: str) -> int | None:
+    """`vocab_size` in the config.json of a model directory; None where it cannot be read."""
+    size = _value(Path(model).expanduser() / "config.json", "vocab_size")
+    return size if isinstance(size, int) else None
+
+
+def _value(file: Path, key: str) -> object:
+    """A value of a JSON object in a file; None where there is no such thing."""
+    try:
+        content = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return content.get(key) if isinstance(content, dict) else None
+
+
+def _check_tokenizer_json(file: Path) -> None:
+    try:
+        content = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        raise ConfigurationError(f"cannot read the tokenizer {file}: {reason}") from None
+    model = content.get("model") if isinstance(content, dict) else None
+    if not isinstance(model, dict):
+        raise ConfigurationError(f"{file} is not a tokenizer: it has no object named model")
+    if not model.get("vocab"):
+        raise ConfigurationError(f"the tokenizer {file} has an empty vocabulary: {_ADVICE}")

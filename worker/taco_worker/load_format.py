@@ -1,0 +1,18 @@
+"""The `--load-format` of a model, checked."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from taco_proto.config import ModelConfig
+from taco_worker.models.weight_files import LoadFormat
+
+
+def load_format_of(wanted: ModelConfig) -> LoadFormat:
+    """Raises ValueError for one that is not known."""
+    match wanted.load_format:
+        case "auto" | "safetensors" | "pt" | "dummy" as load_format:
+            return load_format
+        case unknown:
+            known = ", ".join(get_args(LoadFormat))
+            raise ValueError(f"unknown load format {unknown!r}; known: {known}")

@@ -1,0 +1,127 @@
+"""The weight files of a model directory, checked without reading a tensor and without torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from taco_worker.models.config import ModelConfig
+from taco_worker.models.registry import find_recipe
+
+LoadFormat = Literal["auto", "safetensors", "pt", "dummy"]
+
+_NAMES_IN_ERROR = 5
+_LENGTH_BYTES = 8  # little-endian, in front of a safetensors header
+_MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
+
+
+def find_weight_files(model_dir: Path, load_format: LoadFormat) -> list[Path]:
+    """The files to read: of an index, or a single file; "auto" takes safetensors first.
+
+    Raises:
+        ValueError: there are none, or the index is damaged or names a file that is missing.
+    """
+    bases = {
+        "safetensors": ["model.safetensors"],
+        "pt": ["pytorch_model.bin"],
+        "auto": ["model.safetensors", "pytorch_model.bin"],
+    }
+    for base in bases[load_format]:
+        if (index := model_dir / f"{base}.index.json").exists():
+            return _indexed_files(index)
+        if (single := model_dir / base).exists():
+            return [single]
+    raise ValueError(f"no weights in {model_dir}: looked for {' and '.join(bases[load_format])}")
+
+
+def check_weight_files(model_dir: Path, config: ModelConfig, load_format: LoadFormat) -> None:
+    """Check that the weight files are whole and hold the tensors of the architecture.
+
+    Of safetensors files it reads the headers; of `.bin` files only their sizes.
+
+    Raises:
+        ValueError: a file is missing, empty or cut off, or its tensors are not the model's.
+    """
+    if load_format == "dummy":
+        return
+    files = find_weight_files(model_dir, load_format)
+    if empty := [file.name for file in files if not file.stat().st_size]:
+        raise ValueError(f"weight files in {model_dir} are empty: {', '.join(empty)}")
+    if any(file.suffix != ".safetensors" for file in files):
+        return
+    _, recipe = find_recipe([config.architecture])
+    missing = set(recipe.weight_map(config.decoder))
+    known = frozenset(missing)
+    unexpected: list[str] = []
+    for file in files:
+        for stored_name in stored_tensor_names(file):
+            name = recipe.canonical_name(stored_name, config.decoder)
+            if name is not None and name not in known:
+                unexpected.append(stored_name)
+            missing.discard(name or "")
+    report_misfits(model_dir, sorted(missing), unexpected)
+
+
+def stored_tensor_names(path: Path) -> list[str]:
+    """The names of the tensors in a safetensors file, from its header.
+
+    Raises:
+        ValueError: the file cannot be read, its header is damaged, or it is cut off.
+    """
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as stream:
+            num_bytes = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
+            start = _LENGTH_BYTES + num_bytes
+            if num_bytes > _MAX_HEADER_BYTES or start > size:
+                raise ValueError(f"a header of {num_bytes} bytes in a file of {size} bytes")
+            header = json.loads(stream.read(num_bytes))
+        header.pop("__metadata__", None)
+        end = start + max([entry["data_offsets"][1] for entry in header.values()], default=0)
+    except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+        raise ValueError(f"cannot read {path}: not a safetensors file ({error!r})") from None
+    except RecursionError:
+        raise ValueError(f"cannot read {path}: its header is nested too deeply") from None
+    if end != size:
+        what = "is cut off" if end > size else "is too long"
+        raise ValueError(f"{path} {what}: its header asks for {end} bytes, the file has {size}")
+    return list(header)
+
+
+def report_misfits(
+    model_dir: Path,
+    missing: Sequence[str],
+    unexpected: Sequence[str],
+    misshapen: Sequence[str] = (),
+) -> None:
+    """Raises ValueError if any name is given, with the first few of them."""
+    problems = [
+        f"{problem}: {_listed(names)}"
+        for problem, names in (
+            ("missing tensors", missing),
+            ("unexpected tensors", unexpected),
+            ("wrong shapes", misshapen),
+        )
+        if names
+    ]
+    if problems:
+        raise ValueError(f"the weights in {model_dir} do not fit: {'; '.join(problems)}")
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_NAMES_IN_ERROR])
+    rest = len(names) - _NAMES_IN_ERROR
+    return f"{shown} and {rest} more" if rest > 0 else shown
+
+
+def _indexed_files(index: Path) -> list[Path]:
+    try:
+        weight_map: Mapping[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        files = [index.parent / Path(name).name for name in sorted(set(weight_map.values()))]
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise ValueError(f"{index} is not an index of weight files: {error!r}") from None
+    if missing := [file.name for file in files if not file.exists()]:
+        raise ValueError(f"{index} names files that are missing: {', '.join(missing)}")
+    return files
