@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import MISSING, InitVar, dataclass, field, fields, replace
 from typing import Any
 
 from taco_proto.errors import InvalidParameterError
@@ -17,11 +17,12 @@ MAX_SEED = 2**63 - 1
 GREEDY_EPSILON = 1e-5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Sampling parameters of one request.
 
-    Names and defaults are those of the OpenAI completions API and of the engines users come from.
+    Names and defaults are those of the OpenAI completions API and of vLLM, and so is the order of
+    positional arguments. None stands for the default of every argument but `max_tokens`.
 
     Attributes:
         n: sequences to return.
@@ -35,6 +36,9 @@ class SamplingParams:
         top_p: smallest set of tokens whose probability reaches `top_p`; in (0, 1].
         top_k: the `top_k` most likely tokens; -1 or 0 is all of them.
         min_p: drops tokens below `min_p` times the highest probability.
+        use_beam_search, length_penalty, early_stopping: beam search is not supported, so that only
+            False, 1.0 and False are accepted.
+        logits_processors: only None; Python functions cannot run in the worker.
         seed: makes a request's tokens repeatable, whatever runs beside it. None: drawn at random.
         stop: strings that end a sequence; they are cut from the text.
         stop_token_ids: tokens that end a sequence.
@@ -66,6 +70,9 @@ class SamplingParams:
     top_k: int = -1
     min_p: float = 0.0
     seed: int | None = None
+    use_beam_search: InitVar[bool | None] = False
+    length_penalty: InitVar[float | None] = 1.0
+    early_stopping: InitVar[bool | str | None] = False
     stop: str | Sequence[str] | None = None
     stop_token_ids: Sequence[int] | None = None
     ignore_eos: bool = False
@@ -76,12 +83,26 @@ class SamplingParams:
     detokenize: bool = True
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
+    logits_processors: InitVar[None] = None
     include_stop_str_in_output: bool = False
     truncate_prompt_tokens: int | None = None
     no_repeat_ngram_size: int = 0
     logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
 
-    def __post_init__(self) -> None:
+    def __post_init__(
+        self,
+        use_beam_search: bool | None,
+        length_penalty: float | None,
+        early_stopping: bool | str | None,
+        logits_processors: object,
+    ) -> None:
+        _refuse_unless("use_beam_search", use_beam_search, False)
+        _refuse_unless("length_penalty", length_penalty, 1)
+        _refuse_unless("early_stopping", early_stopping, False)
+        _refuse_unless("logits_processors", logits_processors or None, None)
+        for name, default in _DEFAULTS:
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, default)
         # Normal forms, so that everything downstream sees one type.
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         object.__setattr__(self, "stop", stop)
@@ -171,6 +192,18 @@ class SamplingParams:
 
 
 SAMPLING_FIELDS = tuple(f.name for f in fields(SamplingParams))
+# What None stands for. Of max_tokens it means: as many as fit.
+_DEFAULTS = tuple(
+    (f.name, f.default)
+    for f in fields(SamplingParams)
+    if f.default not in (None, MISSING) and f.name != "max_tokens"
+)
+
+
+def _refuse_unless(name: str, value: object, neutral: object) -> None:
+    """Refuses an argument of beam search, or of another feature that is missing."""
+    if value is not None and value != neutral:
+        raise InvalidParameterError(f"{name}={value!r} is not available; only {neutral!r} is", name)
 
 
 def _check_int(name: str, value: object, low: int, high: int) -> None:
