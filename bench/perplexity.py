@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import math
 from pathlib import Path
+from typing import Any
 
 import record
 from tokenizers import Tokenizer
@@ -19,7 +20,7 @@ from taco_llm import LLM, SamplingParams
 from taco_llm.model_location import locate_model
 
 ROOT = Path(__file__).parents[1]
-TYPES: dict[str, dict[str, str]] = {
+TYPES: dict[str, dict[str, Any]] = {
     "float32": {"dtype": "float32"},
     "bfloat16": {"dtype": "bfloat16"},
     "bfloat16, int8 KV": {"dtype": "bfloat16", "kv_cache_dtype": "int8"},

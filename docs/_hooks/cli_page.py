@@ -11,9 +11,16 @@ from taco_llm.cli.main import build_parser
 INTRODUCTION = """\
 # Command line
 
-Every flag may also stand in a YAML file that `--config` names; flags on the command line win. An
-unknown or contradictory flag ends the command with one line and exit code 2.
+Every flag may also be an option of the YAML file that `--config` names; flags on the command line
+win. A wrong flag ends the command with one line and exit code 2.
+
+A switch `--x` also takes `--no-x`, `--x True` and `--x False`. `taco_llm COMMAND --help` shows all
+flags but those of the compatibility group, `--help=GROUP` one group (its title's first word), and
+`--help=all` all flags.
 """
+
+# The groups that argparse makes itself.
+_UNTITLED = ("positional arguments", "options")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -43,8 +50,8 @@ def _command(name: str, parser: argparse.ArgumentParser, summary: str) -> str:
         actions = [action for action in group._group_actions if _is_option(action)]
         if not actions:
             continue
-        if "superseded" in (group.title or ""):
-            lines += ["Superseded flags, accepted with one log line each:", ""]
+        if group.title and group.title not in _UNTITLED:
+            lines += [f"### {group.title[0].upper()}{group.title[1:]}", ""]
         lines += ["| flag | meaning |", "|---|---|"]
         lines += [f"| {_flag(action)} | {_cell(action.help or '')} |" for action in actions]
         lines += [""]
@@ -56,12 +63,14 @@ def _is_option(action: argparse.Action) -> bool:
 
 
 def _flag(action: argparse.Action) -> str:
-    name = " / ".join(f"`{option}`" for option in action.option_strings)
+    is_switch = isinstance(action, argparse.BooleanOptionalAction)
+    options = action.option_strings[:1] if is_switch else action.option_strings
+    name = " / ".join(f"`{option}`" for option in options)
     if not name:
         return f"`{action.metavar}`"
     if action.choices:
         return f"{name} `{{{','.join(str(choice) for choice in action.choices)}}}`"
-    if action.nargs == 0 or isinstance(action, argparse.BooleanOptionalAction):
+    if action.nargs == 0 or is_switch:
         return name
     return f"{name} `{action.metavar or action.dest.upper()}`"
 

@@ -149,6 +149,8 @@ class WorkerConfig:
         max_seq_len_to_capture: steps with longer sequences use no CUDA graph; None: no limit.
         cpu_offload_gb: GiB of weights that stay in the host's memory.
         conservative_dry_run: count all that the driver says is gone when memory is measured.
+        given_gpu_options: the names of those options of GPUs that the user gave; a worker on a CPU
+            logs that they have no effect.
         speculation: None: no drafts are made or verified.
         host_kv_bytes: memory for KV blocks that leave the device; 0: there is no host tier.
         kv_disk_path: directory for KV blocks that leave the host tier; None: there is no disk tier.
@@ -176,6 +178,7 @@ class WorkerConfig:
     max_seq_len_to_capture: int | None = None
     cpu_offload_gb: float = 0.0
     conservative_dry_run: bool = False
+    given_gpu_options: tuple[str, ...] = ()
     speculation: SpeculationConfig | None = None
     host_kv_bytes: int = 0
     kv_disk_path: str | None = None

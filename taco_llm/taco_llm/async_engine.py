@@ -8,6 +8,7 @@ from typing import Any
 
 from taco_gateway.engine.engine_client import EngineError
 from taco_gateway.text.text_engine import TextEngine
+from taco_gateway.text.tokenizer import Tokenizer
 from taco_gateway.text.tokenizer_files import load_tokenizer
 from taco_llm.engine_args import EngineArgs
 from taco_llm.local_client import LocalClient
@@ -53,7 +54,7 @@ class AsyncLLMEngine:
             _check_license(self._licensing)
             undo.pop_all()
         self._scheduler = SchedulerService(args.scheduler_config())
-        self._starting: asyncio.Task[TextEngine] | None = None
+        self._starting: asyncio.Future[TextEngine] | None = None
         self._requests: dict[str, RunningRequest] = {}
         self._closed = False
 
@@ -119,6 +120,16 @@ class AsyncLLMEngine:
     async def default_sampling_params(self) -> SamplingParams:
         """The defaults of the model's generation_config.json."""
         return (await self._started()).sampling_params({})
+
+    async def set_tokenizer(self, tokenizer: Tokenizer) -> None:
+        """Encodes prompts and decodes answers with `tokenizer` from now on; the requests that run
+        keep theirs.
+        """
+        before = await self._started()
+        self._tokenizer = tokenizer
+        self._starting = asyncio.get_running_loop().create_future()
+        self._starting.set_result(TextEngine(before.client, tokenizer))
+        before.close()
 
     async def shutdown(self) -> None:
         """Aborts what still runs, lets what belongs on disk be written, and stops the engine.
@@ -232,6 +243,13 @@ def _parse_prompt(prompt: Any) -> tuple[str | None, Sequence[int]]:
     if isinstance(prompt, str):
         return prompt, ()
     if isinstance(prompt, Mapping):
+        for name in prompt.keys() - {"prompt", "prompt_token_ids"}:
+            if prompt[name] is not None:
+                raise InvalidParameterError(
+                    f"{name!r} of a prompt is not available; only 'prompt' and 'prompt_token_ids' "
+                    "are",
+                    "prompt",
+                )
         if ("prompt" in prompt) != ("prompt_token_ids" in prompt):
             return _parse_prompt(prompt.get("prompt", prompt.get("prompt_token_ids")))
     elif isinstance(prompt, Sequence):

@@ -1,94 +1,212 @@
-"""Arguments of other engines, and of earlier interfaces, that this design has made needless.
+"""Arguments of vLLM's interface that TACO does not have, in one table.
 
-They are accepted, so that a command or a program that works elsewhere works here, and each of
-them is answered with one log line. What would change the result and is not there yet is no such
-argument: it is refused like any unknown one.
+`LLM`, `EngineArgs` and the command line all take them, so that a program or a command that works
+with vLLM works here as long as it asks for nothing that is missing:
+
+- A value that asks for nothing, such as `tensor_parallel_size=1` or None, is accepted in silence.
+- An argument that TACO's design makes needless has no effect and gets one log line.
+- An argument of a missing feature is refused with an error that names it.
 """
 
+import functools
+import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from taco_proto.errors import ConfigurationError
 
+LOGGER = logging.getLogger("taco.llm")
+
+Table = TypeVar("Table")
+
 
 @dataclass(frozen=True, slots=True)
-class Superseded:
-    """An argument without effect: what stands in its place, and whether its flag takes a value."""
+class CompatibilityArgument:
+    """One argument that TACO does not have.
 
-    instead: str
-    takes_value: bool = True
+    Attributes:
+        reason: why it has no effect, or which feature is missing.
+        is_refused: whether a value that asks for something is refused; else it gets a log line.
+        neutral: values that ask for nothing, beside None (and False, for a switch).
+        parse: makes the value of the flag's text; None: it is text.
+        is_switch: whether the flag needs no value.
+        takes_several: whether several values may follow the flag.
+        short: the flag's short form, such as -tp.
+    """
+
+    reason: str
+    is_refused: bool
+    neutral: tuple[object, ...] = ()
+    parse: Callable[[str], Any] | None = None
+    is_switch: bool = False
+    takes_several: bool = False
+    short: str | None = None
+
+    @property
+    def help(self) -> str:
+        if not self.is_refused:
+            return f"No effect. {self.reason}"
+        return f"Not available{self._only()}: {self.reason}"
+
+    def asks_for_something(self, value: object) -> bool:
+        if value is None or (self.is_switch and value is False):
+            return False
+        return not any(type(value) is type(entry) and value == entry for entry in self.neutral)
+
+    def refusal(self, name: str, value: object) -> str:
+        return f"{name}={value!r} is not available{self._only()}: {self.reason}"
+
+    def _only(self) -> str:
+        if not self.neutral:
+            return ""
+        shown = " or ".join(map(repr, self.neutral))
+        return f"; only {shown} {'is' if len(self.neutral) == 1 else 'are'}"
+
+
+def _json_or_text(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 _TOKENIZER_POOL = "Prompts are always tokenized in threads beside the event loop."
-_REMOTE_CODE = "Code inside a checkpoint is never run: every architecture has a recipe of our own."
+_REMOTE_CODE = "Code inside a checkpoint is never run; TACO has a recipe for each architecture."
+_LORA = "LoRA adapters are not supported"
+_PROMPT_ADAPTERS = "prompt adapters are not supported"
+_TOOLS = "tool calls are not supported"
+_TRACES = "OpenTelemetry traces are not supported"
+_ONE_DEVICE = "a worker runs the whole model on one device; see --data-parallel-size for more"
 
-SUPERSEDED: Mapping[str, Superseded] = {
-    "use_v2_block_manager": Superseded("There is one block manager.", takes_value=False),
-    "num_lookahead_slots": Superseded("The scheduler reserves blocks for every token in flight."),
-    "num_scheduler_steps": Superseded(
-        "The scheduler plans the next step while the current one runs, so that none needs several."
+_ignored = functools.partial(CompatibilityArgument, is_refused=False)
+_refused = functools.partial(CompatibilityArgument, is_refused=True)
+
+COMPATIBILITY: Mapping[str, CompatibilityArgument] = {
+    # Needless here: no effect, one log line.
+    "use_v2_block_manager": _ignored("There is one block manager.", is_switch=True),
+    "num_lookahead_slots": _ignored(
+        "The scheduler reserves blocks for every token in flight.", parse=int, neutral=(0,)
     ),
-    "disable_async_output_proc": Superseded(
-        "Outputs are always processed beside the step that runs.", takes_value=False
+    "num_scheduler_steps": _ignored(
+        "The scheduler plans the next step while the current one runs.", parse=int, neutral=(1,)
     ),
-    "disable_frontend_multiprocessing": Superseded(
-        "The gateway is a process of its own; taco_llm.LLM runs in the caller's process.",
-        takes_value=False,
+    "multi_step_stream_outputs": _ignored("Every step's tokens are streamed.", is_switch=True),
+    "disable_async_output_proc": _ignored(
+        "Outputs are always processed beside the step that runs.", is_switch=True
     ),
-    "worker_use_ray": Superseded(
-        "Only taco_llm serve starts workers elsewhere; others dial in.", takes_value=False
+    "disable_frontend_multiprocessing": _ignored(
+        "The gateway is always a separate process; taco_llm.LLM runs in the caller's process.",
+        is_switch=True,
     ),
-    "ray_workers_use_nsight": Superseded(
-        "Start one taco_llm worker under nsys: it dials the same scheduler.", takes_value=False
+    "worker_use_ray": _ignored(
+        "Only taco_llm serve starts workers; other workers dial the scheduler.", is_switch=True
     ),
-    "disable_custom_all_reduce": Superseded(
-        "One worker runs the whole model and reduces nothing.", takes_value=False
+    "ray_workers_use_nsight": _ignored(
+        "Start one taco_llm worker under nsys: it dials the same scheduler.", is_switch=True
     ),
-    "max_parallel_loading_workers": Superseded("Weights are mapped from disk, not copied."),
-    "tokenizer_pool_size": Superseded(_TOKENIZER_POOL),
-    "tokenizer_pool_type": Superseded(_TOKENIZER_POOL),
-    "tokenizer_pool_extra_config": Superseded(_TOKENIZER_POOL),
-    "max_context_len_to_capture": Superseded("max_seq_len_to_capture has taken its place."),
-    "trust_remote_code": Superseded(_REMOTE_CODE, takes_value=False),
-    "code_revision": Superseded(_REMOTE_CODE),
+    "disable_custom_all_reduce": _ignored(
+        "One worker runs the whole model and reduces nothing.", is_switch=True
+    ),
+    "max_parallel_loading_workers": _ignored(
+        "Weights are mapped from disk, not copied.", parse=int
+    ),
+    "tokenizer_pool_size": _ignored(_TOKENIZER_POOL, parse=int, neutral=(0,)),
+    "tokenizer_pool_type": _ignored(_TOKENIZER_POOL, neutral=("ray",)),
+    "tokenizer_pool_extra_config": _ignored(_TOKENIZER_POOL, parse=_json_or_text),
+    "max_context_len_to_capture": _ignored("Use max_seq_len_to_capture.", parse=int),
+    "trust_remote_code": _ignored(_REMOTE_CODE, is_switch=True),
+    "code_revision": _ignored(_REMOTE_CODE),
+    # Features that are missing: refused.
+    "tensor_parallel_size": _refused(_ONE_DEVICE, parse=int, neutral=(1,), short="-tp"),
+    "pipeline_parallel_size": _refused(_ONE_DEVICE, parse=int, neutral=(1,), short="-pp"),
+    "sequence_parallel_size": _refused(_ONE_DEVICE, parse=int, neutral=(1,)),
+    "speculative_draft_tensor_parallel_size": _refused(
+        "a draft model runs whole on one worker", parse=int, neutral=(1,), short="-spec-draft-tp"
+    ),
+    "data_parallel_size": _refused(
+        "only taco_llm serve starts several workers", parse=int, neutral=(1,)
+    ),
+    "distributed_executor_backend": _refused(
+        "only taco_llm serve starts workers on Ray", neutral=("mp",)
+    ),
+    "enable_lora": _refused(_LORA, is_switch=True),
+    "lora_modules": _refused(_LORA, takes_several=True),
+    "max_loras": _refused(_LORA, parse=int, neutral=(1,)),
+    "max_lora_rank": _refused(_LORA, parse=int, neutral=(16,)),
+    "max_cpu_loras": _refused(_LORA, parse=int),
+    "lora_extra_vocab_size": _refused(_LORA, parse=int, neutral=(256,)),
+    "lora_dtype": _refused(_LORA, neutral=("auto",)),
+    "long_lora_scaling_factors": _refused(_LORA),
+    "fully_sharded_loras": _refused(_LORA, is_switch=True),
+    "qlora_adapter_name_or_path": _refused(_LORA),
+    "enable_prompt_adapter": _refused(_PROMPT_ADAPTERS, is_switch=True),
+    "prompt_adapters": _refused(_PROMPT_ADAPTERS, takes_several=True),
+    "max_prompt_adapters": _refused(_PROMPT_ADAPTERS, parse=int, neutral=(1,)),
+    "max_prompt_adapter_token": _refused(_PROMPT_ADAPTERS, parse=int, neutral=(0,)),
+    "enable_auto_tool_choice": _refused(_TOOLS, is_switch=True),
+    "tool_call_parser": _refused(_TOOLS),
+    "guided_decoding_backend": _refused(
+        "structured output is not supported", neutral=("outlines", "auto")
+    ),
+    "limit_mm_per_prompt": _refused("images, audio and video are not supported"),
+    "mm_processor_kwargs": _refused(
+        "images, audio and video are not supported", parse=_json_or_text
+    ),
+    "disable_sliding_window": _refused(
+        "sliding windows are always used; max_model_len limits the length", is_switch=True
+    ),
+    "config_format": _refused(
+        "config.json is the only format of a model's configuration", neutral=("auto", "hf")
+    ),
+    "quantization_param_path": _refused("scaling factors of an fp8 KV cache are not supported"),
+    "model_loader_extra_config": _refused(
+        "no load_format has further options", parse=_json_or_text, neutral=({},)
+    ),
+    "override_neuron_config": _refused(
+        "AWS Neuron devices are not supported", parse=_json_or_text, neutral=({},)
+    ),
+    "otlp_traces_endpoint": _refused(_TRACES),
+    "collect_detailed_traces": _refused(_TRACES),
 }
 
-# Arguments that stand in programs written for larger engines, with the values that ask for nothing.
-# Any other value asks for something that is not there, and is refused.
-NEUTRAL: Mapping[str, tuple[object, ...]] = {
-    "tensor_parallel_size": (1,),
-    "pipeline_parallel_size": (1,),
-    "data_parallel_size": (1,),
-    "distributed_executor_backend": ("mp", None),
-    "enable_lora": (False,),
-}
 
-
-def report_superseded(names: Iterable[str], logger: logging.Logger) -> None:
-    """Logs one line for each of `names`, which are superseded arguments."""
-    for name in names:
-        logger.warning("%s has no effect: %s", name, SUPERSEDED[name].instead)
-
-
-def drop_superseded(arguments: Mapping[str, Any], logger: logging.Logger) -> dict[str, Any]:
-    """`arguments` of a Python call without those that are superseded or ask for nothing.
+def drop_compatibility_arguments(
+    arguments: Mapping[str, Any], logger: logging.Logger = LOGGER
+) -> dict[str, Any]:
+    """`arguments` without those of the table; logs one line for each that has no effect.
 
     Raises:
-        ConfigurationError: an argument asks for something that is not there.
+        ConfigurationError: an argument asks for a feature that is missing.
     """
     kept: dict[str, Any] = {}
     for name, value in arguments.items():
-        if name in SUPERSEDED:
-            # None and False ask for nothing, whatever the argument once did.
-            if value is not None and value is not False:
-                report_superseded([name], logger)
-        elif name in NEUTRAL:
-            if value not in NEUTRAL[name]:
-                raise ConfigurationError(
-                    f"{name}={value!r} is not available; only {NEUTRAL[name][0]!r} is"
-                )
-        else:
+        argument = COMPATIBILITY.get(name)
+        if argument is None:
             kept[name] = value
+        elif argument.asks_for_something(value):
+            if argument.is_refused:
+                raise ConfigurationError(argument.refusal(name, value))
+            logger.warning("%s has no effect: %s", name, argument.reason)
     return kept
+
+
+def takes_compatibility_arguments(table: type[Table]) -> type[Table]:
+    """Class decorator for a dataclass of arguments.
+
+    Its constructor then takes the arguments of `COMPATIBILITY`, too, and None for every field: None
+    is the field's default. The attribute `given`, a field of the dataclass, holds the names of the
+    fields that had another value than None.
+    """
+    construct: Callable[..., None] = table.__init__
+
+    @functools.wraps(construct)
+    def construct_from_any(self: Table, **arguments: Any) -> None:
+        known = drop_compatibility_arguments(arguments)
+        values = {name: value for name, value in known.items() if value is not None}
+        construct(self, **values)
+        object.__setattr__(self, "given", frozenset(values))
+
+    table.__init__ = construct_from_any  # type: ignore[method-assign, assignment]
+    return table

@@ -3,13 +3,17 @@
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
 
-from taco_llm.flags import GATEWAY, WORKER, flag, json_object
+from taco_llm.compatibility import takes_compatibility_arguments
+from taco_llm.flags import GATEWAY, WORKER, flag, flag_fields, json_object, not_a_choice
+from taco_llm.kv_tier_args import KVTierArgs
 from taco_llm.license_args import LicenseArgs
 from taco_llm.model_location import locate_model
-from taco_llm.scheduler_args import check_at_least
+from taco_llm.scheduler_args import SchedulerArgs, check_at_least
+from taco_llm.speculation_args import SpeculationArgs
 from taco_proto.config import DrafterConfig, ModelConfig, WorkerConfig
 from taco_proto.errors import ConfigurationError
 
@@ -18,15 +22,58 @@ _TEXT = (GATEWAY,)
 _WORKER = (WORKER,)
 
 
+_DEVICE_GROUP = "device and its memory"
+_KV_GROUP = "KV cache"
+
+# Arguments that only a GPU uses.
+_GPU_ONLY = (
+    "gpu_memory_utilization",
+    "conservative_dry_run",
+    "enforce_eager",
+    "max_seq_len_to_capture",
+    "cpu_offload_gb",
+)
+_CPU_BLOCK_SIZES = (16, 32)
+
+
+def _flag_groups() -> dict[str, str]:
+    """The help groups of the flags, by the names of their fields; all others are the model's."""
+    groups: dict[str, str] = {}
+    for table, title in (
+        (LicenseArgs, "license"),
+        (KVTierArgs, _KV_GROUP),
+        (SpeculationArgs, "speculation: drafts and their verification"),
+        (SchedulerArgs, "scheduling"),
+    ):
+        groups |= dict.fromkeys((item.name for item in flag_fields(table)), title)
+    groups |= dict.fromkeys(("device", "attention_backend", "num_threads"), _DEVICE_GROUP)
+    groups |= dict.fromkeys(_GPU_ONLY, _DEVICE_GROUP)
+    cache = ("block_size", "kv_cache_dtype", "num_gpu_blocks_override", "enable_prefix_caching")
+    groups |= dict.fromkeys(cache, _KV_GROUP)
+    return groups | {name: _KV_GROUP for name in groups if name.startswith("apc_offload")}
+
+
+@takes_compatibility_arguments
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineArgs(LicenseArgs):
     """Arguments of the engine, for `LLM`, `AsyncLLMEngine` and the command line alike.
 
-    Each is described by its flag: `taco_llm serve --help` prints all of them.
+    Each is described by its flag: `taco_llm serve --help` prints all of them. None stands for the
+    default of every argument. The arguments of vLLM that TACO does not have are taken as well; see
+    `compatibility`.
+
+    Attributes:
+        given: the names of the arguments that were given.
 
     Raises:
-        ConfigurationError: a value is out of range or contradicts another.
+        ConfigurationError: a value is out of range, contradicts another, or asks for a feature that
+            is missing.
     """
+
+    NONE_IS_DEFAULT: ClassVar[bool] = True
+    FLAG_GROUPS: ClassVar[Mapping[str, str]] = _flag_groups()
+
+    given: frozenset[str] = field(default=frozenset(), init=False, repr=False, compare=False)
 
     model: str = flag(
         "The model to serve: a directory with config.json and weights, a Hugging Face hub id such "
@@ -98,6 +145,7 @@ class EngineArgs(LicenseArgs):
         _WORKER,
         default=None,
         choices=("int8",),
+        short="-q",
     )
     max_model_len: int | None = flag(
         "The longest sequence, prompt and answer together, in tokens. Without it the limit in the "
@@ -122,6 +170,7 @@ class EngineArgs(LicenseArgs):
         _WORKER,
         default=None,
         parse=float,
+        metavar="BASE",
     )
     seed: int = flag(
         "Seed of offline requests that bring no seed of their own, and of the random weights that "
@@ -185,7 +234,7 @@ class EngineArgs(LicenseArgs):
     )
     block_size: int = flag(
         "Tokens in a block of the KV cache. Smaller blocks waste less memory and share prefixes "
-        "more finely.",
+        "more finely. 8 needs a GPU.",
         _WORKER,
         default=16,
         parse=int,
@@ -245,13 +294,22 @@ class EngineArgs(LicenseArgs):
             raise ConfigurationError(
                 f"cpu_offload_gb must be a number from 0 on, got {self.cpu_offload_gb}"
             )
-        for item in fields(self):
+        for item in flag_fields(type(self)):
             choices, value = item.metadata["flag"].choices, getattr(self, item.name)
             if choices is not None and value is not item.default and value not in choices:
-                shown = ", ".join(map(str, choices))
-                raise ConfigurationError(f"{item.name} must be one of {shown}, got {value!r}")
+                raise ConfigurationError(f"{item.name}={not_a_choice(value, choices)}")
+        if self.block_size not in _CPU_BLOCK_SIZES and self._runs_on_cpu():
+            shown = not_a_choice(self.block_size, _CPU_BLOCK_SIZES)
+            raise ConfigurationError(f"on a CPU block_size={shown}")
         if self.skip_tokenizer_init and self.tokenizer is not None:
             raise ConfigurationError("tokenizer and skip_tokenizer_init contradict each other")
+
+    def _runs_on_cpu(self) -> bool:
+        """Whether the model certainly runs on a CPU; without torch only this much can be said."""
+        if self.device != "auto":
+            return self.device == "cpu"
+        has_gpu = any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists()
+        return not has_gpu
 
     def model_config(self) -> ModelConfig:
         """The model as gateway and worker see it; the names of bundled models become directories.
@@ -296,6 +354,7 @@ class EngineArgs(LicenseArgs):
             max_seq_len_to_capture=self.max_seq_len_to_capture,
             cpu_offload_gb=self.cpu_offload_gb,
             conservative_dry_run=self.conservative_dry_run,
+            given_gpu_options=tuple(name for name in _GPU_ONLY if name in self.given),
             speculation=self.speculation_config(),
             host_kv_bytes=self.host_kv_bytes(),
             kv_disk_path=self.kv_disk_path,

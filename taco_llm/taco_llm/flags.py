@@ -6,10 +6,11 @@ makes an argparse flag of every field and constructs them from what was given.
 
 import argparse
 import json
-import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import MISSING, Field, dataclass, field, fields
-from typing import Any, NoReturn
+from typing import Any
+
+from taco_llm.parser import Parser
 
 GATEWAY, SCHEDULER, WORKER, DRAFTER = "gateway", "scheduler", "worker", "draft-worker"
 
@@ -25,6 +26,7 @@ class Flag:
         parse: makes the value of its text; None for text and switches.
         choices: the values there are.
         several: "extend" takes several values behind one flag, "append" one flag a value.
+        short: the flag's short form, such as -q.
     """
 
     help: str
@@ -33,6 +35,7 @@ class Flag:
     choices: tuple[Any, ...] | None = None
     several: str | None = None
     metavar: str | None = None
+    short: str | None = None
 
 
 def flag(
@@ -44,78 +47,90 @@ def flag(
     choices: tuple[Any, ...] | None = None,
     several: str | None = None,
     metavar: str | None = None,
+    short: str | None = None,
 ) -> Any:
     """A dataclass field that is a flag as well; see `Flag`."""
-    spec = Flag(help_text, frozenset(services), parse, choices, several, metavar)
+    spec = Flag(help_text, frozenset(services), parse, choices, several, metavar, short)
     return field(default=default, metadata={"flag": spec})
 
 
-class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line, and whose switches take `=true` and `=false`.
-
-    What a parse returns holds only what was given: defaults live in the dataclasses, so that a
-    configuration file can stand between the two.
-
-    Attributes:
-        switches: the flags without a value, as they are written without their dashes.
-        superseded: the destinations of flags that have no effect any more.
-    """
-
-    def __init__(self, **kwargs: Any) -> None:
-        kwargs.setdefault("allow_abbrev", False)
-        super().__init__(argument_default=argparse.SUPPRESS, **kwargs)
-        self.switches: set[str] = set()
-        self.superseded: set[str] = set()
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {message}\n")
-
-    def parse_known_args(  # type: ignore[override]
-        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
-    ) -> tuple[argparse.Namespace, list[str]]:
-        if args is not None:
-            args = [self._plain_form(arg) for arg in args]
-        return super().parse_known_args(args, namespace)
-
-    def _plain_form(self, arg: str) -> str:
-        """`--max_num_seqs` as `--max-num-seqs`, `--switch=false` as `--no-switch`."""
-        match = re.fullmatch(r"--([\w-]+)(=.*)?", arg, re.DOTALL)
-        if match is None:
-            return arg
-        name, value = match[1].replace("_", "-"), match[2] or ""
-        if name in self.switches and value.lower() in ("=true", "=false"):
-            return f"--{name}" if value.lower() == "=true" else f"--no-{name}"
-        return f"--{name}{value}"
+def flag_fields(table: type) -> list[Field[Any]]:
+    """The fields of `table` that are flags."""
+    return [item for item in fields(table) if "flag" in item.metadata]
 
 
 def add_flags(parser: Parser, title: str, table: type, service: str | None = None) -> None:
-    """Adds the flags of the dataclass `table` that `service` reads (None: all) to `parser`."""
-    group = parser.add_argument_group(title)
-    for item in fields(table):
-        spec = item.metadata["flag"]
+    """Adds the flags of the dataclass `table` that `service` reads (None: all) to `parser`.
+
+    A class attribute `FLAG_GROUPS` of the table maps the names of fields to other groups than
+    `title`. Where its attribute `NONE_IS_DEFAULT` is true, the value None stands for the default,
+    as it does in Python.
+    """
+    groups: dict[str, str] = getattr(table, "FLAG_GROUPS", {})
+    none_is_default: bool = getattr(table, "NONE_IS_DEFAULT", False)
+    for item in flag_fields(table):
+        spec: Flag = item.metadata["flag"]
         if service is None or service in spec.services:
-            _add_flag(parser, group, item, spec)
+            group = parser.group(groups.get(item.name, title))
+            _add_flag(parser, group, item, spec, none_is_default)
 
 
-def _add_flag(parser: Parser, group: argparse._ArgumentGroup, item: Field[Any], spec: Flag) -> None:
+def _add_flag(
+    parser: Parser,
+    group: argparse._ArgumentGroup,
+    item: Field[Any],
+    spec: Flag,
+    none_is_default: bool,
+) -> None:
     name = item.name.replace("_", "-")
+    names = [f"--{name}"] if spec.short is None else [spec.short, f"--{name}"]
     help_text = (spec.help + _default_note(item.default)).replace("%", "%%")
     if isinstance(item.default, bool):
-        parser.switches.add(name)
-        group.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, help=help_text)
+        parser.add_switch(group, names[-1], help_text)
         return
-    options: dict[str, Any] = {"help": help_text}
-    if spec.parse is not None:
-        options["type"] = spec.parse
+    options: dict[str, Any] = {"help": help_text, "metavar": spec.metavar or item.name.upper()}
     if spec.choices is not None:
-        options["choices"] = spec.choices
-    else:
-        options["metavar"] = spec.metavar or item.name.upper()
+        options["metavar"] = "{" + ",".join(map(str, spec.choices)) + "}"
+    parse = spec.parse or str
+    if spec.choices is not None:
+        parse = _one_of(spec.choices, parse)
+    options["type"] = or_none(parse) if none_is_default and spec.several is None else parse
     if spec.several is not None:
         options["action"] = spec.several
     if spec.several == "extend":
         options["nargs"] = "+"
-    group.add_argument(f"--{name}", **options)
+    group.add_argument(*names, **options)
+
+
+def _one_of(choices: tuple[Any, ...], parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    def parse_choice(text: str) -> Any:
+        try:
+            value = parse(text)
+        except ValueError:
+            value = text
+        if value not in choices:
+            raise argparse.ArgumentTypeError(not_a_choice(value, choices))
+        return value
+
+    return parse_choice
+
+
+def or_none(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """`parse` for argparse, but for the text "None", which gives None."""
+
+    def parse_or_none(text: str) -> Any:
+        return None if text == "None" else parse(text)
+
+    # argparse names the type in its message: "invalid int value".
+    parse_or_none.__name__ = getattr(parse, "__name__", "")
+    return parse_or_none
+
+
+def not_a_choice(value: object, choices: Iterable[object]) -> str:
+    """The end of an error message about `value`, which is none of `choices`."""
+    shown = [str(choice) for choice in choices]
+    only = f"only {shown[0]} is" if len(shown) == 1 else f"choose from {', '.join(shown)}"
+    return f"{value!r} is not available; {only}"
 
 
 def _default_note(default: object) -> str:
@@ -129,7 +144,7 @@ def _default_note(default: object) -> str:
 
 def given(table: type, values: dict[str, Any]) -> dict[str, Any]:
     """Those of `values` that are fields of `table`."""
-    names = {item.name for item in fields(table)}
+    names = {item.name for item in flag_fields(table)}
     return {name: value for name, value in values.items() if name in names}
 
 

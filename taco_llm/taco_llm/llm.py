@@ -1,23 +1,24 @@
 """`LLM`: offline inference in the caller's process."""
 
 import asyncio
-import logging
 import random
 import weakref
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from tqdm import tqdm
 
+from taco_gateway.text.tokenizer_files import from_transformers, load_transformers_tokenizer
 from taco_llm.async_engine import AsyncLLMEngine, Prompt
 from taco_llm.engine_args import EngineArgs
 from taco_llm.loop_thread import LoopThread
 from taco_llm.outputs import RequestOutput
-from taco_llm.superseded import drop_superseded
+from taco_proto.errors import InvalidParameterError
 from taco_proto.sampling_params import MAX_SEED, SamplingParams
 
-LOGGER = logging.getLogger("taco.llm")
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 Message = Mapping[str, Any]
 
@@ -30,18 +31,65 @@ class LLM:
 
     Args:
         model: a directory with config.json and weights, a Hugging Face hub id, or a bundled model.
-        tokenizer: directory or hub id of the tokenizer; None: the model's own.
-        arguments: the other arguments of `EngineArgs`. Those of other engines that have no meaning
-            here (`gpu_memory_utilization`, `enforce_eager`, …) are accepted with one log line.
+        arguments: any other argument of `EngineArgs`. Positional arguments have vLLM's order.
+
+    None stands for an argument's default. Some arguments of vLLM are accepted and have no effect,
+    with one log line, since TACO does not need them; those of a feature that is missing are refused
+    unless their value asks for nothing, as `tensor_parallel_size=1` does.
 
     Raises:
-        ConfigurationError: the model cannot be found, read or run as the arguments say.
+        ConfigurationError: the model cannot be found, read or run as the arguments say, or an
+            argument asks for a feature that is missing.
         TypeError: an argument is unknown.
     """
 
-    def __init__(self, model: str, tokenizer: str | None = None, **arguments: Any) -> None:
+    def __init__(
+        self,
+        model: str,
+        tokenizer: str | None = None,
+        tokenizer_mode: str | None = None,
+        skip_tokenizer_init: bool | None = None,
+        trust_remote_code: bool | None = None,
+        tensor_parallel_size: int | None = None,
+        dtype: str | None = None,
+        quantization: str | None = None,
+        revision: str | None = None,
+        tokenizer_revision: str | None = None,
+        seed: int | None = None,
+        gpu_memory_utilization: float | None = None,
+        swap_space: float | None = None,
+        cpu_offload_gb: float | None = None,
+        enforce_eager: bool | None = None,
+        max_context_len_to_capture: int | None = None,
+        max_seq_len_to_capture: int | None = None,
+        disable_custom_all_reduce: bool | None = None,
+        disable_async_output_proc: bool | None = None,
+        **arguments: Any,
+    ) -> None:
+        named: dict[str, Any] = {
+            "tokenizer": tokenizer,
+            "tokenizer_mode": tokenizer_mode,
+            "skip_tokenizer_init": skip_tokenizer_init,
+            "trust_remote_code": trust_remote_code,
+            "tensor_parallel_size": tensor_parallel_size,
+            "dtype": dtype,
+            "quantization": quantization,
+            "revision": revision,
+            "tokenizer_revision": tokenizer_revision,
+            "seed": seed,
+            "gpu_memory_utilization": gpu_memory_utilization,
+            "swap_space": swap_space,
+            "cpu_offload_gb": cpu_offload_gb,
+            "enforce_eager": enforce_eager,
+            "max_context_len_to_capture": max_context_len_to_capture,
+            "max_seq_len_to_capture": max_seq_len_to_capture,
+            "disable_custom_all_reduce": disable_custom_all_reduce,
+            "disable_async_output_proc": disable_async_output_proc,
+        }
         arguments.setdefault("disable_log_stats", True)
-        args = EngineArgs(model=model, tokenizer=tokenizer, **drop_superseded(arguments, LOGGER))
+        args = EngineArgs(model=model, **named, **arguments)
+        self._tokenizer: Any = None
+        self._model_config = args.model_config()
         # Requests without a seed get theirs from here, so that a program gives the same text again.
         self._seeds = random.Random(args.seed)
         # So many at once keep every step full; more would only wait in the scheduler's queue.
@@ -57,6 +105,9 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         prompt_token_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
         use_tqdm: bool = True,
+        lora_request: None = None,
+        prompt_adapter_request: None = None,
+        guided_options_request: None = None,
     ) -> list[RequestOutput]:
         """Generates for all prompts; the outputs stand in the order of the prompts.
 
@@ -66,14 +117,22 @@ class LLM:
                 defaults.
             prompt_token_ids: prompts as token ids, instead of `prompts`.
             use_tqdm: show a progress bar.
+            lora_request, prompt_adapter_request, guided_options_request: only None, since these
+                features are missing.
 
         Raises:
-            InvalidParameterError: a prompt or a parameter is out of the model's range.
+            InvalidParameterError: a prompt or a parameter is out of the model's range, or asks for
+                a feature that is missing.
             ValueError: the lists do not fit together.
             EngineError: a request failed. Then, and at Ctrl-C, the others are cancelled.
         """
         if (prompts is None) == (prompt_token_ids is None):
             raise ValueError("give either prompts or prompt_token_ids")
+        _refuse_unless_none(
+            lora_request=lora_request,
+            prompt_adapter_request=prompt_adapter_request,
+            guided_options_request=guided_options_request,
+        )
         given = prompts if prompts is not None else prompt_token_ids
         return self._run(_as_list(given), sampling_params, use_tqdm)
 
@@ -82,24 +141,51 @@ class LLM:
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
+        lora_request: None = None,
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
     ) -> list[RequestOutput]:
-        """Answers one conversation or a list of them; the outputs stand in their order.
+        """Answers one conversation or a list of them; the outputs have their order.
 
         Args:
             messages: mappings with `role` and `content`.
+            lora_request: only None, since LoRA adapters are not supported.
             chat_template: a Jinja template; None: the model's own.
             add_generation_prompt: end the prompt where the assistant's answer begins.
 
         Raises:
             what `generate` raises.
         """
+        _refuse_unless_none(lora_request=lora_request)
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
         prompts = self._loop.call(
             self._encode_chats(conversations, chat_template, add_generation_prompt)  # type: ignore[arg-type]
         )
         return self._run(prompts, sampling_params, use_tqdm)
+
+    @property
+    def llm_engine(self) -> AsyncLLMEngine:
+        """The engine behind this object. Its coroutines belong to a loop in another thread."""
+        return self._engine
+
+    def get_tokenizer(self) -> "PreTrainedTokenizerBase":
+        """The model's tokenizer as transformers loads it, or the one of `set_tokenizer`.
+
+        Raises:
+            ConfigurationError: the engine has no tokenizer, or transformers cannot load it.
+        """
+        if self._tokenizer is None:
+            self._tokenizer = load_transformers_tokenizer(self._model_config)
+        return self._tokenizer
+
+    def set_tokenizer(self, tokenizer: "PreTrainedTokenizerBase") -> None:
+        """Encodes prompts and decodes answers with `tokenizer` from the next call on.
+
+        Args:
+            tokenizer: a tokenizer of transformers, with the model's vocabulary.
+        """
+        self._loop.call(self._engine.set_tokenizer(from_transformers(tokenizer)))
+        self._tokenizer = tokenizer
 
     def close(self) -> None:
         """Stops the engine and frees the model's threads. Idempotent."""
@@ -187,3 +273,9 @@ def _as_list(prompts: Any) -> list[Prompt]:
     if prompts and all(isinstance(token_id, int) for token_id in prompts):
         return [prompts]
     return prompts
+
+
+def _refuse_unless_none(**arguments: object) -> None:
+    for name, value in arguments.items():
+        if value is not None:
+            raise InvalidParameterError(f"{name} is not available: only None is", name)

@@ -50,6 +50,8 @@ def _worker_configs(engine: EngineArgs, scheduler: str, count: int) -> Iterator[
             name=f"worker-{index}",
             device=config.device if config.device == "cpu" else f"{config.device}:{index}",
             num_threads=num_threads,
+            # One worker's log lines are enough.
+            given_gpu_options=config.given_gpu_options if index == 0 else (),
             # A seat is one worker's: on CPUs, where the host's id stands for it, each has an id.
             license=replace(engine, license_index=index).license_config(),
         )

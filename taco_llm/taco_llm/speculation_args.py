@@ -76,13 +76,6 @@ class SpeculationArgs(SchedulerArgs):
         default="kernels",
         choices=("kernels", "ipex"),
     )
-    speculative_draft_tensor_parallel_size: int = flag(
-        "A draft model runs whole, on one worker: only 1 is possible.",
-        (DRAFTER,),
-        default=1,
-        parse=int,
-        metavar="WORKERS",
-    )
     ngram_prompt_lookup_max: int | None = flag(
         "The most tokens that [ngram] looks for.",
         _WORKER,
@@ -127,8 +120,6 @@ class SpeculationArgs(SchedulerArgs):
 
     def __post_init__(self) -> None:
         SchedulerArgs.__post_init__(self)
-        if self.speculative_draft_tensor_parallel_size != 1:
-            raise ConfigurationError("speculative_draft_tensor_parallel_size must be 1")
         if self.cpu_draft_worker and self.speculative_model in (None, NGRAM):
             raise ConfigurationError("cpu_draft_worker needs a speculative_model to run")
         utilization = self.cpu_decoding_memory_utilization

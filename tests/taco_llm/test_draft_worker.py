@@ -66,8 +66,8 @@ def test_numbers_below_one_are_refused(name: str) -> None:
         (["--speculative-model", "demo-draft"], "--scheduler is needed"),
         (["--speculative-model", "", "--scheduler", "x:1"], "no speculative_model"),
         (["--speculative-model", "./no/where", "--scheduler", "x:1"], "does not exist"),
-        (["--quantization", "awq"], "invalid choice: 'awq'"),
-        (["--draft-backend", "cuda"], "invalid choice: 'cuda'"),
+        (["--quantization", "awq"], "'awq' is not available; choose from int8, none"),
+        (["--draft-backend", "cuda"], "'cuda' is not available; choose from kernels, ipex"),
     ],
 )
 def test_wrong_flags_are_one_line(

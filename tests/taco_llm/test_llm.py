@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 
 from support.checkpoints import make_checkpoint
 from support.patience import PATIENCE_SECONDS, wait_until
@@ -204,8 +205,73 @@ def test_arguments_of_other_engines(checkpoint: Path, caplog: pytest.LogCaptureF
         LLM(path, tensor_parallel_size=2)
     with pytest.raises(TypeError, match="bogus"):
         LLM(path, bogus=1)
-    with pytest.raises(ConfigurationError, match="block_size must be one of 8, 16, 32, got 7"):
+    with pytest.raises(
+        ConfigurationError, match="block_size=7 is not available; choose from 8, 16, 32"
+    ):
         LLM(path, block_size=7)
+
+
+def test_positional_arguments_have_the_order_of_vllm(llm: LLM, checkpoint: Path) -> None:
+    with LLM(
+        *(str(checkpoint), None, "auto", False, False, 1, "float32", None, None, None, 3, 0.9),
+        *(None, 0, None, None, 8192, False, False),
+        **ENGINE,
+    ) as other:
+        theirs = other.generate("Hello", GREEDY, None, False, None, None, None)
+        expected = llm.generate("Hello", GREEDY, use_tqdm=False)
+        assert theirs[0].outputs[0].token_ids == expected[0].outputs[0].token_ids
+    messages = [{"role": "user", "content": "Hi"}]
+    own = llm.chat(messages, GREEDY, False, None, "{{ messages[0].content }}!", False)
+    assert own[0].prompt == "Hi!"
+    for name in ("lora_request", "prompt_adapter_request", "guided_options_request"):
+        asked: dict[str, Any] = {name: object()}
+        with pytest.raises(InvalidParameterError, match=f"{name} is not available"):
+            llm.generate("Hello", GREEDY, use_tqdm=False, **asked)
+    wrong: Any = object()
+    with pytest.raises(InvalidParameterError, match="lora_request is not available"):
+        llm.chat(messages, GREEDY, False, wrong)
+
+
+def test_what_a_prompt_cannot_hold_is_refused(llm: LLM) -> None:
+    prompt = {"prompt": "What is this?", "multi_modal_data": {"image": object()}}
+    with pytest.raises(InvalidParameterError, match="'multi_modal_data' of a prompt is not avail"):
+        llm.generate(prompt, GREEDY, use_tqdm=False)
+    assert llm.generate({**prompt, "multi_modal_data": None}, GREEDY, use_tqdm=False)[0].finished
+
+
+def test_gpu_options_get_one_line_each_on_a_cpu(
+    checkpoint: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def lines(**options: Any) -> list[str]:
+        caplog.clear()
+        with LLM(str(checkpoint), device="cpu", **ENGINE, **options):
+            return [r.getMessage() for r in caplog.records if "no effect" in r.getMessage()]
+
+    assert lines() == []
+    assert lines(gpu_memory_utilization=0.9, enforce_eager=True, max_seq_len_to_capture=8192) == [
+        "gpu_memory_utilization has no effect on a CPU",
+        "enforce_eager has no effect on a CPU",
+        "max_seq_len_to_capture has no effect on a CPU",
+    ]
+
+
+def test_the_tokenizer_can_be_had_and_replaced(checkpoint: Path) -> None:
+    with LLM(str(checkpoint), **ENGINE) as llm:
+        tokenizer = llm.get_tokenizer()
+        expected = llm.generate("Hello, world", GREEDY, use_tqdm=False)[0]
+        assert tokenizer.encode("Hello, world") == expected.prompt_token_ids
+        assert llm.llm_engine is llm.llm_engine
+        changed = type(tokenizer).from_pretrained(checkpoint, bos_token="<|end|>")
+        changed.backend_tokenizer.normalizer = tokenizers.normalizers.Lowercase()
+        llm.set_tokenizer(changed)
+        assert llm.get_tokenizer() is changed
+        output = llm.generate("HELLO", GREEDY, use_tqdm=False)[0]
+        assert output.prompt_token_ids == changed.encode("hello")
+    with (
+        LLM(str(checkpoint), skip_tokenizer_init=True, **ENGINE) as llm,
+        pytest.raises(ConfigurationError, match="there is no tokenizer"),
+    ):
+        llm.get_tokenizer()
 
 
 def test_without_a_tokenizer(checkpoint: Path) -> None:

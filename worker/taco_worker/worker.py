@@ -69,6 +69,8 @@ class Worker:
             transfers.enter()
             kernels = None
             if transfers.device.type == "cpu":
+                for name in config.given_gpu_options:
+                    logger.warning("%s has no effect on a CPU", name)
                 kernels = start_kernels(config.num_threads)
                 # Beside the kernels' own threads torch's would only be in the way.
                 threads = 1 if kernels else available_cores().num_threads(config.num_threads)

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tokenizers
 from huggingface_hub import snapshot_download
@@ -23,6 +23,9 @@ from taco_gateway.text.tokenizer_check import (
 )
 from taco_proto.config import ModelConfig
 from taco_proto.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _TOKENIZER_FILES = ("tokenizer*", "merges.txt", *VOCABULARY_FILES)
 _OTHER_FILES = ("config.json", "special_tokens_map.json", "added_tokens.json", "chat_template*")
@@ -165,15 +168,56 @@ def _obey_bos_eos_flags(backend: tokenizers.Tokenizer, settings: dict[str, Any])
     )
 
 
-def _load_with_transformers(directory: Path, mode: str, settings: TokenizerSettings) -> Tokenizer:
+def load_transformers_tokenizer(config: ModelConfig) -> "PreTrainedTokenizerBase":
+    """The same tokenizer as an object of transformers, for programs that want its methods. Blocks.
+
+    Raises:
+        ConfigurationError: the model is served without a tokenizer, or transformers cannot load it.
+    """
+    if config.skip_tokenizer_init:
+        raise ConfigurationError("there is no tokenizer with skip_tokenizer_init")
+    directory = _find_directory(config)
+    try:
+        return _load_transformers(directory, config.tokenizer_mode)
+    except Exception as error:  # transformers raises almost anything
+        reason = " ".join(str(error).split())[:300]
+        raise ConfigurationError(f"cannot load the tokenizer in {directory}: {reason}") from None
+
+
+def from_transformers(
+    loaded: "PreTrainedTokenizerBase", settings: TokenizerSettings | None = None
+) -> Tokenizer:
+    """A `Tokenizer` over one of transformers.
+
+    Args:
+        settings: None: what `loaded` itself says.
+    """
+    if settings is None:
+        template = loaded.chat_template
+        settings = TokenizerSettings(
+            bos_token=loaded.bos_token,
+            eos_token=loaded.eos_token,
+            chat_template=template if isinstance(template, str) else None,
+        )
+    if loaded.is_fast:
+        return FastTokenizer(loaded.backend_tokenizer, settings)
+    return SlowTokenizer(loaded, settings)
+
+
+def _load_transformers(directory: Path, mode: str) -> "PreTrainedTokenizerBase":
     from transformers import AutoTokenizer  # drags torch in where it is installed
 
-    loaded = AutoTokenizer.from_pretrained(directory, use_fast=mode != "slow")
+    loaded: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+        directory, use_fast=mode != "slow"
+    )
+    return loaded
+
+
+def _load_with_transformers(directory: Path, mode: str, settings: TokenizerSettings) -> Tokenizer:
+    loaded = _load_transformers(directory, mode)
     settings = TokenizerSettings(
         bos_token=settings.bos_token or loaded.bos_token,
         eos_token=settings.eos_token or loaded.eos_token,
         chat_template=settings.chat_template,
     )
-    if loaded.is_fast:
-        return FastTokenizer(loaded.backend_tokenizer, settings)
-    return SlowTokenizer(loaded, settings)
+    return from_transformers(loaded, settings)

@@ -19,6 +19,7 @@ from taco_llm.bench.report import percentile_name
 from taco_llm.bench.workload import BenchRequest, Workload
 from taco_llm.bench.workload_args import LOWEST_TOKEN_ID
 from taco_llm.engine_args import EngineArgs
+from taco_llm.flags import given
 from taco_llm.llm import LLM
 from taco_proto.errors import ConfigurationError, InvalidParameterError
 from taco_proto.sampling_params import SamplingParams
@@ -143,7 +144,7 @@ def _write(
 ) -> None:
     document = {
         **environment(argv),
-        "settings": {**asdict(args), "engine": asdict(engine)},
+        "settings": {**asdict(args), "engine": given(EngineArgs, asdict(engine))},
         "figures": figures,
     }
     for path in args.output_file:

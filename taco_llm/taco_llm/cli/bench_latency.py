@@ -6,14 +6,15 @@ import sys
 from taco_llm.bench.offline_args import BenchLatencyArgs
 from taco_llm.cli.options import (
     Subparsers,
+    add_compatibility_flags,
     add_config_argument,
     add_model_argument,
-    add_superseded_flags,
     collect,
     require,
 )
 from taco_llm.engine_args import EngineArgs
-from taco_llm.flags import Parser, add_flags, given
+from taco_llm.flags import add_flags, given
+from taco_llm.parser import Parser
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -27,8 +28,8 @@ def add_parser(subparsers: Subparsers) -> None:
     add_model_argument(parser)
     add_config_argument(parser)
     add_flags(parser, "batches", BenchLatencyArgs)
-    add_flags(parser, "engine", EngineArgs)
-    add_superseded_flags(parser)
+    add_flags(parser, "model", EngineArgs)
+    add_compatibility_flags(parser)
     parser.set_defaults(run=run, parser=parser)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from taco_llm.cli.options import Subparsers, collect
-from taco_llm.flags import Parser
+from taco_llm.parser import Parser
 from taco_proto.errors import ConfigurationError
 from taco_proto.tls import Role
 

@@ -8,14 +8,15 @@ from dataclasses import replace
 from taco_llm.admin_args import AdminArgs
 from taco_llm.cli.options import (
     Subparsers,
+    add_compatibility_flags,
     add_config_argument,
     add_scheduler_argument,
-    add_superseded_flags,
     collect,
     require,
 )
 from taco_llm.draft_worker_args import DraftWorkerArgs
-from taco_llm.flags import Parser, add_flags, given
+from taco_llm.flags import add_flags, given
+from taco_llm.parser import Parser
 from taco_llm.tls_args import TlsArgs
 from taco_proto.tls import Role
 
@@ -39,7 +40,7 @@ def add_parser(subparsers: Subparsers) -> None:
     add_flags(parser, "draft model", DraftWorkerArgs)
     add_flags(parser, "admin listener", AdminArgs)
     add_flags(parser, "TLS between services", TlsArgs)
-    add_superseded_flags(parser)
+    add_compatibility_flags(parser)
     parser.set_defaults(run=run, parser=parser)
 
 

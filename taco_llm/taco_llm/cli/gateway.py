@@ -5,16 +5,17 @@ from dataclasses import replace
 
 from taco_llm.cli.options import (
     Subparsers,
+    add_compatibility_flags,
     add_config_argument,
     add_model_argument,
     add_scheduler_argument,
-    add_superseded_flags,
     collect,
     require,
 )
 from taco_llm.engine_args import EngineArgs
-from taco_llm.flags import GATEWAY, Parser, add_flags, given
+from taco_llm.flags import GATEWAY, add_flags, given
 from taco_llm.gateway_args import GatewayArgs
+from taco_llm.parser import Parser
 from taco_llm.redis_args import RedisArgs
 from taco_llm.tls_args import TlsArgs
 from taco_proto.tls import Role
@@ -39,7 +40,7 @@ def add_parser(subparsers: Subparsers) -> None:
     add_flags(parser, "Redis", RedisArgs)
     add_flags(parser, "TLS between services", TlsArgs)
     add_flags(parser, "model", EngineArgs, GATEWAY)
-    add_superseded_flags(parser)
+    add_compatibility_flags(parser)
     parser.set_defaults(run=run, parser=parser)
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from taco_llm.cli.options import Subparsers, add_config_argument, collect, require
-from taco_llm.flags import Parser, add_flags, flag, given
+from taco_llm.flags import add_flags, flag, given
+from taco_llm.parser import Parser
 from taco_llm.redis_args import RedisArgs
 from taco_llm.tls_args import TlsArgs
 from taco_proto.errors import ConfigurationError

@@ -18,7 +18,7 @@ from taco_llm.cli import (
     worker,
 )
 from taco_llm.cli import license as license_command
-from taco_llm.flags import Parser
+from taco_llm.parser import Parser
 from taco_proto.errors import ConfigurationError
 from taco_proto.logging import configure_logging
 

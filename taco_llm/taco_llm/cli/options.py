@@ -1,13 +1,13 @@
-"""What the commands' parsers share: the model argument, --config, superseded flags, merging."""
+"""What the commands' parsers share: the model argument, --config, compatibility flags, merging."""
 
 import argparse
 import logging
-from collections.abc import Collection
 from typing import Any, TypeAlias
 
 from taco_llm.cli.config_file import read_config_file
-from taco_llm.flags import Parser
-from taco_llm.superseded import SUPERSEDED, report_superseded
+from taco_llm.compatibility import COMPATIBILITY, drop_compatibility_arguments
+from taco_llm.flags import or_none
+from taco_llm.parser import COMPATIBILITY_GROUP, Parser
 from taco_proto.errors import ConfigurationError
 
 # The class takes a type argument only for type checkers.
@@ -57,34 +57,45 @@ def add_config_argument(parser: Parser) -> None:
     )
 
 
-def add_superseded_flags(parser: Parser, taken: Collection[str] = ()) -> None:
-    """Flags that are accepted and have no effect any more, but those that are `taken`."""
-    group = parser.add_argument_group("superseded flags, accepted with one log line each")
-    for name, superseded in SUPERSEDED.items():
-        if name in taken:
-            continue
-        parser.superseded.add(name)
+def add_compatibility_flags(parser: Parser) -> None:
+    """The flags of `COMPATIBILITY` that this command does not have itself."""
+    group = parser.group(COMPATIBILITY_GROUP)
+    for name, argument in COMPATIBILITY.items():
         flag = "--" + name.replace("_", "-")
-        help_text = "No effect. " + superseded.instead
-        if superseded.takes_value:
-            group.add_argument(flag, metavar="VALUE", help=help_text)
-        else:
-            parser.switches.add(flag.removeprefix("--"))
-            group.add_argument(flag, action=argparse.BooleanOptionalAction, help=help_text)
+        if parser.has_flag(flag):
+            continue
+        if argument.is_switch:
+            parser.add_switch(group, flag, argument.help)
+            continue
+        names = [flag] if argument.short is None else [argument.short, flag]
+        group.add_argument(
+            *names,
+            type=or_none(argument.parse or str),
+            nargs="+" if argument.takes_several else None,
+            metavar="VALUE",
+            help=argument.help,
+        )
 
 
 def collect(parser: Parser, namespace: argparse.Namespace) -> dict[str, Any]:
     """The options that were given; those of the command line win over the configuration file.
 
     Raises:
-        ConfigurationError: the file is unusable, or two models are named.
+        ConfigurationError: the file is unusable, two models are named, or a flag asks for a
+            feature that is missing.
     """
     values = _options(vars(namespace))
     path = values.pop("config", None)
     if path is not None:
         values = {**_file_values(parser, path), **values}
-    report_superseded([name for name in values if name in parser.superseded], LOGGER)
-    return values
+    foreign = parser.names_in(COMPATIBILITY_GROUP)
+    drop_compatibility_arguments(
+        {name: value for name, value in values.items() if name in foreign}, LOGGER
+    )
+    # The text None stands for the default.
+    return {
+        name: value for name, value in values.items() if name not in foreign and value is not None
+    }
 
 
 def _file_values(parser: Parser, path: str) -> dict[str, Any]:

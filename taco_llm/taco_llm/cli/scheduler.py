@@ -4,8 +4,9 @@ import argparse
 from dataclasses import replace
 
 from taco_llm.admin_args import AdminArgs
-from taco_llm.cli.options import Subparsers, add_config_argument, add_superseded_flags, collect
-from taco_llm.flags import Parser, add_flags, given
+from taco_llm.cli.options import Subparsers, add_compatibility_flags, add_config_argument, collect
+from taco_llm.flags import add_flags, given
+from taco_llm.parser import Parser
 from taco_llm.redis_args import RedisArgs
 from taco_llm.scheduler_args import SchedulerArgs
 from taco_llm.tls_args import TlsArgs
@@ -42,7 +43,7 @@ def add_parser(subparsers: Subparsers) -> None:
     add_flags(parser, "Redis", RedisArgs)
     add_flags(parser, "admin listener", AdminArgs)
     add_flags(parser, "TLS between services", TlsArgs)
-    add_superseded_flags(parser)
+    add_compatibility_flags(parser)
     parser.set_defaults(run=run, parser=parser)
 
 

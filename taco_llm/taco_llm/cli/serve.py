@@ -5,15 +5,16 @@ import logging
 
 from taco_llm.cli.options import (
     Subparsers,
+    add_compatibility_flags,
     add_config_argument,
     add_model_argument,
-    add_superseded_flags,
     collect,
     require,
 )
 from taco_llm.engine_args import EngineArgs
-from taco_llm.flags import Parser, add_flags, given
+from taco_llm.flags import add_flags, given
 from taco_llm.gateway_args import GatewayArgs
+from taco_llm.parser import Parser
 from taco_llm.redis_args import RedisArgs
 from taco_llm.replica_args import ReplicaArgs
 from taco_llm.tls_args import TlsArgs
@@ -37,8 +38,8 @@ def add_parser(subparsers: Subparsers) -> None:
     add_flags(parser, "Redis", RedisArgs)
     add_flags(parser, "replicas", ReplicaArgs)
     add_flags(parser, "TLS between services, and with the license server", TlsArgs)
-    add_flags(parser, "engine", EngineArgs)
-    add_superseded_flags(parser, taken=("worker_use_ray",))
+    add_flags(parser, "model", EngineArgs)
+    add_compatibility_flags(parser)
     parser.set_defaults(run=run, parser=parser)
 
 

@@ -4,7 +4,7 @@ import argparse
 
 import taco_llm
 from taco_llm.cli.options import Subparsers
-from taco_llm.flags import Parser
+from taco_llm.parser import Parser
 
 
 def add_parser(subparsers: Subparsers) -> None:

@@ -8,15 +8,16 @@ from dataclasses import replace
 from taco_llm.admin_args import AdminArgs
 from taco_llm.cli.options import (
     Subparsers,
+    add_compatibility_flags,
     add_config_argument,
     add_model_argument,
     add_scheduler_argument,
-    add_superseded_flags,
     collect,
     require,
 )
 from taco_llm.engine_args import EngineArgs
-from taco_llm.flags import WORKER, Parser, add_flags, given
+from taco_llm.flags import WORKER, add_flags, given
+from taco_llm.parser import Parser
 from taco_llm.tls_args import TlsArgs
 from taco_proto.tls import Role
 
@@ -37,10 +38,10 @@ def add_parser(subparsers: Subparsers) -> None:
         help="Name of the worker in logs. Default: the host's name and the process id.",
     )
     add_config_argument(parser)
-    add_flags(parser, "engine", EngineArgs, WORKER)
+    add_flags(parser, "model", EngineArgs, WORKER)
     add_flags(parser, "admin listener", AdminArgs)
     add_flags(parser, "TLS between services", TlsArgs)
-    add_superseded_flags(parser)
+    add_compatibility_flags(parser)
     parser.set_defaults(run=run, parser=parser)
 
 

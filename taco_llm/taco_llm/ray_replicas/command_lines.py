@@ -3,13 +3,13 @@
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from taco_llm.draft_worker_args import DraftWorkerArgs
 from taco_llm.engine_args import EngineArgs
-from taco_llm.flags import DRAFTER, WORKER
+from taco_llm.flags import DRAFTER, WORKER, flag_fields
 from taco_llm.model_location import locate_model
 from taco_llm.speculation_args import NGRAM
 
@@ -50,7 +50,7 @@ def draft_worker_command(engine: EngineArgs, scheduler: str, name: str) -> list[
 def _with_absolute_paths(args: Arguments) -> Arguments:
     """The same on this machine, in whatever directory it is read."""
     changes: dict[str, Any] = {}
-    for item in fields(args):
+    for item in flag_fields(type(args)):
         value = getattr(args, item.name)
         if value is None:
             continue
@@ -70,7 +70,7 @@ def _portable(model: str) -> str:
 def _flags(args: EngineArgs | DraftWorkerArgs, service: str | None = None) -> list[str]:
     """The flags of `service` (None: all) that say what is not the default."""
     flags: list[str] = []
-    for item in fields(args):
+    for item in flag_fields(type(args)):
         value = getattr(args, item.name)
         is_read = service is None or service in item.metadata["flag"].services
         if not is_read or value == item.default:

@@ -62,7 +62,7 @@ def test_latency(checkpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[
         (["latency", "MODEL", "--num-iters", "0"], "num_iters must be at least 1"),
         (["throughput", "MODEL", "--output-file", "x.csv"], "must end in .json"),
         (["throughput", "MODEL", "--dataset-path", "/no/file"], "cannot read the dataset"),
-        (["throughput", "MODEL", "--block-size", "7"], "invalid choice"),
+        (["throughput", "MODEL", "--block-size", "7"], "7 is not available"),
     ],
 )
 def test_a_wrong_command_is_told(
