@@ -223,6 +223,8 @@ class SchedulerConfig:
         tls: who may dial, by certificate; None: whoever can, in plaintext.
         max_num_seqs: sequences in a step; the worker's own limit holds beside it.
         max_num_batched_tokens: token budget of a step.
+        long_prefill_token_threshold: tokens of a step that a prompt which does not fit in the step
+            takes before shorter prompts behind it; 0: all of them; None: a quarter of the budget.
         max_waiting_requests, max_waiting_tokens: beyond so many requests, or tokens of their
             prompts, requests are refused with 429.
         run_ahead: send plan N+1 before output N has arrived.
@@ -254,6 +256,7 @@ class SchedulerConfig:
     tls: TlsConfig | None = None
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
+    long_prefill_token_threshold: int | None = None
     max_waiting_requests: int = 4096
     max_waiting_tokens: int = 2**24
     enable_prefix_caching: bool = True

@@ -33,7 +33,7 @@ class OtherModelError(ValueError):
 
 def check_config(config: SchedulerConfig) -> None:
     """Raises:
-    ConfigurationError: a limit is below 1.
+    ConfigurationError: a limit is out of range.
     """
     for name in (
         "max_num_seqs",
@@ -43,6 +43,11 @@ def check_config(config: SchedulerConfig) -> None:
     ):
         if getattr(config, name) < 1:
             raise ConfigurationError(f"{name} must be at least 1, got {getattr(config, name)}")
+    if (config.long_prefill_token_threshold or 0) < 0:
+        raise ConfigurationError(
+            "long_prefill_token_threshold must be at least 0, got "
+            f"{config.long_prefill_token_threshold}"
+        )
     for name in ("step_timeout", "worker_timeout", "worker_drain_timeout"):
         if not getattr(config, name) > 0:
             raise ConfigurationError(f"{name} must be above 0, got {getattr(config, name)}")

@@ -30,6 +30,9 @@ Rank = tuple[int, float, int, int]
 # holds too much, and slowly.
 STEPS_TO_SEARCH = 2
 
+# Prompts that need more than what is left of a step, and that the step looks past for shorter ones.
+MAX_LONG_PASSED = 16
+
 # A plan brings a joining sequence's tokens along, cached ones too. They must fit in one message.
 MAX_JOINED_TOKENS = 2**22
 
@@ -44,6 +47,8 @@ class StepRows:
         chunk_slots, chunk_tokens: rows that compute a part of a prompt, or all of it.
         joined: sequences whose first row this is.
         appended_slots, appended_blocks: growth of block tables, one entry a block.
+        cut_chunk: which chunk does not reach the end of its prompt; None: all of them do.
+        cut_priority: the priority of that prompt.
     """
 
     decode_slots: IntArray = field(default_factory=lambda: EMPTY)
@@ -53,6 +58,8 @@ class StepRows:
     joined: list[Sequence] = field(default_factory=list)
     appended_slots: list[int] = field(default_factory=list)
     appended_blocks: list[int] = field(default_factory=list)
+    cut_chunk: int | None = None
+    cut_priority: int = 0
 
     def __bool__(self) -> bool:
         return self.num_tokens > 0
@@ -74,6 +81,9 @@ class Policy:
             workers together, so that the next failure tells which one it was.
         max_num_batched_tokens: token budget of a step. Every running sequence gets at least a token
             a step, so `batch` has no more slots than that.
+        long_prefill_token_threshold: tokens of a step that a prompt which does not fit in the step
+            takes before shorter ones behind it; it gets what they leave, too. 0: it takes all that
+            there are; None: a quarter of the budget.
         holds: whether a sequence that waits should go on waiting, for something else than room.
         delays: whether all who wait should, of whom the one that is given is next.
         preempt: takes a running sequence's slot and blocks away and queues it again.
@@ -88,6 +98,7 @@ class Policy:
         waiting: WaitingQueue,
         suspects: Set[Request],
         max_num_batched_tokens: int,
+        long_prefill_token_threshold: int | None,
         drafts: DraftLimits,
         *,
         holds: Callable[[Sequence], bool],
@@ -100,6 +111,9 @@ class Policy:
         self._waiting = waiting
         self._suspects = suspects
         self._budget = max_num_batched_tokens
+        if long_prefill_token_threshold is None:
+            long_prefill_token_threshold = max(1, max_num_batched_tokens // 4)
+        self._max_cut_chunk = long_prefill_token_threshold or max_num_batched_tokens
         self._drafts = drafts
         self._holds = holds
         self._delays = delays
@@ -139,8 +153,10 @@ class Policy:
             budget = self._admit_waiting(rows, budget, before=_rank(prefills[0]))
         budget = self._continue_prefills(prefills, rows, budget)
         # What a preemption freed belongs to those that still run, if any does.
-        if not rows.joined and not (has_preempted and rows):
-            self._admit_waiting(rows, budget)
+        if not (has_preempted and rows):
+            budget = self._admit_waiting(rows, budget)
+        if rows.cut_chunk is not None:
+            rows.chunk_tokens[rows.cut_chunk] += budget
         rows.max_drafts = self._allow_drafts(rows, wanted_drafts)
         return rows
 
@@ -220,18 +236,26 @@ class Policy:
         """Chunks of prefills that run; returns what is left of the budget."""
         batch = self._batch
         for sequence in prefills:
-            if budget == 0:
-                break
-            slot = sequence.slot
-            chunk = min(budget, int(batch.num_tokens[slot] - batch.num_computed[slot]))
-            self._add_chunk(rows, sequence, chunk)
-            budget -= chunk
+            num_left = int(batch.num_tokens[sequence.slot] - batch.num_computed[sequence.slot])
+            if budget > 0 and not _must_pass(sequence, num_left, rows, budget):
+                budget -= self._add_chunk(rows, sequence, num_left, budget)
         return budget
 
-    def _add_chunk(self, rows: StepRows, sequence: Sequence, num_tokens: int) -> None:
+    def _add_chunk(self, rows: StepRows, sequence: Sequence, num_left: int, budget: int) -> int:
+        """Adds a row of a prompt that has `num_left` tokens to compute; returns its tokens.
+
+        One prompt in a step at most is cut: the first one that does not fit. It gets what those
+        behind it, which do fit, leave of the budget, so that no budget is lost.
+        """
+        num_tokens = num_left
+        if num_left > budget:
+            num_tokens = min(budget, self._max_cut_chunk)
+            rows.cut_chunk = len(rows.chunk_slots)
+            rows.cut_priority = sequence.request.priority
         rows.add_chunk(sequence.slot, num_tokens)
         if self._blocks.enable_prefix_caching:
             self._prefixes.add(sequence, int(self._batch.num_computed[sequence.slot]))
+        return num_tokens
 
     def _make_room(self) -> None:
         """Preempts whoever must give way to the sequence that is next and finds no place."""
@@ -271,11 +295,12 @@ class Policy:
         batch = self._batch
         suspects_run = any(request.is_on_worker for request in self._suspects)
         passed_over: list[Sequence] = []
-        num_kept_slots = num_joined_tokens = 0
+        num_kept_slots = num_joined_tokens = num_long = 0
         while (
             budget > 0
             and batch.num_free_slots > num_kept_slots
             and num_joined_tokens < MAX_JOINED_TOKENS
+            and num_long < MAX_LONG_PASSED
         ):
             sequence = self._waiting.pop()
             if sequence is None:
@@ -296,6 +321,11 @@ class Policy:
                 passed_over.append(sequence)
                 num_kept_slots += 1
                 continue
+            num_left = len(sequence.tokens) - prefix.num_blocks * self._blocks.block_size
+            if _must_pass(sequence, num_left, rows, budget):
+                passed_over.append(sequence)
+                num_long += 1
+                continue
             table = self._allocate(sequence, prefix)
             if table is None:
                 self._refused = sequence
@@ -305,11 +335,10 @@ class Policy:
             sequence.awaits = None
             self._admit(sequence, table)
             suspects_run |= is_suspect
-            chunk = min(budget, len(sequence.tokens) - table.num_cached_tokens)
-            self._add_chunk(rows, sequence, chunk)
             rows.joined.append(sequence)
             num_joined_tokens += len(sequence.tokens)
-            budget -= chunk
+            num_left = len(sequence.tokens) - table.num_cached_tokens
+            budget -= self._add_chunk(rows, sequence, num_left, budget)
         for sequence in passed_over:
             self._waiting.put_back(sequence)
         return budget
@@ -352,6 +381,15 @@ class Policy:
 def _rank(sequence: Sequence) -> Rank:
     request = sequence.request
     return (request.priority, request.share.counter, request.arrival, sequence.index)
+
+
+def _must_pass(sequence: Sequence, num_left: int, rows: StepRows, budget: int) -> bool:
+    """Whether the budget belongs to the prompt that is cut rather than to this one, which has
+    `num_left` tokens to compute: a longer one, or one of lower priority.
+    """
+    if rows.cut_chunk is None:
+        return False
+    return num_left > budget or sequence.request.priority > rows.cut_priority
 
 
 def _precedes(sequence: Sequence, other: Rank | None) -> bool:

@@ -83,6 +83,7 @@ class Replica:
             self.waiting,
             requests.suspects,
             config.max_num_batched_tokens,
+            config.long_prefill_token_threshold,
             self.drafts.limits,
             holds=self.disk_waits.holds,
             delays=self._delay.holds,

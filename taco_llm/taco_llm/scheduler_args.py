@@ -38,6 +38,15 @@ class SchedulerArgs:
         parse=int,
         metavar="TOKENS",
     )
+    long_prefill_token_threshold: int | None = flag(
+        "Tokens of a step that a prompt which does not fit in the step computes before shorter "
+        "prompts behind it (default: a quarter of --max-num-batched-tokens). It also gets what "
+        "they leave. A smaller number lets more short prompts pass a long one; 0 lets none pass.",
+        _SCHEDULER,
+        default=None,
+        parse=int,
+        metavar="TOKENS",
+    )
     max_waiting_requests: int = flag(
         "The most requests that wait for their turn. Beyond it a request is refused with status "
         "429.",
@@ -170,6 +179,7 @@ class SchedulerArgs:
             "max_waiting_tokens",
         ):
             check_at_least(name, getattr(self, name), 1)
+        check_at_least("long_prefill_token_threshold", self.long_prefill_token_threshold, 0)
         check_at_least("num_speculative_tokens", self.num_speculative_tokens, 1)
         check_at_least("speculative_max_model_len", self.speculative_max_model_len, 1)
         check_at_least(
@@ -204,6 +214,7 @@ class SchedulerArgs:
             listen=listen,
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
+            long_prefill_token_threshold=self.long_prefill_token_threshold,
             max_waiting_requests=self.max_waiting_requests,
             max_waiting_tokens=self.max_waiting_tokens,
             enable_prefix_caching=self.enable_prefix_caching,

@@ -335,6 +335,17 @@ def test_configurations_carry_what_was_given(tmp_path: Path) -> None:
     assert SchedulerArgs().scheduler_config().max_num_batched_tokens == 2048
 
 
+@pytest.mark.parametrize("threshold", [None, 0, 300])
+def test_the_long_prefill_threshold_reaches_the_scheduler(threshold: int | None) -> None:
+    config = SchedulerArgs(long_prefill_token_threshold=threshold).scheduler_config()
+    assert config.long_prefill_token_threshold == threshold
+
+
+def test_a_negative_long_prefill_threshold_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="long_prefill_token_threshold must be an integer"):
+        SchedulerArgs(long_prefill_token_threshold=-1)
+
+
 def test_a_folder_without_a_model_is_no_model(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"holds no config\.json"):
         EngineArgs(model=str(tmp_path)).model_config()
