@@ -1,5 +1,5 @@
-"""Host work of the scheduler: a decode step of a full batch, the admission of a cached prompt, and
-what it adds that prefixes go to disk.
+"""Host work of the scheduler: a decode step of a full batch, with one gateway and with many, the
+admission of a cached prompt, and what it adds that prefixes go to disk.
 
 The worker costs nothing: its outputs are made while the clock stands still. What remains is all
 that the only thread of the scheduler does for a step, protobuf messages included. Times are of the
@@ -31,17 +31,23 @@ from taco_proto.convert import (
     submit_to_pb,
 )
 from taco_proto.kv_tiers import StoreCommand, StoreReport
+from taco_proto.logprobs import LogprobColumns
 from taco_proto.requests import ANYBODY, GenerateRequest, Tenant
 from taco_proto.sampling_params import SamplingParams
 from taco_proto.steps import StepOutput, StepPlan, WorkerInfo
 from taco_scheduler.engine import Engine
 
 NUM_SEQUENCES = 256
+PLAIN = f"decode step, {NUM_SEQUENCES} sequences"
 PROMPT_TOKENS = 512
 CACHED_PROMPT_TOKENS = 4096
 NUM_COMING_AND_GOING = 64
 NUM_OWNERS = 10
 NUM_WAITING = 10_000
+NUM_CLIENTS = 64
+NUM_LOGPROB_CLIENTS = 16
+NUM_LOGPROBS = 5
+STEPS_IN_TURN = 50
 INFO = WorkerInfo(
     name="none",
     model="none",
@@ -82,23 +88,29 @@ class Clock:
 
 
 def submit_message(
-    handle: int, num_tokens: int, max_tokens: int, tenant: Tenant = ANYBODY
+    handle: int,
+    num_tokens: int,
+    max_tokens: int,
+    tenant: Tenant = ANYBODY,
+    logprobs: int | None = None,
 ) -> bytes:
     tokens = RANDOM.integers(0, 100_000, num_tokens)
     request = GenerateRequest(
         handle=handle,
         request_id=f"request-{handle}",
         token_ids=array("i", tokens.tolist()).tobytes(),
-        sampling=SamplingParams(seed=handle, max_tokens=max_tokens),
+        sampling=SamplingParams(seed=handle, max_tokens=max_tokens, logprobs=logprobs),
         tenant=tenant,
     )
     return submit_to_pb(request, 0.0).SerializeToString()
 
 
 class Bench:
-    """An engine with one client, run ahead by one step."""
+    """An engine with clients, run ahead by one step."""
 
-    def __init__(self, max_num_batched_tokens: int, info: WorkerInfo = INFO) -> None:
+    def __init__(
+        self, max_num_batched_tokens: int, info: WorkerInfo = INFO, num_clients: int = 1
+    ) -> None:
         config = SchedulerConfig(
             max_num_seqs=NUM_SEQUENCES,
             max_num_batched_tokens=max_num_batched_tokens,
@@ -107,18 +119,30 @@ class Bench:
         )
         self.engine = Engine(config)
         self.replica = self.engine.attach(info)
-        self.outbox = self.engine.connect()
+        self.outboxes = [self.engine.connect() for _ in range(num_clients)]
         self.worker = FakeExecutor(info, RANDOM.integers(0, 100_000, 10_007).astype(np.int32))
         self.now = 0.0
 
     def submit(self, message: bytes) -> None:
+        """Clients take turns."""
         request = submit_from_pb(pb.Submit.FromString(message), 0.0)
-        self.engine.submit(self.outbox, request, self.now)
+        outbox = self.outboxes[request.handle % len(self.outboxes)]
+        self.engine.submit(outbox, request, self.now)
 
-    def answer(self, plan: StepPlan) -> bytes:
-        return step_output_to_pb(self.worker.execute(plan)).SerializeToString()
+    def answer(self, plan: StepPlan, logprobs: int = 0) -> bytes:
+        output = self.worker.execute(plan)
+        if logprobs:
+            num_rows, width = output.slots.size, logprobs + 1
+            columns = LogprobColumns(
+                np.full(num_rows, width),
+                RANDOM.integers(0, 100_000, num_rows * width),
+                RANDOM.random(num_rows * width),
+                np.tile(np.arange(width), num_rows),
+            )
+            output = replace(output, logprobs=columns)
+        return step_output_to_pb(output).SerializeToString()
 
-    def step(self, answer: bytes | None, clock: Clock) -> bytes | None:
+    def step(self, answer: bytes | None, clock: Clock, logprobs: int = 0) -> bytes | None:
         """Plans a step while `answer` is on its way, then takes it; returns the next answer."""
         self.now += 0.01
         with clock.measure("plan"):
@@ -128,42 +152,96 @@ class Bench:
         else:
             with clock.measure("plan to bytes"):
                 step_plan_to_pb(plan).SerializeToString()
-            following = self.answer(plan)
+            following = self.answer(plan, logprobs)
         if answer is not None:
             with clock.measure("output from bytes"):
                 output = step_output_from_pb(pb.StepOutput.FromString(answer))
             with clock.measure("commit"):
                 self.engine.commit(self.replica, output, self.now)
             with clock.measure("news to bytes"):
-                output_batch_to_pb(self.outbox.take()).SerializeToString()
+                for outbox in self.outboxes:
+                    output_batch_to_pb(outbox.take()).SerializeToString()
         return following
 
 
-def decode_step(
-    num_steps: int, num_owners: int = 1, num_waiting: int = 0
-) -> dict[str, dict[str, float]]:
-    """A step of 256 sequences that decode; one in 16 of them needs a block.
+class Decoding:
+    """A full batch that decodes.
 
     Args:
-        num_owners: whose they are, in equal parts.
-        num_waiting: requests of the same owners that wait for a place.
+        num_owners: tenants of its requests, in equal parts.
+        num_waiting: requests that wait for a slot.
+        num_waiting_owners: tenants of those; by default the same ones.
+        num_clients: gateways that all requests came from, in equal parts.
+        logprobs: most likely tokens that each request asks for.
     """
-    bench = Bench(max_num_batched_tokens=8192)
-    for handle in range(NUM_SEQUENCES):
-        num_tokens = PROMPT_TOKENS + int(RANDOM.integers(0, 16))
-        tenant = Tenant(name=f"owner-{handle % num_owners}")
-        bench.submit(submit_message(handle, num_tokens, max_tokens=100_000, tenant=tenant))
-    answer = None
-    while bench.engine.num_running < NUM_SEQUENCES or bench.now < 1.0:
-        answer = bench.step(answer, Clock())
-    for handle in range(NUM_SEQUENCES, NUM_SEQUENCES + num_waiting):
-        tenant = Tenant(name=f"owner-{handle % num_owners}")
-        bench.submit(submit_message(handle, PROMPT_TOKENS, max_tokens=16, tenant=tenant))
-    gc.freeze()
-    clock = Clock()
-    for _ in range(num_steps):
-        answer = bench.step(answer, clock)
-    return clock.figures()
+
+    def __init__(
+        self,
+        num_owners: int = 1,
+        num_waiting: int = 0,
+        num_waiting_owners: int = 0,
+        num_clients: int = 1,
+        logprobs: int = 0,
+    ) -> None:
+        self.clock = Clock()
+        self._logprobs = logprobs
+        self._bench = bench = Bench(max_num_batched_tokens=8192, num_clients=num_clients)
+        for handle in range(NUM_SEQUENCES):
+            num_tokens = PROMPT_TOKENS + int(RANDOM.integers(0, 16))
+            tenant = Tenant(name=f"owner-{handle % num_owners}")
+            bench.submit(submit_message(handle, num_tokens, 100_000, tenant, logprobs or None))
+        self._answer: bytes | None = None
+        while bench.engine.num_running < NUM_SEQUENCES or bench.now < 1.0:
+            self._answer = bench.step(self._answer, Clock(), logprobs)
+        for handle in range(NUM_SEQUENCES, NUM_SEQUENCES + num_waiting):
+            tenant = Tenant(name=f"owner-{handle % (num_waiting_owners or num_owners)}")
+            bench.submit(submit_message(handle, PROMPT_TOKENS, max_tokens=16, tenant=tenant))
+
+    def step(self) -> None:
+        self._answer = self._bench.step(self._answer, self.clock, self._logprobs)
+
+
+def decode_steps(num_steps: int) -> dict[str, dict[str, dict[str, float]]]:
+    """A step of 256 sequences that decode; one in 16 of them needs a block. The cases take turns,
+    so that neighbours on the machine disturb all of them alike.
+    """
+    cases = {
+        PLAIN: Decoding(),
+        f"the same, {NUM_CLIENTS} gateways": Decoding(num_clients=NUM_CLIENTS),
+        f"the same, logprobs={NUM_LOGPROBS}": Decoding(logprobs=NUM_LOGPROBS),
+        f"the same, logprobs={NUM_LOGPROBS}, {NUM_LOGPROB_CLIENTS} gateways": Decoding(
+            num_clients=NUM_LOGPROB_CLIENTS, logprobs=NUM_LOGPROBS
+        ),
+        f"the same, of {NUM_OWNERS} owners": Decoding(NUM_OWNERS),
+        f"the same, {NUM_WAITING:,} more wait": Decoding(NUM_OWNERS, NUM_WAITING),
+        f"the same, {NUM_WAITING:,} more of as many owners wait": Decoding(
+            NUM_OWNERS, NUM_WAITING, NUM_WAITING
+        ),
+    }
+    gc.collect()
+    gc.freeze()  # as the server does once it is up
+    for _ in range(0, num_steps, STEPS_IN_TURN):
+        for case in cases.values():
+            for _ in range(STEPS_IN_TURN):
+                case.step()
+    return {title: case.clock.figures() for title, case in cases.items()}
+
+
+def ratios(figures: dict[str, dict[str, dict[str, float]]]) -> dict[str, float]:
+    """What the cases of `decode_steps` cost over the case that each is a variation of."""
+    one, many, logprobs, many_logprobs, owners, waiting, tenants = (
+        {name: part["median_us"] for name, part in parts.items()} for parts in figures.values()
+    )
+    return {
+        f"commit, {NUM_CLIENTS} gateways over one": round(many["commit"] / one["commit"], 2),
+        f"commit, logprobs={NUM_LOGPROBS}, {NUM_LOGPROB_CLIENTS} gateways over one": round(
+            many_logprobs["commit"] / logprobs["commit"], 2
+        ),
+        f"plan, {NUM_WAITING:,} more wait": round(waiting["plan"] / owners["plan"], 2),
+        f"plan, {NUM_WAITING:,} more of as many owners wait": round(
+            tenants["plan"] / owners["plan"], 2
+        ),
+    }
 
 
 def cached_admission(num_rounds: int) -> dict[str, dict[str, float]]:
@@ -184,7 +262,7 @@ def cached_admission(num_rounds: int) -> dict[str, dict[str, float]]:
         assert i == 0 or plan.num_tokens.sum() <= INFO.block_size
         output = step_output_from_pb(pb.StepOutput.FromString(bench.answer(plan)))
         bench.engine.commit(bench.replica, output, bench.now)
-        bench.outbox.take()
+        bench.outboxes[0].take()
     return clock.figures()
 
 
@@ -211,7 +289,7 @@ def coming_and_going(num_requests: int, info: WorkerInfo) -> dict[str, dict[str,
         bench.now += 0.01
         with clock.measure("plan"):
             plan = engine.plan(replica, bench.now)
-        bench.outbox.take()
+        bench.outboxes[0].take()
         outputs = [] if plan is None else [bench.worker.execute(plan)]
         reports = [_done(command) for command in commands]
     return clock.figures()
@@ -227,14 +305,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--save", action="store_true")
     arguments = parser.parse_args()
-    gc.collect()
-    gc.freeze()  # as the server does once it is up
-    figures = {
-        f"decode step, {NUM_SEQUENCES} sequences": decode_step(arguments.steps),
-        f"the same, of {NUM_OWNERS} owners": decode_step(arguments.steps, NUM_OWNERS),
-        f"the same, {NUM_WAITING:,} more wait": decode_step(
-            arguments.steps, NUM_OWNERS, NUM_WAITING
-        ),
+    decoding = decode_steps(arguments.steps)
+    figures = decoding | {
         f"admission, {CACHED_PROMPT_TOKENS} cached tokens": cached_admission(arguments.steps // 4),
         "requests come and go": coming_and_going(arguments.steps // 4, INFO),
         "the same, to disk": coming_and_going(
@@ -245,8 +317,10 @@ def main() -> None:
         print(title)
         for name, part in parts.items():
             print(f"  {name:<20}{part['median_us']:>9.1f} µs median{part['p99_us']:>9.1f} µs p99")
+    for title, ratio in ratios(decoding).items():
+        print(f"{title:<60}{ratio:>6.2f}x")
     if arguments.save:
-        print(save("scheduler_step", figures))
+        print(save("scheduler_step", figures | {"ratios": ratios(decoding)}))
 
 
 if __name__ == "__main__":

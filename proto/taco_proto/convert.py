@@ -199,10 +199,10 @@ def _logprobs_to_pb(columns: LogprobColumns | None) -> pb.LogprobColumns | None:
     if columns is None:
         return None
     return pb.LogprobColumns(
-        num_entries=columns.num_entries,
-        token_ids=columns.token_ids,
-        logprobs=columns.logprobs,
-        ranks=columns.ranks,
+        num_entries=columns.num_entries.astype("<i4", copy=False).tobytes(),
+        token_ids=columns.token_ids.astype("<i4", copy=False).tobytes(),
+        logprobs=columns.logprobs.astype("<f4", copy=False).tobytes(),
+        ranks=columns.ranks.astype("<i4", copy=False).tobytes(),
     )
 
 
@@ -211,10 +211,10 @@ def _logprobs_from_pb(message: pb.OutputBatch | pb.StepOutput, name: str) -> Log
         return None
     columns: pb.LogprobColumns = getattr(message, name)
     return LogprobColumns(
-        num_entries=list(columns.num_entries),
-        token_ids=list(columns.token_ids),
-        logprobs=list(columns.logprobs),
-        ranks=list(columns.ranks),
+        num_entries=np.frombuffer(columns.num_entries, "<i4"),
+        token_ids=np.frombuffer(columns.token_ids, "<i4"),
+        logprobs=np.frombuffer(columns.logprobs, "<f4"),
+        ranks=np.frombuffer(columns.ranks, "<i4"),
     )
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from taco_proto.logprobs import LogprobColumns
 from taco_proto.requests import FinishReason
 from taco_proto.steps import IntArray, StepOutput
 from taco_scheduler.batch import Batch
@@ -64,8 +65,8 @@ class Committer:
             for row in np.flatnonzero(~owned).tolist():
                 sequence = self._landing.get(int(step.sampled_tenures[row]))
                 if sequence is not None:
-                    self._land(sequence, news.select(np.arange(owned.size) == row), now)
-            news = news.select(owned)
+                    self._land(sequence, news.take(np.array([row])), now)
+            news = news.take(np.flatnonzero(owned))
         if news.slots.size:
             self._commit_rows(news, now)
 
@@ -115,32 +116,49 @@ class Committer:
         return news, reasons[np.cumsum(news.num_tokens) - 1]
 
     def _emit(self, news: News, reasons: IntArray) -> None:
-        """One row a slot into the outbox of its client."""
-        clients = self._batch.client[news.slots]
-        if (clients == clients[0]).all():
-            self._emit_to_client(news, reasons)
-            return
-        for client in np.unique(clients):
-            is_its = clients == client
-            self._emit_to_client(news.select(is_its), reasons[is_its])
+        """One row a slot into the outbox of its client.
 
-    def _emit_to_client(self, news: News, reasons: IntArray) -> None:
+        The rows are sorted by client and converted once for the whole step; each client then gets
+        slices. So the cost grows with the rows and with the clients, not with their product.
+        """
+        clients = self._batch.client[news.slots]
+        bounds = [0, clients.size]
+        if (clients != clients[0]).any():
+            order = np.argsort(clients, kind="stable")
+            news, reasons, clients = news.take(order), reasons[order], clients[order]
+            changes = np.flatnonzero(clients[1:] != clients[:-1]) + 1
+            bounds[1:1] = changes.tolist()
+        columns = self._columns(news, reasons)
+        token_ids = news.tokens.tolist()
+        token_bounds = bounds
+        if len(token_ids) > clients.size:
+            token_ends = np.cumsum(news.num_tokens)
+            token_bounds = [0, *token_ends[np.array(bounds[1:]) - 1].tolist()]
+        parts = None if news.logprobs is None else news.logprobs.split(token_bounds)
+        for part, slot in enumerate(news.slots[bounds[:-1]].tolist()):
+            start, end = bounds[part], bounds[part + 1]
+            self._batch.owner(slot).request.outbox.add_tokens(
+                *(column[start:end] for column in columns),
+                token_ids=token_ids[token_bounds[part] : token_bounds[part + 1]],
+                logprobs=None if parts is None else parts[part],
+            )
+
+    def _columns(self, news: News, reasons: IntArray) -> tuple[list[int], ...]:
+        """What clients are told of each row, in the order in which `Outbox.add_tokens` takes it."""
         batch, slots = self._batch, news.slots
         if reasons.any():
-            reason_list = reasons.tolist()
             last_tokens = news.tokens[np.cumsum(news.num_tokens) - 1]
+            reason_list = reasons.tolist()
             stop_tokens = np.where(reasons == FinishReason.STOP, last_tokens, -1).tolist()
         else:
             reason_list, stop_tokens = [0] * len(slots), [-1] * len(slots)
-        batch.owner(int(slots[0])).request.outbox.add_tokens(
+        return (
             batch.handle[slots].tolist(),
             batch.index[slots].tolist(),
             news.num_tokens.tolist(),
-            news.tokens.tolist(),
             reason_list,
             stop_tokens,
             batch.num_cached[slots].tolist(),
-            news.logprobs,
         )
 
     def _land(self, sequence: Sequence, news: News, now: float) -> None:
@@ -160,11 +178,11 @@ class Committer:
             [request.handle],
             [sequence.index],
             [count],
-            token_ids,
             [reason],
             [token_ids[-1] if reason is FinishReason.STOP else -1],
             [sequence.num_cached_tokens or 0],
-            None if news.logprobs is None else news.logprobs.select(range(count)),
+            token_ids=token_ids,
+            logprobs=None if news.logprobs is None else news.logprobs.split([0, count])[0],
         )
         self._counters.generation_tokens += count
         self._fair_share.num_outputs[request.share.index] += count
@@ -181,18 +199,29 @@ class Committer:
     def _emit_prompt_logprobs(self, step: InFlightStep, output: StepOutput) -> None:
         assert output.prompt_logprobs is not None
         tenures = dict(zip(step.slots.tolist(), step.tenures.tolist(), strict=True))
-        slots = output.prompt_logprob_slots.tolist()
-        positions = output.prompt_logprob_positions.tolist()
-        rows = output.prompt_logprobs.rows()
-        for slot, position, row in zip(slots, positions, rows, strict=True):
+        slots, positions = output.prompt_logprob_slots, output.prompt_logprob_positions
+        # Rows of one slot and of consecutive positions are one run.
+        is_next = (slots[1:] == slots[:-1]) & (positions[1:] == positions[:-1] + 1)
+        bounds = [0, *(np.flatnonzero(~is_next) + 1).tolist(), slots.size]
+        for run, rows in enumerate(output.prompt_logprobs.split(bounds)):
+            slot, first = int(slots[bounds[run]]), int(positions[bounds[run]])
             sequence = self._batch.sequences[slot]
             if sequence is None or sequence.tenure != tenures[slot]:
                 sequence = self._landing.get(tenures[slot])
-            # A sequence that was preempted in its prefill computes some positions again.
-            if sequence is not None and position == sequence.request.num_prompt_logprobs:
-                request = sequence.request
-                request.outbox.add_prompt_logprob(request.handle, position, row)
-                request.num_prompt_logprobs += 1
+            if sequence is not None:
+                self._emit_prompt_rows(sequence.request, first, rows)
+
+    def _emit_prompt_rows(self, request: Request, first: int, rows: LogprobColumns) -> None:
+        """Rows of consecutive positions from `first`, without those that were emitted before: a
+        sequence that was preempted in its prefill computes some positions again.
+        """
+        num_rows = rows.num_entries.size
+        num_emitted = request.num_prompt_logprobs - first
+        if 0 <= num_emitted < num_rows:
+            (rows,) = rows.split([num_emitted, num_rows])
+            positions = range(request.num_prompt_logprobs, first + num_rows)
+            request.outbox.add_prompt_logprobs(request.handle, positions, rows)
+            request.num_prompt_logprobs = first + num_rows
 
     # ------------------------------------------------------------------- times
 

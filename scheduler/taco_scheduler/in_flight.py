@@ -114,7 +114,9 @@ def _check_drafts(step: InFlightStep, output: StepOutput) -> None:
 def _check_logprobs(columns: LogprobColumns | None, num_rows: int) -> None:
     if columns is None:
         return
-    num_entries = sum(columns.num_entries)
-    lengths = {len(columns.token_ids), len(columns.logprobs), len(columns.ranks)}
-    if len(columns.num_entries) != num_rows or lengths != {num_entries}:
+    num_entries = columns.num_entries
+    lengths = {columns.token_ids.size, columns.logprobs.size, columns.ranks.size}
+    if num_entries.size != num_rows or lengths != {int(num_entries.sum(dtype=np.int64))}:
         raise InvalidOutputError("log probability columns differ in length")
+    if num_rows and num_entries.min() < 0:
+        raise InvalidOutputError("a row of log probabilities has a negative number of entries")

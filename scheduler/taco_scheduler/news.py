@@ -9,6 +9,7 @@ from taco_proto.logprobs import LogprobColumns
 from taco_proto.steps import IntArray, StepOutput
 
 BoolArray = npt.NDArray[np.bool_]
+RowNumbers = npt.NDArray[np.intp]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,21 +26,25 @@ class News:
     tokens: IntArray
     logprobs: LogprobColumns | None
 
-    def select(self, is_wanted: BoolArray) -> "News":
-        """Some rows."""
-        return self._keep(is_wanted, np.repeat(is_wanted, self.num_tokens), self.num_tokens)
+    def take(self, rows: RowNumbers) -> "News":
+        """The rows with these numbers, in this order."""
+        num_tokens = self.num_tokens[rows]
+        tokens = rows
+        if self.tokens.size > self.slots.size:
+            starts = (np.cumsum(self.num_tokens) - self.num_tokens)[rows]
+            tokens = np.repeat(starts - (np.cumsum(num_tokens) - num_tokens), num_tokens)
+            tokens += np.arange(tokens.size)
+        return self._keep(rows, tokens, num_tokens)
 
     def without_tokens(self, is_dropped: BoolArray) -> "News":
         """All rows, without some of their tokens."""
         rows = np.repeat(np.arange(self.slots.size), self.num_tokens)
         num_tokens = np.bincount(rows[~is_dropped], minlength=self.slots.size).astype(np.int32)
-        return self._keep(np.ones(self.slots.size, np.bool_), ~is_dropped, num_tokens)
+        return self._keep(np.arange(self.slots.size), np.flatnonzero(~is_dropped), num_tokens)
 
-    def _keep(self, rows: BoolArray, tokens: BoolArray, num_tokens: IntArray) -> "News":
-        logprobs = self.logprobs
-        if logprobs is not None:
-            logprobs = logprobs.select(np.flatnonzero(tokens).tolist())
-        return News(self.slots[rows], num_tokens[rows], self.tokens[tokens], logprobs)
+    def _keep(self, rows: RowNumbers, tokens: RowNumbers, num_tokens: IntArray) -> "News":
+        logprobs = None if self.logprobs is None else self.logprobs.take(tokens)
+        return News(self.slots[rows], num_tokens, self.tokens[tokens], logprobs)
 
 
 def news_of(output: StepOutput) -> News:

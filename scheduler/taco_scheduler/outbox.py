@@ -1,7 +1,9 @@
 """News of the engine for one client, gathered until the client takes it."""
 
+from collections.abc import Sequence
+
 from taco_proto.licenses import LICENSE_INVALID
-from taco_proto.logprobs import LogprobColumns
+from taco_proto.logprobs import LogprobColumns, concatenate, without_entries
 from taco_proto.requests import FinishReason, OutputBatch, RequestError
 from taco_scheduler.refusals import Refusal, RefusedError
 
@@ -20,18 +22,23 @@ class Outbox:
         overflowed: the client is hopelessly behind; its news was dropped and it must be closed.
     """
 
-    __slots__ = ("_batch", "client", "overflowed")
+    __slots__ = ("_batch", "_logprobs", "_num_values", "_prompt_logprobs", "client", "overflowed")
 
     def __init__(self, client: int) -> None:
         self.client = client
         self.overflowed = False
-        self._batch = OutputBatch()
+        self._clear()
 
     def __bool__(self) -> bool:
         return bool(self._batch)
 
     def take(self) -> OutputBatch:
-        batch, self._batch = self._batch, OutputBatch()
+        batch = self._batch
+        if self._logprobs:
+            batch.logprobs = concatenate(self._logprobs)
+        if self._prompt_logprobs:
+            batch.prompt_logprobs = concatenate(self._prompt_logprobs)
+        self._clear()
         return batch
 
     def add_tokens(
@@ -39,18 +46,23 @@ class Outbox:
         handles: list[int],
         indexes: list[int],
         num_tokens: list[int],
-        token_ids: list[int],
         finish_reasons: list[int],
         stop_token_ids: list[int],
         num_cached_tokens: list[int],
+        *,
+        token_ids: list[int],
         logprobs: LogprobColumns | None,
     ) -> None:
-        """One row a sequence; `token_ids` are flat, sum(num_tokens)."""
+        """One row a sequence; `token_ids` are flat, sum(num_tokens); `logprobs` have a row a
+        token.
+        """
         batch = self._batch
-        if logprobs is not None and batch.logprobs is None:
-            batch.logprobs = LogprobColumns(num_entries=[0] * len(batch.token_ids))
-        if batch.logprobs is not None:
-            _extend(batch.logprobs, logprobs, len(token_ids))
+        if logprobs is not None or self._logprobs:
+            if not self._logprobs and batch.token_ids:
+                self._logprobs.append(without_entries(len(batch.token_ids)))
+            logprobs = without_entries(len(token_ids)) if logprobs is None else logprobs
+            self._logprobs.append(logprobs)
+            self._num_values += logprobs.num_entries.size + logprobs.token_ids.size
         batch.handles += handles
         batch.indexes += indexes
         batch.num_tokens += num_tokens
@@ -58,6 +70,7 @@ class Outbox:
         batch.finish_reasons += finish_reasons
         batch.stop_token_ids += stop_token_ids
         batch.num_cached_tokens += num_cached_tokens
+        self._num_values += len(handles)
         self._check_size()
 
     def add_end(
@@ -76,17 +89,17 @@ class Outbox:
         batch.finish_reasons.append(reason)
         batch.stop_token_ids.append(stop_token_id)
         batch.num_cached_tokens.append(num_cached_tokens)
+        self._num_values += 1
         self._check_size()
 
-    def add_prompt_logprob(
-        self, handle: int, position: int, row: tuple[list[int], list[float], list[int]]
+    def add_prompt_logprobs(
+        self, handle: int, positions: Sequence[int], rows: LogprobColumns
     ) -> None:
-        batch = self._batch
-        batch.prompt_logprob_handles.append(handle)
-        batch.prompt_logprob_positions.append(position)
-        if batch.prompt_logprobs is None:
-            batch.prompt_logprobs = LogprobColumns()
-        batch.prompt_logprobs.append_row(*row)
+        """Rows of some positions of one prompt."""
+        self._batch.prompt_logprob_handles += [handle] * len(positions)
+        self._batch.prompt_logprob_positions += positions
+        self._prompt_logprobs.append(rows)
+        self._num_values += rows.num_entries.size + rows.token_ids.size
         self._check_size()
 
     def add_error(
@@ -94,6 +107,7 @@ class Outbox:
     ) -> None:
         """See `RequestError`."""
         self._batch.errors.append(RequestError(handle, code, message, retry_after, reason))
+        self._num_values += 1
         self._check_size()
 
     def add_refusal(self, handle: int, refusal: RefusedError) -> None:
@@ -101,21 +115,12 @@ class Outbox:
         self.add_error(handle, refusal.code, str(refusal), refusal.retry_after, reason)
 
     def _check_size(self) -> None:
-        batch = self._batch
-        num_values = len(batch.handles) + len(batch.errors)
-        for columns in (batch.logprobs, batch.prompt_logprobs):
-            if columns is not None:
-                num_values += len(columns.num_entries) + len(columns.token_ids)
-        if num_values > MAX_BUFFERED_VALUES:
+        if self._num_values > MAX_BUFFERED_VALUES:
             self.overflowed = True
-            self._batch = OutputBatch()
+            self._clear()
 
-
-def _extend(columns: LogprobColumns, news: LogprobColumns | None, num_rows: int) -> None:
-    if news is None:
-        columns.num_entries += [0] * num_rows
-        return
-    columns.num_entries += news.num_entries
-    columns.token_ids += news.token_ids
-    columns.logprobs += news.logprobs
-    columns.ranks += news.ranks
+    def _clear(self) -> None:
+        self._batch = OutputBatch()
+        self._logprobs: list[LogprobColumns] = []  # joined when they are taken
+        self._prompt_logprobs: list[LogprobColumns] = []
+        self._num_values = 0

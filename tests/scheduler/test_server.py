@@ -231,7 +231,8 @@ async def test_a_doubled_handle_is_a_conflict(stub: SchedulerStub, worker: Worke
         lambda output: output.slots.__setitem__(0, 2**31 - 1),
         lambda output: output.token_ids.__setitem__(0, 2**31 - 1),
         lambda output: setattr(output, "step_id", 2**63),
-        lambda output: output.logprobs.num_entries.append(7),
+        lambda output: setattr(output.logprobs, "num_entries", b"\7\0\0\0"),
+        lambda output: setattr(output.logprobs, "num_entries", b"\7"),
         lambda output: output.ClearField("slots"),
     ],
 )

@@ -246,7 +246,7 @@ class FakeWorker:
             token_ids=np.array(token_ids, dtype=np.int32),
             num_tokens=_column(sampled, 1) if plan.max_drafts.size else EMPTY,
             num_drafts=_column(sampled, 2) if plan.max_drafts.size else EMPTY,
-            logprobs=logprobs if logprobs.token_ids else None,
+            logprobs=logprobs if logprobs.token_ids.size else None,
             prompt_logprob_slots=_column(prompt_rows, 0),
             prompt_logprob_positions=_column(prompt_rows, 1),
             prompt_logprobs=prompt_logprobs if prompt_rows else None,

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from taco_proto.logprobs import LogprobColumns
+from taco_proto.logprobs import LogprobColumns, concatenate, without_entries
 from taco_proto.steps import EMPTY, IntArray, StepOutput, StepPlan
 from taco_worker.sampling.logprobs import LogprobTable
 from taco_worker.transfers import Transfers
@@ -130,7 +130,7 @@ class _Columns:
     def __init__(self, part: StepPart, arrived: Iterator[Tensor]) -> None:
         self.sampled = part.logprobs.columns(arrived) if part.logprobs else None
         if self.sampled is not None and part.verified is not None:
-            self.sampled = self.sampled.select(part.verified.kept.tolist())
+            self.sampled = self.sampled.take(part.verified.kept)
         tables = part.prompt.tables if part.prompt else []
         self.prompt = [table.columns(arrived) for table in tables]
 
@@ -145,13 +145,9 @@ def _sum(parts: Sequence[LogprobColumns | None], num_rows: Sequence[int]) -> Log
     """All columns as one; a part without any has so many rows without entries."""
     if all(part is None for part in parts):
         return None
-    whole = LogprobColumns()
-    for index, part in enumerate(parts):
-        if part is None:
-            whole.num_entries += [0] * num_rows[index]
-            continue
-        whole.num_entries += part.num_entries
-        whole.token_ids += part.token_ids
-        whole.logprobs += part.logprobs
-        whole.ranks += part.ranks
-    return whole
+    return concatenate(
+        [
+            without_entries(count) if part is None else part
+            for part, count in zip(parts, num_rows, strict=True)
+        ]
+    )

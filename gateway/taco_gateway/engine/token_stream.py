@@ -13,12 +13,14 @@ from dataclasses import replace
 from typing import Protocol
 
 from taco_gateway.engine.engine_client import EngineError, SequenceUpdate
-from taco_proto.logprobs import LogprobColumns
+from taco_proto.logprobs import LogprobColumns, concatenate
 from taco_proto.requests import FinishReason, GenerateRequest, OutputBatch
 
 # A reader that lets so many token ids and log probabilities pile up is not reading any more.
 MAX_BUFFERED_VALUES = 2**17
 MAX_HANDLE = 2**32
+# Entries of log probabilities in one unread update, to which those of later steps are added.
+MAX_MERGED_ENTRIES = 1024
 
 
 class Upstream(Protocol):
@@ -137,11 +139,16 @@ class TokenStream:
             self.fail(EngineError(503, "The client does not read its answer."))
         self._wake()
 
-    def push_prompt_logprobs(self, position: int, row: LogprobColumns) -> None:
-        """Adds the row of one prompt position; one that came before (resubmission) is dropped."""
-        if position == self.num_prompt_logprobs + 1:
-            self.num_prompt_logprobs = position
-            self.push(SequenceUpdate(0, [], prompt_logprobs=row))
+    def push_prompt_logprobs(self, first_position: int, rows: LogprobColumns) -> None:
+        """Adds the rows of consecutive prompt positions; those that came before (resubmission) are
+        dropped.
+        """
+        num_known = self.num_prompt_logprobs + 1 - first_position
+        num_rows = rows.num_entries.size
+        if 0 <= num_known < num_rows:
+            self.num_prompt_logprobs = first_position + num_rows - 1
+            (rows,) = rows.split([num_known, num_rows])
+            self.push(SequenceUpdate(0, [], prompt_logprobs=rows))
 
     def fail(self, error: EngineError) -> None:
         """Ends the request; what the reader has not read yet comes before the error."""
@@ -242,13 +249,19 @@ class RequestTable:
 
     def _dispatch_prompt_logprobs(self, batch: OutputBatch, columns: LogprobColumns) -> None:
         slicer = _RowSlicer(columns)
-        for handle, position in zip(
-            batch.prompt_logprob_handles, batch.prompt_logprob_positions, strict=True
-        ):
-            row = slicer.take(1)
-            stream = self._streams.get(handle)
-            if stream is not None and row is not None:
-                stream.push_prompt_logprobs(position, row)
+        handles, positions = batch.prompt_logprob_handles, batch.prompt_logprob_positions
+        start = 0
+        for end in range(1, len(handles) + 1):
+            if end < len(handles) and (handles[end], positions[end]) == (
+                handles[end - 1],
+                positions[end - 1] + 1,
+            ):
+                continue  # the same run of positions of one prompt
+            rows = slicer.take(end - start)
+            stream = self._streams.get(handles[start])
+            if stream is not None and rows is not None:
+                stream.push_prompt_logprobs(positions[start], rows)
+            start = end
 
 
 class _RowSlicer:
@@ -256,19 +269,18 @@ class _RowSlicer:
 
     def __init__(self, columns: LogprobColumns) -> None:
         self._columns = columns
+        self._offsets = columns.offsets.tolist()
         self._row = 0
-        self._entry = 0
 
     def take(self, num_rows: int) -> LogprobColumns | None:
         """The next rows; None where they are empty: another request asked, not this one."""
-        columns, first_row, first = self._columns, self._row, self._entry
+        columns, first_row = self._columns, self._row
         self._row = first_row + num_rows
-        num_entries = columns.num_entries[first_row : self._row]
-        self._entry = last = first + sum(num_entries)
+        first, last = self._offsets[first_row], self._offsets[self._row]
         if first == last:
             return None
         return LogprobColumns(
-            num_entries,
+            columns.num_entries[first_row : self._row],
             columns.token_ids[first:last],
             columns.logprobs[first:last],
             columns.ranks[first:last],
@@ -286,7 +298,7 @@ def _num_values(update: SequenceUpdate) -> int:
 
 def _merge(waiting: SequenceUpdate, update: SequenceUpdate) -> bool:
     """Adds `update` to news of the same sequence that has not been read yet, if it can be."""
-    if waiting.index != update.index:
+    if waiting.index != update.index or _has_many_entries(waiting):
         return False
     waiting.token_ids.extend(update.token_ids)
     waiting.logprobs = _joined(waiting.logprobs, update.logprobs)
@@ -297,11 +309,13 @@ def _merge(waiting: SequenceUpdate, update: SequenceUpdate) -> bool:
     return True
 
 
+def _has_many_entries(update: SequenceUpdate) -> bool:
+    """Adding to it would copy a lot, once for each step that the reader is behind."""
+    columns = (update.logprobs, update.prompt_logprobs)
+    return any(c is not None and c.token_ids.size > MAX_MERGED_ENTRIES for c in columns)
+
+
 def _joined(front: LogprobColumns | None, back: LogprobColumns | None) -> LogprobColumns | None:
     if front is None or back is None:
         return back if front is None else front
-    front.num_entries.extend(back.num_entries)
-    front.token_ids.extend(back.token_ids)
-    front.logprobs.extend(back.logprobs)
-    front.ranks.extend(back.ranks)
-    return front
+    return concatenate([front, back])

@@ -6,7 +6,12 @@ import pytest
 
 from support.patience import PATIENCE_SECONDS
 from taco_gateway.engine.engine_client import EngineError, SequenceUpdate
-from taco_gateway.engine.token_stream import MAX_BUFFERED_VALUES, RequestTable, TokenStream
+from taco_gateway.engine.token_stream import (
+    MAX_BUFFERED_VALUES,
+    MAX_MERGED_ENTRIES,
+    RequestTable,
+    TokenStream,
+)
 from taco_proto.logprobs import LogprobColumns
 from taco_proto.requests import FinishReason, GenerateRequest, OutputBatch, RequestError
 from taco_proto.sampling_params import SamplingParams
@@ -77,7 +82,7 @@ async def test_every_request_gets_its_own_rows(table: RequestTable, upstream: Up
     first, second = [await read_all(stream) for stream in streams]
     assert [(u.index, u.token_ids) for u in first] == [(0, [5, 6, 9])]
     assert first[0].logprobs is not None
-    assert first[0].logprobs.token_ids == [5, 6]
+    assert first[0].logprobs.token_ids.tolist() == [5, 6]
     assert all(update.logprobs is None for update in second)  # others asked for theirs
     assert [(u.index, u.token_ids) for u in second] == [(1, [7]), (0, [8]), (1, [])]
     assert upstream.cancelled == []
@@ -170,7 +175,7 @@ async def test_prompt_log_probabilities_come_once_and_in_order(table: RequestTab
         )
     (update,) = [await anext(stream)]
     assert update.prompt_logprobs is not None
-    assert update.prompt_logprobs.token_ids == [1, 2, 3]
+    assert update.prompt_logprobs.token_ids.tolist() == [1, 2, 3]
 
 
 async def test_a_cancelled_sequence_is_silent_though_news_of_it_waits(table: RequestTable) -> None:
@@ -202,3 +207,21 @@ async def test_one_step_may_bring_many_prompt_log_probabilities(table: RequestTa
     update = await anext(stream)
     assert update.prompt_logprobs is not None
     assert len(update.prompt_logprobs.num_entries) == num_rows
+
+
+async def test_unread_log_probabilities_are_not_copied_again_with_every_step(
+    table: RequestTable,
+) -> None:
+    stream = table.generate(request(logprobs=20))
+    handle = stream.request.handle
+    num_steps = 3 * MAX_MERGED_ENTRIES // 21
+    for _ in range(num_steps):
+        batch = batch_of((handle, 0, [5], RUNNING))
+        batch.logprobs = LogprobColumns([21], [5] * 21, [-1.0] * 21, [1] * 21)
+        table.dispatch(batch)
+    table.dispatch(batch_of((handle, 0, [], LENGTH)))
+    updates = [update.logprobs for update in await read_all(stream)]
+    sizes = [logprobs.token_ids.size for logprobs in updates if logprobs is not None]
+    assert sum(sizes) == 21 * num_steps
+    assert max(sizes) <= MAX_MERGED_ENTRIES + 21
+    assert len(sizes) <= 4

@@ -42,10 +42,10 @@ class LogprobTable:
         ranks = np.broadcast_to(entries, wanted.shape).copy()
         ranks[:, 0] = token_ranks
         return LogprobColumns(
-            num_entries=np.where(self.num_top == NO_LOGPROBS, 0, self.num_top + 1).tolist(),
-            token_ids=token_ids[wanted].tolist(),
-            logprobs=logprobs[wanted].tolist(),
-            ranks=ranks[wanted].tolist(),
+            num_entries=np.where(self.num_top == NO_LOGPROBS, 0, self.num_top + 1),
+            token_ids=token_ids[wanted],
+            logprobs=logprobs[wanted],
+            ranks=ranks[wanted],
         )
 
 
