@@ -67,9 +67,7 @@ class LogprobColumns:
 
     def chosen(self) -> list[float]:
         """The log probability of the token at each position that has a row."""
-        if len(self.logprobs) == len(self.num_entries):
-            return self.logprobs  # an entry a row
-        return [logprobs[0] for _, logprobs, _ in self.rows() if logprobs]
+        return self.logprobs[self.offsets[:-1][self.num_entries > 0]].tolist()
 
     def append_row(self, token_ids: list[int], logprobs: list[float], ranks: list[int]) -> None:
         """Adds one row. It copies all columns: for few rows."""
