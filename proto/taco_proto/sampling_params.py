@@ -7,6 +7,7 @@ from typing import Any
 
 from taco_proto.errors import InvalidParameterError
 
+FLOAT32_TINY = 2.0**-126  # workers compute in float32, where less may become zero
 MAX_SEQUENCES = 128
 MAX_STOP_STRINGS = 64
 MAX_STOP_STRING_CHARS = 8192
@@ -218,6 +219,6 @@ def _check_float(
 ) -> None:
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise InvalidParameterError(f"{name} must be a number, got {value!r}", name)
-    if math.isnan(value) or not low <= value <= high or (open_low and value == low):
+    if math.isnan(value) or not low <= value <= high or (open_low and value - low < FLOAT32_TINY):
         bounds = f"{'(' if open_low else '['}{low:g}, {high:g}]"
         raise InvalidParameterError(f"{name} must be in {bounds}, got {value}", name)

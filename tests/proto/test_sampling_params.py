@@ -14,7 +14,7 @@ from taco_proto.sampling_params import SamplingParams
         ("n", [0, -1, 10**9, 1.5, True]),
         ("best_of", [0, 10**9]),
         ("temperature", [-1, 3, "x", float("nan"), float("inf")]),
-        ("top_p", [0, 1.5, -0.1]),
+        ("top_p", [0, 1e-300, 1.5, -0.1]),
         ("top_k", [-2]),
         ("min_p", [-0.1, 1.1]),
         ("presence_penalty", [-2.1, 2.1]),

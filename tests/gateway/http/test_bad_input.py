@@ -31,6 +31,8 @@ SHARED: list[tuple[str, dict[str, Any]]] = [
     ("temperature", {"temperature": []}),
     ("top_p", {"top_p": 0}),
     ("top_p", {"top_p": 1.5}),
+    ("top_p", {"top_p": 1e-300}),
+    ("repetition_penalty", {"repetition_penalty": 1e-300}),
     ("top_k", {"top_k": -2}),
     ("min_p", {"min_p": 1.5}),
     ("max_tokens", {"max_tokens": -1}),
