@@ -13,8 +13,6 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from taco_llm.child_process import ChildProcess
@@ -25,6 +23,7 @@ from taco_llm.gateway_args import GatewayArgs
 from taco_llm.local_replicas import local_replicas
 from taco_llm.readiness import check_address_free, url, wait_until_ready
 from taco_llm.replica_args import DEFAULT_PORT, ReplicaArgs
+from taco_llm.run_directory import run_directory
 from taco_llm.supervised import SupervisedService
 from taco_proto.config import DRAIN_SECONDS, GatewayConfig, RedisConfig, TlsConfig
 from taco_proto.errors import ConfigurationError
@@ -53,7 +52,7 @@ def serve(
     model = engine.model_config()
     check_before_start(engine, replicas)
     with ExitStack() as stack:
-        directory = Path(stack.enter_context(TemporaryDirectory(prefix="taco-")))  # mode 0700
+        directory = stack.enter_context(run_directory())
         address = replicas.scheduler_listen or f"unix:{directory / 'scheduler.sock'}"
         workers: Sequence[SupervisedService]
         if replicas.on_ray:
