@@ -5,8 +5,12 @@ from dataclasses import dataclass
 
 from taco_llm.flags import DRAFTER, SCHEDULER, WORKER, flag
 from taco_proto.errors import ConfigurationError
+from taco_proto.listener import host_port
 
 _SERVICES = (SCHEDULER, WORKER, DRAFTER)
+EVERY_HOST = ("", "0.0.0.0", "::")
+LOOPBACK = "127.0.0.1"
+_IS_LOOPBACK = re.compile(r"localhost|127(\.\d{1,3}){3}|::1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,8 +22,9 @@ class AdminArgs:
     """
 
     admin_port: int | None = flag(
-        "TCP port of the admin listener with /livez, /readyz and /metrics, on every network of "
-        "this machine. It asks for no key. Without it there is none.",
+        "TCP port of the admin listener with /livez, /readyz and /metrics. It listens on the host "
+        "of --listen; a worker's on the loopback address if the scheduler is dialled there or over "
+        "a Unix socket, else on every network. It asks for no key. Without it there is none.",
         _SERVICES,
         default=None,
         parse=int,
@@ -39,9 +44,33 @@ class AdminArgs:
             )
         check_admin_listen(self.admin_listen, self.admin_port)
 
-    def address(self) -> str | None:
-        """`host:port` or `unix:/path`; None: there is no listener."""
-        return self.admin_listen if self.admin_port is None else f":{self.admin_port}"
+    def beside_listener(self, listen: str) -> str | None:
+        """The admin listener of a service that listens on `listen`; None: there is none.
+
+        A port opens on the same host; on the loopback address beside a Unix socket.
+        """
+        if self.admin_port is None:
+            return self.admin_listen
+        if listen.startswith("unix:"):
+            return f"{LOOPBACK}:{self.admin_port}"
+        host = _host(listen)
+        if host in EVERY_HOST:
+            return f":{self.admin_port}"  # over IPv6 as well
+        return host_port(host, self.admin_port)
+
+    def beside_link(self, scheduler: str) -> str | None:
+        """The admin listener of a service that dials `scheduler`; None: there is none.
+
+        A port opens on the loopback address if the scheduler is on this machine for sure.
+        """
+        if self.admin_port is None:
+            return self.admin_listen
+        is_local = scheduler.startswith("unix:") or _IS_LOOPBACK.fullmatch(_host(scheduler))
+        return f"{LOOPBACK if is_local else ''}:{self.admin_port}"
+
+
+def _host(address: str) -> str:
+    return address.rpartition(":")[0].strip("[]")
 
 
 def check_admin_listen(admin_listen: str | None, admin_port: int | None) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from taco_llm.admin_args import AdminArgs
 from taco_llm.child_message import decode_config, encode_config
 from taco_llm.cli.main import build_parser, main
 from taco_llm.cli.options import collect
@@ -377,3 +378,36 @@ def test_the_first_process_of_a_container_can_be_ended_while_it_starts(
             signal.raise_signal(signal.SIGTERM)
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize(
+    ("listen", "expected"),
+    [
+        ("127.0.0.1:7100", "127.0.0.1:9000"),
+        ("[::1]:7100", "[::1]:9000"),
+        ("10.1.2.3:7100", "10.1.2.3:9000"),
+        ("0.0.0.0:7100", ":9000"),
+        ("[::]:7100", ":9000"),
+        ("unix:/run/taco", "127.0.0.1:9000"),
+    ],
+)
+def test_an_admin_port_follows_the_listener(listen: str, expected: str) -> None:
+    assert AdminArgs(admin_port=9000).beside_listener(listen) == expected
+    assert AdminArgs(admin_listen="unix:/a").beside_listener(listen) == "unix:/a"
+    assert AdminArgs().beside_listener(listen) is None
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "expected"),
+    [
+        ("127.0.0.1:7100", "127.0.0.1:9000"),
+        ("localhost:7100", "127.0.0.1:9000"),
+        ("[::1]:7100", "127.0.0.1:9000"),
+        ("unix:/run/taco", "127.0.0.1:9000"),
+        ("scheduler:7100", ":9000"),  # a kubelet and Prometheus are elsewhere, too
+    ],
+)
+def test_a_workers_admin_port_follows_its_link(scheduler: str, expected: str) -> None:
+    assert AdminArgs(admin_port=9000).beside_link(scheduler) == expected
+    assert AdminArgs(admin_listen="[::]:1").beside_link(scheduler) == "[::]:1"
+    assert AdminArgs().beside_link(scheduler) is None

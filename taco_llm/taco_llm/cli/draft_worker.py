@@ -56,4 +56,6 @@ def run(parser: Parser, namespace: argparse.Namespace) -> int:
 
     from taco_draft.server import run_draft_worker
 
-    return run_draft_worker(replace(config, admin_listen=admin.address(), tls=tls))
+    return run_draft_worker(
+        replace(config, admin_listen=admin.beside_link(config.scheduler), tls=tls)
+    )

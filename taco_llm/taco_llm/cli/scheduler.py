@@ -3,7 +3,7 @@
 import argparse
 from dataclasses import replace
 
-from taco_llm.admin_args import AdminArgs
+from taco_llm.admin_args import EVERY_HOST, AdminArgs
 from taco_llm.cli.options import Subparsers, add_compatibility_flags, add_config_argument, collect
 from taco_llm.flags import add_flags, given
 from taco_llm.parser import Parser
@@ -14,8 +14,7 @@ from taco_proto.errors import ConfigurationError
 from taco_proto.tls import Role
 
 DEFAULT_LISTEN = "0.0.0.0:7100"
-_EVERY_HOST = ("", "0.0.0.0", "::")
-_NOT_REACHED = (*_EVERY_HOST, "localhost", "127.0.0.1", "::1")
+_NOT_REACHED = (*EVERY_HOST, "localhost", "127.0.0.1", "::1")
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -58,7 +57,7 @@ def run(parser: Parser, namespace: argparse.Namespace) -> int:
     config = args.scheduler_config(listen, redis, address)
     admin = AdminArgs(**given(AdminArgs, values))
     tls = TlsArgs(**given(TlsArgs, values)).tls_config(Role.SCHEDULER, listen)
-    return run_scheduler(replace(config, admin_listen=admin.address(), tls=tls))
+    return run_scheduler(replace(config, admin_listen=admin.beside_listener(listen), tls=tls))
 
 
 def advertised(listen: str, advertise: str | None, *, has_redis: bool) -> str | None:
@@ -83,7 +82,7 @@ def advertised(listen: str, advertise: str | None, *, has_redis: bool) -> str | 
         return advertise
     host, _, port = advertise.rpartition(":")
     is_port = port.isascii() and port.isdigit() and 0 < int(port) < 65536
-    if host.strip("[]") in _EVERY_HOST or not is_port:
+    if host.strip("[]") in EVERY_HOST or not is_port:
         raise ConfigurationError(
             f"--advertise must be host:port or unix:/path, one that can be dialled, got "
             f"{advertise!r}"
