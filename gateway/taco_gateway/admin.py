@@ -8,7 +8,10 @@ from starlette.routing import Route
 
 from taco_gateway.engine.engine_client import EngineError
 from taco_gateway.gateway import Gateway
+from taco_gateway.http.connection import ConnectionCounts, http_protocol
 from taco_gateway.routes.metrics import exposition
+
+MAX_CONNECTIONS = 64
 
 
 def create_admin_app(gateway: Gateway) -> Starlette:
@@ -91,6 +94,7 @@ class Readiness:
 def admin_uvicorn_config(gateway: Gateway) -> uvicorn.Config:
     return uvicorn.Config(
         create_admin_app(gateway),
+        http=http_protocol(max_connections=MAX_CONNECTIONS, counts=ConnectionCounts()),
         ws="none",
         lifespan="off",
         log_config=None,

@@ -17,6 +17,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from taco_gateway.http.connection import ConnectionCounts
 from taco_proto import histogram
 from taco_proto.config import TlsConfig
 from taco_proto.metrics import exposition, process_registry
@@ -82,6 +83,7 @@ class GatewayMetrics(Collector):
         self._responses: Counter[int] = Counter()
         self._disconnects = 0
         self._active = 0
+        self.connections = ConnectionCounts()
         self._registry = process_registry(Role.GATEWAY, tls)
         self._registry.register(self)
 
@@ -139,6 +141,18 @@ class GatewayMetrics(Collector):
         )
         active.add_metric((label,), self._active)
         yield active
+        connections = GaugeMetricFamily(
+            "taco:http_connections", "Open HTTP connections.", labels=("model_name",)
+        )
+        connections.add_metric((label,), self.connections.num_open)
+        yield connections
+        rejected = CounterMetricFamily(
+            "taco:http_connections_rejected",
+            "HTTP connections that were closed because --max-connections were open.",
+            labels=("model_name",),
+        )
+        rejected.add_metric((label,), self.connections.num_rejected)
+        yield rejected
 
     def add(self, collector: Collector) -> None:
         """Shows the numbers of another part of this gateway, too."""

@@ -19,7 +19,12 @@ from taco_gateway.app import create_app
 from taco_gateway.engine.limited_client import LimitedClient
 from taco_gateway.engine.scheduler_client import SchedulerClient
 from taco_gateway.gateway import Gateway
-from taco_gateway.http.connection import GatewayHttpProtocol
+from taco_gateway.http.connection import http_protocol
+from taco_gateway.http.descriptors import (
+    DescriptorCheck,
+    connections_within_limit,
+    raise_descriptor_limit,
+)
 from taco_gateway.inference_service import start_inference_server
 from taco_gateway.text.tokenizer import Tokenizer
 from taco_gateway.text.tokenizer_files import load_tokenizer
@@ -37,6 +42,7 @@ logger = logging.getLogger("taco.gateway")
 
 CLOSE_SECONDS = 5.0  # for clients to take their last bytes
 UNIX_SOCKET_MODE = 0o660
+TICKS_PER_SECOND = 10  # of uvicorn's main loop
 
 
 def run_gateway(config: GatewayConfig) -> int:
@@ -45,6 +51,7 @@ def run_gateway(config: GatewayConfig) -> int:
     A second signal does not wait for running requests.
     """
     configure_logging("gateway")
+    raise_descriptor_limit()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(config))
@@ -132,7 +139,7 @@ async def _serve_until_signal(
     config: GatewayConfig, app: FastAPI, listener: socket.socket, signals: "_Signals"
 ) -> None:
     gateway: Gateway = app.state.gateway
-    server = GatewayServer(uvicorn_config(config, app))
+    server = GatewayServer(uvicorn_config(config, app), DescriptorCheck())
     inference: grpc.aio.Server | None = None
     if config.grpc_listen is not None:
         inference = await start_inference_server(config.grpc_listen, gateway)
@@ -193,20 +200,37 @@ async def _first_of(*parts: Awaitable[object]) -> None:
 
 
 class GatewayServer(uvicorn.Server):
-    """uvicorn, which leaves signals to its caller."""
+    """uvicorn, which leaves signals to its caller.
+
+    Args:
+        descriptors: is checked every second; None: another server does that.
+    """
+
+    def __init__(self, config: uvicorn.Config, descriptors: DescriptorCheck | None = None) -> None:
+        super().__init__(config)
+        self._descriptors = descriptors
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         yield
+
+    async def on_tick(self, counter: int) -> bool:
+        if self._descriptors is not None and counter % TICKS_PER_SECOND == 0:
+            self._descriptors.check()
+        return await super().on_tick(counter)
 
 
 def uvicorn_config(config: GatewayConfig, app: FastAPI) -> uvicorn.Config:
     """Raises:
     ConfigurationError: the TLS files cannot be used.
     """
+    gateway: Gateway = app.state.gateway
     result = uvicorn.Config(
         app,
-        http=GatewayHttpProtocol,
+        http=http_protocol(
+            max_connections=connections_within_limit(config.max_connections),
+            counts=gateway.metrics.connections,
+        ),
         ws="none",
         lifespan="on",
         log_config=None,

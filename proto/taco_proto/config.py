@@ -298,6 +298,8 @@ class GatewayConfig:
             `api_keys` no key is asked for.
         share_prefix_cache: requests of different keys share cached prefixes.
         chat_template: a Jinja template or the path of one; None: the model's own.
+        max_connections: HTTP connections served at a time; a further one gets a 503. The limit on
+            descriptors lowers it.
         max_body_bytes: a larger request body is refused with 413.
         body_timeout: seconds within which a request body must have arrived, else 408.
         queue_timeout: seconds that a request may wait to run, else 504.
@@ -333,6 +335,7 @@ class GatewayConfig:
     ssl_certfile: str | None = None
     ssl_ca_certs: str | None = None
     ssl_cert_reqs: int = 0
+    max_connections: int = 8192
     max_body_bytes: int = 32 * 2**20
     body_timeout: float = 60.0
     queue_timeout: float = 600.0

@@ -178,6 +178,15 @@ class GatewayArgs:
         parse=int,
         choices=(0, 1, 2),
     )
+    max_connections: int = flag(
+        "Maximum HTTP connections open at a time, in each gateway process. A further connection "
+        "gets a 503 and is closed. Raise it together with the limit on descriptors (ulimit -n), "
+        "which lowers it.",
+        _GATEWAY,
+        default=8192,
+        parse=int,
+        metavar="NUMBER",
+    )
     uvicorn_log_level: str = flag(
         "Log level of uvicorn, the HTTP server.",
         _GATEWAY,
@@ -210,6 +219,10 @@ class GatewayArgs:
         for name in ("queue_timeout", "drain_timeout"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ConfigurationError(f"{name} must be above 0, got {getattr(self, name)}")
+        if self.max_connections < 1:
+            raise ConfigurationError(
+                f"max_connections must be at least 1, got {self.max_connections}"
+            )
         if self.min_ready_workers < 1:
             raise ConfigurationError(
                 f"min_ready_workers must be at least 1, got {self.min_ready_workers}"
@@ -284,6 +297,7 @@ class GatewayArgs:
             min_ready_workers=self.min_ready_workers,
             queue_timeout=self.queue_timeout,
             drain_timeout=self.drain_timeout,
+            max_connections=self.max_connections,
             api_keys=keys,
             api_key_file=self.api_key_file and str(Path(self.api_key_file).absolute()),
             share_prefix_cache=self.share_prefix_cache,

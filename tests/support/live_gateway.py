@@ -7,14 +7,18 @@ from contextlib import asynccontextmanager
 
 from support.gateway_app import App
 from support.patience import PATIENCE_SECONDS
+from taco_gateway.admin import admin_uvicorn_config
 from taco_gateway.server import GatewayServer, uvicorn_config
 
 
 @asynccontextmanager
-async def serve(app: App) -> AsyncIterator[int]:
-    """Gives the port."""
+async def serve(app: App, *, admin: bool = False) -> AsyncIterator[int]:
+    """Gives the port. `admin`: of the admin listener."""
     listener = socket.create_server(("127.0.0.1", 0))
-    server = GatewayServer(uvicorn_config(app.gateway.config, app.app))
+    config = (
+        admin_uvicorn_config(app.gateway) if admin else uvicorn_config(app.gateway.config, app.app)
+    )
+    server = GatewayServer(config)
     task = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         yield listener.getsockname()[1]

@@ -22,6 +22,9 @@ class RequestContextMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        # The path is matched as it was sent: a proxy's rules may have seen it no other way.
+        if raw_path := scope.get("raw_path"):
+            scope["path"] = raw_path.decode("latin-1")
         request_id = request_id_of(scope)
         scope.setdefault("state", {})["request_id"] = request_id.decode()
         started = False

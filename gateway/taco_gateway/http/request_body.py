@@ -30,6 +30,7 @@ async def read_json_object(request: Request, *, max_bytes: int, seconds: float) 
         type.
     """
     _check_content_type(request)
+    _check_content_encoding(request)
     try:
         async with asyncio.timeout(seconds):
             raw = await _read(request, max_bytes)
@@ -84,6 +85,13 @@ def _check_content_type(request: Request) -> None:
     media_type = media_type.strip().lower()
     if media_type != "application/json" and not media_type.endswith("+json"):
         raise ApiError(415, "The content type must be application/json.", headers=_CLOSE)
+
+
+def _check_content_encoding(request: Request) -> None:
+    coding = request.headers.get("content-encoding", "identity").strip().lower()
+    if coding not in ("", "identity"):
+        message = f"The content encoding {coding[:40]!r} is not supported; send the body as it is."
+        raise ApiError(415, message, headers=_CLOSE | {"accept-encoding": "identity"})
 
 
 async def _read(request: Request, max_bytes: int) -> bytes:

@@ -1,5 +1,7 @@
 """`GET /v1/models` and `GET /v1/models/{id}`."""
 
+from urllib.parse import unquote
+
 from fastapi import APIRouter, Request
 
 from taco_gateway.gateway import Gateway, gateway_of, key_of
@@ -19,6 +21,7 @@ async def list_models(request: Request) -> ModelList:
 @router.get("/v1/models/{name:path}")
 async def get_model(request: Request, name: str) -> ModelCard:
     gateway = gateway_of(request)
+    name = unquote(name)  # paths are matched as they were sent
     gateway.check_model(name, key_of(request))
     return _card(gateway, name)
 
