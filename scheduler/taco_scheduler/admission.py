@@ -2,8 +2,6 @@
 
 import math
 
-import numpy as np
-
 from taco_proto.config import SchedulerConfig
 from taco_proto.drafts import DrafterInfo
 from taco_proto.errors import ConfigurationError
@@ -154,7 +152,7 @@ def check_fit(request: Request, info: WorkerInfo) -> None:
     for name in ("logprobs", "prompt_logprobs"):
         if (getattr(sampling, name) or 0) > info.max_logprobs:
             raise RefusedError(400, f"{name} must be at most {info.max_logprobs}")
-    if np.max(request.sequences[0].tokens) >= info.vocab_size:
+    if request.max_token_id >= info.vocab_size:
         raise RefusedError(400, f"token ids must be below {info.vocab_size}")
     if any(token >= info.vocab_size for token in sampling.logit_bias or ()):
         raise RefusedError(400, f"logit_bias token ids must be below {info.vocab_size}")

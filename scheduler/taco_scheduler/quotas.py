@@ -28,6 +28,19 @@ class Quotas:
         Raises:
             RefusedError: 429; nothing has been counted.
         """
+        self.check(message, now)
+        usage = self._usage_of(message.tenant)
+        if message.tenant.max_tokens_per_minute:
+            usage.tokens.take(len(message.token_ids) // TOKEN_BYTES)
+        if message.tenant.max_requests_per_minute:
+            usage.requests.take(1)
+
+    def check(self, message: GenerateRequest, now: float) -> None:
+        """Whether a new request is within its tenant's quotas.
+
+        Raises:
+            RefusedError: 429.
+        """
         tenant, usage = message.tenant, self._usage_of(message.tenant)
         num_tokens = len(message.token_ids) // TOKEN_BYTES
         limit = tenant.max_concurrent_requests
@@ -45,9 +58,6 @@ class Quotas:
             usage.tokens.refill(limit, now)
             if wait := usage.tokens.seconds_until(num_tokens, limit):
                 raise _refusal(Limit.TOKENS, tenant, wait)
-            usage.tokens.take(num_tokens)
-        if tenant.max_requests_per_minute:
-            usage.requests.take(1)
 
     def _new_outputs(self, tenant: Tenant, usage: "_Usage") -> int:
         """Tokens that the tenant's requests got since this was asked last."""

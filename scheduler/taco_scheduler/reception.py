@@ -25,6 +25,17 @@ class Reception:
     def share_of(self, message: GenerateRequest) -> Share:
         return self.fair_share.share_of(message.tenant, message.priority)
 
+    def check(self, message: GenerateRequest, now: float) -> None:
+        """Whether the queue and the tenant's quotas admit a new request; counts nothing.
+
+        Raises:
+            RefusedError: 429.
+        """
+        self.lobby.tick(now)
+        if not _is_resubmission(message):
+            self.lobby.make_room(self.share_of(message), len(message.token_ids) // TOKEN_BYTES)
+            self._quotas.check(message, now)
+
     def make_room(self, message: GenerateRequest, now: float) -> list[Request]:
         """Counts a new request against its tenant's quotas; returns whom to refuse for it.
 
@@ -34,7 +45,7 @@ class Reception:
             RefusedError: 429.
         """
         self.lobby.tick(now)
-        if message.emitted_token_ids or message.has_paid:
+        if _is_resubmission(message):
             return []
         num_tokens = len(message.token_ids) // TOKEN_BYTES
         refused = self.lobby.make_room(self.share_of(message), num_tokens)
@@ -53,3 +64,8 @@ class Reception:
         self._quotas.leave(request.tenant)
         if not request.admitted:
             self.lobby.leave(request, runs=False)
+
+
+def _is_resubmission(message: GenerateRequest) -> bool:
+    """It was counted before, by this scheduler or another one."""
+    return bool(message.emitted_token_ids) or message.has_paid

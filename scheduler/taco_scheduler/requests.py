@@ -71,14 +71,15 @@ class Requests:
         return self._by_client[outbox].get(handle)
 
     def new(self, outbox: Outbox, message: GenerateRequest, now: float) -> Request:
-        """A request that is yet to be added.
+        """A request that is yet to be added. Nothing is counted, and no request is rejected for it.
 
         Raises:
-            RefusedError: it makes no sense.
+            RefusedError: it is invalid, the queue is full, or a quota of its tenant is used up.
         """
         if message.handle in self._by_client[outbox]:
             raise RefusedError(409, f"handle {message.handle} names a request that has not ended")
         check_message(message)
+        self._reception.check(message, now)  # before any work that grows with prompt or replicas
         share = self._reception.share_of(message)
         return new_request(outbox, message, share, self._num_arrivals, now)
 

@@ -63,6 +63,7 @@ class Request:
     """What a client asked for: `sampling.num_sequences` continuations of one prompt.
 
     Attributes:
+        max_token_id: the largest id of its prompt and of the tokens that it brought along.
         arrival: counts requests in the order in which they came.
         tenant, share: whose it is, and what that one has had.
         num_prompt_logprobs: prompt positions up to which log probabilities were emitted (the first
@@ -80,6 +81,7 @@ class Request:
     stop_token_ids: frozenset[int]
     namespace: CacheNamespace
     num_prompt_tokens: int
+    max_token_id: int
     priority: int
     arrival: int
     arrival_time: float
@@ -196,6 +198,7 @@ def new_request(
     """The request and its sequences; all but the first are held back (see `Status`)."""
     sampling = message.sampling
     prompt = array("i", message.token_ids)
+    packed = message.token_ids + message.emitted_token_ids
     request = Request(
         outbox=outbox,
         handle=message.handle,
@@ -204,6 +207,7 @@ def new_request(
         stop_token_ids=frozenset(sampling.stop_token_ids or ()),
         namespace=CacheNamespace(message.adapter, message.cache_salt),
         num_prompt_tokens=len(prompt),
+        max_token_id=int(token_array(packed).max()),
         priority=message.priority,
         arrival=arrival,
         arrival_time=now,
@@ -214,7 +218,6 @@ def new_request(
         prompt_cache_key=message.prompt_cache_key,
     )
     tokens = prompt + array("i", message.emitted_token_ids)
-    packed = message.token_ids + message.emitted_token_ids
     request.sequences.append(Sequence(request, 0, tokens, Status.WAITING, packed=packed))
     for index in range(1, sampling.num_sequences):
         # A queue of long prompts times 128 would be more than the memory can hold.

@@ -5,6 +5,8 @@ import pytest
 from support.engine_driver import Driver
 from support.fake_worker import worker_info
 from taco_proto.requests import LOW_PRIORITY, Tenant
+from taco_scheduler import router
+from taco_scheduler.kv.radix_tree import RadixTree
 from taco_scheduler.lobby import DrainRate
 from taco_scheduler.quotas import TokenBucket
 from taco_scheduler.refusals import Refusal
@@ -312,3 +314,56 @@ def test_a_bucket_may_be_in_debt() -> None:
     assert bucket.seconds_until(10, 60) == 10
     bucket.refill(60, 120.0)  # a clock that goes back
     assert bucket.seconds_until(10, 60) == 10
+
+
+# -------------------------------------------------------------------- routing
+
+
+@pytest.mark.parametrize(
+    ("config", "tenant"),
+    [
+        ({"max_waiting_requests": 20}, FLOOD),
+        ({}, Tenant(name="flood", max_requests_per_minute=20)),
+        ({}, Tenant(name="flood", max_tokens_per_minute=20 * 40)),
+        ({}, Tenant(name="flood", max_concurrent_requests=20)),
+    ],
+)
+def test_a_rejected_flood_costs_no_routing(
+    config: dict[str, int], tenant: Tenant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_choices = num_matches = 0
+    choose, match = router.choose, RadixTree.match
+
+    def counted_choose(*arguments: object) -> object:
+        nonlocal num_choices
+        num_choices += 1
+        return choose(*arguments)  # type: ignore[arg-type]
+
+    def counted_match(*arguments: object) -> object:
+        nonlocal num_matches
+        num_matches += 1
+        return match(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(router, "choose", counted_choose)
+    monkeypatch.setattr(RadixTree, "match", counted_match)
+    d = driver(**config)
+    d.attach()
+    d.attach()
+    flood(d, 20, prompt=40, tenant=tenant)
+    assert num_choices == 20
+    assert num_matches >= 2 * 20
+    num_choices = num_matches = 0
+    flood(d, 1000, first=20, prompt=40, tenant=tenant)
+    assert len(refused(d)) == 1000
+    assert num_choices == num_matches == 0
+
+
+def test_a_request_that_no_replica_can_run_is_not_counted_against_its_quota() -> None:
+    d = driver()
+    d.attach()
+    tenant = Tenant(name="flood", max_requests_per_minute=1)
+    d.submit(1, [1] * 4096, tenant=tenant)
+    d.submit(2, [1] * 4, tenant=tenant)
+    d.run()
+    assert d.got.errors[1][0] == 400
+    assert list(d.got.reasons) == [(2, 0)]
