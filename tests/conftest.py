@@ -1,6 +1,7 @@
 """Settings of the whole test suite."""
 
 import os
+import signal
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,11 @@ if TYPE_CHECKING:
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+# A shell that starts pytest in the background ignores SIGINT for it, and Python keeps that: neither
+# pytest nor the processes that tests start would hear an interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("ci", max_examples=100, derandomize=True, **_COMMON)  # type: ignore[arg-type]

@@ -73,6 +73,16 @@ def step(num_computed: int, blocks: list[int], num_tokens: int = len(PROMPT)) ->
     )
 
 
+def expected_logits(model: TorchModel) -> Tensor:
+    """The logits of the last 4 tokens, with the KV of the others on the device since it was computed.
+
+    It computes the same rows as the steps that are tested: torch's products of other numbers of rows
+    have the same bits on some CPUs only.
+    """
+    model.forward(step(0, [3, 5]))
+    return model.forward(step(16, [3, 5]))
+
+
 def make_tier(model: TorchModel, lane: LateLane, *, is_lazy: bool = True) -> HostTier:
     """Its block 4 holds the prompt's first block, and no block of the device does."""
     tier = HostTier(
@@ -93,7 +103,7 @@ def test_each_layer_waits_for_its_own_kv(
     model: TorchModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lane = LateLane()
-    expected = model.forward(step(0, [3, 5]))
+    expected = expected_logits(model)
     tier = make_tier(model, lane)
     num_waiting: list[int] = []
 
@@ -113,7 +123,7 @@ def test_each_layer_waits_for_its_own_kv(
 @torch.inference_mode()
 def test_in_one_piece_all_layers_come_before_the_first(model: TorchModel) -> None:
     lane = LateLane()
-    expected = model.forward(step(0, [3, 5]))
+    expected = expected_logits(model)
     tier = make_tier(model, lane, is_lazy=False)
     model.expect_kv(tier.copy(LOAD))
     assert lane.num_put == 1
