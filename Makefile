@@ -1,8 +1,11 @@
 # Everything from a bare machine with Python 3.11 to 3.13:
 #   make serve    installs what is missing and serves the demo model on port 8000
 #   make test     installs what is missing and runs the tests
-VENV := .venv
+VENV ?= .venv
 BIN := $(VENV)/bin
+# Which build of torch: cpu, cuda, or auto, which takes CUDA's where NVIDIA's driver lists a GPU.
+TORCH ?= auto
+TORCH_STAMP := $(VENV)/.torch-$(TORCH)
 SERVING := $(VENV)/.serving
 STAMP := $(VENV)/.installed
 PACKAGE_DIRS := proto kernels worker draft_cpu scheduler gateway license taco_llm demo
@@ -18,7 +21,17 @@ BENCHMARKS := scheduler_step kv_microbench text_hot_path gateway_stream worker_s
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: install kernels serve test test-tools chaos lint format emulate proto docs bench wheel images check-images charts clean
+MINOR_VERSION := import sys; print("%d.%d" % sys.version_info[:2])
+VENV_VERSION := $(shell test -x $(BIN)/python && $(BIN)/python -c '$(MINOR_VERSION)')
+ifneq ($(VENV_VERSION),)
+ifneq ($(filter command environment,$(origin PYTHON)),)
+ifneq ($(VENV_VERSION),$(shell $(PYTHON) -c '$(MINOR_VERSION)'))
+OTHER_PYTHON := yes
+endif
+endif
+endif
+
+.PHONY: other-python install kernels serve test test-tools chaos lint format emulate proto docs bench wheel images check-images charts clean
 
 install: $(STAMP) kernels
 
@@ -28,11 +41,25 @@ kernels: $(SERVING)
 
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-# What serving takes. torch is named first and alone: any other order lets a dependency pull in a build with CUDA.
-$(SERVING): pyproject.toml constraints.txt
+# The environment is made again where PYTHON= asks for another version than it has.
+$(BIN)/python: $(if $(OTHER_PYTHON),other-python)
 	@test -n "$(PYTHON)" || { echo "make: no Python 3.11, 3.12 or 3.13 found" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) torch
+
+other-python:
+	@echo "make: $(VENV) has Python $(VENV_VERSION); it is made again with $(PYTHON)"
+	rm -rf $(VENV)
+
+# torch comes first and alone: any other order lets a dependency pull in a build with CUDA.
+$(TORCH_STAMP): constraints.txt deploy/install_torch.py $(if $(OTHER_PYTHON),other-python) | $(BIN)/python
+	$(PIP) uv
+	$(BIN)/python deploy/install_torch.py --backend $(TORCH) --constraint constraints.txt
+	rm -f $(VENV)/.torch-*
+	touch $@
+
+# What serving needs.
+$(SERVING): pyproject.toml constraints.txt $(TORCH_STAMP)
+	@echo "Installing what serving needs into $(VENV) (with torch for CPUs 1.4 GB on disk)"
 	$(PIP) --editable '.[all,bench]'
 	@# On the path, a package stands before a folder of the same name (taco_llm/, tests/taco_llm/), which
 	@# the editable install's own finder, asked last, does not see to.
