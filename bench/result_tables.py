@@ -171,13 +171,14 @@ def peers_table(results: Path) -> Iterator[str]:
     if not records:
         yield "No sitting has been recorded yet."
         return
-    yield "| workload | figure | engine | TACO | best peer | ratio (95% interval) | goal | |"
-    yield "|---|---|---|---|---|---|---|---|"
-    for record in records:
+    yield "| workload | figure | engine | TACO | peer | ratio (95% interval) | goal | | sitting |"
+    yield "|---|---|---|---|---|---|---|---|---|"
+    for number, record in enumerate(records, 1):
         for verdict in verdicts(record["figures"]):
-            yield _peers_row(verdict, record["figures"]["workloads"][verdict.workload]["shape"])
+            shape = record["figures"]["workloads"][verdict.workload]["shape"]
+            yield _peers_row(verdict, shape, number)
     yield ""
-    yield from dict.fromkeys(_sitting_note(record) for record in records)
+    yield from (f"{number}. {_sitting_note(record)}" for number, record in enumerate(records, 1))
 
 
 def roofline_table(results: Path) -> Iterator[str]:
@@ -204,11 +205,12 @@ def perplexity_table(results: Path) -> Iterator[str]:
         yield f"| {name} | {perplexity:.2f} | {perplexity / exact - 1:+.2%} |"
 
 
-def _peers_row(verdict: Verdict, shape: str) -> str:
+def _peers_row(verdict: Verdict, shape: str, sitting: int) -> str:
     interval = verdict.interval
     peer = ratio = "–"
     if verdict.theirs is not None:
-        peer = f"{_number(verdict.their_median or 0.0)} ({verdict.theirs})"
+        others = f", best of {len(verdict.candidates)}" if len(verdict.candidates) > 1 else ""
+        peer = f"{_number(verdict.their_median or 0.0)} ({verdict.theirs}{others})"
     if interval is not None:
         ratio = f"{interval.ratio:.2f} ({interval.low:.2f}–{interval.high:.2f})"
     cells = (
@@ -220,6 +222,7 @@ def _peers_row(verdict: Verdict, shape: str) -> str:
         ratio,
         verdict.goal,
         verdict.outcome,
+        str(sitting),
     )
     return f"| {' | '.join(cells)} |"
 
@@ -252,9 +255,11 @@ def _number(value: float) -> str:
 def _sitting_note(record: Record) -> str:
     figures, machine = record["figures"], record["machine"]
     sets = ", ".join(machine.get("vector_sets", ())) or "unknown vector sets"
+    peers = ", ".join(name for name in figures["engines"] if not name.startswith("taco"))
     return (
-        f"On {machine['cpu']} with {figures['threads']} threads of {machine['cores']} cores "
-        f"({sets}), {record['date']}: {figures['model']}, {figures['pairs']} pairs."
+        f"{record['date']}, {machine['cpu']} with {figures['threads']} threads of "
+        f"{machine['cores']} cores ({sets}), {figures['model']}, {figures['pairs']} pairs; "
+        f"peers that ran: {peers or 'none'}."
     )
 
 

@@ -20,6 +20,7 @@ class Verdict:
 
     Attributes:
         theirs: None where there is none to compare with; then `interval` is None, too.
+        candidates: the engines that `theirs` is the best of, itself included.
         interval: None of fewer than two rounds, too.
         goal: as text; empty where none is set.
         outcome: empty without a goal, or without the interval that it is about.
@@ -30,6 +31,7 @@ class Verdict:
     ours: str
     our_median: float
     theirs: str | None
+    candidates: tuple[str, ...]
     their_median: float | None
     interval: Interval | None
     goal: str
@@ -69,12 +71,13 @@ def _verdict(
     medians = measured["medians"]
     goal = find_goal(ours, workload, figure)
     limit = LIMITS.get((ours, workload))
-    theirs = _opponent(engines, figure, medians, ours, goal)
+    candidates = _candidates(engines, medians, ours, goal)
+    theirs = best(figure, medians, candidates)
     ratio = measured["ratios"].get(ours, {}).get(theirs)
     interval = Interval(*ratio) if ratio else None
     goal_text = outcome = ""
     if limit is not None:
-        goal_text, outcome = str(limit), limit.outcome(medians[ours])
+        goal_text, outcome = str(limit), limit.outcome(measured["values"][ours])
     elif goal is not None:
         goal_text, outcome = str(goal), goal.outcome(interval) if interval else ""
     return Verdict(
@@ -83,6 +86,7 @@ def _verdict(
         ours,
         medians[ours],
         theirs,
+        candidates,
         None if theirs is None else medians[theirs],
         interval,
         goal_text,
@@ -90,23 +94,18 @@ def _verdict(
     )
 
 
-def _opponent(
-    engines: Mapping[str, Any],
-    figure: str,
-    medians: Mapping[str, float],
-    ours: str,
-    goal: Goal | None,
-) -> str | None:
-    """The best peer, of those whose weights have at least as many bits as ours."""
+def _candidates(
+    engines: Mapping[str, Any], medians: Mapping[str, float], ours: str, goal: Goal | None
+) -> tuple[str, ...]:
+    """The peers that were measured and whose weights have at least as many bits as ours."""
     if goal is not None and goal.against is not None:
-        return goal.against if goal.against in medians else None
+        return (goal.against,) if goal.against in medians else ()
     bits = engines[ours]["weight_bits"]
-    peers = [
+    return tuple(
         name
         for name, engine in engines.items()
-        if not name.startswith("taco") and engine["weight_bits"] >= bits
-    ]
-    return best(figure, dict(medians), peers)
+        if not name.startswith("taco") and engine["weight_bits"] >= bits and name in medians
+    )
 
 
 def _rounded(interval: Interval) -> list[float]:

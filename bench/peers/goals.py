@@ -1,16 +1,28 @@
-"""What TACO has set itself to reach against other engines on one machine.
+"""TACO's goals against other engines on one machine, and whether a measurement reaches them.
 
-A goal is met when the interval reaches it. Few or noisy pairs make a wide interval, which reaches
-nearly anything: where only the interval reaches a goal and the ratio itself does not, that is said.
+A goal is *met* if the ratio reaches it and the worse end of the interval is within 10% of it. It is
+*missed* if no part of the interval reaches it. Everything else is *undecided*: the interval is too
+wide to say, and more pairs or a quieter machine are needed.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from peers.interval import Interval
 
 HIGHER_IS_BETTER = frozenset({"tokens_per_s"})
-MET, WITHIN_INTERVAL, MISSED = "met", "met within the interval", "missed"
+MET, UNDECIDED, MISSED = "met", "undecided", "missed"
+TOLERANCE = 0.1  # of the goal: how far the worse end of a met goal's interval may be from it
+
+
+def outcome_of(value: float, low: float, high: float, limit: float, *, at_least: bool) -> str:
+    """MET, UNDECIDED or MISSED, for a value with the interval `low` to `high` around it."""
+    if at_least:  # turned round, so that lower is better below
+        value, low, high, limit = -value, -high, -low, -limit
+    if value <= limit and high <= limit + TOLERANCE * abs(limit):
+        return MET
+    return UNDECIDED if low <= limit else MISSED
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +43,11 @@ class Goal:
     against: str | None = None
 
     def outcome(self, interval: Interval) -> str:
-        """MET, WITHIN_INTERVAL or MISSED."""
-        if self._reaches(interval.ratio):
-            return MET
-        best_end = interval.high if self.figure in HIGHER_IS_BETTER else interval.low
-        return WITHIN_INTERVAL if self._reaches(best_end) else MISSED
-
-    def _reaches(self, ratio: float) -> bool:
-        return ratio >= self.limit if self.figure in HIGHER_IS_BETTER else ratio <= self.limit
+        """MET, UNDECIDED or MISSED."""
+        at_least = self.figure in HIGHER_IS_BETTER
+        return outcome_of(
+            interval.ratio, interval.low, interval.high, self.limit, at_least=at_least
+        )
 
     def __str__(self) -> str:
         return f"{'≥' if self.figure in HIGHER_IS_BETTER else '≤'} {self.limit:g}"
@@ -51,9 +60,9 @@ class Limit:
     most: float
     unit: str
 
-    def outcome(self, median: float) -> str:
-        """MET or MISSED."""
-        return MET if median <= self.most else MISSED
+    def outcome(self, values: Sequence[float]) -> str:
+        """MET, UNDECIDED or MISSED, from the lowest and the highest of the measured values."""
+        return outcome_of(median(values), min(values), max(values), self.most, at_least=False)
 
     def __str__(self) -> str:
         return f"≤ {self.most:g} {self.unit}"
@@ -85,7 +94,7 @@ def find_goal(ours: str, workload: str, figure: str) -> Goal | None:
     return None
 
 
-def best(figure: str, medians: dict[str, float], names: Iterable[str]) -> str | None:
+def best(figure: str, medians: Mapping[str, float], names: Iterable[str]) -> str | None:
     """The engine of `names` with the best median of `figure`; None if none of them has one."""
     measured = [name for name in names if name in medians]
     choose = max if figure in HIGHER_IS_BETTER else min

@@ -47,12 +47,25 @@ def results(tmp_path: Path) -> Path:
 def test_a_row_of_a_sitting(results: Path) -> None:
     lines = list(peers_table(results))
     assert lines[2] == (
-        "| 1 stream, 128 in / 128 out | TPOT, ms | taco | 38.0 | 45.0 (openvino) "
-        "| 0.84 (0.80–0.89) | ≤ 0.85 | met |"
+        "| 1 stream, 128 in / 128 out | TPOT, ms | taco | 38.0 | 45.0 (openvino, best of 2) "
+        "| 0.84 (0.80–0.89) | ≤ 0.85 | met | 1 |"
     )
     assert lines[-1] == (
-        "On AMD EPYC with 2 threads of 2 cores (avx2), 2026-11-21: qwen2-0.5b, 3 pairs."
+        "1. 2026-11-21, AMD EPYC with 2 threads of 2 cores (avx2), qwen2-0.5b, 3 pairs; "
+        "peers that ran: vllm, openvino."
     )
+
+
+def test_one_peer_is_not_called_the_best(results: Path) -> None:
+    [path] = results.glob("*.json")
+    record = json.loads(path.read_text())
+    figures = record["figures"]
+    del figures["engines"]["vllm"]
+    figures["workloads"]["single"]["figures"]["tpot_ms"]["medians"].pop("vllm")
+    path.write_text(json.dumps(record))
+    lines = list(peers_table(results))
+    assert "| 45.0 (openvino) |" in lines[2]
+    assert lines[-1].endswith("peers that ran: openvino.")
 
 
 def test_only_what_stands_between_the_marks_is_replaced(results: Path) -> None:
