@@ -1,5 +1,5 @@
 # Everything from a bare machine with Python 3.11 to 3.13:
-#   make serve    installs what is missing and serves the demo model on port 8000
+#   make serve    installs what is missing and serves the demo model on port 8000; TORCH=cpu|cuda chooses the build of torch
 #   make test     installs what is missing and runs the tests
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -31,7 +31,7 @@ endif
 endif
 endif
 
-.PHONY: other-python install kernels serve test test-tools chaos lint format emulate proto docs bench wheel images check-images charts clean
+.PHONY: other-python release install kernels serve test test-tools chaos lint format emulate proto docs bench wheel images check-images charts clean
 
 install: $(STAMP) kernels
 
@@ -60,7 +60,8 @@ $(TORCH_STAMP): constraints.txt deploy/install_torch.py $(if $(OTHER_PYTHON),oth
 # What serving needs.
 $(SERVING): pyproject.toml constraints.txt $(TORCH_STAMP)
 	@echo "Installing what serving needs into $(VENV) (with torch for CPUs 1.4 GB on disk)"
-	$(PIP) --editable '.[all,bench]'
+	@# Beside a torch with CUDA, workers need Triton, and xformers for its attention back end.
+	$(PIP) --editable ".[all,bench$$($(BIN)/python -c 'import torch; print(",gpu" if torch.version.cuda else "")')]"
 	@# On the path, a package stands before a folder of the same name (taco_llm/, tests/taco_llm/), which
 	@# the editable install's own finder, asked last, does not see to.
 	printf '%s\n' $(addprefix $(CURDIR)/,$(PACKAGE_DIRS)) \
@@ -115,6 +116,16 @@ docs: install
 bench: install
 	for script in $(BENCHMARKS); do $(BIN)/python bench/$$script.py --save || exit 1; done
 	$(BIN)/python bench/gateway_stream.py --step-ms 4 --save
+
+# A release is made from a clean checkout of its tag (docs/releasing.md).
+release:
+	@test "$$(git describe --exact-match --tags 2>/dev/null)" = "v$(VERSION)" \
+		|| { echo "make: HEAD has no tag v$(VERSION): check out the release's tag" >&2; exit 1; }
+	@test -z "$$(git status --porcelain)" \
+		|| { echo "make: the checkout has changes that are not in the tag" >&2; exit 1; }
+	$(MAKE) wheel
+	$(MAKE) charts
+	$(MAKE) images
 
 wheel: install
 	rm -rf dist build/lib build/bdist.*

@@ -1,0 +1,30 @@
+"""All files that name TACO's version name the one of pyproject.toml."""
+
+import re
+import subprocess
+import tomllib
+
+from support.dockerfiles import ROOT
+
+# An image's tag, an archive's name, a chart's version, a default of the compose file.
+_VERSION = re.compile(
+    r"(?:taco-[a-z-]+[:-]|appVersion: |^version: |VERSION:-|tag: |`VERSION` \| `)(\d+\.\d+\.\d+)\b",
+    re.MULTILINE,
+)
+
+
+def test_every_file_names_this_version() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    listed = subprocess.run(
+        ["git", "ls-files", "deploy", "docs", "README.md"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+    pages = [name for name in listed if name.endswith((".md", ".yaml", ".Dockerfile"))]
+    found = {name: _VERSION.findall((ROOT / name).read_text()) for name in pages}
+    assert sum(map(len, found.values())) >= 15  # the pattern still finds what there is
+    assert {name: set(versions) - {version} for name, versions in found.items() if versions} == {
+        name: set() for name, versions in found.items() if versions
+    }
