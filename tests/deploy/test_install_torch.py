@@ -46,10 +46,17 @@ def install(environment: Path, folder: Path, *flags: str) -> subprocess.Complete
     constraint = folder / "constraints.txt"
     constraint.write_text("torch==2.13.0\n")
     # Without a driver's tools on the path there is no GPU.
-    environ = os.environ | {"PIP_FIND_LINKS": str(folder), "UV_OFFLINE": "1", "PATH": "/bin"}
+    environ = os.environ | {
+        "PATH": "/bin",
+        "PIP_FIND_LINKS": str(folder),
+        "UV_CACHE_DIR": str(folder / "cache"),
+        "UV_OFFLINE": "1",
+    }
     environ.pop("PYTHONPATH", None)
+    python = environment / "bin" / "python"
+    command: list[str | Path] = [python, SCRIPT, "--constraint", constraint, *flags]
     return subprocess.run(
-        [environment / "bin" / "python", SCRIPT, "--constraint", constraint, *flags],
+        command,
         env=environ,
         capture_output=True,
         text=True,
@@ -58,7 +65,8 @@ def install(environment: Path, folder: Path, *flags: str) -> subprocess.Complete
 
 
 def versions(environment: Path) -> str:
-    command = [environment / "bin" / "uv", "pip", "list", "--python", environment / "bin" / "python"]
+    uv, python = environment / "bin" / "uv", environment / "bin" / "python"
+    command: list[str | Path] = [uv, "pip", "list", "--python", python]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 

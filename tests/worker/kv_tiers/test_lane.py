@@ -74,10 +74,10 @@ def step(num_computed: int, blocks: list[int], num_tokens: int = len(PROMPT)) ->
 
 
 def expected_logits(model: TorchModel) -> Tensor:
-    """The logits of the last 4 tokens, with the KV of the others on the device since it was computed.
+    """The logits of the last 4 tokens, whose prefix's KV never left the device.
 
-    It computes the same rows as the steps that are tested: torch's products of other numbers of rows
-    have the same bits on some CPUs only.
+    It computes the same rows as the steps that are tested: torch's products of other numbers of
+    rows have the same bits on some CPUs only.
     """
     model.forward(step(0, [3, 5]))
     return model.forward(step(16, [3, 5]))
