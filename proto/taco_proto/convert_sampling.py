@@ -1,9 +1,15 @@
 """Sampling parameters as messages: those of a request, and of joining sequences as columns."""
 
+from collections.abc import Sequence
+from itertools import chain, islice
+from typing import TypeVar
+
 from taco_proto import scheduler_pb2 as pb
 from taco_proto.sampling_params import SamplingParams
 
 NO_LOGPROBS = -1
+
+T = TypeVar("T")
 
 
 def sampling_to_pb(params: SamplingParams) -> pb.Sampling:
@@ -29,6 +35,9 @@ def sampling_to_pb(params: SamplingParams) -> pb.Sampling:
         no_repeat_ngram_size=params.no_repeat_ngram_size,
         logit_bias_token_ids=bias.keys(),
         logit_bias_values=bias.values(),
+        allowed_token_ids=params.allowed_token_ids,
+        num_bad_word_tokens=map(len, params.bad_words_token_ids or ()),
+        bad_word_token_ids=chain.from_iterable(params.bad_words_token_ids or ()),
     )
 
 
@@ -51,6 +60,8 @@ def sampling_from_pb(message: pb.Sampling) -> SamplingParams:
         prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
         no_repeat_ngram_size=message.no_repeat_ngram_size,
         logit_bias=dict(zip(message.logit_bias_token_ids, message.logit_bias_values, strict=True)),
+        allowed_token_ids=tuple(message.allowed_token_ids) or None,
+        bad_words_token_ids=_split(message.bad_word_token_ids, message.num_bad_word_tokens),
         detokenize=False,
     )
 
@@ -61,6 +72,7 @@ def sampling_columns_to_pb(rows: tuple[SamplingParams, ...]) -> pb.SamplingColum
         assert p.seed is not None
         assert p.stop_token_ids is not None
         assert p.logit_bias is not None
+        assert p.bad_words_token_ids is not None
         columns.presence_penalty.append(p.presence_penalty)
         columns.frequency_penalty.append(p.frequency_penalty)
         columns.repetition_penalty.append(p.repetition_penalty)
@@ -81,11 +93,19 @@ def sampling_columns_to_pb(rows: tuple[SamplingParams, ...]) -> pb.SamplingColum
         columns.num_logit_bias.append(len(p.logit_bias))
         columns.logit_bias_token_ids.extend(p.logit_bias.keys())
         columns.logit_bias_values.extend(p.logit_bias.values())
+        columns.num_allowed_token_ids.append(len(p.allowed_token_ids or ()))
+        columns.allowed_token_ids.extend(p.allowed_token_ids or ())
+        columns.num_bad_words.append(len(p.bad_words_token_ids))
+        columns.num_bad_word_tokens.extend(map(len, p.bad_words_token_ids))
+        columns.bad_word_token_ids.extend(chain.from_iterable(p.bad_words_token_ids))
     return columns
 
 
 def sampling_columns_from_pb(c: pb.SamplingColumns) -> tuple[SamplingParams, ...]:
     rows = []
+    allowed = _split(c.allowed_token_ids, c.num_allowed_token_ids)
+    bad_words = _split(c.bad_word_token_ids, c.num_bad_word_tokens)
+    bad_words_of = _split(bad_words, c.num_bad_words)
     stop_start = bias_start = 0
     for i, seed in enumerate(c.seed):
         stop_end = stop_start + c.num_stop_token_ids[i]
@@ -112,11 +132,19 @@ def sampling_columns_from_pb(c: pb.SamplingColumns) -> tuple[SamplingParams, ...
                 no_repeat_ngram_size=c.no_repeat_ngram_size[i],
                 stop_token_ids=tuple(c.stop_token_ids[stop_start:stop_end]),
                 logit_bias=dict(zip(bias_ids, bias_values, strict=True)),
+                allowed_token_ids=allowed[i] or None,
+                bad_words_token_ids=bad_words_of[i],
                 detokenize=False,
             )
         )
         stop_start, bias_start = stop_end, bias_end
     return tuple(rows)
+
+
+def _split(flat: Sequence[T], counts: Sequence[int]) -> tuple[tuple[T, ...], ...]:
+    """The next `counts[i]` values of a flat column, for every i."""
+    values = iter(flat)
+    return tuple(tuple(islice(values, count)) for count in counts)
 
 
 def _signed(seed: int) -> int:

@@ -15,6 +15,10 @@ MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGIT_BIAS = 1024
 MAX_TOKENS = 2**31 - 2
 MAX_SEED = 2**63 - 1
+MAX_TEMPERATURE = 1e6  # far beyond where all tokens are equally likely
+MAX_ALLOWED_TOKEN_IDS = 2**16
+MAX_BAD_WORDS = 256
+MAX_BAD_WORD_CHARS = 256
 GREEDY_EPSILON = 1e-5
 
 
@@ -33,7 +37,7 @@ class SamplingParams:
         frequency_penalty: subtracted once an occurrence.
         repetition_penalty: divides positive and multiplies negative logits of every token in the
             prompt or the output (Keskar et al., 2019, CTRL).
-        temperature: 0 is greedy.
+        temperature: 0 is greedy; has no upper limit that matters.
         top_p: smallest set of tokens whose probability reaches `top_p`; in (0, 1].
         top_k: the `top_k` most likely tokens; -1 or 0 is all of them.
         min_p: drops tokens below `min_p` times the highest probability.
@@ -56,6 +60,11 @@ class SamplingParams:
         truncate_prompt_tokens: keep only so many tokens at the end of the prompt.
         no_repeat_ngram_size: an n-gram of that size occurs at most once; 0 is off.
         logit_bias: added to the logits of the given token ids.
+        allowed_token_ids: only these tokens are generated, an end-of-sequence token only if it is
+            among them. None: all tokens.
+        bad_words: texts that are not generated, with or without a space in front. Each is a
+            sequence of tokens: its last token is banned wherever the output ends with the others.
+        bad_words_token_ids: the same as sequences of token ids.
 
     Raises:
         InvalidParameterError: a value is out of range; `param` names it.
@@ -89,6 +98,9 @@ class SamplingParams:
     truncate_prompt_tokens: int | None = None
     no_repeat_ngram_size: int = 0
     logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
+    allowed_token_ids: Sequence[int] | None = None
+    bad_words: Sequence[str] | None = None
+    bad_words_token_ids: Sequence[Sequence[int]] | None = None
 
     def __post_init__(
         self,
@@ -105,15 +117,20 @@ class SamplingParams:
             if getattr(self, name) is None:
                 object.__setattr__(self, name, default)
         # Normal forms, so that everything downstream sees one type.
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        object.__setattr__(self, "stop", stop)
+        object.__setattr__(self, "stop", _texts(self.stop))
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
         object.__setattr__(self, "logit_bias", dict(self.logit_bias or {}))
+        if self.allowed_token_ids is not None:
+            object.__setattr__(self, "allowed_token_ids", tuple(self.allowed_token_ids))
+        object.__setattr__(self, "bad_words", _texts(self.bad_words))
+        words = tuple(tuple(word) for word in self.bad_words_token_ids or ())
+        object.__setattr__(self, "bad_words_token_ids", words)
         if self.top_k == 0:
             object.__setattr__(self, "top_k", -1)
         self._check_counts()
         self._check_numbers()
         self._check_lists()
+        self._check_bans()
 
     @property
     def num_sequences(self) -> int:
@@ -159,7 +176,7 @@ class SamplingParams:
         _check_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _check_float("repetition_penalty", self.repetition_penalty, 0.0, 100.0, open_low=True)
-        _check_float("temperature", self.temperature, 0.0, 2.0)
+        _check_float("temperature", self.temperature, 0.0, MAX_TEMPERATURE)
         _check_float("top_p", self.top_p, 0.0, 1.0, open_low=True)
         _check_float("min_p", self.min_p, 0.0, 1.0)
 
@@ -191,6 +208,40 @@ class SamplingParams:
             _check_int("logit_bias", token_id, 0, MAX_TOKENS)
             _check_float("logit_bias", bias, -100.0, 100.0)
 
+    def _check_bans(self) -> None:
+        if self.allowed_token_ids is not None:
+            if not self.allowed_token_ids:
+                raise InvalidParameterError(
+                    "allowed_token_ids must not be empty: no token could be generated",
+                    "allowed_token_ids",
+                )
+            _check_token_ids("allowed_token_ids", self.allowed_token_ids, MAX_ALLOWED_TOKEN_IDS)
+        assert self.bad_words is not None
+        assert self.bad_words_token_ids is not None
+        if len(self.bad_words) > MAX_BAD_WORDS:
+            raise InvalidParameterError(
+                f"bad_words takes at most {MAX_BAD_WORDS} texts, got {len(self.bad_words)}",
+                "bad_words",
+            )
+        for text in self.bad_words:
+            if not isinstance(text, str) or not text.strip(" "):
+                raise InvalidParameterError("bad_words must be non-empty strings", "bad_words")
+            if len(text) > MAX_BAD_WORD_CHARS:
+                raise InvalidParameterError(
+                    f"bad_words may have at most {MAX_BAD_WORD_CHARS} characters each", "bad_words"
+                )
+        if len(self.bad_words_token_ids) > 2 * MAX_BAD_WORDS:
+            raise InvalidParameterError(
+                f"bad_words_token_ids takes at most {2 * MAX_BAD_WORDS} sequences",
+                "bad_words_token_ids",
+            )
+        for word in self.bad_words_token_ids:
+            if not word:
+                raise InvalidParameterError(
+                    "bad_words_token_ids must not have empty sequences", "bad_words_token_ids"
+                )
+            _check_token_ids("bad_words_token_ids", word, 4 * MAX_BAD_WORD_CHARS)
+
 
 SAMPLING_FIELDS = tuple(f.name for f in fields(SamplingParams))
 # What None stands for. Of max_tokens it means: as many as fit.
@@ -205,6 +256,22 @@ def _refuse_unless(name: str, value: object, neutral: object) -> None:
     """Refuses an argument of beam search, or of another feature that is missing."""
     if value is not None and value != neutral:
         raise InvalidParameterError(f"{name}={value!r} is not available; only {neutral!r} is", name)
+
+
+def _texts(value: str | Sequence[str] | None) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else tuple(value or ())
+
+
+def _check_token_ids(name: str, token_ids: Sequence[int], max_length: int) -> None:
+    """Checks a list as a whole: it may have as many ids as a vocabulary."""
+    if len(token_ids) > max_length:
+        raise InvalidParameterError(
+            f"{name} takes at most {max_length} ids, got {len(token_ids)}", name
+        )
+    if set(map(type, token_ids)) != {int}:
+        raise InvalidParameterError(f"{name} must be integers", name)
+    for token_id in (min(token_ids), max(token_ids)):
+        _check_int(name, token_id, 0, MAX_TOKENS)
 
 
 def _check_int(name: str, value: object, low: int, high: int) -> None:

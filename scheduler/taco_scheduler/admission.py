@@ -156,6 +156,8 @@ def check_fit(request: Request, info: WorkerInfo) -> None:
         raise RefusedError(400, f"token ids must be below {info.vocab_size}")
     if any(token >= info.vocab_size for token in sampling.logit_bias or ()):
         raise RefusedError(400, f"logit_bias token ids must be below {info.vocab_size}")
+    if max(sampling.allowed_token_ids or (0,)) >= info.vocab_size:
+        raise RefusedError(400, f"allowed_token_ids must be below {info.vocab_size}")
     if any(token >= info.vocab_size for token in request.stop_token_ids):
         raise RefusedError(400, f"stop_token_ids must be below {info.vocab_size}")
 

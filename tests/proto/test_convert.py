@@ -44,7 +44,7 @@ def sampling_params(draw: st.DrawFn, max_tokens: int | None = 64) -> SamplingPar
         presence_penalty=draw(st.floats(-2, 2, width=32)),
         frequency_penalty=draw(st.floats(-2, 2, width=32)),
         repetition_penalty=draw(f32),
-        temperature=draw(st.floats(0, 2, width=32)),
+        temperature=draw(st.floats(0, 2**10, width=32)),
         top_p=draw(f32),
         top_k=draw(st.sampled_from([-1, 1, 50])),
         min_p=draw(f32),
@@ -57,6 +57,8 @@ def sampling_params(draw: st.DrawFn, max_tokens: int | None = 64) -> SamplingPar
         no_repeat_ngram_size=draw(st.integers(0, 8)),
         stop_token_ids=draw(st.lists(token_ids, max_size=3)),
         logit_bias=draw(st.dictionaries(token_ids, st.floats(-100, 100, width=32), max_size=3)),
+        allowed_token_ids=draw(st.none() | st.lists(token_ids, min_size=1, max_size=3)),
+        bad_words_token_ids=draw(st.lists(st.lists(token_ids, min_size=1, max_size=3), max_size=3)),
         detokenize=False,
     )
 

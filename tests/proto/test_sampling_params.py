@@ -13,7 +13,7 @@ from taco_proto.sampling_params import SamplingParams
     [
         ("n", [0, -1, 10**9, 1.5, True]),
         ("best_of", [0, 10**9]),
-        ("temperature", [-1, 3, "x", float("nan"), float("inf")]),
+        ("temperature", [-1, 1e7, "x", float("nan"), float("inf")]),
         ("top_p", [0, 1e-300, 1.5, -0.1]),
         ("top_k", [-2]),
         ("min_p", [-0.1, 1.1]),
@@ -30,6 +30,9 @@ from taco_proto.sampling_params import SamplingParams
         ("stop", ["", [""], ["x" * 10_000], ["a"] * 100, [1]]),
         ("stop_token_ids", [[-1], ["a"], [2**31]]),
         ("logit_bias", [{-1: 0.0}, {5: 101.0}, {5: float("nan")}, dict.fromkeys(range(2000), 0.0)]),
+        ("allowed_token_ids", [[], [-1], ["a"], [True], [1.0], [2**31], range(2**16 + 1)]),
+        ("bad_words", [[""], [" "], ["x" * 300], ["x"] * 257, [1]]),
+        ("bad_words_token_ids", [[[]], [[-1]], [["a"]], [[1]] * 513]),
     ],
 )
 def test_out_of_range_names_the_parameter(param: str, values: list[Any]) -> None:
@@ -59,7 +62,7 @@ def test_updates_are_checked() -> None:
     params = SamplingParams(max_tokens=None)
     assert params.with_updates(max_tokens=5).max_tokens == 5
     with pytest.raises(InvalidParameterError):
-        params.with_updates(temperature=9)
+        params.with_updates(temperature=-1)
 
 
 def test_stop_strings_need_text() -> None:

@@ -51,6 +51,16 @@ def changed_logits(row: Row, eos_token_ids: list[int]) -> FloatArray:
         ends = list(params.stop_token_ids or ()) + ([] if params.ignore_eos else eos_token_ids)
         logits[[token_id for token_id in ends if token_id < logits.size]] = -np.inf
     logits[_ngram_ends(row.tokens, params.no_repeat_ngram_size)] = -np.inf
+    for *before, last in params.bad_words_token_ids or ():
+        fits = max(*before, last, 0) < logits.size and len(before) <= len(row.output)
+        if fits and row.output[len(row.output) - len(before) :] == before:
+            logits[last] = -np.inf
+    if params.allowed_token_ids is not None:
+        allowed = [i for i in params.allowed_token_ids if i < logits.size]
+        if allowed:
+            kept = np.full_like(logits, -np.inf)
+            kept[allowed] = logits[allowed] if np.isfinite(logits[allowed]).any() else 0.0
+            return kept
     return logits
 
 

@@ -85,6 +85,8 @@ class GenerationRequest(PromptCacheFields):
     repetition_penalty: float | None = None
     no_repeat_ngram_size: int | None = None
     logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
     seed: int | None = None
     max_tokens: int | None = None
     min_tokens: int | None = None

@@ -74,12 +74,12 @@ def check_sampling(params: SamplingParams, info: ModelInfo) -> None:
             raise InvalidParameterError(
                 f"{name} may be at most {info.max_logprobs} here, got {value}", name
             )
-    for name in ("stop_token_ids", "logit_bias"):
-        for token_id in getattr(params, name):
-            if token_id >= info.vocab_size:
-                raise InvalidParameterError(
-                    f"{name} has token id {token_id}, which is not in 0…{info.vocab_size - 1}", name
-                )
+    for name in ("stop_token_ids", "logit_bias", "allowed_token_ids"):
+        highest = max(getattr(params, name) or (0,))
+        if highest >= info.vocab_size:
+            raise InvalidParameterError(
+                f"{name} has token id {highest}, which is not in 0…{info.vocab_size - 1}", name
+            )
 
 
 def check_priority(priority: int) -> None:

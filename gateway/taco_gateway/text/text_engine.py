@@ -250,6 +250,8 @@ class TextEngine:
         check_priority(priority)
         if params.stop and self.tokenizer is None:
             raise InvalidParameterError(f"stop: {_NO_TOKENIZER}", "stop")
+        if params.bad_words and self.tokenizer is None:
+            raise InvalidParameterError(f"bad_words: {_NO_TOKENIZER}", "bad_words")
         max_tokens = resolve_max_tokens(
             params.max_tokens, len(prompt_token_ids), info, clamp=clamp_max_tokens
         )
@@ -266,6 +268,8 @@ class TextEngine:
                 min_tokens=min(params.min_tokens, max_tokens),
                 seed=secrets.randbelow(MAX_SEED) if params.seed is None else params.seed,
                 logprobs=params.logprobs or 0 if needs_logprobs else params.logprobs,
+                bad_words=None,
+                bad_words_token_ids=self._bad_words(params),
             ),
             priority=priority,
             deadline=deadline,
@@ -285,6 +289,19 @@ class TextEngine:
             gives_logprobs=params.logprobs is not None,
             sums_logprobs=sum_logprobs,
         )
+
+    def _bad_words(self, params: SamplingParams) -> list[Sequence[int]]:
+        """The tokens of bad words, as they are at the beginning of a text and behind a space."""
+        words = list(params.bad_words_token_ids or ())
+        for text in params.bad_words or ():
+            assert self.tokenizer is not None
+            check_text(text, "bad_words")
+            bare = text.lstrip(" ")
+            words += [
+                self.tokenizer.encode(variant, add_special_tokens=False)
+                for variant in (bare, f" {bare}")
+            ]
+        return [word for word in dict.fromkeys(map(tuple, words)) if word]
 
     async def warm_up(self) -> None:
         """Starts what the first chat would wait for."""

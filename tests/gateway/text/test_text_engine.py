@@ -215,6 +215,23 @@ async def test_one_of_several_sequences_is_cancelled_alone() -> None:
     assert [u.finish_reason for u in updates] == ["stop", None, "length"]
 
 
+async def test_bad_words_are_banned_with_and_without_a_space_in_front() -> None:
+    engine, client = engine_of([SequenceUpdate(0, ids_of("x"), FinishReason.LENGTH)])
+    params = SamplingParams(bad_words=["fox", " lazy"], bad_words_token_ids=[[5, 6]])
+    await run(engine, params)
+    sampling = client.requests[0].sampling
+    assert sampling.bad_words == ()
+    variants = ["fox", " fox", "lazy", " lazy"]
+    assert sampling.bad_words_token_ids == ((5, 6), *(tuple(ids_of(text)) for text in variants))
+
+
+async def test_bad_words_need_a_tokenizer() -> None:
+    engine = TextEngine(ScriptedEngine(lambda _: [], INFO), None)
+    with pytest.raises(InvalidParameterError) as caught:
+        await run(engine, SamplingParams(bad_words=["fox"], detokenize=False))
+    assert caught.value.param == "bad_words"
+
+
 # ------------------------------------------------------------ log probabilities
 
 

@@ -72,7 +72,7 @@ def make_row(params: SamplingParams, seed: int = 0, vocab_size: int = 100) -> Ro
 def sampling_params(draw: st.DrawFn, vocab_size: int) -> SamplingParams:
     token_ids = st.integers(0, vocab_size + 3)
     return SamplingParams(
-        temperature=draw(st.sampled_from([0.0, 0.3, 1.0, 2.0])),
+        temperature=draw(st.sampled_from([0.0, 0.3, 1.0, 2.0, 50.0])),
         top_p=draw(st.sampled_from([1.0, 1.0, 0.01, 0.5, 0.9])),
         top_k=draw(st.sampled_from([-1, -1, 1, 3, 2 * vocab_size])),
         min_p=draw(st.sampled_from([0.0, 0.0, 0.1, 1.0])),
@@ -84,6 +84,8 @@ def sampling_params(draw: st.DrawFn, vocab_size: int) -> SamplingParams:
         stop_token_ids=draw(st.lists(token_ids, max_size=3)),
         ignore_eos=draw(st.booleans()),
         logit_bias=draw(st.dictionaries(token_ids, st.floats(-5, 5), max_size=4)),
+        allowed_token_ids=draw(st.none() | st.lists(token_ids, min_size=1, max_size=9)),
+        bad_words_token_ids=draw(st.lists(st.lists(token_ids, min_size=1, max_size=3), max_size=6)),
         logprobs=draw(st.sampled_from([None, None, 0, 3])),
         seed=draw(st.integers(-(2**63), 2**63 - 1)),
     )
@@ -179,6 +181,33 @@ def test_min_tokens_hides_the_ends_until_it_is_reached(ops: SamplingOps) -> None
     assert chosen(ops, [Row(params, [3], [4, 4], logits)]) == [1]
     ignoring = params.with_updates(ignore_eos=True)
     assert chosen(ops, [Row(ignoring, [3], [4], logits)]) == [1]
+
+
+def test_a_bad_word_is_banned_where_the_output_ends_with_its_beginning(ops: SamplingOps) -> None:
+    logits = np.zeros(10, dtype=np.float32)
+    logits[[7, 5]] = [9.0, 8.0]
+    params = SamplingParams(temperature=0, seed=0, bad_words_token_ids=[[3, 4, 7], [2, 7]])
+    cases = [([3], [4], 7), ([9], [3, 4], 5), ([9], [4, 3, 4], 5), ([9], [3, 4, 4], 7)]
+    rows = [Row(params, prompt, output, logits) for prompt, output, _ in cases]
+    assert chosen(ops, rows) == [expected for *_, expected in cases]
+    # Of several words with the same last token one is enough, and one alone is always banned.
+    assert chosen(ops, [Row(params, [9], [2], logits)]) == [5]
+    alone = params.with_updates(bad_words_token_ids=[[3, 7], [7]])
+    assert chosen(ops, [Row(alone, [9], [], logits)]) == [5]
+
+
+def test_only_allowed_tokens_are_chosen_even_where_all_of_them_are_banned(
+    ops: SamplingOps,
+) -> None:
+    logits = np.arange(10, dtype=np.float32)
+    params = SamplingParams(temperature=0, seed=0, allowed_token_ids=[1, 4])
+    assert chosen(ops, [Row(params, [3], [], logits)]) == [4]
+    # EOS (1) comes too early, and 4 is a bad word.
+    banned = params.with_updates(min_tokens=5, bad_words_token_ids=[[4]])
+    assert chosen(ops, [Row(banned, [3], [], logits)])[0] in {1, 4}
+    hot = banned.with_updates(temperature=1e6)
+    rows = [Row(hot.with_updates(seed=seed), [3], [], logits) for seed in range(40)]
+    assert set(chosen(ops, rows)) == {1, 4}
 
 
 def test_a_row_with_nothing_left_to_choose_disturbs_nobody(ops: SamplingOps) -> None:

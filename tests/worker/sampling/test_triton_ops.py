@@ -115,6 +115,8 @@ def test_the_sampler_gives_what_it_gives_on_torch() -> None:
         SamplingParams(temperature=0.8, seed=3, top_p=0.9, top_k=40, logprobs=0),
         SamplingParams(temperature=1.2, seed=4, min_p=0.1, no_repeat_ngram_size=2),
         SamplingParams(temperature=0.0, seed=5, min_tokens=16, logit_bias={1: 50.0, 7: 20.0}),
+        SamplingParams(temperature=50.0, seed=6, allowed_token_ids=range(9, 30)),
+        SamplingParams(temperature=0.0, seed=7, bad_words_token_ids=[[i] for i in range(9)]),
     ]
     ours = sample(TritonSampling(Transfers(DEVICE)), params)
     theirs = sample(TorchSampling(), params)

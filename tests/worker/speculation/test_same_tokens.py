@@ -26,7 +26,7 @@ RECIPES = (
     "OPTForCausalLM",
     "GPT2LMHeadModel",
 )
-PROMPTS = [[5 + i, 9, 17 + 3 * i, *range(30, 30 + 7 * i)] for i in range(6)]
+PROMPTS = [[5 + i, 9, 17 + 3 * i, *range(30, 30 + 7 * i)] for i in range(8)]
 # Each asks something else of the sampler.
 PARAMETERS: list[dict[str, Any]] = [
     {"temperature": 0.0},
@@ -35,6 +35,13 @@ PARAMETERS: list[dict[str, Any]] = [
     {"temperature": 0.0, "repetition_penalty": 1.3, "no_repeat_ngram_size": 3},
     {"temperature": 0.7, "presence_penalty": 0.5, "frequency_penalty": 0.4, "min_tokens": 9},
     {"temperature": 1.0, "n": 2, "stop_token_ids": (50, 51, 52), "logit_bias": {50: 3.0}},
+    {"temperature": 0.9, "seed": 7, "allowed_token_ids": range(40, 60)},
+    {
+        "temperature": 0.8,
+        "seed": 8,
+        "allowed_token_ids": range(60, 64),
+        "bad_words_token_ids": [(60, 61), (62, 63, 62), (61, 61)],
+    },
 ]
 
 

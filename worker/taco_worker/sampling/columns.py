@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from taco_proto.sampling_params import SamplingParams
+from taco_worker.sampling.bad_words import NO_BAD_WORDS, BadWords
 
 NO_LOGPROBS = -1
 
@@ -28,6 +29,17 @@ class Feature(enum.IntFlag):
     NO_REPEAT_NGRAM = enum.auto()
     LOGPROBS = enum.auto()
     PROMPT_LOGPROBS = enum.auto()
+    ALLOWED_TOKENS = enum.auto()
+    BAD_WORDS = enum.auto()
+
+
+# Features whose changes depend on the tokens before the one that is chosen.
+READS_TOKENS = (
+    Feature.REPETITION_PENALTY
+    | Feature.COUNT_PENALTIES
+    | Feature.NO_REPEAT_NGRAM
+    | Feature.BAD_WORDS
+)
 
 
 class SamplingColumns:
@@ -40,6 +52,8 @@ class SamplingColumns:
         features: bits of `Feature`; 0 is plain greedy decoding.
         suppressed_token_ids: per slot, the tokens that `min_tokens` keeps from ending it.
         bias_token_ids, bias_values: per slot, its logit bias.
+        allowed_token_ids: per slot, the tokens that may be chosen; empty: all.
+        bad_words: per slot, the sequences of tokens that must not be generated.
     """
 
     def __init__(
@@ -71,6 +85,8 @@ class SamplingColumns:
         self.suppressed_token_ids: list[Array] = [no_ids] * max_num_seqs
         self.bias_token_ids: list[Array] = [no_ids] * max_num_seqs
         self.bias_values: list[Array] = [np.zeros(0, dtype=np.float32)] * max_num_seqs
+        self.allowed_token_ids: list[Array] = [no_ids] * max_num_seqs
+        self.bad_words = [NO_BAD_WORDS] * max_num_seqs
 
     def set_row(self, slot: int, params: SamplingParams) -> None:
         """Take in a sequence's parameters, of which `seed` must be set.
@@ -92,6 +108,9 @@ class SamplingColumns:
         self.prompt_logprobs[slot] = self._num_logprobs(params.prompt_logprobs)
         self._set_suppressed(slot, params)
         self._set_bias(slot, params)
+        allowed = {i for i in params.allowed_token_ids or () if i < self._vocab_size}
+        self.allowed_token_ids[slot] = np.array(sorted(allowed), dtype=np.int64)
+        self.bad_words[slot] = BadWords.of(params.bad_words_token_ids or (), self._vocab_size)
         self.features[slot] = self._features(slot, params)
 
     def _num_logprobs(self, asked: int | None) -> int:
@@ -124,5 +143,7 @@ class SamplingColumns:
             Feature.NO_REPEAT_NGRAM: params.no_repeat_ngram_size > 0,
             Feature.LOGPROBS: params.logprobs is not None and self._gives_logprobs,
             Feature.PROMPT_LOGPROBS: params.prompt_logprobs is not None,
+            Feature.ALLOWED_TOKENS: self.allowed_token_ids[slot].size > 0,
+            Feature.BAD_WORDS: self.bad_words[slot].last.size > 0,
         }
         return Feature(sum(feature for feature, is_wanted in wanted.items() if is_wanted))

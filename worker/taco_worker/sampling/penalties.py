@@ -65,6 +65,24 @@ def ban_tokens(logits: Tensor, rows: Tensor, token_ids: Tensor) -> None:
     logits[rows, token_ids] = -math.inf
 
 
+def allow_tokens(
+    logits: Tensor, chosen: Tensor, places: Tensor, rows: Tensor, token_ids: Tensor
+) -> None:
+    """Rule out all tokens of the rows `chosen` but token_ids[i] for row rows[i].
+
+    Where other changes have ruled out all allowed tokens, these become equally likely.
+
+    Args:
+        chosen: int64, rising.
+        places: int64, where rows[i] is in `chosen`.
+    """
+    allowed = logits[rows, token_ids]
+    best = torch.full(chosen.shape, -math.inf, device=logits.device)
+    best.scatter_reduce_(0, places, allowed, reduce="amax")
+    logits[chosen] = -math.inf
+    logits[rows, token_ids] = torch.where(best[places] == -math.inf, 0.0, allowed)
+
+
 def ban_repeated_ngrams(
     logits: Tensor, rows: Tensor, tokens: Tensor, lengths: Tensor, sizes: Tensor
 ) -> None:

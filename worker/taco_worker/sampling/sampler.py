@@ -5,16 +5,17 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from taco_worker.sampling.columns import Array, Feature, SamplingColumns
+from taco_worker.sampling.bad_words import bad_word_rows, ban_bad_words
+from taco_worker.sampling.columns import READS_TOKENS, Array, Feature, SamplingColumns
 from taco_worker.sampling.logprobs import LogprobTable, gather_logprobs
 from taco_worker.sampling.ops import Choice, Penalties, SamplingOps
-from taco_worker.sampling.penalties import add_logit_bias, ban_tokens
+from taco_worker.sampling.penalties import add_logit_bias, allow_tokens, ban_tokens
 from taco_worker.sampling.random import uniforms
 from taco_worker.speculation.typical import Candidates, TypicalAcceptance
 from taco_worker.transfers import Transfers
 
 _TOKEN_PENALTIES = Feature.REPETITION_PENALTY | Feature.COUNT_PENALTIES | Feature.NO_REPEAT_NGRAM
-_CHANGES_LOGITS = Feature.LOGIT_BIAS | _TOKEN_PENALTIES | Feature.MIN_TOKENS
+_CHANGES_LOGITS = READS_TOKENS | Feature.LOGIT_BIAS | Feature.MIN_TOKENS | Feature.ALLOWED_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +43,9 @@ class Sampler:
     """Chooses tokens for a whole batch at once.
 
     Order: logit bias, repetition, frequency and presence penalties, no_repeat_ngram_size,
-    min_tokens; then the most likely token where the temperature is 0, else temperature, min_p,
-    top_k, top_p and a draw. Log probabilities are those of the logits before all of it.
+    min_tokens, bad words, allowed tokens; then the most likely token where the temperature is 0,
+    else temperature, min_p, top_k, top_p and a draw. Log probabilities are those of the logits
+    before all of it.
 
     It keeps no state: penalties read the sequence's tokens, randomness is a function of the seed
     and the token's position.
@@ -110,6 +112,27 @@ class Sampler:
         if (chosen := np.flatnonzero(((features & Feature.MIN_TOKENS) != 0) & is_short)).size:
             pairs = self._flatten(chosen, rows, columns.suppressed_token_ids)
             ban_tokens(logits, *self._transfers.upload(*pairs))
+        if (chosen := np.flatnonzero(features & Feature.BAD_WORDS)).size:
+            self._ban_bad_words(logits, rows, chosen, num_generated[chosen])
+        # Last, so that what is not allowed stays out even where all allowed tokens are banned.
+        if (chosen := np.flatnonzero(features & Feature.ALLOWED_TOKENS)).size:
+            row_ids, ids = self._flatten(chosen, rows, columns.allowed_token_ids)
+            places = np.searchsorted(chosen, row_ids)
+            allow_tokens(logits, *self._transfers.upload(chosen, places, row_ids, ids))
+
+    def _ban_bad_words(
+        self, logits: Tensor, rows: SampledRows, chosen: Array, num_generated: Array
+    ) -> None:
+        slots = rows.slots[chosen]
+        words = bad_word_rows(
+            [self._columns.bad_words[slot] for slot in slots],
+            rows=chosen,
+            sequences=slots,
+            num_tokens=rows.num_tokens[chosen],
+            num_generated=num_generated,
+        )
+        if words is not None:
+            ban_bad_words(logits, self._token_ids, *self._transfers.upload(*words))
 
     def _penalties(self, rows: SampledRows, chosen: Array) -> Penalties:
         columns, slots = self._columns, rows.slots[chosen]

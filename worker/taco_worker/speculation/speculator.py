@@ -11,7 +11,7 @@ from taco_kernels.cpu.draft_choice import DraftChoice
 from taco_kernels.cpu.draft_trees import DraftTrees, are_trees
 from taco_proto.steps import EMPTY, IntArray, PlannedDrafts, StepPlan
 from taco_worker.input_batch import InputBatch, StepRows
-from taco_worker.sampling.columns import Feature
+from taco_worker.sampling.columns import READS_TOKENS
 from taco_worker.speculation.drafter import ComputedTokens, Drafter, chains, no_drafts
 from taco_worker.speculation.rest import Rest
 
@@ -21,7 +21,6 @@ logger = logging.getLogger("taco.worker")
 _NUM_PLANNED_CLASSES = 16
 _PLANNED_PRIOR = 0.6
 # Penalties look at the tokens before a draft, which the token table holds for a chain alone.
-_READS_TOKENS = Feature.REPETITION_PENALTY | Feature.COUNT_PENALTIES | Feature.NO_REPEAT_NGRAM
 
 
 class Speculator:
@@ -120,7 +119,7 @@ class Speculator:
             trees,
             slots,
             num_other_tokens=num_other_tokens,
-            has_one_path=(self._batch.sampling.features[slots] & _READS_TOKENS) != 0,
+            has_one_path=(self._batch.sampling.features[slots] & READS_TOKENS) != 0,
             max_branches=self._max_tree_paths,
             draft_seconds=self._rest.draft_seconds,
         )
