@@ -207,7 +207,7 @@ class DraftRunner:
         positions = np.array([sequence.num_tokens for sequence in sequences], dtype=np.int32)
         block_tables = _block_tables(sequences)
         rows = np.arange(len(sequences) + 1, dtype=np.int32)
-        token_ids = self._model.most_likely(hidden).int()
+        token_ids = self._model.most_likely(hidden).int().clamp_(min=0)
         drafts = np.zeros((len(sequences), int(num_drafts[0])), dtype=np.int32)
         drafts[:, 0] = token_ids.numpy()
         for depth in range(1, drafts.shape[1]):
@@ -222,7 +222,7 @@ class DraftRunner:
                     output_rows=rows[:num_rows],
                 )
             )
-            token_ids = self._model.most_likely(hidden).int()
+            token_ids = self._model.most_likely(hidden).int().clamp_(min=0)
             drafts[:num_rows, depth] = token_ids.numpy()
         return drafts
 

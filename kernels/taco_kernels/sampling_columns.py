@@ -8,6 +8,10 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 
+# The token of a row whose greatest logit is not finite: a logit is NaN or infinite, or all are
+# -inf, so that there is no distribution to choose from.
+NO_CHOICE = -1
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -17,7 +21,7 @@ class Choice:
     the probability: tokens that tie with the least likely one kept are kept too.
 
     Attributes:
-        temperature: float32; 0 is the most likely token: the lowest id of several, the first NaN.
+        temperature: float32; 0 is the most likely token, the lowest id of several.
         min_p: float32, 0 is off.
         top_k: int32, 0 is off.
         top_p: float32, 1 is off.

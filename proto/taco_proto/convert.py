@@ -32,10 +32,14 @@ from taco_proto.steps import (
     IntArray,
     JoinedSequences,
     PlannedDrafts,
+    RowError,
+    RowErrorCode,
     StepOutput,
     StepPlan,
     WorkerInfo,
 )
+
+_ROW_ERROR_CODES = frozenset(RowErrorCode)
 
 
 def _ints(values: object) -> IntArray:
@@ -374,11 +378,17 @@ def step_output_to_pb(output: StepOutput) -> pb.StepOutput:
         prompt_logprob_slots=output.prompt_logprob_slots.tolist(),
         prompt_logprob_positions=output.prompt_logprob_positions.tolist(),
         prompt_logprobs=_logprobs_to_pb(output.prompt_logprobs),
+        row_error_slots=[error.slot for error in output.row_errors],
+        row_error_codes=[error.code.value for error in output.row_errors],
+        row_error_messages=[error.message for error in output.row_errors],
         error=output.error,
     )
 
 
 def step_output_from_pb(message: pb.StepOutput) -> StepOutput:
+    """Raises:
+    ValueError: the columns of row errors differ in length.
+    """
     return StepOutput(
         epoch=message.epoch,
         step_id=message.step_id,
@@ -391,5 +401,17 @@ def step_output_from_pb(message: pb.StepOutput) -> StepOutput:
         prompt_logprob_slots=_ints(message.prompt_logprob_slots),
         prompt_logprob_positions=_ints(message.prompt_logprob_positions),
         prompt_logprobs=_logprobs_from_pb(message, "prompt_logprobs"),
+        row_errors=_row_errors_from_pb(message) if message.row_error_slots else (),
         error=message.error,
     )
+
+
+def _row_errors_from_pb(message: pb.StepOutput) -> tuple[RowError, ...]:
+    columns = zip(
+        message.row_error_slots, message.row_error_codes, message.row_error_messages, strict=True
+    )
+    return tuple(RowError(slot, _row_error_code(code), text) for slot, code, text in columns)
+
+
+def _row_error_code(code: int) -> RowErrorCode:
+    return RowErrorCode(code) if code in _ROW_ERROR_CODES else RowErrorCode.UNKNOWN

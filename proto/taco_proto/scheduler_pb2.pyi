@@ -20,6 +20,11 @@ class LicenseState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     LICENSED: _ClassVar[LicenseState]
     LICENSE_ASKED: _ClassVar[LicenseState]
     UNLICENSED: _ClassVar[LicenseState]
+
+class RowErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ROW_ERROR_UNKNOWN: _ClassVar[RowErrorCode]
+    INVALID_LOGITS: _ClassVar[RowErrorCode]
 RUNNING: FinishReason
 STOP: FinishReason
 LENGTH: FinishReason
@@ -28,6 +33,8 @@ FAILED: FinishReason
 LICENSED: LicenseState
 LICENSE_ASKED: LicenseState
 UNLICENSED: LicenseState
+ROW_ERROR_UNKNOWN: RowErrorCode
+INVALID_LOGITS: RowErrorCode
 
 class GatewayMessage(_message.Message):
     __slots__ = ("hello", "submit", "cancel")
@@ -472,7 +479,7 @@ class StepPlan(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., left_slots: _Optional[_Iterable[int]] = ..., joined: _Optional[_Union[JoinedSequences, _Mapping]] = ..., appended_slots: _Optional[_Iterable[int]] = ..., appended_blocks: _Optional[_Iterable[int]] = ..., slots: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., max_drafts: _Optional[_Iterable[int]] = ..., drafts: _Optional[_Union[PlannedDrafts, _Mapping]] = ..., copies: _Optional[_Union[BlockCopies, _Mapping]] = ..., is_announced: _Optional[bool] = ...) -> None: ...
 
 class StepOutput(_message.Message):
-    __slots__ = ("epoch", "step_id", "slots", "token_ids", "logprobs", "prompt_logprob_slots", "prompt_logprob_positions", "prompt_logprobs", "error", "num_tokens", "num_drafts", "num_invalid_drafts")
+    __slots__ = ("epoch", "step_id", "slots", "token_ids", "logprobs", "prompt_logprob_slots", "prompt_logprob_positions", "prompt_logprobs", "error", "num_tokens", "num_drafts", "num_invalid_drafts", "row_error_slots", "row_error_codes", "row_error_messages")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
@@ -485,6 +492,9 @@ class StepOutput(_message.Message):
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     NUM_INVALID_DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    ROW_ERROR_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    ROW_ERROR_CODES_FIELD_NUMBER: _ClassVar[int]
+    ROW_ERROR_MESSAGES_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     step_id: int
     slots: _containers.RepeatedScalarFieldContainer[int]
@@ -497,7 +507,10 @@ class StepOutput(_message.Message):
     num_tokens: _containers.RepeatedScalarFieldContainer[int]
     num_drafts: _containers.RepeatedScalarFieldContainer[int]
     num_invalid_drafts: int
-    def __init__(self, epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., slots: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Union[LogprobColumns, _Mapping]] = ..., prompt_logprob_slots: _Optional[_Iterable[int]] = ..., prompt_logprob_positions: _Optional[_Iterable[int]] = ..., prompt_logprobs: _Optional[_Union[LogprobColumns, _Mapping]] = ..., error: _Optional[str] = ..., num_tokens: _Optional[_Iterable[int]] = ..., num_drafts: _Optional[_Iterable[int]] = ..., num_invalid_drafts: _Optional[int] = ...) -> None: ...
+    row_error_slots: _containers.RepeatedScalarFieldContainer[int]
+    row_error_codes: _containers.RepeatedScalarFieldContainer[int]
+    row_error_messages: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., slots: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Union[LogprobColumns, _Mapping]] = ..., prompt_logprob_slots: _Optional[_Iterable[int]] = ..., prompt_logprob_positions: _Optional[_Iterable[int]] = ..., prompt_logprobs: _Optional[_Union[LogprobColumns, _Mapping]] = ..., error: _Optional[str] = ..., num_tokens: _Optional[_Iterable[int]] = ..., num_drafts: _Optional[_Iterable[int]] = ..., num_invalid_drafts: _Optional[int] = ..., row_error_slots: _Optional[_Iterable[int]] = ..., row_error_codes: _Optional[_Iterable[int]] = ..., row_error_messages: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class StoredBlocks(_message.Message):
     __slots__ = ("keys", "parents", "adapters", "cache_salts", "token_ids")

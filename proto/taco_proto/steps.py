@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
@@ -124,6 +125,27 @@ class StepPlan:
     is_announced: bool = False  # the worker may not survive it, and says first that it begins
 
 
+class RowErrorCode(IntEnum):
+    """Why one sequence of a step failed; the values are those of the protobuf enum."""
+
+    UNKNOWN = 0  # a code of a later version
+    INVALID_LOGITS = 1  # no token can be chosen: a logit is NaN or infinite, or all are -inf
+
+
+@dataclass(frozen=True, slots=True)
+class RowError:
+    """One sequence failed in a step that succeeded for the others.
+
+    Attributes:
+        slot: a slot that the step's plan runs, whether it samples or not.
+        message: what the client is told.
+    """
+
+    slot: int
+    code: RowErrorCode
+    message: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutput:
     """What one step gave. It is read against the plan of the same `epoch` and `step_id`.
@@ -133,7 +155,8 @@ class StepOutput:
     that each of them verified (empty: none). `logprobs` has a row a token (None: nobody asked).
     Prompt log probabilities have one row a prompt position that this step computed, the first
     position of a prompt excepted. `error` is set when the step failed: nothing of it counts, and
-    the worker refuses later plans of the same epoch.
+    the worker refuses later plans of the same epoch. `row_errors` name sequences that failed while
+    the step succeeded: they have rows like the others, of which nothing counts.
     """
 
     epoch: int
@@ -147,4 +170,5 @@ class StepOutput:
     prompt_logprob_slots: IntArray = field(default_factory=lambda: EMPTY)
     prompt_logprob_positions: IntArray = field(default_factory=lambda: EMPTY)
     prompt_logprobs: LogprobColumns | None = None
+    row_errors: tuple[RowError, ...] = ()
     error: str = ""

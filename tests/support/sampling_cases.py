@@ -10,7 +10,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from taco_kernels.sampling_columns import Array, Choice, Penalties
+from taco_kernels.sampling_columns import NO_CHOICE, Array, Choice, Penalties
 
 Choose = Callable[[Tensor, Choice], Tensor]
 GatherLogprobs = Callable[[Tensor, Array, Array], tuple[Array, Array, Array]]
@@ -54,7 +54,9 @@ def batches(draw: st.DrawFn, vocab_sizes: list[int]) -> tuple[Tensor, Choice]:
 
 def acceptable(logits: Array, choice: Choice, slack: float = 1e-5) -> set[int]:
     """Tokens of one row by the definition, in float64; several where rounding may decide."""
-    if choice.temperature[0] == 0 or not np.isfinite(logits.max()):
+    if not np.isfinite(logits.max()):
+        return {NO_CHOICE}
+    if choice.temperature[0] == 0:
         return {int(logits.argmax())}
     weights = np.exp((logits.astype(np.float64) - logits.max()) / float(choice.temperature[0]))
     found: set[int] = set()
@@ -83,7 +85,7 @@ def check_each_row(choose: Choose, logits: Tensor, choice: Choice) -> None:
 
 
 def check_most_likely(choose: Choose, size: int) -> None:
-    """Ties, infinities and NaN, beside torch's argmax."""
+    """Ties beside torch's argmax; rows that hold infinities and NaN have no choice."""
     generator = torch.Generator().manual_seed(size)
     logits = torch.randint(-3, 3, (8, size), generator=generator).float()  # ties
     logits[1, size // 2] = torch.inf
@@ -92,11 +94,12 @@ def check_most_likely(choose: Choose, size: int) -> None:
     logits[4, 0], logits[4, size - 1] = torch.nan, torch.inf
     logits[5], logits[5, size // 3 :], logits[5, size // 3 :: 2] = -1.0, 0.0, -0.0
     logits[6, size - 1] = -torch.nan
-    expected = logits.argmax(-1)
-    assert torch.equal(choose(logits, Choice.most_likely(8)), expected)
     is_spoilt = ~torch.isfinite(logits.amax(-1))
-    hot = choose(logits, make_choice(8, top_p=0.5))
-    assert torch.equal(hot[is_spoilt], expected[is_spoilt])
+    expected = logits.argmax(-1).masked_fill(is_spoilt, NO_CHOICE)
+    assert torch.equal(choose(logits, Choice.most_likely(8)), expected)
+    for filters in ({}, {"top_p": 0.5}, {"top_k": 2}, {"min_p": 0.1}):
+        hot = choose(logits, make_choice(8, **filters))
+        assert torch.equal(hot == NO_CHOICE, is_spoilt)
 
 
 def check_shares_of_tokens(choose: Choose) -> None:

@@ -9,10 +9,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from taco_kernels.sampling_columns import NO_CHOICE
 from taco_proto.logprobs import LogprobColumns, concatenate, without_entries
-from taco_proto.steps import EMPTY, IntArray, StepOutput, StepPlan
+from taco_proto.steps import EMPTY, IntArray, RowError, RowErrorCode, StepOutput, StepPlan
 from taco_worker.sampling.logprobs import LogprobTable
 from taco_worker.transfers import Transfers
+
+_NO_CHOICE = (
+    "the model gives no finite probabilities for a token of this request; its checkpoint or the "
+    "device that runs it may be damaged"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +114,16 @@ class LaunchedStep:
         token_ids = [next(arrived).numpy() for _ in self._parts]
         columns = [_Columns(part, arrived) for part in self._parts]
         verified = self._parts[0].verified if self._parts else None
+        slots, tokens = _joined([part.slots for part in self._parts]), _joined(token_ids)
+        errors = _row_errors(slots, tokens, verified, [p for each in columns for p in each.failed])
+        if errors:
+            tokens = np.maximum(tokens, 0)
         prompts = [part.prompt for part in self._parts if part.prompt]
         return StepOutput(
             epoch=self._plan.epoch,
             step_id=self._plan.step_id,
-            slots=_joined([part.slots for part in self._parts]),
-            token_ids=_joined(token_ids),
+            slots=slots,
+            token_ids=tokens,
             num_tokens=EMPTY if verified is None else verified.num_tokens,
             num_drafts=EMPTY if verified is None else verified.num_drafts,
             num_invalid_drafts=self._num_invalid_drafts,
@@ -121,11 +131,16 @@ class LaunchedStep:
             prompt_logprob_slots=_joined([prompt.slots for prompt in prompts]),
             prompt_logprob_positions=_joined([prompt.positions for prompt in prompts]),
             prompt_logprobs=_sum([each for part in columns for each in part.prompt], []),
+            row_errors=errors,
         )
 
 
 class _Columns:
-    """A part's tables as columns, taken from what arrived in the order of `StepPart.tables`."""
+    """A part's tables as columns, taken from what arrived in the order of `StepPart.tables`.
+
+    Attributes:
+        failed: slots whose prompt has a token that the model gives no probability.
+    """
 
     def __init__(self, part: StepPart, arrived: Iterator[Tensor]) -> None:
         self.sampled = part.logprobs.columns(arrived) if part.logprobs else None
@@ -133,6 +148,29 @@ class _Columns:
             self.sampled = self.sampled.take(part.verified.kept)
         tables = part.prompt.tables if part.prompt else []
         self.prompt = [table.columns(arrived) for table in tables]
+        self.failed: list[int] = []
+        if part.prompt and any(map(_has_nan, self.prompt)):
+            is_nan = [has_nan for columns in self.prompt for has_nan in _rows_with_nan(columns)]
+            self.failed = part.prompt.slots[is_nan].tolist()
+
+
+def _has_nan(columns: LogprobColumns) -> bool:
+    return bool(np.isnan(columns.logprobs).any())
+
+
+def _rows_with_nan(columns: LogprobColumns) -> list[bool]:
+    return [bool(np.isnan(logprobs).any()) for _, logprobs, _ in columns.rows()]
+
+
+def _row_errors(
+    slots: IntArray, token_ids: IntArray, verified: Verified | None, failed_prompts: list[int]
+) -> tuple[RowError, ...]:
+    """Sequences without a choice of a next token, or of a prompt without log probabilities."""
+    failed = set(failed_prompts)
+    if token_ids.size and token_ids.min() == NO_CHOICE:
+        token_slots = slots if verified is None else np.repeat(slots, verified.num_tokens)
+        failed.update(token_slots[token_ids == NO_CHOICE].tolist())
+    return tuple(RowError(slot, RowErrorCode.INVALID_LOGITS, _NO_CHOICE) for slot in sorted(failed))
 
 
 def _joined(columns: Sequence[IntArray]) -> IntArray:

@@ -110,7 +110,8 @@ class ModelRunner:
             if part.kept is not None:
                 speculator.observe(self._computed(part.kept))
         num_drafts = np.zeros_like(slots) if verified is None else verified.num_drafts
-        speculator.learn(slots, num_tokens, host_ids, num_drafts)
+        # A row without a choice ends with an error: what is learned of it does not matter.
+        speculator.learn(slots, num_tokens, np.maximum(host_ids, 0), num_drafts)
         # Chunks of prompts alone give no token to wait for: the device may still be at it.
         is_done = slots.size > 0 or not self._transfers.overlaps
         speculator.end_step(int(rows.num_new_tokens.sum()), is_done=is_done)

@@ -30,7 +30,9 @@ class TokenTable(Protocol):
         ...
 
     def write(self, slots: IntArray, positions: IntArray, token_ids: Tensor) -> None:
-        """token_ids: integers [size of slots], on the device."""
+        """token_ids: integers [size of slots], on the device. Negative ones, of sequences that
+        end with an error, are stored as 0: the next step may run before the error is known.
+        """
         ...
 
 
@@ -56,7 +58,7 @@ class HostTokenTable:
         return torch.from_numpy(self._array[slots, positions])
 
     def write(self, slots: IntArray, positions: IntArray, token_ids: Tensor) -> None:
-        self._array[slots, positions] = token_ids.numpy()
+        self._array[slots, positions] = np.maximum(token_ids.numpy(), 0)
 
 
 class DeviceTokenTable:
@@ -81,7 +83,7 @@ class DeviceTokenTable:
 
     def write(self, slots: IntArray, positions: IntArray, token_ids: Tensor) -> None:
         (index,) = self._transfers.upload(self._places(slots, positions))
-        self._flat.index_copy_(0, index, token_ids.int())
+        self._flat.index_copy_(0, index, token_ids.int().clamp_(min=0))
 
     def _places(self, slots: Array, positions: Array) -> Array:
         """int64, in the flat table."""

@@ -233,7 +233,10 @@ class CpuDecoder:
         return logits
 
     def most_likely(self, hidden: Tensor) -> Tensor:
-        """float32 [num_rows, hidden_size] to int32 [num_rows]; of equal logits the first wins."""
+        """float32 [num_rows, hidden_size] to int32 [num_rows]; of equal logits the first wins.
+
+        NO_CHOICE where the greatest logit is not finite.
+        """
         token_ids = torch.empty(hidden.shape[0], dtype=torch.int32)
         self._run_logits(hidden, None, token_ids)
         return token_ids

@@ -232,7 +232,10 @@ def multiply(
 
 
 def multiply_argmax(kernels: CpuKernels, rows: EncodedRows, matrix: PackedMatrix) -> Tensor:
-    """int32 [count]: the column with the greatest value of each row, the first of several."""
+    """int32 [count]: the column with the greatest value of each row, the first of several.
+
+    NO_CHOICE (see `taco_kernels.sampling_columns`) where the greatest value is not finite.
+    """
     _check_product(rows, matrix)
     count = rows.struct.count
     ranks, columns = torch.empty(count, dtype=torch.int64), torch.empty(count, dtype=torch.int32)

@@ -19,7 +19,7 @@ def choose_tokens(kernels: CpuKernels, logits: Tensor, choice: Choice) -> Tensor
         logits: float32 [num_rows, vocab_size].
 
     Returns:
-        int64 [num_rows]. A row in which every token is ruled out gives some valid token.
+        int64 [num_rows]; NO_CHOICE where the greatest logit is not finite.
 
     Raises:
         ValueError: a tensor or a column of the wrong type or shape.

@@ -22,6 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from taco_kernels.sampling_columns import NO_CHOICE
 from taco_kernels.triton.choose_wide import NOT_SETTLED, choose_wide
 from taco_kernels.triton.row_survey import (
     GROUP,
@@ -48,6 +49,8 @@ from taco_kernels.triton.threshold import (
     share_of,
 )
 
+NO_TOKEN_TO_CHOOSE = tl.constexpr(NO_CHOICE)
+
 # So many groups of tokens fit into one program's registers.
 _CANDIDATE_GROUPS = 256
 
@@ -63,7 +66,7 @@ class ChoiceColumns(NamedTuple):
 
 
 def most_likely_tokens(logits: Tensor) -> Tensor:
-    """The lowest id of the greatest logits, or the first NaN: int64 [num_rows], in two launches.
+    """The lowest id of the greatest logits, or NO_CHOICE: int64 [num_rows], in two launches.
 
     Raises:
         ValueError: logits that are no float32 rows.
@@ -82,7 +85,7 @@ def choose_tokens(logits: Tensor, choice: ChoiceColumns, *, has_filters: bool) -
             and without them two launches do.
 
     Returns:
-        int64 [num_rows]. A row in which every token is ruled out gives some valid token.
+        int64 [num_rows]; NO_CHOICE where the greatest logit is not finite.
 
     Raises:
         ValueError: a tensor of the wrong type or shape.
@@ -197,7 +200,7 @@ def _settle_kernel(
                     token = _draw_from_all(row_logits, vocab_size, tops, weights, heat, fraction)
             else:
                 token = _draw_from_all(row_logits, vocab_size, tops, weights, heat, fraction)
-    tl.store(token_ids + row, token)
+    tl.store(token_ids + row, tl.where(is_finite(top), token, NO_TOKEN_TO_CHOOSE))
 
 
 @triton.jit

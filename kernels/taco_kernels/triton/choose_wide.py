@@ -31,8 +31,8 @@ from taco_kernels.triton.row_survey import (
 )
 from taco_kernels.triton.threshold import find_share, greatest_cut, nucleus_weight, share_of
 
-# The token id of a row whose choice is left to this kernel.
-NOT_SETTLED = tl.constexpr(-1)
+# The token id of a row whose choice is left to this kernel; NO_CHOICE is another number.
+NOT_SETTLED = tl.constexpr(-2)
 
 _CHUNK = tl.constexpr(4096)
 _STAGES = tl.constexpr(3)  # chunks on their way

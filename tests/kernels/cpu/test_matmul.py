@@ -13,6 +13,7 @@ from support.cpu_kernels import EMULATED, NATIVE, kernels_of
 from taco_kernels.cpu.library import CpuKernels
 from taco_kernels.cpu.matmul import EncodedRows, PackedMatrix, multiply, multiply_argmax
 from taco_kernels.reference.linear import int8_linear, linear, quantize_rows
+from taco_kernels.sampling_columns import NO_CHOICE
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int8)
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -170,6 +171,32 @@ def test_argmax(cpu_kernels: CpuKernels, dtype: torch.dtype, count: int) -> None
 
     wanted = multiply(cpu_kernels, rows, matrix).argmax(dim=1)
     assert torch.equal(columns.long(), wanted)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("spoilt", [torch.nan, torch.inf, -torch.inf])
+def test_argmax_has_no_choice_where_a_row_has_no_finite_maximum(
+    cpu_kernels: CpuKernels, dtype: torch.dtype, spoilt: float
+) -> None:
+    x, w = torch.ones(9, 24), numbers(203, 24, seed=1)
+    bias = torch.zeros(203)
+    bias[190 if spoilt > 0 or spoilt != spoilt else slice(None)] = spoilt
+    matrix = PackedMatrix.from_tensor(cpu_kernels, w, dtype, bias=bias)
+    rows = EncodedRows(cpu_kernels, x, dtype)
+
+    assert multiply_argmax(cpu_kernels, rows, matrix).tolist() == [NO_CHOICE] * 9
+
+
+def test_argmax_of_a_row_is_not_disturbed_by_the_nan_of_another(cpu_kernels: CpuKernels) -> None:
+    x, w = numbers(9, 24), numbers(203, 24, seed=1)
+    matrix = PackedMatrix.from_tensor(cpu_kernels, w)
+    alone = multiply_argmax(cpu_kernels, EncodedRows(cpu_kernels, x, w.dtype), matrix)
+    x[4, 3] = torch.nan
+
+    columns = multiply_argmax(cpu_kernels, EncodedRows(cpu_kernels, x, w.dtype), matrix)
+
+    alone[4] = NO_CHOICE
+    assert torch.equal(columns, alone)
 
 
 def test_argmax_skips_padding(cpu_kernels: CpuKernels) -> None:

@@ -159,7 +159,10 @@ class StepModel(Protocol):
         ...
 
     def most_likely(self, hidden: Tensor) -> Tensor:
-        """[num_rows, hidden_size] to int64 [num_rows], as `compute_logits(hidden).argmax(-1)`."""
+        """[num_rows, hidden_size] to int64 [num_rows], as `compute_logits(hidden).argmax(-1)`.
+
+        NO_CHOICE where the greatest logit is not finite.
+        """
         ...
 
     def embed(self, token_ids: Tensor) -> Tensor:

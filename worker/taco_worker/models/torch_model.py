@@ -16,6 +16,7 @@ from taco_worker.models.decoder import Decoder
 from taco_worker.models.dtypes import dtype_name
 from taco_worker.models.step_model import Linear, ModelInput, check_kept_layers
 from taco_worker.sampling.ops import SamplingOps
+from taco_worker.sampling.torch_ops import most_likely
 from taco_worker.step_graphs import StepGraphs
 from taco_worker.transfers import Transfers
 
@@ -107,7 +108,7 @@ class TorchModel:
         return self.decoder.compute_logits(hidden)
 
     def most_likely(self, hidden: Tensor) -> Tensor:
-        return self.decoder.project(hidden).argmax(-1)
+        return most_likely(self.decoder.project(hidden))
 
     def embed(self, token_ids: Tensor) -> Tensor:
         embedded: Tensor = self.decoder.embed_tokens(token_ids)

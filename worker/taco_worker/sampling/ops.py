@@ -14,8 +14,7 @@ class SamplingOps(Protocol):
     """Each row's result depends on that row alone. logits: float32 [num_rows, vocab_size]."""
 
     def choose(self, logits: Tensor, choice: Choice) -> Tensor:
-        """One token a row, int64 [num_rows]. A row in which every token is ruled out gives some
-        valid token."""
+        """One token a row, int64 [num_rows]; NO_CHOICE where the greatest logit is not finite."""
         ...
 
     def penalize(self, logits: Tensor, tokens: Tensor, penalties: Penalties) -> None:

@@ -33,7 +33,8 @@ class SampledRows:
 
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
-    """One token a row, int64; log probabilities if any row asked for them."""
+    """One token a row, int64, or NO_CHOICE; log probabilities if any row asked for them, which
+    mean nothing where there is no choice."""
 
     token_ids: Tensor
     logprobs: LogprobTable | None
@@ -94,7 +95,7 @@ class Sampler:
             token_ids = self._typical.prefer(logits, choice.temperature, token_ids, candidates)
         logprobs = None
         if logprob_rows.size:
-            chosen = self._pick(token_ids, logprob_rows)
+            chosen = self._pick(token_ids, logprob_rows).clamp(min=0)
             num_top = self._columns.logprobs[rows.slots]
             logprobs = gather_logprobs(self._ops, raw_logits, chosen, num_top)
         return SampledTokens(token_ids, logprobs)

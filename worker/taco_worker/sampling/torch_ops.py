@@ -4,6 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from taco_kernels.sampling_columns import NO_CHOICE
 from taco_worker.sampling.columns import Array
 from taco_worker.sampling.draw import Filters, RowValues, draw_tokens
 from taco_worker.sampling.ops import Choice, Penalties
@@ -19,13 +20,11 @@ class TorchSampling:
 
     def choose(self, logits: Tensor, choice: Choice) -> Tensor:
         random_rows = np.flatnonzero(choice.temperature)
-        if not random_rows.size:
-            return logits.argmax(-1)
-        if random_rows.size == logits.shape[0]:
-            return _draw(logits, choice, random_rows)
-        token_ids = logits.argmax(-1)
-        rows = _upload(random_rows, logits)
-        token_ids[rows] = _draw(logits[rows], choice, random_rows)
+        token_ids = most_likely(logits)
+        if random_rows.size:
+            rows = _upload(random_rows, logits)
+            drawn = _draw(logits[rows], choice, random_rows)
+            token_ids[rows] = torch.where(token_ids[rows] == NO_CHOICE, NO_CHOICE, drawn)
         return token_ids
 
     def penalize(self, logits: Tensor, tokens: Tensor, penalties: Penalties) -> None:
@@ -73,6 +72,16 @@ class TorchSampling:
         ids = torch.cat((token_ids.unsqueeze(1), top.indices), dim=1)
         values = torch.cat((chosen, top.values), dim=1)
         return ids, values, ranks
+
+
+def most_likely(logits: Tensor) -> Tensor:
+    """The first of the greatest logits of each row, or NO_CHOICE: int64 [num_rows].
+
+    Args:
+        logits: floating [num_rows, vocab_size].
+    """
+    best = logits.max(-1)  # NaN where a logit is NaN
+    return best.indices.masked_fill_(best.values.sub(best.values) != 0, NO_CHOICE)
 
 
 def _draw(logits: Tensor, choice: Choice, rows: Array) -> Tensor:

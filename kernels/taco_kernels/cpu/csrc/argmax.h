@@ -2,14 +2,16 @@
 #pragma once
 
 #include <atomic>
+#include <cmath>
 #include <limits>
 
 #include "matmul.h"
+#include "sampling.h"
 
 namespace TACO_ISA {
 
 // A number that is the greater the greater the value is, and of equal values the lower the column.
-// Zeros are equal; NaN is never the greatest.
+// Zeros are equal; a NaN is greater than every number.
 inline uint64_t rank_of(float value, int64_t column) {
     value += 0.0f;  // of the two zeros the positive one
     uint32_t bits;
@@ -17,19 +19,42 @@ inline uint64_t rank_of(float value, int64_t column) {
     const uint32_t rising = bits & 0x80000000 ? ~bits : bits | 0x80000000;
     return uint64_t(rising) << 32 | (0xffffffff - uint32_t(column));
 }
-inline int32_t column_of(uint64_t rank) { return int32_t(0xffffffff - uint32_t(rank)); }
+constexpr uint64_t NAN_RANK = ~uint64_t(0);
 
-// The best of one row's columns in a block.
+// NO_CHOICE where the greatest value is not finite: no column of such a row means anything.
+inline int32_t column_of(uint64_t rank) {
+    const uint32_t rising = uint32_t(rank >> 32);
+    const bool is_finite = rising > 0x007fffff && rising < 0xff800000;  // between the infinities
+    return is_finite ? int32_t(0xffffffff - uint32_t(rank)) : int32_t(NO_CHOICE);
+}
+
+inline bool has_nan(const BlockValues& values, const Block& block, int64_t row, int64_t columns) {
+    for (int64_t panel = block.panels.begin; panel < block.panels.end; ++panel) {
+        float lanes[LANES];
+        store(lanes, values.at(row, panel));
+        const int64_t count = std::min(int64_t(LANES), columns - panel * PANEL);
+        for (int64_t lane = 0; lane < count; ++lane) {
+            if (std::isnan(lanes[lane])) return true;
+        }
+    }
+    return false;
+}
+
+// The best of one row's columns in a block; NAN_RANK if one of them is NaN.
 inline uint64_t best_rank(const BlockValues& values, const Block& block, int64_t row,
                           int64_t columns) {
     constexpr float lowest = -std::numeric_limits<float>::infinity();
-    F32 best = set1(lowest), best_panel = set1(float(block.panels.begin));
+    F32 best = set1(lowest), best_panel = set1(float(block.panels.begin)), products = zero();
     for (int64_t panel = block.panels.begin; panel < block.panels.end; ++panel) {
         const F32 past = set1(float(std::min(PANEL, columns - panel * PANEL)));
-        const F32 value = select_less(lane_numbers(), past, values.at(row, panel), set1(lowest));
+        const F32 raw = values.at(row, panel);
+        const F32 value = select_less(lane_numbers(), past, raw, set1(lowest));
+        products = fma(raw, zero(), products);
         best_panel = select_less(best, value, set1(float(panel)), best_panel);
         best = select_less(best, value, value, best);
     }
+    // A product with zero is NaN for infinities too; they are rare.
+    if (std::isnan(reduce_add(products)) && has_nan(values, block, row, columns)) return NAN_RANK;
     float lanes[LANES], panels[LANES];
     store(lanes, best);
     store(panels, best_panel);
@@ -41,7 +66,7 @@ inline uint64_t best_rank(const BlockValues& values, const Block& block, int64_t
     return rank;
 }
 
-// columns[r] = the first of the greatest values of row r. ranks: [rows.count], the kernel's own.
+// columns[r] = the first of the greatest values of row r, or NO_CHOICE. ranks: [rows.count], the kernel's own.
 inline void multiply_argmax(Thread& thread, const Rows& rows, const Matrix& matrix,
                             std::atomic<uint64_t>* ranks, int32_t* columns) {
     if (thread.index() == 0) {

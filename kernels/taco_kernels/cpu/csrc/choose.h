@@ -28,9 +28,11 @@ public:
     // Settles a row that asks for the most likely token, or has no proper distribution.
     void begin() const {
         state_.max = row_maximum(logits_, scratch_.maxima);
-        state_.is_settled = choice_.temperature[row_] == 0 || !std::isfinite(state_.max);
+        const bool is_finite = std::isfinite(state_.max);
+        state_.is_settled = choice_.temperature[row_] == 0 || !is_finite;
         if (state_.is_settled) {
-            set_token(most_likely(logits_, row_, scratch_.maxima, state_.max));
+            set_token(is_finite ? most_likely(logits_, row_, scratch_.maxima, state_.max)
+                                : NO_CHOICE);
             return;
         }
         weights().tops(scratch_.maxima, scratch_.tops);

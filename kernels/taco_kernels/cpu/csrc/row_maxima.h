@@ -54,12 +54,10 @@ inline float row_maximum(const LogitRows& logits, const float* maxima) {
     return maximum(maxima, 0, logits.num_groups());
 }
 
-// The lowest id of those whose logit is `greatest`, the row's maximum.
+// The lowest id of those whose logit is `greatest`, the row's maximum, which is finite.
 inline int64_t most_likely(const LogitRows& logits, int64_t row, const float* maxima,
                            float greatest) {
-    const auto is_it = [greatest](float x) {
-        return std::isnan(greatest) ? std::isnan(x) : x == greatest;
-    };
+    const auto is_it = [greatest](float x) { return x == greatest; };
     const int64_t group = std::find_if(maxima, maxima + logits.num_groups(), is_it) - maxima;
     const float* numbers = logits.row(row);
     return std::find_if(numbers + group_begin(group), numbers + group_end(logits, group), is_it) -

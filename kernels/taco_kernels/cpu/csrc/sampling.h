@@ -8,6 +8,9 @@
 constexpr int64_t GROUP_TOKENS = 256;
 constexpr int64_t SEGMENT_GROUPS = 64;
 
+// The token of a row whose greatest logit is not finite: there is no distribution to choose from.
+constexpr int64_t NO_CHOICE = -1;
+
 struct LogitRows {
     float* data;
     int64_t count, vocab_size, stride;
@@ -18,7 +21,8 @@ struct LogitRows {
 };
 
 // One token a row, as taco_worker.sampling.draw says: the most likely one (the lowest id of
-// several; the first NaN, as torch.argmax) or a random one of those that the filters leave.
+// several) or a random one of those that the filters leave; NO_CHOICE where a logit is NaN or
+// infinite, or all are -inf.
 struct Choice {
     LogitRows logits;
     const float* temperature;  // [count], 0 is the most likely token; the others may be null
