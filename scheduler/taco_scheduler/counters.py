@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from taco_proto.histogram import Histogram
+from taco_proto.steps import RowErrorCode
 from taco_scheduler.refusals import Refusal
 from taco_scheduler.speculation_counters import SpeculationCounters
 
@@ -25,7 +26,8 @@ class Counters:
     `prefix_cache_queries` are the tokens of sequences that were looked up in the prefix cache, each
     time they were admitted; `prefix_cache_hits` those of them that were found. `num_pins` of their
     beginnings were kept as asked for, or for longer; `num_refused_pins` were not. Workers that
-    leave are not among `num_lost_workers`.
+    leave are not among `num_lost_workers`. `row_errors` are sequences that failed in a step which
+    succeeded for the others.
     """
 
     num_steps: int = 0
@@ -40,6 +42,7 @@ class Counters:
     prefix_cache_hits: int = 0
     num_pins: int = 0
     num_refused_pins: int = 0
+    row_errors: Counter[RowErrorCode] = field(default_factory=Counter)
     refusals: Counter[Refusal] = field(default_factory=Counter)
     speculation: SpeculationCounters = field(default_factory=SpeculationCounters)
     iteration_tokens: Histogram = field(default_factory=lambda: Histogram(TOKENS))

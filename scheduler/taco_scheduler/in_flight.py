@@ -94,6 +94,12 @@ def check_output(step: InFlightStep, output: StepOutput, vocab_size: int) -> Non
             raise InvalidOutputError("prompt log probabilities do not have one position a row")
         if not np.isin(prompt_slots, step.slots).all():
             raise InvalidOutputError("prompt log probabilities are of a slot that did not run")
+    if output.row_errors:
+        failed_slots = [error.slot for error in output.row_errors]
+        if len(set(failed_slots)) < len(failed_slots):
+            raise InvalidOutputError("a slot has two row errors")
+        if not np.isin(failed_slots, step.slots).all():
+            raise InvalidOutputError("a row error is of a slot that did not run")
 
 
 def _check_drafts(step: InFlightStep, output: StepOutput) -> None:

@@ -14,6 +14,7 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector
 
+from taco_proto.steps import RowErrorCode
 from taco_scheduler.engine import Engine
 from taco_scheduler.refusals import Refusal
 from taco_scheduler.replica import Replica
@@ -43,6 +44,7 @@ class EngineCollector(Collector):
         yield from self._worker_counters()
         yield from self._counters()
         yield self._refusals()
+        yield self._row_errors()
         yield from self._histograms()
         yield from speculation_metrics(self._engine.counters.speculation, self._model)
 
@@ -154,6 +156,17 @@ class EngineCollector(Collector):
         )
         for reason in Refusal:
             family.add_metric([self._model, reason], self._engine.counters.refusals[reason])
+        return family
+
+    def _row_errors(self) -> Metric:
+        family = CounterMetricFamily(
+            "taco:row_errors",
+            "Sequences that failed in a step which succeeded for the others.",
+            labels=["model_name", "code"],
+        )
+        for code in RowErrorCode:
+            count = self._engine.counters.row_errors[code]
+            family.add_metric([self._model, code.name.lower()], count)
         return family
 
     def _histograms(self) -> Iterator[Metric]:

@@ -25,6 +25,7 @@ from taco_scheduler.policy import Policy, StepRows
 from taco_scheduler.prefixes import PendingPrefixes
 from taco_scheduler.prompt_delay import PromptDelay
 from taco_scheduler.requests import Requests
+from taco_scheduler.row_errors import end_failed_sequences
 from taco_scheduler.sequence import Request, Sequence, Status
 from taco_scheduler.waiting import WaitingQueue
 
@@ -309,6 +310,8 @@ class Replica:
         if not step.only_decodes:
             self._delay.note_prompts(seconds)
             self.disk_waits.pace.note_step(int(step.num_tokens.sum()), seconds)
+        if output.row_errors:
+            end_failed_sequences(step, output.row_errors, worker, self._requests, self._counters)
         self.drafts.note_step(step, output, now)
         self._committer.commit(step, output, now)
 

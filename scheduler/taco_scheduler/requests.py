@@ -161,8 +161,8 @@ class Requests:
         request.outbox.add_refusal(request.handle, refusal)
         self.drop(request)
 
-    def fail(self, request: Request, code: int, message: str) -> None:
-        request.outbox.add_error(request.handle, code, message)
+    def fail(self, request: Request, code: int, message: str, *, reason: str = "") -> None:
+        request.outbox.add_error(request.handle, code, message, reason=reason)
         self.drop(request)
 
     def drop(self, request: Request) -> None:

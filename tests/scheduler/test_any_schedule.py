@@ -15,7 +15,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from support.engine_driver import Driver, Peer, make_request
-from support.fake_worker import generate, token_logprob, worker_info
+from support.fake_worker import ROW_ERROR, generate, token_logprob, worker_info
 from taco_proto.licenses import NEEDS_NO_LICENSE, LicenseState, WorkerLicense
 from taco_proto.requests import FinishReason, PrefixPin
 from taco_proto.steps import WorkerInfo
@@ -23,12 +23,13 @@ from taco_scheduler import draft_pace
 from taco_scheduler.sequence import sequence_seed
 
 BLOCK_SIZE = 4
+POISON = 63  # workers fail a row that has computed this token, if they are told to
 LARGE_POOL = 12  # blocks that hold the longest prompt and answer
 
 prompts = st.builds(
     lambda prefix, tail: [7, 8, 9, 10, 11, 12, 13, 14, 15, 16][:prefix] + tail,
     st.integers(0, 10),
-    st.lists(st.integers(1, 3), min_size=1, max_size=12),
+    st.lists(st.sampled_from([1, 2, 3, 1, 2, 3, POISON]), min_size=1, max_size=12),
 )
 prompts_and_pins = st.tuples(prompts, st.sampled_from([0.0, 0.0, 5.0, 500.0])).map(
     lambda drawn: {
@@ -88,16 +89,21 @@ class Players(Driver):
         lost: workers that were given up, and may answer late.
     """
 
-    def __init__(self, infos: list[WorkerInfo], has_drafters: bool, **config: object) -> None:
+    def __init__(
+        self, infos: list[WorkerInfo], has_drafters: bool, fails_rows: bool, **config: object
+    ) -> None:
         super().__init__(infos[0], **config)
         self.lost: list[Peer] = []
         self._infos = infos
         self._has_drafters = has_drafters
+        self._fails_rows = fails_rows
         self._num_joined = 0
         self.join()
 
     def join(self) -> None:
         peer = self.attach(self._infos[self._num_joined % len(self._infos)])
+        if self._fails_rows:
+            peer.worker.fails_row = lambda row: POISON in row.tokens[: row.num_computed]
         self._num_joined += 1
         if self._has_drafters:
             self.give_drafter(peer)
@@ -150,6 +156,7 @@ class Players(Driver):
     offload_min_accesses=st.sampled_from([1, 1, 2]),
     swaps_preempted=st.booleans(),
     prompt_delay_factor=st.sampled_from([0.0, 0.0, 2.0]),
+    fails_rows=st.booleans(),
 )
 def test_tokens_do_not_depend_on_the_schedule(
     workload: list[dict],
@@ -169,6 +176,7 @@ def test_tokens_do_not_depend_on_the_schedule(
     offload_min_accesses: int,
     swaps_preempted: bool,
     prompt_delay_factor: float,
+    fails_rows: bool,
 ) -> None:
     infos = [
         worker_info(
@@ -186,6 +194,7 @@ def test_tokens_do_not_depend_on_the_schedule(
     driver = Players(
         infos,
         has_drafters and max_drafts > 0,
+        fails_rows,
         max_num_batched_tokens=budget,
         long_prefill_token_threshold=threshold,
         run_ahead=run_ahead,
@@ -258,8 +267,12 @@ def test_tokens_do_not_depend_on_the_schedule(
     got = driver.got
     for handle, fields in enumerate(workload):
         if handle in got.errors:
-            code, _ = got.errors[handle]
-            assert code in (500, 503), "only quarantine and licenses can fail these requests"
+            code, message = got.errors[handle]
+            assert code in (500, 503), "only faults and licenses can fail these requests"
+            if message == ROW_ERROR:
+                assert fails_rows
+                assert may_meet_poison(driver, handle, fields)
+                event("a row failed")
             if code == 503:
                 indexes = range(fields["n"])
                 assert not any(got.tokens.get((handle, index)) for index in indexes), "it had begun"
@@ -300,6 +313,13 @@ def reconnect(driver: Driver, submitted: dict[int, dict]) -> set[int]:
         elif (handle, 0) not in got.reasons and handle not in got.errors:
             driver.submit(handle, emitted=got.tokens.get((handle, 0)), **fields)
     return dropped
+
+
+def may_meet_poison(driver: Driver, handle: int, fields: dict) -> bool:
+    sampling = make_request(handle, **fields).sampling
+    seeds = [sequence_seed(fields["seed"], index) for index in range(fields["n"])]
+    answers = [generate(fields["prompt"], sampling, driver.info, seed) for seed in seeds]
+    return any(POISON in fields["prompt"] + answer for answer in answers)
 
 
 def check_sequence(

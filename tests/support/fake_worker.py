@@ -16,7 +16,16 @@ from support.fake_tiers import FakeTiers
 from taco_proto.kv_tiers import StoreCommand, StoreReport
 from taco_proto.logprobs import LogprobColumns
 from taco_proto.sampling_params import SamplingParams
-from taco_proto.steps import EMPTY, IntArray, JoinedSequences, StepOutput, StepPlan, WorkerInfo
+from taco_proto.steps import (
+    EMPTY,
+    IntArray,
+    JoinedSequences,
+    RowError,
+    RowErrorCode,
+    StepOutput,
+    StepPlan,
+    WorkerInfo,
+)
 
 EOS = 0
 
@@ -73,6 +82,9 @@ class IllegalPlanError(AssertionError):
     """The scheduler sent a plan that a worker cannot run."""
 
 
+ROW_ERROR = "this row fails"
+
+
 @dataclass(slots=True)
 class Row:
     tokens: list[int]
@@ -88,12 +100,14 @@ class FakeWorker:
 
     Args:
         fails: tells which steps fail, by their step id.
+        fails_row: tells of each row that a step has run whether it fails, alone.
         is_broken: no step will ever succeed again.
     """
 
     info: WorkerInfo = field(default_factory=worker_info)
     max_num_batched_tokens: int | None = None
     fails: Callable[[StepPlan], bool] = lambda plan: False
+    fails_row: Callable[[Row], bool] = lambda row: False
     is_broken: bool = False
 
     def __post_init__(self) -> None:
@@ -250,6 +264,11 @@ class FakeWorker:
             prompt_logprob_slots=_column(prompt_rows, 0),
             prompt_logprob_positions=_column(prompt_rows, 1),
             prompt_logprobs=prompt_logprobs if prompt_rows else None,
+            row_errors=tuple(
+                RowError(slot, RowErrorCode.INVALID_LOGITS, ROW_ERROR)
+                for slot in slots
+                if self.fails_row(self.rows[slot])
+            ),
         )
 
     def _luck(self, row: Row, max_drafts: int) -> tuple[int, int]:

@@ -325,6 +325,25 @@ class BlockManager:
         for node in removed:
             self._pool.release(node.blocks)
 
+    def discard_on_release(self, table: BlockTable) -> None:
+        """Keep the KV of a failed sequence out of the cache: `release` discards its prefix.
+
+        Raises:
+            RuntimeError: the table has been released.
+        """
+        self._check_live(table)
+        table.sealed = table.is_discarded = True
+
+    def discard(self, tokens: memoryview | bytes, namespace: CacheNamespace) -> None:
+        """Remove a prefix from all tiers, from its end up to where a sequence or a pin uses it or
+        another prefix continues it."""
+        key = self._packed(tokens, 0, memoryview(tokens).nbytes // self._block_bytes)
+        path = self._tree.path(namespace, key)
+        if path and path[-1][1] == path[-1][0].num_blocks:
+            self._pool.release(self._tree.discard(path[-1][0]))
+        if self._disk is not None:
+            self._disk.discard(None, namespace, key)
+
     def release(
         self,
         table: BlockTable,
@@ -354,11 +373,21 @@ class BlockManager:
             self._tree.mark_as_used(table.node)
         self._tree.unpin(table.node)
         self._pool.release(table.blocks)
+        if table.is_discarded:
+            self._discard(table, tokens)
         table.node = None
         table.blocks = []
         num_excess = self._tree.num_evictable - self._max_cached
         if num_excess > 0:
             self._pool.release(self._tree.evict(num_excess))
+
+    def _discard(self, table: BlockTable, tokens: memoryview | bytes) -> None:
+        """What remains of a failed sequence's prefix, after its table was released."""
+        assert table.node is not None
+        self._pool.release(self._tree.discard(table.node))
+        if self._disk is not None:
+            key = self._packed(tokens, 0, memoryview(tokens).nbytes // self._block_bytes)
+            self._disk.discard(table, table.namespace, key)
 
     def _cache_full_blocks(
         self, table: BlockTable, tokens: memoryview | bytes, num_tokens: int, step_id: int | None

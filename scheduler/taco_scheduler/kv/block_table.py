@@ -18,6 +18,7 @@ class BlockTable:
         node: end of the prefix that the sequence pins in the radix tree.
         num_pinned_blocks: its length. The tree may hold another sequence's blocks for it.
         namespace: with whom it shares cached blocks.
+        is_discarded: nothing that it holds stays cached when it is released, unless others use it.
         sealed: a failed step took part of the prefix back: nothing more of this table is cached.
     """
 
@@ -27,3 +28,4 @@ class BlockTable:
     num_pinned_blocks: int
     namespace: CacheNamespace
     sealed: bool = False
+    is_discarded: bool = False

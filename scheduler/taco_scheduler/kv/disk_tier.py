@@ -142,6 +142,17 @@ class DiskTier:
         self._reading.update(reads)
         self._commands.append(StoreCommand(reads=tuple(reads)))
 
+    def discard(self, files: list[DiskFile]) -> None:
+        """Delete the files of a prefix that `walk` found, from its end up to where another file
+        continues it or one is being read or written."""
+        deleted = []
+        for file in reversed(files):
+            if file.children or not file.is_written or file.key in self._reading:
+                break
+            self._remove(file)
+            deleted.append(file.key)
+        self._delete(deleted)
+
     def next_command(self) -> StoreCommand | None:
         return self._commands.popleft() if self._commands else None
 

@@ -91,6 +91,12 @@ class DiskTraffic:
         if len(self._unsaved) > MAX_UNSAVED:
             self._unsaved.popitem(last=False)
 
+    def discard(self, owner: object, namespace: CacheNamespace, tokens: bytes) -> None:
+        """A sequence failed: its blocks are not saved, and its files are deleted, as far as no
+        other file continues them."""
+        self._unsaved.pop(owner, None)
+        self._disk.discard(self._disk.walk(namespace, tokens))
+
     def flush(self, nodes: Iterable[Node]) -> None:
         """From now on what ends with these nodes is written, as far as there is room; it takes the
         room of what they do not lead to, and never that of one another.

@@ -214,6 +214,26 @@ class RadixTree:
         self.num_evictable -= len(evicted)
         return evicted
 
+    def discard(self, end: Node) -> list[int]:
+        """Remove the prefix that ends with `end`, from its end up to where a pin or another cached
+        prefix needs it.
+
+        Returns:
+            The device blocks of the removed nodes.
+        """
+        discarded: list[int] = []
+        node = end
+        while node.parent is not None and node.lock_count == 0 and not node.children:
+            parent = node.parent
+            if node.blocks:
+                del self._lru[node]
+                self.num_evictable -= len(node.blocks)
+                discarded += node.blocks
+                node.blocks = []
+            self._cut(node, 0)
+            node = parent
+        return discarded
+
     def take_copies(self, step_id: int) -> BlockCopies | None:
         """The copies that were planned since the last time, which that step begins with."""
         if self._host is None:
