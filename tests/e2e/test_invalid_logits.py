@@ -52,7 +52,9 @@ def healthy_requests() -> list[GenerateRequest]:
         {"temperature": 0.0, "prompt_logprobs": 1},
         {"temperature": 0.0, "repetition_penalty": 1.3, "logprobs": 0},
     ]
-    banned: dict[str, Any] = {"logit_bias": {POISON: -100.0}}  # nothing healthy may choose that token
+    banned: dict[str, Any] = {
+        "logit_bias": {POISON: -100.0}
+    }  # nothing healthy may choose that token
     return [
         make_request(
             handle, PROMPT[: 7 + 5 * handle], max_tokens=20, ignore_eos=True, **own, **banned
