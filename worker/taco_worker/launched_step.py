@@ -119,6 +119,7 @@ class LaunchedStep:
         if errors:
             tokens = np.maximum(tokens, 0)
         prompts = [part.prompt for part in self._parts if part.prompt]
+        prompt_columns = [each for part in columns for each in part.prompt]
         return StepOutput(
             epoch=self._plan.epoch,
             step_id=self._plan.step_id,
@@ -130,7 +131,7 @@ class LaunchedStep:
             logprobs=_sum([each.sampled for each in columns], [t.size for t in token_ids]),
             prompt_logprob_slots=_joined([prompt.slots for prompt in prompts]),
             prompt_logprob_positions=_joined([prompt.positions for prompt in prompts]),
-            prompt_logprobs=_sum([each for part in columns for each in part.prompt], []),
+            prompt_logprobs=concatenate(prompt_columns) if prompt_columns else None,
             row_errors=errors,
         )
 
