@@ -67,8 +67,10 @@ class GenerateRequest:
         request_id: names it in logs.
         token_ids: the prompt, packed little-endian int32.
         sampling: its `seed` and `max_tokens` are set (the client of the engine draws a seed).
-        emitted_token_ids: tokens that the client has seen already, packed likewise; generation goes
-            on behind them. Only for requests of one sequence.
+        emitted_token_ids: for each sequence the tokens that the client has, packed likewise, when
+            a request is submitted again: generation continues after them. Empty: the client has
+            none of any sequence.
+        finished_indexes: sequences that have ended and do not run again.
         priority: lower runs sooner; `LOW_PRIORITY` and beyond is offline work.
         has_paid: it was submitted before and may have been let in: no limit and no bound of a queue
             is asked again.
@@ -85,7 +87,8 @@ class GenerateRequest:
     request_id: str
     token_ids: bytes
     sampling: SamplingParams
-    emitted_token_ids: bytes = b""
+    emitted_token_ids: tuple[bytes, ...] = ()
+    finished_indexes: tuple[int, ...] = ()
     has_paid: bool = False
     priority: int = 0
     deadline: float | None = None

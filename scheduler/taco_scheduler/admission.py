@@ -99,15 +99,14 @@ def check_message(message: GenerateRequest) -> None:
         RefusedError: the request makes no sense.
     """
     sampling = message.sampling
-    for packed in (message.token_ids, message.emitted_token_ids):
+    for packed in (message.token_ids, *message.emitted_token_ids):
         if len(packed) % TOKEN_BYTES:
             raise RefusedError(400, "token ids must be packed int32")
         if packed and token_array(packed).min() < 0:
             raise RefusedError(400, "token ids must not be negative")
     if not message.token_ids:
         raise RefusedError(400, "the prompt has no tokens")
-    if message.emitted_token_ids and sampling.num_sequences > 1:
-        raise RefusedError(400, "only requests of one sequence can be resumed")
+    _check_resumption(message)
     if sampling.seed is None or sampling.max_tokens is None:
         raise RefusedError(400, "seed and max_tokens must be set")
     if message.deadline is not None and not math.isfinite(message.deadline):
@@ -127,6 +126,16 @@ def check_message(message: GenerateRequest) -> None:
             raise RefusedError(400, "a pin must be a beginning of the prompt")
         if not 0 < pin.seconds <= MAX_PIN_SECONDS:
             raise RefusedError(400, f"a pin may last {MAX_PIN_SECONDS:g} seconds at most")
+
+
+def _check_resumption(message: GenerateRequest) -> None:
+    num_sequences, finished = message.sampling.num_sequences, set(message.finished_indexes)
+    if message.emitted_token_ids and len(message.emitted_token_ids) != num_sequences:
+        raise RefusedError(400, f"emitted_token_ids must have {num_sequences} entries, or none")
+    if not all(0 <= index < num_sequences for index in finished):
+        raise RefusedError(400, f"finished_indexes must be below {num_sequences}")
+    if len(finished) == num_sequences:
+        raise RefusedError(400, "all sequences of the request have finished")
 
 
 def check_fit(request: Request, info: WorkerInfo) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 from taco_proto.requests import GenerateRequest, PrefixPin, Tenant
 from taco_proto.sampling_params import SamplingParams
 from taco_scheduler.fair_share import Share
+from taco_scheduler.kv.block_manager import TOKEN_BYTES
 from taco_scheduler.kv.block_table import BlockTable
 from taco_scheduler.kv.namespace import CacheNamespace
 from taco_scheduler.outbox import Outbox
@@ -195,10 +196,10 @@ class Sequence:
 def new_request(
     outbox: Outbox, message: GenerateRequest, share: Share, arrival: int, now: float
 ) -> Request:
-    """The request and its sequences; all but the first are held back (see `Status`)."""
+    """The request and its sequences. A sequence with tokens, and the first one that has not
+    finished, waits for a slot; the others are held (see `Status`).
+    """
     sampling = message.sampling
-    prompt = array("i", message.token_ids)
-    packed = message.token_ids + message.emitted_token_ids
     request = Request(
         outbox=outbox,
         handle=message.handle,
@@ -206,8 +207,8 @@ def new_request(
         sampling=sampling,
         stop_token_ids=frozenset(sampling.stop_token_ids or ()),
         namespace=CacheNamespace(message.adapter, message.cache_salt),
-        num_prompt_tokens=len(prompt),
-        max_token_id=int(token_array(packed).max()),
+        num_prompt_tokens=len(message.token_ids) // TOKEN_BYTES,
+        max_token_id=_max_token(message.token_ids, *message.emitted_token_ids),
         priority=message.priority,
         arrival=arrival,
         arrival_time=now,
@@ -217,12 +218,27 @@ def new_request(
         pins=message.pins,
         prompt_cache_key=message.prompt_cache_key,
     )
-    tokens = prompt + array("i", message.emitted_token_ids)
-    request.sequences.append(Sequence(request, 0, tokens, Status.WAITING, packed=packed))
-    for index in range(1, sampling.num_sequences):
-        # A queue of long prompts times 128 would be more than the memory can hold.
-        request.sequences.append(Sequence(request, index, array("i"), Status.HELD))
+    emitted = message.emitted_token_ids or (b"",) * sampling.num_sequences
+    finished = frozenset(message.finished_indexes)
+    is_first = True
+    for index in range(sampling.num_sequences):
+        if index in finished:
+            status = Status.FINISHED
+        elif is_first or emitted[index]:
+            status, is_first = Status.WAITING, False
+        else:
+            status = Status.HELD
+        # A queue of long prompts times 128 would be more than the memory can hold: held sequences
+        # have no tokens, and take the prompt from the first sequence, whatever its status.
+        has_prompt = index == 0 or status is Status.WAITING
+        packed = message.token_ids + emitted[index] if has_prompt else b""
+        tokens = array("i", packed)
+        request.sequences.append(Sequence(request, index, tokens, status, packed=packed))
     return request
+
+
+def _max_token(*packed: bytes) -> int:
+    return max(int(token_array(tokens).max()) for tokens in packed if tokens)
 
 
 def sequence_seed(seed: int, index: int) -> int:

@@ -1,10 +1,11 @@
 """The scheduler and the gateways die."""
 
+import asyncio
 from typing import Any
 
 from support.cluster import Cluster, Process
 from support.patience import until
-from support.streams import Answer, ask, assert_same
+from support.streams import Answer, ask, ask_whole, assert_same
 
 Bodies = list[dict[str, Any]]
 
@@ -22,6 +23,30 @@ async def test_the_scheduler_is_killed(
         cluster["scheduler"].start()
         assert_same(await streams.finish(), expected[:9])
         assert_same(await others.finish(), expected[9:])
+    await cluster.until_workers(2)
+    await cluster.until_idle()
+
+
+async def test_the_scheduler_is_killed_while_requests_of_several_sequences_run(
+    cluster: Cluster, bodies: Bodies
+) -> None:
+    streamed = [body | {"n": 3, "max_tokens": 160} for body in bodies[-2:]]
+    whole = bodies[-1] | {"n": 2, "best_of": 3, "max_tokens": 160}
+    expected = await ask(cluster.url(), streamed)
+    expected_whole = await ask_whole(cluster.url(), whole)
+    assert [len(answer.siblings) for answer in (*expected, expected_whole)] == [2, 2, 1]
+
+    async def all_run() -> bool:
+        return (await cluster.stats()).num_running == 9
+
+    async with cluster.streams(streamed) as streams:
+        rest = asyncio.create_task(ask_whole(cluster.url(), whole))
+        await until(all_run, "all sequences on workers")
+        await streams.reach(10)
+        cluster["scheduler"].kill()
+        cluster["scheduler"].start()
+        assert_same(await streams.finish(), expected)
+        assert_same([await rest], [expected_whole])
     await cluster.until_workers(2)
     await cluster.until_idle()
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from support.engine_driver import Driver, Peer, make_request
+from support.engine_driver import Driver, Peer, make_request, pack
 from support.fake_worker import ROW_ERROR, generate, token_logprob, worker_info
 from taco_proto.licenses import NEEDS_NO_LICENSE, LicenseState, WorkerLicense
 from taco_proto.requests import FinishReason, PrefixPin
@@ -299,8 +299,8 @@ def test_tokens_do_not_depend_on_the_schedule(
 def reconnect(driver: Driver, submitted: dict[int, dict]) -> set[int]:
     """The client's stream breaks: on a new one it asks for the rest of what it has seen in part.
 
-    Returns what cannot be resumed: requests of several sequences. Prompt log probabilities would
-    come twice, which is the client's to sort out.
+    Returns what is not resumed: prompt log probabilities would come twice, which the client has to
+    sort out.
     """
     got = driver.received.pop(driver.client)
     driver.engine.disconnect(driver.client)
@@ -308,10 +308,21 @@ def reconnect(driver: Driver, submitted: dict[int, dict]) -> set[int]:
     driver.received[driver.client] = got
     dropped = set()
     for handle, fields in submitted.items():
-        if fields["n"] > 1 or fields["prompt_logprobs"] is not None:
+        indexes = range(fields["n"])
+        finished = tuple(index for index in indexes if (handle, index) in got.reasons)
+        if fields["prompt_logprobs"] is not None:
             dropped.add(handle)
-        elif (handle, 0) not in got.reasons and handle not in got.errors:
-            driver.submit(handle, emitted=got.tokens.get((handle, 0)), **fields)
+        elif len(finished) < fields["n"] and handle not in got.errors:
+            emitted = [
+                [] if index in finished else got.tokens.get((handle, index), [])
+                for index in indexes
+            ]
+            driver.submit(
+                handle,
+                emitted_token_ids=tuple(map(pack, emitted)) if any(emitted) else (),
+                finished_indexes=finished,
+                **fields,
+            )
     return dropped
 
 

@@ -1,8 +1,10 @@
 """Lives of requests: stops, cancels, deadlines, refusals, siblings."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from support.engine_driver import Driver, make_request
+from support.engine_driver import Driver, make_request, pack
 from support.fake_worker import EOS, generate, next_token, token_logprob, worker_info
 from taco_proto.requests import FinishReason
 from taco_proto.sampling_params import SamplingParams
@@ -139,6 +141,11 @@ def test_a_client_that_leaves_takes_its_requests_along(driver: Driver) -> None:
         ({"prompt": [1], "stop_token_ids": [64]}, 400),
         ({"prompt": [1], "adapter": "none"}, 404),
         ({"prompt": [1], "n": 2, "emitted": [1]}, 400),
+        ({"prompt": [1], "n": 2, "emitted_token_ids": (pack([64]), b"")}, 400),
+        ({"prompt": [1], "n": 2, "emitted_token_ids": (b"", pack([64]))}, 400),
+        ({"prompt": [1], "n": 2, "emitted_token_ids": (b"", b"abc")}, 400),
+        ({"prompt": [1], "n": 2, "finished_indexes": (2,)}, 400),
+        ({"prompt": [1], "n": 2, "finished_indexes": (1, 0)}, 400),
         ({"prompt": [1], "cache_salt": "x" * 5000}, 400),
         ({"prompt": [1], "seed": None}, 400),
         ({"prompt": [1], "deadline": float("nan")}, 400),
@@ -244,6 +251,37 @@ def test_a_resumed_request_goes_on_where_it_was(driver: Driver) -> None:
     driver.submit(1, [4, 5, 6], emitted=expected[:4], max_tokens=9)
     driver.run()
     assert driver.got.tokens[1, 0] == expected[4:]
+
+
+@given(
+    num_emitted=st.lists(st.integers(0, 9), min_size=3, max_size=3),
+    finished=st.sets(st.integers(0, 2), max_size=2),
+    slots=st.integers(1, 3),
+)
+def test_several_sequences_continue_where_they_were(
+    num_emitted: list[int], finished: set[int], slots: int
+) -> None:
+    driver = Driver(worker_info(max_num_seqs=slots))
+    driver.attach()
+    prompt, sampling = [4, 5, 6, 7, 8], SamplingParams(max_tokens=10, ignore_eos=True)
+    expected = [generate(prompt, sampling, driver.info, sequence_seed(1, i)) for i in range(3)]
+    cuts = [0 if index in finished else num_emitted[index] for index in range(3)]
+    driver.submit(
+        1,
+        prompt,
+        n=3,
+        emitted_token_ids=tuple(
+            pack(tokens[:cut]) for tokens, cut in zip(expected, cuts, strict=True)
+        ),
+        finished_indexes=tuple(finished),
+        max_tokens=10,
+        ignore_eos=True,
+    )
+    driver.run()
+    running = set(range(3)) - finished
+    assert driver.got.tokens == {(1, i): expected[i][cuts[i] :] for i in running}
+    assert driver.got.reasons == dict.fromkeys(((1, i) for i in running), FinishReason.LENGTH)
+    assert driver.engine.num_requests == driver.engine.num_waiting == 0
 
 
 @pytest.mark.parametrize("attached", [True, False])

@@ -29,7 +29,7 @@ def make_request(
     handle: int, prompt: list[int], *, emitted: list[int] | None = None, **fields: object
 ) -> GenerateRequest:
     """Fields of `GenerateRequest` and of `SamplingParams` alike."""
-    names = {"pins", "prompt_cache_key", "has_paid"}
+    names = {"pins", "prompt_cache_key", "has_paid", "emitted_token_ids", "finished_indexes"}
     names |= {"priority", "deadline", "cache_salt", "adapter", "request_id", "tenant"}
     own = {name: value for name, value in fields.items() if name in names}
     sampling: dict[str, object] = {"seed": 1, "max_tokens": 8}
@@ -38,7 +38,7 @@ def make_request(
         handle=handle,
         request_id=str(own.pop("request_id", f"request-{handle}")),
         token_ids=pack(prompt),
-        emitted_token_ids=pack(emitted or []),
+        emitted_token_ids=own.pop("emitted_token_ids", (pack(emitted),) if emitted else ()),  # type: ignore[arg-type]
         sampling=SamplingParams(**sampling),  # type: ignore[arg-type]
         **own,  # type: ignore[arg-type]
     )

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from array import array
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from support.fake_worker import FakeWorker, generate, worker_info
@@ -14,6 +14,7 @@ from taco_proto.config import SchedulerConfig, TlsConfig
 from taco_proto.requests import GenerateRequest
 from taco_proto.sampling_params import SamplingParams
 from taco_proto.steps import StepOutput, StepPlan
+from taco_scheduler.sequence import sequence_seed
 from taco_scheduler.server import SchedulerServer
 from taco_scheduler.service import SchedulerService
 
@@ -78,10 +79,11 @@ def request(prompt: Sequence[int] = PROMPT, **changes: object) -> GenerateReques
     )
 
 
-def expected_tokens(asked: GenerateRequest) -> list[int]:
+def expected_tokens(asked: GenerateRequest, index: int = 0) -> list[int]:
+    """All tokens of one sequence of a request."""
     assert asked.sampling.seed is not None
-    prompt = array("i", asked.token_ids).tolist()
-    return generate(prompt, asked.sampling, worker_info(), asked.sampling.seed)
+    prompt, seed = array("i", asked.token_ids).tolist(), sequence_seed(asked.sampling.seed, index)
+    return generate(prompt, asked.sampling, worker_info(), seed)
 
 
 async def read(stream: TokenStream, num_tokens: int | None = None) -> list[int]:
@@ -94,3 +96,16 @@ async def read(stream: TokenStream, num_tokens: int | None = None) -> list[int]:
             except StopAsyncIteration:
                 break
     return tokens
+
+
+async def read_each(
+    stream: TokenStream, got: dict[int, list[int]], until: Callable[[], bool] = lambda: False
+) -> None:
+    """Adds the tokens of each sequence to its list, up to a condition or the request's end."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not until():
+            try:
+                update = await anext(stream)
+            except StopAsyncIteration:
+                return
+            got.setdefault(update.index, []).extend(update.token_ids)

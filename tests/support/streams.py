@@ -23,6 +23,7 @@ class Answer:
     Attributes:
         error: why it failed; empty otherwise.
         times: when each chunk came, by `time.monotonic`.
+        siblings: the request's other sequences by index, where `n` is above 1.
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -30,6 +31,7 @@ class Answer:
     finish_reason: str | None = None
     error: str = ""
     times: list[float] = field(default_factory=list)
+    siblings: dict[int, "Answer"] = field(default_factory=dict)
 
     @property
     def stall(self) -> float:
@@ -42,6 +44,13 @@ class Answer:
             self.error = f"{chunk['error']}"
             return
         (choice,) = chunk["choices"]
+        self.add_choice(choice)
+
+    def add_choice(self, choice: Mapping[str, Any]) -> None:
+        if choice["index"] > 0:
+            sibling = self.siblings.setdefault(choice["index"], Answer())
+            sibling.add_choice({**choice, "index": 0})
+            return
         self.text += choice["text"]
         names = choice["logprobs"]["tokens"] if choice["logprobs"] else []
         self.token_ids += [int(name.removeprefix("token_id:")) for name in names]
@@ -112,6 +121,19 @@ class Streams:
             self._news.set()
 
 
+async def ask_whole(url: str, body: Body) -> Answer:
+    """The answer to a request that is not streamed."""
+    answer = Answer()
+    async with httpx.AsyncClient(timeout=httpx.Timeout(None)) as client:
+        reply = await client.post(f"{url}/v1/completions", json={**body, "stream": False})
+    if reply.status_code != 200:
+        answer.error = f"{reply.status_code}: {reply.text}"
+        return answer
+    for choice in reply.json()["choices"]:
+        answer.add_choice(choice)
+    return answer
+
+
 async def ask(url: str, bodies: Iterable[Body]) -> list[Answer]:
     async with Streams(url, bodies) as streams:
         return await streams.finish()
@@ -124,3 +146,9 @@ def assert_same(answers: Sequence[Answer], expected: Sequence[Answer]) -> None:
         assert answer.finish_reason == "length"
         assert answer.token_ids == other.token_ids
         assert answer.text == other.text
+        indexes = sorted(answer.siblings)
+        assert indexes == sorted(other.siblings)
+        assert_same(
+            [answer.siblings[index] for index in indexes],
+            [other.siblings[index] for index in indexes],
+        )

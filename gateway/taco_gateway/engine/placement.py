@@ -124,7 +124,8 @@ def place(
     if len(targets) == 1:
         return targets[0], 0
     use_records = all(target.view.is_fresh(now) for target in targets)
-    num_tokens = (len(request.token_ids) + len(request.emitted_token_ids)) // TOKEN_BYTES
+    num_bytes = len(request.token_ids) + sum(map(len, request.emitted_token_ids))
+    num_tokens = num_bytes // TOKEN_BYTES
     chains: dict[tuple[bytes, int], list[bytes]] = {}
     scores: list[tuple[float, float, int]] = []
     for target in targets:
@@ -166,6 +167,8 @@ def _block_size(target: Target) -> int:
 
 
 def _hashes(request: GenerateRequest, key: bytes, block_size: int) -> list[bytes]:
-    tokens = request.token_ids + request.emitted_token_ids
+    # What a sequence has beyond the prompt counts where it is the only one.
+    emitted = request.emitted_token_ids
+    tokens = request.token_ids + (emitted[0] if len(emitted) == 1 else b"")
     block_bytes = block_size * TOKEN_BYTES
     return prompt_hashes(key, request.adapter, request.cache_salt, tokens, block_bytes)

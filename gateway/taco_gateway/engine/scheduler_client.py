@@ -1,9 +1,8 @@
 """The engine behind gRPC: one scheduler, or several of one model.
 
 A request that loses its place (its scheduler dies, shuts down, or has no worker left while another
-one has) is submitted again, with the tokens that its client has seen, to whichever scheduler takes
-it: so the death of one is a pause, and so is the restart of the only one. A request of several
-sequences cannot be resumed that way and fails with 503.
+one has) is submitted again, with the tokens that its client has of each sequence, to a scheduler
+that takes it: so the death of one is a pause, and so is the restart of the only one.
 
 An address may be that of several processes one after another, as a Service's in Kubernetes is. As
 soon as a scheduler says that it shuts down its address is dialled anew, beside the stream on which
@@ -192,11 +191,8 @@ class SchedulerClient:
 
     def lost(self, link: SchedulerLink) -> None:
         for stream in link.requests:
-            if stream.can_go_on:
-                stream.has_paid = True
-                self._uproot(stream, link)
-            else:
-                link.requests.fail(stream, _LOST)
+            stream.has_paid = True
+            self._uproot(stream, link)
         if link in self._leaving:
             self._leaving.remove(link)
             self._close(link)
@@ -216,9 +212,7 @@ class SchedulerClient:
         links = self._usable() or [link for link in self._serving() if link.takes_requests]
         if not links:
             return
-        request = stream.request
-        if len(links) > 1:
-            request = replace(request, emitted_token_ids=stream.emitted.tobytes())
+        request = stream.remainder() if len(links) > 1 else stream.request
         link, stream.num_missing_tokens = place(request, links, time.monotonic())
         self._homeless.remove(stream)
         link.requests.adopt(stream)
@@ -240,7 +234,7 @@ class SchedulerClient:
         kills workers must not get at all of them, as no scheduler would know of the others.
         """
         for stream in link.requests:
-            if stream.can_go_on and not stream.was_taken_back:
+            if not stream.was_taken_back:
                 stream.was_taken_back = stream.has_paid = True
                 link.cancel(stream.request.handle)
                 self._uproot(stream, link)

@@ -36,7 +36,7 @@ class TokenStream:
 
     Attributes:
         request: what was submitted.
-        emitted: all tokens of the first sequence so far.
+        emitted: all tokens of each sequence so far.
         num_prompt_logprobs: prompt positions whose log probabilities have come.
         num_missing_tokens: those that its scheduler is expected to compute before the first one of
             the answer; 0 where there is no choice of schedulers.
@@ -49,7 +49,7 @@ class TokenStream:
         self, request: GenerateRequest, on_cancel: Callable[["TokenStream", int | None], None]
     ) -> None:
         self.request = request
-        self.emitted = array("i")
+        self.emitted = [array("i") for _ in range(request.sampling.num_sequences)]
         self.num_prompt_logprobs = 0
         self.num_missing_tokens = 0
         self.was_taken_back = False
@@ -68,13 +68,24 @@ class TokenStream:
 
     @property
     def is_untouched(self) -> bool:
-        """Nothing has come yet, so that the whole request can be submitted again."""
+        """Nothing has come yet: a scheduler has the whole prompt to compute."""
         return not self._touched
 
-    @property
-    def can_go_on(self) -> bool:
-        """What is left of it can be submitted again."""
-        return self.request.sampling.num_sequences == 1 or self.is_untouched
+    def remainder(self) -> GenerateRequest:
+        """The request without what has come of it: the tokens of each sequence, and the sequences
+        that have ended. An ended sequence needs no tokens.
+        """
+        indexes = range(len(self.emitted))
+        ended = tuple(index for index in indexes if index not in self._running)
+        emitted = tuple(
+            self.emitted[index].tobytes() if index in self._running else b"" for index in indexes
+        )
+        return replace(
+            self.request,
+            emitted_token_ids=emitted if any(emitted) else (),
+            finished_indexes=ended,
+            has_paid=self.has_paid,
+        )
 
     def rename(
         self, handle: int, on_cancel: Callable[["TokenStream", int | None], None]
@@ -82,8 +93,7 @@ class TokenStream:
         """It has a new place; returns what is to be submitted there."""
         self.request = replace(self.request, handle=handle)
         self._on_cancel = on_cancel
-        emitted = self.emitted.tobytes()
-        return replace(self.request, emitted_token_ids=emitted, has_paid=self.has_paid)
+        return self.remainder()
 
     # ------------------------------------------------------------ the reader's side
 
@@ -127,8 +137,7 @@ class TokenStream:
         if update.index not in self._running:
             return
         self._touched = True
-        if update.index == 0:
-            self.emitted.extend(update.token_ids)
+        self.emitted[update.index].extend(update.token_ids)
         if update.finish_reason != FinishReason.RUNNING:
             self._running.discard(update.index)
         if not (self._pending and _merge(self._pending[-1], update)):

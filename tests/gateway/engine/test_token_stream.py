@@ -1,6 +1,7 @@
 """Columns to requests, as they come off the link."""
 
 import asyncio
+from array import array
 
 import pytest
 
@@ -121,6 +122,30 @@ async def test_cancelling_every_sequence_ends_the_request(table: RequestTable) -
     stream.cancel(1)
     assert await read_all(stream) == []
     assert len(table) == 0
+
+
+async def test_what_is_submitted_again_is_what_has_not_come(
+    table: RequestTable, upstream: Upstream
+) -> None:
+    stream = table.generate(request(n=4))
+    handle = stream.request.handle
+    table.dispatch(
+        batch_of(
+            (handle, 0, [5, 6], RUNNING),
+            (handle, 1, [7], LENGTH),
+            (handle, 2, [8], RUNNING),
+            (handle, 0, [9], RUNNING),
+        )
+    )
+    stream.cancel(2)
+    other = RequestTable(upstream)
+    table.remove(stream)
+    other.adopt(stream)
+    again = upstream.submitted[-1]
+    emitted = [array("i", tokens).tolist() for tokens in again.emitted_token_ids]
+    assert emitted == [[5, 6, 9], [], [], []]
+    assert again.finished_indexes == (1, 2)
+    assert again.token_ids == stream.request.token_ids
 
 
 async def test_closing_an_ended_request_cancels_nothing(
