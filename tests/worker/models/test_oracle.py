@@ -18,6 +18,7 @@ from support.checkpoints import END_OF_TURN_TOKEN_ID, EOS_TOKEN_ID, make_checkpo
 from support.models import load_step_model
 from support.paged import PagedRunner
 from taco_worker.models.config import load_hf_config
+from taco_worker.models.dtypes import dtype_name, resolve_dtype
 from taco_worker.models.step_model import StepModel
 
 TOLERANCE = 1e-4
@@ -225,3 +226,23 @@ def test_bfloat16_follows_float32(tmp_path: Path, serves: str) -> None:
         for dtype in ("bfloat16", "float32")
     )
     assert (narrow - wide).abs().mean() < 0.05
+
+
+@pytest.mark.parametrize("serves", ["kernels", "torch"])
+def test_float16_on_a_cpu_follows_transformers(
+    tmp_path: Path, serves: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = make_checkpoint(tmp_path, dtype=torch.float16)
+    oracle = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float16).eval()
+    token_ids = list(range(3, 60))
+    with torch.inference_mode():
+        expected = oracle(torch.tensor([token_ids])).logits[0].float()
+    dtype = resolve_dtype("half", "float16", torch.device("cpu"))
+    assert [record.message for record in caplog.records if "runs as float32" in record.message]
+    half, bfloat16 = (
+        PagedRunner(load_step_model(path, serves, dtype=name)).step({"a": token_ids})["a"]
+        for name in (dtype_name(dtype), "bfloat16")
+    )
+    # What remains is the rounding of float16 itself in transformers.
+    assert 3 * (half - expected).abs().mean() < (bfloat16 - expected).abs().mean()
+    assert (half - expected).abs().max() < 0.05

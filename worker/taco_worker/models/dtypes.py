@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+
 import torch
+
+logger = logging.getLogger("taco.worker")
 
 _DTYPES = {
     "half": torch.float16,
@@ -21,8 +25,10 @@ def resolve_dtype(name: str, checkpoint_dtype: str | None, device: torch.device)
 
     "auto" is what config.json says of the checkpoint, float32 where it says nothing, with one
     exception: a float16 checkpoint runs as bfloat16 on a CPU. It is as small, and the CPU kernels
-    know no other 16 bits. It rounds weights to 8 significant bits from 11: `--dtype float32` keeps
-    them exact.
+    have no other 16-bit format. It rounds weights to 8 significant bits from 11.
+
+    Where float16 is asked for by name, a CPU computes in float32, which holds every float16 number
+    exactly, so that no answer loses digits to the device. It takes twice the memory.
 
     Raises:
         ValueError: the name, or the checkpoint's own dtype, is not one that models run in.
@@ -30,7 +36,12 @@ def resolve_dtype(name: str, checkpoint_dtype: str | None, device: torch.device)
     if name != "auto":
         dtype = _find(name)
         if dtype == torch.float16 and device.type == "cpu":
-            raise ValueError("dtype float16 is not supported on a CPU: use bfloat16 or float32")
+            logger.warning(
+                "dtype %s runs as float32 on a CPU: as exact, and twice as large; bfloat16 is as "
+                "small, with fewer digits",
+                name,
+            )
+            return torch.float32
         return dtype
     dtype = _find((checkpoint_dtype or "float32").removeprefix("torch."))
     if dtype == torch.float16 and device.type == "cpu":
