@@ -6,7 +6,8 @@ source "$(dirname "$0")/taco_bench_settings.sh"
 
 arguments=(
     "$MODEL_PATH" --host "$host" --port "$port"
-    --max-num-batched-tokens "$max_num_batched_tokens" --max-num-seqs "$max_num_seqs"
+    --tensor-parallel-size "$tp" --max-num-batched-tokens "$max_num_batched_tokens"
+    --max-num-seqs "$max_num_seqs"
 )
 if [[ $ENABLE_PREFIX_CACHE == true ]]; then
     arguments+=(--enable-prefix-caching)
@@ -18,7 +19,10 @@ if [[ $ENABLE_CACHE_OFFLOAD == true ]]; then
     [[ $ENABLE_HIT_CNT == true ]] && arguments+=(--apc-offload-enable-hit-cnt)
 fi
 [[ $ENABLE_LOOKAHEAD == true ]] && arguments+=(--lookahead-cache-config-dir ./)
-[[ $tp != 1 ]] && arguments+=(--tensor-parallel-size "$tp")
-[[ -n $chat_template ]] && arguments+=(--chat-template "$chat_template")
+if [[ -n $chat_template ]]; then
+    beside=$(dirname "$0")/$chat_template
+    [[ ! -f $chat_template && -f $beside ]] && chat_template=$beside
+    arguments+=(--chat-template "$chat_template")
+fi
 
 exec "$backend" serve "${arguments[@]}" "${@:2}"

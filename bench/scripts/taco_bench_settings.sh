@@ -11,7 +11,7 @@ fi
 MODEL_PATH=${MODEL_PATH:-demo}                # a directory, a hub id or a bundled model
 TOKENIZER_PATH=${TOKENIZER_PATH:-$MODEL_PATH}
 tp=${tp:-1}                                   # accelerators that one copy of the model takes
-chat_template=${chat_template:-}              # path of a chat template; empty: the model's own
+chat_template=${chat_template:-}              # such as ./llama.jinja; empty: the model's own
 
 # server
 host=${host:-127.0.0.1}
@@ -19,7 +19,7 @@ port=${port:-8007}
 max_num_batched_tokens=${max_num_batched_tokens:-10240}  # tokens of a step, all sequences together
 max_num_seqs=${max_num_seqs:-32}                         # sequences of a step
 ENABLE_PREFIX_CACHE=${ENABLE_PREFIX_CACHE:-true}
-ENABLE_CACHE_OFFLOAD=${ENABLE_CACHE_OFFLOAD:-false}
+ENABLE_CACHE_OFFLOAD=${ENABLE_CACHE_OFFLOAD:-true}
 ENABLE_HIT_CNT=${ENABLE_HIT_CNT:-true}        # log the hits of the offloaded cache
 ENABLE_LOOKAHEAD=${ENABLE_LOOKAHEAD:-false}
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jinja2
 import pytest
 
 from support.canned_server import STREAM_HEAD, CannedServer, events, piece
@@ -44,6 +45,8 @@ def test_server_and_client_in_one(tmp_path: Path) -> None:
         NUM_PROMPT_PRE_TGT="2",
         SYSTEM_PROMPT_LENGTH="20",
         max_num_seqs="4",
+        tp="1",
+        chat_template="./llama.jinja",
     )
     assert done.returncode == 0, done.stderr
     assert "Serving Benchmark Result" in done.stdout
@@ -78,7 +81,37 @@ def test_a_server_that_cannot_start_is_told(script: str, tmp_path: Path) -> None
 def test_what_the_server_lacks_is_refused_and_not_passed_over(tmp_path: Path) -> None:
     done = run(tmp_path, "taco_bench_server.sh", "taco_llm", tp="2")
     assert done.returncode == 2
-    assert "--tensor-parallel-size" in done.stderr
+    assert "tensor_parallel_size=2 is not available; only 1 is" in done.stderr
+
+
+def test_the_chat_template_is_that_of_llama_2() -> None:
+    template = jinja2.Template((SCRIPTS / "llama.jinja").read_text())
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hi "},
+        {"role": "assistant", "content": "Hello"},
+        {"role": "user", "content": "Bye"},
+    ]
+    assert template.render(messages=messages, bos_token="<s>", eos_token="</s>") == (
+        "<s>[INST] <<SYS>>\nBe brief.\n<</SYS>>\n\nHi [/INST] Hello </s><s>[INST] Bye [/INST]"
+    )
+
+
+def test_data_sets_are_downloaded_once(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    (source / "data").mkdir(parents=True)
+    (source / "data" / "c4_sample.jsonl").write_text("{}")
+    done = run(tmp_path, "download.sh", "c4_sample.jsonl", SOURCE_URL=source.as_uri())
+    assert (done.returncode, done.stdout) == (0, "c4_sample.jsonl\n"), done.stderr
+    assert (tmp_path / "c4_sample.jsonl").read_text() == "{}"
+    done = run(tmp_path, "download.sh", "c4_sample.jsonl", SOURCE_URL="file:///nowhere")
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    done = run(tmp_path, "download.sh", "github_sample.jsonl", SOURCE_URL=source.as_uri())
+    assert done.returncode != 0
+    assert not (tmp_path / "github_sample.jsonl").exists()
+    done = run(tmp_path, "download.sh", "other.json")
+    assert done.returncode == 2
+    assert "there is no file other.json" in done.stderr
 
 
 @pytest.mark.parametrize("script", sorted(path.name for path in SCRIPTS.glob("taco_bench*.sh")))
