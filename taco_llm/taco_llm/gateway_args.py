@@ -3,6 +3,7 @@
 import math
 import os
 import ssl
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from taco_proto.config import GatewayConfig, ModelConfig, RedisConfig
 from taco_proto.errors import ConfigurationError
 
 API_KEY_VARIABLE = "TACO_API_KEY"
+VLLM_API_KEY_VARIABLE = "VLLM_API_KEY"  # holds one key, commas included
 
 _GATEWAY = (GATEWAY,)
 
@@ -82,8 +84,9 @@ class GatewayArgs:
         metavar="SECONDS",
     )
     api_key: tuple[str, ...] = flag(
-        "A key that clients must present as a bearer token. Give the flag once a key; the variable "
-        f"{API_KEY_VARIABLE} (keys separated by commas) keeps keys out of the process list.",
+        "An API key that clients may present as a bearer token. Repeat the flag for several keys. "
+        f"The environment variables {API_KEY_VARIABLE} (keys separated by commas) and "
+        f"{VLLM_API_KEY_VARIABLE} (one key) keep keys out of the process list.",
         _GATEWAY,
         default=(),
         several="append",
@@ -276,14 +279,13 @@ class GatewayArgs:
         if self.admin_port is not None:
             host = f"[{self.host}]" if ":" in self.host else self.host
             admin_listen = f"{host}:{self.admin_port}"
-        keys = self.api_key or tuple(
-            key for key in os.environ.get(API_KEY_VARIABLE, "").split(",") if key
-        )
+        keys = self.api_key or keys_of(os.environ)
         if self.redis_keys and redis is None:
             raise ConfigurationError("redis_keys needs redis_url")
         if self.redis_keys and (keys or self.api_key_file is not None):
             raise ConfigurationError(
-                f"redis_keys and api_key, api_key_file or {API_KEY_VARIABLE} contradict: "
+                f"redis_keys and api_key, api_key_file, {API_KEY_VARIABLE} or "
+                f"{VLLM_API_KEY_VARIABLE} contradict: "
                 "taco_llm keys import takes the keys of a file to Redis"
             )
         return GatewayConfig(
@@ -320,3 +322,10 @@ class GatewayArgs:
             redis=redis,
             redis_keys=self.redis_keys,
         )
+
+
+def keys_of(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """The API keys that environment variables hold; vLLM's counts where ours holds none."""
+    keys = tuple(key for key in environment.get(API_KEY_VARIABLE, "").split(",") if key)
+    other = environment.get(VLLM_API_KEY_VARIABLE, "")
+    return keys or ((other,) if other else ())

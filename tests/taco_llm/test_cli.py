@@ -216,6 +216,10 @@ def test_api_keys_come_from_the_environment_unless_flags_give_some(
     model = EngineArgs(model=str(tmp_path)).model_config()
     monkeypatch.setenv("TACO_API_KEY", "a,b")
     assert GatewayArgs().gateway_config(model, "unix:/x").api_keys == ("a", "b")
+    monkeypatch.setenv("VLLM_API_KEY", "d,e")
+    assert GatewayArgs().gateway_config(model, "unix:/x").api_keys == ("a", "b")
+    monkeypatch.delenv("TACO_API_KEY")
+    assert GatewayArgs().gateway_config(model, "unix:/x").api_keys == ("d,e",)
     assert GatewayArgs(api_key=("c",)).gateway_config(model, "unix:/x").api_keys == ("c",)
 
 
