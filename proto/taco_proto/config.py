@@ -153,6 +153,9 @@ class WorkerConfig:
             logs that they have no effect.
         speculation: None: no drafts are made or verified.
         host_kv_bytes: memory for KV blocks that leave the device; 0: there is no host tier.
+        host_kv_may_shrink: the host tier takes less where so much memory is not free; else the
+            worker does not start.
+        num_local_workers: workers of this machine, which share its free memory.
         kv_disk_path: directory for KV blocks that leave the host tier; None: there is no disk tier.
         kv_disk_bytes: the most that the files in it may take.
         lazy_loads: a step that loads blocks begins when those of its first layers are there.
@@ -181,6 +184,8 @@ class WorkerConfig:
     given_gpu_options: tuple[str, ...] = ()
     speculation: SpeculationConfig | None = None
     host_kv_bytes: int = 0
+    host_kv_may_shrink: bool = False
+    num_local_workers: int = 1
     kv_disk_path: str | None = None
     kv_disk_bytes: int = 16 * 2**30
     lazy_loads: bool = True

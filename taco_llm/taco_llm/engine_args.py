@@ -134,7 +134,7 @@ class EngineArgs(LicenseArgs):
     )
     dtype: str = flag(
         "Number format of weights and activations. auto takes the format that the checkpoint "
-        "names; half is float16 and float is float32.",
+        "names; half is float16 and float is float32. On a CPU float16 is computed in float32.",
         _WORKER,
         default="auto",
         choices=("auto", "half", "float16", "bfloat16", "float", "float32"),
@@ -335,7 +335,15 @@ class EngineArgs(LicenseArgs):
             seed=self.seed,
         )
 
-    def worker_config(self, scheduler: str = "", name: str = "worker-0") -> WorkerConfig:
+    def worker_config(
+        self, scheduler: str = "", name: str = "worker-0", num_local_workers: int = 1
+    ) -> WorkerConfig:
+        """The configuration of one of `num_local_workers` workers of a machine.
+
+        Raises:
+            ConfigurationError: the model is a directory without config.json.
+        """
+        has_own_size = {"swap_space", "cpu_prefill_memory_utilization"} & self.given
         return WorkerConfig(
             model=self.model_config(),
             scheduler=scheduler,
@@ -356,7 +364,9 @@ class EngineArgs(LicenseArgs):
             conservative_dry_run=self.conservative_dry_run,
             given_gpu_options=tuple(name for name in _GPU_ONLY if name in self.given),
             speculation=self.speculation_config(),
-            host_kv_bytes=self.host_kv_bytes(),
+            host_kv_bytes=self.host_kv_bytes(num_local_workers),
+            host_kv_may_shrink=not has_own_size,
+            num_local_workers=num_local_workers,
             kv_disk_path=self.kv_disk_path,
             kv_disk_bytes=self.kv_disk_bytes(),
             lazy_loads=not self.apc_offload_not_lazy,

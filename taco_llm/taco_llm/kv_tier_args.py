@@ -29,14 +29,16 @@ class KVTierArgs(SpeculationArgs):
         default=False,
     )
     cpu_prefill_memory_utilization: float = flag(
-        "The share of the machine's memory that offloaded prefixes may take.",
+        "Share of the machine's memory for offloaded prefixes, divided equally among the workers "
+        "that taco_llm serve starts on it. The default share takes less where less is free; a "
+        "share that is given must be free.",
         _WORKER,
         default=0.3,
         parse=float,
         metavar="SHARE",
     )
     swap_space: float | None = flag(
-        "Host memory for offloaded prefixes in GiB, in place of the share.",
+        "GiB of host memory for the offloaded prefixes of each worker, instead of a share.",
         _WORKER,
         default=None,
         parse=float,
@@ -91,8 +93,8 @@ class KVTierArgs(SpeculationArgs):
                 "kv_disk_path needs enable_prefix_cache_offload: blocks pass through host memory"
             )
 
-    def host_kv_bytes(self) -> int:
-        """Memory for the host tier."""
+    def host_kv_bytes(self, num_workers: int = 1) -> int:
+        """Memory for the host tier of each of `num_workers` on this machine."""
         if not self.enable_prefix_cache_offload:
             for name, asks in {
                 "swap_space": self.swap_space,
@@ -106,7 +108,8 @@ class KVTierArgs(SpeculationArgs):
 
         import psutil  # which a gateway's image need not have
 
-        return int(psutil.virtual_memory().total * self.cpu_prefill_memory_utilization)
+        total = psutil.virtual_memory().total
+        return int(total * self.cpu_prefill_memory_utilization / num_workers)
 
     def kv_disk_bytes(self) -> int:
         return int(self.kv_disk_space * _GIB)

@@ -34,7 +34,7 @@ def local_replicas(
 
 def _worker_configs(engine: EngineArgs, scheduler: str, count: int) -> Iterator[WorkerConfig]:
     """Several workers get a GPU, or an equal part of the cores, each; one gets what it asks for."""
-    config = engine.worker_config(scheduler)
+    config = engine.worker_config(scheduler, num_local_workers=count)
     if count == 1:
         yield config
         return

@@ -8,6 +8,7 @@ import pytest
 
 from support.checkpoints import make_checkpoint
 from taco_llm.engine_args import EngineArgs
+from taco_llm.local_replicas import local_replicas
 from taco_proto.config import SchedulerConfig, WorkerConfig
 from taco_proto.errors import ConfigurationError
 
@@ -40,6 +41,23 @@ def test_offload_takes_a_share_of_the_machines_memory_or_what_is_said(model: str
     assert half.host_kv_bytes == int(0.5 * total)
     assert worker_config(model, **on, swap_space=1.5).host_kv_bytes == 3 * GIB // 2
     assert not worker_config(model, **on, apc_offload_not_lazy=True).lazy_loads
+
+
+def test_workers_of_a_machine_divide_the_share_but_not_the_swap_space(model: str) -> None:
+    def sizes(**arguments: object) -> list[tuple[int, bool, int]]:
+        engine = EngineArgs(model=model, enable_prefix_cache_offload=True, **arguments)  # type: ignore[arg-type]
+        configs = [child._config for child in local_replicas(engine, "unix:/s", 4)]
+        return [
+            (config.host_kv_bytes, config.host_kv_may_shrink, config.num_local_workers)
+            for config in configs
+            if isinstance(config, WorkerConfig)
+        ]
+
+    total = psutil.virtual_memory().total
+    assert sizes() == [(int(total * 0.3 / 4), True, 4)] * 4
+    given = sizes(cpu_prefill_memory_utilization=0.02)
+    assert given == [(int(total * 0.02 / 4), False, 4)] * 4
+    assert sizes(swap_space=1.5) == [(3 * GIB // 2, False, 4)] * 4
 
 
 def test_the_disk_tier_has_a_directory_and_a_size(model: str, tmp_path: Path) -> None:
@@ -102,7 +120,7 @@ def test_swap_space_alone_offloads_nothing_and_says_so(
         ),
         ({"apc_offload_min_access_threshold": 0}, "an integer of at least 1, got 0"),
         ({"apc_offload_gpu_evictor_limit": -2}, "an integer of at least -1, got -2"),
-        ({"preemption_mode": "drop"}, "must be one of recompute, swap, got 'drop'"),
+        ({"preemption_mode": "drop"}, "'drop' is not available; choose from recompute, swap"),
         ({"max_pinned_share": 1.1}, "max_pinned_share must be between 0 and 1, got 1.1"),
         ({"max_pinned_share": float("nan")}, "between 0 and 1, got nan"),
         ({"scheduler_delay_factor": -1.0}, "must be a number from 0 on, got -1.0"),

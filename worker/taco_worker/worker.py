@@ -19,7 +19,7 @@ from taco_worker.cpu_kernels import start_cpu_kernels
 from taco_worker.devices import find_device
 from taco_worker.input_batch import InputBatch, PlanError
 from taco_worker.kv_sizing import longest_wanted, mebibytes, size_kv
-from taco_worker.kv_tiers.make import check_host_memory, make_disk_tier, make_host_tier
+from taco_worker.kv_tiers.make import make_disk_tier, make_host_tier, with_fitting_host_tier
 from taco_worker.launched_step import LaunchedStep
 from taco_worker.load import load_step_model
 from taco_worker.model_runner import ModelRunner
@@ -82,7 +82,7 @@ class Worker:
                 model_config.eos_token_ids,
             )
             drafter = make_drafter(config.speculation, self._model, limits)
-            check_host_memory(config)
+            config = with_fitting_host_tier(config)
             max_model_len, num_blocks = size_kv(config, self._model, transfers, drafter)
             self._model.allocate_kv(num_blocks, config.block_size, max_model_len)
             host_tier = make_host_tier(config, self._model, transfers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -161,6 +162,24 @@ def test_the_host_tier_has_as_many_blocks_as_fit(checkpoint: Path, worker: Worke
         make_worker(checkpoint, host_kv_bytes=5)
     with pytest.raises(ConfigurationError, match=r"the host tier takes \d+ MiB, and only"):
         make_worker(checkpoint, host_kv_bytes=2**60)
+
+
+def test_a_host_tier_that_nobody_sized_takes_what_is_free(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for module in ("kv_sizing", "kv_tiers.make"):
+        monkeypatch.setattr(f"taco_worker.{module}.available_cpu_memory", lambda: 2**24)
+    options: dict[str, Any] = {"num_blocks": None, "host_kv_bytes": 2**60}
+    with pytest.raises(ConfigurationError, match=r"the host tier takes \d+ MiB, and only"):
+        make_worker(checkpoint, **options)
+    worker = make_worker(checkpoint, **options, host_kv_may_shrink=True)
+    block_bytes = worker._model.kv_block_bytes(BLOCK_SIZE)
+    assert worker.info.num_host_blocks == 2**23 // block_bytes
+    lines = [message for message in caplog.messages if "the host tier takes" in message]
+    assert len(lines) == 1
+    assert lines[0].startswith("the host tier takes 8 MiB instead of ")
+    worker = make_worker(checkpoint, **options, host_kv_may_shrink=True, num_local_workers=4)
+    assert worker.info.num_host_blocks == 2**21 // block_bytes
 
 
 def test_memory_for_the_host_tier_is_not_given_to_the_device(

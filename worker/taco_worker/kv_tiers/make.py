@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -20,20 +22,40 @@ from taco_worker.kv_tiers.store_directory import StoreDirectory
 from taco_worker.models.step_model import StepModel
 from taco_worker.transfers import Transfers
 
+logger = logging.getLogger("taco.worker")
+
 # Beside a block's bytes a file has a head, and takes whole blocks of the file system.
 _MAX_HEAD_BYTES = 4096
 
 
-def check_host_memory(config: WorkerConfig) -> None:
-    """Raises:
-    ValueError: there is no such amount of memory.
+def with_fitting_host_tier(config: WorkerConfig) -> WorkerConfig:
+    """`config` with a host tier that the free memory holds.
+
+    Where the configured size is not free and nobody asked for it, the tier takes half of this
+    worker's part of the free memory. The other half is for the KV cache of a CPU.
+
+    Raises:
+        ValueError: the size was asked for, and is not free.
     """
     available = available_cpu_memory()
+    if config.host_kv_bytes <= available // config.num_local_workers:
+        return config
+    if config.host_kv_may_shrink:
+        fitting = available // config.num_local_workers // 2
+        logger.warning(
+            "the host tier takes %s instead of %s: %s of memory are free for %d worker(s)",
+            mebibytes(fitting),
+            mebibytes(config.host_kv_bytes),
+            mebibytes(available),
+            config.num_local_workers,
+        )
+        return replace(config, host_kv_bytes=fitting)
     if config.host_kv_bytes > available:
         raise ValueError(
             f"the host tier takes {mebibytes(config.host_kv_bytes)}, and only "
             f"{mebibytes(available)} of memory are available"
         )
+    return config
 
 
 def make_host_tier(config: WorkerConfig, model: StepModel, transfers: Transfers) -> HostTier:
