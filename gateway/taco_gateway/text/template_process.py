@@ -1,23 +1,17 @@
 """Renders chat templates, in a process of its own: `template_pool` starts it and may lose it.
 
 A template is a program from a checkpoint. The sandbox keeps it from touching anything, but not from
-running for ever, and no thread can be stopped from outside. Here the kernel stops it: an interval
-timer ends the process when one rendering has used its share of processor time, whatever it is
-doing, and a limit on the address space makes an allocation fail that is out of all proportion.
+running for ever: `limited_loop` ends the process that exceeds its limits.
 
-Messages on the socket that is standard input: 4 bytes of length, then JSON. Requests name a
-"template" and, to render it, "variables"; without them the template is looked at. Replies are
-{"text"}, the fields of a look, or {"error"}, some with OpenAI's "code".
+Requests name a "template" and, to render it, "variables"; without them the template is looked at.
+Replies are {"text"}, the fields of a look, or {"error"}, some with OpenAI's "code".
 
-Imports nothing but jinja2, so that it starts fast; its globals are those of Hugging Face's chat
+Imports little but jinja2, so that it starts fast; its globals are those of Hugging Face's chat
 templates.
 """
 
 import functools
 import json
-import resource
-import signal
-import socket
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -27,6 +21,8 @@ import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
+
+from taco_gateway.text.limited_loop import serve
 
 CPU_SECONDS = 0.8
 MAX_MEMORY_BYTES = 2**30
@@ -134,7 +130,6 @@ def _is_content(node: jinja2.nodes.Node, assigned: dict[str, jinja2.nodes.Node])
 
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
-    signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
     try:
         if "variables" not in request:
             return _look(request["template"])
@@ -148,35 +143,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
         return {"error": "it needs too much memory"}
     except Exception as error:  # a template can fail in any way
         return {"error": str(error)[:1000] or type(error).__name__}
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-
-
-def _receive(connection: socket.socket, num_bytes: int) -> bytearray:
-    data = bytearray()
-    while len(data) < num_bytes:
-        chunk = connection.recv(min(num_bytes - len(data), 2**20))
-        if not chunk:
-            raise EOFError
-        data += chunk
-    return data
-
-
-def main() -> None:
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C is for the parent, which closes the socket
-    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    connection = socket.socket(fileno=0)
-    try:
-        while True:
-            size = int.from_bytes(_receive(connection, 4), "big")
-            reply = json.dumps(_answer(json.loads(_receive(connection, size)))).encode()
-            connection.sendall(len(reply).to_bytes(4, "big") + reply)
-    except (EOFError, ConnectionError):
-        return  # the parent is gone
 
 
 if __name__ == "__main__":
-    main()
+    serve(_answer, max_memory_bytes=MAX_MEMORY_BYTES, cpu_seconds=lambda _: CPU_SECONDS)

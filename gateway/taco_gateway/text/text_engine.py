@@ -309,7 +309,9 @@ class TextEngine:
             await asyncio.to_thread(self._prompter.warm_up)
 
     def close(self) -> None:
-        """Ends the processes that render chat templates."""
+        """Ends the processes that render chat templates and encode prompts."""
+        if self.tokenizer is not None:
+            self.tokenizer.close()
         if self._prompter is not None:
             self._prompter.close()
 

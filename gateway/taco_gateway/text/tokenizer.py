@@ -2,7 +2,8 @@
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from taco_gateway.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDe
 from taco_gateway.text.length_bound import bytes_per_token
 from taco_gateway.text.plain_text import PlainTextEncoder
 from taco_gateway.text.token_bytes import TokenBytes, byte_spelling
+from taco_proto.errors import InvalidParameterError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -30,6 +32,24 @@ class TokenizerSettings:
     bos_token: str | None = None
     eos_token: str | None = None
     chat_template: str | None = None
+
+
+class TokenizerError(InvalidParameterError):
+    """The tokenizer cannot encode or decode a text, for a reason that lies in the tokenizer."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"The model's tokenizer fails on this text: {reason}", "prompt")
+
+
+@contextmanager
+def panics_as_errors() -> Iterator[None]:
+    """A panic of the `tokenizers` library is a BaseException, which no handler of ours expects."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise TokenizerError("the tokenizers library panicked") from None
 
 
 class Tokenizer(ABC):
@@ -84,6 +104,9 @@ class Tokenizer(ABC):
     ) -> Detokenizer:
         """Spells a sequence that goes on from the prompt, piece by piece."""
 
+    def close(self) -> None:  # noqa: B027 (most tokenizers have nothing to close)
+        """End the processes that it runs in, if there are any."""
+
     def prefix_token_ids(self) -> list[int]:
         """What the tokenizer itself puts in front of a text (BOS)."""
         plain = self.encode("a", add_special_tokens=False)
@@ -118,11 +141,15 @@ class FastTokenizer(Tokenizer):
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         # A batch of one: plain `encode` holds the interpreter's lock, on a megabyte for seconds.
-        (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        with panics_as_errors():
+            (encoding,) = self._backend.encode_batch_fast(
+                [text], add_special_tokens=add_special_tokens
+            )
         return encoding.ids
 
     def encode_parts(self, parts: Sequence[str | int]) -> list[int]:
-        return self._plain_text.encode(parts)
+        with panics_as_errors():
+            return self._plain_text.encode(parts)
 
     def fewest_tokens(self, text: str) -> int:
         longest = self._bytes_per_token
@@ -139,7 +166,8 @@ class FastTokenizer(Tokenizer):
         skip_special_tokens: bool = True,
         spaces_between_special_tokens: bool = True,
     ) -> str:
-        return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        with panics_as_errors():
+            return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     def token_bytes(self, token_id: int) -> bytes:
         if self._spelling is not None:

@@ -4,13 +4,13 @@ transformers builds an empty tokenizer from a directory that holds tokenizer_con
 every prompt then has no tokens: that is refused here.
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
 from taco_proto.config import ModelConfig
 from taco_proto.errors import ConfigurationError
+from taco_proto.json_file import MAX_TOKENIZER_BYTES, JsonFileError, read_json_object
 
 # At least one of these holds a vocabulary; merges and settings alone make no tokenizer.
 VOCABULARY_FILES = (
@@ -89,19 +89,16 @@ def vocab_size_of(model: str) -> int | None:
 def _value(file: Path, key: str) -> object:
     """A value of a JSON object in a file; None where there is no such thing."""
     try:
-        content = json.loads(file.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        return read_json_object(file).get(key)
+    except (FileNotFoundError, JsonFileError):
         return None
-    return content.get(key) if isinstance(content, dict) else None
 
 
 def _check_tokenizer_json(file: Path) -> None:
     try:
-        content = json.loads(file.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
-        raise ConfigurationError(f"cannot read the tokenizer {file}: {reason}") from None
-    model = content.get("model") if isinstance(content, dict) else None
+        model = read_json_object(file, MAX_TOKENIZER_BYTES).get("model")
+    except (FileNotFoundError, JsonFileError) as error:
+        raise ConfigurationError(str(error)) from None
     if not isinstance(model, dict):
         raise ConfigurationError(f"{file} is not a tokenizer: it has no object named model")
     if not model.get("vocab"):

@@ -1,6 +1,9 @@
 """Finds a model's tokenizer, on disk or on the hub, and loads it."""
 
 import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,32 +15,41 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
-from tokenizers.processors import TemplateProcessing
 
-from taco_gateway.text.tokenizer import FastTokenizer, SlowTokenizer, Tokenizer, TokenizerSettings
+from taco_gateway.text.isolated_tokenizer import IsolatedTokenizer
+from taco_gateway.text.tokenizer import (
+    FastTokenizer,
+    SlowTokenizer,
+    Tokenizer,
+    TokenizerError,
+    TokenizerSettings,
+    panics_as_errors,
+)
 from taco_gateway.text.tokenizer_check import (
     VOCABULARY_FILES,
     check_tokenizer,
     require_vocabulary,
     vocab_size_of,
 )
+from taco_gateway.text.tokenizer_safety import decoding_risk, encoding_risk
+from taco_gateway.text.tokenizer_settings import complete, content
 from taco_proto.config import ModelConfig
 from taco_proto.errors import ConfigurationError
+from taco_proto.json_file import (
+    MAX_TOKENIZER_BYTES,
+    JsonFileError,
+    parse_json_object,
+    read_json_object,
+    read_text_file,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _TOKENIZER_FILES = ("tokenizer*", "merges.txt", *VOCABULARY_FILES)
 _OTHER_FILES = ("config.json", "special_tokens_map.json", "added_tokens.json", "chat_template*")
-_NAMED_SPECIAL_TOKENS = (
-    "bos_token",
-    "eos_token",
-    "unk_token",
-    "pad_token",
-    "sep_token",
-    "cls_token",
-    "mask_token",
-)
+
+logger = logging.getLogger("taco.gateway")
 
 
 def load_tokenizer(config: ModelConfig) -> Tokenizer | None:
@@ -54,29 +66,66 @@ def load_tokenizer(config: ModelConfig) -> Tokenizer | None:
     directory = _find_directory(config)
     require_vocabulary(directory)
     tokenizer = _load(directory, config.tokenizer_mode)
-    check_tokenizer(tokenizer, directory, vocab_size_of(config.model))
+    try:
+        check_tokenizer(tokenizer, directory, vocab_size_of(config.model))
+    except TokenizerError as error:
+        tokenizer.close()
+        raise ConfigurationError(f"cannot use the tokenizer in {directory}: {error}") from None
     return tokenizer
 
 
 def _load(directory: Path, mode: str) -> Tokenizer:
-    try:
+    with _load_errors(directory), panics_as_errors():
         settings = _read_json(directory / "tokenizer_config.json")
         for name, value in _read_json(directory / "special_tokens_map.json").items():
             settings.setdefault(name, value)
         own = TokenizerSettings(
-            bos_token=_content(settings.get("bos_token")),
-            eos_token=_content(settings.get("eos_token")),
+            bos_token=content(settings.get("bos_token")),
+            eos_token=content(settings.get("eos_token")),
             chat_template=_chat_template(directory, settings),
         )
         file = directory / "tokenizer.json"
         if mode != "slow" and file.is_file():
-            return FastTokenizer(
-                _complete(tokenizers.Tokenizer.from_file(str(file)), settings), own
-            )
+            text = read_text_file(file, MAX_TOKENIZER_BYTES)
+            return _fast_tokenizer(text, parse_json_object(text, file), own, settings)
         return _load_with_transformers(directory, mode, own)
+
+
+@contextmanager
+def _load_errors(directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except (ConfigurationError, JsonFileError) as error:
+        raise ConfigurationError(str(error)) from None
     except Exception as error:  # tokenizers raises bare Exception, transformers almost anything
         reason = " ".join(str(error).split())[:300]
         raise ConfigurationError(f"cannot load the tokenizer in {directory}: {reason}") from None
+
+
+def _fast_tokenizer(
+    text: str,
+    description: dict[str, Any],
+    settings: TokenizerSettings,
+    raw_settings: dict[str, Any],
+) -> FastTokenizer:
+    """The tokenizer that a tokenizer.json describes; it encodes in a process with limits unless its
+    steps are known to be safe.
+
+    Args:
+        text, description: the file's content, as it is and parsed.
+
+    Raises:
+        ConfigurationError: its decoder is not known to be safe.
+    """
+    if reason := decoding_risk(description):
+        raise ConfigurationError(f"the tokenizer cannot be served: {reason}")
+    reason = encoding_risk(description)
+    if reason is None:
+        return FastTokenizer(complete(tokenizers.Tokenizer.from_str(text), raw_settings), settings)
+    logger.warning("the tokenizer encodes in processes with limits, which takes longer: %s", reason)
+    left_out = dict.fromkeys(("normalizer", "pre_tokenizer", "post_processor", "truncation"))
+    vocabulary = tokenizers.Tokenizer.from_str(json.dumps(description | left_out))
+    return IsolatedTokenizer(complete(vocabulary, raw_settings), settings, text, raw_settings)
 
 
 def _find_directory(config: ModelConfig) -> Path:
@@ -110,62 +159,19 @@ def _find_directory(config: ModelConfig) -> Path:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-
-
-def _content(token: Any) -> str | None:
-    """The text of a token that a config gives as a string or as an AddedToken's fields."""
-    return token.get("content") if isinstance(token, dict) else token
+    """The object in a file of the checkpoint; empty where there is no such file."""
+    return read_json_object(path) if path.exists() else {}
 
 
 def _chat_template(directory: Path, settings: dict[str, Any]) -> str | None:
     file = directory / "chat_template.jinja"
     if file.is_file():
-        return file.read_text(encoding="utf-8")
+        return read_text_file(file)
     template = _read_json(directory / "chat_template.json").get("chat_template")
     template = template or settings.get("chat_template")
     if isinstance(template, list):  # named templates; the others are for tools and retrieval
         template = {entry["name"]: entry["template"] for entry in template}.get("default")
     return template
-
-
-def _complete(backend: tokenizers.Tokenizer, settings: dict[str, Any]) -> tokenizers.Tokenizer:
-    """Adds what tokenizer_config.json knows and tokenizer.json may not: special tokens, BOS,
-    EOS.
-    """
-    named = [_content(settings.get(name)) for name in _NAMED_SPECIAL_TOKENS]
-    named += [_content(token) for token in settings.get("additional_special_tokens") or ()]
-    special = {t.content for t in backend.get_added_tokens_decoder().values() if t.special}
-    backend.add_special_tokens([token for token in named if token and token not in special])
-    _obey_bos_eos_flags(backend, settings)
-    return backend
-
-
-def _obey_bos_eos_flags(backend: tokenizers.Tokenizer, settings: dict[str, Any]) -> None:
-    # Checkpoints whose tokenizer.json adds no BOS rely on these flags (DeepSeek). Where they are
-    # absent, tokenizer.json is the truth.
-    ids = {}
-    for name in ("bos_token", "eos_token"):
-        text = _content(settings.get(name))
-        token_id = backend.token_to_id(text) if text else None
-        if text is not None and token_id is not None:
-            ids[name] = (text, token_id)
-    added = backend.encode("", add_special_tokens=True).ids
-    if not set(added) <= {token_id for _, token_id in ids.values()}:
-        return
-    wanted = {}
-    for name, (_, token_id) in ids.items():
-        flag = settings.get(f"add_{name}")
-        wanted[name] = token_id in added if flag is None else bool(flag)
-    if wanted == {name: token_id in added for name, (_, token_id) in ids.items()}:
-        return
-    front = f"{ids['bos_token'][0]} " if wanted.get("bos_token") else ""
-    back = f" {ids['eos_token'][0]}" if wanted.get("eos_token") else ""
-    backend.post_processor = TemplateProcessing(
-        single=f"{front}$A{back}",
-        pair=f"{front}$A{back} {front}$B{back}",
-        special_tokens=list(ids.values()),
-    )
 
 
 def load_transformers_tokenizer(config: ModelConfig) -> "PreTrainedTokenizerBase":
@@ -220,4 +226,7 @@ def _load_with_transformers(directory: Path, mode: str, settings: TokenizerSetti
         eos_token=settings.eos_token or loaded.eos_token,
         chat_template=settings.chat_template,
     )
-    return from_transformers(loaded, settings)
+    if not loaded.is_fast:
+        return SlowTokenizer(loaded, settings)
+    text = loaded.backend_tokenizer.to_str()
+    return _fast_tokenizer(text, json.loads(text), settings, {})

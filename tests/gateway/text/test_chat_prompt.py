@@ -277,7 +277,7 @@ def test_the_operators_template_is_a_file_or_a_line(tmp_path: Path) -> None:
 def test_a_warm_prompter_has_a_process_ready(caplog: pytest.LogCaptureFixture) -> None:
     prompter = prompter_of(CHATML)
     prompter.warm_up()
-    assert len(prompter._pool._idle) == 1
+    assert len(prompter._pool._processes._idle) == 1
     prompter.close()
     broken = prompter_of("{% for %}")
     broken.warm_up()
