@@ -47,7 +47,7 @@ def create_app(
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
-        gateway.engine.close()
+        gateway.close()
 
     app = FastAPI(
         lifespan=lifespan,

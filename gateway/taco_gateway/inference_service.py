@@ -9,7 +9,15 @@ client that goes away frees its request.
 
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from contextlib import aclosing
 from typing import Any, NoReturn
 
@@ -22,7 +30,10 @@ from taco_gateway.engine.engine_client import EngineError
 from taco_gateway.errors import ApiError
 from taco_gateway.gateway import Gateway
 from taco_gateway.generation import UsageCounter, timed
+from taco_gateway.grpc_bounds import FieldLimitInterceptor
 from taco_gateway.inference_cache_fields import CacheFields, cache_fields
+from taco_gateway.protocol.conversation import MAX_MESSAGES
+from taco_gateway.protocol.token_ids import MAX_TOKEN_IDS
 from taco_proto import inference_pb2 as pb
 from taco_proto.errors import ConfigurationError, InvalidParameterError
 from taco_proto.grpc_tls import add_port
@@ -33,7 +44,7 @@ from taco_proto.requests import PrefixPin
 from taco_proto.tls import Role
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Inference"].full_name
-MAX_MESSAGE_BYTES = 32 * 2**20
+MAX_MESSAGE_BYTES = 8 * 2**20
 # Who may call it, where certificates say who calls.
 CALLERS = frozenset({Role.CLIENT, Role.GATEWAY})
 ROLES = frozenset({"system", "developer", "user", "assistant"})
@@ -54,7 +65,7 @@ _SERVER_OPTIONS = (
 )
 
 Context = grpc.aio.ServicerContext[Any, Any]
-Prompt = tuple[list[int], tuple[PrefixPin, ...]]  # its tokens, and what is to be kept of them
+Prompt = tuple[Sequence[int], tuple[PrefixPin, ...]]  # its tokens, and what is to be kept of them
 
 
 async def start_inference_server(listen: str, gateway: Gateway) -> grpc.aio.Server:
@@ -66,7 +77,15 @@ async def start_inference_server(listen: str, gateway: Gateway) -> grpc.aio.Serv
         ConfigurationError: the address cannot be bound, or a TLS file cannot be read.
     """
     tls = gateway.config.tls
-    interceptors: list[grpc.aio.ServerInterceptor] = [KeyInterceptor(gateway.keys)]
+    interceptors: list[grpc.aio.ServerInterceptor] = [
+        KeyInterceptor(gateway.keys),
+        FieldLimitInterceptor(
+            {
+                f"/{SERVICE_NAME}/Chat": pb.ChatRequest,
+                f"/{SERVICE_NAME}/Complete": pb.CompleteRequest,
+            }
+        ),
+    ]
     if tls is not None:
         allowed = {SERVICE_NAME: CALLERS, reflection.SERVICE_NAME: CALLERS}
         interceptors.insert(0, RoleInterceptor(allowed))
@@ -94,6 +113,11 @@ class InferenceService(InferenceServicer):
     ) -> AsyncIterator[pb.TextReply]:
         async def prompt(cache: CacheFields) -> Prompt:
             engine = self._gateway.engine
+            if len(request.messages) > MAX_MESSAGES:
+                raise InvalidParameterError(
+                    f"at most {MAX_MESSAGES} messages are allowed, got {len(request.messages)}",
+                    "messages",
+                )
             messages = [_message(message) for message in request.messages]
             token_ids = await engine.encode_chat(messages, must_fit=True)
             return token_ids, await engine.prefix_pins(messages, cache.breakpoints, token_ids)
@@ -107,7 +131,7 @@ class InferenceService(InferenceServicer):
         async def prompt(cache: CacheFields) -> Prompt:
             match request.WhichOneof("prompt"):
                 case "token_ids":
-                    token_ids = list(request.token_ids.ids)
+                    token_ids = await self._token_ids(request.token_ids)
                 case "text":
                     token_ids = await self._gateway.engine.encode(request.text, must_fit=True)
                 case _:
@@ -116,6 +140,13 @@ class InferenceService(InferenceServicer):
 
         async for reply in self._answer(request, context, prompt, default_max_tokens=16):
             yield reply
+
+    async def _token_ids(self, message: pb.TokenIds) -> Sequence[int]:
+        if len(message.ids) > MAX_TOKEN_IDS:
+            raise InvalidParameterError(
+                f"at most {MAX_TOKEN_IDS} token ids are allowed, got {len(message.ids)}", "prompt"
+            )
+        return await self._gateway.engine.checked(message.ids)
 
     async def _answer(
         self,
@@ -156,7 +187,7 @@ class InferenceService(InferenceServicer):
         token_ids, pins = await prompt(cache)
         request_id = f"grpc-{uuid.uuid4().hex}"
         updates = gateway.engine.generate(
-            token_ids,
+            await gateway.engine.checked(token_ids),
             params,
             request_id=request_id,
             priority=key.bound(request.priority),

@@ -321,3 +321,25 @@ async def test_a_call_without_a_prompt_is_not_an_empty_prompt(connect: Connect) 
         async for _ in InferenceStub(channel).Complete(pb.CompleteRequest()):
             pass
     assert not engine.streams
+
+
+async def test_too_many_messages(connect: Connect, tokenizer: Tokenizer) -> None:
+    """A million took the event loop seconds."""
+    engine, channel = await connect(replay(words(tokenizer, "x")))
+    stub = InferenceStub(channel)
+    for num_messages in (3000, 1_000_000):
+        request = pb.ChatRequest(messages=[pb.ChatMessage(role="user")] * num_messages)
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            _ = [reply async for reply in stub.Chat(request)]
+        assert raised.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert not engine.streams
+
+
+async def test_a_million_token_ids(connect: Connect, tokenizer: Tokenizer) -> None:
+    info = replace(MODEL_INFO, max_model_len=2**21)
+    engine, channel = await connect(replay(words(tokenizer, "x")), info=info)
+    ids = [i % info.vocab_size for i in range(1_000_000)]
+    request = pb.CompleteRequest(token_ids=pb.TokenIds(ids=ids))
+    replies = [reply async for reply in InferenceStub(channel).Complete(request)]
+    assert replies[-1].usage.prompt_tokens == len(ids)
+    assert prompt_of(engine.streams[0].request) == ids

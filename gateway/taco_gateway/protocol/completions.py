@@ -5,12 +5,13 @@ from typing import Any
 from pydantic import Field, field_validator
 
 from taco_gateway.protocol.generation import MAX_TOP_LOGPROBS, GenerationRequest
+from taco_gateway.protocol.token_ids import TokenIds, is_token_ids
 from taco_proto.errors import InvalidParameterError
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
 MAX_PROMPTS = 1024
 
-Prompt = str | list[int]
+Prompt = str | TokenIds
 
 
 class CompletionRequest(GenerationRequest):
@@ -62,16 +63,12 @@ def split_prompts(value: object) -> list[Prompt]:
     """The single prompts in `value`, in order; none where it is not of any form that is allowed."""
     if isinstance(value, str):
         return [value]
+    if is_token_ids(value):
+        return [value]
     if not isinstance(value, list) or not value:
         return []
-    if _is_token_ids(value):
-        return [value]
     if len(value) > MAX_PROMPTS:
         raise ValueError(f"at most {MAX_PROMPTS} prompts are allowed, got {len(value)}")
-    if all(isinstance(item, str) for item in value) or all(_is_token_ids(item) for item in value):
+    if all(isinstance(item, str) for item in value) or all(is_token_ids(item) for item in value):
         return value
     return []
-
-
-def _is_token_ids(value: object) -> bool:
-    return isinstance(value, list) and set(map(type, value)) == {int}  # bool is no token id

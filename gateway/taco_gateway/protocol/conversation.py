@@ -1,6 +1,6 @@
 """A conversation as OpenAI's chat surface writes it; text only."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -32,7 +32,7 @@ class ChatMessage(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart]
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)]
     name: str | None = None
     reasoning_content: str | None = None
     cache_control: CacheControl | None = Field(default=None, exclude=True)
@@ -65,7 +65,7 @@ class Conversation(BaseModel):
     InvalidParameterError: the messages do not follow on one another.
     """
 
-    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
+    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
     add_generation_prompt: bool = True
     continue_final_message: bool = False
 

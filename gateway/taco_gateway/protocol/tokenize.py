@@ -1,13 +1,12 @@
 """`POST /tokenize` and `POST /detokenize`: what comes in."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Self
+from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, field_validator
 
 from taco_gateway.protocol.conversation import Conversation
-
-MAX_TOKEN_ID = 2**31 - 1
+from taco_gateway.protocol.token_ids import MAX_TOKEN_ID, is_token_ids
 
 
 class _TokenizerRequest(BaseModel):
@@ -37,4 +36,17 @@ class TokenizeChatRequest(Conversation, _TokenizerRequest):
 
 
 class DetokenizeRequest(_TokenizerRequest):
-    tokens: list[Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]]
+    """`tokens` is a list of token ids."""
+
+    tokens: Any
+
+    @field_validator("tokens")
+    @classmethod
+    def _check_tokens(cls, value: object) -> object:
+        if value == []:
+            return value
+        if not is_token_ids(value):
+            raise ValueError("must be a list of token ids")
+        if not 0 <= min(value) <= max(value) <= MAX_TOKEN_ID:
+            raise ValueError(f"its token ids must be in 0…{MAX_TOKEN_ID}")
+        return value

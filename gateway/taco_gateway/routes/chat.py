@@ -15,6 +15,7 @@ from taco_gateway.http.chunks import ChatChunkWriter, StreamHead
 from taco_gateway.protocol.chat import ChatCompletionRequest
 from taco_gateway.protocol.logprobs import LogprobFormatter, PromptLogprobs
 from taco_gateway.protocol.responses import ChatChoice, ChatCompletion, ChatResponseMessage
+from taco_gateway.protocol.surfaces import CHAT
 
 router = APIRouter()
 
@@ -23,7 +24,7 @@ router = APIRouter()
 async def create_chat_completion(request: Request) -> Response:
     arrival = perf_counter()
     gateway = gateway_of(request)
-    chat = ChatCompletionRequest.from_body(await gateway.read_body(request))
+    chat = await gateway.read_request(request, CHAT)
     key = key_of(request)
     gateway.check_model(chat.model, key)
     request_id = f"chatcmpl-{request.state.request_id}"
@@ -55,7 +56,7 @@ async def _generate(
         add_special_tokens=chat.add_special_tokens,
     )
     updates = gateway.engine.generate(
-        prompt_token_ids,
+        await gateway.engine.checked(prompt_token_ids),
         params,
         request_id=request_id,
         priority=key.bound(chat.priority),

@@ -16,6 +16,7 @@ from taco_gateway.http.chunks import CompletionChunkWriter, StreamHead
 from taco_gateway.protocol.completions import CompletionRequest, Prompt
 from taco_gateway.protocol.logprobs import CompletionLogprobs, PromptLogprobs
 from taco_gateway.protocol.responses import Completion, CompletionChoice
+from taco_gateway.protocol.surfaces import COMPLETIONS
 from taco_gateway.text.echoed_prompt import EchoedPrompt, echoed_text, echoed_tokens
 from taco_gateway.text.text_engine import TokenLogprob
 from taco_proto.errors import InvalidParameterError
@@ -30,7 +31,7 @@ router = APIRouter()
 async def create_completion(request: Request) -> Response:
     arrival = perf_counter()
     gateway = gateway_of(request)
-    body = CompletionRequest.from_body(await gateway.read_body(request))
+    body = await gateway.read_request(request, COMPLETIONS)
     key = key_of(request)
     gateway.check_model(body.model, key)
     params = gateway.engine.sampling_params(body.sampling_values())
@@ -41,7 +42,10 @@ async def create_completion(request: Request) -> Response:
     gateway.check_accepting()
     # One after the other: a request takes no more than one thread, and ends at the first prompt
     # that is too long.
-    prompts = [await _encode(gateway, body, prompt) for prompt in body.prompts]
+    prompts = [
+        await gateway.engine.checked(await _encode(gateway, body, prompt))
+        for prompt in body.prompts
+    ]
     request_id = f"cmpl-{request.state.request_id}"
     updates = _generate(gateway, body, params, prompts, key, request_id)
     echoed = await asyncio.to_thread(_echoed, gateway, body, prompts) if body.echo else []
@@ -54,7 +58,7 @@ async def create_completion(request: Request) -> Response:
     return await gateway.answer(request, answer.whole(watched))
 
 
-async def _encode(gateway: Gateway, body: CompletionRequest, prompt: Prompt) -> list[int]:
+async def _encode(gateway: Gateway, body: CompletionRequest, prompt: Prompt) -> Sequence[int]:
     if not isinstance(prompt, str):
         return prompt
     gateway.require_tokenizer()
@@ -70,7 +74,7 @@ def _generate(
     gateway: Gateway,
     body: CompletionRequest,
     params: SamplingParams,
-    prompts: Sequence[list[int]],
+    prompts: Sequence[Sequence[int]],
     key: ApiKey,
     request_id: str,
 ) -> Updates:
@@ -184,7 +188,7 @@ class _CompletionAnswer:
 
 
 def _echoed(
-    gateway: Gateway, body: CompletionRequest, prompts: Sequence[list[int]]
+    gateway: Gateway, body: CompletionRequest, prompts: Sequence[Sequence[int]]
 ) -> list[EchoedPrompt]:
     """What `echo` returns of each prompt: the client's own text, unless that was truncated or came
     as token ids. Blocks: call it from a thread.

@@ -6,11 +6,8 @@ from fastapi import APIRouter, Request
 
 from taco_gateway.gateway import gateway_of, key_of
 from taco_gateway.protocol.responses import DetokenizeResponse, TokenizeResponse
-from taco_gateway.protocol.tokenize import (
-    DetokenizeRequest,
-    TokenizeChatRequest,
-    TokenizeTextRequest,
-)
+from taco_gateway.protocol.surfaces import DETOKENIZE, TOKENIZE
+from taco_gateway.protocol.tokenize import TokenizeChatRequest
 
 router = APIRouter()
 
@@ -19,8 +16,7 @@ router = APIRouter()
 async def tokenize(request: Request) -> TokenizeResponse:
     """Token ids of a prompt, or of a conversation as the model would see it."""
     gateway = gateway_of(request)
-    body = await gateway.read_body(request)
-    wanted = (TokenizeChatRequest if "messages" in body else TokenizeTextRequest).from_body(body)
+    wanted = await gateway.read_request(request, TOKENIZE)
     gateway.check_model(wanted.model, key_of(request))
     tokenizer = gateway.require_tokenizer()
     if isinstance(wanted, TokenizeChatRequest):
@@ -51,7 +47,7 @@ async def tokenize(request: Request) -> TokenizeResponse:
 @router.post("/detokenize")
 async def detokenize(request: Request) -> DetokenizeResponse:
     gateway = gateway_of(request)
-    wanted = DetokenizeRequest.from_body(await gateway.read_body(request))
+    wanted = await gateway.read_request(request, DETOKENIZE)
     gateway.check_model(wanted.model, key_of(request))
     tokenizer = gateway.require_tokenizer()
     text = await asyncio.to_thread(tokenizer.decode, wanted.tokens, skip_special_tokens=False)

@@ -7,6 +7,7 @@ pieces and the rest that `flush` gives make up the text that decoding all tokens
 import codecs
 import re
 from collections.abc import Callable, Container, Sequence
+from itertools import islice
 from typing import Protocol
 
 from taco_gateway.text.token_bytes import TokenBytes
@@ -99,7 +100,8 @@ class WindowDetokenizer:
     ) -> None:
         self._decode = decode
         self._hidden = hidden
-        self._window = [i for i in prompt_token_ids if i not in hidden][-_WINDOW:]
+        shown = (i for i in reversed(prompt_token_ids) if i not in hidden)
+        self._window = list(islice(shown, _WINDOW))[::-1]
         self._num_shown = len(self._window)
 
     def feed(self, token_ids: Sequence[int]) -> str:

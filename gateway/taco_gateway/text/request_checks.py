@@ -1,5 +1,6 @@
 """What a request must keep to on the model that is served. What fails here never runs."""
 
+from array import array
 from collections.abc import Sequence
 
 from taco_proto.errors import InvalidParameterError
@@ -9,6 +10,7 @@ from taco_proto.sampling_params import SamplingParams
 CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
 # More than any model reads; tokenizing a longer text would cost minutes and gigabytes.
 MAX_TEXT_CHARS = 2**23
+_SLICE = 2**14  # token ids that are checked at a time
 
 
 def check_text(text: str, param: str) -> None:
@@ -46,14 +48,40 @@ def check_prompt_length(
         )
 
 
-def check_prompt(token_ids: Sequence[int], info: ModelInfo) -> None:
-    """Raises:
-    InvalidParameterError: the prompt is empty, leaves no room for a token, or has a token id that
-        the model does not know.
+class CheckedTokenIds(array):
+    """Token ids of a prompt that are in the model's vocabulary, as packed int32."""
+
+
+def checked_token_ids(token_ids: Sequence[int], info: ModelInfo) -> CheckedTokenIds:
+    """Checks and packs the token ids of a long prompt, for a thread: it takes milliseconds at a
+    time, between which other threads run.
+
+    Raises:
+        InvalidParameterError: the model does not know a token id.
+    """
+    checked = CheckedTokenIds("i")
+    for start in range(0, len(token_ids), _SLICE):
+        piece = token_ids[start : start + _SLICE]
+        _check_vocabulary(piece, info)
+        checked.extend(piece)
+    return checked
+
+
+def check_prompt(token_ids: Sequence[int], info: ModelInfo, *, is_checked: bool = False) -> None:
+    """`is_checked`: the token ids are known to be in the model's vocabulary.
+
+    Raises:
+        InvalidParameterError: the prompt is empty, leaves no room for a token, or has a token id
+            that the model does not know.
     """
     if not token_ids:
         raise InvalidParameterError("The prompt is empty.", "prompt")
     check_prompt_length(len(token_ids), info.max_model_len)
+    if not is_checked:
+        _check_vocabulary(token_ids, info)
+
+
+def _check_vocabulary(token_ids: Sequence[int], info: ModelInfo) -> None:
     if not all(type(token_id) is int for token_id in token_ids):
         raise InvalidParameterError("Token ids must be integers.", "prompt")
     for token_id in (min(token_ids), max(token_ids)):

@@ -14,11 +14,13 @@ from taco_gateway.text.breakpoints import Breakpoint, lasting
 from taco_gateway.text.chat_prompt import ChatPrompter
 from taco_gateway.text.output_processor import OutputProcessor, PromptLogprobs, TextUpdate
 from taco_gateway.text.request_checks import (
+    CheckedTokenIds,
     check_priority,
     check_prompt,
     check_prompt_length,
     check_sampling,
     check_text,
+    checked_token_ids,
     resolve_max_tokens,
 )
 from taco_gateway.text.token_logprobs import Candidate, CandidateReader, TokenLogprob
@@ -36,6 +38,7 @@ from taco_proto.sampling_params import MAX_SEED, SamplingParams
 
 __all__ = ["Candidate", "TextEngine", "TextUpdate", "TokenLogprob"]
 
+_LONG_PROMPT = 2**14  # tokens whose check takes longer than a change of threads
 _NO_TOKENIZER = "The model is served without a tokenizer: give token ids."
 _FLOAT_FIELDS = frozenset(f.name for f in fields(SamplingParams) if f.type is float)
 _NUMBER_FIELDS = _FLOAT_FIELDS | frozenset(f.name for f in fields(SamplingParams) if f.type is int)
@@ -172,6 +175,18 @@ class TextEngine:
             max_model_len=self.model_info().max_model_len if must_fit else None,
         )
 
+    async def checked(self, token_ids: Sequence[int]) -> Sequence[int]:
+        """The same token ids for `generate`, which would hold the event loop while it checks a long
+        list of them.
+
+        Raises:
+            InvalidParameterError: the model does not know a token id, or there are too many.
+            EngineError: no worker serves the model (503).
+        """
+        if len(token_ids) < _LONG_PROMPT:
+            return token_ids if isinstance(token_ids, list) else list(token_ids)
+        return await asyncio.to_thread(checked_token_ids, token_ids, self.model_info())
+
     async def prefix_pins(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -242,10 +257,11 @@ class TextEngine:
             EngineError: no worker serves the model (503). Also while iterating: the request failed.
         """
         info = self.model_info()
+        is_checked = isinstance(prompt_token_ids, CheckedTokenIds)
         limit = params.truncate_prompt_tokens
         if limit is not None and limit < len(prompt_token_ids):
             prompt_token_ids, pins = prompt_token_ids[-limit:], ()
-        check_prompt(prompt_token_ids, info)
+        check_prompt(prompt_token_ids, info, is_checked=is_checked)
         check_sampling(params, info)
         check_priority(priority)
         if params.stop and self.tokenizer is None:

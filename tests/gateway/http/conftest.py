@@ -24,4 +24,4 @@ def make_app(tokenizer: Tokenizer) -> Iterator[AppMaker]:
 
     yield make
     for app in apps:
-        app.gateway.engine.close()
+        app.gateway.close()

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from taco_gateway.errors import ApiError
-from taco_gateway.http.request_body import parse_json_object
+from taco_gateway.http.json_body import parse_json_object
 
 BAD_BODIES = {
     "empty": b"",

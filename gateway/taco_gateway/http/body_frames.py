@@ -1,0 +1,97 @@
+"""What the gateway and a body process say to each other over a socket: JSON, text and packed
+integers, never objects.
+
+A message is a number of frames (4 bytes), the length of each (8 bytes), and the frames.
+"""
+
+import json
+import socket
+import time
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+from taco_gateway.http.json_body import is_integers
+
+LONG_CHARS = 4096  # strings from here on travel beside the JSON document
+LONG_LIST = 256  # and so do lists of integers
+_INTEGERS = "i"
+_TEXT = "s"
+
+Path = list[str | int]
+
+
+def send(connection: socket.socket, frames: Sequence[bytes]) -> None:
+    """Raises OSError: the other side is gone, or does not read in time."""
+    sizes = b"".join(len(frame).to_bytes(8, "big") for frame in frames)
+    connection.sendall(len(frames).to_bytes(4, "big") + sizes)
+    for frame in frames:
+        connection.sendall(frame)
+
+
+def receive(connection: socket.socket, deadline: float | None = None) -> list[bytes]:
+    """Args:
+        deadline: on `time.monotonic()`'s clock; None: waits for ever.
+
+    Raises:
+        OSError, EOFError: the other side is gone, or did not send in time.
+    """
+    num_frames = int.from_bytes(_receive(connection, 4, deadline), "big")
+    sizes = _receive(connection, 8 * num_frames, deadline)
+    return [
+        bytes(_receive(connection, int.from_bytes(sizes[i : i + 8], "big"), deadline))
+        for i in range(0, len(sizes), 8)
+    ]
+
+
+def pack(body: dict[str, Any]) -> list[bytes]:
+    """A body as frames: places of the long values, the rest as JSON, then the long values.
+
+    Raises:
+        OverflowError: a long list has an integer that is no token id of any model.
+    """
+    places: list[tuple[str, Path]] = []
+    frames: list[bytes] = []
+    pending: list[tuple[Path, Any, dict[str, Any] | list[Any]]] = [([], "", {"": body})]
+    while pending:
+        path, key, holder = pending.pop()
+        value = holder[key]
+        if isinstance(value, str) and len(value) >= LONG_CHARS:
+            places.append((_TEXT, path))
+            frames.append(value.encode())
+            holder[key] = None
+        elif isinstance(value, list) and len(value) >= LONG_LIST and is_integers(value):
+            places.append((_INTEGERS, path))
+            frames.append(array("i", value).tobytes())
+            holder[key] = None
+        elif isinstance(value, dict):
+            pending += [([*path, name], name, value) for name in value]
+        elif isinstance(value, list):
+            pending += [([*path, i], i, value) for i in range(len(value))]
+    document = json.dumps(body, ensure_ascii=False).encode()
+    return [json.dumps(places).encode(), document, *frames]
+
+
+def unpack(frames: Sequence[bytes]) -> dict[str, Any]:
+    """The body that `pack` took, with long lists of integers as `array("i")`."""
+    places: list[tuple[str, Path]] = json.loads(frames[0])
+    body: dict[str, Any] = json.loads(frames[1])
+    for (kind, path), frame in zip(places, frames[2:], strict=True):
+        holder: Any = body
+        for key in path[:-1]:
+            holder = holder[key]
+        holder[path[-1]] = array("i", frame) if kind == _INTEGERS else frame.decode()
+    return body
+
+
+def _receive(connection: socket.socket, num_bytes: int, deadline: float | None) -> bytearray:
+    data = bytearray(num_bytes)
+    view = memoryview(data)
+    while view:
+        if deadline is not None:
+            connection.settimeout(max(deadline - time.monotonic(), 1e-3))
+        received = connection.recv_into(view)
+        if not received:
+            raise EOFError
+        view = view[received:]
+    return data
