@@ -245,6 +245,7 @@ def worker_info_to_pb(info: WorkerInfo) -> pb.WorkerHello:
         num_host_blocks=info.num_host_blocks,
         num_disk_blocks=info.num_disk_blocks,
         license=worker_license_to_pb(info.license),
+        needs_history=info.needs_history,
     )
 
 
@@ -265,6 +266,7 @@ def worker_info_from_pb(message: pb.WorkerHello) -> WorkerInfo:
         num_host_blocks=message.num_host_blocks,
         num_disk_blocks=message.num_disk_blocks,
         license=worker_license_from_pb(message),
+        needs_history=message.needs_history,
     )
 
 
@@ -345,7 +347,8 @@ def _joined_to_pb(joined: JoinedSequences) -> pb.JoinedSequences:
         num_prompt_tokens=joined.num_prompt_tokens.tolist(),
         num_tokens=joined.num_tokens.tolist(),
         num_computed_tokens=joined.num_computed_tokens.tolist(),
-        token_ids=joined.token_ids.astype("<i4").tobytes(),
+        token_ids=joined.token_ids.astype("<i4", copy=False).tobytes(),
+        num_omitted_tokens=joined.num_omitted_tokens.tolist(),
         num_blocks=joined.num_blocks.tolist(),
         block_ids=joined.block_ids.tolist(),
         sampling=sampling_columns_to_pb(joined.sampling),
@@ -360,6 +363,7 @@ def _joined_from_pb(message: pb.JoinedSequences) -> JoinedSequences:
         num_tokens=_ints(message.num_tokens),
         num_computed_tokens=_ints(message.num_computed_tokens),
         token_ids=np.frombuffer(message.token_ids, dtype="<i4"),
+        num_omitted_tokens=_ints(message.num_omitted_tokens),
         num_blocks=_ints(message.num_blocks),
         block_ids=_ints(message.block_ids),
         sampling=sampling_columns_from_pb(message.sampling),

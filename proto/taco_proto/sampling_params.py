@@ -133,6 +133,20 @@ class SamplingParams:
         self._check_bans()
 
     @property
+    def reads_history(self) -> bool:
+        """Whether choosing the next token reads the tokens before it, those in cached blocks too.
+
+        The scheduler sends a sequence's cached tokens to the worker only if this is so.
+        """
+        return (
+            self.presence_penalty != 0
+            or self.frequency_penalty != 0
+            or self.repetition_penalty != 1
+            or self.no_repeat_ngram_size > 0
+            or bool(self.bad_words_token_ids)
+        )
+
+    @property
     def num_sequences(self) -> int:
         """Sequences to run for this request."""
         return self.best_of or self.n

@@ -272,7 +272,7 @@ class WorkerMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., output: _Optional[_Union[StepOutput, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., store_report: _Optional[_Union[StoreReport, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., announced: _Optional[_Union[StepAnnounced, _Mapping]] = ...) -> None: ...
 
 class WorkerHello(_message.Message):
-    __slots__ = ("protocol_version", "name", "model", "max_model_len", "vocab_size", "eos_token_ids", "block_size", "num_blocks", "max_num_seqs", "max_logprobs", "default_sampling", "max_draft_tokens", "drafts_itself", "num_host_blocks", "num_disk_blocks", "license")
+    __slots__ = ("protocol_version", "name", "model", "max_model_len", "vocab_size", "eos_token_ids", "block_size", "num_blocks", "max_num_seqs", "max_logprobs", "default_sampling", "max_draft_tokens", "drafts_itself", "num_host_blocks", "num_disk_blocks", "license", "needs_history")
     class DefaultSamplingEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -296,6 +296,7 @@ class WorkerHello(_message.Message):
     NUM_HOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     NUM_DISK_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     LICENSE_FIELD_NUMBER: _ClassVar[int]
+    NEEDS_HISTORY_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     name: str
     model: str
@@ -312,7 +313,8 @@ class WorkerHello(_message.Message):
     num_host_blocks: int
     num_disk_blocks: int
     license: WorkerLicense
-    def __init__(self, protocol_version: _Optional[int] = ..., name: _Optional[str] = ..., model: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_logprobs: _Optional[int] = ..., default_sampling: _Optional[_Mapping[str, float]] = ..., max_draft_tokens: _Optional[int] = ..., drafts_itself: _Optional[bool] = ..., num_host_blocks: _Optional[int] = ..., num_disk_blocks: _Optional[int] = ..., license: _Optional[_Union[WorkerLicense, _Mapping]] = ...) -> None: ...
+    needs_history: bool
+    def __init__(self, protocol_version: _Optional[int] = ..., name: _Optional[str] = ..., model: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_logprobs: _Optional[int] = ..., default_sampling: _Optional[_Mapping[str, float]] = ..., max_draft_tokens: _Optional[int] = ..., drafts_itself: _Optional[bool] = ..., num_host_blocks: _Optional[int] = ..., num_disk_blocks: _Optional[int] = ..., license: _Optional[_Union[WorkerLicense, _Mapping]] = ..., needs_history: _Optional[bool] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("steps_done", "license")
@@ -407,12 +409,13 @@ class SamplingColumns(_message.Message):
     def __init__(self, presence_penalty: _Optional[_Iterable[float]] = ..., frequency_penalty: _Optional[_Iterable[float]] = ..., repetition_penalty: _Optional[_Iterable[float]] = ..., temperature: _Optional[_Iterable[float]] = ..., top_p: _Optional[_Iterable[float]] = ..., top_k: _Optional[_Iterable[int]] = ..., min_p: _Optional[_Iterable[float]] = ..., seed: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[_Iterable[bool]] = ..., min_tokens: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[int]] = ..., prompt_logprobs: _Optional[_Iterable[int]] = ..., no_repeat_ngram_size: _Optional[_Iterable[int]] = ..., num_stop_token_ids: _Optional[_Iterable[int]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., num_logit_bias: _Optional[_Iterable[int]] = ..., logit_bias_token_ids: _Optional[_Iterable[int]] = ..., logit_bias_values: _Optional[_Iterable[float]] = ..., num_allowed_token_ids: _Optional[_Iterable[int]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., num_bad_words: _Optional[_Iterable[int]] = ..., num_bad_word_tokens: _Optional[_Iterable[int]] = ..., bad_word_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class JoinedSequences(_message.Message):
-    __slots__ = ("slots", "num_prompt_tokens", "num_tokens", "num_computed_tokens", "token_ids", "num_blocks", "block_ids", "sampling", "cache_salts")
+    __slots__ = ("slots", "num_prompt_tokens", "num_tokens", "num_computed_tokens", "token_ids", "num_omitted_tokens", "num_blocks", "block_ids", "sampling", "cache_salts")
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_OMITTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -422,11 +425,12 @@ class JoinedSequences(_message.Message):
     num_tokens: _containers.RepeatedScalarFieldContainer[int]
     num_computed_tokens: _containers.RepeatedScalarFieldContainer[int]
     token_ids: bytes
+    num_omitted_tokens: _containers.RepeatedScalarFieldContainer[int]
     num_blocks: _containers.RepeatedScalarFieldContainer[int]
     block_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling: SamplingColumns
     cache_salts: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, slots: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., num_computed_tokens: _Optional[_Iterable[int]] = ..., token_ids: _Optional[bytes] = ..., num_blocks: _Optional[_Iterable[int]] = ..., block_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingColumns, _Mapping]] = ..., cache_salts: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, slots: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., num_computed_tokens: _Optional[_Iterable[int]] = ..., token_ids: _Optional[bytes] = ..., num_omitted_tokens: _Optional[_Iterable[int]] = ..., num_blocks: _Optional[_Iterable[int]] = ..., block_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingColumns, _Mapping]] = ..., cache_salts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PlannedDrafts(_message.Message):
     __slots__ = ("slots", "num_tokens", "num_drafts", "token_ids")

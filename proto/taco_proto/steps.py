@@ -28,6 +28,7 @@ class WorkerInfo:
         num_host_blocks: blocks of KV that its memory has room for, beside the device; 0: none.
         num_disk_blocks: the most blocks of KV that it may keep as files; 0: none.
         license: whether it may take new requests at that moment.
+        needs_history: it reads all tokens of every sequence, also those in cached blocks.
     """
 
     name: str
@@ -44,6 +45,7 @@ class WorkerInfo:
     num_host_blocks: int = 0
     num_disk_blocks: int = 0
     license: WorkerLicense = NEEDS_NO_LICENSE
+    needs_history: bool = False
     default_sampling: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -53,6 +55,9 @@ class JoinedSequences:
 
     `num_tokens` counts the prompt and what was generated before (a sequence that was preempted
     brings its tokens along), `num_computed_tokens` those whose KV is in the blocks already.
+    `token_ids` leaves out the first `num_omitted_tokens` of each sequence (empty: none of any), at
+    most those that are computed: the model does not read them again. It omits none where the
+    sampling parameters or the worker read a sequence's history.
     `sampling` has its seed set, an own one for every sequence. What is learned from the tokens of
     a sequence is used for those of the same `cache_salts` entry alone; empty: none has a salt.
     """
@@ -61,11 +66,18 @@ class JoinedSequences:
     num_prompt_tokens: IntArray
     num_tokens: IntArray
     num_computed_tokens: IntArray
-    token_ids: IntArray  # flat, sum(num_tokens)
+    token_ids: IntArray  # flat, sum(num_tokens - num_omitted_tokens)
     num_blocks: IntArray
     block_ids: IntArray  # flat, sum(num_blocks)
     sampling: tuple[SamplingParams, ...]
     cache_salts: tuple[str, ...] = ()
+    num_omitted_tokens: IntArray = field(default_factory=lambda: EMPTY)
+
+    @property
+    def first_tokens(self) -> IntArray:
+        """Position of each sequence's first token in `token_ids`."""
+        omitted = self.num_omitted_tokens
+        return omitted if omitted.size else np.zeros_like(self.num_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,7 +49,10 @@ class AttachedWorker:
         assert sequence.table is not None
         num_computed = int(self.batch.num_computed[sequence.slot])
         num_valid = num_computed - self.in_flight.num_unconfirmed_tokens(sequence.tenure)
-        self.blocks.release(sequence.table, sequence.tokens.tobytes(), num_valid, comes_back=swaps)
+        tokens = memoryview(
+            sequence.tokens
+        )  # no copy: only blocks that are not cached yet are read
+        self.blocks.release(sequence.table, tokens, num_valid, comes_back=swaps)
         self.batch.leave(sequence)
 
     def release_all(self) -> list[Sequence]:

@@ -47,7 +47,7 @@ class DiskWaits:
         if wait is None:
             wait = self._waits[sequence] = _Wait(None, self.now + UNMEASURED_WAIT_SECONDS)
         if wait.reading is None:
-            tokens, namespace = sequence.tokens.tobytes(), sequence.request.namespace
+            tokens, namespace = sequence.pack(), sequence.request.namespace
             wait.reading = self._blocks.read_ahead(tokens, namespace, self.pace.is_quicker)
             if wait.reading is not None:
                 wait.until = self.now + self._patience(len(wait.reading.keys))

@@ -6,7 +6,7 @@ from taco_proto.steps import EMPTY, BlockCopies, IntArray, JoinedSequences, Plan
 from taco_scheduler.batch import Batch
 from taco_scheduler.in_flight import InFlightStep
 from taco_scheduler.policy import StepRows
-from taco_scheduler.sequence import Sequence
+from taco_scheduler.sequence import Sequence, token_array
 
 
 def make_plan(
@@ -20,11 +20,15 @@ def make_plan(
     is_announced: bool = False,
     drafts: PlannedDrafts | None = None,
     copies: BlockCopies | None = None,
+    needs_history: bool = False,
 ) -> tuple[StepPlan, InFlightStep]:
     """The plan of a step and the record that its output will be read against.
 
     Advances `num_computed` and `num_tokens` of the rows: the scheduler counts tokens when it plans
     them, not when they arrive.
+
+    Args:
+        needs_history: the worker reads all tokens of joining sequences, those in cached blocks too.
     """
     if rows.chunk_slots:
         chunk_slots = np.array(rows.chunk_slots, dtype=np.int32)
@@ -35,7 +39,7 @@ def make_plan(
         slots = rows.decode_slots
         num_tokens = np.ones(len(slots), np.int32)
     # Before the counters move: a joining sequence names what was computed when it joins.
-    joined = _joined(batch, rows.joined) if rows.joined else None
+    joined = _joined(batch, rows.joined, needs_history) if rows.joined else None
     batch.num_computed[slots] += num_tokens
     max_drafts = EMPTY
     if rows.max_drafts.any():
@@ -84,15 +88,20 @@ def _of_sampled(rows: StepRows, num_sampled: int) -> IntArray:
     return max_drafts
 
 
-def _joined(batch: Batch, sequences: list[Sequence]) -> JoinedSequences:
+def _joined(batch: Batch, sequences: list[Sequence], needs_history: bool) -> JoinedSequences:
     slots = np.array([s.slot for s in sequences], dtype=np.int32)
+    num_computed = batch.num_computed[slots]
+    reads_history = [needs_history or s.request.sampling.reads_history for s in sequences]
+    omitted = np.where(reads_history, 0, num_computed).astype(np.int32)
+    token_ids = [token_array(s.pack())[n:] for s, n in zip(sequences, omitted, strict=True)]
     tables = [s.table.blocks for s in sequences if s.table is not None]
     return JoinedSequences(
         slots=slots,
         num_prompt_tokens=np.array([s.request.num_prompt_tokens for s in sequences], np.int32),
         num_tokens=batch.num_tokens[slots],
-        num_computed_tokens=batch.num_computed[slots],
-        token_ids=np.concatenate([np.array(s.tokens, dtype=np.int32) for s in sequences]),
+        num_computed_tokens=num_computed,
+        token_ids=np.concatenate(token_ids),
+        num_omitted_tokens=omitted if omitted.any() else EMPTY,
         num_blocks=np.array([len(blocks) for blocks in tables], dtype=np.int32),
         block_ids=np.concatenate([np.array(blocks, dtype=np.int32) for blocks in tables]),
         sampling=tuple(s.sampling_for_worker() for s in sequences),

@@ -7,7 +7,7 @@ from taco_proto.config import SchedulerConfig
 from taco_proto.kv_tiers import StoreReport
 from taco_proto.registry import DECODE_TOKENS
 from taco_proto.steps import StepOutput, StepPlan, WorkerInfo
-from taco_scheduler.admission import length_limit
+from taco_scheduler.admission import TOKEN_BYTES, length_limit
 from taco_scheduler.attached_worker import AttachedWorker
 from taco_scheduler.commit import Committer
 from taco_scheduler.counters import Counters
@@ -252,6 +252,7 @@ class Replica:
             is_announced=self._runs_a_suspect(rows),
             drafts=self.drafts.planned(rows.decode_slots, rows.max_drafts),
             copies=worker.blocks.take_copies(step_id),
+            needs_history=self.info.needs_history,
         )
         worker.in_flight.steps.append(step)
         self._after_planning(rows, step_id, now)
@@ -383,7 +384,7 @@ class Replica:
             sequence = batch.owner(slot)
             num_computed = int(batch.num_computed[slot])
             assert sequence.table is not None
-            blocks.publish(sequence.table, sequence.tokens.tobytes(), num_computed, step_id)
+            blocks.publish(sequence.table, sequence.pack(), num_computed, step_id)
             if num_computed >= sequence.request.num_prompt_tokens:
                 self._release_held(sequence.request)
                 self._pin_prompt(sequence, now)
@@ -398,7 +399,7 @@ class Replica:
     def _pin_prompt(self, sequence: Sequence, now: float) -> None:
         request = sequence.request
         for pin in request.pins:
-            tokens = sequence.tokens[: pin.num_tokens].tobytes()
+            tokens = memoryview(sequence.pack())[: pin.num_tokens * TOKEN_BYTES]
             is_pinned = self.worker.blocks.pin_prefix(
                 tokens, request.namespace, now + pin.seconds, request.tenant.name
             )

@@ -67,12 +67,15 @@ def sampling_params(draw: st.DrawFn, max_tokens: int | None = 64) -> SamplingPar
 def joined_sequences(draw: st.DrawFn) -> JoinedSequences:
     counts = draw(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 3)), min_size=1, max_size=4))
     tokens, blocks = [c[0] for c in counts], [c[1] for c in counts]
+    omitted = [draw(st.integers(0, count)) for count in tokens]
+    num_sent = sum(tokens) - sum(omitted)
     return JoinedSequences(
         slots=_array(list(range(len(counts)))),
         num_prompt_tokens=_array(tokens),
         num_tokens=_array(tokens),
         num_computed_tokens=_array([0] * len(counts)),
-        token_ids=_array(draw(st.lists(token_ids, min_size=sum(tokens), max_size=sum(tokens)))),
+        token_ids=_array(draw(st.lists(token_ids, min_size=num_sent, max_size=num_sent))),
+        num_omitted_tokens=_array(omitted),
         num_blocks=_array(blocks),
         block_ids=_array(list(range(sum(blocks)))),
         sampling=tuple(draw(sampling_params(max_tokens=None)) for _ in counts),
@@ -226,7 +229,7 @@ def test_model_and_worker_info() -> None:
     info = ModelInfo(**common, ready=False, license_problem="expired", draining=True)
     assert convert.model_info_from_pb(convert.model_info_to_pb(info)) == info
     unlicensed = WorkerLicense(LicenseState.MISSING, "expired")
-    worker = WorkerInfo(**common, name="w", max_num_seqs=8, license=unlicensed)
+    worker = WorkerInfo(**common, name="w", max_num_seqs=8, needs_history=True, license=unlicensed)
     assert convert.worker_info_from_pb(convert.worker_info_to_pb(worker)) == worker
 
 

@@ -48,6 +48,7 @@ parameters = st.fixed_dictionaries(
         "ignore_eos": st.booleans(),
         "stop_token_ids": st.sampled_from([(), (), (5, 6)]),
         "logprobs": st.sampled_from([None, None, 0]),
+        "presence_penalty": st.sampled_from([0.0, 0.0, 0.5]),
         "prompt_logprobs": st.sampled_from([None, None, None, 0]),
     }
 )
@@ -150,6 +151,7 @@ class Players(Driver):
     caching=st.booleans(),
     max_drafts=st.sampled_from([0, 0, 1, 3, 7]),
     drafts_itself=st.booleans(),
+    needs_history=st.booleans(),
     has_drafters=st.booleans(),
     num_host_blocks=st.sampled_from([0, 4, 40]),
     num_disk_blocks=st.sampled_from([0, 6, 60, 60]),
@@ -170,6 +172,7 @@ def test_tokens_do_not_depend_on_the_schedule(
     caching: bool,
     max_drafts: int,
     drafts_itself: bool,
+    needs_history: bool,
     has_drafters: bool,
     num_host_blocks: int,
     num_disk_blocks: int,
@@ -186,6 +189,7 @@ def test_tokens_do_not_depend_on_the_schedule(
             max_num_seqs=num_slots,
             max_draft_tokens=max_drafts,
             drafts_itself=drafts_itself,
+            needs_history=needs_history,
             num_host_blocks=num_host_blocks,
             num_disk_blocks=num_disk_blocks,
         )

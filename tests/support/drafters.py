@@ -23,6 +23,7 @@ class KnowingDrafter:
     """
 
     name = "knowing"
+    needs_history = True
     max_draft_tokens = MAX_DRAFT_TOKENS
     priors = np.full(1, 0.5, dtype=np.float32)
     hidden_layers = None

@@ -166,22 +166,32 @@ class FakeWorker:
             require(all(0 <= b < self.info.num_blocks for b in row.blocks), "a block out of range")
 
     def _join(self, joined: JoinedSequences) -> None:
-        token_ends = np.cumsum(joined.num_tokens)
+        first_tokens = joined.first_tokens
+        num_sent = joined.num_tokens - first_tokens
+        token_ends = np.cumsum(num_sent)
+        require(token_ends[-1] == len(joined.token_ids), "tokens are missing or too many")
         block_ends = np.cumsum(joined.num_blocks)
         for i, slot in enumerate(joined.slots.tolist()):
             require(0 <= slot < self.info.max_num_seqs, f"slot {slot} is out of range")
             require(slot not in self.rows, f"slot {slot} is taken")
-            tokens = joined.token_ids[token_ends[i] - joined.num_tokens[i] : token_ends[i]]
+            sent = joined.token_ids[token_ends[i] - num_sent[i] : token_ends[i]].tolist()
             blocks = joined.block_ids[block_ends[i] - joined.num_blocks[i] : block_ends[i]]
-            num_computed = int(joined.num_computed_tokens[i])
-            require(num_computed < len(tokens), "nothing is left to compute")
+            num_computed, num_omitted = int(joined.num_computed_tokens[i]), int(first_tokens[i])
+            require(num_computed < joined.num_tokens[i], "nothing is left to compute")
+            require(num_omitted <= num_computed, "a token that is to be computed was not sent")
+            if self.info.needs_history or joined.sampling[i].reads_history:
+                require(num_omitted == 0, "tokens that the worker reads were not sent")
             self.rows[slot] = Row(
-                tokens.tolist(),
+                self._known_tokens(blocks, num_omitted) + sent,
                 int(joined.num_prompt_tokens[i]),
                 num_computed,
                 blocks.tolist(),
                 joined.sampling[i],
             )
+
+    def _known_tokens(self, blocks: IntArray, count: int) -> list[int]:
+        """The first tokens of a sequence as the KV memory has them."""
+        return self.kv_tokens[blocks].reshape(-1)[:count].tolist()
 
     def _check_limits(self, plan: StepPlan) -> None:
         slots = plan.slots.tolist()

@@ -25,6 +25,7 @@ class Join:
     num_computed_tokens: int = 0
     num_prompt_tokens: int | None = None
     sampling: SamplingParams = GREEDY
+    num_omitted_tokens: int = 0
 
 
 def join(sequences: Sequence[Join]) -> JoinedSequences:
@@ -34,7 +35,8 @@ def join(sequences: Sequence[Join]) -> JoinedSequences:
         num_prompt_tokens=ints(prompts),
         num_tokens=ints([len(s.token_ids) for s in sequences]),
         num_computed_tokens=ints([s.num_computed_tokens for s in sequences]),
-        token_ids=ints([token_id for s in sequences for token_id in s.token_ids]),
+        token_ids=ints([t for s in sequences for t in s.token_ids[max(0, s.num_omitted_tokens) :]]),
+        num_omitted_tokens=ints([s.num_omitted_tokens for s in sequences]),
         num_blocks=ints([len(s.blocks) for s in sequences]),
         block_ids=ints([block for s in sequences for block in s.blocks]),
         sampling=tuple(s.sampling for s in sequences),

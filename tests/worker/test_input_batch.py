@@ -42,6 +42,7 @@ class Sequence:
     num_prompt_tokens: int
     blocks: list[int]
     num_computed_tokens: int = 0
+    num_omitted_tokens: int = 0
 
 
 @dataclass
@@ -55,7 +56,9 @@ class NaiveBatch:
             assert batch.num_tokens[slot] == num_tokens
             assert batch.num_prompt_tokens[slot] == sequence.num_prompt_tokens
             assert batch.num_computed_tokens[slot] == sequence.num_computed_tokens
-            assert batch.tokens.data[slot, :num_tokens].tolist() == sequence.tokens
+            omitted = sequence.num_omitted_tokens
+            known = batch.tokens.data[slot, omitted:num_tokens].tolist()
+            assert known == sequence.tokens[omitted:]
             num_blocks = batch.num_blocks[slot]
             assert batch.block_tables[slot, :num_blocks].tolist() == sequence.blocks
 
@@ -101,8 +104,20 @@ def _draw_joins(data: st.DataObject, naive: NaiveBatch) -> list[Join]:
         )
         computed = data.draw(st.integers(0, min(len(tokens) - 1, num_blocks * BLOCK_SIZE)))
         num_prompt_tokens = data.draw(st.integers(1, len(tokens)))
-        naive.slots[slot] = Sequence(list(tokens), num_prompt_tokens, list(blocks), computed)
-        joins.append(Join(slot, tokens, blocks, computed, num_prompt_tokens))
+        omitted = data.draw(st.integers(0, computed))
+        naive.slots[slot] = Sequence(
+            list(tokens), num_prompt_tokens, list(blocks), computed, omitted
+        )
+        joins.append(
+            Join(
+                slot,
+                tokens,
+                blocks,
+                computed,
+                num_prompt_tokens,
+                num_omitted_tokens=omitted,
+            )
+        )
     return joins
 
 
@@ -151,6 +166,24 @@ ILLEGAL_FIRST_PLANS = {
     "no token": make_plan({}, joined=[replace(JOIN, token_ids=[])]),
     "all tokens are computed": make_plan({}, joined=[replace(JOIN, num_computed_tokens=3)]),
     "computes fewer than no tokens": make_plan({}, joined=[replace(JOIN, num_computed_tokens=-1)]),
+    "omits tokens that are to be computed": make_plan(
+        {}, joined=[replace(JOIN, num_computed_tokens=1, num_omitted_tokens=2)]
+    ),
+    "omits fewer than no tokens": make_plan({}, joined=[replace(JOIN, num_omitted_tokens=-1)]),
+    "omits what a penalty reads": make_plan(
+        {},
+        joined=[
+            replace(
+                JOIN,
+                num_computed_tokens=1,
+                num_omitted_tokens=1,
+                sampling=GREEDY.with_updates(presence_penalty=0.5),
+            )
+        ],
+    ),
+    "numbers of omitted tokens of another length": replace(
+        make_plan({}), joined=replace(join([JOIN]), num_omitted_tokens=ints([0, 0]))
+    ),
     "more prompt than tokens": make_plan({}, joined=[replace(JOIN, num_prompt_tokens=4)]),
     "runs no token": make_plan({0: 0}, joined=[JOIN]),
     "runs a negative number of tokens": make_plan({0: -1}, joined=[JOIN]),

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from taco_kernels.cpu.draft_trees import DraftTrees
 from taco_proto.steps import IntArray, JoinedSequences, StepPlan
-from taco_worker.sampling.columns import Array, SamplingColumns
+from taco_worker.sampling.columns import READS_TOKENS, Array, SamplingColumns
 from taco_worker.token_table import TokenTable
 
 
@@ -152,13 +152,16 @@ class InputBatch:
     def _join(self, joined: JoinedSequences) -> None:
         self._check_slots(joined.slots, "joined", occupied=False)
         self._check_joined(joined)
-        self.tokens.put(joined.slots, joined.num_tokens, joined.token_ids)
+        self.tokens.put(joined.slots, joined.first_tokens, joined.num_tokens, joined.token_ids)
         block_end = np.cumsum(joined.num_blocks)
         for row, slot in enumerate(joined.slots.tolist()):
             num_blocks = joined.num_blocks[row]
             block_ids = joined.block_ids[block_end[row] - num_blocks : block_end[row]]
             self.block_tables[slot, :num_blocks] = block_ids
             self.sampling.set_row(slot, joined.sampling[row])
+        lacks_history = joined.first_tokens > 0
+        if (self.sampling.features[joined.slots[lacks_history]] & READS_TOKENS).any():
+            raise PlanError("a joined sequence lacks tokens that its sampling parameters read")
         self.num_prompt_tokens[joined.slots] = joined.num_prompt_tokens
         self.num_tokens[joined.slots] = joined.num_tokens
         self.num_computed_tokens[joined.slots] = joined.num_computed_tokens
@@ -215,7 +218,8 @@ class InputBatch:
             joined.num_blocks,
             joined.sampling,
         )
-        if any(len(column) != joined.slots.size for column in columns):
+        first_tokens = joined.first_tokens
+        if any(len(column) != joined.slots.size for column in (*columns, first_tokens)):
             raise PlanError("the columns of the joined sequences differ in length")
         if (
             (joined.num_prompt_tokens < 1).any()
@@ -223,14 +227,15 @@ class InputBatch:
             or (joined.num_tokens > self.max_model_len).any()
             or (joined.num_computed_tokens < 0).any()
             or (joined.num_computed_tokens >= joined.num_tokens).any()
+            or (first_tokens < 0).any()
+            or (first_tokens > joined.num_computed_tokens).any()
             or (joined.num_blocks < 0).any()
             or (joined.num_blocks > self.block_tables.shape[1]).any()
         ):
             raise PlanError("a joined sequence has a number of tokens or blocks out of range")
         if (
-            joined.num_tokens.sum() != joined.token_ids.size
-            or joined.num_blocks.sum() != joined.block_ids.size
-        ):
+            joined.num_tokens - first_tokens
+        ).sum() != joined.token_ids.size or joined.num_blocks.sum() != joined.block_ids.size:
             raise PlanError("joined sequences whose tokens or blocks are too few or too many")
         if joined.token_ids.min() < 0 or joined.token_ids.max() >= self._vocab_size:
             raise PlanError(f"a token id is not in the vocabulary of {self._vocab_size}")

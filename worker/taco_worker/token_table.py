@@ -21,8 +21,8 @@ class TokenTable(Protocol):
 
     data: Tensor
 
-    def put(self, slots: IntArray, lengths: IntArray, token_ids: IntArray) -> None:
-        """Fill slots from their start: `lengths` tokens each, one slot's after the other's."""
+    def put(self, slots: IntArray, starts: IntArray, ends: IntArray, token_ids: IntArray) -> None:
+        """Fill each slot's positions from its start to its end, one slot's after the other's."""
         ...
 
     def at(self, slots: IntArray, positions: IntArray) -> Tensor:
@@ -49,10 +49,11 @@ class HostTokenTable:
         self.data = torch.empty((max_num_seqs, max_model_len), dtype=torch.int32)
         self._array: IntArray = self.data.numpy()
 
-    def put(self, slots: IntArray, lengths: IntArray, token_ids: IntArray) -> None:
-        ends = np.cumsum(lengths).tolist()
-        for slot, length, end in zip(slots.tolist(), lengths.tolist(), ends, strict=True):
-            self._array[slot, :length] = token_ids[end - length : end]
+    def put(self, slots: IntArray, starts: IntArray, ends: IntArray, token_ids: IntArray) -> None:
+        place = 0
+        for slot, start, end in zip(slots.tolist(), starts.tolist(), ends.tolist(), strict=True):
+            self._array[slot, start:end] = token_ids[place : place + end - start]
+            place += end - start
 
     def at(self, slots: IntArray, positions: IntArray) -> Tensor:
         return torch.from_numpy(self._array[slots, positions])
@@ -70,10 +71,11 @@ class DeviceTokenTable:
         self._flat = self.data.view(-1)
         self._transfers = transfers
 
-    def put(self, slots: IntArray, lengths: IntArray, token_ids: IntArray) -> None:
-        starts = np.cumsum(lengths) - lengths
-        offsets = np.arange(token_ids.size) - np.repeat(starts, lengths)
-        places = self._places(np.repeat(slots, lengths), offsets)
+    def put(self, slots: IntArray, starts: IntArray, ends: IntArray, token_ids: IntArray) -> None:
+        lengths = ends - starts
+        before = np.cumsum(lengths) - lengths
+        positions = np.arange(token_ids.size) + np.repeat(starts - before, lengths)
+        places = self._places(np.repeat(slots, lengths), positions)
         index, values = self._transfers.upload(places, token_ids)
         self._flat.index_copy_(0, index, values)
 

@@ -118,6 +118,7 @@ class Worker:
                 self.info,
                 max_draft_tokens=self._speculator.max_draft_tokens,
                 drafts_itself=self._speculator.drafter is not None,
+                needs_history=drafter is not None and drafter.needs_history,
             )
         self._collector = Collector() if transfers.overlaps else None
         if self._disk_tier is not None:

@@ -56,6 +56,7 @@ class Drafter(Protocol):
         max_draft_tokens: the most nodes of a tree.
         priors: float32 [num_classes], the share of the nodes of each class that is believed to be
             accepted (where their parents are) before any has been seen.
+        needs_history: `join` reads all tokens of a sequence, those in cached blocks too.
         hidden_layers: what `observe` needs of every computed token: None is nothing, () is the
             hidden state after the final norm, else the outputs of these layers side by side.
     """
@@ -63,6 +64,7 @@ class Drafter(Protocol):
     name: str
     max_draft_tokens: int
     priors: FloatArray
+    needs_history: bool
     hidden_layers: tuple[int, ...] | None
 
     def clear(self) -> None:

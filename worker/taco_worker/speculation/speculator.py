@@ -10,7 +10,7 @@ import numpy as np
 from taco_kernels.cpu.draft_choice import DraftChoice
 from taco_kernels.cpu.draft_trees import DraftTrees, are_trees
 from taco_proto.steps import EMPTY, IntArray, PlannedDrafts, StepPlan
-from taco_worker.input_batch import InputBatch, StepRows
+from taco_worker.input_batch import InputBatch, PlanError, StepRows
 from taco_worker.sampling.columns import READS_TOKENS
 from taco_worker.speculation.drafter import ComputedTokens, Drafter, chains, no_drafts
 from taco_worker.speculation.rest import Rest
@@ -79,6 +79,8 @@ class Speculator:
             return
         self._choice.start(plan.joined.slots)
         if self.drafter is not None and not self._lets_go:
+            if self.drafter.needs_history and plan.joined.first_tokens.any():
+                raise PlanError("a joined sequence lacks tokens that the drafter reads")
             self.drafter.join(plan.joined)
             self._is_followed[plan.joined.slots] = True
 

@@ -42,6 +42,7 @@ class EagleDrafter:
         num_draft_tokens: int | None = None,
     ) -> None:
         self.name = model.name
+        self.needs_history = False
         self.hidden_layers: tuple[int, ...] | None = model.hidden_layers
         self.max_draft_tokens = num_draft_tokens or _DEFAULT_DRAFTS
         middles = (np.arange(NUM_CLASSES) + 0.5) / NUM_CLASSES

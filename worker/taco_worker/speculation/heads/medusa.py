@@ -90,6 +90,7 @@ class MedusaDrafter:
     a tree's shape depends on its number of nodes alone."""
 
     name = "medusa"
+    needs_history = False
     hidden_layers: tuple[int, ...] | None = ()
 
     def __init__(

@@ -29,9 +29,10 @@ class LookaheadDrafter:
     Attributes:
         cache: what was learned.
         figures: how well its drafts went.
-        name, max_draft_tokens, priors, hidden_layers: see `Drafter`.
+        name, max_draft_tokens, priors, needs_history, hidden_layers: see `Drafter`.
     """
 
+    needs_history = True
     hidden_layers: tuple[int, ...] | None = None
 
     def __init__(
