@@ -1,8 +1,11 @@
 """What every route works with."""
 
+import hashlib
 import logging
 import time
 from collections.abc import AsyncGenerator, Coroutine, Sequence
+from functools import cached_property
+from importlib.metadata import version
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -66,6 +69,13 @@ class Gateway:
     def model_names(self) -> tuple[str, ...]:
         """The names that clients may use; the first one stands in responses."""
         return self.config.model.served_model_names or (self.config.model.served_name,)
+
+    @cached_property
+    def system_fingerprint(self) -> str:
+        """Changes when the same seed might give other tokens: with the version, or the model."""
+        model = self.config.model
+        parts = (version("taco-llm"), model.model, model.revision, model.dtype, model.quantization)
+        return f"fp_{hashlib.sha256(repr(parts).encode()).hexdigest()[:10]}"
 
     @property
     def ready(self) -> bool:

@@ -17,6 +17,7 @@ class Choice:
     """One sequence, as far as it has come."""
 
     pieces: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: str = "abort"
     stop_reason: int | str | None = None
@@ -27,6 +28,7 @@ class Choice:
 
     def add(self, update: TextUpdate) -> None:
         self.pieces.append(update.text)
+        self.token_ids.extend(update.token_ids)
         self.logprobs.extend(update.logprobs or ())
         if update.finish_reason is not None:
             self.finish_reason = update.finish_reason

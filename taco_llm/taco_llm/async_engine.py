@@ -162,8 +162,7 @@ class AsyncLLMEngine:
         text, token_ids = _parse_prompt(prompt)
         if text is not None:
             token_ids = await text_engine.encode(text)
-        if params.truncate_prompt_tokens is not None:
-            token_ids = token_ids[-params.truncate_prompt_tokens :]
+        token_ids = text_engine.truncated(token_ids, params)
         request_id = request_id or uuid.uuid4().hex
         if request_id in self._requests:
             raise ValueError(f"request id {request_id!r} is in use")

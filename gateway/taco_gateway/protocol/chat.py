@@ -1,23 +1,30 @@
 """`POST /v1/chat/completions`: what comes in."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from taco_gateway.protocol.cache_control import check_num_marks
 from taco_gateway.protocol.conversation import Conversation
-from taco_gateway.protocol.generation import MAX_TOP_LOGPROBS, GenerationRequest
+from taco_gateway.protocol.generation import GenerationRequest
+from taco_gateway.protocol.template_kwargs import bounded_kwargs
 from taco_gateway.text.breakpoints import Breakpoint
 from taco_proto.errors import InvalidParameterError
-from taco_proto.sampling_params import MAX_TOKENS
+
+MAX_EFFORT_CHARS = 64
 
 
 class ChatCompletionRequest(Conversation, GenerationRequest):
-    max_completion_tokens: int | None = Field(default=None, ge=1, le=MAX_TOKENS)
     logprobs: bool = False
-    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+    top_logprobs: int | None = Field(default=None, ge=0)
+    echo: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = Field(default=None, max_length=MAX_EFFORT_CHARS)
+
+    @field_validator("chat_template_kwargs", mode="before")
+    @classmethod
+    def _bounded(cls, value: object) -> object:
+        return bounded_kwargs(value) if isinstance(value, dict) else value
 
     @model_validator(mode="after")
     def _check_logprobs(self) -> "ChatCompletionRequest":
@@ -37,24 +44,21 @@ class ChatCompletionRequest(Conversation, GenerationRequest):
             marked.append(Breakpoint(len(self.messages) - 1, None, self.prompt_seconds))
         return marked
 
-    @contextmanager
-    def errors_by_own_names(self) -> Iterator[None]:
-        """Inside, a parameter that the engine refuses is named as chat clients know it."""
-        names = {"prompt": "messages", "logprobs": "top_logprobs"}
-        if self.max_completion_tokens is not None:
-            names["max_tokens"] = "max_completion_tokens"
-        try:
-            yield
-        except InvalidParameterError as error:
-            error.param = names.get(error.param or "", error.param)
-            raise
+    @property
+    def template_kwargs(self) -> dict[str, Any]:
+        """Variables for the chat template."""
+        kwargs = dict(self.chat_template_kwargs or {})
+        if self.reasoning_effort is not None:
+            kwargs.setdefault("reasoning_effort", self.reasoning_effort)
+        return kwargs
+
+    def own_names(self) -> dict[str, str]:
+        return {"prompt": "messages", "logprobs": "top_logprobs", **super().own_names()}
 
     def sampling_values(self) -> dict[str, Any]:
         values = super().sampling_values()
         # None: as many as the model's length allows.
-        values["max_tokens"] = (
-            self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-        )
+        values["max_tokens"] = self.asked_max_tokens
         if self.logprobs:
             values["logprobs"] = self.top_logprobs or 0
         return values

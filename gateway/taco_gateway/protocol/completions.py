@@ -4,7 +4,7 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
-from taco_gateway.protocol.generation import MAX_TOP_LOGPROBS, GenerationRequest
+from taco_gateway.protocol.generation import GenerationRequest
 from taco_gateway.protocol.token_ids import TokenIds, is_token_ids
 from taco_proto.errors import InvalidParameterError
 
@@ -19,7 +19,7 @@ class CompletionRequest(GenerationRequest):
 
     prompt: Any
     echo: bool = False
-    logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+    logprobs: int | None = Field(default=None, ge=0)
 
     @field_validator("prompt")
     @classmethod
@@ -39,7 +39,7 @@ class CompletionRequest(GenerationRequest):
     @property
     def wants_no_tokens(self) -> bool:
         """Only the prompt is asked for, with its log probabilities."""
-        return self.max_tokens == 0
+        return self.asked_max_tokens == 0
 
     def sampling_values(self) -> dict[str, Any]:
         """Raises:
@@ -47,10 +47,11 @@ class CompletionRequest(GenerationRequest):
         """
         values = super().sampling_values()
         if self.wants_no_tokens and not self.echo:
-            raise InvalidParameterError("max_tokens=0 needs echo=true.", "max_tokens")
+            name = self.own_names().get("max_tokens", "max_tokens")
+            raise InvalidParameterError(f"{name}=0 needs echo=true.", name)
         # The engine makes at least one token; it is dropped where none was asked for.
         values["max_tokens"] = (
-            DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens or 1
+            DEFAULT_MAX_TOKENS if self.asked_max_tokens is None else self.asked_max_tokens or 1
         )
         if self.logprobs is not None:
             values["logprobs"] = self.logprobs

@@ -1,14 +1,24 @@
 """A conversation as OpenAI's chat surface writes it; text only."""
 
+import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_serializer,
+    field_validator,
+    model_validator,
+)
 
 from taco_gateway.protocol.cache_control import CacheControl
 from taco_gateway.text.breakpoints import Breakpoint
 from taco_proto.errors import InvalidParameterError
 
 MAX_MESSAGES = 2048
+MAX_TOOL_CALLS = 128  # of one message
 
 
 class TextPart(BaseModel):
@@ -26,14 +36,42 @@ class TextPart(BaseModel):
         return value
 
 
+class CalledFunction(BaseModel):
+    model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
+
+    name: str
+    arguments: str
+
+    @field_serializer("arguments")
+    def _as_templates_read_them(self, arguments: str) -> Any:
+        """Templates write the arguments as JSON themselves."""
+        try:
+            return json.loads(arguments)
+        except (ValueError, RecursionError):
+            return arguments
+
+
+class ToolCall(BaseModel):
+    """What an assistant's turn of the history called."""
+
+    model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
 class ChatMessage(BaseModel):
     """One turn. What a model said of its own reasoning may come back with it."""
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[TextPart], Field(fail_fast=True)]
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = Field(
+        default=None, validate_default=True
+    )
     name: str | None = None
+    tool_calls: list[ToolCall] | None = Field(default=None, max_length=MAX_TOOL_CALLS)
     reasoning_content: str | None = None
     cache_control: CacheControl | None = Field(default=None, exclude=True)
 
@@ -41,23 +79,40 @@ class ChatMessage(BaseModel):
     def text(self) -> str:
         if isinstance(self.content, str):
             return self.content
+        if self.content is None:
+            return ""
         return "\n".join(part.text for part in self.content)
 
     @model_validator(mode="before")
     @classmethod
-    def _no_tool_calls(cls, value: object) -> object:
-        if isinstance(value, dict):
-            for name in ("tool_calls", "function_call"):
-                if value.get(name):
-                    raise ValueError(f"{name} are not supported by this server")
+    def _no_function_call(cls, value: object) -> object:
+        if isinstance(value, dict) and value.get("function_call"):
+            raise ValueError("function_call is not supported by this server; use tool_calls")
+        return value
+
+    @field_validator("tool_calls")
+    @classmethod
+    def _only_the_assistant_calls(
+        cls, value: list[ToolCall] | None, info: ValidationInfo
+    ) -> list[ToolCall] | None:
+        if value and info.data.get("role") != "assistant":
+            raise ValueError("belong to messages of role 'assistant'")
         return value
 
     @field_validator("content", mode="before")
     @classmethod
-    def _content_is_there(cls, value: object) -> object:
+    def _content_is_there(cls, value: object, info: ValidationInfo) -> object:
+        if value is None and info.data.get("role") == "assistant":
+            return None
         if value is None or value == []:
             raise ValueError("must be a string or a list of text parts")
         return value
+
+    def for_template(self) -> dict[str, Any]:
+        """The message as chat templates know it; content that is null is an empty string."""
+        message = self.model_dump(exclude_none=True)
+        message.setdefault("content", "")
+        return message
 
 
 class Conversation(BaseModel):
@@ -86,7 +141,7 @@ class Conversation(BaseModel):
     @property
     def template_messages(self) -> list[dict[str, Any]]:
         """The messages as chat templates know them."""
-        return [message.model_dump(exclude_none=True) for message in self.messages]
+        return [message.for_template() for message in self.messages]
 
     @property
     def breakpoints(self) -> list[Breakpoint]:

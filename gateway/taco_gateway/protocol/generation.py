@@ -1,68 +1,33 @@
 """The parameters that chat and completions share: OpenAI's, and those that vLLM made common.
 
 Schemas check types and what only HTTP limits; ranges are `SamplingParams`' own. A field that is
-null counts as absent, an unknown one is ignored, and one whose feature does not exist is refused by
-name.
+null counts as absent. Fields of neither schema are the business of `other_fields`.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from taco_gateway.protocol.cache_control import PromptCacheFields
+from taco_gateway.protocol.other_fields import check_other_fields
+from taco_gateway.protocol.token_ids import as_list
 from taco_proto.errors import InvalidParameterError
 from taco_proto.requests import LOW_PRIORITY
-from taco_proto.sampling_params import SAMPLING_FIELDS
+from taco_proto.sampling_params import MAX_STOP_STRINGS, MAX_TOKENS, SAMPLING_FIELDS
 
 _TOKEN_ID = re.compile(r"0|-?[1-9][0-9]{0,18}")  # one spelling of each number
-MAX_STOP = 4  # OpenAI's limit
-MAX_TOP_LOGPROBS = 20
 MAX_CACHE_SALT_CHARS = 256
 MAX_PRIORITY = 2**31 - 1
-
-
-def _empty(value: object) -> bool:
-    return not value
-
-
-def _never(_: object) -> bool:
-    return False
-
-
-def _one_of(*values: object) -> Callable[[object], bool]:
-    return lambda value: not value or value in values
-
-
-# Parameters of features that this server does not have, each with the values that ask for nothing.
-UNSUPPORTED: Mapping[str, Callable[[object], bool]] = {
-    "tools": _empty,
-    "tool_choice": _one_of("none", "auto"),
-    "functions": _empty,
-    "function_call": _one_of("none", "auto"),
-    "response_format": _one_of({"type": "text"}),
-    "guided_json": _empty,
-    "guided_regex": _empty,
-    "guided_choice": _empty,
-    "guided_grammar": _empty,
-    "structured_outputs": _empty,
-    "use_beam_search": _empty,
-    "logits_processors": _empty,
-    "chat_template": _never,
-    "chat_template_kwargs": _empty,
-    "documents": _empty,
-    "audio": _empty,
-    "modalities": _one_of(["text"]),
-    "suffix": _empty,
-    "prompt_embeds": _empty,
-}
 
 
 class StreamOptions(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False
 
 
 class GenerationRequest(PromptCacheFields):
@@ -89,11 +54,13 @@ class GenerationRequest(PromptCacheFields):
     bad_words: list[str] | None = None
     seed: int | None = None
     max_tokens: int | None = None
+    max_completion_tokens: int | None = Field(default=None, ge=0, le=MAX_TOKENS)
     min_tokens: int | None = None
     stop: list[str] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     prompt_logprobs: int | None = None
+    detokenize: bool | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
@@ -103,6 +70,7 @@ class GenerationRequest(PromptCacheFields):
     cache_salt: str = Field(default="", max_length=MAX_CACHE_SALT_CHARS)
     add_special_tokens: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    return_token_ids: bool = False
 
     @field_validator("priority", mode="before")
     @classmethod
@@ -116,11 +84,7 @@ class GenerationRequest(PromptCacheFields):
         pydantic.ValidationError: a value of the wrong type.
         """
         given = {name: value for name, value in body.items() if value is not None}
-        for name, asks_nothing in UNSUPPORTED.items():
-            if name in given and not asks_nothing(given[name]):
-                raise InvalidParameterError(
-                    f"{name} is not supported by this server.", name, "unsupported_parameter"
-                )
+        check_other_fields(given)
         request = cls.model_validate(given)
         if request.stream_options is not None and not request.stream:
             raise InvalidParameterError(
@@ -139,7 +103,35 @@ class GenerationRequest(PromptCacheFields):
 
     @property
     def include_usage(self) -> bool:
+        """Whether a stream ends with a chunk of usage."""
         return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def continuous_usage(self) -> bool:
+        """Whether every chunk of a stream has the usage so far."""
+        return self.stream_options is not None and self.stream_options.continuous_usage_stats
+
+    @property
+    def asked_max_tokens(self) -> int | None:
+        """The newer name of the two counts."""
+        if self.max_completion_tokens is None:
+            return self.max_tokens
+        return self.max_completion_tokens
+
+    def own_names(self) -> dict[str, str]:
+        """What clients call the parameters that the engine may reject, where the names differ."""
+        if self.max_completion_tokens is None:
+            return {}
+        return {"max_tokens": "max_completion_tokens"}
+
+    @contextmanager
+    def errors_by_own_names(self) -> Iterator[None]:
+        """Inside, a parameter that the engine rejects is named as the route's clients know it."""
+        try:
+            yield
+        except InvalidParameterError as error:
+            error.param = self.own_names().get(error.param or "", error.param)
+            raise
 
     def sampling_values(self) -> dict[str, Any]:
         """The sampling parameters that the client gave, under their names in `SamplingParams`."""
@@ -154,9 +146,14 @@ class GenerationRequest(PromptCacheFields):
     @classmethod
     def _stop_as_list(cls, value: object) -> object:
         stop = [value] if isinstance(value, str) else value
-        if isinstance(stop, list) and len(stop) > MAX_STOP:
-            raise ValueError(f"at most {MAX_STOP} stop strings are allowed, got {len(stop)}")
+        if isinstance(stop, list) and len(stop) > MAX_STOP_STRINGS:
+            raise ValueError(f"takes at most {MAX_STOP_STRINGS} strings, got {len(stop)}")
         return stop
+
+    @field_validator("stop_token_ids", "allowed_token_ids", mode="before")
+    @classmethod
+    def _token_ids_as_list(cls, value: object) -> object:
+        return as_list(value)
 
     @field_validator("logit_bias", mode="before")
     @classmethod

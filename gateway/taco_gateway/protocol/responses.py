@@ -35,6 +35,7 @@ class ChatChoice(BaseModel):
     logprobs: ChatLogprobs | None
     finish_reason: str
     stop_reason: int | str | None
+    token_ids: list[int] | None = None
 
 
 class ChatCompletion(BaseModel):
@@ -42,9 +43,11 @@ class ChatCompletion(BaseModel):
     object: Literal["chat.completion"] = "chat.completion"
     created: int
     model: str
+    system_fingerprint: str
     choices: list[ChatChoice]
     usage: Usage
     prompt_logprobs: PromptLogprobs | None = None
+    prompt_token_ids: list[int] | None = None
 
 
 class CompletionChoice(BaseModel):
@@ -54,6 +57,8 @@ class CompletionChoice(BaseModel):
     finish_reason: str
     stop_reason: int | str | None
     prompt_logprobs: PromptLogprobs | None = None
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
 
 
 class Completion(BaseModel):
@@ -61,6 +66,7 @@ class Completion(BaseModel):
     object: Literal["text_completion"] = "text_completion"
     created: int
     model: str
+    system_fingerprint: str
     choices: list[CompletionChoice]
     usage: Usage
 

@@ -15,3 +15,8 @@ def is_token_ids(value: object) -> TypeGuard[TokenIds]:
     if isinstance(value, array):
         return len(value) > 0
     return isinstance(value, list) and set(map(type, value)) == {int}
+
+
+def as_list(value: object) -> object:
+    """A list where `value` is one that another process has packed; else `value` itself."""
+    return value.tolist() if isinstance(value, array) else value

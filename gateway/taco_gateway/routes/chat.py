@@ -1,7 +1,7 @@
 """`POST /v1/chat/completions`."""
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from time import perf_counter
 
@@ -11,7 +11,7 @@ from fastapi.responses import Response
 from taco_gateway.auth import ApiKey
 from taco_gateway.gateway import Gateway, gateway_of, key_of
 from taco_gateway.generation import Choice, Updates, UsageCounter, timed
-from taco_gateway.http.chunks import ChatChunkWriter, StreamHead
+from taco_gateway.http.chunks import ChatChunkWriter, StreamExtras, StreamHead
 from taco_gateway.protocol.chat import ChatCompletionRequest
 from taco_gateway.protocol.logprobs import LogprobFormatter, PromptLogprobs
 from taco_gateway.protocol.responses import ChatChoice, ChatCompletion, ChatResponseMessage
@@ -29,8 +29,8 @@ async def create_chat_completion(request: Request) -> Response:
     gateway.check_model(chat.model, key)
     request_id = f"chatcmpl-{request.state.request_id}"
     with chat.errors_by_own_names():
-        updates = await _generate(gateway, chat, key, request_id)
-    answer = _ChatAnswer(gateway, chat, request_id)
+        prompt_token_ids, updates = await _generate(gateway, chat, key, request_id)
+    answer = _ChatAnswer(gateway, chat, prompt_token_ids, request_id)
     watched = timed(updates, gateway.metrics, arrival)
     if chat.stream:
         return gateway.event_stream(answer.frames(watched))
@@ -39,7 +39,8 @@ async def create_chat_completion(request: Request) -> Response:
 
 async def _generate(
     gateway: Gateway, chat: ChatCompletionRequest, key: ApiKey, request_id: str
-) -> Updates:
+) -> tuple[Sequence[int], Updates]:
+    """The prompt that the model reads, and what it answers."""
     params = gateway.engine.sampling_params(chat.sampling_values())
     gateway.check_accepting()
     prompt_token_ids = await gateway.engine.encode_chat(
@@ -47,6 +48,7 @@ async def _generate(
         add_generation_prompt=chat.opens_turn,
         continue_final_message=chat.continue_final_message,
         add_special_tokens=chat.add_special_tokens,
+        template_kwargs=chat.template_kwargs,
         must_fit=chat.truncate_prompt_tokens is None,
     )
     pins = await gateway.engine.prefix_pins(
@@ -54,6 +56,7 @@ async def _generate(
         chat.breakpoints,
         prompt_token_ids,
         add_special_tokens=chat.add_special_tokens,
+        template_kwargs=chat.template_kwargs,
     )
     updates = gateway.engine.generate(
         await gateway.engine.checked(prompt_token_ids),
@@ -67,20 +70,31 @@ async def _generate(
         tenant=key.tenant,
     )
     gateway.log_request(request_id, chat.messages[-1].text, params)
-    return updates
+    return gateway.engine.truncated(prompt_token_ids, params), updates
 
 
 class _ChatAnswer:
     """Turns the updates of one request into its response, streamed or whole."""
 
-    def __init__(self, gateway: Gateway, chat: ChatCompletionRequest, request_id: str) -> None:
+    def __init__(
+        self,
+        gateway: Gateway,
+        chat: ChatCompletionRequest,
+        prompt_token_ids: Sequence[int],
+        request_id: str,
+    ) -> None:
         self._formatter: LogprobFormatter | None = None
         if chat.logprobs:
             self._formatter = gateway.logprob_formatter(chat)
         self._prompt_formatter = gateway.logprob_formatter(chat)
-        self._include_usage = chat.include_usage
+        self._chat = chat
+        self._prompt_token_ids = prompt_token_ids
+        self._fingerprint = gateway.system_fingerprint
         self._num_choices = chat.num_choices
-        self._role = gateway.config.response_role if chat.opens_turn else chat.messages[-1].role
+        last = chat.messages[-1]
+        self._role = gateway.config.response_role if chat.opens_turn else last.role
+        # Only a turn of the same role can be repeated as the beginning of the answer.
+        self._echo = last.text if chat.echo and last.role == self._role else ""
         self._id = request_id
         self._model = chat.model or gateway.model_names[0]
         self._created = int(time.time())
@@ -99,29 +113,42 @@ class _ChatAnswer:
             id=self._id,
             created=self._created,
             model=self._model,
+            system_fingerprint=self._fingerprint,
             choices=[self._choice(index, choice) for index, choice in enumerate(choices)],
             usage=usage.usage(),
             prompt_logprobs=prompt_logprobs,
+            prompt_token_ids=(
+                list(self._prompt_token_ids) if self._chat.return_token_ids else None
+            ),
         )
 
     async def frames(self, updates: Updates) -> AsyncGenerator[bytes, None]:
+        chat = self._chat
         head = StreamHead(
-            id=self._id, object="chat.completion.chunk", created=self._created, model=self._model
+            id=self._id,
+            object="chat.completion.chunk",
+            created=self._created,
+            model=self._model,
+            system_fingerprint=self._fingerprint,
+        )
+        extras = StreamExtras(
+            include_usage=chat.include_usage,
+            continuous_usage=chat.continuous_usage,
+            formatter=self._formatter,
+            prompt_token_ids=[self._prompt_token_ids] if chat.return_token_ids else None,
         )
         writer = ChatChunkWriter(
-            head,
-            include_usage=self._include_usage,
-            formatter=self._formatter,
-            role=self._role,
-            num_choices=self._num_choices,
+            head, extras, role=self._role, num_choices=self._num_choices, echo=self._echo
         )
         usage = UsageCounter(self._num_choices)
         opening = writer.roles()
         async with aclosing(updates):
             async for update in updates:
                 usage.add(update)
-                frame = opening + writer.update(update)
-                opening = b""
+                frame = writer.write(update, usage)
+                if opening:
+                    frame = writer.with_usage(opening, usage) + frame
+                    opening = b""
                 if frame:
                     yield frame
         yield writer.end(usage.usage())
@@ -129,8 +156,9 @@ class _ChatAnswer:
     def _choice(self, index: int, choice: Choice) -> ChatChoice:
         return ChatChoice(
             index=index,
-            message=ChatResponseMessage(role=self._role, content=choice.text),
+            message=ChatResponseMessage(role=self._role, content=self._echo + choice.text),
             logprobs=self._formatter.chat(choice.logprobs) if self._formatter else None,
             finish_reason=choice.finish_reason,
             stop_reason=choice.stop_reason,
+            token_ids=choice.token_ids if self._chat.return_token_ids else None,
         )

@@ -12,7 +12,7 @@ from fastapi.responses import Response
 from taco_gateway.auth import ApiKey
 from taco_gateway.gateway import Gateway, gateway_of, key_of
 from taco_gateway.generation import Choice, Updates, UsageCounter, merge, timed, without_tokens
-from taco_gateway.http.chunks import CompletionChunkWriter, StreamHead
+from taco_gateway.http.chunks import CompletionChunkWriter, StreamExtras, StreamHead
 from taco_gateway.protocol.completions import CompletionRequest, Prompt
 from taco_gateway.protocol.logprobs import CompletionLogprobs, PromptLogprobs
 from taco_gateway.protocol.responses import Completion, CompletionChoice
@@ -34,7 +34,8 @@ async def create_completion(request: Request) -> Response:
     body = await gateway.read_request(request, COMPLETIONS)
     key = key_of(request)
     gateway.check_model(body.model, key)
-    params = gateway.engine.sampling_params(body.sampling_values())
+    with body.errors_by_own_names():
+        params = gateway.engine.sampling_params(body.sampling_values())
     if len(body.prompts) * params.num_sequences > MAX_SEQUENCES:
         raise InvalidParameterError(
             f"A request may ask for at most {MAX_SEQUENCES} sequences over all its prompts.", "n"
@@ -47,11 +48,15 @@ async def create_completion(request: Request) -> Response:
         for prompt in body.prompts
     ]
     request_id = f"cmpl-{request.state.request_id}"
-    updates = _generate(gateway, body, params, prompts, key, request_id)
-    echoed = await asyncio.to_thread(_echoed, gateway, body, prompts) if body.echo else []
+    with body.errors_by_own_names():
+        updates = _generate(gateway, body, params, prompts, key, request_id)
+    kept = [gateway.engine.truncated(prompt, params) for prompt in prompts]
+    echoed: list[EchoedPrompt] = []
+    if body.echo:
+        echoed = await asyncio.to_thread(_echoed, gateway, body, prompts, kept)
     for prompt in body.prompts:
         gateway.log_request(request_id, prompt, params)
-    answer = _CompletionAnswer(gateway, body, params, echoed, request_id)
+    answer = _CompletionAnswer(gateway, body, params, kept, echoed, request_id)
     watched = timed(updates, gateway.metrics, arrival)
     if body.stream:
         return gateway.event_stream(answer.frames(watched))
@@ -89,7 +94,7 @@ def _generate(
             prompt_cache_key=body.prompt_cache_key,
             deadline=gateway.deadline(),
             tenant=key.tenant,
-            clamp_max_tokens=body.max_tokens is None,
+            clamp_max_tokens=body.asked_max_tokens is None,
         )
         for number, token_ids in enumerate(prompts)
     ]
@@ -105,6 +110,7 @@ class _CompletionAnswer:
         gateway: Gateway,
         body: CompletionRequest,
         params: SamplingParams,
+        prompts: Sequence[Sequence[int]],
         echoed: Sequence[EchoedPrompt],
         request_id: str,
     ) -> None:
@@ -115,6 +121,8 @@ class _CompletionAnswer:
         self._id = request_id
         self._model = body.model or gateway.model_names[0]
         self._created = int(time.time())
+        self._fingerprint = gateway.system_fingerprint
+        self._prompts = prompts
         self._echo = [prompt for prompt in echoed for _ in range(params.n)]
 
     async def whole(self, updates: Updates) -> Completion:
@@ -131,6 +139,7 @@ class _CompletionAnswer:
             id=self._id,
             created=self._created,
             model=self._model,
+            system_fingerprint=self._fingerprint,
             choices=[
                 self._choice(index, choice, prompt_rows.get(index // self._n))
                 for index, choice in enumerate(choices)
@@ -139,13 +148,24 @@ class _CompletionAnswer:
         )
 
     async def frames(self, updates: Updates) -> AsyncGenerator[bytes, None]:
+        body = self._body
         head = StreamHead(
-            id=self._id, object="text_completion", created=self._created, model=self._model
+            id=self._id,
+            object="text_completion",
+            created=self._created,
+            model=self._model,
+            system_fingerprint=self._fingerprint,
+        )
+        prompt_ids = [prompt for prompt in self._prompts for _ in range(self._n)]
+        extras = StreamExtras(
+            include_usage=body.include_usage,
+            continuous_usage=body.continuous_usage,
+            formatter=self._formatter if body.logprobs is not None else None,
+            prompt_token_ids=prompt_ids if body.return_token_ids else None,
         )
         writer = CompletionChunkWriter(
             head,
-            include_usage=self._body.include_usage,
-            formatter=self._formatter if self._body.logprobs is not None else None,
+            extras,
             num_choices=self._num_choices,
             sequences_per_prompt=self._n,
             echo=self._echo,
@@ -154,7 +174,7 @@ class _CompletionAnswer:
         async with aclosing(updates):
             async for update in updates:
                 usage.add(update)
-                if frame := writer.update(update):
+                if frame := writer.write(update, usage):
                     yield frame
         yield writer.end(usage.usage())
 
@@ -172,6 +192,10 @@ class _CompletionAnswer:
             finish_reason=choice.finish_reason,
             stop_reason=choice.stop_reason,
             prompt_logprobs=prompt_logprobs,
+            token_ids=choice.token_ids if self._body.return_token_ids else None,
+            prompt_token_ids=(
+                list(self._prompts[index // self._n]) if self._body.return_token_ids else None
+            ),
         )
 
     def _logprobs(
@@ -188,19 +212,20 @@ class _CompletionAnswer:
 
 
 def _echoed(
-    gateway: Gateway, body: CompletionRequest, prompts: Sequence[Sequence[int]]
+    gateway: Gateway,
+    body: CompletionRequest,
+    encoded: Sequence[Sequence[int]],
+    kept: Sequence[Sequence[int]],
 ) -> list[EchoedPrompt]:
     """What `echo` returns of each prompt: the client's own text, unless that was truncated or came
     as token ids. Blocks: call it from a thread.
     """
     tokenizer = gateway.require_tokenizer()
     echoed = []
-    for prompt, token_ids in zip(body.prompts, prompts, strict=True):
-        limit = body.truncate_prompt_tokens
-        kept = token_ids if limit is None else token_ids[-limit:]
-        text = prompt if isinstance(prompt, str) and len(kept) == len(token_ids) else None
+    for prompt, whole, token_ids in zip(body.prompts, encoded, kept, strict=True):
+        text = prompt if isinstance(prompt, str) and len(token_ids) == len(whole) else None
         if body.logprobs is None:
-            echoed.append(echoed_text(tokenizer, kept, text))
+            echoed.append(echoed_text(tokenizer, token_ids, text))
         else:
-            echoed.append(echoed_tokens(tokenizer, gateway.engine.spell, kept, text))
+            echoed.append(echoed_tokens(tokenizer, gateway.engine.spell, token_ids, text))
     return echoed

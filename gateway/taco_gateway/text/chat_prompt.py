@@ -116,6 +116,7 @@ class ChatPrompter:
         token_ids: Sequence[int],
         *,
         add_special_tokens: bool | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
     ) -> int:
         """How many of a conversation's tokens are the same whatever stands behind a place in it; 0
         if the template does not tell.
@@ -128,6 +129,7 @@ class ChatPrompter:
                 otherwise_behind(place, messages),
                 add_generation_prompt=False,
                 add_special_tokens=add_special_tokens,
+                template_kwargs=template_kwargs,
             )
         except InvalidParameterError as error:  # it took the client's own text
             _log.debug("no tokens are known before %s: %s", place, error)

@@ -16,6 +16,8 @@ PLAIN_TEMPLATE = (
 _GIVEN_VARIABLES = frozenset(
     {"messages", "add_generation_prompt", "tools", "documents", "bos_token", "eos_token"}
 )
+# Of a model whose template does not read them they change nothing.
+_HINTS = frozenset({"reasoning_effort"})
 
 
 @dataclass
@@ -57,13 +59,25 @@ class ChatTemplate:
             InvalidParameterError: the template does not read what was added, fails, or runs into a
             limit.
         """
+        given = dict(template_kwargs)
         for name in template_kwargs:
-            if name in _GIVEN_VARIABLES or name not in self.needs.variables:
+            if name in _HINTS and name not in self.needs.variables:
+                del given[name]
+            elif name in _GIVEN_VARIABLES or name not in self.needs.variables:
                 raise InvalidParameterError(
-                    f"the chat template has no variable {name!r}", "chat_template_kwargs"
+                    f"the chat template has no variable {name[:100]!r}", "chat_template_kwargs"
                 )
+        if any(message.get("tool_calls") for message in messages):
+            self._check_reads_tool_calls()
         fitting = [self._with_fitting_content(message) for message in messages]
-        return self.pool.render(self.source, {**template_kwargs, **variables, "messages": fitting})
+        return self.pool.render(self.source, {**given, **variables, "messages": fitting})
+
+    def _check_reads_tool_calls(self) -> None:
+        if not self.needs.reads_tool_calls:
+            raise InvalidParameterError(
+                "tool_calls are not supported: the model's chat template does not read them",
+                "messages",
+            )
 
     def _with_fitting_content(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         """Content in the form that the template reads: a string, or a list of parts."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from taco_proto.errors import InvalidParameterError
 from taco_proto.requests import ModelInfo
-from taco_proto.sampling_params import SamplingParams
+from taco_proto.sampling_params import TO_THE_MODELS_LENGTH, SamplingParams
 
 CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
 # More than any model reads; tokenizing a longer text would cost minutes and gigabytes.
@@ -108,6 +108,18 @@ def check_sampling(params: SamplingParams, info: ModelInfo) -> None:
             raise InvalidParameterError(
                 f"{name} has token id {highest}, which is not in 0…{info.vocab_size - 1}", name
             )
+
+
+def truncated(
+    prompt_token_ids: Sequence[int], params: SamplingParams, info: ModelInfo
+) -> Sequence[int]:
+    """The end of the prompt that `truncate_prompt_tokens` keeps."""
+    limit = params.truncate_prompt_tokens
+    if limit is None:
+        return prompt_token_ids
+    if limit == TO_THE_MODELS_LENGTH:
+        limit = max(1, info.max_model_len - (params.max_tokens or 1))
+    return prompt_token_ids[-limit:]
 
 
 def check_priority(priority: int) -> None:

@@ -16,11 +16,13 @@ class TemplateNeeds:
     Attributes:
         reads_parts: it walks through a message's content part by part.
         reads_strings: it takes content that is a string.
+        reads_tool_calls: it reads a message's tool_calls.
         variables: names that it reads and that are given neither by it nor by the sandbox.
     """
 
     reads_parts: bool
     reads_strings: bool
+    reads_tool_calls: bool
     variables: frozenset[str]
 
 
@@ -41,6 +43,7 @@ class TemplatePool:
         return TemplateNeeds(
             reads_parts=reply["reads_parts"],
             reads_strings=reply["reads_strings"],
+            reads_tool_calls=reply["reads_tool_calls"],
             variables=frozenset(reply["variables"]),
         )
 

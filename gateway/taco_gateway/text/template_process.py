@@ -108,10 +108,18 @@ def _look(source: str) -> dict[str, Any]:
     return {
         "reads_parts": reads_parts,
         "reads_strings": tests_string or not reads_parts,
+        "reads_tool_calls": _names(tree, "tool_calls"),
         "variables": sorted(
             jinja2.meta.find_undeclared_variables(tree) - set(_ENVIRONMENT.globals)
         ),
     }
+
+
+def _names(tree: jinja2.nodes.Template, attribute: str) -> bool:
+    """Whether a template reads, or tests for, an attribute of this name of anything."""
+    if any(node.attr == attribute for node in tree.find_all(jinja2.nodes.Getattr)):
+        return True
+    return any(node.value == attribute for node in tree.find_all(jinja2.nodes.Const))
 
 
 def _is_content(node: jinja2.nodes.Node, assigned: dict[str, jinja2.nodes.Node]) -> bool:

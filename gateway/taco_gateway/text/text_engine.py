@@ -22,6 +22,7 @@ from taco_gateway.text.request_checks import (
     check_text,
     checked_token_ids,
     resolve_max_tokens,
+    truncated,
 )
 from taco_gateway.text.token_logprobs import Candidate, CandidateReader, TokenLogprob
 from taco_gateway.text.tokenizer import Tokenizer
@@ -194,13 +195,15 @@ class TextEngine:
         prompt_token_ids: Sequence[int],
         *,
         add_special_tokens: bool | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
     ) -> tuple[PrefixPin, ...]:
         """What is to be kept of the prompt of a conversation, so that another one that goes on
         otherwise behind a breakpoint finds it. Costs as much as `encode_chat`, once or twice.
 
         Args:
             breakpoints: in the order of their places.
-            prompt_token_ids: what `encode_chat` gave, with the same `add_special_tokens`.
+            prompt_token_ids: what `encode_chat` gave, with the same `add_special_tokens` and
+                `template_kwargs`.
         """
         prompter, places = self._prompter, lasting(breakpoints)
         if prompter is None or not places:
@@ -208,12 +211,22 @@ class TextEngine:
 
         def pin(place: Breakpoint) -> PrefixPin:
             num_tokens = prompter.num_tokens_before(
-                place, messages, prompt_token_ids, add_special_tokens=add_special_tokens
+                place,
+                messages,
+                prompt_token_ids,
+                add_special_tokens=add_special_tokens,
+                template_kwargs=template_kwargs,
             )
             return PrefixPin(num_tokens, place.seconds)
 
         pins = await asyncio.to_thread(lambda: [pin(place) for place in places])
         return tuple(pin for pin in pins if pin.num_tokens)
+
+    def truncated(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> Sequence[int]:
+        """What `generate` keeps of a prompt, as `truncate_prompt_tokens` says."""
+        if params.truncate_prompt_tokens is None:
+            return prompt_token_ids
+        return truncated(prompt_token_ids, params, self.model_info())
 
     def spell(self, token_id: int) -> str:
         """A token's text as it stands in log probabilities."""
@@ -258,9 +271,8 @@ class TextEngine:
         """
         info = self.model_info()
         is_checked = isinstance(prompt_token_ids, CheckedTokenIds)
-        limit = params.truncate_prompt_tokens
-        if limit is not None and limit < len(prompt_token_ids):
-            prompt_token_ids, pins = prompt_token_ids[-limit:], ()
+        if len(kept := truncated(prompt_token_ids, params, info)) < len(prompt_token_ids):
+            prompt_token_ids, pins = kept, ()
         check_prompt(prompt_token_ids, info, is_checked=is_checked)
         check_sampling(params, info)
         check_priority(priority)

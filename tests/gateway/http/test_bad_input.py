@@ -12,6 +12,7 @@ CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 USER = {"role": "user", "content": "x"}
 KIB_10 = "x" * 10 * 1024
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 MARK = {"cache_control": {"type": "ephemeral"}}
 
 # Parameters that both surfaces have: (name that the error must give, body).
@@ -51,7 +52,7 @@ SHARED: list[tuple[str, dict[str, Any]]] = [
     ("frequency_penalty", {"frequency_penalty": -2.5}),
     ("repetition_penalty", {"repetition_penalty": 0}),
     ("no_repeat_ngram_size", {"no_repeat_ngram_size": -1}),
-    ("stop", {"stop": ["a", "b", "c", "d", "e"]}),
+    ("stop", {"stop": ["a"] * 65}),
     ("stop", {"stop": ""}),
     ("stop", {"stop": ["a", ""]}),
     ("stop", {"stop": KIB_10}),
@@ -86,10 +87,17 @@ SHARED: list[tuple[str, dict[str, Any]]] = [
     ("prompt_logprobs", {"prompt_logprobs": 21}),
     ("prompt_logprobs", {"prompt_logprobs": 1, "stream": True}),
     ("truncate_prompt_tokens", {"truncate_prompt_tokens": 0}),
+    ("truncate_prompt_tokens", {"truncate_prompt_tokens": -2}),
+    ("max_completion_tokens", {"max_completion_tokens": -1}),
+    ("max_completion_tokens", {"max_completion_tokens": 512}),
+    ("detokenize", {"detokenize": 0}),
+    ("stop", {"detokenize": False, "stop": "x"}),
+    ("return_token_ids", {"return_token_ids": "yes"}),
     ("stream", {"stream": "yes"}),
     ("stream_options", {"stream_options": {"include_usage": True}}),
     ("stream_options", {"stream": True, "stream_options": "usage"}),
     ("stream_options", {"stream": True, "stream_options": {"include_usage": 1}}),
+    ("stream_options", {"stream": True, "stream_options": {"continuous_usage_stats": 1}}),
     ("tools", {"tools": [{"type": "function", "function": {"name": "f"}}]}),
     ("tool_choice", {"tool_choice": "required"}),
     ("functions", {"functions": [{"name": "f"}]}),
@@ -147,6 +155,17 @@ CHAT_ONLY: list[tuple[str, dict[str, Any]]] = [
     ("top_logprobs", {"top_logprobs": 2}),
     ("logprobs", {"logprobs": 5}),
     ("continue_final_message", {"continue_final_message": True}),
+    ("messages", {"messages": [{"role": "user", "content": "x", "tool_calls": [CALL]}]}),
+    ("messages", {"messages": [{"role": "assistant", "content": None, "tool_calls": [CALL]}]}),
+    ("messages", {"messages": [{"role": "assistant", "function_call": {"name": "f"}}]}),
+    ("echo", {"echo": 1}),
+    ("reasoning_effort", {"reasoning_effort": 3}),
+    ("chat_template_kwargs", {"chat_template_kwargs": {"no_such_variable": 1}}),
+    ("chat_template_kwargs", {"chat_template_kwargs": {"messages": []}}),
+    ("chat_template_kwargs", {"chat_template_kwargs": ["x"]}),
+    ("chat_template_kwargs", {"chat_template_kwargs": {"a": [[[[[[[[[]]]]]]]]]}}),
+    ("chat_template_kwargs", {"chat_template_kwargs": {"a": [0] * 2000}}),
+    ("chat_template_kwargs", {"chat_template_kwargs": {"a": KIB_10 * 7}}),
 ]
 COMPLETIONS_ONLY: list[tuple[str, dict[str, Any]]] = [
     ("prompt", {"prompt": None}),

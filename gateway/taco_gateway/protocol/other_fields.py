@@ -1,0 +1,96 @@
+"""Fields of OpenAI's and vLLM's APIs that are in no request schema here.
+
+A field that would change the answer is rejected by name, unless its value asks for nothing. A field
+that changes no answer is accepted and has no effect, like every field that nobody knows.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from taco_proto.errors import InvalidParameterError
+
+_EMPTY: tuple[object, ...] = (False, "", [], {})
+
+# Fields whose features this server lacks, with the values that ask for nothing.
+REJECTED: Mapping[str, tuple[object, ...]] = {
+    # tools
+    "tools": _EMPTY,
+    "tool_choice": ("none", "auto", *_EMPTY),
+    "functions": _EMPTY,
+    "function_call": ("none", "auto", *_EMPTY),
+    "web_search_options": (),
+    # structured output
+    "response_format": ({"type": "text"}, *_EMPTY),
+    "structured_outputs": _EMPTY,
+    "structural_tag": _EMPTY,
+    "guided_json": _EMPTY,
+    "guided_regex": _EMPTY,
+    "guided_choice": _EMPTY,
+    "guided_grammar": _EMPTY,
+    "guided_decoding_backend": _EMPTY,
+    "guided_whitespace_pattern": _EMPTY,
+    # sampling
+    "use_beam_search": _EMPTY,
+    "length_penalty": (1,),
+    "early_stopping": _EMPTY,
+    "logits_processors": _EMPTY,
+    "logprob_token_ids": _EMPTY,
+    "repetition_detection": _EMPTY,
+    "watermarking": _EMPTY,
+    # reasoning
+    "include_reasoning": (True,),
+    "thinking_token_budget": (-1,),
+    # the prompt
+    "chat_template": (),
+    "documents": _EMPTY,
+    "suffix": _EMPTY,
+    "prompt_embeds": _EMPTY,
+    "truncation_side": ("left",),
+    # other media
+    "audio": _EMPTY,
+    "modalities": (["text"], *_EMPTY),
+    "media_io_kwargs": _EMPTY,
+    "mm_processor_kwargs": _EMPTY,
+    # the answer
+    "moderation": _EMPTY,
+    "return_prompt_text": _EMPTY,
+    "routed_experts_prompt_start": _EMPTY,
+    # adapters and extensions
+    "lora_request": _EMPTY,
+    "kv_transfer_params": _EMPTY,
+    "ec_transfer_params": _EMPTY,
+    "vllm_xargs": _EMPTY,
+}
+
+# Known fields that change no answer here, and why.
+ACCEPTED: Mapping[str, str] = {
+    "user": "names the client's user",
+    "safety_identifier": "names the client's user",
+    "store": "nothing is stored",
+    "metadata": "belongs to stored answers",
+    "service_tier": "there is one tier; see `priority`",
+    "parallel_tool_calls": "there are no tools",
+    "prediction": "speed only; see speculative decoding",
+    "verbosity": "the models have no such setting",
+    "prompt_cache_options": "caching only; see `cache_control`",
+    "request_id": "answers have ids of the server",
+    "session_id": "caching only; see `prompt_cache_key`",
+    "stream_interval": "chunks are sent as they come",
+    "return_token_offsets": "vLLM's render routes only",
+    "return_mm_kwargs": "vLLM's render routes only",
+}
+
+
+def check_other_fields(given: Mapping[str, Any]) -> None:
+    """
+    Args:
+        given: the fields of a body that are not null.
+
+    Raises:
+        InvalidParameterError: a field asks for a feature that does not exist.
+    """
+    for name in REJECTED.keys() & given.keys():
+        if given[name] not in REJECTED[name]:
+            raise InvalidParameterError(
+                f"{name} is not supported by this server.", name, "unsupported_parameter"
+            )

@@ -1,0 +1,37 @@
+"""Variables that a client gives to the chat template: bounded plain JSON."""
+
+from array import array
+from typing import Any
+
+MAX_VALUES = 1024
+MAX_CHARS = 2**16
+MAX_DEPTH = 8
+
+
+def bounded_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The same variables, with lists where another process has packed integers.
+
+    Raises:
+        ValueError: they are deeper, more or longer than a template needs.
+    """
+    num_values = num_chars = 0
+    holders: list[tuple[dict[Any, Any] | list[Any], int]] = [(kwargs, 1)]
+    while holders:
+        holder, depth = holders.pop()
+        if depth > MAX_DEPTH:
+            raise ValueError(f"may be at most {MAX_DEPTH} levels deep")
+        num_values += len(holder)
+        if num_values > MAX_VALUES:
+            raise ValueError(f"may have at most {MAX_VALUES} values")
+        items = list(holder.items() if isinstance(holder, dict) else enumerate(holder))
+        for key, value in items:
+            num_chars += len(key) if isinstance(key, str) else 0
+            if isinstance(value, array):
+                value = holder[key] = value.tolist()
+            if isinstance(value, str):
+                num_chars += len(value)
+            elif isinstance(value, dict | list):
+                holders.append((value, depth + 1))
+        if num_chars > MAX_CHARS:
+            raise ValueError(f"may have at most {MAX_CHARS} characters")
+    return kwargs
