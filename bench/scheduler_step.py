@@ -93,6 +93,7 @@ def submit_message(
     max_tokens: int,
     tenant: Tenant = ANYBODY,
     logprobs: int | None = None,
+    priority: int = 0,
 ) -> bytes:
     tokens = RANDOM.integers(0, 100_000, num_tokens)
     request = GenerateRequest(
@@ -101,6 +102,7 @@ def submit_message(
         token_ids=array("i", tokens.tolist()).tobytes(),
         sampling=SamplingParams(seed=handle, max_tokens=max_tokens, logprobs=logprobs),
         tenant=tenant,
+        priority=priority,
     )
     return submit_to_pb(request, 0.0).SerializeToString()
 
@@ -169,7 +171,8 @@ class Decoding:
 
     Args:
         num_owners: tenants of its requests, in equal parts.
-        num_waiting: requests that wait for a slot.
+        num_waiting: requests that wait for a slot; their priority is lower, so that they are
+            looked at and never take one.
         num_waiting_owners: tenants of those; by default the same ones.
         num_clients: gateways that all requests came from, in equal parts.
         logprobs: most likely tokens that each request asks for.
@@ -195,7 +198,8 @@ class Decoding:
             self._answer = bench.step(self._answer, Clock(), logprobs)
         for handle in range(NUM_SEQUENCES, NUM_SEQUENCES + num_waiting):
             tenant = Tenant(name=f"owner-{handle % (num_waiting_owners or num_owners)}")
-            bench.submit(submit_message(handle, PROMPT_TOKENS, max_tokens=16, tenant=tenant))
+            message = submit_message(handle, PROMPT_TOKENS, 16, tenant, priority=1)
+            bench.submit(message)
 
     def step(self) -> None:
         self._answer = self._bench.step(self._answer, self.clock, self._logprobs)
@@ -225,6 +229,21 @@ def decode_steps(num_steps: int) -> dict[str, dict[str, dict[str, float]]]:
             for _ in range(STEPS_IN_TURN):
                 case.step()
     return {title: case.clock.figures() for title, case in cases.items()}
+
+
+def rebalancing(num_rounds: int, num_waiting: int) -> dict[str, dict[str, float]]:
+    """A plan of an idle worker beside one with a long queue, of which it takes over a part."""
+    clock = Clock()
+    bench = Bench(max_num_batched_tokens=8192)
+    for handle in range(NUM_SEQUENCES + num_waiting):
+        bench.submit(submit_message(handle, PROMPT_TOKENS, 16, Tenant(name=f"owner-{handle % 10}")))
+    for _ in range(num_rounds):
+        idle = bench.engine.attach(INFO)
+        bench.now += 1.0
+        with clock.measure("plan"):
+            bench.engine.plan(idle, bench.now)
+        bench.engine.detach(idle, is_fault=False)
+    return clock.figures()
 
 
 def ratios(figures: dict[str, dict[str, dict[str, float]]]) -> dict[str, float]:
@@ -308,6 +327,8 @@ def main() -> None:
     decoding = decode_steps(arguments.steps)
     figures = decoding | {
         f"admission, {CACHED_PROMPT_TOKENS} cached tokens": cached_admission(arguments.steps // 4),
+        "rebalancing, 1,000 wait": rebalancing(10, 1_000),
+        f"rebalancing, {NUM_WAITING:,} wait": rebalancing(10, NUM_WAITING),
         "requests come and go": coming_and_going(arguments.steps // 4, INFO),
         "the same, to disk": coming_and_going(
             arguments.steps // 4, replace(INFO, num_host_blocks=60_000, num_disk_blocks=200_000)

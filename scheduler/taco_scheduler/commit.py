@@ -185,7 +185,7 @@ class Committer:
             logprobs=None if news.logprobs is None else news.logprobs.split([0, count])[0],
         )
         self._counters.generation_tokens += count
-        self._fair_share.num_outputs[request.share.index] += count
+        self._fair_share.charge_outputs(np.array([request.share.index]), np.array([count]))
         self._suspects.discard(request)
         if sequence.first_token_time is None:
             self._note_first_token(sequence, now)

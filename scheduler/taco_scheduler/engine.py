@@ -55,7 +55,7 @@ class Engine:
 
     @property
     def num_waiting(self) -> int:
-        return sum(len(request.unfinished) for request in self._requests) - self.num_running
+        return self._requests.num_sequences - self.num_running
 
     @property
     def num_waiting_tokens(self) -> int:
@@ -100,6 +100,7 @@ class Engine:
 
     def submit(self, outbox: Outbox, message: GenerateRequest, now: float) -> None:
         """Queues a request; a refusal becomes an error in the outbox."""
+        request: Request | None = None
         try:
             request = self._requests.new(outbox, message, now)
             replica = router.choose(request, self.replicas)
@@ -107,6 +108,8 @@ class Engine:
         except RefusedError as error:
             self.counters.refusals[error.reason] += 1
             outbox.add_refusal(message.handle, error)
+            if request is not None:
+                request.sequences.clear()  # no cycle keeps tokens and tenant until the collector
             return
         if replica is not None:
             self._queue(request, replica)

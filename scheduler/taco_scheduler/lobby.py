@@ -1,6 +1,8 @@
 """The requests that have not run yet: how many there may be, and how long they take to leave."""
 
-from collections import deque
+import heapq
+import itertools
+from collections import Counter, deque
 
 from taco_proto.limits import MAX_RETRY_SECONDS
 from taco_scheduler.fair_share import Share
@@ -10,6 +12,7 @@ from taco_scheduler.sequence import Request
 # The rate is that of the latest seconds in which somebody waited.
 RATE_SECONDS = 5.0
 SAMPLE_SECONDS = 0.25
+MIN_SWEEP = 64
 
 
 class Lobby:
@@ -29,13 +32,23 @@ class Lobby:
         self._max_requests = max_requests
         self._max_tokens = max_tokens
         self._parties: dict[Share, _Party] = {}
+        # Tenants by what they have waiting, the largest first. An entry holds what that was when it
+        # last grew: what became less is found out when it comes to the front.
+        self._largest: list[tuple[bool, float, int, int, Share]] = []
+        self._numbers = itertools.count(1)
+        self._weights: dict[bool, Counter[float]] = {False: Counter(), True: Counter()}
         self._rate = DrainRate()
 
     def enter(self, request: Request) -> None:
         """A request has come, or has lost its worker."""
-        party = self._parties.setdefault(request.share, _Party())
+        share = request.share
+        party = self._parties.get(share)
+        if party is None:
+            party = self._parties[share] = _Party(next(self._numbers), share.weight)
+            self._count_weight(share, share.weight, 1)
         party.num_requests += 1
         party.num_tokens += request.num_prompt_tokens
+        self._note_growth(share, party)
         if not request.has_begun:
             party.fresh[request] = None
         self.num_requests += 1
@@ -49,6 +62,7 @@ class Lobby:
         party.fresh.pop(request, None)
         if not party.num_requests:
             del self._parties[request.share]
+            self._count_weight(request.share, party.weight, -1)
         self.num_requests -= 1
         self.num_tokens -= request.num_prompt_tokens
         if runs:
@@ -68,7 +82,9 @@ class Lobby:
         missing_tokens = self.num_tokens + num_tokens - self._max_tokens
         if not self.num_requests or (missing_requests <= 0 and missing_tokens <= 0):
             return []
-        largest = max(self._parties, key=lambda s: (s.is_offline, self._load(s)))
+        if (party := self._parties.get(share)) is not None:
+            self._note_growth(share, party)  # its weight may have become less with this request
+        largest = self._largest_share()
         mine = self._load(share, 1, num_tokens)
         if largest is not share and largest.is_offline >= share.is_offline:
             victims = self._latest(largest, missing_requests, missing_tokens)
@@ -94,9 +110,11 @@ class Lobby:
         rate = self._rate.tokens_per_second()
         if rate is None:
             return 0.0
-        rivals = [s for s in self._parties if s.is_offline <= share.is_offline]
-        part = share.weight / sum(s.weight for s in {*rivals, share})
         party = self._parties.get(share)
+        weights = [self._weights[False]] + [self._weights[True]] * share.is_offline
+        total = sum(weight * count for counter in weights for weight, count in counter.items())
+        total += share.weight - (party.weight if party is not None else 0.0)
+        part = share.weight / total
         backlog = party.num_tokens if party is not None else 0
         return backlog / (rate * part) if rate else MAX_RETRY_SECONDS
 
@@ -107,6 +125,41 @@ class Lobby:
             requests += party.num_requests
             tokens += party.num_tokens
         return max(requests / self._max_requests, tokens / self._max_tokens) / share.weight
+
+    def _note_growth(self, share: Share, party: "_Party") -> None:
+        """What the tenant has waiting may be more by its weight than its entry says."""
+        if party.weight != share.weight:
+            self._count_weight(share, party.weight, -1)
+            self._count_weight(share, share.weight, 1)
+            party.weight = share.weight
+        party.entry = next(self._numbers)
+        heapq.heappush(self._largest, self._entry(share, party))
+        if len(self._largest) > max(MIN_SWEEP, 2 * len(self._parties)):
+            self._largest = [self._entry(*item) for item in self._parties.items()]
+            heapq.heapify(self._largest)
+
+    def _entry(self, share: Share, party: "_Party") -> tuple[bool, float, int, int, Share]:
+        return (not share.is_offline, -self._load(share), party.number, party.entry, share)
+
+    def _largest_share(self) -> Share:
+        """The tenant that has most waiting, by its weight, offline tenants first."""
+        heap = self._largest
+        while True:
+            entry = heap[0]
+            share = entry[-1]
+            party = self._parties.get(share)
+            if party is None or party.entry != entry[3]:
+                heapq.heappop(heap)
+            elif (current := self._entry(share, party)) != entry:
+                heapq.heapreplace(heap, current)
+            else:
+                return share
+
+    def _count_weight(self, share: Share, weight: float, sign: int) -> None:
+        weights = self._weights[share.is_offline]
+        weights[weight] += sign
+        if not weights[weight]:
+            del weights[weight]
 
     def _latest(self, share: Share, num_requests: int, num_tokens: int) -> list[Request]:
         """The latest requests of a tenant that make so much room; none if they are too few."""
@@ -124,12 +177,18 @@ class _Party:
     """What one tenant has waiting.
 
     Attributes:
+        number: of two tenants with equal loads, the one with the lower number comes first.
+        weight: of the tenant, when it was counted last.
+        entry: number of its valid entry among the largest tenants.
         fresh: those that may be refused, in the order in which they came.
     """
 
-    __slots__ = ("fresh", "num_requests", "num_tokens")
+    __slots__ = ("entry", "fresh", "num_requests", "num_tokens", "number", "weight")
 
-    def __init__(self) -> None:
+    def __init__(self, number: int, weight: float) -> None:
+        self.number = number
+        self.weight = weight
+        self.entry = 0
         self.num_requests = 0
         self.num_tokens = 0
         self.fresh: dict[Request, None] = {}

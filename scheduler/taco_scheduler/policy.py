@@ -28,7 +28,7 @@ Rank = tuple[int, float, int, int]
 
 # After a vain search for somebody to preempt, while nobody joins or leaves: tokens alone change who
 # holds too much, and slowly.
-STEPS_TO_SEARCH = 2
+STEPS_TO_SEARCH = 8
 
 # Prompts that need more than what is left of a step, and that the step looks past for shorter ones.
 MAX_LONG_PASSED = 16
@@ -279,7 +279,9 @@ class Policy:
             self._preempt(victim)
 
     def _standings(self) -> Standings:
-        return Standings(self._batch, self._blocks.num_blocks, self._blocks.block_size)
+        blocks = self._blocks
+        fair_share = self._waiting.fair_share
+        return Standings(self._batch, fair_share, blocks.num_blocks, blocks.block_size)
 
     def _admit_waiting(self, rows: StepRows, budget: int, before: Rank | None = None) -> int:
         """Gives sequences that wait a slot and a first row, as far as slots, blocks and budget go;
@@ -287,6 +289,9 @@ class Policy:
         budget.
         """
         if budget <= 0 or self._is_vain():
+            return budget
+        if not self._batch.num_free_slots:
+            self._refused = None
             return budget
         head = self._waiting.peek()
         if head is None or not _precedes(head, before) or self._delays(head):

@@ -29,6 +29,7 @@ class Requests:
 
     Attributes:
         fair_share: what each tenant has had.
+        num_sequences: those that have not ended, of all requests.
         suspects: requests that were in a step that failed and have got no token since.
     """
 
@@ -40,6 +41,7 @@ class Requests:
         self._deadlines = Deadlines()
         self._num_clients = 0
         self._num_arrivals = 0
+        self.num_sequences = 0
         self._by_client: dict[Outbox, dict[int, Request]] = {}
 
     def __len__(self) -> int:
@@ -92,6 +94,7 @@ class Requests:
         for refused in self._reception.make_room(message, now):
             self.refuse(refused, self._reception.lobby.refusal(refused.share))
         self._num_arrivals += 1
+        self.num_sequences += len(request.unfinished)  # a resumed one may have ended ones
         self._reception.enter(request)
         self._by_client[request.outbox][request.handle] = request
         self._deadlines.push(request)
@@ -175,6 +178,7 @@ class Requests:
         if request.replica is not None:
             request.replica.let_go(sequence)
         sequence.status = Status.FINISHED
+        self.num_sequences -= 1
         unfinished = request.unfinished
         if not unfinished:
             del self._by_client[request.outbox][request.handle]

@@ -12,7 +12,7 @@ from taco_scheduler.replica import Replica
 from taco_scheduler.sequence import Request, Sequence
 
 # At most so many waiting sequences are looked at when one replica takes over from another.
-MAX_LOOKED_AT = 256
+MAX_LOOKED_AT = 128
 
 
 def choose(request: Request, replicas: Many[Replica]) -> Replica | None:

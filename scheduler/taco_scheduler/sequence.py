@@ -133,6 +133,7 @@ class Sequence:
             slot.
         num_cached_tokens: prompt tokens found in the prefix cache when it first ran; None before.
         num_landing: steps in flight that may still bring a token of a preempted sequence.
+        queue, queue_number: the queue that it waits in, and the number of the push that is valid.
         num_queued_tokens: of its tokens, those that it is expected to compute while it waits.
         packed: see `pack`.
         awaits: the running sequence whose prefill brings blocks that this one lacks, and the number
@@ -148,6 +149,8 @@ class Sequence:
     table: BlockTable | None = None
     num_cached_tokens: int | None = None
     num_landing: int = 0
+    queue: object | None = None
+    queue_number: int = 0
     num_queued_tokens: int = 0
     first_run_time: float | None = None
     first_token_time: float | None = None

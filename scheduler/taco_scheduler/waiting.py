@@ -2,7 +2,7 @@
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Iterable, Iterator
 
 from taco_scheduler.fair_share import FairShare, Share
 from taco_scheduler.sequence import Request, Sequence, Status, Urgency
@@ -17,9 +17,11 @@ class WaitingQueue:
     their tenant had when it was last looked at: counters only grow, so that what stands on top
     either is the least or goes down to its place. A pop takes O(log lanes + log lane), on average.
 
-    A sequence that ends stays in its lane until a sweep or its turn; it no longer counts.
+    A sequence that ends or goes elsewhere stays in its lane until a sweep or its turn; it no longer
+    counts. Each push has a number of its own, and only the latest one of a sequence is valid.
 
     Attributes:
+        fair_share: what each tenant has had.
         num_sequences: how many wait.
         num_tokens: what they are expected to compute before they decode.
         num_pushed: times that one came or was put back.
@@ -29,17 +31,18 @@ class WaitingQueue:
         self.num_sequences = 0
         self.num_tokens = 0
         self.num_pushed = 0
-        self._fair_share = fair_share
+        self.fair_share = fair_share
         self._lanes: dict[tuple[int, Share], _Lane] = {}
         self._heap: list[tuple[LaneKey, int, _Lane]] = []
         self._places = itertools.count(1)
+        self._numbers = itertools.count(1)
         self._num_entries = 0
         self._sweep_at = MIN_SWEEP
 
     @property
     def has_rivals(self) -> bool:
         """More than one tenant has requests, here or elsewhere."""
-        return self._fair_share.has_rivals
+        return self.fair_share.has_rivals
 
     def push(self, sequence: Sequence, num_tokens: int | None = None) -> None:
         """`num_tokens` are expected to be computed; None: all that it has."""
@@ -49,10 +52,12 @@ class WaitingQueue:
     def put_back(self, sequence: Sequence) -> None:
         """After `pop`: it keeps its turn."""
         sequence.status = Status.WAITING
+        sequence.queue, sequence.queue_number = self, next(self._numbers)
         self._count(sequence, 1)
         lane = self._lane_of(sequence)
-        heapq.heappush(lane.sequences, (sequence.urgency, sequence))
-        if lane.sequences[0][1] is sequence:  # it may stand further in front now
+        entry = (sequence.urgency, sequence.queue_number, sequence)
+        heapq.heappush(lane.sequences, entry)
+        if lane.sequences[0] is entry:  # it may stand further in front now
             self._place(lane)
         self.num_pushed += 1
         self._num_entries += 1
@@ -72,7 +77,7 @@ class WaitingQueue:
                 del self._lanes[lane.priority, lane.share]
                 continue
             if (current := lane.key()) == key:
-                return lane.sequences[0][1]
+                return lane.sequences[0][2]
             heapq.heapreplace(self._heap, (current, place, lane))
         return None
 
@@ -82,31 +87,30 @@ class WaitingQueue:
         if sequence is not None:
             heapq.heappop(self._heap[0][2].sequences)
             self._num_entries -= 1
-            self._count(sequence, -1)
+            self.forget(sequence)
         return sequence
 
     def forget(self, sequence: Sequence) -> None:
-        """It ends while it waits."""
+        """It ends while it waits, or goes elsewhere."""
         self._count(sequence, -1)
+        sequence.queue = None
 
-    def remove(self, requests: Set[Request]) -> None:
+    def remove(self, requests: Iterable[Request]) -> None:
         """Takes off all sequences of some requests."""
-        for lane in self._lanes.values():
-            for _, sequence in lane.sequences:
-                if sequence.status is Status.WAITING and sequence.request in requests:
-                    self._count(sequence, -1)
-        self._sweep(lambda sequence: sequence.request not in requests)
+        for request in requests:
+            for sequence in request.unfinished:
+                if sequence.queue is self:
+                    self.forget(sequence)
 
     def first(self, count: int) -> list[Sequence]:
-        """Those who are next, about in their order: that changes with what their tenants get."""
-        keys = {lane.share: lane.share.counter for lane in self._lanes.values()}
-        waiting = (
-            ((urgency[0], keys[sequence.request.share], urgency), sequence)
-            for lane in self._lanes.values()
-            for urgency, sequence in lane.sequences
-            if sequence.status is Status.WAITING
-        )
-        return [sequence for _, sequence in heapq.nsmallest(count, waiting)]
+        """Those who are next, about in their order: that changes with what their tenants get.
+
+        It takes them off and puts them back: O(count * log(lane)), however many others wait.
+        """
+        taken = list(itertools.islice(iter(self.pop, None), count))
+        for sequence in taken:
+            self.put_back(sequence)
+        return taken
 
     def _count(self, sequence: Sequence, sign: int) -> None:
         self.num_sequences += sign
@@ -123,19 +127,24 @@ class WaitingQueue:
     def _place(self, lane: "_Lane") -> None:
         lane.place = next(self._places)
         heapq.heappush(self._heap, (lane.key(), lane.place, lane))
+        if len(self._heap) > max(MIN_SWEEP, 2 * len(self._lanes)):
+            self._lanes = {name: lane for name, lane in self._lanes.items() if lane.sequences}
+            self._heap = [(lane.key(), lane.place, lane) for lane in self._lanes.values()]
+            heapq.heapify(self._heap)
 
     def _drop_ended(self, lane: "_Lane") -> None:
-        while lane.sequences and lane.sequences[0][1].status is not Status.WAITING:
+        while lane.sequences and not self._is_valid(lane.sequences[0]):
             heapq.heappop(lane.sequences)
             self._num_entries -= 1
 
-    def _sweep(self, is_kept: Callable[[Sequence], bool] = lambda sequence: True) -> None:
+    def _is_valid(self, entry: "_Entry") -> bool:
+        _, number, sequence = entry
+        is_latest = sequence.queue is self and sequence.queue_number == number
+        return is_latest and sequence.status is Status.WAITING
+
+    def _sweep(self) -> None:
         for lane in self._lanes.values():
-            lane.sequences = [
-                entry
-                for entry in lane.sequences
-                if entry[1].status is Status.WAITING and is_kept(entry[1])
-            ]
+            lane.sequences = [entry for entry in lane.sequences if self._is_valid(entry)]
             heapq.heapify(lane.sequences)
         self._lanes = {name: lane for name, lane in self._lanes.items() if lane.sequences}
         self._heap.clear()
@@ -147,6 +156,8 @@ class WaitingQueue:
 
 # Priority, the tenant's counter, the first sequence's arrival and index.
 LaneKey = tuple[int, float, int, int]
+# Of one push: the urgency of the sequence, the number of the push, the sequence.
+_Entry = tuple[Urgency, int, Sequence]
 
 
 class _Lane:
@@ -162,7 +173,7 @@ class _Lane:
     def __init__(self, priority: int, share: Share) -> None:
         self.priority = priority
         self.share = share
-        self.sequences: list[tuple[Urgency, Sequence]] = []
+        self.sequences: list[_Entry] = []
         self.place = 0
 
     def key(self) -> LaneKey:

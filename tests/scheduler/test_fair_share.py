@@ -41,15 +41,20 @@ def submit(d: Driver, handle: int, tenant: str, num_prompt: int = 8, **fields: o
 def test_a_counter_grows_with_what_a_tenant_is_served_over_its_weight() -> None:
     shares = FairShare()
     share = shares.share_of(Tenant(name="a", weight=2.0), priority=0)
+    shares.enter(share)
     shares.charge_prompt(share, 100, 60)
     assert share.counter == (40 + CACHED_COST * 60) / 2
     shares.num_outputs[share.index] += 7
     assert share.counter == (40 + CACHED_COST * 60 + 7 * OUTPUT_COST) / 2
+    shares.leave(share)
+    assert share.counter == (40 + CACHED_COST * 60 + 7 * OUTPUT_COST) / 2
+    assert share.num_outputs == 7
 
 
 def test_another_weight_changes_nothing_of_the_past() -> None:
     shares = FairShare()
     share = shares.share_of(Tenant(name="a"), priority=0)
+    shares.enter(share)
     shares.num_outputs[share.index] += 10
     before = share.counter
     assert shares.share_of(Tenant(name="a", weight=4.0), priority=0) is share
@@ -102,8 +107,9 @@ def test_counters_of_many_tenants() -> None:
     shares = FairShare()
     all_shares = [shares.share_of(Tenant(name=str(i)), priority=0) for i in range(100)]
     for share in all_shares:
+        shares.enter(share)
         shares.charge_prompt(share, share.index, 0)
-    assert [share.counter for share in all_shares] == list(range(100))
+    assert sorted(share.counter for share in all_shares) == list(range(100))
 
 
 # ---------------------------------------------------------------------- queue
