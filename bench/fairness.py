@@ -66,6 +66,7 @@ async def _serve(address: str, step_ms: float) -> None:
         block_size=16,
         num_blocks=10_000,
         max_num_seqs=NUM_SLOTS,
+        max_num_batched_tokens=2048,
         max_logprobs=0,
     )
     config = SchedulerConfig(listen=address, max_waiting_requests=MAX_WAITING, log_stats=False)

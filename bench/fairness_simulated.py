@@ -42,6 +42,7 @@ INFO = WorkerInfo(
     block_size=16,
     num_blocks=10_000,
     max_num_seqs=NUM_SLOTS,
+    max_num_batched_tokens=2048,
     max_logprobs=0,
 )
 

@@ -53,6 +53,7 @@ async def _serve(address: str, model: ModelConfig, step_ms: float, max_tokens: i
         block_size=16,
         num_blocks=100_000,
         max_num_seqs=256,
+        max_num_batched_tokens=2048,
         max_logprobs=0,
     )
     tokens = np.array(tokenizer.encode(TEXT, add_special_tokens=False), dtype=np.int32)

@@ -29,6 +29,7 @@ INFO = WorkerInfo(
     block_size=16,
     num_blocks=60_000,
     max_num_seqs=256,
+    max_num_batched_tokens=8192,
     max_logprobs=20,
 )
 

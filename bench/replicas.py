@@ -118,6 +118,7 @@ class Simulation:
             block_size=BLOCK_SIZE,
             num_blocks=self._load.num_blocks,
             max_num_seqs=256,
+            max_num_batched_tokens=2048,
             max_logprobs=0,
         )
 

@@ -63,6 +63,7 @@ def worker_info(number: int, num_sequences: int) -> WorkerInfo:
         block_size=16,
         num_blocks=60_000,
         max_num_seqs=num_sequences,
+        max_num_batched_tokens=2048,
         max_logprobs=0,
     )
 

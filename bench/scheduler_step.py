@@ -57,6 +57,7 @@ INFO = WorkerInfo(
     block_size=16,
     num_blocks=60_000,
     max_num_seqs=NUM_SEQUENCES,
+    max_num_batched_tokens=8192,
     max_logprobs=20,
 )
 RANDOM = np.random.default_rng(0)

@@ -59,6 +59,7 @@ class Scheduler:
             block_size=BLOCK_SIZE,
             num_blocks=num_blocks,
             max_num_seqs=256,
+            max_num_batched_tokens=2048,
             max_logprobs=0,
         )
         self.address = f"scheduler-{number}"

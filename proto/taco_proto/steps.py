@@ -22,6 +22,7 @@ class WorkerInfo:
     """What a worker tells the scheduler of itself when it dials in.
 
     Attributes:
+        max_num_batched_tokens: maximum number of tokens in a step, for which it keeps memory.
         max_draft_tokens: the most draft tokens of a sequence that it verifies in one step; 0: it
             does not speculate.
         drafts_itself: drafts may come of a step although its plan brings none.
@@ -39,6 +40,7 @@ class WorkerInfo:
     block_size: int
     num_blocks: int
     max_num_seqs: int
+    max_num_batched_tokens: int
     max_logprobs: int
     max_draft_tokens: int = 0
     drafts_itself: bool = False

@@ -57,6 +57,7 @@ def check_worker(info: WorkerInfo) -> None:
         "block_size": (1, 2**16),
         "num_blocks": (1, MAX_BLOCKS),
         "max_num_seqs": (1, MAX_SLOTS),
+        "max_num_batched_tokens": (1, 2**30),
         "max_model_len": (2, 2**30),
         "vocab_size": (1, MAX_VOCABULARY),
         "num_host_blocks": (0, MAX_BLOCKS),

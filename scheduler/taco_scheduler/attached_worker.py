@@ -15,12 +15,16 @@ class AttachedWorker:
     """One worker's slots, blocks and steps in flight.
 
     Attributes:
+        max_num_batched_tokens: token budget of a step: the scheduler's or the worker's, whichever
+            is less.
         landing: preempted sequences that wait for outputs of steps they are in, by tenure.
     """
 
     def __init__(self, info: WorkerInfo, config: SchedulerConfig) -> None:
+        budget = min(config.max_num_batched_tokens, info.max_num_batched_tokens)
         # Every running sequence gets at least a token a step: no more slots than the budget.
-        num_slots = min(config.max_num_seqs, info.max_num_seqs, config.max_num_batched_tokens)
+        num_slots = min(config.max_num_seqs, info.max_num_seqs, budget)
+        self.max_num_batched_tokens = budget
         self.info = info
         self.batch = Batch(num_slots)
         self.blocks = BlockManager(

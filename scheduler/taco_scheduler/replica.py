@@ -83,7 +83,7 @@ class Replica:
             self.worker.blocks,
             self.waiting,
             requests.suspects,
-            config.max_num_batched_tokens,
+            self.worker.max_num_batched_tokens,
             config.long_prefill_token_threshold,
             self.drafts.limits,
             holds=self.disk_waits.holds,

@@ -32,7 +32,8 @@ class SchedulerArgs:
     )
     max_num_batched_tokens: int = flag(
         "The most tokens that one step computes, decodes and chunks of prompts together. A smaller "
-        "number keeps the time between tokens short, a larger one reads long prompts faster.",
+        "number keeps the time between tokens short, a larger one reads long prompts faster. Where "
+        "a scheduler and a worker have different values, the smaller one holds for that worker.",
         (SCHEDULER, WORKER),
         default=2048,
         parse=int,

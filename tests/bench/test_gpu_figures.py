@@ -75,6 +75,7 @@ INFO = WorkerInfo(
     block_size=16,
     num_blocks=40,
     max_num_seqs=8,
+    max_num_batched_tokens=64,
     max_logprobs=5,
 )
 

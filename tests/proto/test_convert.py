@@ -229,7 +229,14 @@ def test_model_and_worker_info() -> None:
     info = ModelInfo(**common, ready=False, license_problem="expired", draining=True)
     assert convert.model_info_from_pb(convert.model_info_to_pb(info)) == info
     unlicensed = WorkerLicense(LicenseState.MISSING, "expired")
-    worker = WorkerInfo(**common, name="w", max_num_seqs=8, needs_history=True, license=unlicensed)
+    worker = WorkerInfo(
+        **common,
+        name="w",
+        max_num_seqs=8,
+        max_num_batched_tokens=64,
+        needs_history=True,
+        license=unlicensed,
+    )
     assert convert.worker_info_from_pb(convert.worker_info_to_pb(worker)) == worker
 
 

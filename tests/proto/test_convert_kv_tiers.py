@@ -90,6 +90,7 @@ def test_a_worker_says_how_large_its_tiers_are() -> None:
         block_size=16,
         num_blocks=4,
         max_num_seqs=2,
+        max_num_batched_tokens=64,
         max_logprobs=0,
         num_host_blocks=5,
         num_disk_blocks=6,

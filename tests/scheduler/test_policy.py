@@ -9,8 +9,9 @@ from taco_proto.requests import FinishReason
 
 def driver(**changes: object) -> Driver:
     """Eight slots, 64 blocks of 4 tokens, a budget of 16 tokens unless told otherwise."""
+    budget = changes.pop("max_num_batched_tokens", 16)
     info = {key: changes.pop(key) for key in tuple(changes) if hasattr(worker_info(), key)}
-    result = Driver(worker_info(**info), **{"max_num_batched_tokens": 16, **changes})
+    result = Driver(worker_info(**info), max_num_batched_tokens=budget, **changes)
     result.attach()
     return result
 
@@ -46,6 +47,27 @@ def test_a_budget_below_the_number_of_slots_bounds_the_batch() -> None:
     d.run()
     assert max(int(plan.num_tokens.sum()) for plan in d.plans) == 2
     assert len(d.got.reasons) == 5
+
+
+@pytest.mark.parametrize(
+    ("of_scheduler", "of_workers", "expected"),
+    [(20, (9, 64), (9, 20)), (64, (16, 5), (16, 5)), (7, (8, 7), (7, 7))],
+)
+def test_a_steps_budget_is_the_lesser_of_schedulers_and_workers(
+    of_scheduler: int, of_workers: tuple[int, int], expected: tuple[int, int]
+) -> None:
+    d = Driver(max_num_batched_tokens=of_scheduler)
+    for number, budget in enumerate(of_workers):
+        d.attach(worker_info(name=f"w{number}", max_num_batched_tokens=budget))
+    for handle in range(8):
+        d.submit(handle, [handle + 1] * 60, max_tokens=2, ignore_eos=True)
+    sizes = [0, 0]
+    for _ in range(40):
+        for number, peer in enumerate(d.peers):
+            if d.plan(peer):
+                sizes[number] = max(sizes[number], int(d.plans[-1].num_tokens.sum()))
+            d.deliver(peer)
+    assert tuple(sizes) == expected
 
 
 def test_lower_priority_values_run_first_then_arrival() -> None:

@@ -40,6 +40,7 @@ def worker_info(**changes: object) -> WorkerInfo:
         "block_size": 4,
         "num_blocks": 64,
         "max_num_seqs": 8,
+        "max_num_batched_tokens": 8192,
         "max_logprobs": 20,
         "drafts_itself": True,
     }
@@ -198,8 +199,9 @@ class FakeWorker:
         require(len(set(slots)) == len(slots), "rows are doubled")
         require(slots or plan.copies is not None, "there is nothing to do")
         require(len(slots) <= self.info.max_num_seqs, "too many rows")
+        num_tokens = int(plan.num_tokens.sum() + plan.max_drafts.sum())
+        require(num_tokens <= self.info.max_num_batched_tokens, "too many tokens for the worker")
         if self.max_num_batched_tokens is not None:
-            num_tokens = int(plan.num_tokens.sum() + plan.max_drafts.sum())
             require(num_tokens <= self.max_num_batched_tokens, "too many tokens")
         written: set[int] = set()
         for slot, count, max_drafts in _rows_of(plan):

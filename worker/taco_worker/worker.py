@@ -269,6 +269,7 @@ def _describe(
         block_size=config.block_size,
         num_blocks=num_blocks,
         max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
         max_logprobs=config.max_logprobs,
         default_sampling=model.sampling_defaults,
     )
