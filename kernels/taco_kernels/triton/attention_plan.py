@@ -198,9 +198,10 @@ def plan_attention(
     elif num_seqs == 1:
         passes = (many(1),)
     else:
-        # A decode's KV is split and read without waiting for rows that are not there.
+        # A decode's KV is split and read without waiting for rows that are not there. Decodes are
+        # launched first: they are short, and the prefills' tiles fill what they leave free.
         few_tokens = max(1, _MIN_ROWS // group)
-        passes = (many(few_tokens + 1), few(1, few_tokens))
+        passes = (few(1, few_tokens), many(few_tokens + 1))
     split_passes = [part for part in passes if part.num_splits > 1]
     parts = max((part.num_rows * part.num_splits for part in split_passes), default=0)
     workspace_size = parts * num_heads * (head_dim + 1)

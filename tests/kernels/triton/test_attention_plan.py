@@ -64,7 +64,7 @@ def test_drafts_to_verify_lie_in_one_tile(query_len: int, group: int, block_m: i
 
 
 def test_a_mixed_batch_has_a_pass_for_long_and_one_for_short_queries() -> None:
-    many, few = plan(600, 10, 512, 4096).passes
+    few, many = plan(600, 10, 512, 4096).passes  # the decodes are launched first
     assert few.max_query_len + 1 == many.min_query_len
     assert few.min_query_len == 1
     assert many.max_query_len == 512
@@ -92,6 +92,6 @@ def test_tiles_have_room_for_all_tokens(num_heads: int) -> None:
 def test_the_workspace_has_room_for_what_is_split_alone() -> None:
     """And not for the long prompt beside it."""
     made = plan(8192, 10, 8000, 32768)
-    many, few = made.passes
+    few, many = made.passes
     assert many.num_splits == 1
     assert made.workspace_size == 10 * few.tokens_per_tile * few.num_splits * 32 * (128 + 1)
