@@ -76,6 +76,20 @@ def test_which_steps_have_graphs(query_lens: list[int], expected: bool) -> None:
     assert is_captured(make_graphs(), step(query_lens)) == expected
 
 
+def test_drafts_of_changing_lengths_share_graphs() -> None:
+    """Lookahead drafts differ from step to step: a graph for each length would soon be too many."""
+    graphs = make_graphs()
+    for query_len in range(2, 17):
+        assert is_captured(graphs, step([query_len] * 8))
+    assert graphs.num_captured == 5  # of 2, 3, 5, 9 and 16 tokens
+    for query_len in (4, 6, 10):
+        inputs = step([query_len] * 8)
+        graph = graphs.find(inputs)
+        assert graph is not None
+        total = int(inputs.seq_lens.sum()) + 8 * query_len
+        assert (graph.run(inputs)[:, 1] - total).tolist() == inputs.positions.tolist()
+
+
 def test_trees_have_graphs_of_their_own() -> None:
     """In which the padding of a shape is in plain order."""
     seen: list[Tensor] = []

@@ -29,8 +29,10 @@ Forward = Callable[[Tensor, Tensor, AttentionMetadata], Tensor]
 # Makes a replay of what a call does on the device.
 Capture = Callable[[Callable[[], Tensor]], Callable[[], Tensor]]
 
-# A token and the drafts behind it.
-_MAX_QUERY_LEN = 16
+# Tokens of a sequence that a graph is captured for: one, or one and the drafts behind it. A step
+# takes the next larger one, so that drafts of changing lengths share a few graphs.
+_QUERY_LENS = (1, 2, 3, 5, 9, 16)
+_MAX_QUERY_LEN = _QUERY_LENS[-1]
 # A shape is worth a graph once it has come so often.
 _TIMES_SEEN = 2
 # Each graph keeps some memory: of steps with more than one token a sequence there are no more.
@@ -139,7 +141,8 @@ class StepGraphs:
         if query_len > _MAX_QUERY_LEN or inputs.seq_lens.max() > self._inputs.max_seq_len:
             return None
         size = self._sizes[bisect_left(self._sizes, num_seqs)]
-        shape = GraphShape(query_len, size, has_trees=inputs.parents is not None)
+        longest = _QUERY_LENS[bisect_left(_QUERY_LENS, query_len)]
+        shape = GraphShape(longest, size, has_trees=inputs.parents is not None)
         is_mostly_padding = shape.num_tokens > _FREE_PADDING + 3 * inputs.positions.size // 2
         return None if is_mostly_padding else shape
 
