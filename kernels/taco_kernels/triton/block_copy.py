@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_VECTOR_BYTES = 16
+VECTOR_BYTES = 16  # blocks, and where they lie, are multiples of it
 # 16 KiB a program and turn: each of its 128 threads has eight vectors on their way.
 _VECTORS = 1024
 # Host memory is read and written over a link, which this many programs fill (512 KiB on their
@@ -28,7 +28,7 @@ def copy_blocks(source: Tensor, target: Tensor, source_ids: Tensor, target_ids: 
         ValueError: shapes, dtypes or strides that do not fit.
     """
     _check(source, target, source_ids, target_ids)
-    num_vectors = source.shape[1] // _VECTOR_BYTES
+    num_vectors = source.shape[1] // VECTOR_BYTES
     num_pieces = source_ids.shape[0] * triton.cdiv(num_vectors, _VECTORS)
     if num_pieces == 0:
         return
@@ -41,8 +41,8 @@ def copy_blocks(source: Tensor, target: Tensor, source_ids: Tensor, target_ids: 
         target_ids,
         num_pieces,
         num_vectors,
-        source.stride(0) // _VECTOR_BYTES,
-        target.stride(0) // _VECTOR_BYTES,
+        source.stride(0) // VECTOR_BYTES,
+        target.stride(0) // VECTOR_BYTES,
         VECTORS=_VECTORS,
         num_warps=4,
     )
@@ -54,14 +54,14 @@ def _check(source: Tensor, target: Tensor, source_ids: Tensor, target_ids: Tenso
             blocks.dtype != torch.uint8
             or blocks.dim() != 2
             or blocks.shape[1] != source.shape[1]
-            or blocks.shape[1] % _VECTOR_BYTES
-            or blocks.stride(0) % _VECTOR_BYTES
+            or blocks.shape[1] % VECTOR_BYTES
+            or blocks.stride(0) % VECTOR_BYTES
             or blocks.stride(1) != 1
-            or blocks.data_ptr() % _VECTOR_BYTES
+            or blocks.data_ptr() % VECTOR_BYTES
         ):
             raise ValueError(
                 f"{name} must be uint8 [num_blocks, block_bytes], block_bytes and its place in "
-                f"memory multiples of {_VECTOR_BYTES} and the same for both, not {blocks.dtype} "
+                f"memory multiples of {VECTOR_BYTES} and the same for both, not {blocks.dtype} "
                 f"{list(blocks.shape)} with strides {blocks.stride()}"
             )
     for name, ids in (("source_ids", source_ids), ("target_ids", target_ids)):

@@ -13,10 +13,6 @@ import zlib
 from contextlib import suppress
 from pathlib import Path
 
-from google.protobuf.message import DecodeError
-
-from taco_proto import scheduler_pb2 as pb
-from taco_proto.convert_kv_tiers import store_report_from_pb, store_report_to_pb
 from taco_proto.kv_tiers import KEY_BYTES, StoredBlock, StoreReport
 
 SUFFIX = ".kv"
@@ -44,7 +40,7 @@ def write_block(path: Path, fingerprint: bytes, block: StoredBlock, payload: mem
     Raises:
         OSError: it cannot be written, and is not there, nor is the one that was there before.
     """
-    description = pb.StoreReport.SerializeToString(store_report_to_pb(StoreReport(found=(block,))))
+    description = _encode(block)
     fields = _FIELDS.pack(
         _MAGIC, fingerprint, len(description), payload.nbytes, zlib.crc32(payload)
     )
@@ -128,13 +124,32 @@ def _read_head(
     (head_checksum,) = _CHECKSUM.unpack_from(head, _FIELDS.size)
     if zlib.crc32(description, zlib.crc32(head[: _FIELDS.size])) != head_checksum:
         raise BlockFileError("its head is damaged")
-    try:
-        (block,) = store_report_from_pb(pb.StoreReport.FromString(description)).found
-    except (ValueError, DecodeError) as error:
-        raise BlockFileError("its head makes no sense") from error
+    block = _decode(description)
     if key_of(path) != block.key:
         raise BlockFileError("it has another block's name")
     return block, end, checksum
+
+
+def _encode(block: StoredBlock) -> bytes:
+    # Imported here: a worker without a disk tier runs beside any version of protobuf, or none.
+    from taco_proto import scheduler_pb2 as pb
+    from taco_proto.convert_kv_tiers import store_report_to_pb
+
+    return pb.StoreReport.SerializeToString(store_report_to_pb(StoreReport(found=(block,))))
+
+
+def _decode(description: bytes) -> StoredBlock:
+    """Raises BlockFileError: it is not what `_encode` returns."""
+    from google.protobuf.message import DecodeError
+
+    from taco_proto import scheduler_pb2 as pb
+    from taco_proto.convert_kv_tiers import store_report_from_pb
+
+    try:
+        (block,) = store_report_from_pb(pb.StoreReport.FromString(description)).found
+    except (ValueError, DecodeError) as error:
+        raise BlockFileError("its head is invalid") from error
+    return block
 
 
 def _write_all(descriptor: int, buffers: list[memoryview]) -> None:

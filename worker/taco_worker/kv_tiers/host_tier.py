@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 from torch import Tensor
 
 from taco_proto.steps import BlockCopies, IntArray
 from taco_worker.input_batch import PlanError
+from taco_worker.kv_tiers.block_moves import Moves, PrepareMoves, copy_each
 from taco_worker.kv_tiers.lane import Arrival, Lane, LayerArrivals
 
 
@@ -32,18 +31,21 @@ class HostTier:
         num_layers: int,
         lane: Lane | None = None,
         is_lazy: bool = True,
+        prepare_moves: PrepareMoves = copy_each,
     ) -> None:
         """
         Args:
             device_rows: uint8 [number of device blocks, bytes of a block], layer after layer.
             lane: where copies run; None: they are made at once.
             is_lazy: copy layer by layer, rather than all layers of a block in one piece.
+            prepare_moves: how blocks are copied.
         """
         self.rows = rows
         self._device_rows = device_rows
         self._lane = lane
         self._groups = layer_groups(num_layers) if is_lazy else [range(num_layers)]
         self._layer_bytes = rows.shape[1] // num_layers
+        self._prepare_moves = prepare_moves
 
     @property
     def num_blocks(self) -> int:
@@ -73,24 +75,18 @@ class HostTier:
         Returns:
             What the step's computing has to wait for.
         """
+        moves = self._prepare_moves(copies)
         if self._lane is None:
-            self._copy_bytes(copies, slice(None))
+            moves(self._device_rows, self.rows)
             return LayerArrivals([])
         self._lane.follow()
         return LayerArrivals(
-            [(layers.start, self._put(self._lane, copies, layers)) for layers in self._groups]
+            [(layers.start, self._put(self._lane, moves, layers)) for layers in self._groups]
         )
 
-    def _put(self, lane: Lane, copies: BlockCopies, layers: range) -> Arrival:
+    def _put(self, lane: Lane, moves: Moves, layers: range) -> Arrival:
         part = slice(layers.start * self._layer_bytes, layers.stop * self._layer_bytes)
-        return lane.put(lambda: self._copy_bytes(copies, part))
-
-    def _copy_bytes(self, copies: BlockCopies, part: slice) -> None:
-        device, host = self._device_rows[:, part], self.rows[:, part]
-        for source, target in _pairs(copies.offload_sources, copies.offload_targets):
-            host[target].copy_(device[source], non_blocking=True)
-        for source, target in _pairs(copies.load_sources, copies.load_targets):
-            device[target].copy_(host[source], non_blocking=True)
+        return lane.put(lambda: moves(self._device_rows[:, part], self.rows[:, part]))
 
 
 def layer_groups(num_layers: int) -> list[range]:
@@ -105,10 +101,6 @@ def layer_groups(num_layers: int) -> list[range]:
         groups.append(range(start, stop))
         start = stop
     return groups
-
-
-def _pairs(sources: IntArray, targets: IntArray) -> Iterable[tuple[int, int]]:
-    return zip(sources.tolist(), targets.tolist(), strict=True)
 
 
 def _check_range(blocks: IntArray, num_blocks: int, what: str) -> None:

@@ -14,6 +14,7 @@ from taco_kernels.cpu.memory import allocate
 from taco_proto.config import WorkerConfig
 from taco_worker.cpu_memory import available_cpu_memory
 from taco_worker.kv_sizing import mebibytes
+from taco_worker.kv_tiers.block_moves import choose_moves
 from taco_worker.kv_tiers.disk_tier import DiskTier
 from taco_worker.kv_tiers.fingerprint import fingerprint
 from taco_worker.kv_tiers.host_tier import HostTier
@@ -82,6 +83,7 @@ def make_host_tier(config: WorkerConfig, model: StepModel, transfers: Transfers)
         num_layers=model.config.num_layers,
         lane=CudaLane(transfers.device) if transfers.overlaps else None,
         is_lazy=config.lazy_loads,
+        prepare_moves=choose_moves(transfers, rows.shape[1] // model.config.num_layers),
     )
 
 

@@ -1,0 +1,90 @@
+"""Blocks that the kernel moves, some layers at a time, are those that single copies move."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from support.plans import ints
+from taco_kernels.triton.block_copy import copy_blocks
+from taco_proto.steps import BlockCopies
+from taco_worker.kv_tiers.block_moves import PrepareMoves, choose_moves, copy_each, moves_by_kernel
+from taco_worker.kv_tiers.host_tier import HostTier
+from taco_worker.transfers import Array, Transfers
+
+NUM_LAYERS, LAYER_BYTES = 5, 48
+COPIES = BlockCopies(
+    offload_sources=ints([2, 0, 5]),
+    offload_targets=ints([1, 3, 0]),
+    load_sources=ints([1, 4]),
+    load_targets=ints([2, 4]),
+)
+
+
+class CountingTransfers(Transfers):
+    """Counts what goes up."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.device("cpu"))
+        self.num_uploads = 0
+
+    def upload(self, *columns: Array) -> list[torch.Tensor]:
+        self.num_uploads += 1
+        return super().upload(*columns)
+
+
+class ImmediateLane:
+    """Does what it is given at once."""
+
+    def follow(self) -> None:
+        return
+
+    def put(self, work: Callable[[], None]) -> ImmediateLane:
+        work()
+        return self
+
+    def wait(self) -> None:
+        return
+
+
+def moved(prepare_moves: PrepareMoves) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both memories after the copies, group of layers by group."""
+    torch.manual_seed(0)
+    shape = (6, NUM_LAYERS * LAYER_BYTES)
+    device, host = (torch.randint(0, 256, shape, dtype=torch.uint8) for _ in range(2))
+    tier = HostTier(
+        host, device, num_layers=NUM_LAYERS, lane=ImmediateLane(), prepare_moves=prepare_moves
+    )
+    tier.copy(COPIES).wait()
+    return device, host
+
+
+def test_the_kernel_moves_what_copies_move() -> None:
+    transfers = CountingTransfers()
+    for ours, expected in zip(moved(moves_by_kernel(transfers)), moved(copy_each), strict=True):
+        assert torch.equal(ours, expected)
+    assert transfers.num_uploads == 1  # for all groups of layers
+
+
+def test_launches_do_not_grow_with_the_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    launches: list[int] = []
+
+    def count(*arguments: torch.Tensor) -> None:
+        launches.append(arguments[2].numel())
+        copy_blocks(*arguments)
+
+    monkeypatch.setattr("taco_kernels.triton.block_copy.copy_blocks", count)
+    moved(moves_by_kernel(CountingTransfers()))
+    assert launches == [3, 2] * 4  # offloads and loads of the 4 groups of 5 layers
+
+
+def test_the_kernel_is_for_gpus_and_whole_vectors() -> None:
+    class Gpu(Transfers):
+        def __init__(self) -> None:
+            self.overlaps = True
+
+    assert choose_moves(Transfers(torch.device("cpu")), 64) is copy_each
+    assert choose_moves(Gpu(), 24) is copy_each
+    assert choose_moves(Gpu(), 48) is not copy_each
