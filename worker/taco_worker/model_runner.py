@@ -104,7 +104,7 @@ class ModelRunner:
             num_tokens, host_ids = verified.num_tokens, verified.token_ids
             self._batch.advance_by(rows, num_tokens, token_ids)
         else:  # nothing was drafted, or there was no memory for it
-            num_tokens, host_ids = np.ones_like(slots), token_ids.cpu().numpy().astype(np.int32)
+            num_tokens, host_ids = np.ones_like(slots), self._to_host(token_ids)
             self._batch.advance(rows if rows.trees is None else rows.without_drafts(), token_ids)
         for part in parts:
             if part.kept is not None:
@@ -126,7 +126,7 @@ class ModelRunner:
         hidden_layers = None if self._speculator is None else self._speculator.hidden_layers
         if hidden_layers == ():
             outputs = np.arange(ends[-1], dtype=np.int32)
-        inputs = make_input(self._batch, rows, ends, outputs)
+        inputs = make_input(self._batch, rows, ends, outputs, self._transfers)
         hidden = whole = self._model.forward(inputs)
         prompt = None
         if prompt_rows is not None:
@@ -151,7 +151,7 @@ class ModelRunner:
         assert rows.trees is not None
         num_drafts = rows.trees.num_nodes[rows.is_sampled]
         trees = replace(rows.trees, num_nodes=num_drafts)
-        token_ids = part.token_ids.cpu().numpy().astype(np.int32)
+        token_ids = self._to_host(part.token_ids)
         outcome = accept(trees, token_ids)
         if inputs.parents is not None:
             self._model.keep_accepted(inputs, chosen[outcome.kept])
@@ -191,7 +191,7 @@ class ModelRunner:
         before = np.repeat(np.cumsum(kept.num_tokens) - kept.num_tokens, kept.num_tokens)
         places = np.arange(slots.size) - before
         positions = (np.repeat(kept.positions, kept.num_tokens) + places + 1).astype(np.int32)
-        following = self._batch.tokens.at(slots, positions).cpu().numpy()
+        following = self._to_host(self._batch.tokens.at(slots, positions))
         return ComputedTokens(kept.slots, kept.num_tokens, kept.positions, following, kept.hidden)
 
     def _sample(
@@ -232,6 +232,11 @@ class ModelRunner:
                 gather_logprobs(self._model.sampling, logits, token_ids[chunk], num_top[chunk])
             )
         return PromptLogprobs(rows.slots, rows.positions, tables)
+
+    def _to_host(self, token_ids: Tensor) -> IntArray:
+        """int32, through pinned memory. It waits for the device, as whatever drafts next must."""
+        (host,) = self._transfers.download(token_ids).wait()
+        return host.numpy().astype(np.int32)
 
     def _pick(self, hidden: Tensor, rows: Array, wanted: Array) -> Tensor:
         """Rows of `hidden`, which stand for the tokens `rows` (rising), that stand for `wanted`."""

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 
 from taco_kernels.cpu.draft_trees import DraftTrees
 from taco_proto.steps import IntArray
 from taco_worker.input_batch import InputBatch, StepRows
 from taco_worker.models.step_model import ModelInput
 from taco_worker.sampling.columns import Array
+from taco_worker.transfers import Transfers
 
 
-def make_input(batch: InputBatch, rows: StepRows, ends: IntArray, outputs: IntArray) -> ModelInput:
+def make_input(
+    batch: InputBatch, rows: StepRows, ends: IntArray, outputs: IntArray, transfers: Transfers
+) -> ModelInput:
     """Whole columns at a time: a step of decodes costs the host no loop over sequences.
 
     Args:
@@ -32,12 +34,14 @@ def make_input(batch: InputBatch, rows: StepRows, ends: IntArray, outputs: IntAr
     query_start[1:] = ends
     parents = None
     if rows.trees is not None:
-        parents = _place_drafts(batch, rows, ends, slots, positions)
+        parents = _place_drafts(batch, rows, ends, slots, positions, transfers)
     token_ids = batch.tokens.at(slots, positions)
     if parents is not None:
         assert rows.trees is not None
-        nodes = torch.from_numpy(_node_tokens(rows, ends).astype(np.int64)).to(token_ids.device)
-        token_ids[nodes] = torch.from_numpy(rows.trees.token_ids).to(token_ids.device)
+        nodes, node_ids = transfers.upload(
+            _node_tokens(rows, ends).astype(np.int64), rows.trees.token_ids
+        )
+        token_ids[nodes] = node_ids
     return ModelInput(
         token_ids=token_ids,
         positions=positions,
@@ -50,7 +54,12 @@ def make_input(batch: InputBatch, rows: StepRows, ends: IntArray, outputs: IntAr
 
 
 def _place_drafts(
-    batch: InputBatch, rows: StepRows, ends: IntArray, slots: IntArray, positions: IntArray
+    batch: InputBatch,
+    rows: StepRows,
+    ends: IntArray,
+    slots: IntArray,
+    positions: IntArray,
+    transfers: Transfers,
 ) -> IntArray | None:
     """Sets the positions of drafts, and writes the first path of each tree behind the sequence's
     own tokens, where the model's input and penalties read them.
@@ -71,8 +80,8 @@ def _place_drafts(
         parents[starts] = -1
     on_first_path = _first_paths(follows, trees.num_nodes)
     chain = nodes[on_first_path]
-    chain_ids = torch.from_numpy(trees.token_ids[on_first_path])
-    batch.tokens.write(slots[chain], positions[chain], chain_ids.to(batch.tokens.data.device))
+    (chain_ids,) = transfers.upload(trees.token_ids[on_first_path])
+    batch.tokens.write(slots[chain], positions[chain], chain_ids)
     return None if follows.all() else parents
 
 

@@ -118,7 +118,8 @@ def _choose_in_all_ways(
     token_ids = model.sampling.choose(logits, choice)
     if typical is not None:
         drafts = Candidates(np.arange(count), np.zeros(count, dtype=np.int64))
-        token_ids = typical.prefer(logits, choice.temperature, token_ids, drafts)
+        transfers = Transfers(logits.device)
+        token_ids = typical.prefer(logits, choice.temperature, token_ids, drafts, transfers)
     model.sampling.choose(logits, Choice.most_likely(count))
     num_top = column(min(max_logprobs, logits.shape[1]), np.int32)
     model.sampling.gather_logprobs(raw_logits, token_ids, num_top)

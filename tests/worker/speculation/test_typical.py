@@ -6,6 +6,7 @@ import torch
 
 from taco_kernels.cpu.draft_trees import DraftTrees
 from taco_worker.speculation.typical import Candidates, TypicalAcceptance, draft_candidates
+from taco_worker.transfers import Transfers
 
 
 def logits_of(probs: list[list[float]]) -> torch.Tensor:
@@ -24,7 +25,8 @@ def prefer(
     rows, tokens = (np.array(column, dtype=np.int64) for column in zip(*candidates, strict=True))
     chosen = torch.full((len(probs),), 3)
     acceptance = TypicalAcceptance(threshold, alpha)
-    return acceptance.prefer(logits_of(probs), warmth, chosen, Candidates(rows, tokens)).tolist()
+    drafts, transfers = Candidates(rows, tokens), Transfers(torch.device("cpu"))
+    return acceptance.prefer(logits_of(probs), warmth, chosen, drafts, transfers).tolist()
 
 
 def test_a_draft_above_the_threshold_is_taken() -> None:

@@ -92,7 +92,9 @@ class Sampler:
         choice = self._choice(rows, features)
         token_ids = self._ops.choose(logits, choice)
         if self._typical is not None and candidates is not None:
-            token_ids = self._typical.prefer(logits, choice.temperature, token_ids, candidates)
+            token_ids = self._typical.prefer(
+                logits, choice.temperature, token_ids, candidates, self._transfers
+            )
         logprobs = None
         if logprob_rows.size:
             chosen = self._pick(token_ids, logprob_rows).clamp(min=0)

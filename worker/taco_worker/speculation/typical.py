@@ -10,6 +10,7 @@ from torch import Tensor
 
 from taco_kernels.cpu.draft_trees import DraftTrees
 from taco_worker.sampling.columns import Array
+from taco_worker.transfers import Transfers
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,12 @@ class TypicalAcceptance:
     alpha: float
 
     def prefer(
-        self, logits: Tensor, temperature: Array, chosen: Tensor, candidates: Candidates
+        self,
+        logits: Tensor,
+        temperature: Array,
+        chosen: Tensor,
+        candidates: Candidates,
+        transfers: Transfers,
     ) -> Tensor:
         """`chosen` with the likeliest acceptable draft in place of the target's sample, in rows
         that draw at random.
@@ -49,20 +55,18 @@ class TypicalAcceptance:
         is_random = temperature[candidates.rows] > 0
         if not is_random.any():
             return chosen
-        device = logits.device
-        token_ids = torch.from_numpy(candidates.token_ids[is_random]).to(device)
         rows, places = np.unique(candidates.rows[is_random], return_inverse=True)
-        index = torch.from_numpy(rows).to(device)
-        warmth = torch.from_numpy(temperature[rows]).to(device).unsqueeze(1)
-        log_probs = torch.log_softmax(logits[index] / warmth, dim=-1)
+        token_ids, index, warmth, place = transfers.upload(
+            candidates.token_ids[is_random], rows, temperature[rows], places
+        )
+        log_probs = torch.log_softmax(logits[index] / warmth.unsqueeze(1), dim=-1)
         probs = log_probs.exp()
         # A token that is ruled out has probability 0 and adds nothing.
         entropy = -(probs * log_probs.masked_fill(probs == 0, 0.0)).sum(-1)
         limits = torch.clamp(self.alpha * torch.exp(-entropy), max=self.threshold)
-        place = torch.from_numpy(places).to(device)
         chances = probs[place, token_ids]
         chances = torch.where(chances > limits[place], chances, 0.0)
-        best = torch.zeros(rows.size, dtype=chances.dtype, device=device)
+        best = torch.zeros(rows.size, dtype=chances.dtype, device=logits.device)
         best.scatter_reduce_(0, place, chances, reduce="amax")
         # Of several as likely the first; written last to first, since the last write stays.
         wins = (chances > 0) & (chances == best[place])
