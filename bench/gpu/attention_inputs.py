@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,14 +30,26 @@ LLAMA_8B = Heads(32, 8, 128)
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """`batch` sequences of `context` tokens each, of which `new` are the step's."""
+    """`batch` sequences of `context` tokens each, of which `new` are the step's.
+
+    Attributes:
+        beside: other sequences in the same batch, behind these.
+        is_fp8: KV is stored as float8_e4m3fn.
+    """
 
     batch: int
     context: int
     new: int = 1
+    beside: Case | None = None
+    is_fp8: bool = False
 
     @property
     def name(self) -> str:
+        beside = f" + {self.beside.name}" if self.beside else ""
+        return f"{self._kind}{beside}" + (", fp8 KV" if self.is_fp8 else "")
+
+    @property
+    def _kind(self) -> str:
         if self.new == 1:
             return f"decode {self.batch}x{self.context}"
         if self.new == self.context:
@@ -44,16 +57,32 @@ class Case:
         return f"chunk {self.batch}x{self.new} of {self.context}"
 
     @property
+    def is_uniform(self) -> bool:
+        """Whether all sequences are alike, as kernels over KV in one piece need them."""
+        return self.beside is None
+
+    @property
+    def sequences(self) -> list[tuple[int, int]]:
+        """The context and the new tokens of each."""
+        others = self.beside.sequences if self.beside else []
+        return [(self.context, self.new)] * self.batch + others
+
+    @property
     def num_tokens(self) -> int:
-        return self.batch * self.new
+        return sum(new for _, new in self.sequences)
+
+    @property
+    def longest(self) -> int:
+        return max(context for context, _ in self.sequences)
 
     def kv_bytes(self, heads: Heads, itemsize: int) -> int:
         """Keys and values of one layer: what a step must read at least."""
-        return 2 * self.batch * self.context * heads.kv * heads.dim * itemsize
+        itemsize = 1 if self.is_fp8 else itemsize
+        return 2 * sum(context for context, _ in self.sequences) * heads.kv * heads.dim * itemsize
 
     def operations(self, heads: Heads) -> int:
         """Of the pairs of a query and a key that it sees; a multiply-add is two."""
-        pairs = self.batch * self.new * (2 * self.context - self.new + 1) // 2
+        pairs = sum(new * (2 * context - new + 1) // 2 for context, new in self.sequences)
         return 4 * pairs * heads.query * heads.dim
 
 
@@ -101,23 +130,26 @@ def make_inputs(
     """Random numbers, with as many layers as it takes to leave the L2."""
     device, dtype = where.device, where.dtype
     num_layers = num_layers or where.num_sets(case.kv_bytes(heads, dtype.itemsize))
-    blocks_each = math.ceil(case.context / BLOCK_SIZE)
-    num_blocks = case.batch * blocks_each
-    shape = (num_blocks, num_layers, 2, BLOCK_SIZE, heads.kv, heads.dim)
-    order = torch.randperm(num_blocks, device=device).int()
+    contexts, news = zip(*case.sequences, strict=True)
+    counts = [math.ceil(context / BLOCK_SIZE) for context in contexts]
+    shape = (sum(counts), num_layers, 2, BLOCK_SIZE, heads.kv, heads.dim)
+    kv = torch.randn(shape, device=device, dtype=dtype)
+    order = torch.randperm(sum(counts), device=device).int()
+    tables = torch.nn.utils.rnn.pad_sequence(order.split(counts), batch_first=True)
+    starts = torch.tensor([0, *itertools.accumulate(news)], dtype=torch.int32)
     rows = (case.num_tokens, heads.query, heads.dim)
     return PagedInputs(
         case=case,
         heads=heads,
         queries=[torch.randn(rows, device=device, dtype=dtype) for _ in range(num_layers)],
-        kv=torch.randn(shape, device=device, dtype=dtype),
+        kv=kv.to(torch.float8_e4m3fn) if case.is_fp8 else kv,
         batch=AttentionBatch(
-            query_start=torch.arange(case.batch + 1, device=device, dtype=torch.int32) * case.new,
-            seq_lens=torch.full((case.batch,), case.context, device=device, dtype=torch.int32),
-            block_tables=order.view(case.batch, blocks_each),
-            num_seqs=case.batch,
-            max_query_len=case.new,
-            max_seq_len=case.context,
+            query_start=starts.to(device),
+            seq_lens=torch.tensor(contexts, device=device, dtype=torch.int32),
+            block_tables=tables,
+            num_seqs=len(contexts),
+            max_query_len=max(news),
+            max_seq_len=case.longest,
             tree=None,
         ),
         out=torch.empty(rows, device=device, dtype=dtype),
@@ -131,18 +163,27 @@ def relative_error(inputs: PagedInputs, layer: int, output: Tensor) -> float:
     """
     if not bool(output.isfinite().all()):
         return math.nan
-    case = inputs.case
-    num_rows = min(_CHECKED_ROWS, case.new)
+    sequences = inputs.case.sequences
+    ends = [*itertools.accumulate(new for _, new in sequences)]
     keys, values = inputs.caches(layer)
     difference = size = 0.0
-    for sequence in {0, case.batch - 1}:
-        table = inputs.batch.block_tables[sequence].long()
-        key, value = (cache[table].flatten(0, 1)[: case.context] for cache in (keys, values))
-        rows = slice((sequence + 1) * case.new - num_rows, (sequence + 1) * case.new)
+    for sequence in {0, len(sequences) - 1}:
+        context, new = sequences[sequence]
+        table = inputs.batch.block_tables[sequence, : math.ceil(context / BLOCK_SIZE)].long()
+        key, value = (_gather(cache, table)[:context] for cache in (keys, values))
+        rows = slice(ends[sequence] - min(_CHECKED_ROWS, new), ends[sequence])
         wanted = _plain_attention(inputs.queries[layer][rows], key, value, inputs.scale)
         difference += float((output[rows].float() - wanted).square().sum())
         size += float(wanted.square().sum())
     return math.sqrt(difference / size)
+
+
+def _gather(cache: Tensor, table: Tensor) -> Tensor:
+    """Blocks of a cache in one piece, [tokens, kv_heads, dim]; as bytes, since torch's indexing
+    knows no float8."""
+    if cache.itemsize == 1:
+        return cache.view(torch.uint8)[table].view(cache.dtype).flatten(0, 1)
+    return cache[table].flatten(0, 1)
 
 
 def _plain_attention(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:

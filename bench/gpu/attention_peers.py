@@ -8,6 +8,7 @@ read the KV once for each query head.
 from __future__ import annotations
 
 import importlib
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -96,19 +97,19 @@ def xformers(inputs: PagedInputs) -> PeerCalls:
 def flashinfer(inputs: PagedInputs) -> PeerCalls:
     """Over the very blocks that ours reads."""
     module: Any = importlib.import_module("flashinfer")
-    case, heads, device = inputs.case, inputs.heads, inputs.out.device
+    heads, device = inputs.heads, inputs.out.device
     workspace = torch.empty(_FLASHINFER_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
-    blocks_each = inputs.batch.block_tables.shape[1]
-    starts = torch.arange(case.batch + 1, device=device, dtype=torch.int32)
-    last_len = (case.context - 1) % BLOCK_SIZE + 1
+    lengths = inputs.batch.seq_lens.tolist()
+    counts = [-(-length // BLOCK_SIZE) for length in lengths]
+    tables = zip(inputs.batch.block_tables, counts, strict=True)
     paged = (
-        starts * blocks_each,
-        inputs.batch.block_tables.flatten(),
-        torch.full((case.batch,), last_len, device=device, dtype=torch.int32),
+        torch.tensor([0, *itertools.accumulate(counts)], device=device, dtype=torch.int32),
+        torch.cat([table[:count] for table, count in tables]),
+        (inputs.batch.seq_lens - 1) % BLOCK_SIZE + 1,
     )
     shape = (heads.query, heads.kv, heads.dim, BLOCK_SIZE)
     dtypes = {"q_data_type": inputs.out.dtype, "kv_data_type": inputs.out.dtype}
-    if case.new == 1:
+    if inputs.batch.max_query_len == 1:
         wrapper = module.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=True)
         wrapper.plan(*paged, *shape, **dtypes)
     else:

@@ -25,7 +25,7 @@ _SUITES = {"kernels": ("tests/kernels/triton", 0.8), "worker": ("tests/worker/cu
 _TRIAL = {"kernels": ("tests/kernels/triton/test_activation.py::test_no_tokens_need_no_launch", 1)}
 _SHOWN_FAILURES, _FAILURE_CHARS = 40, 1200
 # Compiling takes most of the time, and that is done by the host's cores.
-_PROCESSES = 8
+_PROCESSES = os.cpu_count() or 1
 _END_SECONDS = 8.0
 
 

@@ -16,7 +16,6 @@ import torch
 from cpu_sampling import SETTINGS, make_choice, sort_and_draw
 from gpu.context import Context
 from gpu.machine import Ceilings, load_ceilings
-from gpu.sweep import measure_sweep
 from gpu.timing import Call, time_calls
 from torch import Tensor
 from torch.nn.functional import linear, rms_norm, silu
@@ -29,6 +28,7 @@ from taco_worker.transfers import Transfers
 
 _BLOCK_SIZE = 16
 _WORK_SECONDS = 3.0
+_MAX_LOGIT_ROWS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,6 @@ def measure(context: Context) -> None:
                     _measure_work(context, work, ceilings)
         except Exception as error:  # a kernel that does not compile, say; the others go on
             context.report.leave_out(family.__name__.strip("_"), error)
-    measure_sweep(context)
 
 
 def _measure_work(context: Context, work: Work, ceilings: Ceilings) -> None:
@@ -131,12 +130,15 @@ def _products(context: Context, sizes: Sizes, ceilings: Ceilings) -> Iterator[Wo
     heads = (sizes.query_heads + 2 * sizes.kv_heads) * sizes.head_dim
     layers = {
         "qkv": (heads, sizes.hidden),
+        "o_proj": (sizes.hidden, sizes.query_heads * sizes.head_dim),
         "gate_up": (2 * sizes.inner, sizes.hidden),
         "down": (sizes.hidden, sizes.inner),
         "lm_head": (sizes.vocab, sizes.hidden),
     }
-    for rows in sizes.rows[:4]:
+    for rows in sizes.rows:
         for name, (outputs, inputs) in layers.items():
+            if name == "lm_head" and rows > _MAX_LOGIT_ROWS:
+                continue  # no step asks for so many logits
             num_bytes = 2 * (outputs * inputs + rows * (outputs + inputs))
             calls = _sets(context, num_bytes, make, rows, outputs, inputs)
             yield Work(f"linear {name}, {rows} rows", calls, num_bytes, 2 * rows * outputs * inputs)
@@ -247,7 +249,16 @@ def _block_copies(context: Context, sizes: Sizes, ceilings: Ceilings) -> Iterato
     }
     for name, (source, target, moved, rate) in ways.items():
         calls = [partial(copy_blocks, source, target, *ids)]
-        yield Work(f"{sizes.num_blocks} blocks {name}", calls, moved, link_gb_per_s=rate)
+        others = {"one by one": [partial(_copy_each, source, target, *(i.tolist() for i in ids))]}
+        yield Work(
+            f"{sizes.num_blocks} blocks {name}", calls, moved, others=others, link_gb_per_s=rate
+        )
+
+
+def _copy_each(source: Tensor, target: Tensor, sources: list[int], targets: list[int]) -> None:
+    """As the host tier does without the kernel: a launch for each block."""
+    for source_id, target_id in zip(sources, targets, strict=True):
+        target[target_id].copy_(source[source_id], non_blocking=True)
 
 
 def _zipf_logits(context: Context, rows: int, vocab: int) -> Tensor:

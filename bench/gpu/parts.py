@@ -23,27 +23,31 @@ class Part:
 
     Attributes:
         seconds: its share of the time, in relation to the others' shares.
+        call: a lent machine takes a command of ten minutes at most: the whole run is two of them.
     """
 
     name: str
     seconds: float
     about: str
+    call: int = 1
 
 
 PARTS = (
-    Part("machine", 25, "the GPU as it is found, and its ceilings"),
-    Part("correctness", 110, "the kernels' and the worker's tests, compiled"),
-    Part("attention", 85, "paged attention beside other kernels"),
-    Part("kernels", 90, "all other kernels, products of a layer; attention by tiles and splits"),
-    Part("worker", 75, "steps of an 8B model"),
-    Part("engine", 50, "taco_llm.LLM with that model"),
-    Part("speculation", 90, "drafts: what verifying them costs, and what they gain"),
-    Part("peers", 45, "the same model in transformers"),
+    Part("machine", 20, "the GPU as it is found, and its ceilings"),
+    Part("correctness", 200, "the kernels' and the worker's tests, compiled"),
+    Part("attention", 230, "paged attention beside other kernels"),
+    Part("worker", 120, "steps of an 8B model"),
+    Part("kernels", 120, "all other kernels, products of a layer", call=2),
+    Part("sweep", 110, "attention by tiles and splits", call=2),
+    Part("engine", 90, "taco_llm.LLM with that model", call=2),
+    Part("speculation", 120, "drafts: what verifying them costs, and what they gain", call=2),
+    Part("peers", 130, "the same model in transformers", call=2),
 )
+NUM_CALLS = max(part.call for part in PARTS)
 
 
-def choose(names: Sequence[str]) -> list[Part]:
-    """The parts of these names in the order of a run; all of them where there are no names.
+def choose(names: Sequence[str], call: int | None = None) -> list[Part]:
+    """The parts of these names in the order of a run; without names all of a call, or all.
 
     Raises:
         ValueError: there is no part of that name.
@@ -51,7 +55,9 @@ def choose(names: Sequence[str]) -> list[Part]:
     known = [part.name for part in PARTS]
     if unknown := [name for name in names if name not in known]:
         raise ValueError(f"no part {', '.join(unknown)}; there are {', '.join(known)}")
-    return [part for part in PARTS if not names or part.name in names]
+    if names:
+        return [part for part in PARTS if part.name in names]
+    return [part for part in PARTS if call in (None, part.call)]
 
 
 def limits(parts: Sequence[Part], seconds: float, elapsed: Sequence[float]) -> Iterator[float]:
@@ -82,15 +88,20 @@ def run(name: str, command: Sequence[str], limit: float, folder: Path) -> str:
         except subprocess.TimeoutExpired:
             status = f"killed after {limit:.0f} s"
         finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            kill(process)
         if status != DONE:
             stderr.seek(0)
             error = stderr.read()[-_ERROR_CHARS:]
             set_status(name, folder, status, error)
             print(f"{name}: {status}\n{error[-1200:]}", flush=True)
     return status
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """Ends the leader of a session and all that it started."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def _status(code: int) -> str:

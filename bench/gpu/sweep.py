@@ -1,14 +1,16 @@
 """Paged attention by tiles and splits: whether the plan that is chosen is the best one.
 
-Tilings are measured with the splits that the plan takes, then splits with the best tiling.
+Tilings are measured with the splits that the plan takes, then splits with the best tiling. Variants
+are compiled first, by processes that launch nothing and are gone before anything is timed.
 """
 
 from __future__ import annotations
 
 import itertools
 import multiprocessing
+import os
+import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -16,10 +18,12 @@ from typing import Any
 import torch
 from gpu.attention import paged_calls
 from gpu.attention_inputs import LLAMA_8B, Case, Heads, PagedInputs, make_inputs
+from gpu.compile_only import compile_only
 from gpu.context import Context, Device
 from gpu.timing import time_calls
 
 from taco_kernels.triton.attention_plan import (
+    AttentionPass,
     AttentionPlan,
     Tiling,
     plan_attention,
@@ -36,8 +40,7 @@ _SPLITS = (1, 2, 4, 8, 16, 32, 64)
 _SAMPLING_MS = 30.0
 _CASE_SECONDS = 5.0
 # Compiling takes seconds a tiling, in one thread of the host.
-_COMPILERS = 14
-_COMPILE_SECONDS = 30.0
+_COMPILE_SHARE = 0.4  # of the part's time, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +62,11 @@ class Option:
         return f"{sides}, {tiling.num_warps} warps, {tiling.num_stages} stages, {splits}"
 
 
-def measure_sweep(context: Context) -> None:
+def measure(context: Context) -> None:
     heads = LLAMA_8B if context.is_real else _TINY
-    cases = (*_DECODES, *_PREFILLS) if context.is_real else _TRIALS
+    cases = (*_PREFILLS, *_DECODES) if context.is_real else _TRIALS
     if context.is_real:
-        _compile_all(cases)
+        _compile_all(cases, _COMPILE_SHARE * context.report.seconds_left)
     for case in cases:
         if context.report.has_time(
             f"sweep, {case.name}", _CASE_SECONDS if context.is_real else 0.0
@@ -105,7 +108,8 @@ def make_plan(device: Device, inputs: PagedInputs, option: Option) -> AttentionP
 
 def _sweep(context: Context, inputs: PagedInputs) -> None:
     case, own_plan = inputs.case, make_plan(context, inputs, Option())
-    every = [Option(tiling) for tiling in tilings(own_plan.passes[0].tiling, case)]
+    own_pass = _pass_of(own_plan, case)
+    every = [Option(tiling) for tiling in tilings(own_pass.tiling, case)]
     options = every if context.is_real else every[:1]
     found = {Option(): _time(context, inputs, Option())}
     for option in options:
@@ -118,7 +122,7 @@ def _sweep(context: Context, inputs: PagedInputs) -> None:
     own = found[Option()]
     figures = {
         "own_us": round(own, 2),
-        "own": Option(own_plan.passes[0].tiling, own_plan.passes[0].num_splits).record(),
+        "own": Option(own_pass.tiling, own_pass.num_splits).record(),
         "best_us": round(found[best], 2),
         "best": best.record(),
         "all": [
@@ -144,25 +148,35 @@ def _time(context: Context, inputs: PagedInputs, option: Option) -> float:
         return float("inf")
 
 
-def _compile_all(cases: Sequence[Case]) -> None:
-    """Fills Triton's cache on disk, on many cores; what is not done in time comes later."""
+def _pass_of(plan: AttentionPlan, case: Case) -> AttentionPass:
+    """The pass that computes the case's rows: a mixed batch's plan has another for decodes."""
+    return plan.passes[0 if case.new == 1 else -1]
+
+
+def _compile_all(cases: Sequence[Case], seconds: float) -> None:
+    """Fills Triton's cache on disk, on all cores; what is not done in time is compiled later."""
     spawn = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(_COMPILERS, mp_context=spawn)
-    shares = [pool.submit(_compile_share, cases, share) for share in range(_COMPILERS)]
-    done, _ = wait(shares, timeout=_COMPILE_SECONDS)
-    for error in {str(share.exception()) for share in done if share.exception()}:
-        print(f"sweep: a compiler failed: {error}", flush=True)
-    pool.shutdown(wait=False, cancel_futures=True)
+    count = max(1, (os.cpu_count() or 1) - 2)
+    compilers = [
+        spawn.Process(target=_compile_share, args=(cases, share, count)) for share in range(count)
+    ]
+    for compiler in compilers:
+        compiler.start()
+    end = time.monotonic() + seconds
+    for compiler in compilers:
+        compiler.join(max(0.0, end - time.monotonic()))
+    for compiler in compilers:
+        compiler.kill()
+        compiler.join()
+        compiler.close()
 
 
-def _compile_share(cases: Sequence[Case], share: int) -> None:
+def _compile_share(cases: Sequence[Case], share: int, count: int) -> None:
     device = Device(torch.device("cuda"))
     for case in cases:
         inputs = make_inputs(device, case, LLAMA_8B, num_layers=1)
-        own_plan = make_plan(device, inputs, Option())
-        every = [*tilings(own_plan.passes[0].tiling, case)]
-        for tiling in every[share::_COMPILERS]:
+        own_tiling = _pass_of(make_plan(device, inputs, Option()), case).tiling
+        for tiling in [*tilings(own_tiling, case)][share::count]:
             plan = make_plan(device, inputs, Option(tiling))
-            with suppress(Exception):  # measuring says what it is
+            with suppress(Exception), compile_only():  # measuring says what it is
                 paged_calls(inputs, plan=plan)[0]()
-        torch.cuda.synchronize()

@@ -15,12 +15,16 @@ ROOT = Path(__file__).parents[2]
 EXPECTED: dict[str, set[str]] = {
     "machine": {"environment", "ceilings"},
     "correctness": {"tokens, float32", "kernels"},
-    "attention": {"heads", "decode 2x40", "prefill 1x24", "chunk 1x8 of 40"},
+    "attention": {
+        *("heads", "decode 2x40", "prefill 1x24", "chunk 1x8 of 40", "decode 2x40, fp8 KV"),
+        *("decode 2x20 + decode 1x70", "decode 2x20 + chunk 1x24 of 40", "chunk 2x3 of 40"),
+    },
     "kernels": {
         *("linear qkv, 3 rows", "rms_norm with residual, 1 rows", "rotary, KV write, 3 rows"),
         *("silu_mul, 3 rows", "choose, top_p 0.9, 2 rows", "logprobs, 5 best, 2 rows"),
-        *("5 blocks to the host", "sweep, decode 2x40", "sweep, prefill 1x40"),
+        *("5 blocks to the host", "linear o_proj, 1 rows"),
     },
+    "sweep": {"sweep, decode 2x40", "sweep, prefill 1x40"},
     "worker": {"start", "prefill 40 by 16", "decode 2x24", "decode 1x40"},
     "engine": {"start", "mix", "decode 2x26"},
     "speculation": {

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import triton
+from gpu.compile_only import compile_only
 from gpu.correctness import run_suite
 from gpu.llama import LLAMA_3_8B, Shape
 from gpu.machine import Ceilings
@@ -15,6 +17,7 @@ from gpu.plans import Plans
 from gpu.successors import Successors
 from gpu.tokens import Token, differ
 from gpu.trace import Trace, summarize
+from triton.runtime.jit import JITFunction
 
 from taco_proto.steps import IntArray, WorkerInfo
 
@@ -195,3 +198,22 @@ def test_a_suite_is_counted_and_its_failures_are_kept(tmp_path: Path) -> None:
     assert first.startswith("::test_wrong:")
     assert "assert 1 == 2" in first
     assert "RuntimeError: no such thing" in second
+
+
+def test_compiling_launches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And leaves launches as they were."""
+    warm: list[bool] = []
+
+    def run(kernel: object, *args: object, grid: object, warmup: bool) -> None:
+        warm.append(warmup)
+
+    monkeypatch.setattr(JITFunction, "run", run)
+
+    @triton.jit
+    def kernel(x):  # type: ignore[no-untyped-def]
+        return
+
+    with compile_only():
+        kernel[(1,)](1)
+    kernel[(1,)](1)
+    assert warm == [True, False]

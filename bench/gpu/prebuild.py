@@ -1,0 +1,23 @@
+"""Has flashinfer compile, once, what `attention` measures it with; its cache on disk keeps it."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import torch
+from gpu.attention_inputs import LLAMA_8B, Case, make_inputs
+from gpu.attention_peers import PEERS
+from gpu.context import Device
+
+
+def main() -> None:
+    if importlib.util.find_spec("flashinfer") is None or not torch.cuda.is_available():
+        return
+    device = Device(torch.device("cuda"))
+    for case in (Case(2, 64), Case(2, 64, 64)):
+        PEERS["flashinfer"](make_inputs(device, case, LLAMA_8B, num_layers=1)).calls[0]()
+    torch.cuda.synchronize()
+
+
+if __name__ == "__main__":
+    main()
