@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -84,8 +85,8 @@ def check_equal(actual: StepOutput, expected: StepOutput) -> None:
         assert actual.logprobs is None
         return
     assert actual.logprobs is not None
-    assert actual.logprobs.token_ids == expected.logprobs.token_ids
-    assert actual.logprobs.ranks == expected.logprobs.ranks
+    assert np.array_equal(actual.logprobs.token_ids, expected.logprobs.token_ids)
+    assert np.array_equal(actual.logprobs.ranks, expected.logprobs.ranks)
     assert actual.logprobs.logprobs == pytest.approx(expected.logprobs.logprobs, abs=1e-4)
 
 
