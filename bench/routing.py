@@ -70,7 +70,7 @@ class Processes:
             if self._quantization is not None:
                 flags += ["--quantization", self._quantization]
             self._start("worker", model, "--scheduler", address, *flags, core=core)
-        flags = ["--host", "127.0.0.1", "--port", str(port), "--disable-log-requests"]
+        flags = ["--host", "127.0.0.1", "--port", str(port)]
         self._start("gateway", model, "--scheduler", address, *flags)
         url = f"http://127.0.0.1:{port}"
         _wait_for_workers(url, len(cores))

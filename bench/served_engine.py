@@ -40,7 +40,7 @@ class ServedEngine:
         self._url = f"http://127.0.0.1:{port}"
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # lives as long as the process
         command = [sys.executable, "-m", "taco_llm.cli.main", "serve", model]
-        command += ["--host", "127.0.0.1", "--port", str(port), "--disable-log-requests"]
+        command += ["--host", "127.0.0.1", "--port", str(port)]
         self._process = subprocess.Popen(
             command + _flags(arguments), stdout=subprocess.DEVNULL, stderr=self._errors
         )

@@ -44,7 +44,7 @@ def seconds_to_first_answer(model: str) -> float:
     """Starts the whole service, asks until it answers, and stops it."""
     port = free_port()
     command = [sys.executable, "-m", "taco_llm.cli.main", "serve", model]
-    command += ["--host", "127.0.0.1", "--port", str(port), "--disable-log-requests"]
+    command += ["--host", "127.0.0.1", "--port", str(port)]
     started = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:

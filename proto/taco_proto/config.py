@@ -335,7 +335,7 @@ class GatewayConfig:
     allowed_headers: tuple[str, ...] = ("*",)
     allow_credentials: bool = False
     root_path: str = ""
-    uvicorn_log_level: str = "info"
+    uvicorn_log_level: str = "warning"
     ssl_keyfile: str | None = None
     ssl_certfile: str | None = None
     ssl_ca_certs: str | None = None
@@ -347,7 +347,7 @@ class GatewayConfig:
     ping_interval: float = 15.0
     stall_timeout: float = 30.0
     drain_timeout: float = 30.0
-    log_requests: bool = True
+    log_requests: bool = False
     max_log_len: int | None = None
     middleware: tuple[str, ...] = field(default=())
     redis: RedisConfig | None = None

@@ -17,7 +17,7 @@ from taco_llm.child_message import decode_config
 from taco_llm.flags import DRAFTER, GATEWAY, SCHEDULER, WORKER
 from taco_proto.config import DrafterConfig, GatewayConfig, SchedulerConfig, WorkerConfig
 from taco_proto.errors import ConfigurationError
-from taco_proto.logging import configure_logging
+from taco_proto.logging import JSON, LogConfig, configure_logging
 
 PR_SET_PDEATHSIG = 1
 
@@ -31,11 +31,12 @@ def main() -> int:
         from taco_llm.cli.main import main as run_command
 
         return run_command(message["argv"])
-    configure_logging(service)
+    # The supervisor reads JSON, and writes what its user asked for.
+    logger = configure_logging(service, LogConfig(JSON, message["log_level"]))
     try:
         return run(service, message["config"])
     except ConfigurationError as error:
-        print(f"taco_llm {service}: error: {error}", file=sys.stderr)
+        logger.error("%s", error)
         return 1
 
 

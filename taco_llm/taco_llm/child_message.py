@@ -21,9 +21,10 @@ ServiceConfig = GatewayConfig | SchedulerConfig | WorkerConfig | DrafterConfig
 Config = TypeVar("Config")
 
 
-def encode_config(config: ServiceConfig, parent: int) -> bytes:
+def encode_config(config: ServiceConfig, parent: int, log_level: str = "info") -> bytes:
     """The standard input of a child whose supervisor is process `parent`."""
-    return json.dumps({"parent": parent, "config": asdict(config)}).encode()
+    message = {"parent": parent, "log_level": log_level, "config": asdict(config)}
+    return json.dumps(message).encode()
 
 
 def encode_command(argv: Sequence[str], parent: int) -> bytes:

@@ -8,6 +8,7 @@ from contextlib import suppress
 
 from taco_llm.child_message import ServiceConfig, encode_config
 from taco_llm.supervised import SupervisedService
+from taco_proto.logging import LogConfig
 
 READ_BYTES = 1 << 16
 
@@ -15,14 +16,22 @@ READ_BYTES = 1 << 16
 class ChildProcess(SupervisedService):
     """A child process, which dies with the supervisor, however that dies (see `child`)."""
 
-    def __init__(self, service: str, config: ServiceConfig, name: str | None = None) -> None:
-        super().__init__(service, name)
+    def __init__(
+        self,
+        service: str,
+        config: ServiceConfig,
+        name: str | None = None,
+        log: LogConfig | None = None,
+    ) -> None:
+        super().__init__(service, name, log)
         self._config = config
         self._process: asyncio.subprocess.Process | None = None
         self._forwarder: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        process = await start_child(self.service, encode_config(self._config, os.getpid()))
+        process = await start_child(
+            self.service, encode_config(self._config, os.getpid(), self._log.level)
+        )
         assert process.stderr is not None
         stderr = process.stderr
         self._process = process

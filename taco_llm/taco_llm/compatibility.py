@@ -116,6 +116,9 @@ COMPATIBILITY: Mapping[str, CompatibilityArgument] = {
     "tokenizer_pool_type": _ignored(_TOKENIZER_POOL, neutral=("ray",)),
     "tokenizer_pool_extra_config": _ignored(_TOKENIZER_POOL, parse=_json_or_text),
     "max_context_len_to_capture": _ignored("Use max_seq_len_to_capture.", parse=int),
+    "disable_log_requests": _ignored(
+        "Prompts are logged only with --enable-log-requests.", is_switch=True
+    ),
     "trust_remote_code": _ignored(_REMOTE_CODE, is_switch=True),
     "code_revision": _ignored(_REMOTE_CODE),
     # Features that are missing: refused.

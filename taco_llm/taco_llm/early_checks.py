@@ -4,13 +4,17 @@ from taco_gateway.text.tokenizer_check import check_tokenizer_files
 from taco_llm.engine_args import EngineArgs
 from taco_llm.replica_args import ReplicaArgs
 from taco_worker.early_checks import check_memory, check_model
+from taco_worker.models.config import ModelConfig
 
 
-def check_before_start(engine: EngineArgs, replicas: ReplicaArgs) -> None:
+def check_before_start(engine: EngineArgs, replicas: ReplicaArgs) -> ModelConfig:
     """Check the model, the tokenizer and a draft model in milliseconds, without torch.
 
     Workers on a Ray cluster have weights and memory of their own machines: only the configuration
     is checked for them.
+
+    Returns:
+        The model's configuration.
 
     Raises:
         ConfigurationError: a file is missing or damaged, the architecture is not supported, a
@@ -24,3 +28,4 @@ def check_before_start(engine: EngineArgs, replicas: ReplicaArgs) -> None:
     drafter = engine.drafter_config()
     if drafter is not None:
         check_model(drafter.model, has_weights=not replicas.on_ray)
+    return model

@@ -191,17 +191,20 @@ class GatewayArgs:
         metavar="NUMBER",
     )
     uvicorn_log_level: str = flag(
-        "Log level of uvicorn, the HTTP server.",
+        "Log level of uvicorn, the HTTP server. info adds its lines about start and stop.",
         _GATEWAY,
-        default="info",
+        default="warning",
         choices=("critical", "error", "warning", "info", "debug", "trace"),
     )
-    disable_log_requests: bool = flag(
-        "Do not log a line for every request.", _GATEWAY, default=False
+    enable_log_requests: bool = flag(
+        "Log the prompt and the parameters of each request when it starts. Without it no prompt is "
+        "ever logged; one line for each finished request is always logged.",
+        _GATEWAY,
+        default=False,
     )
     max_log_len: int | None = flag(
-        "The most characters of a prompt, or token ids of it, that a request's log line shows. "
-        "Without it there is no limit.",
+        "Maximum characters, or token ids, of a prompt that --enable-log-requests logs. Without it "
+        "there is no limit.",
         _GATEWAY,
         default=None,
         parse=int,
@@ -316,7 +319,7 @@ class GatewayArgs:
             ssl_certfile=self.ssl_certfile,
             ssl_ca_certs=self.ssl_ca_certs,
             ssl_cert_reqs=self.ssl_cert_reqs,
-            log_requests=not self.disable_log_requests,
+            log_requests=self.enable_log_requests,
             max_log_len=self.max_log_len,
             middleware=self.middleware,
             redis=redis,

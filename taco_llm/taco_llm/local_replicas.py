@@ -9,10 +9,15 @@ from taco_llm.engine_args import EngineArgs
 from taco_llm.flags import DRAFTER, WORKER
 from taco_proto.config import TlsConfig, WorkerConfig
 from taco_proto.errors import ConfigurationError
+from taco_proto.logging import LogConfig
 
 
 def local_replicas(
-    engine: EngineArgs, scheduler: str, count: int, tls: TlsConfig | None = None
+    engine: EngineArgs,
+    scheduler: str,
+    count: int,
+    tls: TlsConfig | None = None,
+    log: LogConfig | None = None,
 ) -> list[ChildProcess]:
     """`count` workers that dial `scheduler`, and a draft worker for each where one is asked for.
 
@@ -21,14 +26,15 @@ def local_replicas(
     """
     workers = [replace(config, tls=tls) for config in _worker_configs(engine, scheduler, count)]
     children = [
-        ChildProcess(WORKER, config, config.name if count > 1 else None) for config in workers
+        ChildProcess(WORKER, config, config.name if count > 1 else None, log) for config in workers
     ]
     if (drafter := engine.drafter_config(scheduler)) is not None:
         for index, worker in enumerate(workers):
             config = replace(
                 drafter, name=f"drafter-{index}", num_threads=worker.num_threads, tls=tls
             )
-            children.append(ChildProcess(DRAFTER, config, config.name if count > 1 else None))
+            name = config.name if count > 1 else None
+            children.append(ChildProcess(DRAFTER, config, name, log))
     return children
 
 

@@ -2,12 +2,22 @@
 
 import asyncio
 import logging
-import re
 import signal
-import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from taco_proto.logging import (
+    MODEL_LOADED,
+    REQUEST,
+    TEXT,
+    Entry,
+    LogConfig,
+    parse_entry,
+    render,
+    write_line,
+)
 
 MIN_DELAY_SECONDS = 0.2
 MAX_DELAY_SECONDS = 30.0
@@ -17,28 +27,36 @@ STABLE_SECONDS = 60.0
 # after so long, such as one that waits for a license, is one whose error is to be seen.
 HELD_SECONDS = 3.0
 
-_ERROR = re.compile(rb" (ERROR|CRITICAL) \[| error: ")
-_LOG_PREFIX = re.compile(r"^[\d:]+ [A-Z]+ \[[\w.-]+\] |^taco_llm [\w-]+: error: ")
+_ERRORS = ("ERROR", "CRITICAL")
+_ROUTINE = ("DEBUG", "INFO")
 
 LOGGER = logging.getLogger("taco.supervisor")
 
 
 class SupervisedService(ABC):
-    """Starts a service again when it has died, stops it, and passes on what it writes.
+    """Starts a service again when it has died, stops it, and passes on what it logs.
+
+    The service logs JSON. Its lines are written in the format of `log`; while it starts and stops
+    only warnings and events are, unless the level of `log` is debug.
 
     Attributes:
         service: which of the services it is.
         name: what tells it from others of its kind; the service itself where there is one only.
+        is_stopping: it is about to be stopped, whose routine lines are of no interest.
+        loaded: what a worker said of itself once it had loaded its model; empty before.
     """
 
-    def __init__(self, service: str, name: str | None = None) -> None:
+    def __init__(self, service: str, name: str | None = None, log: LogConfig | None = None) -> None:
         self.service = service
         self.name = name or service
+        self.loaded: Mapping[str, Any] = {}
+        self._log = log or LogConfig()
         self._starting = True
-        self._held: bytes | None = None
+        self.is_stopping = False
+        self._held: Entry | None = None
         self._let_go: asyncio.TimerHandle | None = None
         self._begun_at: float | None = None
-        self._last_line = b""
+        self._last_message = ""
         self._num_failures = 0
 
     @abstractmethod
@@ -111,8 +129,7 @@ class SupervisedService(ABC):
         """What a process says that has ended with `code`."""
         if code is not None and code < 0:
             return f"killed by {signal.Signals(-code).name}"
-        text = _LOG_PREFIX.sub("", self._last_line.decode(errors="replace")).strip()
-        return text or f"exit code {code}"
+        return self._last_message.strip() or f"exit code {code}"
 
     async def _forward(self, read: Callable[[], Awaitable[bytes]]) -> None:
         """Passes on whole lines until `read` gives nothing; those of several do not mix."""
@@ -128,23 +145,33 @@ class SupervisedService(ABC):
 
     def _pass_on(self, line: bytes) -> None:
         self._flush()
-        if line.strip():
-            self._last_line = line
+        if not line.strip():
+            return
+        entry = parse_entry(line, self.name)
+        entry["service"] = self.name
+        self._last_message = entry["message"]
         # The error that ends a start is told once, by the supervisor.
-        if self._starting and _ERROR.search(line):
-            self._held = line
+        if self._starting and entry["level"] in _ERRORS:
+            self._held = entry
             self._let_go = asyncio.get_running_loop().call_later(HELD_SECONDS, self._flush)
-        else:
-            self._write(line)
+            return
+        if entry.get("event") == MODEL_LOADED:
+            self.loaded = entry["data"]
+        self._write(entry)
 
     def _flush(self) -> None:
         if self._let_go is not None:
             self._let_go.cancel()
-        line, self._held = self._held, None
-        if line is not None:
-            self._write(line)
+        entry, self._held = self._held, None
+        if entry is not None:
+            self._write(entry)
 
-    def _write(self, line: bytes) -> None:
-        prefix = b"" if self.name == self.service else f"{self.name} | ".encode()
-        sys.stderr.buffer.write(prefix + line + b"\n")
-        sys.stderr.buffer.flush()
+    def _write(self, entry: Entry) -> None:
+        is_routine = entry["level"] in _ROUTINE and entry.get("event") != REQUEST
+        is_quiet = self._log.level != "debug" and (self._starting or self.is_stopping)
+        if is_routine and is_quiet:
+            return
+        prefix = ""
+        if self._log.format == TEXT and self.name != self.service:
+            prefix = f"{self.name} | "
+        write_line(prefix + render(entry, self._log.format))

@@ -9,10 +9,11 @@ finish, and the scheduler before the worker, so that what is cached can go to di
 
 import asyncio
 import signal
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from taco_llm.child_process import ChildProcess
@@ -24,9 +25,12 @@ from taco_llm.local_replicas import local_replicas
 from taco_llm.readiness import check_address_free, url, wait_until_ready
 from taco_llm.replica_args import DEFAULT_PORT, ReplicaArgs
 from taco_llm.run_directory import run_directory
-from taco_llm.supervised import SupervisedService
+from taco_llm.start_line import start_line
+from taco_llm.supervised import LOGGER, SupervisedService
 from taco_proto.config import DRAIN_SECONDS, GatewayConfig, RedisConfig, TlsConfig
 from taco_proto.errors import ConfigurationError
+from taco_proto.logging import READY, LogConfig, event, logs_json
+from taco_worker.models.config import ModelConfig
 
 # A child that has not ended by then is killed; gateway and scheduler first get their time to drain.
 STOP_SECONDS = 10.0
@@ -38,19 +42,21 @@ def serve(
     replicas: ReplicaArgs,
     redis: RedisConfig | None = None,
     tls: TlsConfig | None = None,
+    log: LogConfig | None = None,
 ) -> int:
     """Serves until SIGINT or SIGTERM; returns the exit code of the command.
 
     Args:
         tls: of the links to the scheduler, if it is on a network, and of workers' to their license
             server. The certificate proves the roles of all services.
+        log: how this process logs, and what the services log through it.
 
     Raises:
         ConfigurationError: the model, the address or the cluster cannot be used, or a child did
             not start.
     """
     model = engine.model_config()
-    check_before_start(engine, replicas)
+    checked = check_before_start(engine, replicas)
     with ExitStack() as stack:
         directory = stack.enter_context(run_directory())
         address = replicas.scheduler_listen or f"unix:{directory / 'scheduler.sock'}"
@@ -61,9 +67,9 @@ def serve(
 
             cluster = stack.enter_context(ray_cluster(directory))
             address = replicas.scheduler_listen or cluster.address(DEFAULT_PORT)
-            workers = ray_replicas(engine, address, replicas.data_parallel_size, cluster, tls)
+            workers = ray_replicas(engine, address, replicas.data_parallel_size, cluster, tls, log)
         else:
-            workers = local_replicas(engine, address, replicas.data_parallel_size, tls)
+            workers = local_replicas(engine, address, replicas.data_parallel_size, tls, log)
         admin = f"unix:{directory / 'admin.sock'}"
         gateway_config = gateway.gateway_config(model, address, admin_listen=admin, redis=redis)
         scheduler_config = engine.scheduler_config(address, redis)
@@ -72,18 +78,22 @@ def serve(
             scheduler_config = replace(scheduler_config, tls=tls)
         check_address_free(gateway_config)
         children: list[SupervisedService] = [
-            ChildProcess(GATEWAY, gateway_config),
-            ChildProcess(SCHEDULER, scheduler_config),
+            ChildProcess(GATEWAY, gateway_config, log=log),
+            ChildProcess(SCHEDULER, scheduler_config, log=log),
             *workers,
         ]
-        return asyncio.run(Supervisor(children, gateway_config).run())
+        return asyncio.run(Supervisor(children, gateway_config, checked).run())
 
 
 class Supervisor:
     """Starts services, keeps them running, stops them kind by kind in the order of `children`."""
 
-    def __init__(self, children: Sequence[SupervisedService], gateway: GatewayConfig) -> None:
+    def __init__(
+        self, children: Sequence[SupervisedService], gateway: GatewayConfig, model: ModelConfig
+    ) -> None:
+        """`model`: for the start line."""
         self._children = children
+        self._model = model
         self._gateway = gateway
         self._stopping = asyncio.Event()
         self._is_up = False
@@ -105,19 +115,30 @@ class Supervisor:
             if await self._become_ready():
                 for child in self._children:
                     child.release()
-                seconds = time.monotonic() - started_at
-                name, where = self._gateway.model.served_name, url(self._gateway)
-                print(f"TACO serves {name} at {where} (ready after {seconds:.1f} s)", flush=True)
+                self._announce(time.monotonic() - started_at)
                 self._is_up = True
                 await self._keep_running()
         finally:
             await self._stop()
         return 0
 
+    def _announce(self, seconds: float) -> None:
+        """Prints the start line, or logs it where the log is JSON."""
+        loaded = [child.loaded for child in self._children if child.service == WORKER]
+        line = start_line(self._model, loaded, url(self._gateway), seconds)
+        if logs_json():
+            names = self._gateway.model.served_model_names
+            LOGGER.info("%s", line, extra=event(READY, {"models": names, **asdict(line)}))
+            return
+        encoding = sys.stdout.encoding or "ascii"
+        print(str(line).encode(encoding, "replace").decode(encoding), flush=True)
+
     def _on_signal(self) -> None:
         if self._stopping.is_set():
             for child in self._children:
                 child.kill()
+        else:
+            LOGGER.info("stopping: running requests have %g s", self._gateway.drain_timeout)
         self._stopping.set()
 
     def _reload(self) -> None:
@@ -164,6 +185,8 @@ class Supervisor:
             task.result()  # a keeper never ends by itself: without one, the service would be gone
 
     async def _stop(self) -> None:
+        for child in self._children:
+            child.is_stopping = True
         drains = {GATEWAY: self._gateway.drain_timeout, SCHEDULER: DRAIN_SECONDS}
         for service in dict.fromkeys(child.service for child in self._children):
             seconds = STOP_SECONDS + drains.get(service, 0.0)

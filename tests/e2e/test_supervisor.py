@@ -99,6 +99,7 @@ def test_a_signal_lets_requests_finish_and_stops_all(
     tmp_path: Path, checkpoint: Path, number: signal.Signals, num_workers: int
 ) -> None:
     flags = ["--num-gpu-blocks-override", "64", "--data-parallel-size", str(num_workers)]
+    flags += ["--log-level", "debug"]
     with Serving(tmp_path, checkpoint, *flags) as serving:
         serving.wait_ready()
         wait_until(lambda: serving.stderr.count(" attached: ") == num_workers, "every worker")

@@ -73,9 +73,11 @@ class Serving:
         return self._err.read_text()
 
     def wait_ready(self) -> Self:
-        wait_until(
-            lambda: "TACO serves" in self.stdout or self.process.poll() is not None, "the start"
-        )
+        def has_started() -> bool:
+            said = self.stdout + self.stderr  # a start line in JSON is on standard error
+            return "ready in " in said or self.process.poll() is not None
+
+        wait_until(has_started, "the start")
         assert self.process.poll() is None, self.stderr
         return self
 

@@ -84,6 +84,7 @@ IGNORED: dict[str, Any] = {
     "tokenizer_pool_type": "threads",
     "tokenizer_pool_extra_config": {"a": 1},
     "max_context_len_to_capture": 100,
+    "disable_log_requests": True,
     "trust_remote_code": True,
     "code_revision": "main",
 }

@@ -1,6 +1,7 @@
 """What becomes of a service that dies, or cannot be started, or tells of an error."""
 
 import asyncio
+import json
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -12,8 +13,15 @@ from support.patience import PATIENCE_SECONDS, until
 from taco_llm import supervised
 from taco_llm.child_process import ChildProcess
 from taco_llm.flags import GATEWAY, SCHEDULER
+from taco_llm.model_location import locate_model
 from taco_llm.supervisor import Supervisor
 from taco_proto.config import GatewayConfig, ModelConfig, SchedulerConfig
+from taco_proto.logging import make_entry
+from taco_worker.models.config import load_hf_config
+
+
+def error(message: str) -> str:
+    return json.dumps(make_entry("worker", "ERROR", "taco.worker", message))
 
 
 class Service(ChildProcess):
@@ -105,7 +113,7 @@ async def test_an_error_of_a_start_that_goes_on_is_shown(
     service: Service, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervised, "HELD_SECONDS", 0.01)
-    service.write("echo '12:00:00 ERROR [taco.license] no license' >&2; exec sleep 600")
+    service.write(f"echo '{error('no license')}' >&2; exec sleep 600")
     await service.start()
     shown: list[str] = []
 
@@ -123,7 +131,7 @@ async def test_an_error_of_a_start_that_goes_on_is_shown(
 async def test_an_error_that_ends_a_start_is_left_to_the_supervisor(
     service: Service, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    service.write("echo '12:00:00 ERROR [taco.worker] no model' >&2; exit 1")
+    service.write(f"echo '{error('no model')}' >&2; exit 1")
     await service.start()
     await service.wait()
     assert service.last_words() == "no model"
@@ -137,6 +145,7 @@ async def test_a_supervisor_without_a_keeper_ends() -> None:
 
     gateway = GatewayConfig(model=ModelConfig(model="demo"), scheduler="unix:/s")
     broken = Broken(GATEWAY, gateway)
+    model = load_hf_config(Path(locate_model("demo")))
     with pytest.raises(RuntimeError, match="a defect"):
         async with asyncio.timeout(PATIENCE_SECONDS):
-            await Supervisor([broken], gateway)._keep_running()
+            await Supervisor([broken], gateway, model)._keep_running()

@@ -27,6 +27,8 @@ Model = TypeVar("Model")
 
 _FIRST_DELAY_SECONDS = 0.1
 _LONGEST_DELAY_SECONDS = 5.0
+# An outage that is shorter is not logged.
+_QUIET_SECONDS = 1.0
 
 
 class Link(Protocol):
@@ -34,6 +36,7 @@ class Link(Protocol):
 
     is_used: bool
     is_attached: bool
+    was_attached: bool
     failure: str
 
     async def run(self, stop: asyncio.Event) -> str: ...
@@ -183,20 +186,26 @@ async def stay_attached(
         The exit code: 1 once a link says that the process cannot go on.
     """
     delay = _FIRST_DELAY_SECONDS
-    reason = ""
+    reported = ""
+    lost_at = time.monotonic()
     stop = service.stop
     while not stop.is_set():
         service.link = link = connect()
         started = time.monotonic()
-        last_reason, reason = reason, await link.run(stop)
+        reason = await link.run(stop)
         if link.failure:
             logger.error("%s", link.failure)
             return 1
         if stop.is_set():
             break
-        if link.is_used or time.monotonic() - started > _LONGEST_DELAY_SECONDS:
+        ended = time.monotonic()
+        if link.is_used or ended - started > _LONGEST_DELAY_SECONDS:
             delay = _FIRST_DELAY_SECONDS
-        if reason != last_reason:
+        if link.was_attached:
+            lost_at, reported = ended, ""
+        # A scheduler that stops with this process, or starts beside it, is no event.
+        if reason != reported and ended - lost_at >= _QUIET_SECONDS:
+            reported = reason
             logger.warning("no link to the scheduler at %s (%s); dialling again", address, reason)
         # Spread out, so that the workers of a scheduler that restarts do not dial in step.
         await _wait(stop, delay * random.uniform(0.5, 1.0))

@@ -41,6 +41,7 @@ class StreamLink(ABC, Generic[Up, Down]):
     Attributes:
         is_used: whether a request came down.
         is_attached: whether the scheduler has taken the process in.
+        was_attached: whether it has ever, over this link.
         num_answers: answers that were handed over for the way up.
         failure: why the process cannot go on, once the stream has ended; empty otherwise.
         final_codes: statuses with which the scheduler refuses the process for good.
@@ -51,6 +52,7 @@ class StreamLink(ABC, Generic[Up, Down]):
     def __init__(self, address: str, thread: ModelThread, tls: TlsConfig | None = None) -> None:
         self.is_used = False
         self.is_attached = False
+        self.was_attached = False
         self.num_answers = 0
         self.failure = ""
         self._address = address
@@ -148,7 +150,8 @@ class StreamLink(ABC, Generic[Up, Down]):
     async def _note_attached(self, stream: grpc.aio.StreamStreamCall) -> None:
         """The scheduler sends its initial metadata once it has taken the process in."""
         await stream.initial_metadata()
-        self.is_attached = True
+        if not stream.done():  # a call that has failed has metadata, too
+            self.is_attached = self.was_attached = True
 
     async def _read(self, stream: grpc.aio.StreamStreamCall) -> None:
         async for message in stream:

@@ -13,6 +13,7 @@ from taco_kernels.cpu.threads import available_cores
 from taco_proto.config import WorkerConfig
 from taco_proto.errors import ConfigurationError
 from taco_proto.kv_tiers import StoreCommand, StoreReport
+from taco_proto.logging import MODEL_LOADED, event
 from taco_proto.steps import StepOutput, StepPlan, WorkerInfo
 from taco_worker.collector import Collector
 from taco_worker.cpu_kernels import start_cpu_kernels
@@ -290,6 +291,14 @@ def _log_start(info: WorkerInfo, model: StepModel) -> None:
         info.max_model_len,
         info.num_host_blocks,
         info.num_disk_blocks,
+        extra=event(
+            MODEL_LOADED,
+            {
+                "description": model.description,
+                "kv_tokens": info.num_blocks * info.block_size,
+                "weight_bytes": model.weight_bytes,
+            },
+        ),
     )
 
 

@@ -10,6 +10,7 @@ from taco_llm.cli.options import (
     Subparsers,
     add_compatibility_flags,
     add_config_argument,
+    add_log_flags,
     add_scheduler_argument,
     collect,
     require,
@@ -40,6 +41,7 @@ def add_parser(subparsers: Subparsers) -> None:
     add_flags(parser, "draft model", DraftWorkerArgs)
     add_flags(parser, "admin listener", AdminArgs)
     add_flags(parser, "TLS between services", TlsArgs)
+    add_log_flags(parser)
     add_compatibility_flags(parser)
     parser.set_defaults(run=run, parser=parser)
 

@@ -7,7 +7,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from taco_llm.cli.options import Subparsers, add_config_argument, collect, require
+from taco_llm.cli.options import (
+    Subparsers,
+    add_config_argument,
+    add_log_flags,
+    collect,
+    require,
+)
 from taco_llm.flags import add_flags, flag, given
 from taco_llm.parser import Parser
 from taco_llm.redis_args import RedisArgs
@@ -125,6 +131,7 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     add_config_argument(serve)
     add_flags(serve, "TLS between services", TlsArgs)
+    add_log_flags(serve)
 
 
 def _add_command(

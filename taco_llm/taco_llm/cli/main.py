@@ -1,5 +1,6 @@
 """The `taco_llm` command."""
 
+import logging
 import os
 import signal
 import sys
@@ -20,7 +21,9 @@ from taco_llm.cli import (
 from taco_llm.cli import license as license_command
 from taco_llm.parser import Parser
 from taco_proto.errors import ConfigurationError
-from taco_proto.logging import configure_logging
+from taco_proto.logging import configure_logging, escape, logs_json
+
+LOGGER = logging.getLogger("taco.cli")
 
 _COMMANDS = (
     serve,
@@ -63,7 +66,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except ConfigurationError as error:
-        print(f"{parser.prog}: error: {error}", file=sys.stderr)
+        if logs_json():
+            LOGGER.error("%s", error)
+        else:
+            print(f"{parser.prog}: error: {escape(str(error))}", file=sys.stderr)
         return 2
     except BrokenPipeError:
         # Who read the output has seen enough (`| head`). Python would flush the rest at its exit.

@@ -6,9 +6,11 @@ from typing import Any, TypeAlias
 
 from taco_llm.cli.config_file import read_config_file
 from taco_llm.compatibility import COMPATIBILITY, drop_compatibility_arguments
-from taco_llm.flags import or_none
+from taco_llm.flags import add_flags, given, or_none
+from taco_llm.log_args import LogArgs
 from taco_llm.parser import COMPATIBILITY_GROUP, Parser
 from taco_proto.errors import ConfigurationError
+from taco_proto.logging import configure_logging
 
 # The class takes a type argument only for type checkers.
 Subparsers: TypeAlias = "argparse._SubParsersAction[Parser]"
@@ -57,6 +59,11 @@ def add_config_argument(parser: Parser) -> None:
     )
 
 
+def add_log_flags(parser: Parser) -> None:
+    """--log-format and --log-level; `collect` obeys them."""
+    add_flags(parser, "logging", LogArgs)
+
+
 def add_compatibility_flags(parser: Parser) -> None:
     """The flags of `COMPATIBILITY` that this command does not have itself."""
     group = parser.group(COMPATIBILITY_GROUP)
@@ -80,6 +87,8 @@ def add_compatibility_flags(parser: Parser) -> None:
 def collect(parser: Parser, namespace: argparse.Namespace) -> dict[str, Any]:
     """The options that were given; those of the command line win over the configuration file.
 
+    Logging is set up as they say, before anything is logged.
+
     Raises:
         ConfigurationError: the file is unusable, two models are named, or a flag asks for a
             feature that is missing.
@@ -88,6 +97,9 @@ def collect(parser: Parser, namespace: argparse.Namespace) -> dict[str, Any]:
     path = values.pop("config", None)
     if path is not None:
         values = {**_file_values(parser, path), **values}
+    if parser.has_flag("--log-format"):
+        given_log = {n: v for n, v in given(LogArgs, values).items() if v is not None}
+        configure_logging(service_of(parser), LogArgs(**given_log).log_config())
     foreign = parser.names_in(COMPATIBILITY_GROUP)
     drop_compatibility_arguments(
         {name: value for name, value in values.items() if name in foreign}, LOGGER
@@ -96,6 +108,11 @@ def collect(parser: Parser, namespace: argparse.Namespace) -> dict[str, Any]:
     return {
         name: value for name, value in values.items() if name not in foreign and value is not None
     }
+
+
+def service_of(parser: Parser) -> str:
+    """The service that the parser's command runs, for its log."""
+    return parser.prog.removeprefix("taco_llm ")
 
 
 def _file_values(parser: Parser, path: str) -> dict[str, Any]:

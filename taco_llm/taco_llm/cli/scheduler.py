@@ -4,7 +4,13 @@ import argparse
 from dataclasses import replace
 
 from taco_llm.admin_args import EVERY_HOST, AdminArgs
-from taco_llm.cli.options import Subparsers, add_compatibility_flags, add_config_argument, collect
+from taco_llm.cli.options import (
+    Subparsers,
+    add_compatibility_flags,
+    add_config_argument,
+    add_log_flags,
+    collect,
+)
 from taco_llm.flags import add_flags, given
 from taco_llm.parser import Parser
 from taco_llm.redis_args import RedisArgs
@@ -42,6 +48,7 @@ def add_parser(subparsers: Subparsers) -> None:
     add_flags(parser, "Redis", RedisArgs)
     add_flags(parser, "admin listener", AdminArgs)
     add_flags(parser, "TLS between services", TlsArgs)
+    add_log_flags(parser)
     add_compatibility_flags(parser)
     parser.set_defaults(run=run, parser=parser)
 

@@ -7,6 +7,7 @@ from taco_llm.cli.options import (
     Subparsers,
     add_compatibility_flags,
     add_config_argument,
+    add_log_flags,
     add_model_argument,
     collect,
     require,
@@ -14,6 +15,7 @@ from taco_llm.cli.options import (
 from taco_llm.engine_args import EngineArgs
 from taco_llm.flags import add_flags, given
 from taco_llm.gateway_args import GatewayArgs
+from taco_llm.log_args import LogArgs
 from taco_llm.parser import Parser
 from taco_llm.redis_args import RedisArgs
 from taco_llm.replica_args import ReplicaArgs
@@ -39,6 +41,7 @@ def add_parser(subparsers: Subparsers) -> None:
     add_flags(parser, "replicas", ReplicaArgs)
     add_flags(parser, "TLS between services, and with the license server", TlsArgs)
     add_flags(parser, "model", EngineArgs)
+    add_log_flags(parser)
     add_compatibility_flags(parser)
     parser.set_defaults(run=run, parser=parser)
 
@@ -57,7 +60,8 @@ def run(parser: Parser, namespace: argparse.Namespace) -> int:
 
     from taco_llm.supervisor import serve
 
-    return serve(engine, gateway, replicas, redis, tls)
+    log = LogArgs(**given(LogArgs, values)).log_config()
+    return serve(engine, gateway, replicas, redis, tls, log)
 
 
 def _tls_config(args: TlsArgs, engine: EngineArgs, replicas: ReplicaArgs) -> TlsConfig | None:

@@ -17,6 +17,7 @@ from taco_llm.supervised import LOGGER, SupervisedService
 from taco_llm.tls_args import tls_flags
 from taco_proto.config import TlsConfig
 from taco_proto.errors import ConfigurationError
+from taco_proto.logging import JSON, LogConfig
 
 # A service that has no place by then is told of: the cluster may have none that is large enough.
 PLACEMENT_SECONDS = 10.0
@@ -30,6 +31,7 @@ def ray_replicas(
     count: int,
     cluster: RayCluster,
     tls: TlsConfig | None = None,
+    log: LogConfig | None = None,
 ) -> list[SupervisedService]:
     """`count` workers that dial `scheduler`, and a draft worker for each where one is asked for.
 
@@ -48,11 +50,11 @@ def ray_replicas(
         # A seat is one worker's, and several may be on one node, whose id is found there.
         own = replace(engine, license_index=index) if count > 1 else engine
         argv = worker_command(own, scheduler, name)
-        replicas.append(RayService(WORKER, name, argv + tls_flags(tls), resources))
+        replicas.append(RayService(WORKER, name, argv + tls_flags(tls), resources, log))
     for index in range(count):
         name = f"drafter-{index}"
         if (command := draft_worker_command(engine, scheduler, name)) is not None:
-            replicas.append(RayService(DRAFTER, name, command + tls_flags(tls), on_cpus))
+            replicas.append(RayService(DRAFTER, name, command + tls_flags(tls), on_cpus, log))
     return replicas
 
 
@@ -80,10 +82,15 @@ class RayService(SupervisedService):
     """
 
     def __init__(
-        self, service: str, name: str, argv: list[str], resources: Mapping[str, int]
+        self,
+        service: str,
+        name: str,
+        argv: list[str],
+        resources: Mapping[str, int],
+        log: LogConfig | None = None,
     ) -> None:
-        super().__init__(service, name)
-        self._argv = argv
+        super().__init__(service, name, log)
+        self._argv = [*argv, f"--log-format={JSON}", f"--log-level={self._log.level}"]
         self._resources = resources
         self._actor: Any = None
         self._has_place = False

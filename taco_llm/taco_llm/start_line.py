@@ -1,0 +1,102 @@
+"""The one line that `taco_llm serve` prints once it serves: what, on what, where."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from taco_llm import __version__
+from taco_worker.early_checks import num_parameters
+from taco_worker.models.config import ModelConfig
+
+_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "int8": "int8"}
+_INSTRUCTION_SETS = {
+    "amx": "AMX",
+    "avx512_bf16": "AVX-512 BF16",
+    "avx512": "AVX-512",
+    "avx2": "AVX2",
+}
+_SCALES = ((10**9, "B"), (10**6, "M"), (10**3, "k"))
+
+
+@dataclass(frozen=True, slots=True)
+class StartLine:
+    """What the line says.
+
+    Attributes:
+        model: architecture and size, such as "Qwen2 0.5B".
+        device: number format and device, such as "bf16 on AMX × 2"; empty: unknown.
+        num_workers: workers that serve.
+        kv_tokens: tokens that the KV caches of all workers hold; 0: unknown.
+        url: where clients reach the API.
+        seconds: from the start of the command.
+    """
+
+    model: str
+    device: str
+    num_workers: int
+    kv_tokens: int
+    url: str
+    seconds: float
+
+    def __str__(self) -> str:
+        parts = [f"TACO {__version__}", self.model]
+        if self.device:
+            parts.append(self.device)
+        if self.num_workers > 1:
+            parts.append(f"{self.num_workers} workers")
+        if self.kv_tokens:
+            parts.append(f"KV {_scaled(self.kv_tokens)} tokens")
+        return " · ".join([*parts, self.url, f"ready in {self.seconds:.1f} s"])
+
+
+def start_line(
+    model: ModelConfig, loaded: Sequence[Mapping[str, Any]], url: str, seconds: float
+) -> StartLine:
+    """The start line of a service.
+
+    Args:
+        loaded: what each worker has said of itself in its `MODEL_LOADED` event, as far as it has.
+    """
+    known = [worker for worker in loaded if worker]
+    return StartLine(
+        model=model_label(model),
+        device=device_label(known[0]["description"]) if known else "",
+        num_workers=len(loaded),
+        kv_tokens=sum(worker["kv_tokens"] for worker in known),
+        url=url,
+        seconds=seconds,
+    )
+
+
+def model_label(model: ModelConfig) -> str:
+    """Architecture and number of parameters, such as "Qwen2 0.5B"."""
+    name = re.sub("(ForCausalLM|LMHeadModel)$", "", model.architecture)
+    return f"{name} {_scaled(num_parameters(model.decoder), billions_from=10**8)}"
+
+
+def device_label(description: str) -> str:
+    """A worker's description of how it runs, shortened: "bf16 on AMX × 2".
+
+    Args:
+        description: as the worker gives it, "amx, 2 threads, bfloat16" or "NVIDIA H100, bfloat16,
+            attention by triton".
+    """
+    what, *details = description.split(", ")
+    label = _INSTRUCTION_SETS.get(what, what)
+    for detail in details:
+        if match := re.fullmatch(r"(\d+) threads?", detail):
+            label += f" × {match[1]}"
+    dtype = next((_DTYPES[detail] for detail in details if detail in _DTYPES), "")
+    return f"{dtype} on {label}" if dtype else label
+
+
+def _scaled(number: int, billions_from: int = 10**9) -> str:
+    """1,234,567 as "1.2M"; below 10 of a unit with one decimal, without a decimal zero."""
+    for scale, letter in _SCALES:
+        if number >= (billions_from if scale == 10**9 else scale):
+            value = number / scale
+            return (
+                f"{value:.1f}".removesuffix(".0") + letter if value < 10 else f"{value:.0f}{letter}"
+            )
+    return str(number)
