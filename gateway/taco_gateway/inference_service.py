@@ -198,6 +198,7 @@ class InferenceService(InferenceServicer):
             deadline=_deadline(context, gateway.deadline()),
             clamp_max_tokens="max_tokens" not in given,
         )
+        gateway.metrics.observe_params(len(token_ids), params.n, given.get("max_tokens"))
         gateway.log_request(request_id, token_ids, params)
         usage = UsageCounter(params.n)
         num_running = params.n

@@ -35,6 +35,9 @@ _REQUEST_BUCKETS = (
     0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0,
     240.0, 480.0, 960.0, 1920.0, 7680.0,
 )  # fmt: skip
+# vLLM's: 1, 2, 5, 10, … up to the longest context.
+_LENGTH_BUCKETS = tuple(float(digit * 10**exponent) for exponent in range(7) for digit in (1, 2, 5))
+_COUNT_BUCKETS = (1.0, 2.0, 5.0, 10.0, 20.0)
 
 
 class Histogram(histogram.Histogram):
@@ -47,8 +50,11 @@ class Histogram(histogram.Histogram):
         self._name = name
         self._documentation = documentation
 
-    def collect(self, model_name: str) -> Metric:
-        family = HistogramMetricFamily(self._name, self._documentation, labels=("model_name",))
+    def collect(self, model_name: str, *, name: str = "") -> Metric:
+        """`name`: another one than its own."""
+        family = HistogramMetricFamily(
+            name or self._name, self._documentation, labels=("model_name",)
+        )
         family.add_metric((model_name,), self.buckets(), self.sum)
         return family
 
@@ -79,6 +85,20 @@ class GatewayMetrics(Collector):
             "Time from the request's arrival to its last token.",
             _REQUEST_BUCKETS,
         )
+        self.prompt_tokens = Histogram(
+            "vllm:request_prompt_tokens", "Prompt tokens of a request.", _LENGTH_BUCKETS
+        )
+        self.generation_tokens = Histogram(
+            "vllm:request_generation_tokens", "Generated tokens of a sequence.", _LENGTH_BUCKETS
+        )
+        self.params_n = Histogram(
+            "vllm:request_params_n", "The parameter n of a request.", _COUNT_BUCKETS
+        )
+        self.params_max_tokens = Histogram(
+            "vllm:request_params_max_tokens",
+            "The parameter max_tokens of a request that gives it.",
+            _LENGTH_BUCKETS,
+        )
         self._finished: Counter[str] = Counter()
         self._responses: Counter[int] = Counter()
         self._disconnects = 0
@@ -98,6 +118,17 @@ class GatewayMetrics(Collector):
     def observe_disconnect(self) -> None:
         self._disconnects += 1
 
+    def observe_params(self, num_prompt_tokens: int, n: int, max_tokens: int | None) -> None:
+        """A request that was accepted, one for each of its prompts.
+
+        Args:
+            max_tokens: as the client gave it.
+        """
+        self.prompt_tokens.observe(num_prompt_tokens)
+        self.params_n.observe(n)
+        if max_tokens is not None:
+            self.params_max_tokens.observe(max_tokens)
+
     def track_request(self, arrival: float) -> "RequestTimer":
         """`arrival`: when the request came, on `perf_counter`'s clock. The timer must be closed."""
         self._active += 1
@@ -113,8 +144,14 @@ class GatewayMetrics(Collector):
         label = self._model_name
         yield self.time_to_first_token.collect(label)
         yield self.inter_token_latency.collect(label)
+        # The same under its older name.
+        yield self.inter_token_latency.collect(label, name="vllm:time_per_output_token_seconds")
         yield self.time_per_output_token.collect(label)
         yield self.e2e_latency.collect(label)
+        yield self.prompt_tokens.collect(label)
+        yield self.generation_tokens.collect(label)
+        yield self.params_n.collect(label)
+        yield self.params_max_tokens.collect(label)
         success = CounterMetricFamily(
             "vllm:request_success",
             "Sequences that ended, by reason.",
@@ -187,6 +224,7 @@ class RequestTimer:
             times.num_tokens += num_tokens
         if finish_reason is not None:
             self._metrics.sequence_finished(finish_reason)
+            self._metrics.generation_tokens.observe(times.num_tokens)
             if times.num_tokens > 1:
                 per_token = (times.last - times.first) / (times.num_tokens - 1)
                 self._metrics.time_per_output_token.observe(per_token)

@@ -40,6 +40,7 @@ class EngineCollector(Collector):
         if self._engine.replicas:
             self._model = self._engine.replicas[0].info.model
         yield from self._gauges()
+        yield self._cache_config()
         yield from self._worker_gauges()
         yield from self._worker_counters()
         yield from self._counters()
@@ -56,6 +57,8 @@ class EngineCollector(Collector):
             "kv_cache_usage_perc": ("Share of KV blocks in use, 0 to 1.", engine.kv_usage),
             "gpu_cache_usage_perc": ("The same, under its older name.", engine.kv_usage),
             "cpu_cache_usage_perc": ("Share of host KV blocks in use.", engine.host_kv_usage),
+            # A preempted sequence is recomputed or found in the cache: it waits.
+            "num_requests_swapped": ("Always 0; preempted sequences wait.", 0),
         }
         for name, (text, value) in gauges.items():
             family = GaugeMetricFamily(f"vllm:{name}", text, labels=["model_name"])
@@ -66,6 +69,22 @@ class EngineCollector(Collector):
         )
         tokens.add_metric([self._model], engine.num_waiting_tokens)
         yield tokens
+
+    def _cache_config(self) -> Metric:
+        """1, with the KV memory of all workers as labels."""
+        workers = [replica.info for replica in self._engine.replicas]
+        values = {
+            "block_size": workers[0].block_size if workers else 0,
+            "num_gpu_blocks": sum(info.num_blocks for info in workers),
+            "num_cpu_blocks": sum(info.num_host_blocks for info in workers),
+        }
+        family = GaugeMetricFamily(
+            "vllm:cache_config_info",
+            "KV blocks of all workers, on their devices and in host memory.",
+            labels=["model_name", *values],
+        )
+        family.add_metric([self._model, *map(str, values.values())], 1)
+        return family
 
     def _worker_gauges(self) -> Iterator[Metric]:
         replicas = self._engine.replicas

@@ -15,6 +15,7 @@ from taco_gateway.http.json_body import is_integers
 
 LONG_CHARS = 4096  # strings from here on travel beside the JSON document
 LONG_LIST = 256  # and so do lists of integers
+PACKED_FIELDS = ("prompt", "tokens")  # their schemas take arrays
 _INTEGERS = "i"
 _TEXT = "s"
 
@@ -73,14 +74,18 @@ def pack(body: dict[str, Any]) -> list[bytes]:
 
 
 def unpack(frames: Sequence[bytes]) -> dict[str, Any]:
-    """The body that `pack` took, with long lists of integers as `array("i")`."""
+    """The body that `pack` took; long lists of integers in `PACKED_FIELDS` are `array("i")`."""
     places: list[tuple[str, Path]] = json.loads(frames[0])
     body: dict[str, Any] = json.loads(frames[1])
     for (kind, path), frame in zip(places, frames[2:], strict=True):
         holder: Any = body
         for key in path[:-1]:
             holder = holder[key]
-        holder[path[-1]] = array("i", frame) if kind == _INTEGERS else frame.decode()
+        if kind == _TEXT:
+            holder[path[-1]] = frame.decode()
+        else:
+            ids = array("i", frame)
+            holder[path[-1]] = ids if path[0] in PACKED_FIELDS else ids.tolist()
     return body
 
 

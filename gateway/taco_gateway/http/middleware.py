@@ -27,6 +27,9 @@ class RequestContextMiddleware:
             scope["path"] = raw_path.decode("latin-1")
         request_id = request_id_of(scope)
         scope.setdefault("state", {})["request_id"] = request_id.decode()
+        is_head = scope["method"] == "HEAD"
+        if is_head:  # answered as GET; the server still knows, and sends no body
+            scope = {**scope, "method": "GET"}
         started = False
 
         async def send_with_id(message: Message) -> None:
@@ -35,6 +38,8 @@ class RequestContextMiddleware:
                 started = True
                 message["headers"] = [*message["headers"], (REQUEST_ID_HEADER, request_id)]
                 self._metrics.observe_response(message["status"])
+            elif is_head:
+                message = {**message, "body": b""}
             await send(message)
 
         try:

@@ -7,6 +7,9 @@ from pydantic import BaseModel, ConfigDict, field_validator
 
 from taco_gateway.protocol.conversation import Conversation
 from taco_gateway.protocol.token_ids import MAX_TOKEN_ID, is_token_ids
+from taco_proto.errors import InvalidParameterError
+
+_UNSUPPORTED = ("tools", "documents", "chat_template", "mm_processor_kwargs")
 
 
 class _TokenizerRequest(BaseModel):
@@ -33,6 +36,19 @@ class TokenizeTextRequest(_TokenizerRequest):
 class TokenizeChatRequest(Conversation, _TokenizerRequest):
     add_special_tokens: bool | None = None
     return_token_strs: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @classmethod
+    def from_body(cls, body: Mapping[str, Any]) -> Self:
+        """Raises:
+        InvalidParameterError: a field that would change the tokens, and is not supported.
+        pydantic.ValidationError: a value of the wrong type.
+        """
+        for name in _UNSUPPORTED:
+            if body.get(name):
+                message = f"{name} is not supported by this server."
+                raise InvalidParameterError(message, name, "unsupported_parameter")
+        return super().from_body(body)
 
 
 class DetokenizeRequest(_TokenizerRequest):

@@ -50,6 +50,8 @@ async def create_completion(request: Request) -> Response:
     request_id = f"cmpl-{request.state.request_id}"
     with body.errors_by_own_names():
         updates = _generate(gateway, body, params, prompts, key, request_id)
+    for token_ids in prompts:
+        gateway.metrics.observe_params(len(token_ids), params.n, body.asked_max_tokens)
     kept = [gateway.engine.truncated(prompt, params) for prompt in prompts]
     echoed: list[EchoedPrompt] = []
     if body.echo:

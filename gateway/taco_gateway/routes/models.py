@@ -10,27 +10,38 @@ from taco_gateway.protocol.responses import ModelCard, ModelList
 router = APIRouter()
 
 
-@router.get("/v1/models")
+@router.get("/v1/models", summary="The models that are served")
 async def list_models(request: Request) -> ModelList:
+    """Empty until a worker has said what it serves."""
     gateway = gateway_of(request)
+    length = _max_model_len(gateway)
+    if not length:
+        return ModelList(data=[])
     key = key_of(request)
     names = [name for name in gateway.model_names if key.may_use(name)]
-    return ModelList(data=[_card(gateway, name) for name in names])
+    return ModelList(data=[_card(gateway, name, length) for name in names])
 
 
-@router.get("/v1/models/{name:path}")
+@router.get("/v1/models/{name:path}", summary="One model")
 async def get_model(request: Request, name: str) -> ModelCard:
+    """The name may have slashes, as they are or as `%2F`."""
     gateway = gateway_of(request)
     name = unquote(name)  # paths are matched as they were sent
     gateway.check_model(name, key_of(request))
-    return _card(gateway, name)
+    length = _max_model_len(gateway) or gateway.engine.model_info().max_model_len
+    return _card(gateway, name, length)
 
 
-def _card(gateway: Gateway, name: str) -> ModelCard:
+def _max_model_len(gateway: Gateway) -> int:
+    """0 while no worker has been there."""
     info = gateway.client.model_info()
+    return 0 if info is None else info.max_model_len
+
+
+def _card(gateway: Gateway, name: str, max_model_len: int) -> ModelCard:
     return ModelCard(
         id=name,
         created=gateway.created,
         root=gateway.model_names[0],
-        max_model_len=info.max_model_len if info is not None else None,
+        max_model_len=max_model_len,
     )

@@ -25,6 +25,7 @@ async def tokenize(request: Request) -> TokenizeResponse:
             add_generation_prompt=wanted.opens_turn,
             continue_final_message=wanted.continue_final_message,
             add_special_tokens=wanted.add_special_tokens,
+            template_kwargs=wanted.chat_template_kwargs,
         )
     else:
         token_ids = await gateway.engine.encode(

@@ -253,3 +253,15 @@ def test_descriptors_run_out(caplog: pytest.LogCaptureFixture) -> None:
     errors = [r for r in caplog.records if "no file descriptor is left" in r.getMessage()]
     assert len(errors) == 1
     assert check.check()
+
+
+async def test_head_sends_no_body(make_app: AppMaker) -> None:
+    head = b"HEAD /v1/models HTTP/1.1\r\nhost: x\r\n\r\n"
+    get = b"GET /v1/models HTTP/1.1\r\nhost: x\r\n" + CLOSE + b"\r\n"
+    async with serve(make_app(replay([50]))) as port:
+        answer = await exchange(port, head + get)
+    first, second, body = answer.split(b"\r\n\r\n")
+    length = b"content-length: %d" % len(body)
+    assert length in first
+    assert length in second
+    assert status_of(second) == 200

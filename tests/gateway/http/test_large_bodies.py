@@ -148,6 +148,11 @@ async def test_a_large_body_fails_as_a_small_one_does(make_app: AppMaker) -> Non
         assert small.status_code == large.status_code == 400
         if "prompt" not in body or body["prompt"] == "x":
             assert large.json() == small.json()
+    for name in ("stop_token_ids", "allowed_token_ids"):
+        ids = await app.http.post(
+            COMPLETIONS, json={"prompt": "x", "max_tokens": 1, name: list(range(300))} | padding
+        )
+        assert ids.status_code == 200, ids.text
     broken = await app.http.post(COMPLETIONS, content=b'{"prompt": "' + b"a" * 2**19)
     assert broken.status_code == 400
     assert broken.json()["error"]["code"] == "invalid_json"

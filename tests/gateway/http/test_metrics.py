@@ -51,6 +51,8 @@ def test_merges_with_the_scheduler_without_duplicates() -> None:
     timer.update(1, 2, "length")
     timer.close()
     timer.close()
+    metrics.observe_params(300, 2, 7)
+    metrics.observe_params(1, 1, None)
     metrics.observe_response(200)
     found = samples(metrics.exposition(SCHEDULER))
     assert found["vllm:num_requests_running"] == 3
@@ -58,7 +60,16 @@ def test_merges_with_the_scheduler_without_duplicates() -> None:
     assert found["vllm:e2e_request_latency_seconds_count"] == 1
     assert found["vllm:time_to_first_token_seconds_count"] == 1
     assert found["vllm:inter_token_latency_seconds_count"] == 4
+    assert found["vllm:time_per_output_token_seconds_count"] == 4
     assert found["vllm:request_time_per_output_token_seconds_count"] == 2
+    assert found["vllm:request_prompt_tokens_sum"] == 301
+    assert found["vllm:request_prompt_tokens_bucket le=1.0"] == 1
+    assert found["vllm:request_prompt_tokens_bucket le=500.0"] == 2
+    assert found["vllm:request_generation_tokens_sum"] == 7
+    assert found["vllm:request_generation_tokens_count"] == 2
+    assert found["vllm:request_params_n_bucket le=1.0"] == 1
+    assert found["vllm:request_params_n_sum"] == 3
+    assert found["vllm:request_params_max_tokens_count"] == 1
     assert found["vllm:request_success_total finished_reason=stop"] == 1
     assert found["vllm:request_success_total finished_reason=length"] == 1
     assert found["vllm:request_success_total finished_reason=abort"] == 0

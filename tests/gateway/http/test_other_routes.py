@@ -203,3 +203,76 @@ async def test_requests_are_logged_in_one_line(
     assert "quick" not in shown_alone
     assert "45" not in shown_alone
     assert "\n" not in line
+
+
+async def test_no_model_is_listed_before_there_is_one(make_app: AppMaker) -> None:
+    for info in (None, replace(MODEL_INFO, ready=False, max_model_len=0)):
+        app = make_app(replay([50]), info=info)
+        listing = await app.http.get("/v1/models")
+        assert listing.json() == {"object": "list", "data": []}
+        assert (await app.http.get(f"/v1/models/{MODEL}")).status_code == 503
+        assert (await app.http.get("/v1/models/other")).status_code == 404
+        app.engine.info = replace(MODEL_INFO, ready=False)  # its worker has gone
+        assert [card["id"] for card in (await app.http.get("/v1/models")).json()["data"]]
+
+
+@pytest.mark.parametrize("path", ["/v1/models", f"/v1/models/{MODEL}", "/health", "/metrics"])
+async def test_head_is_get_without_a_body(make_app: AppMaker, path: str) -> None:
+    app = make_app(replay([50]))
+    whole, head = await app.http.get(path), await app.http.head(path)
+    assert head.status_code == whole.status_code == 200
+    assert head.content == b""
+    assert "x-request-id" in head.headers
+    assert head.headers.get("content-type") == whole.headers.get("content-type")
+
+
+async def test_head_on_a_route_that_has_no_get(make_app: AppMaker) -> None:
+    app = make_app(replay([50]))
+    assert (await app.http.head("/v1/completions")).status_code == 405
+    assert (await app.http.head("/nothing")).status_code == 404
+
+
+async def test_tokenize_fills_the_template(make_app: AppMaker, tokenizer: Tokenizer) -> None:
+    template = "{{ mood }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    app = make_app(replay([50]), chat_template=template)
+    body = {"messages": [USER], "chat_template_kwargs": {"mood": "calm "}}
+    found = (await app.http.post("/tokenize", json=body)).json()
+    assert tokenizer.decode(found["tokens"]).startswith("calm ")
+    body["chat_template_kwargs"] = {"other": 1}
+    refused = await app.http.post("/tokenize", json=body)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "chat_template_kwargs"
+
+
+@pytest.mark.parametrize(
+    ("fields", "ends_with"),
+    [
+        ({}, "<|im_start|>assistant\n"),
+        ({"add_generation_prompt": False}, "<|im_end|>\n"),
+        ({"add_generation_prompt": False, "continue_final_message": True}, "Sure"),
+    ],
+)
+async def test_tokenize_ends_as_asked(
+    make_app: AppMaker, tokenizer: Tokenizer, fields: dict[str, bool], ends_with: str
+) -> None:
+    app = make_app(replay([50]))
+    messages = [USER, {"role": "assistant", "content": "Sure"}]
+    found = (await app.http.post("/tokenize", json={"messages": messages, **fields})).json()
+    assert tokenizer.decode(found["tokens"], skip_special_tokens=False).endswith(ends_with)
+
+
+async def test_tokenize_adds_special_tokens_as_asked(make_app: AppMaker) -> None:
+    app = make_app(replay([50]))
+    for prompt in ({"prompt": "The"}, {"messages": [USER]}):
+        without = await app.http.post("/tokenize", json=prompt | {"add_special_tokens": False})
+        asked = await app.http.post("/tokenize", json=prompt | {"add_special_tokens": True})
+        assert without.status_code == asked.status_code == 200
+        assert asked.json()["tokens"][-without.json()["count"] :] == without.json()["tokens"]
+
+
+@pytest.mark.parametrize("name", ["tools", "documents", "chat_template", "mm_processor_kwargs"])
+async def test_tokenize_refuses_what_it_does_not_honour(make_app: AppMaker, name: str) -> None:
+    app = make_app(replay([50]))
+    response = await app.http.post("/tokenize", json={"messages": [USER], name: ["x"]})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == name
