@@ -69,9 +69,7 @@ async def _generate(
         deadline=gateway.deadline(),
         tenant=key.tenant,
     )
-    gateway.metrics.observe_params(
-        len(prompt_token_ids), params.n, chat.sampling_values()["max_tokens"]
-    )
+    gateway.metrics.observe_params(len(prompt_token_ids), params.n, chat.asked_max_tokens)
     gateway.log_request(request_id, chat.messages[-1].text, params)
     return gateway.engine.truncated(prompt_token_ids, params), updates
 
