@@ -7,6 +7,7 @@ and it is no use to come again before an operator has mended that), DEADLINE_EXC
 client that goes away frees its request.
 """
 
+import logging
 import time
 import uuid
 from collections.abc import (
@@ -39,6 +40,7 @@ from taco_proto.errors import ConfigurationError, InvalidParameterError
 from taco_proto.grpc_tls import add_port
 from taco_proto.inference_pb2_grpc import InferenceServicer, add_InferenceServicer_to_server
 from taco_proto.licenses import LICENSE_INVALID
+from taco_proto.listener import is_private
 from taco_proto.peer_roles import RoleInterceptor
 from taco_proto.requests import PrefixPin
 from taco_proto.tls import Role
@@ -63,6 +65,8 @@ _SERVER_OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.so_reuseport", 0),  # a port in use is an error
 )
+
+logger = logging.getLogger("taco.gateway")
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Prompt = tuple[Sequence[int], tuple[PrefixPin, ...]]  # its tokens, and what is to be kept of them
@@ -99,6 +103,8 @@ async def start_inference_server(listen: str, gateway: Gateway) -> grpc.aio.Serv
     except RuntimeError:
         raise ConfigurationError(f"cannot serve gRPC on {listen}: is it in use?") from None
     await server.start()
+    if tls is None and not is_private(listen):
+        logger.warning("gRPC on %s is in plaintext: give certificates (--tls-ca-file, …)", listen)
     return server
 
 

@@ -28,7 +28,7 @@ from taco_gateway.http.descriptors import (
 from taco_gateway.inference_service import start_inference_server
 from taco_gateway.text.tokenizer import Tokenizer
 from taco_gateway.text.tokenizer_files import load_tokenizer
-from taco_proto.admin import ADMIN_SOCKET_MODE
+from taco_proto.admin import ADMIN_SOCKET_MODE, warn_of_open_admin
 from taco_proto.config import GatewayConfig
 from taco_proto.errors import ConfigurationError
 from taco_proto.listener import BACKLOG, host_port, listen
@@ -128,6 +128,7 @@ async def _serving_admin(gateway: Gateway, listener: socket.socket | None) -> As
     server = GatewayServer(admin_uvicorn_config(gateway))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     logger.info("admin listener on %s", gateway.config.admin_listen)
+    warn_of_open_admin(logger, gateway.config.admin_listen or "")
     try:
         yield
     finally:

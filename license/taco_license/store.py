@@ -6,6 +6,8 @@ database.
 """
 
 import fcntl
+import logging
+import os
 import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -19,6 +21,8 @@ DATABASE = "license.db"
 LOCK = "lock"
 BUSY_SECONDS = 5.0  # somebody who reads the audit log must not break a write
 VERSION = 1
+
+logger = logging.getLogger("taco.license")
 
 _SCHEMA = f"""
 BEGIN;
@@ -184,8 +188,10 @@ def _append(connection: sqlite3.Connection, entries: Iterable[AuditEntry]) -> No
 def _lock(directory: Path) -> IO[bytes]:
     """The lock goes with the process, however that ends."""
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        file = (directory / LOCK).open("ab")
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _close_to_others(directory)
+        descriptor = os.open(directory / LOCK, os.O_CREAT | os.O_APPEND | os.O_RDWR, 0o600)
+        file = os.fdopen(descriptor, "ab")
     except OSError as error:
         raise SettingError(f"cannot write in {directory}: {error.strerror}") from None
     try:
@@ -199,7 +205,26 @@ def _lock(directory: Path) -> IO[bytes]:
     return file
 
 
+def _close_to_others(directory: Path) -> None:
+    """Let the server's user alone read the store: who knows a holder's instance can free its seat.
+
+    A directory that belongs to another user, as the root of a volume may, stays as it is.
+    """
+    try:
+        directory.chmod(0o700)
+    except PermissionError:
+        if directory.stat().st_mode & 0o007:
+            logger.warning("any user of this machine can list %s: it is another user's", directory)
+    for path in directory.glob("license.*"):
+        path.chmod(0o600)
+
+
 def _open(path: Path) -> sqlite3.Connection:
+    try:
+        # SQLite gives its other files the mode of this one.
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+    except OSError as error:
+        raise SettingError(f"cannot open {path}: {error.strerror}") from None
     try:
         connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
     except sqlite3.Error as error:

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 
-from taco_proto.listener import listen
+from taco_proto.listener import is_private, listen
 
 # Who may connect to a listener on a Unix socket: the user that runs the service.
 ADMIN_SOCKET_MODE = 0o600
@@ -25,6 +25,12 @@ _JSON = "application/json"
 _EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 
 logger = logging.getLogger("taco.admin")
+
+
+def warn_of_open_admin(log: logging.Logger, address: str) -> None:
+    """Log a warning if other machines reach an admin listener, which asks for no credentials."""
+    if not is_private(address):
+        log.warning("anyone who reaches the admin listener on %s sees the metrics", address)
 
 
 @asynccontextmanager
@@ -52,6 +58,7 @@ async def serving_admin(
     with listen(address, unix_mode=ADMIN_SOCKET_MODE) as listener:
         server = await asyncio.start_server(pages.serve, sock=listener, limit=_MAX_HEAD_BYTES)
         logger.info("admin listener on %s", address)
+        warn_of_open_admin(logger, address)
         try:
             yield
         finally:

@@ -17,6 +17,7 @@ from taco_proto.licenses import (
     LicenseState,
     WorkerLicense,
 )
+from taco_proto.log_text import MAX_NAME_CHARS, MAX_REQUEST_ID_CHARS, one_line
 from taco_proto.logprobs import LogprobColumns
 from taco_proto.requests import (
     ANYBODY,
@@ -80,7 +81,7 @@ def submit_from_pb(message: pb.Submit, now: float) -> GenerateRequest:
     """
     return GenerateRequest(
         handle=message.handle,
-        request_id=message.request_id,
+        request_id=one_line(message.request_id, MAX_REQUEST_ID_CHARS),
         token_ids=message.token_ids,
         emitted_token_ids=tuple(message.emitted_token_ids),
         finished_indexes=tuple(message.finished_indexes),
@@ -252,7 +253,7 @@ def worker_info_to_pb(info: WorkerInfo) -> pb.WorkerHello:
 
 def worker_info_from_pb(message: pb.WorkerHello) -> WorkerInfo:
     return WorkerInfo(
-        name=message.name,
+        name=one_line(message.name, MAX_NAME_CHARS),
         model=message.model,
         max_model_len=message.max_model_len,
         vocab_size=message.vocab_size,
@@ -281,7 +282,7 @@ def worker_license_from_pb(message: pb.WorkerHello | pb.Heartbeat) -> WorkerLice
     """Of a worker that knows no licenses: it needs none."""
     if not message.HasField("license"):
         return NEEDS_NO_LICENSE
-    state, reason = message.license.state, message.license.reason[:MAX_REASON_CHARS]
+    state, reason = message.license.state, one_line(message.license.reason, MAX_REASON_CHARS)
     # A state that this side does not know is one of a later version, and none to rely on.
     if state not in tuple(LicenseState):
         return WorkerLicense(LicenseState.MISSING, reason)
@@ -410,7 +411,7 @@ def step_output_from_pb(message: pb.StepOutput) -> StepOutput:
         prompt_logprob_positions=_ints(message.prompt_logprob_positions),
         prompt_logprobs=_logprobs_from_pb(message, "prompt_logprobs"),
         row_errors=_row_errors_from_pb(message) if message.row_error_slots else (),
-        error=message.error,
+        error=one_line(message.error),
     )
 
 

@@ -5,6 +5,7 @@ import numpy as np
 from taco_proto import scheduler_pb2 as pb
 from taco_proto.config import PROTOCOL_VERSION
 from taco_proto.drafts import DrafterInfo, DraftReply, DraftRequest
+from taco_proto.log_text import MAX_MODEL_CHARS, MAX_NAME_CHARS, one_line
 
 
 def drafter_info_to_pb(info: DrafterInfo) -> pb.DrafterHello:
@@ -19,8 +20,8 @@ def drafter_info_to_pb(info: DrafterInfo) -> pb.DrafterHello:
 
 def drafter_info_from_pb(message: pb.DrafterHello) -> DrafterInfo:
     return DrafterInfo(
-        name=message.name,
-        model=message.model,
+        name=one_line(message.name, MAX_NAME_CHARS),
+        model=one_line(message.model, MAX_MODEL_CHARS),
         vocab_size=message.vocab_size,
         max_model_len=message.max_model_len,
     )

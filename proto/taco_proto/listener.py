@@ -1,5 +1,6 @@
 """Sockets that servers accept on: TCP, or Unix with a mode."""
 
+import ipaddress
 import os
 import socket
 import stat
@@ -38,6 +39,17 @@ def listen(address: str, *, unix_mode: int) -> Generator[socket.socket, None, No
 def unix_path(address: str) -> str | None:
     """The path of a Unix socket's address; None: it is another one."""
     return address.removeprefix(UNIX_PREFIX) if address.startswith(UNIX_PREFIX) else None
+
+
+def is_private(address: str) -> bool:
+    """Whether only this machine reaches an address: a Unix socket's, or one of the loopback."""
+    host = address.rpartition(":")[0].strip("[]")
+    if unix_path(address) is not None or host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name, or no host at all, which is every network
+        return False
 
 
 def host_port(host: str, port: int) -> str:

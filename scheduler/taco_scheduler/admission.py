@@ -5,6 +5,7 @@ import math
 from taco_proto.config import SchedulerConfig
 from taco_proto.drafts import DrafterInfo
 from taco_proto.errors import ConfigurationError
+from taco_proto.log_text import MAX_MODEL_CHARS, one_line
 from taco_proto.requests import MAX_PIN_SECONDS, MAX_PINS, GenerateRequest
 from taco_proto.steps import WorkerInfo
 from taco_scheduler.refusals import RefusedError
@@ -13,6 +14,7 @@ from taco_scheduler.sequence import Request, token_array
 MAX_BLOCKS = 2**26
 MAX_SLOTS = 2**16
 MAX_VOCABULARY = 2**24
+MAX_ENTRIES = 1024  # of lists that a worker names
 MAX_SALT_CHARS = 4096
 TOKEN_BYTES = 4
 
@@ -52,7 +54,18 @@ def check_config(config: SchedulerConfig) -> None:
 
 
 def check_worker(info: WorkerInfo) -> None:
-    """Raises: InvalidWorkerError: a size is out of range."""
+    """Raises: InvalidWorkerError: a size is out of range, or the model's name is no name."""
+    if not info.model.isprintable() or len(info.model) > MAX_MODEL_CHARS:
+        raise InvalidWorkerError(
+            f"the model's name must be at most {MAX_MODEL_CHARS} printable characters, got "
+            f"{one_line(info.model, 100)}"
+        )
+    for name, count in (
+        ("eos_token_ids", len(info.eos_token_ids)),
+        ("default_sampling", len(info.default_sampling)),
+    ):
+        if count > MAX_ENTRIES:
+            raise InvalidWorkerError(f"{name} must have at most {MAX_ENTRIES} entries, got {count}")
     ranges = {
         "block_size": (1, 2**16),
         "num_blocks": (1, MAX_BLOCKS),

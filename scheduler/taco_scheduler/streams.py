@@ -19,6 +19,7 @@ from taco_proto.convert import (
 from taco_proto.convert_kv_tiers import store_report_from_pb
 from taco_proto.errors import InvalidParameterError
 from taco_proto.kv_tiers import StoreReport
+from taco_proto.log_text import MAX_NAME_CHARS, one_line
 from taco_proto.requests import ModelInfo
 from taco_proto.steps import StepOutput
 from taco_scheduler.in_flight import StaleOutputError
@@ -50,7 +51,7 @@ async def serve_gateway(
         check_version(hello.hello.protocol_version)
         if service.is_draining:  # another one may listen at this address already, or soon
             raise PeerError(grpc.StatusCode.UNAVAILABLE, "the scheduler is shutting down")
-        session = service.connect(hello.hello.name or context.peer())
+        session = service.connect(one_line(hello.hello.name, MAX_NAME_CHARS) or context.peer())
         await run(
             _read_gateway(session, requests),
             _write_gateway(session, context),

@@ -5,12 +5,11 @@ from dataclasses import dataclass
 
 from taco_llm.flags import DRAFTER, SCHEDULER, WORKER, flag
 from taco_proto.errors import ConfigurationError
-from taco_proto.listener import host_port
+from taco_proto.listener import host_port, is_private
 
 _SERVICES = (SCHEDULER, WORKER, DRAFTER)
 EVERY_HOST = ("", "0.0.0.0", "::")
 LOOPBACK = "127.0.0.1"
-_IS_LOOPBACK = re.compile(r"localhost|127(\.\d{1,3}){3}|::1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +64,7 @@ class AdminArgs:
         """
         if self.admin_port is None:
             return self.admin_listen
-        is_local = scheduler.startswith("unix:") or _IS_LOOPBACK.fullmatch(_host(scheduler))
-        return f"{LOOPBACK if is_local else ''}:{self.admin_port}"
+        return f"{LOOPBACK if is_private(scheduler) else ''}:{self.admin_port}"
 
 
 def _host(address: str) -> str:

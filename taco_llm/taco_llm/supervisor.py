@@ -27,6 +27,7 @@ from taco_llm.replica_args import DEFAULT_PORT, ReplicaArgs
 from taco_llm.run_directory import run_directory
 from taco_llm.start_line import start_line
 from taco_llm.supervised import LOGGER, SupervisedService
+from taco_llm.tls_args import PlaintextArgs
 from taco_proto.config import DRAIN_SECONDS, GatewayConfig, RedisConfig, TlsConfig
 from taco_proto.errors import ConfigurationError
 from taco_proto.logging import READY, LogConfig, event, logs_json
@@ -43,6 +44,7 @@ def serve(
     redis: RedisConfig | None = None,
     tls: TlsConfig | None = None,
     log: LogConfig | None = None,
+    plaintext: PlaintextArgs = PlaintextArgs(),  # noqa: B008 (it is frozen)
 ) -> int:
     """Serves until SIGINT or SIGTERM; returns the exit code of the command.
 
@@ -50,6 +52,7 @@ def serve(
         tls: of the links to the scheduler, if it is on a network, and of workers' to their license
             server. The certificate proves the roles of all services.
         log: how this process logs, and what the services log through it.
+        plaintext: whether the scheduler may listen on a network without it.
 
     Raises:
         ConfigurationError: the model, the address or the cluster cannot be used, or a child did
@@ -60,13 +63,17 @@ def serve(
     with ExitStack() as stack:
         directory = stack.enter_context(run_directory())
         address = replicas.scheduler_listen or f"unix:{directory / 'scheduler.sock'}"
+        if replicas.scheduler_listen is not None:
+            plaintext.check(replicas.scheduler_listen, tls)
         workers: Sequence[SupervisedService]
         if replicas.on_ray:
             from taco_llm.ray_replicas.cluster import ray_cluster
             from taco_llm.ray_replicas.replicas import ray_replicas
 
             cluster = stack.enter_context(ray_cluster(directory))
-            address = replicas.scheduler_listen or cluster.address(DEFAULT_PORT)
+            if replicas.scheduler_listen is None:
+                address = cluster.address(DEFAULT_PORT)
+                plaintext.check(address, tls)
             workers = ray_replicas(engine, address, replicas.data_parallel_size, cluster, tls, log)
         else:
             workers = local_replicas(engine, address, replicas.data_parallel_size, tls, log)

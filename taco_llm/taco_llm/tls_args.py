@@ -1,12 +1,16 @@
 """The certificate by which a service knows others and is known, for services that run alone."""
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
 from taco_llm.flags import DRAFTER, GATEWAY, SCHEDULER, WORKER, flag
 from taco_proto.config import TlsConfig
 from taco_proto.errors import ConfigurationError
+from taco_proto.listener import is_private
 from taco_proto.tls import Role, check_files
+
+LOGGER = logging.getLogger("taco.cli")
 
 _SERVICES = (GATEWAY, SCHEDULER, WORKER, DRAFTER)
 
@@ -72,6 +76,36 @@ class TlsArgs:
         )
         check_files(config, role)
         return config
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaintextArgs:
+    """Whether the scheduler may speak in plaintext where other machines reach it."""
+
+    allow_insecure: bool = flag(
+        "Let the scheduler listen in plaintext on an address that other machines reach. Anyone "
+        "who reaches it can then attach a worker and read prompts: use it only behind a firewall "
+        "or a network policy.",
+        (SCHEDULER,),
+        default=False,
+    )
+
+    def check(self, listen: str, tls: TlsConfig | None) -> None:
+        """Raises ConfigurationError unless the scheduler may listen on this address."""
+        if tls is not None or is_private(listen):
+            return
+        if not self.allow_insecure:
+            raise ConfigurationError(
+                f"the scheduler does not listen on {listen} in plaintext, where anyone who "
+                "reaches it could attach a worker and read prompts: give --tls-ca-file, "
+                "--tls-cert-file and --tls-key-file, an address on 127.0.0.1 or unix:/path, or "
+                "--allow-insecure"
+            )
+        LOGGER.warning(
+            "the scheduler listens on %s in plaintext: anyone who reaches it can attach a worker "
+            "and read prompts",
+            listen,
+        )
 
 
 _NAMES = ("tls_ca_file", "tls_cert_file", "tls_key_file")

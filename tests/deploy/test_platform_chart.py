@@ -240,6 +240,13 @@ def test_without_an_issuer_the_release_has_an_authority_of_its_own() -> None:
     assert {c["issuerRef"]["name"] for c in certificates.values()} == {"taco-ca"}
 
 
+@pytest.mark.parametrize("is_enabled", [False, True])
+def test_the_scheduler_speaks_plaintext_only_without_certificates(is_enabled: bool) -> None:
+    given = flags(rendered(tls={"enabled": is_enabled}).workload("scheduler"))
+    assert ("--allow-insecure" in given) is not is_enabled
+    assert any(flag.startswith("--tls-ca-file") for flag in given) is is_enabled
+
+
 def test_certificates_that_are_given_are_not_made() -> None:
     assert not example("own-secrets").of_kind("Certificate", "Issuer")
     made = example("everything").of_kind("Certificate")

@@ -127,3 +127,28 @@ def test_a_database_that_is_damaged(tmp_path: Path) -> None:
     config = LicenseServerConfig(host="127.0.0.1", port=0, data_dir=str(tmp_path))
     with pytest.raises(SettingError, match=r"cannot use .*license\.db: no such table: clock"):
         run_license_server(config)
+
+
+def modes(directory: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_mode & 0o777 for path in directory.iterdir()}
+
+
+def test_only_the_server_s_user_can_read_the_store(tmp_path: Path) -> None:
+    directory = tmp_path / "data"
+    with Store(directory):
+        assert directory.stat().st_mode & 0o777 == 0o700
+        assert modes(directory).keys() >= {DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm"}
+        assert set(modes(directory).values()) == {0o600}
+
+
+def test_a_store_that_others_could_read_is_closed_to_them(tmp_path: Path) -> None:
+    directory = tmp_path / "data"
+    with Store(directory):
+        pass
+    directory.chmod(0o755)
+    for path in directory.iterdir():
+        path.chmod(0o644)
+    with Store(directory):
+        assert directory.stat().st_mode & 0o777 == 0o700
+        database_modes = {m for name, m in modes(directory).items() if name.startswith(DATABASE)}
+        assert database_modes == {0o600}

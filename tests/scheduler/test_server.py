@@ -1,5 +1,6 @@
 """The scheduler over real gRPC on a Unix socket: gateways, workers, and peers that misbehave."""
 
+import logging
 import stat
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -264,15 +265,41 @@ async def test_a_worker_that_sends_garbage_is_replaced(stub: SchedulerStub, spoi
         ({"block_size": 0}, grpc.StatusCode.INVALID_ARGUMENT),
         ({"num_blocks": 2**31}, grpc.StatusCode.INVALID_ARGUMENT),
         ({"max_num_seqs": 0}, grpc.StatusCode.INVALID_ARGUMENT),
+        ({"model": "a\nb"}, grpc.StatusCode.INVALID_ARGUMENT),
+        ({"model": "m" * 1025}, grpc.StatusCode.INVALID_ARGUMENT),
+        ({"eos_token_ids": tuple(range(1025))}, grpc.StatusCode.INVALID_ARGUMENT),
     ],
 )
 async def test_an_impossible_worker_is_turned_away(
-    stub: SchedulerStub, change: dict[str, int], code: grpc.StatusCode
+    stub: SchedulerStub, change: dict[str, object], code: grpc.StatusCode
 ) -> None:
     peer = WorkerPeer(stub, FakeWorker())
     peer.worker.info = replace(peer.worker.info, **change)  # type: ignore[arg-type]
     await peer.hello()
     assert await status(peer.call) is code
+
+
+@pytest.mark.parametrize("name", ["a\n00:00 forged", "n" * 2_000_000], ids=["line", "long"])
+async def test_names_of_peers_forge_no_line_of_the_log(
+    stub: SchedulerStub, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    worker = WorkerPeer(stub, FakeWorker(worker_info(name=name)))
+    await worker.hello()
+    hello = pb.GatewayHello(protocol_version=PROTOCOL_VERSION, name=name)
+    gateway_call = stub.Generate()
+    await gateway_call.write(pb.GatewayMessage(hello=hello))
+    await gateway_call.read()
+
+    async def has_attached() -> bool:
+        return "attached: fake-model" in caplog.text
+
+    await until(has_attached, "the worker")
+    worker.call.cancel()
+    gateway_call.cancel()
+    messages = [record.getMessage() for record in caplog.records]
+    assert any(f"client {name[0]}" in message for message in messages)
+    assert all("\n" not in message and len(message) < 1000 for message in messages)
 
 
 async def test_gateways_hear_of_a_shutdown_at_once_and_come_in_vain(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from taco_llm.flags import given
 from taco_llm.local_replicas import local_replicas
 from taco_llm.ray_replicas.cluster import RayCluster
 from taco_llm.ray_replicas.replicas import RayService, ray_replicas
-from taco_llm.tls_args import TlsArgs
+from taco_llm.tls_args import PlaintextArgs, TlsArgs
 from taco_proto.config import WorkerConfig
 from taco_proto.errors import ConfigurationError
 from taco_proto.tls import Role
@@ -108,3 +108,43 @@ def test_a_unix_socket_has_no_tls(
 ) -> None:
     assert main([*COMMANDS[role], "unix:/tmp/a.sock", *flags(directory, role)]) == 2
     assert "unix:/tmp/a.sock is a Unix socket, on which there is no TLS" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "address", ["0.0.0.0:7100", ":7100", "[::]:7100", "10.0.0.5:7100", "host:7100"]
+)
+@pytest.mark.parametrize(
+    "command", [["scheduler", "--listen"], ["serve", "demo", "--scheduler-listen"]]
+)
+def test_a_scheduler_does_not_listen_in_plaintext_where_others_reach_it(
+    command: list[str], address: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if command[0] == "serve" and address[:3] in ("0.0", ":71", "[::"):
+        address = "192.0.2.1:7100"  # it takes no address that nobody can dial
+    assert main([*command, address]) == 2
+    error = capsys.readouterr().err
+    assert f"does not listen on {address} in plaintext" in error
+    assert "--allow-insecure" in error
+
+
+def test_the_default_address_of_a_scheduler_needs_certificates(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["scheduler"]) == 2
+    assert "does not listen on 0.0.0.0:7100 in plaintext" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1:7100", "127.8.0.1:1", "localhost:7100", "[::1]:7100", "unix:/s"]
+)
+def test_plaintext_is_fine_where_only_this_machine_comes(address: str) -> None:
+    PlaintextArgs().check(address, None)
+
+
+def test_plaintext_elsewhere_must_be_asked_for(
+    directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    PlaintextArgs().check("0.0.0.0:7100", tls_config(directory, Role.SCHEDULER))
+    assert not caplog.records
+    PlaintextArgs(allow_insecure=True).check("0.0.0.0:7100", None)
+    assert "listens on 0.0.0.0:7100 in plaintext" in caplog.text

@@ -16,30 +16,37 @@ class BlockPool:
 
     __slots__ = ("_free", "_references", "num_blocks")
 
+    # What was never used costs no memory: a worker may say of itself that it has 2^26 blocks. The
+    # blocks from len(_references) on are free, and are not on the list.
+
     def __init__(self, num_blocks: int) -> None:
         if num_blocks < 1:
             raise ValueError(f"num_blocks must be at least 1, got {num_blocks}")
         self.num_blocks = num_blocks
-        self._free = list(range(num_blocks - 1, -1, -1))  # a stack, lowest number on top
-        self._references = [0] * num_blocks
+        self._free: list[int] = []  # a stack of blocks that were used before
+        self._references: list[int] = []  # of the blocks that were ever used, the lowest ones
 
     @property
     def num_free(self) -> int:
-        return len(self._free)
+        return len(self._free) + self.num_blocks - len(self._references)
 
     def num_owners(self, block: int) -> int:
-        return self._references[block]
+        return self._references[block] if block < len(self._references) else 0
 
     def allocate(self, count: int) -> list[int] | None:
         """Takes `count` blocks, each with one reference; None, taking none, if too few are free."""
-        remaining = len(self._free) - count
-        if remaining < 0:
+        references = self._references
+        num_new = count - len(self._free)
+        if num_new > self.num_blocks - len(references):
             return None
         blocks = self._free[: -count - 1 : -1]
-        del self._free[remaining:]
-        references = self._references
+        del self._free[max(0, -num_new) :]
         for block in blocks:
             references[block] = 1
+        if num_new > 0:
+            first = len(references)
+            blocks += range(first, first + num_new)
+            references += [1] * num_new
         return blocks
 
     def retain(self, blocks: Iterable[int]) -> None:
@@ -50,7 +57,7 @@ class BlockPool:
         """
         references = self._references
         for block in blocks:
-            if references[block] == 0:
+            if block >= len(references) or references[block] == 0:
                 raise RuntimeError(f"block {block} is free and cannot be shared")
             references[block] += 1
 
@@ -62,7 +69,7 @@ class BlockPool:
         """
         references = self._references
         for block in blocks:
-            count = references[block] - 1
+            count = (references[block] if block < len(references) else 0) - 1
             if count < 0:
                 raise RuntimeError(f"block {block} is freed twice")
             references[block] = count

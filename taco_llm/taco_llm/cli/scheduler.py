@@ -15,7 +15,7 @@ from taco_llm.flags import add_flags, given
 from taco_llm.parser import Parser
 from taco_llm.redis_args import RedisArgs
 from taco_llm.scheduler_args import SchedulerArgs
-from taco_llm.tls_args import TlsArgs
+from taco_llm.tls_args import PlaintextArgs, TlsArgs
 from taco_proto.errors import ConfigurationError
 from taco_proto.tls import Role
 
@@ -48,6 +48,7 @@ def add_parser(subparsers: Subparsers) -> None:
     add_flags(parser, "Redis", RedisArgs)
     add_flags(parser, "admin listener", AdminArgs)
     add_flags(parser, "TLS between services", TlsArgs)
+    add_flags(parser, "TLS between services", PlaintextArgs)
     add_log_flags(parser)
     add_compatibility_flags(parser)
     parser.set_defaults(run=run, parser=parser)
@@ -64,6 +65,7 @@ def run(parser: Parser, namespace: argparse.Namespace) -> int:
     config = args.scheduler_config(listen, redis, address)
     admin = AdminArgs(**given(AdminArgs, values))
     tls = TlsArgs(**given(TlsArgs, values)).tls_config(Role.SCHEDULER, listen)
+    PlaintextArgs(**given(PlaintextArgs, values)).check(listen, tls)
     return run_scheduler(replace(config, admin_listen=admin.beside_listener(listen), tls=tls))
 
 

@@ -19,7 +19,7 @@ from taco_llm.log_args import LogArgs
 from taco_llm.parser import Parser
 from taco_llm.redis_args import RedisArgs
 from taco_llm.replica_args import ReplicaArgs
-from taco_llm.tls_args import TlsArgs
+from taco_llm.tls_args import PlaintextArgs, TlsArgs
 from taco_proto.config import TlsConfig
 from taco_proto.tls import Role, check_files
 
@@ -40,6 +40,7 @@ def add_parser(subparsers: Subparsers) -> None:
     add_flags(parser, "Redis", RedisArgs)
     add_flags(parser, "replicas", ReplicaArgs)
     add_flags(parser, "TLS between services, and with the license server", TlsArgs)
+    add_flags(parser, "TLS between services, and with the license server", PlaintextArgs)
     add_flags(parser, "model", EngineArgs)
     add_log_flags(parser)
     add_compatibility_flags(parser)
@@ -61,7 +62,8 @@ def run(parser: Parser, namespace: argparse.Namespace) -> int:
     from taco_llm.supervisor import serve
 
     log = LogArgs(**given(LogArgs, values)).log_config()
-    return serve(engine, gateway, replicas, redis, tls, log)
+    plaintext = PlaintextArgs(**given(PlaintextArgs, values))
+    return serve(engine, gateway, replicas, redis, tls, log, plaintext)
 
 
 def _tls_config(args: TlsArgs, engine: EngineArgs, replicas: ReplicaArgs) -> TlsConfig | None:

@@ -1,3 +1,5 @@
+import tracemalloc
+
 import pytest
 
 from taco_scheduler.kv.block_pool import BlockPool
@@ -43,3 +45,26 @@ def test_free_block_cannot_be_shared() -> None:
 def test_pool_needs_a_block() -> None:
     with pytest.raises(ValueError, match="at least 1"):
         BlockPool(0)
+
+
+def test_blocks_that_were_never_used_cost_no_memory() -> None:
+    tracemalloc.start()
+    try:
+        pool = BlockPool(2**26)
+        assert pool.allocate(3) == [0, 1, 2]
+        assert pool.num_free == 2**26 - 3
+        assert pool.num_owners(2**25) == 0
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 10_000
+
+
+def test_blocks_that_were_used_last_come_before_those_that_never_were() -> None:
+    pool = BlockPool(6)
+    first = pool.allocate(3)
+    assert first is not None
+    pool.release([1, 0])
+    assert pool.allocate(3) == [0, 1, 3]
+    assert pool.allocate(3) is None
+    assert pool.allocate(2) == [4, 5]

@@ -34,6 +34,7 @@ from support.kv_model import (
     pack,
 )
 from support.kv_store import Store
+from taco_scheduler.kv.block_pool import BlockPool
 from taco_scheduler.kv.namespace import CacheNamespace
 
 MAX_SEQUENCES = 6
@@ -43,6 +44,11 @@ token_ids = st.integers(0, 1)  # few, so that sequences meet
 token_lists = st.lists(token_ids, min_size=1, max_size=6).map(tuple)
 prompts = st.builds(lambda zeros, tail: (0,) * zeros + tail, st.integers(0, 12), token_lists)
 picks = st.integers(0, 999)
+
+
+def free_of(pool: BlockPool) -> list[int]:
+    """Each time that a block is free; those that were never used are not on the pool's list."""
+    return [*pool._free, *range(len(pool._references), pool.num_blocks)]
 
 
 class BlockManagerMachine(DiskRules, RuleBasedStateMachine):
@@ -337,7 +343,7 @@ class BlockManagerMachine(DiskRules, RuleBasedStateMachine):
 
     @invariant()
     def every_block_is_in_one_state(self) -> None:
-        free = self.manager._pool._free
+        free = free_of(self.manager._pool)
         assert len(free) == len(set(free))
         assert set(free) == self.free_blocks()
         assert self.manager.num_free_blocks == len(free) + len(self.unpinned())
@@ -347,7 +353,10 @@ class BlockManagerMachine(DiskRules, RuleBasedStateMachine):
     def references_are_owners(self) -> None:
         owners = Counter(block for sequence in self.live for block in sequence.table.blocks)
         owners.update(entry.block for entry in self.cached.values() if entry.block is not None)
-        assert self.manager._pool._references == [owners[block] for block in range(NUM_BLOCKS)]
+        pool = self.manager._pool
+        assert [pool.num_owners(block) for block in range(NUM_BLOCKS)] == [
+            owners[block] for block in range(NUM_BLOCKS)
+        ]
 
     @invariant()
     def host_references_are_owners(self) -> None:
@@ -359,8 +368,9 @@ class BlockManagerMachine(DiskRules, RuleBasedStateMachine):
         assert host._loads == loading
         owners = self.host_copies()
         owners.update(e.host_block for e in self.cached.values() if e.host_block is not None)
-        assert host._pool._references == [owners[block] for block in range(self.num_host_blocks)]
-        free = host._pool._free
+        for block in range(self.num_host_blocks):
+            assert host._pool.num_owners(block) == owners[block]
+        free = free_of(host._pool)
         assert len(free) == len(set(free))
         assert set(free) == set(range(self.num_host_blocks)) - set(owners)
         assert self.manager.num_used_host_blocks == self.num_host_blocks - len(free)
@@ -427,7 +437,7 @@ class BlockManagerMachine(DiskRules, RuleBasedStateMachine):
             assert len(set(blocks)) == needed
             assert self.has_valid_memory(sequence)
             for block in blocks[sequence.num_planned // BLOCK_SIZE :]:
-                assert self.manager._pool._references[block] == 1, "a writable block is shared"
+                assert self.manager._pool.num_owners(block) == 1, "a writable block is shared"
 
     @invariant()
     def hits_are_counted(self) -> None:

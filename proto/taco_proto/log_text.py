@@ -1,0 +1,18 @@
+"""Text from another process, made fit for a line of the log."""
+
+MAX_NAME_CHARS = 128
+MAX_REQUEST_ID_CHARS = 512
+MAX_REASON_CHARS = 2000
+MAX_MODEL_CHARS = 1024
+
+
+def one_line(text: str, max_chars: int = MAX_REASON_CHARS) -> str:
+    """`text` with control characters escaped, so that it forges no line, and cut if it is long."""
+    cut = text[:max_chars]
+    if not cut.isprintable():
+        cut = "".join(c if c.isprintable() else _escaped(c) for c in cut)[:max_chars]
+    return f"{cut}…" if len(text) > max_chars else cut
+
+
+def _escaped(char: str) -> str:
+    return char.encode("unicode_escape").decode("ascii")
