@@ -1,6 +1,7 @@
 """The license server as a process."""
 
 import asyncio
+import ipaddress
 import logging
 import signal
 import socket
@@ -25,7 +26,6 @@ from taco_license.service import LicenseService
 from taco_license.store import DATABASE, Store
 from taco_license.tls import TlsFiles, server_context
 from taco_proto.config import RedisConfig
-from taco_proto.listener import host_port, is_private
 
 logger = logging.getLogger("taco.license")
 
@@ -107,7 +107,7 @@ async def _serve(service: LicenseService, server: uvicorn.Server, listener: sock
     host, port = listener.getsockname()[:2]
     scheme = "http" if server.config.ssl is None else "https"
     logger.info("listening on %s://%s:%d", scheme, f"[{host}]" if ":" in host else host, port)
-    if server.config.ssl is None and not is_private(host_port(host, port)):
+    if server.config.ssl is None and not ipaddress.ip_address(host).is_loopback:
         logger.warning("anyone who reaches this port can take seats: give certificates (--tls-…)")
     await service.ledger.start()
     ticking = asyncio.create_task(_tick(service))
