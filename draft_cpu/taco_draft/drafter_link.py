@@ -57,7 +57,7 @@ class DrafterLink(StreamLink[pb.DrafterMessage, pb.DraftRequest]):
         return pb.DrafterMessage(hello=drafter_info_to_pb(self._runner.info))
 
     def _heartbeat(self) -> pb.DrafterMessage:
-        return pb.DrafterMessage(heartbeat=pb.Heartbeat(steps_done=self.num_answers))
+        return pb.DrafterMessage(heartbeat=pb.Heartbeat())
 
     def _job(self, message: pb.DraftRequest) -> Callable[[], None]:
         return partial(self._serve, draft_request_from_pb(message))

@@ -69,7 +69,6 @@ def submit_to_pb(request: GenerateRequest, now: float) -> pb.Submit:
         cache_salt=request.cache_salt,
         pins=[pb.PrefixPin(num_tokens=p.num_tokens, seconds=p.seconds) for p in request.pins],
         prompt_cache_key=request.prompt_cache_key,
-        traceparent=request.traceparent,
     )
 
 
@@ -94,7 +93,6 @@ def submit_from_pb(message: pb.Submit, now: float) -> GenerateRequest:
         cache_salt=message.cache_salt,
         pins=tuple(PrefixPin(pin.num_tokens, pin.seconds) for pin in message.pins),
         prompt_cache_key=message.prompt_cache_key,
-        traceparent=message.traceparent,
     )
 
 

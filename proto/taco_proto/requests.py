@@ -15,7 +15,6 @@ class FinishReason(enum.IntEnum):
     STOP = 1
     LENGTH = 2
     ABORTED = 3
-    FAILED = 4
 
 
 # Work of this priority or beyond is offline: it runs on what the rest leaves, and gives way to it.
@@ -97,7 +96,6 @@ class GenerateRequest:
     cache_salt: str = ""
     pins: tuple[PrefixPin, ...] = ()
     prompt_cache_key: str = ""
-    traceparent: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

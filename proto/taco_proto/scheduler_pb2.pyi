@@ -13,7 +13,6 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     STOP: _ClassVar[FinishReason]
     LENGTH: _ClassVar[FinishReason]
     ABORTED: _ClassVar[FinishReason]
-    FAILED: _ClassVar[FinishReason]
 
 class LicenseState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -29,7 +28,6 @@ RUNNING: FinishReason
 STOP: FinishReason
 LENGTH: FinishReason
 ABORTED: FinishReason
-FAILED: FinishReason
 LICENSED: LicenseState
 LICENSE_ASKED: LicenseState
 UNLICENSED: LicenseState
@@ -101,7 +99,7 @@ class Sampling(_message.Message):
     def __init__(self, n: _Optional[int] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., no_repeat_ngram_size: _Optional[int] = ..., logit_bias_token_ids: _Optional[_Iterable[int]] = ..., logit_bias_values: _Optional[_Iterable[float]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., num_bad_word_tokens: _Optional[_Iterable[int]] = ..., bad_word_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("handle", "request_id", "token_ids", "emitted_token_ids", "sampling", "priority", "adapter", "cache_salt", "traceparent", "tenant", "pins", "prompt_cache_key", "has_paid", "timeout_seconds", "finished_indexes")
+    __slots__ = ("handle", "request_id", "token_ids", "emitted_token_ids", "sampling", "priority", "adapter", "cache_salt", "tenant", "pins", "prompt_cache_key", "has_paid", "timeout_seconds", "finished_indexes")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -110,7 +108,6 @@ class Submit(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
-    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     PINS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_CACHE_KEY_FIELD_NUMBER: _ClassVar[int]
@@ -125,14 +122,13 @@ class Submit(_message.Message):
     priority: int
     adapter: str
     cache_salt: str
-    traceparent: str
     tenant: Tenant
     pins: _containers.RepeatedCompositeFieldContainer[PrefixPin]
     prompt_cache_key: str
     has_paid: bool
     timeout_seconds: float
     finished_indexes: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., token_ids: _Optional[bytes] = ..., emitted_token_ids: _Optional[_Iterable[bytes]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., priority: _Optional[int] = ..., adapter: _Optional[str] = ..., cache_salt: _Optional[str] = ..., traceparent: _Optional[str] = ..., tenant: _Optional[_Union[Tenant, _Mapping]] = ..., pins: _Optional[_Iterable[_Union[PrefixPin, _Mapping]]] = ..., prompt_cache_key: _Optional[str] = ..., has_paid: _Optional[bool] = ..., timeout_seconds: _Optional[float] = ..., finished_indexes: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., token_ids: _Optional[bytes] = ..., emitted_token_ids: _Optional[_Iterable[bytes]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., priority: _Optional[int] = ..., adapter: _Optional[str] = ..., cache_salt: _Optional[str] = ..., tenant: _Optional[_Union[Tenant, _Mapping]] = ..., pins: _Optional[_Iterable[_Union[PrefixPin, _Mapping]]] = ..., prompt_cache_key: _Optional[str] = ..., has_paid: _Optional[bool] = ..., timeout_seconds: _Optional[float] = ..., finished_indexes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PrefixPin(_message.Message):
     __slots__ = ("num_tokens", "seconds")
@@ -319,12 +315,10 @@ class WorkerHello(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., name: _Optional[str] = ..., model: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_logprobs: _Optional[int] = ..., default_sampling: _Optional[_Mapping[str, float]] = ..., max_draft_tokens: _Optional[int] = ..., drafts_itself: _Optional[bool] = ..., num_host_blocks: _Optional[int] = ..., num_disk_blocks: _Optional[int] = ..., license: _Optional[_Union[WorkerLicense, _Mapping]] = ..., max_num_batched_tokens: _Optional[int] = ..., needs_history: _Optional[bool] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("steps_done", "license")
-    STEPS_DONE_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("license",)
     LICENSE_FIELD_NUMBER: _ClassVar[int]
-    steps_done: int
     license: WorkerLicense
-    def __init__(self, steps_done: _Optional[int] = ..., license: _Optional[_Union[WorkerLicense, _Mapping]] = ...) -> None: ...
+    def __init__(self, license: _Optional[_Union[WorkerLicense, _Mapping]] = ...) -> None: ...
 
 class WorkerLicense(_message.Message):
     __slots__ = ("state", "reason")

@@ -123,7 +123,6 @@ def test_submit(params: SamplingParams, prompt: bytes, handle: int) -> None:
         cache_salt="c",
         pins=(PrefixPin(7, 300.0), PrefixPin(3, 0.1)),
         prompt_cache_key="d",
-        traceparent="e",
     )
     wire = convert.submit_to_pb(request, 4.0).SerializeToString()
     # The receiver's clock has another origin: what remains is the same.

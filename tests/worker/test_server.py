@@ -132,7 +132,7 @@ async def test_the_heart_beats_while_a_step_runs_and_leaving_takes_until_the_sch
         await asyncio.to_thread(worker.step_begun.wait)
         while not scheduler.heartbeats.empty():
             scheduler.heartbeats.get_nowait()
-        assert (await soon(scheduler.heartbeats.get())).steps_done == 0
+        await soon(scheduler.heartbeats.get())  # while the step runs
         scheduler.lets_leave = False
         stop.set()
         await soon(scheduler.leavings.get())

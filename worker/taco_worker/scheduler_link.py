@@ -84,7 +84,7 @@ class SchedulerLink(StreamLink[pb.WorkerMessage, pb.WorkerCommand]):
 
     def _heartbeat(self) -> pb.WorkerMessage:
         license_ = worker_license_to_pb(self._license())
-        heartbeat = pb.Heartbeat(steps_done=self.num_answers, license=license_)
+        heartbeat = pb.Heartbeat(license=license_)
         return pb.WorkerMessage(heartbeat=heartbeat)
 
     def _license(self) -> WorkerLicense:

@@ -42,7 +42,6 @@ class StreamLink(ABC, Generic[Up, Down]):
         is_used: whether a request came down.
         is_attached: whether the scheduler has taken the process in.
         was_attached: whether it has ever, over this link.
-        num_answers: answers that were handed over for the way up.
         failure: why the process cannot go on, once the stream has ended; empty otherwise.
         final_codes: statuses with which the scheduler refuses the process for good.
     """
@@ -53,7 +52,6 @@ class StreamLink(ABC, Generic[Up, Down]):
         self.is_used = False
         self.is_attached = False
         self.was_attached = False
-        self.num_answers = 0
         self.failure = ""
         self._address = address
         # Whoever reaches a Unix socket may; a worker has the files for its license server then.
@@ -95,7 +93,6 @@ class StreamLink(ABC, Generic[Up, Down]):
 
     def _answer(self, message: Up, failure: str = "") -> None:
         """Send an answer, the last one if there is a `failure`; called in any thread."""
-        self.num_answers += 1
         self.failure = failure
         self._tell(message)
         if failure:

@@ -17,7 +17,6 @@ _FINISH_REASONS = {
     FinishReason.STOP: "stop",
     FinishReason.LENGTH: "length",
     FinishReason.ABORTED: "abort",
-    FinishReason.FAILED: "abort",
 }
 
 

@@ -245,7 +245,6 @@ class TextEngine:
         deadline: float | None = None,
         tenant: Tenant = ANYBODY,
         adapter: str = "",
-        traceparent: str = "",
         clamp_max_tokens: bool = False,
         sum_logprobs: bool = False,
     ) -> AsyncGenerator[TextUpdate, None]:
@@ -306,7 +305,6 @@ class TextEngine:
             cache_salt=cache_salt,
             pins=tuple(pins),
             prompt_cache_key=prompt_cache_key,
-            traceparent=traceparent,
         )
         if ranks:
             return self._best(request, prompt_token_ids, params, info)
