@@ -14,7 +14,7 @@ from taco_gateway.engine.engine_client import EngineClient
 from taco_gateway.errors import install_error_handlers
 from taco_gateway.gateway import Gateway
 from taco_gateway.http.middleware import RequestContextMiddleware
-from taco_gateway.routes import chat, completions, health, metrics, models, tokenize
+from taco_gateway.routes import chat, completions, health, metrics, models, openapi, tokenize
 from taco_gateway.text.tokenizer import Tokenizer
 from taco_proto.config import GatewayConfig
 from taco_proto.errors import ConfigurationError
@@ -25,6 +25,7 @@ ROUTERS = (
     models.router,
     health.router,
     tokenize.router,
+    openapi.router,
 )
 
 

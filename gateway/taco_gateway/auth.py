@@ -25,6 +25,11 @@ def public(endpoint: Endpoint) -> Endpoint:
     return endpoint
 
 
+def is_public(endpoint: object) -> bool:
+    """Whether an endpoint answers without a key."""
+    return getattr(endpoint, _PUBLIC_MARK, False)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiKey:
     """What the owner of a key may have. It does not hold the key.
@@ -132,7 +137,7 @@ class Authenticator:
         self._keys = keys
 
     async def __call__(self, request: Request) -> None:
-        if getattr(request.scope["endpoint"], _PUBLIC_MARK, False):
+        if is_public(request.scope["endpoint"]):
             return
         if not self._keys.is_known:
             raise ApiError(503, "The API keys are not known yet.")

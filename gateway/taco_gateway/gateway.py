@@ -44,6 +44,7 @@ class Gateway:
         keys: who may use it.
         created: when this process began to serve, in seconds since the epoch.
         draining: no new requests are taken.
+        openapi: the description of the routes, once somebody has asked for it.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Gateway:
             self.reload_keys()
         self.created = int(time.time())
         self.draining = False
+        self.openapi: dict[str, Any] | None = None
 
     @property
     def model_names(self) -> tuple[str, ...]:
