@@ -71,7 +71,8 @@ def read_command_line() -> Iterator[tuple[str, str, str]]:
         for action in subparser._actions:
             help_text = _one_line(action.help or "")
             name = next((flag for flag in action.option_strings if flag.startswith("--")), "")
-            if not name or name in seen or name == "--help" or help_text.startswith("No effect"):
+            has_no_effect = help_text.startswith(("No effect", "Not available"))
+            if not name or name in seen or name == "--help" or has_no_effect:
                 continue
             seen.add(name)
             yield "option", name, help_text

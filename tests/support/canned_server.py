@@ -28,13 +28,21 @@ def refusal(status: int, body: bytes) -> bytes:
 class CannedServer:
     """Sends `answer`, bytes as they go over the wire, and closes; None: sends nothing, ever.
 
+    With `stays_open` it does not close the connection behind the answer.
+
     Attributes:
         requests: the bodies that were posted, parsed.
         headers: the headers of each.
         url: where it listens.
     """
 
-    def __init__(self, answer: bytes | None, models: bytes = b'{"data": [{"id": "m"}]}') -> None:
+    def __init__(
+        self,
+        answer: bytes | None,
+        models: bytes = b'{"data": [{"id": "m"}]}',
+        *,
+        stays_open: bool = False,
+    ) -> None:
         self.requests: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self._leave = threading.Event()
@@ -50,10 +58,10 @@ class CannedServer:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 outer.requests.append(json.loads(body))
                 outer.headers.append(dict(self.headers))
-                if answer is None:
-                    outer._leave.wait()
-                else:
+                if answer is not None:
                     self.wfile.write(answer)
+                if answer is None or stays_open:
+                    outer._leave.wait()
 
             def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
                 pass

@@ -27,6 +27,7 @@ from taco_proto.errors import ConfigurationError
 
 COMMANDS = (
     *("serve", "gateway", "scheduler", "worker", "draft-worker", "version"),
+    *("chat", "complete"),
     *("bench serve", "bench throughput", "bench latency"),
     *("keys add n", "keys list", "keys revoke n", "keys import f"),
     *("certificates init d", "certificates issue d worker"),

@@ -1,15 +1,20 @@
 """The `taco_llm` command."""
 
+import argparse
 import logging
 import os
 import signal
 import sys
 from collections.abc import Sequence
 from types import FrameType
+from typing import Any
 
+import taco_llm
 from taco_llm.cli import (
     bench,
     certificates,
+    chat,
+    complete,
     draft_worker,
     gateway,
     keys,
@@ -25,8 +30,12 @@ from taco_proto.logging import configure_logging, escape, logs_json
 
 LOGGER = logging.getLogger("taco.cli")
 
+INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+
 _COMMANDS = (
     serve,
+    chat,
+    complete,
     gateway,
     scheduler,
     worker,
@@ -45,6 +54,12 @@ def build_parser() -> Parser:
         prog="taco_llm",
         description="TACO serves large language models: an OpenAI-compatible gateway, a scheduler "
         "and workers.",
+    )
+    parser.add_argument(
+        "--version",
+        action=_PrintVersion,
+        nargs=0,
+        help="Print the version of TACO and exit.",
     )
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for command in _COMMANDS:
@@ -71,10 +86,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             print(f"{parser.prog}: error: {escape(str(error))}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return INTERRUPTED
     except BrokenPipeError:
         # Who read the output has seen enough (`| head`). Python would flush the rest at its exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+
+
+class _PrintVersion(argparse.Action):
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        print(taco_llm.__version__)
+        parser.exit()
 
 
 def _end(number: int, frame: FrameType | None) -> None:

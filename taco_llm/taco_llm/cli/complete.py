@@ -1,0 +1,32 @@
+"""`taco_llm complete`: completions of a server, in the terminal."""
+
+import argparse
+
+from taco_llm.cli.options import Subparsers, collect
+from taco_llm.client.client_args import ClientArgs
+from taco_llm.flags import add_flags, given
+from taco_llm.parser import Parser
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser(
+        "complete",
+        usage="taco_llm complete [TEXT] [options]",
+        help="Let a running server continue a text.",
+        description="Sends texts to a running server and prints how the model continues them. With "
+        "TEXT it asks once and ends; without it reads texts from the terminal, or one from each "
+        "line of a pipe.",
+    )
+    parser.add_argument("text", metavar="TEXT", nargs="?", help="The text to continue, once.")
+    add_flags(parser, "server and answers", ClientArgs)
+    parser.set_defaults(run=run, parser=parser)
+
+
+def run(parser: Parser, namespace: argparse.Namespace) -> int:
+    values = collect(parser, namespace)
+    args = ClientArgs(**given(ClientArgs, values))
+
+    from taco_llm.client.prompt_loop import Completions, connect, run_prompts
+
+    client, model = connect(args)
+    return run_prompts(Completions(client, model, args), model, values.get("text"))

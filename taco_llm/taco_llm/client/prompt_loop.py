@@ -1,0 +1,158 @@
+"""Reads prompts from the terminal or a pipe and prints the answers as they come."""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, suppress
+from typing import Any, Protocol
+
+from taco_llm.client.client_args import ClientArgs
+from taco_llm.client.streaming import Choices, RequestFailedError, StreamingClient
+from taco_proto.errors import ConfigurationError
+from taco_proto.logging import escape
+
+FAILED = 1
+_HELP = "Ctrl-C stops an answer, /clear starts a new conversation, Ctrl-D or /exit ends."
+
+
+class Session(Protocol):
+    """What the prompts are for."""
+
+    def ask(self, prompt: str) -> bool:
+        """Prints the answer; returns whether it is whole, or else was interrupted.
+
+        Raises:
+            RequestFailedError: there was no answer. The session is as before.
+        """
+
+    def clear(self) -> None:
+        """Forgets all prompts and answers."""
+
+
+class Conversation:
+    """A chat: each prompt follows those before it."""
+
+    def __init__(
+        self, client: StreamingClient, model: str, args: ClientArgs, system_prompt: str | None
+    ) -> None:
+        self._client = client
+        self._request = {"model": model, **args.options()}
+        self._start: list[dict[str, str]] = []
+        if system_prompt is not None:
+            self._start.append({"role": "system", "content": system_prompt})
+        self._messages = list(self._start)
+
+    def ask(self, prompt: str) -> bool:
+        """As `Session`. The model sees what it wrote of an interrupted answer."""
+        messages = [*self._messages, {"role": "user", "content": prompt}]
+        body = {**self._request, "messages": messages}
+        choices = self._client.stream("/chat/completions", body)
+        answer, is_whole = print_answer(choices, lambda choice: choice["delta"].get("content"))
+        self._messages = [*messages, {"role": "assistant", "content": answer}]
+        return is_whole
+
+    def clear(self) -> None:
+        self._messages = list(self._start)
+
+
+class Completions:
+    """Texts to continue, each by itself."""
+
+    def __init__(self, client: StreamingClient, model: str, args: ClientArgs) -> None:
+        self._client = client
+        self._request = {"model": model, **args.options()}
+
+    def ask(self, prompt: str) -> bool:
+        choices = self._client.stream("/completions", {**self._request, "prompt": prompt})
+        return print_answer(choices, lambda choice: choice["text"])[1]
+
+    def clear(self) -> None:
+        """There is nothing to forget."""
+
+
+def connect(args: ClientArgs) -> tuple[StreamingClient, str]:
+    """The client of the server, and the name of its model.
+
+    Raises:
+        ConfigurationError: the server cannot be reached or lists no model.
+    """
+    client = StreamingClient(args.url, args.key)
+    try:
+        return client, args.model_name or client.first_model()
+    except RequestFailedError as error:
+        raise ConfigurationError(str(error)) from None
+
+
+def run_prompts(session: Session, model: str, prompt: str | None) -> int:
+    """Answers `prompt`, or without one each line of the standard input; returns the exit code.
+
+    Raises:
+        KeyboardInterrupt: it was interrupted, and nobody is at a terminal to ask on.
+    """
+    is_terminal = prompt is None and sys.stdin.isatty()
+    if is_terminal:
+        with suppress(ImportError):
+            import readline  # noqa: F401, gives input() editing and a history
+        print(f"Asking {model}. {_HELP}", file=sys.stderr)
+    code = 0
+    for line in _lines(is_terminal) if prompt is None else [prompt]:
+        if line == "/exit":
+            break
+        if line == "/clear":
+            session.clear()
+            continue
+        try:
+            if line and not session.ask(line) and not is_terminal:
+                raise KeyboardInterrupt
+        except RequestFailedError as error:
+            print(f"error: {escape(str(error))}", file=sys.stderr)
+            code = 0 if is_terminal else FAILED
+    return code
+
+
+def print_answer(
+    choices: Choices, text_of: Callable[[Mapping[str, Any]], str | None]
+) -> tuple[str, bool]:
+    """Prints the text of a stream as it comes; Ctrl-C ends the stream.
+
+    Returns:
+        The text, and whether it was not interrupted.
+    """
+    is_terminal = sys.stdout.isatty()
+    answer, note = "", ""
+    try:
+        with closing(choices):
+            for choice in choices:
+                piece = text_of(choice) or ""
+                answer += piece
+                print(_printable(piece) if is_terminal else piece, end="", flush=True)
+                if choice.get("finish_reason") == "length":
+                    note = "the length limit"
+    except KeyboardInterrupt:
+        note = "interrupted"
+    finally:
+        print(flush=True)
+    if note:
+        print(f"[the answer ends here: {note}]", file=sys.stderr)
+    return answer, note != "interrupted"
+
+
+def _printable(text: str) -> str:
+    """`text` without the control characters that would steer a terminal."""
+    return "".join(char for char in text if char in "\n\t" or char.isprintable())
+
+
+def _lines(is_terminal: bool) -> Iterator[str]:
+    """The prompts, without the spaces around them."""
+    while True:
+        try:
+            line = input("> " if is_terminal else "")
+        except EOFError:
+            if is_terminal:
+                print()
+            return
+        except KeyboardInterrupt:
+            if not is_terminal:
+                raise
+            print(f"\n{_HELP}", file=sys.stderr)
+            continue
+        yield line.strip()

@@ -1,0 +1,137 @@
+"""Asks an OpenAI-compatible server and reads its streamed answer, with the standard library."""
+
+import http.client
+import json
+from collections.abc import Generator, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from taco_proto.errors import ConfigurationError
+
+CONNECT_SECONDS = 10.0
+_LIST_SECONDS = 30.0
+
+Choices = Generator[Mapping[str, Any], None, None]
+
+
+class RequestFailedError(Exception):
+    """The server could not be reached, or did not answer the request. The message is one line."""
+
+
+class StreamingClient:
+    """One OpenAI-compatible server.
+
+    Args:
+        url: with or without the path /v1.
+
+    Raises:
+        ConfigurationError: `url` is not an http or https URL.
+    """
+
+    def __init__(self, url: str, api_key: str | None) -> None:
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+        except ValueError as error:
+            raise ConfigurationError(f"{url!r} is not a URL: {error}") from None
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigurationError(f"{url!r} is not an http or https URL")
+        self._is_https = parts.scheme == "https"
+        self._host, self._port = parts.hostname, port
+        self._path = parts.path.rstrip("/") or "/v1"
+        self.url = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{self._path}"
+        self._headers = {"Content-Type": "application/json"}
+        if api_key is not None:
+            self._headers["Authorization"] = f"Bearer {api_key}"
+
+    def first_model(self) -> str:
+        """The name of the first model that the server lists.
+
+        Raises:
+            RequestFailedError: the server cannot be reached, refuses, or lists no model.
+        """
+        connection = self._connect()
+        try:
+            response = self._send(connection, "GET", "/models", None, _LIST_SECONDS)
+            models = json.loads(response.read())["data"]
+            return str(models[0]["id"])
+        except (OSError, http.client.HTTPException) as error:
+            raise self._broken(error) from None
+        except (ValueError, LookupError, TypeError):
+            raise RequestFailedError(f"{self.url}/models lists no model") from None
+        finally:
+            connection.close()
+
+    def stream(self, path: str, body: Mapping[str, Any]) -> Choices:
+        """The first choice of each event of a streamed answer.
+
+        Closing the iterator closes the connection, and so ends the request on the server.
+
+        Raises:
+            RequestFailedError: the server cannot be reached, refuses, or breaks off.
+        """
+        connection = self._connect()
+        try:
+            message = json.dumps({**body, "stream": True}).encode()
+            # The first token may be far behind a queue: only the user ends the wait.
+            for line in self._send(connection, "POST", path, message, None):
+                name, _, value = line.strip().partition(b":")
+                if name != b"data":
+                    continue
+                if value.strip() == b"[DONE]":
+                    return
+                event = json.loads(value)
+                if "error" in event:
+                    raise RequestFailedError(_message(event))
+                if event.get("choices"):
+                    yield event["choices"][0]
+            raise RequestFailedError(f"{self.url} broke the answer off")
+        except (OSError, http.client.HTTPException) as error:
+            raise self._broken(error) from None
+        except (ValueError, LookupError, TypeError, AttributeError):
+            raise RequestFailedError(f"{self.url} does not answer as OpenAI's API does") from None
+        finally:
+            connection.close()
+
+    def _connect(self) -> http.client.HTTPConnection:
+        kind = http.client.HTTPSConnection if self._is_https else http.client.HTTPConnection
+        connection = kind(self._host, self._port, timeout=CONNECT_SECONDS)
+        try:
+            connection.connect()
+        except OSError as error:
+            raise RequestFailedError(
+                f"cannot reach {self.url}: {error.strerror or error}. Start a server with "
+                "`taco_llm serve`, or name one with --url"
+            ) from None
+        return connection
+
+    def _send(
+        self,
+        connection: http.client.HTTPConnection,
+        method: str,
+        path: str,
+        body: bytes | None,
+        seconds: float | None,
+    ) -> http.client.HTTPResponse:
+        """Raises RequestFailedError for an answer with an error status."""
+        connection.sock.settimeout(seconds)
+        connection.request(method, self._path + path, body, self._headers)
+        response = connection.getresponse()
+        if response.status == http.client.OK:
+            return response
+        try:
+            reason = _message(json.loads(response.read()))
+        except ValueError:
+            reason = response.reason
+        raise RequestFailedError(f"{self.url}{path} answered {response.status}: {reason}")
+
+    def _broken(self, error: Exception) -> RequestFailedError:
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        return RequestFailedError(f"the connection to {self.url} failed: {reason}")
+
+
+def _message(answer: Any) -> str:
+    """The text of an error in OpenAI's form, or in whatever form it is, on one line."""
+    error = answer.get("error", answer) if isinstance(answer, dict) else answer
+    text = error.get("message", error) if isinstance(error, dict) else error
+    return " ".join(str(text).split())
