@@ -82,7 +82,16 @@ async def test_complete_takes_text_or_token_ids_and_every_parameter(
 ) -> None:
     engine, channel = await connect(replay(words(tokenizer, "lazy dog")))
     stub = InferenceStub(channel)
-    sampling = pb.TextSampling(n=2, temperature=0, max_tokens=3, stop=["dog"], seed=-5, top_k=7)
+    sampling = pb.TextSampling(
+        n=2,
+        temperature=0,
+        max_tokens=3,
+        stop=["dog"],
+        seed=-5,
+        top_k=7,
+        allowed_token_ids=[5, 6],
+        bad_words=["fox"],
+    )
     async for _ in stub.Complete(pb.CompleteRequest(text="the", sampling=sampling)):
         pass
     async for _ in stub.Complete(pb.CompleteRequest(token_ids=pb.TokenIds(ids=[5, 6, 7]))):
@@ -90,6 +99,8 @@ async def test_complete_takes_text_or_token_ids_and_every_parameter(
     first, second = engine.requests
     assert prompt_of(first) == words(tokenizer, "the")
     given = first.sampling
+    assert given.allowed_token_ids == (5, 6)
+    assert given.bad_words_token_ids
     assert (given.n, given.temperature, given.max_tokens, given.top_k) == (2, 0.0, 3, 7)
     assert (given.seed, given.stop) == (-5, ("dog",))
     assert prompt_of(second) == [5, 6, 7]

@@ -15,9 +15,7 @@ Prompt = str | TokenIds
 
 
 class CompletionRequest(GenerationRequest):
-    """`prompt` is a string, a list of strings, a list of token ids, or a list of those."""
-
-    prompt: Any
+    prompt: Any = Field(description="list of strings, token ids or lists of token ids")
     echo: bool = False
     logprobs: int | None = Field(default=None, ge=0)
 

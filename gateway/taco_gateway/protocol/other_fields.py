@@ -4,7 +4,7 @@ A field that would change the answer is rejected by name, unless its value asks 
 that changes no answer is accepted and has no effect, like every field that nobody knows.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 from taco_proto.errors import InvalidParameterError
@@ -62,6 +62,9 @@ REJECTED: Mapping[str, tuple[object, ...]] = {
     "vllm_xargs": _EMPTY,
 }
 
+# Those of them that change what a conversation's prompt is.
+PROMPT_FIELDS = frozenset({"tools", "documents", "chat_template", "mm_processor_kwargs"})
+
 # Known fields that change no answer here, and why.
 ACCEPTED: Mapping[str, str] = {
     "user": "names the client's user",
@@ -81,15 +84,16 @@ ACCEPTED: Mapping[str, str] = {
 }
 
 
-def check_other_fields(given: Mapping[str, Any]) -> None:
+def check_other_fields(given: Mapping[str, Any], names: Set[str] = REJECTED.keys()) -> None:
     """
     Args:
         given: the fields of a body that are not null.
+        names: the fields to look for.
 
     Raises:
         InvalidParameterError: a field asks for a feature that does not exist.
     """
-    for name in REJECTED.keys() & given.keys():
+    for name in given.keys() & names:
         if given[name] not in REJECTED[name]:
             raise InvalidParameterError(
                 f"{name} is not supported by this server.", name, "unsupported_parameter"

@@ -3,13 +3,12 @@
 from collections.abc import Mapping
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from taco_gateway.protocol.conversation import Conversation
+from taco_gateway.protocol.other_fields import PROMPT_FIELDS, check_other_fields
+from taco_gateway.protocol.template_kwargs import bounded_kwargs
 from taco_gateway.protocol.token_ids import MAX_TOKEN_ID, is_token_ids
-from taco_proto.errors import InvalidParameterError
-
-_UNSUPPORTED = ("tools", "documents", "chat_template", "mm_processor_kwargs")
 
 
 class _TokenizerRequest(BaseModel):
@@ -44,17 +43,18 @@ class TokenizeChatRequest(Conversation, _TokenizerRequest):
         InvalidParameterError: a field that would change the tokens, and is not supported.
         pydantic.ValidationError: a value of the wrong type.
         """
-        for name in _UNSUPPORTED:
-            if body.get(name):
-                message = f"{name} is not supported by this server."
-                raise InvalidParameterError(message, name, "unsupported_parameter")
-        return super().from_body(body)
+        given = {name: value for name, value in body.items() if value is not None}
+        check_other_fields(given, PROMPT_FIELDS)
+        return super().from_body(given)
+
+    @field_validator("chat_template_kwargs", mode="before")
+    @classmethod
+    def _bounded(cls, value: object) -> object:
+        return bounded_kwargs(value) if isinstance(value, dict) else value
 
 
 class DetokenizeRequest(_TokenizerRequest):
-    """`tokens` is a list of token ids."""
-
-    tokens: Any
+    tokens: Any = Field(description="list of token ids")
 
     @field_validator("tokens")
     @classmethod

@@ -1,0 +1,202 @@
+"""Each field of each route does what docs/request-fields.md says, on the running application."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.checkpoints import save_tokenizer
+from support.gateway_app import App, build_app
+from support.request_fields import (
+    CHAT,
+    COMPLETIONS,
+    DETOKENIZE,
+    HONOURED,
+    PAGE,
+    REJECTED_HERE,
+    ROUTES,
+    TOKENIZE,
+    RequestField,
+    fields_page,
+    request_fields,
+)
+from support.scripted_engine import Step
+from taco_gateway.engine.engine_client import SequenceUpdate
+from taco_gateway.protocol.other_fields import REJECTED
+from taco_gateway.text.tokenizer_files import load_tokenizer
+from taco_proto.config import ModelConfig
+from taco_proto.logprobs import LogprobColumns
+from taco_proto.requests import FinishReason, GenerateRequest
+
+TURNS = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "The"}]
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}{{ tone }}{{ reasoning_effort }}"
+)
+MINIMAL: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": TURNS, "seed": 1},
+    COMPLETIONS: {"prompt": "hi", "seed": 1},
+    TOKENIZE: {"messages": TURNS},
+    DETOKENIZE: {"tokens": [5, 6]},
+}
+CONTINUED = {"add_generation_prompt": False, "continue_final_message": True}
+
+# A value of each field, which changes the answer or what the engine is asked for.
+VALUES: dict[str, Any] = {
+    "add_generation_prompt": False,
+    "add_special_tokens": False,
+    "allowed_token_ids": [50, 51],
+    "bad_words": ["fox"],
+    "best_of": 2,
+    "cache_control": {"type": "ephemeral"},
+    "cache_salt": "salt",
+    "chat_template_kwargs": {"tone": "calm"},
+    "continue_final_message": True,
+    "detokenize": False,
+    "echo": True,
+    "frequency_penalty": 0.5,
+    "ignore_eos": True,
+    "include_stop_str_in_output": True,
+    "logit_bias": {"5": 1.0},
+    "logprobs": 1,
+    "max_completion_tokens": 1,
+    "max_tokens": 1,
+    "messages": [{"role": "user", "content": "bye"}],
+    "min_p": 0.1,
+    "min_tokens": 1,
+    "model": "no-such-model",
+    "n": 2,
+    "no_repeat_ngram_size": 3,
+    "presence_penalty": 0.5,
+    "priority": 3,
+    "prompt": "bye",
+    "prompt_cache_key": "key",
+    "prompt_cache_retention": "24h",
+    "prompt_logprobs": 0,
+    "reasoning_effort": "low",
+    "repetition_penalty": 1.5,
+    "return_token_ids": True,
+    "return_token_strs": True,
+    "return_tokens_as_token_ids": True,
+    "seed": 2,
+    "skip_special_tokens": False,
+    "spaces_between_special_tokens": False,
+    "stop": ["fox"],
+    "stop_token_ids": [50],
+    "stream": True,
+    "stream_options": {"include_usage": True},
+    "stream_options.continuous_usage_stats": True,
+    "stream_options.include_usage": True,
+    "temperature": 0.5,
+    "tokens": [7],
+    "top_k": 3,
+    "top_logprobs": 1,
+    "top_p": 0.5,
+    "truncate_prompt_tokens": 1,
+}
+# What must stand beside a field, on a route or on all.
+BESIDE: dict[str | tuple[str, str], dict[str, Any]] = {
+    "stream_options": {"stream": True},
+    "stream_options.continuous_usage_stats": {"stream": True},
+    "stream_options.include_usage": {"stream": True},
+    "top_logprobs": {"logprobs": True},
+    "continue_final_message": {"add_generation_prompt": False},
+    ("echo", CHAT): CONTINUED,
+    ("return_tokens_as_token_ids", CHAT): {"logprobs": True},
+    ("return_tokens_as_token_ids", COMPLETIONS): {"logprobs": 0},
+    ("add_special_tokens", CHAT): {"add_special_tokens": True},
+}
+ON_ROUTE: dict[tuple[str, str], Any] = {
+    ("logprobs", CHAT): True,
+    ("add_special_tokens", TOKENIZE): True,
+}
+ANYTHING: list[Any] = ["x", 7, 0.25, True, ["x"], {"x": 1}]
+
+
+def answers(request: GenerateRequest) -> list[Step]:
+    """Two tokens for each sequence, with what was asked for of log probabilities."""
+    sampling = request.sampling
+    steps: list[Step] = []
+    assert sampling.max_tokens is not None
+    prompt = None
+    if sampling.prompt_logprobs is not None:
+        prompt = LogprobColumns()
+        for _ in range(len(request.token_ids) // 4 - 1):
+            prompt.append_row([50], [-1.0], [1])
+        steps.append(SequenceUpdate(0, [], prompt_logprobs=prompt))
+    for index in range(sampling.n):
+        ids = [50, 51][: sampling.max_tokens]
+        rows = None
+        if sampling.logprobs is not None:
+            width = 1 + sampling.logprobs
+            count = width * len(ids)
+            rows = LogprobColumns([width] * len(ids), [50] * count, [-1.0] * count, [1] * count)
+        steps.append(SequenceUpdate(index, ids, FinishReason.LENGTH, logprobs=rows))
+    return steps
+
+
+@pytest.fixture(scope="module")
+def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[App]:
+    path: Path = tmp_path_factory.mktemp("tokenizer")
+    save_tokenizer(path, add_bos=True)
+    app = build_app(answers, load_tokenizer(ModelConfig(model=str(path))), chat_template=TEMPLATE)
+    yield app
+    app.gateway.engine.close()
+
+
+async def outcome(app: App, route: str, body: dict[str, Any]) -> tuple[int, str, Any]:
+    """The status, the answer but for what differs each time, and what the engine was asked."""
+    app.engine.streams.clear()
+    response = await app.http.post(route, json=body)
+    text = response.text
+    asked = [replace(request, request_id="", deadline=None) for request in app.engine.requests]
+    if response.headers["content-type"] == "application/json":
+        answer = response.json()
+        kept = {name: answer[name] for name in answer if name not in ("id", "created")}
+        return response.status_code, str(kept), asked
+    return response.status_code, text.split('"choices":', 1)[1], asked
+
+
+def with_field(body: dict[str, Any], name: str, value: Any) -> dict[str, Any]:
+    outer, _, inner = name.partition(".")
+    return {**body, outer: {inner: value} if inner else value}
+
+
+@pytest.mark.parametrize("field", request_fields(), ids=lambda field: field.name)
+async def test_a_field_does_what_the_table_says(app: App, field: RequestField) -> None:
+    for route in ROUTES:
+        await check_field(app, field, route)
+
+
+async def check_field(app: App, field: RequestField, route: str) -> None:
+    name, state = field.name, field.states[route]
+    body = MINIMAL[route] | BESIDE.get(name, {}) | BESIDE.get((name, route), {})
+    if state == HONOURED:
+        if name == "prompt" and route == TOKENIZE:
+            body = {"prompt": "hi"}
+        before = await outcome(app, route, body)
+        assert before[0] == 200, before
+        value = ON_ROUTE.get((name, route), VALUES[name])
+        after = await outcome(app, route, with_field(body, name, value))
+        assert after[0] == (404 if name == "model" else 200), after
+        assert after[1:] != before[1:]
+        return
+    body = MINIMAL[route]
+    before = await outcome(app, route, body)
+    for value in (*ANYTHING, *REJECTED.get(name, ())):
+        after = await outcome(app, route, with_field(body, name, value))
+        if state == REJECTED_HERE and value not in REJECTED[name]:
+            error = (await app.http.post(route, json=with_field(body, name, value))).json()
+            assert after[0] == 400
+            assert not app.engine.requests
+            assert error["error"]["param"] == name
+            assert error["error"]["code"] == "unsupported_parameter"
+        else:
+            assert after == before
+
+
+def test_the_page_is_written_from_the_schemas() -> None:
+    hint = "run `python -m support.request_fields` in tests/"
+    assert PAGE.read_text() == fields_page(), hint

@@ -1,0 +1,175 @@
+"""Every known field of a request, and what each route does with it, from the schemas themselves.
+
+`python -m support.request_fields` in tests/ writes the page docs/request-fields.md from them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from taco_gateway.protocol.chat import ChatCompletionRequest
+from taco_gateway.protocol.completions import CompletionRequest
+from taco_gateway.protocol.generation import StreamOptions
+from taco_gateway.protocol.other_fields import ACCEPTED, PROMPT_FIELDS, REJECTED
+from taco_gateway.protocol.tokenize import (
+    DetokenizeRequest,
+    TokenizeChatRequest,
+    TokenizeTextRequest,
+)
+
+PAGE = Path(__file__).parents[2] / "docs" / "request-fields.md"
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
+
+# The request schemas of each route: a body is of one of them.
+ROUTES: dict[str, tuple[type[BaseModel], ...]] = {
+    CHAT: (ChatCompletionRequest,),
+    COMPLETIONS: (CompletionRequest,),
+    TOKENIZE: (TokenizeTextRequest, TokenizeChatRequest),
+    DETOKENIZE: (DetokenizeRequest,),
+}
+HONOURED, REJECTED_HERE, ACCEPTED_HERE, UNKNOWN = "honoured", "400", "no effect", "unknown"
+_REJECTED_BY = {TOKENIZE: PROMPT_FIELDS}
+_GENERATES = (CHAT, COMPLETIONS)
+_SCHEMAS = [schema for schemas in ROUTES.values() for schema in schemas]
+_PROPERTIES: dict[type[BaseModel], dict[str, Any]] = {
+    schema: schema.model_json_schema()["properties"] for schema in _SCHEMAS
+}
+_PROPERTIES[StreamOptions] = StreamOptions.model_json_schema()["properties"]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestField:
+    """A field, as a client writes it (`stream_options.include_usage` is one within another).
+
+    Attributes:
+        kind: the type of its values, with their bounds; empty where no schema has it.
+        states: what each route does with it.
+    """
+
+    name: str
+    kind: str
+    states: dict[str, str]
+
+
+def request_fields() -> list[RequestField]:
+    """In the order of the names."""
+    names = {name for schemas in ROUTES.values() for name in _names(schemas)}
+    return [
+        RequestField(name, _kind(name), {route: _state(name, route) for route in ROUTES})
+        for name in sorted(names | REJECTED.keys() | ACCEPTED.keys())
+    ]
+
+
+def _names(schemas: tuple[type[BaseModel], ...]) -> Iterator[str]:
+    for schema in schemas:
+        for name in schema.model_fields:
+            yield name
+            if name == "stream_options":
+                yield from (f"{name}.{inner}" for inner in StreamOptions.model_fields)
+
+
+def _state(name: str, route: str) -> str:
+    if name in _names(ROUTES[route]):
+        return HONOURED
+    if name in (REJECTED if route in _GENERATES else _REJECTED_BY.get(route, ())):
+        return REJECTED_HERE
+    return ACCEPTED_HERE if route in _GENERATES and name in ACCEPTED else UNKNOWN
+
+
+def _kind(name: str) -> str:
+    outer, _, inner = name.partition(".")
+    schemas: list[type[BaseModel]] = [StreamOptions] if inner else _SCHEMAS
+    found = [_PROPERTIES[schema].get(inner or outer) for schema in schemas]
+    return " or ".join(dict.fromkeys(_kind_of(part) for part in found if part is not None))
+
+
+def _kind_of(schema: dict[str, Any]) -> str:
+    if "anyOf" in schema:
+        kinds = [_kind_of(part) for part in schema["anyOf"] if part.get("type") != "null"]
+        return " or ".join(dict.fromkeys(kinds))
+    if "enum" in schema:
+        return ", ".join(f"`{value}`" for value in schema["enum"])
+    if "$ref" in schema:
+        return "object"
+    kind = str(schema.get("type", schema.get("description", "")))
+    if kind == "array":
+        inner = _kind_of(schema["items"])
+        kind = f"list of {inner}s" if inner else "list"
+    low, high = schema.get("minimum"), schema.get("maximum")
+    if low is not None or high is not None:
+        kind += f", {'' if low is None else low}…{'' if high is None else high}"
+    if "maxLength" in schema:
+        kind += f", at most {schema['maxLength']} characters"
+    if "maxItems" in schema:
+        kind += f", at most {schema['maxItems']}"
+    return kind
+
+
+def fields_page() -> str:
+    """The documentation's page of all fields, as Markdown."""
+    lines = [_INTRODUCTION, "## Fields that are honoured", "", _head("values"), _rule()]
+    others = [field for field in request_fields() if HONOURED not in field.states.values()]
+    for field in request_fields():
+        if HONOURED in field.states.values():
+            cells = [_SHOWN[state] for state in field.states.values()]
+            lines.append(f"| `{field.name}` | {field.kind} | {' | '.join(cells)} |")
+    lines += ["", "## Fields that are rejected", ""]
+    lines += [
+        "The two generating routes answer 400, `code` `unsupported_parameter`. A value that asks",
+        "for nothing is accepted. `/tokenize` rejects, for conversations, those that change what",
+        f"the prompt is: {', '.join(f'`{name}`' for name in sorted(PROMPT_FIELDS))}.",
+        "",
+        "| field | values that are accepted |",
+        "|---|---|",
+    ]
+    for field in others:
+        if field.name in REJECTED:
+            neutral = [f"`{json.dumps(value)}`" for value in REJECTED[field.name]]
+            lines.append(f"| `{field.name}` | {', '.join(neutral) or 'only null'} |")
+    lines += [
+        "",
+        "## Fields without effect",
+        "",
+        "| field | why it changes no answer |",
+        "|---|---|",
+    ]
+    for field in others:
+        if field.name in ACCEPTED:
+            lines.append(f"| `{field.name}` | {ACCEPTED[field.name]} |")
+    return "\n".join([*lines, ""])
+
+
+_SHOWN = {HONOURED: "yes", REJECTED_HERE: "400", ACCEPTED_HERE: "no effect", UNKNOWN: "–"}
+
+
+def _head(second: str) -> str:
+    return f"| field | {second} | {' | '.join(f'`{route}`' for route in ROUTES)} |"
+
+
+def _rule() -> str:
+    return "|---|---|" + "---|" * len(ROUTES)
+
+
+_INTRODUCTION = """\
+# Request fields
+
+What each HTTP route does with each field of OpenAI's and vLLM's request schemas. A field that would
+change the answer is honoured, or rejected with a 400 whose `param` names it. A field that is null
+counts as absent. A field that a route does not know (–) is ignored, like any other unknown field.
+
+[Parameters](serving.md#parameters) explains the fields that are TACO's own or that need more than a
+type. Ranges are those of OpenAI's and vLLM's documents unless a range is given here.
+
+This page is written from the schemas: run `python -m support.request_fields` in `tests/`.
+"""
+
+
+if __name__ == "__main__":
+    PAGE.write_text(fields_page())
