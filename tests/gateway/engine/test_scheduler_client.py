@@ -5,6 +5,7 @@ from array import array
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -23,7 +24,7 @@ from support.live_scheduler import (
 )
 from support.patience import PATIENCE_SECONDS, until
 from support.serving import free_port
-from taco_gateway.engine import scheduler_client
+from taco_gateway.engine import scheduler_client, scheduler_link
 from taco_gateway.engine.engine_client import EngineError
 from taco_gateway.engine.scheduler_client import SchedulerClient
 from taco_proto.config import SchedulerConfig
@@ -246,6 +247,25 @@ async def test_a_deadline_holds_while_there_is_no_scheduler(client: SchedulerCli
     with pytest.raises(EngineError) as raised:
         await client.stats()
     assert raised.value.code == 503
+
+
+async def test_the_seconds_that_a_request_may_wait_are_measured_when_it_is_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 50.0
+    monkeypatch.setattr(scheduler_link, "time", SimpleNamespace(monotonic=lambda: now))
+    asked = replace(request(), deadline=now + 600)
+    for waited in (0.0, 7.0, 700.0):  # the request is sent again and again
+        outbox = scheduler_link._Outbox()
+        outbox.submit(asked)
+        now = 50.0 + waited
+        message = await outbox.next_message()
+        assert message is not None
+        assert message.submit.timeout_seconds == 600 - waited
+    outbox.submit(request())
+    message = await outbox.next_message()
+    assert message is not None
+    assert not message.submit.HasField("timeout_seconds")
 
 
 async def test_closing_the_client_fails_what_runs(address: str) -> None:
