@@ -1,11 +1,11 @@
 """What a speculative model's files hold: a model, or heads that need another model."""
 
-import json
 import zipfile
 from pathlib import Path
 from typing import Any
 
 from taco_proto.errors import ConfigurationError
+from taco_proto.json_file import read_json_object
 
 # What EAGLE calls the layer that joins a token's embedding with the target's hidden state.
 _EAGLE_WEIGHT = "fc.weight"
@@ -42,12 +42,11 @@ def _read_config(location: str) -> dict[str, Any]:
             from huggingface_hub import hf_hub_download
 
             file = Path(hf_hub_download(location, "config.json"))
-        config = json.loads(file.read_text())
+        return read_json_object(file)
     except (OSError, ValueError) as error:
         raise ConfigurationError(
             f"the speculative model {location!r} has no config.json that can be read: {error}"
         ) from None
-    return config if isinstance(config, dict) else {}
 
 
 def _weight_names(directory: Path) -> str:

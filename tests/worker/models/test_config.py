@@ -183,7 +183,7 @@ def test_sampling_defaults(tmp_path: Path) -> None:
     ("content", "message"),
     [
         ("{", "not valid JSON"),
-        ("[]", "not hold a JSON object"),
+        ("[]", "holds no JSON object"),
         ("{}", r"no recipe for architecture \(config.json names none\)"),
         ('{"architectures": ["MambaForCausalLM"]}', "MambaForCausalLM; supported: GPT2LMHead"),
         ('{"architectures": ["LlamaForCausalLM"]}', "has no 'num_attention_heads'"),

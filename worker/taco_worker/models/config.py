@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from taco_proto.json_file import read_json_object
 from taco_worker.models.decoder_config import DecoderConfig, LearnedPositions
 from taco_worker.models.registry import find_recipe
 
 SAMPLING_DEFAULT_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+# Several times those of the largest published models, under the names that they have in Hugging
+# Face's configs.
+_MAX_LAYERS, _MAX_WIDTH, _MAX_LENGTH = 1024, 2**20, 2**24
+_MAX_SIZES = {
+    **dict.fromkeys(("num_hidden_layers", "n_layer"), _MAX_LAYERS),
+    **dict.fromkeys(("hidden_size", "n_embd", "intermediate_size", "ffn_dim"), _MAX_WIDTH),
+    **dict.fromkeys(("n_inner", "word_embed_proj_dim", "head_dim"), _MAX_WIDTH),
+    **dict.fromkeys(("num_attention_heads", "n_head", "num_key_value_heads"), _MAX_WIDTH),
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "vocab_size"), _MAX_LENGTH),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +64,12 @@ def load_hf_config(
     hf_config = _read_json(model_dir / "config.json")
     generation_path = model_dir / "generation_config.json"
     generation = _read_json(generation_path) if generation_path.exists() else {}
+    _check_sizes(model_dir / "config.json", hf_config)
     try:
         config = _parse(model_dir, _override_rope(hf_config, rope_scaling, rope_theta), generation)
     except KeyError as error:
         raise ValueError(f"{model_dir / 'config.json'} has no {error}") from None
-    except (TypeError, AttributeError, ZeroDivisionError) as error:
+    except (TypeError, AttributeError, ZeroDivisionError, OverflowError) as error:
         raise ValueError(f"{model_dir} has a config with a field of no use: {error}") from None
     if isinstance(config.decoder.positions, LearnedPositions) and (rope_scaling or rope_theta):
         raise ValueError(
@@ -92,14 +104,17 @@ def _parse(
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror}") from None
-    except ValueError as error:
-        raise ValueError(f"{path} is not valid JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} does not hold a JSON object")
-    return content
+        return read_json_object(path)
+    except FileNotFoundError:
+        raise ValueError(f"cannot read {path}: No such file") from None
+
+
+def _check_sizes(path: Path, hf_config: Mapping[str, Any]) -> None:
+    """Raises ValueError for a size beyond all published models, before memory depends on it."""
+    for name, limit in _MAX_SIZES.items():
+        value = hf_config.get(name)
+        if isinstance(value, int) and value > limit:
+            raise ValueError(f"{path}: {name} is {value}, and at most {limit} is supported")
 
 
 def _override_rope(

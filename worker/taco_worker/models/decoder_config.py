@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,6 +17,7 @@ class LearnedPositions:
     offset: int
 
 
+_MAX_SIZE = 2**24  # beyond all published models, and what a length may be scaled to
 _SIZES = (
     "vocab_size",
     "hidden_size",
@@ -71,6 +73,12 @@ class DecoderConfig:
             size = getattr(self, name)
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
                 raise ValueError(f"{name} must be a positive integer, not {size!r}")
+            if size > _MAX_SIZE:
+                raise ValueError(f"{name} is {size}, and at most {_MAX_SIZE} is supported")
+        if not (math.isfinite(self.norm_eps) and self.norm_eps >= 0):
+            raise ValueError(f"the norm's epsilon must be 0 or above, not {self.norm_eps!r}")
+        if not (math.isfinite(self.attention_scale) and self.attention_scale > 0):
+            raise ValueError(f"the attention scale must be above 0, not {self.attention_scale!r}")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"{self.num_heads} attention heads cannot share {self.num_kv_heads} KV heads evenly"

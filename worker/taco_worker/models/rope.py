@@ -67,13 +67,19 @@ def parse_rotary(hf_config: Mapping[str, Any]) -> RotaryConfig:
     """
     parameters = hf_config.get("rope_parameters") or {}
     scaling = parameters or hf_config.get("rope_scaling") or {}
-    theta = parameters.get("rope_theta") or hf_config.get("rope_theta") or 10_000.0
+    theta = _first_given(parameters.get("rope_theta"), hf_config.get("rope_theta"), 10_000.0)
+    if not (math.isfinite(theta) and theta > 0):
+        raise ValueError(f"rope_theta must be above 0, not {theta}")
     partial_rotary_factor = parameters.get(
         "partial_rotary_factor", hf_config.get("partial_rotary_factor", 1.0)
     )
     if partial_rotary_factor != 1.0:
         raise ValueError(f"partial_rotary_factor {partial_rotary_factor} is not supported, only 1")
-    return RotaryConfig(float(theta), _parse_scaling(scaling, hf_config))
+    return RotaryConfig(theta, _parse_scaling(scaling, hf_config))
+
+
+def _first_given(*values: float | None) -> float:
+    return float(next(value for value in values if value is not None))
 
 
 def scaled_max_position_embeddings(rotary: RotaryConfig, max_position_embeddings: int) -> int:
@@ -95,7 +101,8 @@ def _parse_scaling(scaling: Mapping[str, Any], hf_config: Mapping[str, Any]) -> 
 
     def number(name: str) -> float:
         value = scaling.get(name)
-        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if value is None or not is_number or not 0 < value < math.inf:
             raise ValueError(f"rope scaling {kind!r} needs a positive {name!r}, not {value!r}")
         return float(value)
 

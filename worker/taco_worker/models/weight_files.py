@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
+from taco_proto.json_file import read_json_object
 from taco_worker.models.config import ModelConfig
 from taco_worker.models.registry import find_recipe
 
@@ -14,6 +15,7 @@ LoadFormat = Literal["auto", "safetensors", "pt", "dummy"]
 
 _NAMES_IN_ERROR = 5
 _LENGTH_BYTES = 8  # little-endian, in front of a safetensors header
+_MAX_INDEX_BYTES = 64 * 2**20
 _MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
 
 
@@ -31,7 +33,7 @@ def find_weight_files(model_dir: Path, load_format: LoadFormat) -> list[Path]:
     for base in bases[load_format]:
         if (index := model_dir / f"{base}.index.json").exists():
             return _indexed_files(index)
-        if (single := model_dir / base).exists():
+        if (single := model_dir / base).is_file():  # a pipe would keep its reader waiting
             return [single]
     raise ValueError(f"no weights in {model_dir}: looked for {' and '.join(bases[load_format])}")
 
@@ -118,10 +120,10 @@ def _listed(names: Sequence[str]) -> str:
 
 def _indexed_files(index: Path) -> list[Path]:
     try:
-        weight_map: Mapping[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        weight_map: Mapping[str, str] = read_json_object(index, _MAX_INDEX_BYTES)["weight_map"]
         files = [index.parent / Path(name).name for name in sorted(set(weight_map.values()))]
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise ValueError(f"{index} is not an index of weight files: {error!r}") from None
-    if missing := [file.name for file in files if not file.exists()]:
+    if missing := [file.name for file in files if not file.is_file()]:
         raise ValueError(f"{index} names files that are missing: {', '.join(missing)}")
     return files

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from taco_proto.errors import ConfigurationError
+from taco_proto.json_file import JsonFileError, read_json_object
 from taco_worker.models.checkpoint import iterate_tensors
 from taco_worker.models.hub import resolve_model
 from taco_worker.models.weight_files import find_weight_files
@@ -35,12 +35,11 @@ def read_config(model_dir: Path) -> dict[str, Any]:
     """Raises ConfigurationError if config.json is not a JSON object."""
     path = model_dir / "config.json"
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"cannot read {path}: {error}") from None
-    if not isinstance(config, dict):
-        raise ConfigurationError(f"{path} does not hold a JSON object")
-    return config
+        return read_json_object(path)
+    except FileNotFoundError:
+        raise ConfigurationError(f"cannot read {path}: there is no such file") from None
+    except JsonFileError as error:
+        raise ConfigurationError(str(error)) from None
 
 
 class HeadTensors:
