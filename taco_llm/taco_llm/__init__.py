@@ -8,29 +8,38 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from taco_llm.async_engine import AsyncLLMEngine
-    from taco_llm.engine_args import EngineArgs
+    from taco_llm.engine_args import AsyncEngineArgs, EngineArgs
     from taco_llm.llm import LLM
     from taco_llm.outputs import CompletionOutput, RequestOutput
+    from taco_llm.prompts import PromptInputs, TextPrompt, TokensPrompt
     from taco_proto.sampling_params import SamplingParams
 
     __version__: str
 
 _HOMES = {
     "LLM": "taco_llm.llm",
+    "AsyncEngineArgs": "taco_llm.engine_args",
     "AsyncLLMEngine": "taco_llm.async_engine",
     "CompletionOutput": "taco_llm.outputs",
     "EngineArgs": "taco_llm.engine_args",
+    "PromptInputs": "taco_llm.prompts",
     "RequestOutput": "taco_llm.outputs",
     "SamplingParams": "taco_proto.sampling_params",
+    "TextPrompt": "taco_llm.prompts",
+    "TokensPrompt": "taco_llm.prompts",
 }
 
 __all__ = [
     "LLM",
+    "AsyncEngineArgs",
     "AsyncLLMEngine",
     "CompletionOutput",
     "EngineArgs",
+    "PromptInputs",
     "RequestOutput",
     "SamplingParams",
+    "TextPrompt",
+    "TokensPrompt",
     "__version__",
 ]
 

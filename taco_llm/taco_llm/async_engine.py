@@ -13,6 +13,7 @@ from taco_gateway.text.tokenizer_files import load_tokenizer
 from taco_llm.engine_args import EngineArgs
 from taco_llm.local_client import LocalClient
 from taco_llm.outputs import CompletionOutput, RequestOutput
+from taco_llm.prompts import PromptInputs
 from taco_llm.running_request import RunningRequest
 from taco_proto.config import DRAIN_SECONDS, DrafterConfig
 from taco_proto.errors import ConfigurationError, InvalidParameterError
@@ -24,9 +25,6 @@ from taco_scheduler.replica_links import ReplicaLink
 from taco_scheduler.service import SchedulerService
 from taco_worker.licensing import Licensing
 from taco_worker.worker import Worker
-
-# A text, its token ids, or a mapping with either under "prompt" or "prompt_token_ids".
-Prompt = str | Sequence[int] | Mapping[str, Any]
 
 
 class AsyncLLMEngine:
@@ -64,7 +62,7 @@ class AsyncLLMEngine:
 
     async def generate(
         self,
-        prompt: Prompt,
+        prompt: PromptInputs,
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
         *,
@@ -93,7 +91,7 @@ class AsyncLLMEngine:
 
     async def complete(
         self,
-        prompt: Prompt,
+        prompt: PromptInputs,
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
         *,
@@ -151,7 +149,7 @@ class AsyncLLMEngine:
 
     async def _submit(
         self,
-        prompt: Prompt,
+        prompt: PromptInputs,
         params: SamplingParams | None,
         request_id: str | None,
         priority: int,

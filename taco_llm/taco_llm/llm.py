@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, Self
 from tqdm import tqdm
 
 from taco_gateway.text.tokenizer_files import from_transformers, load_transformers_tokenizer
-from taco_llm.async_engine import AsyncLLMEngine, Prompt
+from taco_llm.async_engine import AsyncLLMEngine
 from taco_llm.engine_args import EngineArgs
 from taco_llm.loop_thread import LoopThread
 from taco_llm.outputs import RequestOutput
+from taco_llm.prompts import PromptInputs
 from taco_proto.errors import InvalidParameterError
 from taco_proto.sampling_params import MAX_SEED, SamplingParams
 
@@ -101,7 +102,7 @@ class LLM:
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt] | None = None,
+        prompts: PromptInputs | Sequence[PromptInputs] | None = None,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         prompt_token_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
         use_tqdm: bool = True,
@@ -204,7 +205,7 @@ class LLM:
 
     def _run(
         self,
-        prompts: list[Prompt],
+        prompts: list[PromptInputs],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         use_tqdm: bool,
     ) -> list[RequestOutput]:
@@ -226,12 +227,12 @@ class LLM:
         return params.with_updates(seed=self._seeds.randint(0, MAX_SEED))
 
     async def _generate_all(
-        self, prompts: list[Prompt], params: list[SamplingParams], progress: "tqdm[Any]"
+        self, prompts: list[PromptInputs], params: list[SamplingParams], progress: "tqdm[Any]"
     ) -> list[RequestOutput]:
         slots = asyncio.Semaphore(self._max_in_flight)
         num_tokens = 0
 
-        async def generate(prompt: Prompt, prompt_params: SamplingParams) -> RequestOutput:
+        async def generate(prompt: PromptInputs, prompt_params: SamplingParams) -> RequestOutput:
             nonlocal num_tokens
             async with slots:
                 output = await self._engine.complete(prompt, prompt_params)
@@ -254,7 +255,7 @@ class LLM:
         conversations: Sequence[Sequence[Message]],
         chat_template: str | None,
         add_generation_prompt: bool,
-    ) -> list[Prompt]:
+    ) -> list[PromptInputs]:
         return [
             await self._engine.encode_chat(
                 conversation,
@@ -265,7 +266,7 @@ class LLM:
         ]
 
 
-def _as_list(prompts: Any) -> list[Prompt]:
+def _as_list(prompts: Any) -> list[PromptInputs]:
     """One prompt or several, as a list; a list of numbers is one prompt of token ids."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
