@@ -22,6 +22,7 @@ class ModelConfig:
         model: a directory that holds config.json, or a hub id.
         served_model_names: names that clients may use; the first one stands in responses.
         tokenizer: directory or hub id of the tokenizer; None: the model's own.
+        ignore_patterns: files of the hub that are not downloaded.
         dtype: auto, half, float16, bfloat16, float or float32.
         quantization: int8 (weights by column, activations by token) or None.
         max_model_len: longest sequence (prompt and output) in tokens; None: the model's own limit.
@@ -36,6 +37,7 @@ class ModelConfig:
     revision: str | None = None
     tokenizer_revision: str | None = None
     download_dir: str | None = None
+    ignore_patterns: tuple[str, ...] = ()
     load_format: str = "auto"
     dtype: str = "auto"
     quantization: str | None = None

@@ -124,6 +124,14 @@ class EngineArgs(LicenseArgs):
         default=None,
         metavar="DIR",
     )
+    ignore_patterns: tuple[str, ...] = flag(
+        "Patterns of files not to download from the hub, such as 'original/**/*'. Folders and "
+        "consolidated copies of the weights are never downloaded.",
+        _WORKER,
+        default=(),
+        several="extend",
+        metavar="PATTERN",
+    )
     load_format: str = flag(
         "Which weights to load: auto prefers safetensors and falls back to .bin files, pt takes "
         "only .bin files, safetensors only safetensors, and dummy makes random weights for "
@@ -264,10 +272,10 @@ class EngineArgs(LicenseArgs):
 
     def __post_init__(self) -> None:
         LicenseArgs.__post_init__(self)
-        names = self.served_model_name
-        object.__setattr__(
-            self, "served_model_name", (names,) if isinstance(names, str) else tuple(names or ())
-        )
+        for name in ("served_model_name", "ignore_patterns"):
+            texts = getattr(self, name)
+            texts = (texts,) if isinstance(texts, str) else tuple(texts)
+            object.__setattr__(self, name, texts)
         if not self.model:
             raise ConfigurationError("no model is given")
         for name in (
@@ -326,6 +334,7 @@ class EngineArgs(LicenseArgs):
             revision=self.revision,
             tokenizer_revision=self.tokenizer_revision,
             download_dir=self.download_dir,
+            ignore_patterns=self.ignore_patterns,
             load_format=self.load_format,
             dtype=self.dtype,
             quantization=self.quantization,
@@ -395,3 +404,7 @@ class EngineArgs(LicenseArgs):
             num_threads=self.num_threads,
             max_num_seqs=self.max_num_seqs,
         )
+
+
+# vLLM's name of the arguments of `AsyncLLMEngine`.
+AsyncEngineArgs = EngineArgs

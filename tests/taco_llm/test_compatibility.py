@@ -227,6 +227,14 @@ def test_a_switch_takes_true_and_false_and_nothing_else() -> None:
     assert parse("serve", "--disable-log-stats", "--model", "True")["model"] == "True"
 
 
+def test_patterns_of_files_reach_the_download(model: str) -> None:
+    values = parse("serve", model, "--ignore-patterns", "original/**/*", "*.bin")
+    args = EngineArgs(**given(RealEngineArgs, values))
+    assert args.model_config().ignore_patterns == ("original/**/*", "*.bin")
+    one: dict[str, Any] = {"ignore_patterns": "original/**/*"}
+    assert EngineArgs(model=model, **one).ignore_patterns == ("original/**/*",)
+
+
 def test_a_configuration_file_may_have_them(tmp_path: Path, model: str) -> None:
     path = tmp_path / "config.yaml"
     path.write_text("tensor_parallel_size: 1\nenable-lora: false\nmax-loras: 1\nport: 9000\n")

@@ -34,6 +34,7 @@ def load_step_model(
         wanted.model,
         revision=wanted.revision,
         download_dir=None if wanted.download_dir is None else Path(wanted.download_dir),
+        ignore_patterns=wanted.ignore_patterns,
     )
     model = load_hf_config(
         model_dir, rope_scaling=wanted.rope_scaling, rope_theta=wanted.rope_theta

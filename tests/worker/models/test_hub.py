@@ -74,6 +74,11 @@ def test_safetensors_without_the_copies(tmp_path: Path, fetched: list[str]) -> N
     assert (path / "model.safetensors").read_bytes() == b"s"
 
 
+def test_patterns_that_are_not_downloaded(tmp_path: Path, fetched: list[str]) -> None:
+    resolve_model("org/both", download_dir=tmp_path, ignore_patterns=("tokenizer*", "*.txt"))
+    assert sorted(fetched) == ["config.json", "model.safetensors"]
+
+
 def test_bin_where_there_is_nothing_else(tmp_path: Path, fetched: list[str]) -> None:
     path = resolve_model("org/only-bin", revision="main", download_dir=tmp_path)
     assert sorted(fetched) == ["config.json", "pytorch_model.bin", "tokenizer.json"]

@@ -19,14 +19,19 @@ _STATE_DICT_PATTERNS = ["*.bin", "medusa_lm_head.pt"]
 _IGNORED_PATTERNS = ["*/*", "consolidated*", "training_args.bin", "optimizer.bin"]
 
 
-def download_model(model: str, revision: str | None, download_dir: Path | None) -> Path:
+def download_model(
+    model: str,
+    revision: str | None,
+    download_dir: Path | None,
+    ignore_patterns: tuple[str, ...] = (),
+) -> Path:
     """A directory with the files of a hub id; raises as `resolve_model` does."""
     try:
-        directory = _download(
-            model, _CONFIG_PATTERNS + _SAFETENSORS_PATTERNS, revision, download_dir
-        )
+        ignored = [*_IGNORED_PATTERNS, *ignore_patterns]
+        wanted = _CONFIG_PATTERNS + _SAFETENSORS_PATTERNS
+        directory = _download(model, wanted, ignored, revision, download_dir)
         if not any(directory.glob("*.safetensors")):
-            _download(model, _STATE_DICT_PATTERNS, revision, download_dir)
+            _download(model, _STATE_DICT_PATTERNS, ignored, revision, download_dir)
     except Exception as error:
         # The hub's client lets through what its HTTP library raises, which is requests in some
         # versions and httpx in others.
@@ -41,7 +46,8 @@ def download_config(model: str, revision: str | None, download_dir: Path | None)
     raises as `resolve_model` does.
     """
     try:
-        return _download(model, ["config.json", "generation_config.json"], revision, download_dir)
+        wanted = ["config.json", "generation_config.json"]
+        return _download(model, wanted, _IGNORED_PATTERNS, revision, download_dir)
     except Exception as error:
         raise ValueError(_explain(error, model, revision)) from None
 
@@ -62,7 +68,11 @@ def _explain(error: Exception, model: str, revision: str | None) -> str:
 
 
 def _download(
-    model: str, patterns: list[str], revision: str | None, download_dir: Path | None
+    model: str,
+    patterns: list[str],
+    ignored: list[str],
+    revision: str | None,
+    download_dir: Path | None,
 ) -> Path:
     return Path(
         snapshot_download(
@@ -70,6 +80,6 @@ def _download(
             revision=revision,
             cache_dir=download_dir,
             allow_patterns=patterns,
-            ignore_patterns=_IGNORED_PATTERNS,
+            ignore_patterns=ignored,
         )
     )

@@ -6,7 +6,11 @@ from pathlib import Path
 
 
 def resolve_model(
-    model: str, *, revision: str | None = None, download_dir: Path | None = None
+    model: str,
+    *,
+    revision: str | None = None,
+    download_dir: Path | None = None,
+    ignore_patterns: tuple[str, ...] = (),
 ) -> Path:
     """A directory that holds `model`: itself, or a download of that name from the hub.
 
@@ -16,6 +20,7 @@ def resolve_model(
         model: a path or a hub id ("owner/name").
         revision: branch, tag or commit on the hub.
         download_dir: where downloads are kept; by default Hugging Face's own cache.
+        ignore_patterns: files of the hub that are not downloaded, beside those that never are.
 
     Raises:
         ValueError: a directory without config.json, a path that does not exist, or a hub id that
@@ -31,4 +36,4 @@ def resolve_model(
     # A fifth of a second to import, which a model on disk need not wait for.
     from taco_worker.models.download import download_model
 
-    return download_model(model, revision, download_dir)
+    return download_model(model, revision, download_dir, ignore_patterns)
