@@ -135,6 +135,15 @@ async def test_steps_run_while_the_next_one_is_planned(service: SchedulerService
     await collect(session, 1)
 
 
+@pytest.mark.parametrize(("of_worker", "num_lines"), [(512, 1), (2048, 0), (4096, 0)])
+async def test_a_worker_with_the_smaller_step_is_logged(
+    service: SchedulerService, caplog: pytest.LogCaptureFixture, of_worker: int, num_lines: int
+) -> None:
+    caplog.set_level("INFO")
+    service.attach_local(FakeWorker(worker_info(max_num_batched_tokens=of_worker)))
+    assert caplog.text.count("computes at most 512 tokens in a step") == num_lines
+
+
 async def test_a_deadline_passes_while_nothing_else_happens(service: SchedulerService) -> None:
     session = service.connect("a")
     session.submit(make_request(1, [4], deadline=time.monotonic() + 0.05))
