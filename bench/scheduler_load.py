@@ -51,6 +51,7 @@ OPTIONS = (
 BOUNDS = ("--max-waiting-requests", str(10**6), "--max-waiting-tokens", str(2**31))
 HEARTBEAT_SECONDS = 2.0
 START_SECONDS = 120.0
+SETTLE_SECONDS = 0.3
 
 
 def worker_info(number: int, num_sequences: int) -> WorkerInfo:
@@ -172,9 +173,13 @@ def num_steps(stats: pb.StatsReply) -> float:
     return sum(float(line.split()[-1]) for line in lines if line.startswith("taco:steps_total"))
 
 
-def main_thread_seconds(process: psutil.Process) -> float:
-    thread = next(thread for thread in process.threads() if thread.id == process.pid)
-    return thread.user_time + thread.system_time
+def thread_seconds(process: psutil.Process) -> tuple[float, float]:
+    """Processor time of the main thread and of all threads, to the nanosecond."""
+    tasks = Path(f"/proc/{process.pid}/task")
+    times = {
+        task.name: int((task / "schedstat").read_text().split()[0]) for task in tasks.iterdir()
+    }
+    return times[str(process.pid)] / 1e9, sum(times.values()) / 1e9
 
 
 async def measure(
@@ -191,13 +196,17 @@ async def measure(
         call = generate(submits(num_replicas * num_sequences, ending))
         reader = asyncio.create_task(drain(call))
         await until_running(channel, num_replicas * num_sequences)
-        start, steps = time.perf_counter(), num_steps(await _stats(channel))
-        main, all_threads = main_thread_seconds(process), sum(process.cpu_times()[:2])
+        # Statistics take the scheduler longer than a step: they are asked for outside of the times.
+        first = num_steps(await _stats(channel))
+        settled = time.perf_counter()
+        await asyncio.sleep(SETTLE_SECONDS)
+        start, main, all_threads = time.perf_counter(), *thread_seconds(process)
         await asyncio.sleep(seconds)
-        steps = num_steps(await _stats(channel)) - steps
-        main = main_thread_seconds(process) - main
-        all_threads = sum(process.cpu_times()[:2]) - all_threads
+        after_main, after_all = thread_seconds(process)
+        main, all_threads = after_main - main, after_all - all_threads
         elapsed = time.perf_counter() - start
+        steps = num_steps(await _stats(channel)) - first
+        steps *= elapsed / (time.perf_counter() - settled)
         ending.set()
         reader.cancel()
     return {
@@ -205,6 +214,7 @@ async def measure(
         "main_thread_share": main / elapsed,
         "process_share": all_threads / elapsed,
         "main_thread_us_per_step": 1e6 * main / steps,
+        "process_us_per_step": 1e6 * all_threads / steps,
     }
 
 

@@ -44,8 +44,7 @@ _ROW_ERROR_CODES = frozenset(RowErrorCode)
 
 
 def _ints(values: object) -> IntArray:
-    array = np.array(values, dtype=np.int32)
-    return array if array.size else EMPTY
+    return np.array(values, dtype=np.int32) if values else EMPTY
 
 
 # ------------------------------------------------------------ gateway → scheduler
@@ -155,14 +154,15 @@ def model_info_from_pb(message: pb.ModelInfo) -> ModelInfo:
 
 
 def output_batch_to_pb(batch: OutputBatch) -> pb.OutputBatch:
+    # A column that says the same of every row costs its bytes, and both sides' time, for nothing.
     return pb.OutputBatch(
         handles=batch.handles,
-        indexes=batch.indexes,
-        num_tokens=batch.num_tokens,
+        indexes=_unless_all(batch.indexes, 0),
+        num_tokens=_unless_all(batch.num_tokens, 1),
         token_ids=batch.token_ids,
-        finish_reasons=batch.finish_reasons,
-        stop_token_ids=batch.stop_token_ids,
-        num_cached_tokens=batch.num_cached_tokens,
+        finish_reasons=_unless_all(batch.finish_reasons, 0),
+        stop_token_ids=_unless_all(batch.stop_token_ids, -1),
+        num_cached_tokens=_unless_all(batch.num_cached_tokens, 0),
         logprobs=_logprobs_to_pb(batch.logprobs),
         prompt_logprob_handles=batch.prompt_logprob_handles,
         prompt_logprob_positions=batch.prompt_logprob_positions,
@@ -184,20 +184,26 @@ def output_batch_from_pb(message: pb.OutputBatch) -> OutputBatch:
         message.error_reasons or [""] * len(message.error_handles),  # older peers send none
         strict=True,
     )
+    num_rows = len(message.handles)
     return OutputBatch(
         handles=list(message.handles),
-        indexes=list(message.indexes),
-        num_tokens=list(message.num_tokens),
+        indexes=list(message.indexes) or [0] * num_rows,
+        num_tokens=list(message.num_tokens) or [1] * num_rows,
         token_ids=list(message.token_ids),
-        finish_reasons=list(message.finish_reasons),
-        stop_token_ids=list(message.stop_token_ids),
-        num_cached_tokens=list(message.num_cached_tokens),
+        finish_reasons=list(message.finish_reasons) or [0] * num_rows,
+        stop_token_ids=list(message.stop_token_ids) or [-1] * num_rows,
+        num_cached_tokens=list(message.num_cached_tokens) or [0] * num_rows,
         logprobs=_logprobs_from_pb(message, "logprobs"),
         prompt_logprob_handles=list(message.prompt_logprob_handles),
         prompt_logprob_positions=list(message.prompt_logprob_positions),
         prompt_logprobs=_logprobs_from_pb(message, "prompt_logprobs"),
         errors=[RequestError(*row) for row in errors],
     )
+
+
+def _unless_all(column: list[int], value: int) -> list[int]:
+    """The column; empty if every row has the same, usual value."""
+    return [] if column.count(value) == len(column) else column
 
 
 def _logprobs_to_pb(columns: LogprobColumns | None) -> pb.LogprobColumns | None:

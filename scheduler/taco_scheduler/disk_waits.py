@@ -61,6 +61,8 @@ class DiskWaits:
 
     def deadline(self) -> float | None:
         """When the next one will have waited for long enough."""
+        if not self._waits:
+            return None
         waits = [w for w in self._waits.values() if w.until > self.now]
         return min((w.until for w in waits if w.reading is None or w.reading.keys), default=None)
 

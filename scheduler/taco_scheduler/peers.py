@@ -49,17 +49,58 @@ async def unless_silent(messages: AsyncIterator[Message], seconds: float) -> Asy
     Raises:
         PeerError: it has been silent for `seconds`.
     """
-    while True:
-        try:
-            async with asyncio.timeout(seconds):
-                message = await anext(messages)
-        except StopAsyncIteration:
-            return
-        except TimeoutError:
-            raise PeerError(
-                grpc.StatusCode.DEADLINE_EXCEEDED, f"silent for {seconds:g} s"
-            ) from None
-        yield message
+    watch = _SilenceWatch(seconds)
+    try:
+        async for message in messages:
+            watch.is_waiting = False
+            yield message
+            watch.wait()
+    except asyncio.CancelledError:
+        if not watch.has_cancelled():
+            raise
+        raise PeerError(grpc.StatusCode.DEADLINE_EXCEEDED, f"silent for {seconds:g} s") from None
+    finally:
+        watch.close()
+
+
+class _SilenceWatch:
+    """Cancels the current task once it has waited `seconds` for one message.
+
+    One timer serves many messages: where it finds that a message came meanwhile it is set again for
+    the rest. An `asyncio.timeout` for each message would be a tenth of what a message costs.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._num_cancels_before = task.cancelling()
+        self._seconds = seconds
+        self._is_silent = False
+        self.wait()
+        self._timer = self._loop.call_later(seconds, self._check)
+
+    def wait(self) -> None:
+        """The task waits for the next message from now on."""
+        self.is_waiting = True
+        self._since = self._loop.time()
+
+    def has_cancelled(self) -> bool:
+        """This watch has cancelled the task, and nobody else."""
+        return self._is_silent and self._task.uncancel() <= self._num_cancels_before
+
+    def close(self) -> None:
+        self._timer.cancel()
+
+    def _check(self) -> None:
+        rest = self._since + self._seconds - self._loop.time()
+        if self.is_waiting and rest <= 0:
+            self._is_silent = True
+            self._task.cancel()
+        else:
+            rest = rest if self.is_waiting else self._seconds
+            self._timer = self._loop.call_later(rest, self._check)
 
 
 async def first(messages: AsyncIterator[Any], body: str) -> Any:

@@ -186,6 +186,9 @@ class Policy:
             # The most urgent first: a victim is then never one that has just got a block.
             standings = self._standings()
             needy.sort(key=standings.standing)
+        elif needy:
+            self._extend_all(needy, num_tokens[slots].tolist(), rows)
+            return False
         has_preempted = False
         for sequence in needy:
             while (table := sequence.table) is not None:
@@ -195,6 +198,16 @@ class Policy:
                 self._preempt(standings.least())
                 has_preempted = True
         return has_preempted
+
+    def _extend_all(self, sequences: list[Sequence], num_tokens: list[int], rows: StepRows) -> None:
+        """Makes the table of each sequence cover its number of tokens: there are enough blocks."""
+        tables = [sequence.table for sequence in sequences if sequence.table is not None]
+        for sequence, blocks in zip(
+            sequences, self._blocks.extend_all(tables, num_tokens), strict=True
+        ):
+            rows.appended_slots += [sequence.slot] * len(blocks)
+            rows.appended_blocks += blocks
+            self._batch.capacity[sequence.slot] += len(blocks) * self._blocks.block_size
 
     def _grow_for_drafts(self, rows: StepRows, wanted: IntArray) -> None:
         """Room for drafts, as long as that leaves a block for each sequence that runs: drafts are

@@ -150,6 +150,11 @@ class Replica:
         return has_room and not self.waiting.num_sequences and not self._is_full
 
     @property
+    def can_act(self) -> bool:
+        """There may be a step to plan or something for its disk tier to do."""
+        return not self._is_full or self.worker.blocks.has_disk_tier
+
+    @property
     def _is_full(self) -> bool:
         return len(self.worker.in_flight) >= self._max_in_flight
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -53,6 +54,8 @@ class SchedulerService:
         self._model = NO_MODEL
         self._first_worker = asyncio.Event()
         self._wake = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._wakes_at = math.inf
         self._draining = False
         self._metrics = engine_registry(self.engine)
         self._tasks: list[asyncio.Task[None]] = []
@@ -66,6 +69,8 @@ class SchedulerService:
 
     async def stop(self) -> None:
         """Ends the loop, all sessions and the links to workers; safe to call twice."""
+        if self._timer is not None:
+            self._timer.cancel()
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.cancel()
@@ -326,6 +331,8 @@ class SchedulerService:
 
     def _give_up_stalled(self) -> None:
         stalled = self.engine.stalled(time.monotonic())
+        if not stalled:
+            return
         for link, replica in list(self._replicas.items()):
             if replica in stalled:
                 error = StalledError("a step takes far longer than any before")
@@ -341,6 +348,8 @@ class SchedulerService:
     def _send_plans(self) -> None:
         self.engine.expire(time.monotonic())
         for link, replica in self._replicas.items():
+            if not replica.can_act:
+                continue
             self._send_store_commands(link, replica)  # what is written is not evicted
             while (plan := self.engine.plan(replica, time.monotonic())) is not None:
                 link.send(plan)
@@ -357,15 +366,23 @@ class SchedulerService:
     async def _sleep(self) -> None:
         """Until something happens, or the next deadline passes."""
         deadline = self.engine.next_deadline()
-        if deadline is None:
-            await self._wake.wait()
-            return
+        if deadline is not None and deadline < self._wakes_at:
+            self._set_timer(deadline)
+        await self._wake.wait()
+
+    def _set_timer(self, deadline: float) -> None:
+        """Wakes the loop at a time. The deadlines of steps move with every step: a timer that is
+        too early by now is left as it is, and wakes the loop in vain, once.
+        """
+        if self._timer is not None:
+            self._timer.cancel()
         delay = max(0.0, deadline - time.monotonic())
-        timer = asyncio.get_running_loop().call_later(delay, self._wake.set)
-        try:
-            await self._wake.wait()
-        finally:
-            timer.cancel()
+        self._wakes_at = deadline
+        self._timer = asyncio.get_running_loop().call_later(delay, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer, self._wakes_at = None, math.inf
+        self._wake.set()
 
     def _announce(self) -> None:
         """Tells the clients what is served, if that has changed."""

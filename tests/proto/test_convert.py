@@ -208,6 +208,21 @@ def test_output_batch(
     assert convert.output_batch_from_pb(pb.OutputBatch.FromString(wire)) == batch
 
 
+def test_columns_of_usual_values_do_not_travel() -> None:
+    batch = OutputBatch(
+        handles=[1, 2],
+        indexes=[0, 0],
+        num_tokens=[1, 1],
+        token_ids=[5, 6],
+        finish_reasons=[0, 0],
+        stop_token_ids=[-1, -1],
+        num_cached_tokens=[0, 0],
+    )
+    message = convert.output_batch_to_pb(batch)
+    assert {field.name for field, _ in message.ListFields()} == {"handles", "token_ids"}
+    assert convert.output_batch_from_pb(message) == batch
+
+
 def test_errors_of_an_older_scheduler_have_no_reasons() -> None:
     message = convert.output_batch_to_pb(OutputBatch(errors=[RequestError(9, 429, "busy", 12)]))
     message.ClearField("error_reasons")

@@ -1,7 +1,8 @@
 """Where the KV of each sequence lives: block tables over the pool and the prefix cache."""
 
+import itertools
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from taco_proto.kv_tiers import StoreCommand, StoreReport
 from taco_proto.steps import BlockCopies
@@ -203,6 +204,27 @@ class BlockManager:
         blocks = self._take(missing)
         table.blocks += blocks
         return blocks
+
+    def extend_all(
+        self, tables: Sequence[BlockTable], num_tokens: Sequence[int]
+    ) -> list[list[int]]:
+        """Appends blocks until each table covers its number of tokens; there must be as many.
+
+        Returns:
+            The appended blocks of each table.
+
+        Raises:
+            RuntimeError: a table has been released.
+        """
+        missing = []
+        for table, count in zip(tables, num_tokens, strict=True):
+            self._check_live(table)
+            missing.append(max(0, self._num_blocks_for(count) - len(table.blocks)))
+        taken = iter(self._take(sum(missing)))
+        appended = [list(itertools.islice(taken, count)) for count in missing]
+        for table, blocks in zip(tables, appended, strict=True):
+            table.blocks += blocks
+        return appended
 
     def pin_prefix(
         self, tokens: memoryview | bytes, namespace: CacheNamespace, until: float, owner: str = ""
