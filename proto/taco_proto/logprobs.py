@@ -67,6 +67,8 @@ class LogprobColumns:
 
     def chosen(self) -> list[float]:
         """The log probability of the token at each position that has a row."""
+        if self.num_entries.size == 1:  # the usual news of a sequence
+            return [float(self.logprobs[0])] if self.logprobs.size else []
         return self.logprobs[self.offsets[:-1][self.num_entries > 0]].tolist()
 
     def append_row(self, token_ids: list[int], logprobs: list[float], ranks: list[int]) -> None:

@@ -77,7 +77,8 @@ class ChunkWriter:
         Args:
             usage: counts the request, `update` included.
         """
-        return self.with_usage(self.update(update), usage)
+        frames = self.update(update)
+        return self.with_usage(frames, usage) if self._continuous_usage else frames
 
     def with_usage(self, frames: bytes, usage: UsageCounter) -> bytes:
         """Puts the usage so far into every frame, if the client asked for it."""
