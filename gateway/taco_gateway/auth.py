@@ -75,6 +75,11 @@ class KeyRing:
         self.is_known = keys is not None
         self.replace(keys or ())
 
+    @property
+    def admits_everybody(self) -> bool:
+        """Whether no key is needed."""
+        return not self._groups and not self._always_asks
+
     def replace(self, keys: Iterable[tuple[bytes, ApiKey]]) -> None:
         """These keys are good from now on, and no others."""
         self._group((keyed_hash(self._secret, hashed), key) for hashed, key in keys)
@@ -86,7 +91,7 @@ class KeyRing:
 
     def find(self, key: bytes | None) -> ApiKey | None:
         """What the owner of a key may have; None if it is no good one."""
-        if not self._groups and not self._always_asks:
+        if self.admits_everybody:
             return ANONYMOUS
         if key is None:
             return None

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from taco_gateway.engine.engine_client import EngineError
+from taco_gateway.request_log import note_failure
 from taco_proto.errors import InvalidParameterError
 from taco_proto.licenses import LICENSE_INVALID
 
@@ -111,8 +112,10 @@ def error_bytes(error: ApiError) -> bytes:
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    async def handle(_: Request, error: Exception) -> Response:
-        return error_response(error)
+    async def handle(request: Request, error: Exception) -> Response:
+        api_error = as_api_error(error)
+        note_failure(request.scope, api_error.status, api_error.message)
+        return error_response(api_error)
 
     for kind in (ApiError, InvalidParameterError, ValidationError, EngineError, HTTPException):
         app.add_exception_handler(kind, handle)

@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from taco_gateway.auth import ApiKey, KeyRing, plain_keys
 from taco_gateway.engine.engine_client import EngineClient
 from taco_gateway.errors import ApiError
+from taco_gateway.generation import Updates, UsageCounter, timed
 from taco_gateway.http.body_pool import BodyPool
 from taco_gateway.http.request_body import read_json_bytes
 from taco_gateway.http.streaming import EventStream, until_disconnect
@@ -23,6 +24,7 @@ from taco_gateway.metrics import GatewayMetrics
 from taco_gateway.protocol.generation import GenerationRequest
 from taco_gateway.protocol.logprobs import LogprobFormatter
 from taco_gateway.protocol.surfaces import Surface
+from taco_gateway.request_log import request_log_of
 from taco_gateway.text.text_engine import TextEngine
 from taco_gateway.text.tokenizer import Tokenizer
 from taco_proto.config import GatewayConfig
@@ -165,6 +167,20 @@ class Gateway:
         """The response that `work` gives, unless the client goes away before."""
         model = await until_disconnect(work, request.receive, self.metrics)
         return Response(model.model_dump_json(), media_type="application/json")
+
+    def watched(
+        self,
+        request: Request,
+        updates: Updates,
+        arrival: float,
+        usage: UsageCounter,
+        model: str | None,
+    ) -> Updates:
+        """The same updates, seen by the metrics and by the request's log line."""
+        log = request_log_of(request.scope)
+        if log is not None:
+            log.usage, log.model = usage, model or self.model_names[0]
+        return timed(updates, self.metrics, arrival, log)
 
     def event_stream(self, frames: AsyncGenerator[bytes, None]) -> EventStream:
         return EventStream(

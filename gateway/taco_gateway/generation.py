@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from taco_gateway.metrics import GatewayMetrics
 from taco_gateway.protocol.responses import PromptTokensDetails, Usage
+from taco_gateway.request_log import RequestLog
 from taco_gateway.text.text_engine import TextUpdate, TokenLogprob
 
 Updates = AsyncGenerator[TextUpdate, None]
@@ -67,12 +68,18 @@ class UsageCounter:
         )
 
 
-async def timed(updates: Updates, metrics: GatewayMetrics, arrival: float) -> Updates:
-    """The same updates, seen by the metrics on their way."""
+async def timed(
+    updates: Updates, metrics: GatewayMetrics, arrival: float, log: RequestLog | None = None
+) -> Updates:
+    """The same updates, seen by the metrics, and by the request's log, on their way."""
     timer = metrics.track_request(arrival)
+    if log is not None:
+        log.timer = timer
     try:
         async with aclosing(updates):
             async for update in updates:
+                if update.queue_seconds is not None:
+                    timer.queue_seconds = max(update.queue_seconds, timer.queue_seconds or 0.0)
                 timer.update(update.index, len(update.token_ids), update.finish_reason)
                 yield update
     finally:

@@ -28,13 +28,14 @@ from grpc_reflection.v1alpha import reflection
 
 from taco_gateway.auth import KeyRing, bearer_key
 from taco_gateway.engine.engine_client import EngineError
-from taco_gateway.errors import ApiError
+from taco_gateway.errors import CLIENT_CLOSED_REQUEST, ApiError, as_api_error
 from taco_gateway.gateway import Gateway
 from taco_gateway.generation import UsageCounter, timed
 from taco_gateway.grpc_bounds import FieldLimitInterceptor
 from taco_gateway.inference_cache_fields import CacheFields, cache_fields
 from taco_gateway.protocol.conversation import MAX_MESSAGES
 from taco_gateway.protocol.token_ids import MAX_TOKEN_IDS
+from taco_gateway.request_log import GRPC_METHOD, RequestLog
 from taco_proto import inference_pb2 as pb
 from taco_proto.errors import ConfigurationError, InvalidParameterError
 from taco_proto.grpc_tls import add_port
@@ -162,14 +163,22 @@ class InferenceService(InferenceServicer):
         *,
         default_max_tokens: int | None,
     ) -> AsyncIterator[pb.TextReply]:
+        route = f"/taco.v1.Inference/{type(request).__name__.removesuffix('Request')}"
+        log = RequestLog(f"grpc-{uuid.uuid4().hex}", GRPC_METHOD, route, time.perf_counter())
+        log.status = CLIENT_CLOSED_REQUEST  # unless it ends otherwise
         try:
             async with aclosing(
-                self._replies(request, context, prompt, default_max_tokens)
+                self._replies(request, context, prompt, default_max_tokens, log)
             ) as replies:
                 async for reply in replies:
                     yield reply
+            log.status = 200
         except (InvalidParameterError, ApiError, EngineError) as error:
+            api_error = as_api_error(error)
+            log.status, log.error = api_error.status, api_error.message
             await _abort(context, error)
+        finally:
+            log.write()
 
     async def _replies(
         self,
@@ -177,13 +186,14 @@ class InferenceService(InferenceServicer):
         context: Context,
         prompt: Callable[[CacheFields], Awaitable[Prompt]],
         default_max_tokens: int | None,
+        log: RequestLog,
     ) -> AsyncGenerator[pb.TextReply, None]:
-        arrival = time.perf_counter()
         gateway = self._gateway
         gateway.check_accepting()
         key = gateway.keys.find(_bearer_key(context.invocation_metadata()))
         if key is None:  # it was taken away a moment ago
             raise ApiError(401, "The API key is not valid.")
+        log.key = key.tenant.name
         gateway.check_model(request.model or None, key)
         given = _given(request.sampling)
         params = gateway.engine.sampling_params(given)
@@ -191,7 +201,7 @@ class InferenceService(InferenceServicer):
             params = params.with_updates(max_tokens=default_max_tokens)
         cache = cache_fields(request)
         token_ids, pins = await prompt(cache)
-        request_id = f"grpc-{uuid.uuid4().hex}"
+        request_id = log.request_id
         updates = gateway.engine.generate(
             await gateway.engine.checked(token_ids),
             params,
@@ -207,8 +217,9 @@ class InferenceService(InferenceServicer):
         gateway.metrics.observe_params(len(token_ids), params.n, given.get("max_tokens"))
         gateway.log_request(request_id, token_ids, params)
         usage = UsageCounter(params.n)
+        log.usage, log.model = usage, request.model or gateway.model_names[0]
         num_running = params.n
-        async with aclosing(timed(updates, gateway.metrics, arrival)) as updates:
+        async with aclosing(timed(updates, gateway.metrics, log.arrival, log)) as updates:
             async for update in updates:
                 usage.add(update)
                 if update.finish_reason is not None:

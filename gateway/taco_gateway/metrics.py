@@ -202,13 +202,20 @@ class GatewayMetrics(Collector):
 
 
 class RequestTimer:
-    """Latencies of one request and each of its sequences. `close` ends it, once."""
+    """Latencies of one request and each of its sequences. `close` ends it, once.
+
+    Attributes:
+        queue_seconds: from the scheduler's receipt to the first step; None: unknown.
+        finish_reasons: of the sequences that have ended.
+    """
 
     def __init__(self, metrics: GatewayMetrics, arrival: float) -> None:
         self._metrics = metrics
         self._arrival = self._last = arrival
         self._sequences: dict[int, _SequenceTimes] = {}
         self._closed = False
+        self.queue_seconds: float | None = None
+        self.finish_reasons: list[str] = []
 
     def update(self, index: int, num_tokens: int, finish_reason: str | None) -> None:
         """News of sequence `index`: tokens that came together, and why it ended if it has."""
@@ -225,9 +232,15 @@ class RequestTimer:
         if finish_reason is not None:
             self._metrics.sequence_finished(finish_reason)
             self._metrics.generation_tokens.observe(times.num_tokens)
+            self.finish_reasons.append(finish_reason)
             if times.num_tokens > 1:
                 per_token = (times.last - times.first) / (times.num_tokens - 1)
                 self._metrics.time_per_output_token.observe(per_token)
+
+    def first_token_seconds(self, since: float) -> float | None:
+        """From `since` to the first token; None: there was none."""
+        first = next(iter(self._sequences.values()), None)
+        return None if first is None else first.first - since
 
     def close(self) -> None:
         if not self._closed:

@@ -42,6 +42,7 @@ logger = logging.getLogger("taco.gateway")
 
 CLOSE_SECONDS = 5.0  # for clients to take their last bytes
 UNIX_SOCKET_MODE = 0o660
+_EVERY_ADDRESS = ("", "0.0.0.0", "::")
 TICKS_PER_SECOND = 10  # of uvicorn's main loop
 
 
@@ -146,6 +147,12 @@ async def _serve_until_signal(
         inference = await start_inference_server(config.grpc_listen, gateway)
     ending: list[Awaitable[object]] = [asyncio.create_task(server.serve(sockets=[listener]))]
     logger.info("listening on %s", _address(config, listener))
+    if config.uds is None and config.host in _EVERY_ADDRESS and gateway.keys.admits_everybody:
+        logger.warning(
+            "listening on all addresses without an API key: whoever reaches port %d can use the "
+            "model; give --api-key, or --host 127.0.0.1",
+            config.port,
+        )
     signals.hangup = lambda: _reload_keys(gateway)
     await _first_of(ending[0], signals.first.wait())
 

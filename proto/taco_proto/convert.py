@@ -172,6 +172,8 @@ def output_batch_to_pb(batch: OutputBatch) -> pb.OutputBatch:
         error_messages=[error.message for error in batch.errors],
         error_retry_after=[error.retry_after for error in batch.errors],
         error_reasons=[error.reason for error in batch.errors],
+        started_handles=batch.started_handles,
+        queue_seconds=batch.queue_seconds,
     )
 
 
@@ -198,6 +200,8 @@ def output_batch_from_pb(message: pb.OutputBatch) -> OutputBatch:
         prompt_logprob_positions=list(message.prompt_logprob_positions),
         prompt_logprobs=_logprobs_from_pb(message, "prompt_logprobs"),
         errors=[RequestError(*row) for row in errors],
+        started_handles=list(message.started_handles),
+        queue_seconds=list(message.queue_seconds),
     )
 
 

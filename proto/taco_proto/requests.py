@@ -144,7 +144,8 @@ class OutputBatch:
 
     Row i is sequence `indexes[i]` of request `handles[i]` and owns the next `num_tokens[i]` entries
     of `token_ids`. A sequence may own several rows, in order. `logprobs`, if any sequence asked for
-    them, has one row a token.
+    them, has one row a token. `started_handles` are requests whose first step was planned, and
+    `queue_seconds` how long each was queued before; a batch of nothing else is not worth sending.
     """
 
     handles: list[int] = field(default_factory=list)
@@ -159,6 +160,8 @@ class OutputBatch:
     prompt_logprob_positions: list[int] = field(default_factory=list)
     prompt_logprobs: LogprobColumns | None = None
     errors: list[RequestError] = field(default_factory=list)
+    started_handles: list[int] = field(default_factory=list)
+    queue_seconds: list[float] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return bool(self.handles or self.errors or self.prompt_logprob_handles)

@@ -216,7 +216,7 @@ class LogprobColumns(_message.Message):
     def __init__(self, num_entries: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., ranks: _Optional[bytes] = ...) -> None: ...
 
 class OutputBatch(_message.Message):
-    __slots__ = ("handles", "indexes", "num_tokens", "token_ids", "finish_reasons", "stop_token_ids", "num_cached_tokens", "logprobs", "prompt_logprob_handles", "prompt_logprob_positions", "prompt_logprobs", "error_handles", "error_codes", "error_messages", "error_retry_after", "error_reasons")
+    __slots__ = ("handles", "indexes", "num_tokens", "token_ids", "finish_reasons", "stop_token_ids", "num_cached_tokens", "logprobs", "prompt_logprob_handles", "prompt_logprob_positions", "prompt_logprobs", "error_handles", "error_codes", "error_messages", "error_retry_after", "error_reasons", "started_handles", "queue_seconds")
     HANDLES_FIELD_NUMBER: _ClassVar[int]
     INDEXES_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -233,6 +233,8 @@ class OutputBatch(_message.Message):
     ERROR_MESSAGES_FIELD_NUMBER: _ClassVar[int]
     ERROR_RETRY_AFTER_FIELD_NUMBER: _ClassVar[int]
     ERROR_REASONS_FIELD_NUMBER: _ClassVar[int]
+    STARTED_HANDLES_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     handles: _containers.RepeatedScalarFieldContainer[int]
     indexes: _containers.RepeatedScalarFieldContainer[int]
     num_tokens: _containers.RepeatedScalarFieldContainer[int]
@@ -249,7 +251,9 @@ class OutputBatch(_message.Message):
     error_messages: _containers.RepeatedScalarFieldContainer[str]
     error_retry_after: _containers.RepeatedScalarFieldContainer[int]
     error_reasons: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, handles: _Optional[_Iterable[int]] = ..., indexes: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reasons: _Optional[_Iterable[int]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., num_cached_tokens: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Union[LogprobColumns, _Mapping]] = ..., prompt_logprob_handles: _Optional[_Iterable[int]] = ..., prompt_logprob_positions: _Optional[_Iterable[int]] = ..., prompt_logprobs: _Optional[_Union[LogprobColumns, _Mapping]] = ..., error_handles: _Optional[_Iterable[int]] = ..., error_codes: _Optional[_Iterable[int]] = ..., error_messages: _Optional[_Iterable[str]] = ..., error_retry_after: _Optional[_Iterable[int]] = ..., error_reasons: _Optional[_Iterable[str]] = ...) -> None: ...
+    started_handles: _containers.RepeatedScalarFieldContainer[int]
+    queue_seconds: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, handles: _Optional[_Iterable[int]] = ..., indexes: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reasons: _Optional[_Iterable[int]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., num_cached_tokens: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Union[LogprobColumns, _Mapping]] = ..., prompt_logprob_handles: _Optional[_Iterable[int]] = ..., prompt_logprob_positions: _Optional[_Iterable[int]] = ..., prompt_logprobs: _Optional[_Union[LogprobColumns, _Mapping]] = ..., error_handles: _Optional[_Iterable[int]] = ..., error_codes: _Optional[_Iterable[int]] = ..., error_messages: _Optional[_Iterable[str]] = ..., error_retry_after: _Optional[_Iterable[int]] = ..., error_reasons: _Optional[_Iterable[str]] = ..., started_handles: _Optional[_Iterable[int]] = ..., queue_seconds: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class WorkerMessage(_message.Message):
     __slots__ = ("hello", "output", "heartbeat", "store_report", "leaving", "announced")

@@ -92,6 +92,11 @@ class Outbox:
         self._num_values += 1
         self._check_size()
 
+    def add_start(self, handle: int, queue_seconds: float) -> None:
+        """A request's first step was planned, so many seconds after the request had come."""
+        self._batch.started_handles.append(handle)
+        self._batch.queue_seconds.append(queue_seconds)
+
     def add_prompt_logprobs(
         self, handle: int, positions: Sequence[int], rows: LogprobColumns
     ) -> None:

@@ -383,7 +383,10 @@ class Replica:
         for sequence in rows.joined:
             if sequence.first_run_time is None:
                 sequence.first_run_time = now
-                self._counters.queue_seconds.observe(now - sequence.request.arrival_time)
+                request, queued = sequence.request, now - sequence.request.arrival_time
+                self._counters.queue_seconds.observe(queued)
+                if sequence.index == 0:
+                    request.outbox.add_start(request.handle, queued)
                 self._counters.speculation.num_sequences += 1
         for slot in rows.chunk_slots:
             sequence = batch.owner(slot)

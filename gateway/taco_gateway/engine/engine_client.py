@@ -46,6 +46,8 @@ class SequenceUpdate:
         logprobs: one row a token of `token_ids`; None if none were asked for.
         prompt_logprobs: one row a prompt position, going on where the update before ended; the very
             first row belongs to position 1. Only on the sequence of index 0, and only if asked for.
+        queue_seconds: from the scheduler's receipt of the request to its first step; on the first
+            update.
     """
 
     index: int
@@ -55,6 +57,7 @@ class SequenceUpdate:
     num_cached_tokens: int = 0
     logprobs: LogprobColumns | None = None
     prompt_logprobs: LogprobColumns | None = None
+    queue_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,6 +43,7 @@ class TokenStream:
         was_taken_back: its scheduler had no worker, or no license, for it, and it went to another
             one.
         has_paid: a scheduler may have let it in.
+        queue_seconds: from the scheduler's receipt to the first step; None: it has not run yet.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class TokenStream:
         self.num_missing_tokens = 0
         self.was_taken_back = False
         self.has_paid = False
+        self.queue_seconds: float | None = None
         self._on_cancel = on_cancel
         self._running = set(range(request.sampling.num_sequences))
         self._pending: deque[SequenceUpdate] = deque()
@@ -136,7 +138,8 @@ class TokenStream:
         """Adds news; those of a sequence that has ended or was cancelled are dropped."""
         if update.index not in self._running:
             return
-        self._touched = True
+        if not self._touched:
+            self._touched, update.queue_seconds = True, self.queue_seconds
         self.emitted[update.index].extend(update.token_ids)
         if update.finish_reason != FinishReason.RUNNING:
             self._running.discard(update.index)
@@ -205,9 +208,12 @@ class RequestTable:
 
     def dispatch(self, batch: OutputBatch) -> None:
         """Gives every open request its news; rows of requests that are gone are dropped."""
+        streams = self._streams
+        for handle, seconds in zip(batch.started_handles, batch.queue_seconds, strict=True):
+            if (started := streams.get(handle)) is not None:
+                started.queue_seconds = seconds
         if batch.prompt_logprobs is not None:
             self._dispatch_prompt_logprobs(batch, batch.prompt_logprobs)
-        streams = self._streams
         logprobs = None if batch.logprobs is None else _RowSlicer(batch.logprobs)
         token_ids = batch.token_ids
         start = 0

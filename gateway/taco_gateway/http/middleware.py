@@ -5,6 +5,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from taco_gateway.errors import error_response
 from taco_gateway.http.request_id import REQUEST_ID_HEADER, request_id_of
 from taco_gateway.metrics import GatewayMetrics
+from taco_gateway.request_log import begin_request_log
 
 
 class RequestContextMiddleware:
@@ -27,6 +28,7 @@ class RequestContextMiddleware:
             scope["path"] = raw_path.decode("latin-1")
         request_id = request_id_of(scope)
         scope.setdefault("state", {})["request_id"] = request_id.decode()
+        log = begin_request_log(scope, request_id.decode())
         is_head = scope["method"] == "HEAD"
         if is_head:  # answered as GET; the server still knows, and sends no body
             scope = {**scope, "method": "GET"}
@@ -38,6 +40,7 @@ class RequestContextMiddleware:
                 started = True
                 message["headers"] = [*message["headers"], (REQUEST_ID_HEADER, request_id)]
                 self._metrics.observe_response(message["status"])
+                log.status = message["status"]
             elif is_head:
                 message = {**message, "body": b""}
             await send(message)
@@ -47,5 +50,10 @@ class RequestContextMiddleware:
         except Exception as error:
             response = error_response(error)
             if started:
+                log.status = response.status_code
                 raise  # too late to answer; the server closes the connection
             await response(scope, receive, send_with_id)
+        finally:
+            key = scope["state"].get("api_key")
+            log.key = "" if key is None else key.tenant.name
+            log.write()

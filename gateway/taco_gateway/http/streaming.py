@@ -12,6 +12,7 @@ from taco_gateway.errors import CLIENT_CLOSED_REQUEST, ApiError, as_api_error
 from taco_gateway.http.chunks import PING, error_frame
 from taco_gateway.http.connection import ABORT_EXTENSION
 from taco_gateway.metrics import GatewayMetrics
+from taco_gateway.request_log import note_failure
 
 T = TypeVar("T")
 
@@ -65,10 +66,12 @@ class EventStream(StreamingResponse):
         self._metrics = metrics
         self._last_write = monotonic()  # when the latest write began
         self._num_writing = 0
+        self._scope: Scope = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         first = asyncio.ensure_future(self._first_frame())
         gone = asyncio.ensure_future(_disconnected(receive))
+        self._scope = scope
         writer: asyncio.Future[None] | None = None
         try:
             await asyncio.wait(
@@ -79,6 +82,7 @@ class EventStream(StreamingResponse):
             writer = asyncio.ensure_future(self._write_all(first, send))
             if not await self._watch(writer, gone, send):
                 self._metrics.observe_disconnect()
+                note_failure(scope, CLIENT_CLOSED_REQUEST, "the client closed the connection")
                 _abort(scope)
         finally:
             await _cancel(first, gone, *([writer] if writer else []))
@@ -120,7 +124,9 @@ class EventStream(StreamingResponse):
             async for frame in self._frames:
                 await self._write(frame, send)
         except Exception as error:
-            await self._write(error_frame(as_api_error(error)), send)
+            api_error = as_api_error(error)
+            note_failure(self._scope, api_error.status, api_error.message)
+            await self._write(error_frame(api_error), send)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _write(self, body: bytes, send: Send) -> None:

@@ -10,7 +10,7 @@ from fastapi.responses import Response
 
 from taco_gateway.auth import ApiKey
 from taco_gateway.gateway import Gateway, gateway_of, key_of
-from taco_gateway.generation import Choice, Updates, UsageCounter, timed
+from taco_gateway.generation import Choice, Updates, UsageCounter
 from taco_gateway.http.chunks import ChatChunkWriter, StreamExtras, StreamHead
 from taco_gateway.protocol.chat import ChatCompletionRequest
 from taco_gateway.protocol.logprobs import LogprobFormatter, PromptLogprobs
@@ -31,7 +31,7 @@ async def create_chat_completion(request: Request) -> Response:
     with chat.errors_by_own_names():
         prompt_token_ids, updates = await _generate(gateway, chat, key, request_id)
     answer = _ChatAnswer(gateway, chat, prompt_token_ids, request_id)
-    watched = timed(updates, gateway.metrics, arrival)
+    watched = gateway.watched(request, updates, arrival, answer.usage, chat.model)
     if chat.stream:
         return gateway.event_stream(answer.frames(watched))
     return await gateway.answer(request, answer.whole(watched))
@@ -99,10 +99,11 @@ class _ChatAnswer:
         self._id = request_id
         self._model = chat.model or gateway.model_names[0]
         self._created = int(time.time())
+        self.usage = UsageCounter(self._num_choices)
 
     async def whole(self, updates: Updates) -> ChatCompletion:
         choices = [Choice() for _ in range(self._num_choices)]
-        usage = UsageCounter(self._num_choices)
+        usage = self.usage
         prompt_logprobs: PromptLogprobs | None = None
         async with aclosing(updates):
             async for update in updates:
@@ -141,7 +142,7 @@ class _ChatAnswer:
         writer = ChatChunkWriter(
             head, extras, role=self._role, num_choices=self._num_choices, echo=self._echo
         )
-        usage = UsageCounter(self._num_choices)
+        usage = self.usage
         opening = writer.roles()
         async with aclosing(updates):
             async for update in updates:

@@ -11,7 +11,7 @@ from fastapi.responses import Response
 
 from taco_gateway.auth import ApiKey
 from taco_gateway.gateway import Gateway, gateway_of, key_of
-from taco_gateway.generation import Choice, Updates, UsageCounter, merge, timed, without_tokens
+from taco_gateway.generation import Choice, Updates, UsageCounter, merge, without_tokens
 from taco_gateway.http.chunks import CompletionChunkWriter, StreamExtras, StreamHead
 from taco_gateway.protocol.completions import CompletionRequest, Prompt
 from taco_gateway.protocol.logprobs import CompletionLogprobs, PromptLogprobs
@@ -59,7 +59,7 @@ async def create_completion(request: Request) -> Response:
     for prompt in body.prompts:
         gateway.log_request(request_id, prompt, params)
     answer = _CompletionAnswer(gateway, body, params, kept, echoed, request_id)
-    watched = timed(updates, gateway.metrics, arrival)
+    watched = gateway.watched(request, updates, arrival, answer.usage, body.model)
     if body.stream:
         return gateway.event_stream(answer.frames(watched))
     return await gateway.answer(request, answer.whole(watched))
@@ -123,6 +123,7 @@ class _CompletionAnswer:
         self._id = request_id
         self._model = body.model or gateway.model_names[0]
         self._created = int(time.time())
+        self.usage = UsageCounter(self._n)
         self._fingerprint = gateway.system_fingerprint
         self._prompts = prompts
         self._echo = [prompt for prompt in echoed for _ in range(params.n)]
@@ -130,7 +131,7 @@ class _CompletionAnswer:
     async def whole(self, updates: Updates) -> Completion:
         choices = [Choice() for _ in range(self._num_choices)]
         prompt_rows: dict[int, list[TokenLogprob | None]] = {}
-        usage = UsageCounter(self._n)
+        usage = self.usage
         async with aclosing(updates):
             async for update in updates:
                 choices[update.index].add(update)
@@ -172,7 +173,7 @@ class _CompletionAnswer:
             sequences_per_prompt=self._n,
             echo=self._echo,
         )
-        usage = UsageCounter(self._n)
+        usage = self.usage
         async with aclosing(updates):
             async for update in updates:
                 usage.add(update)

@@ -39,6 +39,8 @@ class TextUpdate:
             counted.
         prompt_logprobs: one entry a prompt token, None for the first one. Whole, on one update of
             the request (index 0), if asked for.
+        queue_seconds: from the scheduler's receipt of the request to its first step; on one of its
+            first updates.
     """
 
     index: int
@@ -52,11 +54,14 @@ class TextUpdate:
     num_completion_tokens: int = 0
     num_cached_tokens: int = 0
     prompt_logprobs: list[TokenLogprob | None] | None = None
+    queue_seconds: float | None = None
 
     def extend(self, news: "TextUpdate") -> None:
         """Adds later news of the same sequence."""
         self.text += news.text
         self.token_ids += news.token_ids
+        if news.queue_seconds is not None:
+            self.queue_seconds = news.queue_seconds
         if news.logprobs is not None:
             self.logprobs = [*(self.logprobs or ()), *news.logprobs]
         if news.logprob_sum is not None:

@@ -368,14 +368,18 @@ class TextEngine:
         if params.prompt_logprobs is not None:
             prompt = PromptLogprobs(self._candidates)
         stream = self.client.generate(request)
+        queue_seconds: float | None = None
         try:
             async for update in stream:
+                if update.queue_seconds is not None:
+                    queue_seconds = update.queue_seconds
                 if prompt is not None and update.prompt_logprobs is not None:
                     prompt.add(update.prompt_logprobs)
                 if not update.token_ids and update.finish_reason == FinishReason.RUNNING:
                     continue
                 processor = processors[update.index]
                 news = processor.feed(update)
+                news.queue_seconds, queue_seconds = queue_seconds, None
                 if prompt is not None and update.index == 0:
                     news.prompt_logprobs = prompt.entries()
                     prompt = None

@@ -1,0 +1,105 @@
+"""One log line for each finished request, whatever has become of it."""
+
+import json
+import logging
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from taco_proto.logging import REQUEST, event
+
+if TYPE_CHECKING:  # both need this module
+    from taco_gateway.generation import UsageCounter
+    from taco_gateway.metrics import RequestTimer
+
+GRPC_METHOD = "GRPC"  # of requests that are no HTTP requests
+
+logger = logging.getLogger("taco.gateway.requests")
+
+_MAX_ROUTE_CHARS = 200
+_STATE_KEY = "request_log"
+
+
+@dataclass(slots=True)
+class RequestLog:
+    """What the line says; it is filled while the request is served.
+
+    Attributes:
+        arrival: when the request came, on `perf_counter`'s clock.
+        key: the name of the API key's owner; empty: there are no keys, or none was accepted.
+        status: HTTP status, that of the failure where a stream has failed; 0: none was sent.
+        timer, usage: of a request that generates.
+    """
+
+    request_id: str
+    method: str
+    route: str
+    arrival: float
+    key: str = ""
+    model: str = ""
+    status: int = 0
+    error: str = ""
+    timer: "RequestTimer | None" = None
+    usage: "UsageCounter | None" = None
+
+    def write(self) -> None:
+        """Logs the line: requests of the API at level info, probes and the like at debug."""
+        is_api = self.method == GRPC_METHOD or (self.method == "POST" and "/v1/" in self.route)
+        level = logging.INFO if is_api else logging.DEBUG
+        if not logger.isEnabledFor(level):
+            return
+        data = self._data()
+        parts = [f"{data['id']} {data['method']} {data['route']} {data['status']}"]
+        parts += [f"{name}={data[name]}" for name in ("key", "model") if data[name]]
+        if self.usage is not None:
+            parts.append(f"tokens={data['prompt_tokens']}+{data['completion_tokens']}")
+            parts.append(f"cached={data['cached_tokens']}")
+        for name in ("queue", "ttft", "total"):
+            if (seconds := data[f"{name}_seconds"]) is not None:
+                parts.append(f"{name}={seconds:.3f}s")
+        if data["finish_reasons"]:
+            parts.append(f"finish={','.join(data['finish_reasons'])}")
+        if self.error:
+            parts.append(f"error={json.dumps(self.error)}")
+        logger.log(level, "%s", " ".join(parts), extra=event(REQUEST, data))
+
+    def _data(self) -> dict[str, Any]:
+        usage = None if self.usage is None else self.usage.usage()
+        details = None if usage is None else usage.prompt_tokens_details
+        timer = self.timer
+        return {
+            "id": self.request_id,
+            "method": self.method,
+            "route": self.route[:_MAX_ROUTE_CHARS],
+            "status": self.status,
+            "key": self.key,
+            "model": self.model,
+            "prompt_tokens": 0 if usage is None else usage.prompt_tokens,
+            "completion_tokens": 0 if usage is None else usage.completion_tokens,
+            "cached_tokens": 0 if details is None else details.cached_tokens,
+            "queue_seconds": None if timer is None else timer.queue_seconds,
+            "ttft_seconds": None if timer is None else timer.first_token_seconds(self.arrival),
+            "total_seconds": perf_counter() - self.arrival,
+            "finish_reasons": [] if timer is None else timer.finish_reasons,
+            "error": self.error,
+        }
+
+
+def begin_request_log(scope: MutableMapping[str, Any], request_id: str) -> RequestLog:
+    """The log of a new HTTP request, kept in its ASGI scope."""
+    log = RequestLog(request_id, scope["method"], scope["path"], perf_counter())
+    scope.setdefault("state", {})[_STATE_KEY] = log
+    return log
+
+
+def request_log_of(scope: MutableMapping[str, Any]) -> RequestLog | None:
+    """The log of the request with this ASGI scope."""
+    return scope.get("state", {}).get(_STATE_KEY)
+
+
+def note_failure(scope: MutableMapping[str, Any], status: int, message: str) -> None:
+    """The request has failed, before its response or within it."""
+    log = request_log_of(scope)
+    if log is not None:
+        log.status, log.error = status, message
