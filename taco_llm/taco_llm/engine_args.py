@@ -235,10 +235,11 @@ class EngineArgs(LicenseArgs):
         metavar="GIB",
     )
     num_threads: int | None = flag(
-        "CPU threads that the model may use. Without it there is one for each core.",
+        "CPU threads of the model. Without it one for each core.",
         _WORKER,
         default=None,
         parse=int,
+        metavar="THREADS",
     )
     block_size: int = flag(
         "Tokens in a block of the KV cache. Smaller blocks waste less memory and share prefixes "
@@ -264,10 +265,11 @@ class EngineArgs(LicenseArgs):
         metavar="BLOCKS",
     )
     max_logprobs: int = flag(
-        "The most log probabilities that a request may ask for at each position.",
+        "Maximum number of log probabilities that a request may ask for at each position.",
         _WORKER,
         default=20,
         parse=int,
+        metavar="NUMBER",
     )
 
     def __post_init__(self) -> None:

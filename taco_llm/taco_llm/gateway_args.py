@@ -62,15 +62,14 @@ class GatewayArgs:
         metavar="PORT",
     )
     min_ready_workers: int = flag(
-        "The server is ready, for /readyz, while so many workers serve the model; with 1, from the "
-        "first one on.",
+        "Report ready on /readyz only while at least this many workers are attached.",
         _GATEWAY,
         default=1,
         parse=int,
         metavar="WORKERS",
     )
     queue_timeout: float = flag(
-        "Seconds that a request may wait to run. Then it fails with status 504.",
+        "Maximum seconds that a request waits in the queue before it fails with status 504.",
         _GATEWAY,
         default=600.0,
         parse=float,
@@ -100,8 +99,8 @@ class GatewayArgs:
         metavar="FILE",
     )
     redis_keys: bool = flag(
-        "The API keys are those that stand in Redis (taco_llm keys puts them there), for all "
-        "gateways. Without any, nobody is let in.",
+        "Read API keys from Redis, shared by all gateways (see taco_llm keys). While Redis holds "
+        "no key, every request is rejected.",
         _GATEWAY,
         default=False,
     )
@@ -122,8 +121,8 @@ class GatewayArgs:
         "The role that answers carry.", _GATEWAY, default="assistant", metavar="ROLE"
     )
     return_tokens_as_token_ids: bool = flag(
-        "Show tokens in log probabilities as token_id:NUMBER, so that tokens that are no whole "
-        "characters can be told apart.",
+        "Show tokens in log probabilities as token_id:NUMBER, which is useful for tokens that are "
+        "not valid UTF-8 by themselves.",
         _GATEWAY,
         default=False,
     )
@@ -155,8 +154,8 @@ class GatewayArgs:
         "Path under which a reverse proxy serves this API.", _GATEWAY, default="", metavar="PATH"
     )
     middleware: tuple[str, ...] = flag(
-        "Import path of an ASGI middleware, a class or a function, to add to the app. Give the "
-        "flag once a middleware.",
+        "Import path of an ASGI middleware to add to the app, a class or a function. Repeat the "
+        "flag for several.",
         _GATEWAY,
         default=(),
         several="append",

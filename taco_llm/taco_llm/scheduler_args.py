@@ -125,24 +125,24 @@ class SchedulerArgs:
         "Do not log a line with the throughput every few seconds.", _SCHEDULER, default=False
     )
     step_timeout: float = flag(
-        "Give a worker up that works on a step for so many seconds, and for ten times as long as "
-        "on its longest one before. Its requests go on elsewhere.",
+        "Declare a worker lost if one step takes longer than this, and longer than 10 times its "
+        "slowest step so far. Its requests continue on other workers.",
         _SCHEDULER,
         default=120.0,
         parse=float,
         metavar="SECONDS",
     )
     worker_timeout: float = flag(
-        "Give a worker up when nothing is heard of it for so many seconds; it sends a heartbeat "
-        "every 2 s. Its requests go on elsewhere.",
+        "Declare a worker lost after this many seconds without a heartbeat; it sends one every "
+        "2 s. Its requests continue on other workers.",
         _SCHEDULER,
         default=10.0,
         parse=float,
         metavar="SECONDS",
     )
     worker_drain_timeout: float = flag(
-        "Seconds in which the requests of a worker that is told to stop may end. Then they go on "
-        "elsewhere.",
+        "Seconds that the requests of a worker that is told to stop have to finish. Then they "
+        "continue on other workers.",
         _SCHEDULER,
         default=30.0,
         parse=float,
@@ -158,14 +158,14 @@ class SchedulerArgs:
         metavar="TOKENS",
     )
     speculative_max_model_len: int | None = flag(
-        "Sequences longer than that are decoded without drafts.",
+        "Disable speculation for sequences longer than this many tokens.",
         _SCHEDULER,
         default=None,
         parse=int,
         metavar="TOKENS",
     )
     speculative_disable_by_batch_size: int | None = flag(
-        "With more requests than that, running and waiting, nobody's drafts are verified.",
+        "Disable speculation while more than this many requests are running or waiting.",
         _SCHEDULER,
         default=None,
         parse=int,
