@@ -41,6 +41,7 @@ NUM_SEQUENCES = 256
 PLAIN = f"decode step, {NUM_SEQUENCES} sequences"
 PROMPT_TOKENS = 512
 CACHED_PROMPT_TOKENS = 4096
+LONG_PROMPT_TOKENS = 1_000_000
 NUM_COMING_AND_GOING = 64
 NUM_OWNERS = 10
 NUM_WAITING = 10_000
@@ -264,10 +265,30 @@ def ratios(figures: dict[str, dict[str, dict[str, float]]]) -> dict[str, float]:
     }
 
 
-def cached_admission(num_rounds: int) -> dict[str, dict[str, float]]:
-    """From the bytes of a request of 4,096 tokens, all of them cached, to the bytes of its plan."""
-    bench = Bench(max_num_batched_tokens=8192)
-    message = submit_message(0, CACHED_PROMPT_TOKENS, max_tokens=1)
+def long_info(num_tokens: int) -> WorkerInfo:
+    """A worker whose memory holds such a prompt."""
+    return replace(INFO, max_model_len=2 * num_tokens, num_blocks=2 * num_tokens // INFO.block_size)
+
+
+def chunks(num_tokens: int) -> dict[str, dict[str, float]]:
+    """A later chunk of a prompt of so many tokens, of which nothing is cached."""
+    bench = Bench(max_num_batched_tokens=8192, info=long_info(num_tokens))
+    bench.submit(submit_message(0, num_tokens, max_tokens=2))
+    answer = bench.step(None, Clock())
+    gc.freeze()
+    clock = Clock()
+    for _ in range(num_tokens // 8192 - 1):
+        answer = bench.step(answer, clock)
+    return clock.figures()
+
+
+def cached_admission(
+    num_rounds: int, num_tokens: int = CACHED_PROMPT_TOKENS
+) -> dict[str, dict[str, float]]:
+    """From the bytes of a request, whose prompt is cached, to the bytes of its plan."""
+    info = INFO if num_tokens == CACHED_PROMPT_TOKENS else long_info(num_tokens)
+    bench = Bench(max_num_batched_tokens=num_tokens, info=info)
+    message = submit_message(0, num_tokens, max_tokens=1)
     clock = Clock()
     for i in range(num_rounds + 1):
         if i == 1:
@@ -330,6 +351,10 @@ def main() -> None:
         f"admission, {CACHED_PROMPT_TOKENS} cached tokens": cached_admission(arguments.steps // 4),
         "rebalancing, 1,000 wait": rebalancing(10, 1_000),
         f"rebalancing, {NUM_WAITING:,} wait": rebalancing(10, NUM_WAITING),
+        f"admission, {LONG_PROMPT_TOKENS:,} cached tokens": cached_admission(
+            50, LONG_PROMPT_TOKENS
+        ),
+        f"later chunk, prompt of {LONG_PROMPT_TOKENS:,} tokens": chunks(LONG_PROMPT_TOKENS),
         "requests come and go": coming_and_going(arguments.steps // 4, INFO),
         "the same, to disk": coming_and_going(
             arguments.steps // 4, replace(INFO, num_host_blocks=60_000, num_disk_blocks=200_000)

@@ -361,7 +361,7 @@ def _joined_to_pb(joined: JoinedSequences) -> pb.JoinedSequences:
         token_ids=joined.token_ids.astype("<i4", copy=False).tobytes(),
         num_omitted_tokens=joined.num_omitted_tokens.tolist(),
         num_blocks=joined.num_blocks.tolist(),
-        block_ids=joined.block_ids.tolist(),
+        block_ids=joined.block_ids.astype("<i4", copy=False).tobytes(),
         sampling=sampling_columns_to_pb(joined.sampling),
         cache_salts=joined.cache_salts,
     )
@@ -376,7 +376,7 @@ def _joined_from_pb(message: pb.JoinedSequences) -> JoinedSequences:
         token_ids=np.frombuffer(message.token_ids, dtype="<i4"),
         num_omitted_tokens=_ints(message.num_omitted_tokens),
         num_blocks=_ints(message.num_blocks),
-        block_ids=_ints(message.block_ids),
+        block_ids=np.frombuffer(message.block_ids, dtype="<i4"),
         sampling=sampling_columns_from_pb(message.sampling),
         cache_salts=tuple(message.cache_salts),
     )

@@ -427,10 +427,10 @@ class JoinedSequences(_message.Message):
     token_ids: bytes
     num_omitted_tokens: _containers.RepeatedScalarFieldContainer[int]
     num_blocks: _containers.RepeatedScalarFieldContainer[int]
-    block_ids: _containers.RepeatedScalarFieldContainer[int]
+    block_ids: bytes
     sampling: SamplingColumns
     cache_salts: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, slots: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., num_computed_tokens: _Optional[_Iterable[int]] = ..., token_ids: _Optional[bytes] = ..., num_omitted_tokens: _Optional[_Iterable[int]] = ..., num_blocks: _Optional[_Iterable[int]] = ..., block_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingColumns, _Mapping]] = ..., cache_salts: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, slots: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., num_computed_tokens: _Optional[_Iterable[int]] = ..., token_ids: _Optional[bytes] = ..., num_omitted_tokens: _Optional[_Iterable[int]] = ..., num_blocks: _Optional[_Iterable[int]] = ..., block_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[SamplingColumns, _Mapping]] = ..., cache_salts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PlannedDrafts(_message.Message):
     __slots__ = ("slots", "num_tokens", "num_drafts", "token_ids")

@@ -102,8 +102,8 @@ def _joined(batch: Batch, sequences: list[Sequence], needs_history: bool) -> Joi
         num_computed_tokens=num_computed,
         token_ids=np.concatenate(token_ids),
         num_omitted_tokens=omitted if omitted.any() else EMPTY,
-        num_blocks=np.array([len(blocks) for blocks in tables], dtype=np.int32),
-        block_ids=np.concatenate([np.array(blocks, dtype=np.int32) for blocks in tables]),
+        num_blocks=np.array([len(blocks) for blocks in tables], np.int32),
+        block_ids=np.concatenate([np.array(blocks, np.int32) for blocks in tables]),
         sampling=tuple(s.sampling_for_worker() for s in sequences),
         cache_salts=_salts(sequences),
     )

@@ -397,7 +397,7 @@ class KvShadow:
             list(manager._tree._lru),
             list(manager._tree.residents.offloaded) if manager._tree.residents else [],
             host and (list(host._pool._references), dict(host._offloads), dict(host._loads)),
-            [(each.table.blocks.copy(), each.table.node) for each in self.live],
+            [(list(each.table.blocks), each.table.node) for each in self.live],
         )
 
     # -------------------------------------------------------------------- disk

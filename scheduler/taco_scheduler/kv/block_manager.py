@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from taco_proto.kv_tiers import StoreCommand, StoreReport
 from taco_proto.steps import BlockCopies
+from taco_scheduler.kv.block_ids import BlockIds, block_ids
 from taco_scheduler.kv.block_pool import BlockPool
 from taco_scheduler.kv.block_table import BlockTable
 from taco_scheduler.kv.disk_tier import DiskTier
@@ -156,11 +157,12 @@ class BlockManager:
         num_ids = memoryview(tokens).nbytes // TOKEN_BYTES
         may_read = read_cache and self.enable_prefix_caching
         num_readable = (num_ids - 1) // self.block_size if may_read else 0
-        key = self._packed(tokens, 0, num_readable)
-        match = self._tree.match(namespace, key)
+        key = tokens if isinstance(tokens, bytes) else bytes(tokens)
+        match = self._tree.match(namespace, key, num_readable)
         num_matched = len(match.blocks) + match.num_host_blocks
         read_keys: list[bytes] = []
         if self._disk is not None and num_matched < num_readable:
+            key = self._packed(tokens, 0, num_readable)
             read_keys = self._disk.find(namespace, key, num_matched)
         return CachedPrefix(match, read_keys)
 
@@ -185,7 +187,7 @@ class BlockManager:
                 node = node.parent
         yield from (node for node in self._tree.unlocked_nodes() if node not in seen)
 
-    def extend(self, table: BlockTable, num_tokens: int) -> list[int] | None:
+    def extend(self, table: BlockTable, num_tokens: int) -> BlockIds | None:
         """Appends blocks until the table covers `num_tokens` tokens.
 
         Returns:
@@ -197,7 +199,7 @@ class BlockManager:
         self._check_live(table)
         missing = self._num_blocks_for(num_tokens) - len(table.blocks)
         if missing <= 0:
-            return []
+            return block_ids()
         while missing > self.num_free_blocks:
             if not self._make_pins_give_way(missing):
                 return None
@@ -223,7 +225,7 @@ class BlockManager:
         taken = iter(self._take(sum(missing)))
         appended = [list(itertools.islice(taken, count)) for count in missing]
         for table, blocks in zip(tables, appended, strict=True):
-            table.blocks += blocks
+            table.blocks.extend(blocks)
         return appended
 
     def pin_prefix(
@@ -398,7 +400,7 @@ class BlockManager:
         if table.is_discarded:
             self._discard(table, tokens)
         table.node = None
-        table.blocks = []
+        table.blocks = block_ids()
         num_excess = self._tree.num_evictable - self._max_cached
         if num_excess > 0:
             self._pool.release(self._tree.evict(num_excess))
@@ -430,7 +432,7 @@ class BlockManager:
             key = self._packed(tokens, 0, num_tokens // self.block_size)
             self._disk.note(table, table.namespace, key)
 
-    def _take(self, count: int) -> list[int]:
+    def _take(self, count: int) -> BlockIds:
         """`count` blocks; the caller knows that there are as many, free or cached."""
         shortage = count - self._pool.num_free
         if shortage > 0:

@@ -1,6 +1,14 @@
 """Who owns which block: a free list and reference counts."""
 
+from array import array
 from collections.abc import Iterable
+
+import numpy as np
+
+from taco_proto.steps import IntArray
+from taco_scheduler.kv.block_ids import BlockIds, block_ids
+
+MIN_VECTOR = 64  # blocks; below that a loop is quicker than numpy
 
 
 class BlockPool:
@@ -23,8 +31,8 @@ class BlockPool:
         if num_blocks < 1:
             raise ValueError(f"num_blocks must be at least 1, got {num_blocks}")
         self.num_blocks = num_blocks
-        self._free: list[int] = []  # a stack of blocks that were used before
-        self._references: list[int] = []  # of the blocks that were ever used, the lowest ones
+        self._free = block_ids()  # a stack of blocks that were used before
+        self._references = block_ids()  # of the blocks that were ever used, the lowest ones
 
     @property
     def num_free(self) -> int:
@@ -33,7 +41,7 @@ class BlockPool:
     def num_owners(self, block: int) -> int:
         return self._references[block] if block < len(self._references) else 0
 
-    def allocate(self, count: int) -> list[int] | None:
+    def allocate(self, count: int) -> BlockIds | None:
         """Takes `count` blocks, each with one reference; None, taking none, if too few are free."""
         references = self._references
         num_new = count - len(self._free)
@@ -41,20 +49,28 @@ class BlockPool:
             return None
         blocks = self._free[: -count - 1 : -1]
         del self._free[max(0, -num_new) :]
-        for block in blocks:
-            references[block] = 1
+        if len(blocks) >= MIN_VECTOR:
+            self._counts()[_vector(blocks)] = 1
+        else:
+            for block in blocks:
+                references[block] = 1
         if num_new > 0:
             first = len(references)
-            blocks += range(first, first + num_new)
-            references += [1] * num_new
+            blocks.extend(range(first, first + num_new))
+            references += block_ids([1]) * num_new
         return blocks
 
     def retain(self, blocks: Iterable[int]) -> None:
-        """Adds an owner to each block.
+        """Adds an owner to each block; a `BlockIds` names none twice.
 
         Raises:
             RuntimeError: a block is free.
         """
+        if isinstance(blocks, array) and len(blocks) >= MIN_VECTOR:
+            indexes, counts = _vector(blocks), self._counts()
+            if counts[indexes].all():
+                counts[indexes] += 1
+                return
         references = self._references
         for block in blocks:
             if block >= len(references) or references[block] == 0:
@@ -62,11 +78,18 @@ class BlockPool:
             references[block] += 1
 
     def release(self, blocks: Iterable[int]) -> None:
-        """Drops an owner of each block; a block without owners is free.
+        """Drops an owner of each block; a block without owners is free. A `BlockIds` names none
+        twice.
 
         Raises:
             RuntimeError: a block is free already.
         """
+        if isinstance(blocks, array) and len(blocks) >= MIN_VECTOR:
+            indexes, counts = _vector(blocks), self._counts()
+            if counts[indexes].all():
+                counts[indexes] -= 1
+                self._free.frombytes(indexes[counts[indexes] == 0].tobytes())
+                return
         references = self._references
         for block in blocks:
             count = (references[block] if block < len(references) else 0) - 1
@@ -75,3 +98,11 @@ class BlockPool:
             references[block] = count
             if count == 0:
                 self._free.append(block)
+
+    def _counts(self) -> IntArray:
+        """A view of the references, which cannot grow while it exists."""
+        return np.frombuffer(self._references, dtype=np.int32)
+
+
+def _vector(blocks: BlockIds) -> IntArray:
+    return np.frombuffer(blocks, dtype=np.int32)

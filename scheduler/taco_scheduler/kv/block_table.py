@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from taco_scheduler.kv.block_ids import BlockIds
 from taco_scheduler.kv.namespace import CacheNamespace
 from taco_scheduler.kv.node import Node
 
@@ -22,7 +23,7 @@ class BlockTable:
         sealed: a failed step took part of the prefix back: nothing more of this table is cached.
     """
 
-    blocks: list[int]
+    blocks: BlockIds
     num_cached_tokens: int
     node: Node | None
     num_pinned_blocks: int

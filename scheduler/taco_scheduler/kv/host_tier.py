@@ -51,7 +51,7 @@ class HostTier:
         self._offloads.update(zip(targets, sources, strict=True))
         return targets
 
-    def load(self, sources: list[int], targets: list[int]) -> None:
+    def load(self, sources: list[int], targets: Iterable[int]) -> None:
         """Plans copies of host blocks, which stay what they are until the step is done."""
         self._pool.retain(sources)
         self._loads.update(zip(targets, sources, strict=True))
@@ -62,7 +62,7 @@ class HostTier:
         assert blocks is not None
         for block in blocks:
             self._is_filled[block] = False
-        return blocks
+        return list(blocks)
 
     def fill(self, block: int) -> None:
         self._is_filled[block] = True

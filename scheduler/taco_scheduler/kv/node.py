@@ -3,6 +3,8 @@
 from collections.abc import Hashable
 from dataclasses import dataclass
 
+from taco_scheduler.kv.block_ids import BlockIds, block_ids
+
 NOWHERE = -1  # stands for a block that a tier does not hold
 
 
@@ -37,7 +39,7 @@ class Node:
     )
 
     def __init__(
-        self, parent: "Node | None", key: bytes, blocks: list[int], step_id: int | None = None
+        self, parent: "Node | None", key: bytes, blocks: BlockIds, step_id: int | None = None
     ) -> None:
         self.parent = parent
         self.key = memoryview(key)
@@ -60,7 +62,7 @@ class Root(Node):
     __slots__ = ("namespace",)
 
     def __init__(self, namespace: Hashable) -> None:
-        super().__init__(None, b"", [])
+        super().__init__(None, b"", block_ids())
         self.namespace = namespace
 
 
@@ -80,7 +82,7 @@ class PrefixMatch:
     namespace: Hashable
     node: Node | None
     num_node_blocks: int
-    blocks: list[int]
+    blocks: BlockIds
     num_host_blocks: int
     num_evictable: int
 

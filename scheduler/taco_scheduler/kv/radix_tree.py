@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Hashable, Iterator
 
 from taco_proto.steps import BlockCopies
+from taco_scheduler.kv.block_ids import BlockIds, block_ids
 from taco_scheduler.kv.common_blocks import num_common_blocks
 from taco_scheduler.kv.host_residents import HostResidents
 from taco_scheduler.kv.host_tier import HostTier
@@ -42,17 +43,21 @@ class RadixTree:
         self._lru: OrderedDict[Node, None] = OrderedDict()
         self._unconfirmed: dict[int, list[Node]] = {}
 
-    def match(self, namespace: Hashable, key: bytes) -> PrefixMatch:
-        """The longest cached prefix of `key` in whole blocks; changes nothing."""
+    def match(self, namespace: Hashable, key: bytes, max_blocks: int | None = None) -> PrefixMatch:
+        """The longest cached prefix of `key` in whole blocks, `max_blocks` at most; changes nothing
+        and copies nothing of `key`.
+        """
         block_bytes = self.block_bytes
+        end = len(key) if max_blocks is None else max_blocks * block_bytes
         node: Node | None = self._roots.get(namespace)
         position = num_node_blocks = num_host_blocks = num_evictable = 0
-        blocks: list[int] = []
+        blocks = block_ids()
         while node is not None and num_node_blocks == len(node.blocks) + node.num_below:
-            child = node.children.get(key[position : position + block_bytes])
+            child = node.children.get(key[position : min(position + block_bytes, end)])
             if child is None:
                 break
             num_common = self._num_common_blocks(child, key, position)
+            num_common = min(num_common, (end - position) // block_bytes)
             num_on_device = min(num_common, len(child.blocks))
             if num_on_device < num_common:
                 assert self._host is not None
@@ -86,7 +91,7 @@ class RadixTree:
             node = node.parent
         return end
 
-    def load(self, end: Node, blocks: list[int]) -> None:
+    def load(self, end: Node, blocks: BlockIds) -> None:
         """Gives the pinned prefix that ends with `end` device blocks for those that only the host
         holds. The copies are planned; what they fill is not confirmed before they are done.
         """
@@ -100,7 +105,7 @@ class RadixTree:
             assert node.parent is not None
             node = node.parent
 
-    def load_behind(self, end: Node, key: bytes, blocks: list[int], host_blocks: list[int]) -> Node:
+    def load_behind(self, end: Node, key: bytes, blocks: BlockIds, host_blocks: list[int]) -> Node:
         """Continues a pinned prefix, behind which the device holds nothing, with host blocks that
         the tree does not know yet; returns its new end. As for `load`.
         """
@@ -135,8 +140,8 @@ class RadixTree:
             yield from reversed(self.residents.offloaded)
 
     def insert(
-        self, node: Node, key: bytes, blocks: list[int], step_id: int | None
-    ) -> tuple[Node, list[int]]:
+        self, node: Node, key: bytes, blocks: BlockIds, step_id: int | None
+    ) -> tuple[Node, BlockIds]:
         """Continues a pinned prefix and moves its pin to the new end.
 
         What the device holds already stays as it is, so that other owners' blocks remain in the
@@ -152,7 +157,7 @@ class RadixTree:
         """
         block_bytes = self.block_bytes
         position = 0
-        taken: list[int] = []
+        taken = block_ids()
         while position < len(key):
             child = node.children.get(key[position : position + block_bytes])
             if child is None:
@@ -194,9 +199,9 @@ class RadixTree:
             ancestor.num_uses = self._num_counted_uses
             ancestor = ancestor.parent
 
-    def evict(self, count: int) -> list[int]:
+    def evict(self, count: int) -> BlockIds:
         """Takes `count` blocks, or all that can be, off the tails of the oldest leaves."""
-        evicted: list[int] = []
+        evicted = block_ids()
         while len(evicted) < count and self._lru:
             leaf = next(iter(self._lru))
             first = max(0, len(leaf.blocks) - (count - len(evicted)))
@@ -214,14 +219,14 @@ class RadixTree:
         self.num_evictable -= len(evicted)
         return evicted
 
-    def discard(self, end: Node) -> list[int]:
+    def discard(self, end: Node) -> BlockIds:
         """Remove the prefix that ends with `end`, from its end up to where a pin or another cached
         prefix needs it.
 
         Returns:
             The device blocks of the removed nodes.
         """
-        discarded: list[int] = []
+        discarded = block_ids()
         node = end
         while node.parent is not None and node.lock_count == 0 and not node.children:
             parent = node.parent
@@ -229,7 +234,7 @@ class RadixTree:
                 del self._lru[node]
                 self.num_evictable -= len(node.blocks)
                 discarded += node.blocks
-                node.blocks = []
+                node.blocks = block_ids()
             self._cut(node, 0)
             node = parent
         return discarded
@@ -316,7 +321,7 @@ class RadixTree:
         if node.num_uses < self._num_counted_uses:
             node.num_uses += 1
 
-    def _fill(self, node: Node, blocks: list[int], step_id: int | None) -> None:
+    def _fill(self, node: Node, blocks: BlockIds, step_id: int | None) -> None:
         """Gives a locked run that only the host holds its device blocks."""
         node.blocks = blocks
         node.num_below = 0
@@ -351,7 +356,7 @@ class RadixTree:
             self._unconfirmed[node.step_id].append(upper)
         return upper
 
-    def _add_leaf(self, parent: Node, key: bytes, blocks: list[int], step_id: int | None) -> Node:
+    def _add_leaf(self, parent: Node, key: bytes, blocks: BlockIds, step_id: int | None) -> Node:
         leaf = Node(parent, key, blocks, step_id)
         leaf.lock_count = leaf.num_uses = 1
         parent.children[self._first_block(leaf)] = leaf
@@ -383,7 +388,10 @@ class RadixTree:
         if self.residents is not None:
             node.host_blocks = self.residents.join(runs)
         node.key = memoryview(b"".join([run.key for run in runs]))
-        node.blocks = [block for run in runs for block in run.blocks]
+        blocks = block_ids()
+        for run in runs:
+            blocks += run.blocks
+        node.blocks = blocks
         node.parent = parent
         parent.children[self._first_block(node)] = node
         for run in absorbed:

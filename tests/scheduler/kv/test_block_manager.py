@@ -3,6 +3,7 @@ from array import array
 
 import pytest
 
+from taco_scheduler.kv.block_ids import block_ids
 from taco_scheduler.kv.block_manager import BlockManager
 from taco_scheduler.kv.block_table import BlockTable
 from taco_scheduler.kv.namespace import CacheNamespace
@@ -97,7 +98,7 @@ def test_extend_evicts_and_fails_whole() -> None:
     manager = BlockManager(4, BLOCK_SIZE)
     run_once(manager, pack(*range(8)))
     table = admit(manager, pack(20))
-    assert manager.extend(table, 4) == []
+    assert manager.extend(table, 4) == block_ids()
     assert manager.extend(table, 17) is None
     assert len(table.blocks) == 1
     extended = manager.extend(table, 16)

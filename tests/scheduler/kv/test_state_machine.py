@@ -134,7 +134,9 @@ class BlockManagerMachine(DiskRules, RuleBasedStateMachine):
             return
         assert table is not None
         assert table.num_cached_tokens == len(matched) * BLOCK_SIZE
-        assert table.blocks[: len(on_device)] == [self.cached[each].block for each in on_device]
+        assert list(table.blocks[: len(on_device)]) == [
+            self.cached[each].block for each in on_device
+        ]
         sources = [self.host_block_of(prefix) for prefix in on_host] + read_blocks
         blocks = table.blocks[len(on_device) : len(matched)]
         for prefix, block, source in zip(on_host + on_read, blocks, sources, strict=True):
