@@ -16,8 +16,8 @@ from taco_worker.sampling.logprobs import LogprobTable
 from taco_worker.transfers import Transfers
 
 _NO_CHOICE = (
-    "the model gives no finite probabilities for a token of this request; its checkpoint or the "
-    "device that runs it may be damaged"
+    "the model gives no finite probabilities for a token of this request: its checkpoint or the "
+    "device that runs it may be damaged, or the request's parameters rule out every token"
 )
 
 

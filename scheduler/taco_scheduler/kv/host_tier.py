@@ -25,7 +25,7 @@ class HostTier:
         """Raises ValueError if `num_blocks` is below 1."""
         self.num_blocks = num_blocks
         self._pool = BlockPool(num_blocks)
-        self._is_filled = bytearray(num_blocks)
+        self._is_filled = bytearray()  # of the blocks that were ever taken, the lowest ones
         self._offloads: Copies = {}  # host block → device block; not sent yet
         self._loads: Copies = {}  # device block → host block; not sent yet
         self._in_flight: dict[int, tuple[Copies, Copies]] = {}  # by step
@@ -60,6 +60,9 @@ class HostTier:
         """Gives the caller free blocks, of which there are enough; they are empty until `fill`."""
         blocks = self._pool.allocate(count)
         assert blocks is not None
+        num_taken = max(blocks, default=-1) + 1
+        if num_taken > len(self._is_filled):
+            self._is_filled.extend(bytes(num_taken - len(self._is_filled)))
         for block in blocks:
             self._is_filled[block] = False
         return list(blocks)
