@@ -6,7 +6,7 @@ import secrets
 from array import array
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from taco_gateway.engine.engine_client import EngineClient, EngineError, not_licensed
@@ -279,6 +279,8 @@ class TextEngine:
             raise InvalidParameterError(f"stop: {_NO_TOKENIZER}", "stop")
         if params.bad_words and self.tokenizer is None:
             raise InvalidParameterError(f"bad_words: {_NO_TOKENIZER}", "bad_words")
+        for text in params.bad_words or ():
+            check_text(text, "bad_words")
         max_tokens = resolve_max_tokens(
             params.max_tokens, len(prompt_token_ids), info, clamp=clamp_max_tokens
         )
@@ -295,8 +297,6 @@ class TextEngine:
                 min_tokens=min(params.min_tokens, max_tokens),
                 seed=secrets.randbelow(MAX_SEED) if params.seed is None else params.seed,
                 logprobs=params.logprobs or 0 if needs_logprobs else params.logprobs,
-                bad_words=None,
-                bad_words_token_ids=self._bad_words(params),
             ),
             priority=priority,
             deadline=deadline,
@@ -316,18 +316,20 @@ class TextEngine:
             sums_logprobs=sum_logprobs,
         )
 
-    def _bad_words(self, params: SamplingParams) -> list[Sequence[int]]:
-        """The tokens of bad words, as they are at the beginning of a text and behind a space."""
+    def _with_bad_words(self, params: SamplingParams) -> SamplingParams:
+        """Bad words as the tokens that they are at the beginning of a text and behind a space.
+        Blocks: call it from a thread.
+        """
         words = list(params.bad_words_token_ids or ())
         for text in params.bad_words or ():
             assert self.tokenizer is not None
-            check_text(text, "bad_words")
             bare = text.lstrip(" ")
             words += [
                 self.tokenizer.encode(variant, add_special_tokens=False)
                 for variant in (bare, f" {bare}")
             ]
-        return [word for word in dict.fromkeys(map(tuple, words)) if word]
+        known = [word for word in dict.fromkeys(map(tuple, words)) if word]
+        return params.with_updates(bad_words=None, bad_words_token_ids=known)
 
     async def warm_up(self) -> None:
         """Starts what the first chat would wait for."""
@@ -351,6 +353,9 @@ class TextEngine:
         sums_logprobs: bool,
     ) -> AsyncGenerator[TextUpdate, None]:
         params = request.sampling
+        if params.bad_words:
+            params = await asyncio.to_thread(self._with_bad_words, params)
+            request = replace(request, sampling=params)
         processors = [
             OutputProcessor(
                 index,
