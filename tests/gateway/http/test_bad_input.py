@@ -327,8 +327,7 @@ async def test_large_bodies(make_app: AppMaker) -> None:
 async def test_routes_that_are_not_there(app: App) -> None:
     for method, path, status in (
         ("GET", "/", 404),
-        ("GET", "/docs", 404),
-        ("GET", "/openapi.json", 404),
+        ("GET", "/redoc", 404),
         ("POST", "/v1/embeddings", 404),
         ("GET", CHAT, 405),
         ("GET", COMPLETIONS, 405),
