@@ -34,6 +34,9 @@ class TokenizerSettings:
     chat_template: str | None = None
 
 
+_LONG_DECODE = 4096  # tokens
+
+
 class TokenizerError(InvalidParameterError):
     """The tokenizer cannot encode or decode a text, for a reason that lies in the tokenizer."""
 
@@ -167,7 +170,13 @@ class FastTokenizer(Tokenizer):
         spaces_between_special_tokens: bool = True,
     ) -> str:
         with panics_as_errors():
-            return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+            if len(token_ids) < _LONG_DECODE:
+                return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+            # A batch of one: plain `decode` holds the interpreter's lock all the while.
+            (text,) = self._backend.decode_batch(
+                [token_ids], skip_special_tokens=skip_special_tokens
+            )
+            return text
 
     def token_bytes(self, token_id: int) -> bytes:
         if self._spelling is not None:
