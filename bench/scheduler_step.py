@@ -266,8 +266,13 @@ def ratios(figures: dict[str, dict[str, dict[str, float]]]) -> dict[str, float]:
 
 
 def long_info(num_tokens: int) -> WorkerInfo:
-    """A worker whose memory holds such a prompt."""
-    return replace(INFO, max_model_len=2 * num_tokens, num_blocks=2 * num_tokens // INFO.block_size)
+    """A worker that computes such a prompt in one step."""
+    return replace(
+        INFO,
+        max_model_len=2 * num_tokens,
+        num_blocks=2 * num_tokens // INFO.block_size,
+        max_num_batched_tokens=num_tokens,
+    )
 
 
 def chunks(num_tokens: int) -> dict[str, dict[str, float]]:
