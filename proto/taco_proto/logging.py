@@ -34,10 +34,12 @@ class LogConfig:
     Attributes:
         format: text or json.
         level: the least severe level that is written, one of `LEVELS`.
+        is_supervised: a supervisor reads the lines; it also shows progress.
     """
 
     format: str = TEXT
     level: str = "info"
+    is_supervised: bool = False
 
 
 class ServiceHandler(logging.Handler):
@@ -56,7 +58,12 @@ class ServiceHandler(logging.Handler):
 
 
 def write_line(line: str) -> None:
-    """Writes one line, or several at once, to standard error."""
+    """Writes one line, or several at once, to standard error, above a progress bar."""
+    if "tqdm" in sys.modules and sys.stderr.isatty():
+        from tqdm import tqdm
+
+        tqdm.write(line, file=sys.stderr)
+        return
     sys.stderr.write(line + "\n")
     sys.stderr.flush()
 
@@ -88,6 +95,12 @@ def logs_json() -> bool:
     """Whether this process was configured to log JSON."""
     handlers = logging.getLogger().handlers
     return any(isinstance(h, ServiceHandler) and h.config.format == JSON for h in handlers)
+
+
+def is_supervised() -> bool:
+    """Whether a supervisor on this machine reads what this process logs."""
+    handlers = logging.getLogger().handlers
+    return any(isinstance(h, ServiceHandler) and h.config.is_supervised for h in handlers)
 
 
 def event(kind: str, data: Mapping[str, Any]) -> dict[str, Any]:

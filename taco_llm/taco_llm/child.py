@@ -32,7 +32,7 @@ def main() -> int:
 
         return run_command(message["argv"])
     # The supervisor reads JSON, and writes what its user asked for.
-    logger = configure_logging(service, LogConfig(JSON, message["log_level"]))
+    logger = configure_logging(service, LogConfig(JSON, message["log_level"], is_supervised=True))
     try:
         return run(service, message["config"])
     except ConfigurationError as error:

@@ -10,6 +10,7 @@ from typing import Any
 
 from taco_proto.logging import (
     MODEL_LOADED,
+    PROGRESS,
     REQUEST,
     TEXT,
     Entry,
@@ -18,6 +19,7 @@ from taco_proto.logging import (
     render,
     write_line,
 )
+from taco_proto.progress import ProgressDisplay
 
 MIN_DELAY_SECONDS = 0.2
 MAX_DELAY_SECONDS = 30.0
@@ -58,6 +60,7 @@ class SupervisedService(ABC):
         self._begun_at: float | None = None
         self._last_message = ""
         self._num_failures = 0
+        self._progress: dict[str, ProgressDisplay] = {}
 
     @abstractmethod
     async def start(self) -> None:
@@ -140,6 +143,8 @@ class SupervisedService(ABC):
                 self._pass_on(line)
         if rest:
             self._pass_on(rest)
+        while self._progress:  # it died in the middle
+            self._progress.popitem()[1].close()
         if self._let_go is not None:  # a line that is held was the last one
             self._let_go.cancel()
 
@@ -149,6 +154,9 @@ class SupervisedService(ABC):
             return
         entry = parse_entry(line, self.name)
         entry["service"] = self.name
+        if entry.get("event") == PROGRESS:
+            self._show_progress(entry["data"])
+            return
         self._last_message = entry["message"]
         # The error that ends a start is told once, by the supervisor.
         if self._starting and entry["level"] in _ERRORS:
@@ -158,6 +166,15 @@ class SupervisedService(ABC):
         if entry.get("event") == MODEL_LOADED:
             self.loaded = entry["data"]
         self._write(entry)
+
+    def _show_progress(self, data: Mapping[str, Any]) -> None:
+        what, done, total = data["what"], data["done"], data["total"]
+        if what not in self._progress:
+            label = what if self.name == self.service else f"{self.name}: {what}"
+            self._progress[what] = ProgressDisplay(label, total)
+        self._progress[what].show(done)
+        if done >= total:
+            self._progress.pop(what).close()
 
     def _flush(self) -> None:
         if self._let_go is not None:

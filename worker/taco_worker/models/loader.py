@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
@@ -9,6 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from taco_proto.progress import Progress
 from taco_worker.attention.backend import create_attention_backend
 from taco_worker.layers.ops import TorchOps
 from taco_worker.models.checkpoint import iterate_tensors
@@ -104,8 +106,8 @@ def _fill_from_files(sink: WeightSink, config: ModelConfig, files: list[Path]) -
     missing = set(slots)
     unexpected: list[str] = []
     misshapen: list[str] = []
-    for file in files:
-        for stored_name, tensor in iterate_tensors(file):
+    with Progress("loading weights", sum(file.stat().st_size for file in files)) as progress:
+        for stored_name, tensor in itertools.chain.from_iterable(map(iterate_tensors, files)):
             name = recipe.canonical_name(stored_name, config.decoder)
             if name is None:
                 continue
@@ -121,6 +123,7 @@ def _fill_from_files(sink: WeightSink, config: ModelConfig, files: list[Path]) -
             else:
                 shapes = f"(is {list(tensor.shape)}, should be {list(wanted)})"
                 misshapen.append(f"{stored_name} {shapes}")
+            progress.advance(tensor.nbytes)
     report_misfits(files[0].parent, sorted(missing), unexpected, misshapen)
 
 
