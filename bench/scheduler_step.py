@@ -292,6 +292,7 @@ def cached_admission(
 ) -> dict[str, dict[str, float]]:
     """From the bytes of a request, whose prompt is cached, to the bytes of its plan."""
     info = INFO if num_tokens == CACHED_PROMPT_TOKENS else long_info(num_tokens)
+    info = replace(info, max_num_batched_tokens=num_tokens)  # the cache is filled in one step
     bench = Bench(max_num_batched_tokens=num_tokens, info=info)
     message = submit_message(0, num_tokens, max_tokens=1)
     clock = Clock()

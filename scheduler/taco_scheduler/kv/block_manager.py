@@ -1,6 +1,5 @@
 """Where the KV of each sequence lives: block tables over the pool and the prefix cache."""
 
-import itertools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -207,9 +206,7 @@ class BlockManager:
         table.blocks += blocks
         return blocks
 
-    def extend_all(
-        self, tables: Sequence[BlockTable], num_tokens: Sequence[int]
-    ) -> list[list[int]]:
+    def extend_all(self, tables: Sequence[BlockTable], num_tokens: Sequence[int]) -> list[BlockIds]:
         """Appends blocks until each table covers its number of tokens; there must be as many.
 
         Returns:
@@ -222,10 +219,13 @@ class BlockManager:
         for table, count in zip(tables, num_tokens, strict=True):
             self._check_live(table)
             missing.append(max(0, self._num_blocks_for(count) - len(table.blocks)))
-        taken = iter(self._take(sum(missing)))
-        appended = [list(itertools.islice(taken, count)) for count in missing]
-        for table, blocks in zip(tables, appended, strict=True):
-            table.blocks.extend(blocks)
+        taken, start = self._take(sum(missing)), 0
+        appended = []
+        for table, count in zip(tables, missing, strict=True):
+            blocks = taken[start : start + count]
+            table.blocks += blocks
+            appended.append(blocks)
+            start += count
         return appended
 
     def pin_prefix(
