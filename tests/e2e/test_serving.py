@@ -143,7 +143,7 @@ def test_bad_requests_disturb_nothing(serving: Serving, client: openai.OpenAI) -
     with pytest.raises(openai.NotFoundError):
         client.completions.create(model="unknown", prompt="x")
     with pytest.raises(openai.BadRequestError) as out_of_range:
-        client.completions.create(model=NAME, prompt="x", temperature=9)
+        client.completions.create(model=NAME, prompt="x", temperature=-1)
     assert out_of_range.value.param == "temperature"
     status, body = post(serving, "/v1/completions", b'{"prompt": "x", "max_tokens": 3}')
     assert status == 200

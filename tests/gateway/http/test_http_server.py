@@ -156,7 +156,7 @@ async def test_openai_client(make_app: AppMaker, tokenizer: Tokenizer) -> None:
         assert missing.value.code == "model_not_found"
         assert missing.value.request_id
         with pytest.raises(openai.BadRequestError) as bad:
-            await client.completions.create(model=MODEL, prompt="Hi", temperature=3)
+            await client.completions.create(model=MODEL, prompt="Hi", temperature=-1)
         assert bad.value.param == "temperature"
 
 
