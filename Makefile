@@ -31,7 +31,7 @@ endif
 endif
 endif
 
-.PHONY: other-python release install kernels serve test test-tools chaos lint format emulate proto docs bench wheel images check-images charts clean
+.PHONY: other-python release install kernels serve test quick test-tools chaos lint format emulate proto docs bench wheel images check-images charts clean
 
 install: $(STAMP) kernels
 
@@ -78,6 +78,13 @@ serve: kernels
 
 test: test-tools install $(HELM)
 	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --maxprocesses 8 --dist worksteal $(ARGS)
+
+# Tests that start no process and load no model: about a minute on two cores.
+QUICK := tests/proto tests/scheduler tests/gateway/text tests/gateway/engine tests/worker/sampling tests/bench \
+	tests/taco_llm/test_compatibility.py --ignore=tests/scheduler/kv/test_state_machine.py \
+	--ignore=tests/scheduler/test_any_schedule.py --ignore=tests/scheduler/test_process.py --ignore=tests/bench/test_gpu_dry_run.py
+quick: install
+	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --maxprocesses 8 --dist worksteal --quiet $(QUICK) $(ARGS)
 
 # What the tests start beside Python's packages.
 test-tools:
