@@ -78,6 +78,7 @@ class DiskTraffic:
         self._max_read = host.num_blocks // 4  # host blocks with what was read, or is
         self._unsaved: OrderedDict[object, _Unsaved] = OrderedDict()
         self._to_flush: deque[Node] | None = None  # None: there is no flush
+        self._awaits_earlier_jobs = False  # of the disk; a flush begins when they are reported
         self._read: OrderedDict[bytes, int] = OrderedDict()  # host blocks
 
     # ------------------------------------------------------------------ write
@@ -105,8 +106,7 @@ class DiskTraffic:
             self._disk.keeps_all = True
             self._unsaved.clear()  # it is cached as well
             self._to_flush = deque(nodes)
-            while self._read:  # nobody will ask for it any more
-                self._drop(next(iter(self._read)))
+            self._awaits_earlier_jobs = True
 
     @property
     def outcomes(self) -> Mapping[str, int]:
@@ -126,6 +126,8 @@ class DiskTraffic:
         """Writes what lies on the host; `may_copy`: copies the rest there with the next step."""
         if not self._disk.is_known or not (may_copy or self.may_write):
             return
+        if self._awaits_earlier_jobs and not self._begin_flush():
+            return
         self.may_write = False
         budget = _Budget(MAX_SAVED_BLOCKS if may_copy else 0, MAX_SAVED_BLOCKS)
         num_waiting = 0
@@ -136,6 +138,22 @@ class DiskTraffic:
             num_waiting += 1
             if num_waiting == MAX_LOOKED_AT:
                 break
+
+    def _begin_flush(self) -> bool:
+        """Begin a flush when the worker has reported every earlier write and read.
+
+        If one of those fails, its file and all files behind it are lost. The flush must see that,
+        or it would skip these blocks as saved.
+
+        Returns:
+            False if a report is missing.
+        """
+        if self._disk.num_writing or self._disk.num_reading:
+            return False
+        self._awaits_earlier_jobs = False
+        while self._read:  # no sequence will use these blocks
+            self._drop(next(iter(self._read)))
+        return True
 
     def _prefixes_to_save(self) -> Iterator[tuple[object, _Unsaved]]:
         yield from list(self._unsaved.items())

@@ -337,3 +337,45 @@ BlockManagerMachine.TestCase.settings = settings(
     max_examples=500, stateful_step_count=100, deadline=None
 )
 TestBlockManager = BlockManagerMachine.TestCase
+
+
+def compute(machine: BlockManagerMachine, tokens: Tokens) -> None:
+    """Run a prompt in one step, which also copies earlier prompts to the host."""
+    machine.admit(tokens, NAMESPACES[0], len(tokens), True)
+    machine.send_step({len(machine.live) - 1}, len(tokens), (), 0, 0, True)
+    machine.confirm(1)
+
+
+def machine_with_copies() -> BlockManagerMachine:
+    """A machine with a disk tier whose host tier holds the four blocks of a prompt."""
+    machine = BlockManagerMachine()
+    machine.start(20, 200, 1, None, is_warm=False, is_restarted=False)
+    machine.catch_up([True])
+    compute(machine, (0,) * 9)
+    compute(machine, (1,))
+    return machine
+
+
+def test_a_flush_writes_blocks_again_whose_earlier_write_failed() -> None:
+    machine = machine_with_copies()
+    machine.send_commands()
+    machine.work(4, [True, False])
+    compute(machine, (1,))
+    assert machine.store.reports, "the scheduler does not know of the failure"
+    machine.teardown()
+    assert len(machine.store.files) == 4
+
+
+def test_a_flush_writes_blocks_again_whose_file_cannot_be_read() -> None:
+    machine = machine_with_copies()
+    machine.catch_up([True])
+    machine.attach_worker()
+    machine.catch_up([True])
+    first, *_, last = range(len(machine.store.files))
+    machine.read_ahead(last, 0, is_worth_it=True, waits=False)
+    machine.send_commands()
+    machine.mishap("damage", first)
+    compute(machine, (0,) * 9)
+    assert machine.store.jobs, "the read is not done"
+    machine.teardown()
+    assert len(machine.store.files) == 4
