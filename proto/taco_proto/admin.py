@@ -8,7 +8,7 @@ connections that say nothing give way to new ones, so that a probe is answered b
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 
@@ -37,7 +37,7 @@ def warn_of_open_admin(log: logging.Logger, address: str) -> None:
 async def serving_admin(
     address: str | None,
     why_not_ready: Callable[[], str | None],
-    exposition: Callable[[], bytes],
+    exposition: Callable[[], Awaitable[bytes]],
 ) -> AsyncIterator[None]:
     """Answers `GET /livez`, `/readyz` and `/metrics` on the event loop that it is entered on.
 
@@ -68,7 +68,9 @@ async def serving_admin(
 
 class _Pages:
     def __init__(
-        self, why_not_ready: Callable[[], str | None], exposition: Callable[[], bytes]
+        self,
+        why_not_ready: Callable[[], str | None],
+        exposition: Callable[[], Awaitable[bytes]],
     ) -> None:
         self._why_not_ready = why_not_ready
         self._exposition = exposition
@@ -109,7 +111,7 @@ class _Pages:
         except asyncio.LimitOverrunError:
             answer = _answer(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
         else:
-            answer = self._respond(head)
+            answer = await self._respond(head)
         self._silent.pop(writer, None)
         async with asyncio.timeout(_ANSWER_SECONDS):
             writer.write(answer)
@@ -117,7 +119,7 @@ class _Pages:
             writer.close()
             await writer.wait_closed()
 
-    def _respond(self, head: bytes) -> bytes:
+    async def _respond(self, head: bytes) -> bytes:
         words = head.partition(b"\r\n")[0].split(b" ")
         if len(words) != 3 or not words[2].startswith(b"HTTP/1."):
             return _answer(HTTPStatus.BAD_REQUEST)
@@ -128,23 +130,23 @@ class _Pages:
         if method != b"GET":
             return _answer(HTTPStatus.METHOD_NOT_ALLOWED, headers="Allow: GET\r\n")
         try:
-            return page()
+            return await page()
         except Exception:
             logger.exception("no answer to GET %s", path.decode())
             return _answer(HTTPStatus.INTERNAL_SERVER_ERROR)
 
-    def _readyz(self) -> bytes:
+    async def _readyz(self) -> bytes:
         reason = self._why_not_ready()
         if reason is None:
             return _answer(HTTPStatus.OK, _json(ready=True), _JSON)
         body = _json(ready=False, reason=reason)
         return _answer(HTTPStatus.SERVICE_UNAVAILABLE, body, _JSON)
 
-    def _metrics(self) -> bytes:
-        return _answer(HTTPStatus.OK, self._exposition(), _EXPOSITION)
+    async def _metrics(self) -> bytes:
+        return _answer(HTTPStatus.OK, await self._exposition(), _EXPOSITION)
 
 
-def _livez() -> bytes:
+async def _livez() -> bytes:
     return _answer(HTTPStatus.OK, _json(alive=True), _JSON)
 
 

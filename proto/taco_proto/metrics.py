@@ -1,5 +1,6 @@
 """What every service measures of itself, and how its own numbers become Prometheus families."""
 
+import asyncio
 import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -117,3 +118,13 @@ class Families:
 def exposition(registry: CollectorRegistry) -> bytes:
     """Prometheus' text format."""
     return generate_latest(registry)
+
+
+async def exposition_in_thread(registry: CollectorRegistry) -> bytes:
+    """Prometheus' text format, made in a thread.
+
+    Metrics are collected on the event loop, which owns what they are read from. Rendering them as
+    text takes several times as long and would delay everything else on that loop.
+    """
+    snapshot = list(registry.collect())
+    return await asyncio.to_thread(generate_latest, LateCollector(lambda: snapshot))

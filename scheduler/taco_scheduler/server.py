@@ -19,7 +19,7 @@ from taco_proto.errors import ConfigurationError
 from taco_proto.grpc_tls import add_port
 from taco_proto.listener import make_way, socket_mode, unix_path
 from taco_proto.logging import configure_logging
-from taco_proto.metrics import exposition, process_registry
+from taco_proto.metrics import exposition_in_thread, process_registry
 from taco_proto.peer_roles import RoleInterceptor
 from taco_proto.scheduler_pb2_grpc import SchedulerServicer, add_SchedulerServicer_to_server
 from taco_proto.tls import Role
@@ -132,7 +132,7 @@ class _Servicer(SchedulerServicer):
             num_free_blocks=engine.num_free_blocks,
             num_blocks=engine.num_blocks,
             num_workers=self._service.num_workers,
-            prometheus=self._service.prometheus(),
+            prometheus=await self._service.prometheus(),
         )
 
 
@@ -188,7 +188,9 @@ def _serving_admin(
 ) -> AbstractAsyncContextManager[None]:
     registry = process_registry(Role.SCHEDULER, config.tls)
     registry.register(EngineCollector(service.engine))
-    return serving_admin(config.admin_listen, service.why_not_ready, lambda: exposition(registry))
+    return serving_admin(
+        config.admin_listen, service.why_not_ready, lambda: exposition_in_thread(registry)
+    )
 
 
 def _advertiser(service: SchedulerService, config: SchedulerConfig) -> "Advertiser | None":

@@ -12,7 +12,7 @@ from taco_proto.config import SchedulerConfig
 from taco_proto.drafts import DraftReply
 from taco_proto.kv_tiers import StoreReport
 from taco_proto.licenses import WorkerLicense
-from taco_proto.metrics import exposition
+from taco_proto.metrics import exposition_in_thread
 from taco_proto.requests import GenerateRequest, ModelInfo
 from taco_proto.steps import StepOutput
 from taco_scheduler.drafter_links import DrafterLink, DraftExecutor, LocalDrafter
@@ -135,9 +135,9 @@ class SchedulerService:
             return "draining"
         return None if self._is_running else "the scheduler loop does not run"
 
-    def prometheus(self) -> bytes:
-        """The engine's metrics in exposition format."""
-        return exposition(self._metrics)
+    async def prometheus(self) -> bytes:
+        """The engine's metrics in exposition format, as they are when this is called."""
+        return await exposition_in_thread(self._metrics)
 
     @property
     def model(self) -> ModelInfo:

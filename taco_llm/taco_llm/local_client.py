@@ -41,7 +41,7 @@ class LocalClient:
             num_free_blocks=engine.num_free_blocks,
             num_blocks=self._model.num_blocks,
             num_workers=self._service.num_workers,
-            prometheus=self._service.prometheus(),
+            prometheus=await self._service.prometheus(),
         )
 
     async def close(self) -> None:

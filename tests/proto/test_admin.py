@@ -24,7 +24,7 @@ class Service:
     path: str = ""
     writers: list[asyncio.StreamWriter] = field(default_factory=list)
 
-    def metrics(self) -> bytes:
+    async def metrics(self) -> bytes:
         if not self.exposition:
             raise RuntimeError("no metrics")
         return self.exposition
@@ -137,5 +137,5 @@ async def test_an_address_that_is_taken_is_one_line() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(ConfigurationError, match=f"cannot listen on {address}"):
-            async with serving_admin(address, lambda: None, bytes):
+            async with serving_admin(address, lambda: None, Service().metrics):
                 pass

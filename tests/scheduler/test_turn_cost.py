@@ -1,11 +1,13 @@
 """What a turn of the scheduler's loop and a message of a peer cost beside the step itself."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
 import pytest
+from prometheus_client import generate_latest
 
 from support.engine_driver import make_request
 from support.fake_worker import FakeWorker, worker_info
@@ -15,6 +17,7 @@ from taco_proto.config import SchedulerConfig
 from taco_scheduler.engine import Engine
 from taco_scheduler.kv.block_manager import BlockManager
 from taco_scheduler.kv.namespace import CacheNamespace
+from taco_scheduler.metrics import EngineCollector
 from taco_scheduler.peers import PeerError, unless_silent
 from taco_scheduler.replica import Replica
 from taco_scheduler.replica_links import RemoteReplica
@@ -134,3 +137,27 @@ def test_tables_that_grow_together_grow_as_they_would_one_by_one() -> None:
     assert appended == one_by_one
     assert [t.blocks for t in tables[0]] == [t.blocks for t in tables[1]]
     assert together.num_free_blocks == alone.num_free_blocks
+
+
+async def test_metrics_are_collected_on_the_loop_and_rendered_in_a_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads: dict[str, threading.Thread] = {}
+    collect, render = EngineCollector.collect, generate_latest
+
+    def noting_collect(collector: EngineCollector) -> Any:
+        threads["collect"] = threading.current_thread()
+        return collect(collector)
+
+    def noting_render(registry: Any) -> bytes:
+        threads["render"] = threading.current_thread()
+        return render(registry)
+
+    monkeypatch.setattr(EngineCollector, "collect", noting_collect)
+    monkeypatch.setattr("taco_proto.metrics.generate_latest", noting_render)
+    service = SchedulerService(SchedulerConfig(log_stats=False))
+    service.attach(RemoteReplica(worker_info()))
+    page = await service.prometheus()
+    assert b"taco:workers{" in page
+    assert threads["collect"] is threading.current_thread()
+    assert threads["render"] is not threading.current_thread()

@@ -123,11 +123,13 @@ def _serving_admin(
 ) -> AbstractAsyncContextManager[None]:
     if config.admin_listen is None:
         return nullcontext()
-    from taco_proto.metrics import LateCollector, exposition, process_registry
+    from taco_proto.metrics import LateCollector, exposition_in_thread, process_registry
 
     registry = process_registry(role, config.tls)
     registry.register(LateCollector(lambda: service.metrics()))
-    return serving_admin(config.admin_listen, service.why_not_ready, lambda: exposition(registry))
+    return serving_admin(
+        config.admin_listen, service.why_not_ready, lambda: exposition_in_thread(registry)
+    )
 
 
 async def _load_and_serve(
