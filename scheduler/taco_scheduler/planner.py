@@ -5,8 +5,8 @@ import numpy as np
 from taco_proto.steps import EMPTY, BlockCopies, IntArray, JoinedSequences, PlannedDrafts, StepPlan
 from taco_scheduler.batch import Batch
 from taco_scheduler.in_flight import InFlightStep
-from taco_scheduler.policy import StepRows
 from taco_scheduler.sequence import Sequence, token_array
+from taco_scheduler.step_rows import StepRows
 
 
 def make_plan(

@@ -7,12 +7,11 @@ of lower rank, and takes the place of who holds more than its part (see `Standin
 """
 
 from collections.abc import Callable, Set
-from dataclasses import dataclass, field
 
 import numpy as np
 
 from taco_proto.config import MAX_SPECULATIVE_TOKENS
-from taco_proto.steps import EMPTY, IntArray
+from taco_proto.steps import IntArray
 from taco_scheduler.batch import Batch, BoolArray
 from taco_scheduler.draft_limits import DraftLimits
 from taco_scheduler.kv.block_manager import BlockManager
@@ -21,6 +20,7 @@ from taco_scheduler.kv.node import CachedPrefix
 from taco_scheduler.sequence import Request, Sequence
 from taco_scheduler.standing import Standings
 from taco_scheduler.step_prefixes import StepPrefixes
+from taco_scheduler.step_rows import StepRows
 from taco_scheduler.waiting import WaitingQueue
 
 # Priority, what the tenant has had, arrival, index.
@@ -35,42 +35,6 @@ MAX_LONG_PASSED = 16
 
 # A plan brings a joining sequence's tokens along, cached ones too. They must fit in one message.
 MAX_JOINED_TOKENS = 2**22
-
-
-@dataclass(slots=True)
-class StepRows:
-    """The rows of one step, decodes first.
-
-    Attributes:
-        decode_slots: rows of one token whose block table was long enough or has grown.
-        max_drafts: drafts that each of them may verify.
-        chunk_slots, chunk_tokens: rows that compute a part of a prompt, or all of it.
-        joined: sequences whose first row this is.
-        appended_slots, appended_blocks: growth of block tables, one entry a block.
-        cut_chunk: which chunk does not reach the end of its prompt; None: all of them do.
-        cut_priority: the priority of that prompt.
-    """
-
-    decode_slots: IntArray = field(default_factory=lambda: EMPTY)
-    max_drafts: IntArray = field(default_factory=lambda: EMPTY)
-    chunk_slots: list[int] = field(default_factory=list)
-    chunk_tokens: list[int] = field(default_factory=list)
-    joined: list[Sequence] = field(default_factory=list)
-    appended_slots: list[int] = field(default_factory=list)
-    appended_blocks: list[int] = field(default_factory=list)
-    cut_chunk: int | None = None
-    cut_priority: int = 0
-
-    def __bool__(self) -> bool:
-        return self.num_tokens > 0
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.decode_slots) + sum(self.chunk_tokens)
-
-    def add_chunk(self, slot: int, num_tokens: int) -> None:
-        self.chunk_slots.append(slot)
-        self.chunk_tokens.append(num_tokens)
 
 
 class Policy:

@@ -21,12 +21,13 @@ from taco_scheduler.in_flight import (
 )
 from taco_scheduler.kv.block_table import BlockTable
 from taco_scheduler.planner import make_plan
-from taco_scheduler.policy import Policy, StepRows
+from taco_scheduler.policy import Policy
 from taco_scheduler.prefixes import PendingPrefixes
 from taco_scheduler.prompt_delay import PromptDelay
 from taco_scheduler.requests import Requests
 from taco_scheduler.row_errors import end_failed_sequences
 from taco_scheduler.sequence import Request, Sequence, Status
+from taco_scheduler.step_rows import StepRows
 from taco_scheduler.waiting import WaitingQueue
 
 # A step in flight may take so many times as long as the longest one that was measured.
