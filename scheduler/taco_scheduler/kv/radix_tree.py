@@ -13,6 +13,7 @@ from taco_scheduler.kv.block_ids import BlockIds, block_ids
 from taco_scheduler.kv.common_blocks import num_common_blocks
 from taco_scheduler.kv.host_residents import HostResidents
 from taco_scheduler.kv.host_tier import HostTier
+from taco_scheduler.kv.lookup import match_prefix, path_of
 from taco_scheduler.kv.node import Node, PrefixMatch, Root
 
 NOT_SENT = sys.maxsize  # stands for the step that loads will be sent with, behind all others
@@ -47,31 +48,9 @@ class RadixTree:
         """The longest cached prefix of `key` in whole blocks, `max_blocks` at most; changes nothing
         and copies nothing of `key`.
         """
-        block_bytes = self.block_bytes
-        end = len(key) if max_blocks is None else max_blocks * block_bytes
-        node: Node | None = self._roots.get(namespace)
-        position = num_node_blocks = num_host_blocks = num_evictable = 0
-        blocks = block_ids()
-        while node is not None and num_node_blocks == len(node.blocks) + node.num_below:
-            child = node.children.get(key[position : min(position + block_bytes, end)])
-            if child is None:
-                break
-            num_common = self._num_common_blocks(child, key, position)
-            num_common = min(num_common, (end - position) // block_bytes)
-            num_on_device = min(num_common, len(child.blocks))
-            if num_on_device < num_common:
-                assert self._host is not None
-                num_on_host = self._host.num_readable(child.host_blocks[num_on_device:num_common])
-                if num_on_device + num_on_host == 0:
-                    break
-                num_common = num_on_device + num_on_host
-                num_host_blocks += num_on_host
-            node, num_node_blocks = child, num_common
-            position += num_common * block_bytes
-            blocks += node.blocks[:num_common]
-            if node.lock_count == 0:
-                num_evictable += num_on_device
-        return PrefixMatch(namespace, node, num_node_blocks, blocks, num_host_blocks, num_evictable)
+        end = len(key) if max_blocks is None else max_blocks * self.block_bytes
+        root = self._roots.get(namespace)
+        return match_prefix(namespace, root, key, end, self.block_bytes, self._host)
 
     def pin(self, match: PrefixMatch) -> Node:
         """Locks a prefix that was just matched; returns the node that ends with it.
@@ -120,16 +99,7 @@ class RadixTree:
         """The nodes along a prefix, as far as it is cached in whichever tier, and how many blocks
         of each belong to it.
         """
-        node: Node | None = self._roots.get(namespace)
-        path: list[tuple[Node, int]] = []
-        position, num_common = 0, 0
-        while node is not None and num_common == node.num_blocks:
-            node = node.children.get(key[position : position + self.block_bytes])
-            if node is not None:
-                num_common = self._num_common_blocks(node, key, position)
-                path.append((node, num_common))
-                position += num_common * self.block_bytes
-        return path
+        return path_of(self._roots.get(namespace), key, self.block_bytes)
 
     def unlocked_nodes(self) -> Iterator[Node]:
         """What the device holds and nobody pins, what was used last first; then what only the host
