@@ -1,6 +1,5 @@
 """Where the KV of each sequence lives: block tables over the pool and the prefix cache."""
 
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from taco_proto.kv_tiers import StoreCommand, StoreReport
@@ -8,6 +7,7 @@ from taco_proto.steps import BlockCopies
 from taco_scheduler.kv.block_ids import BlockIds, block_ids
 from taco_scheduler.kv.block_pool import BlockPool
 from taco_scheduler.kv.block_table import BlockTable
+from taco_scheduler.kv.device_blocks import DeviceBlocks
 from taco_scheduler.kv.disk_tier import DiskTier
 from taco_scheduler.kv.disk_traffic import DiskTraffic, Reading
 from taco_scheduler.kv.hit_counts import HitCounts
@@ -18,8 +18,6 @@ from taco_scheduler.kv.pins import Pins
 from taco_scheduler.kv.radix_tree import RadixTree
 
 TOKEN_BYTES = 4  # token ids travel as packed little-endian int32
-LOGGED_BLOCKS = 100
-logger = logging.getLogger("taco.scheduler")
 
 
 class BlockManager:
@@ -62,11 +60,7 @@ class BlockManager:
         self.block_size = block_size
         self.num_blocks = num_blocks
         self.enable_prefix_caching = enable_prefix_caching
-        self.hits = HitCounts()
-        self._max_cached = (
-            num_blocks if max_cached_device_blocks is None else max_cached_device_blocks
-        )
-        self._log_hits = log_hit_counts
+        self.hits = HitCounts(is_logged=log_hit_counts)
         self._block_bytes = block_size * TOKEN_BYTES
         self._live: set[BlockTable] = set()
         self._pool = BlockPool(num_blocks)
@@ -75,12 +69,13 @@ class BlockManager:
         )
         self._tree = RadixTree(self._block_bytes, self._host, offload_min_accesses)
         self._pins = Pins(self._tree, int(max_pinned_share * num_blocks))
+        self._device = DeviceBlocks(self._pool, self._tree, self._pins, max_cached_device_blocks)
         self._disk = self._disk_traffic(num_disk_blocks) if num_disk_blocks else None
 
     @property
     def num_free_blocks(self) -> int:
         """Blocks that an allocation could get: free and cached ones."""
-        return self._pool.num_free + self._tree.num_evictable
+        return self._device.num_available
 
     @property
     def usage(self) -> float:
@@ -129,11 +124,11 @@ class BlockManager:
             num_new = max(self._num_blocks_for(num_tokens), num_matched) - len(match.blocks)
             if num_new + num_spare_blocks <= self.num_free_blocks - match.num_evictable:
                 break
-            if not self._make_pins_give_way(num_new + num_spare_blocks):
+            if not self._device.evict_pin_for(num_new + num_spare_blocks):
                 return None
         node = self._tree.pin(match)
         self._pool.retain(match.blocks)
-        new = self._take(num_new)
+        new = self._device.take(num_new)
         if num_loaded:
             self._pool.retain(new[:num_loaded])
             self._tree.load(node, new[: match.num_host_blocks])
@@ -146,7 +141,7 @@ class BlockManager:
             match.blocks + new, num_matched * self.block_size, node, num_matched, namespace
         )
         self._live.add(table)
-        self._count_hits(len(match.blocks), num_loaded, num_new - num_loaded)
+        self.hits.add(len(match.blocks), num_loaded, num_new - num_loaded)
         return table
 
     def find(
@@ -196,15 +191,7 @@ class BlockManager:
             RuntimeError: the table has been released.
         """
         self._check_live(table)
-        missing = self._num_blocks_for(num_tokens) - len(table.blocks)
-        if missing <= 0:
-            return block_ids()
-        while missing > self.num_free_blocks:
-            if not self._make_pins_give_way(missing):
-                return None
-        blocks = self._take(missing)
-        table.blocks += blocks
-        return blocks
+        return self._device.extend(table, self._num_blocks_for(num_tokens))
 
     def extend_all(self, tables: Sequence[BlockTable], num_tokens: Sequence[int]) -> list[BlockIds]:
         """Appends blocks until each table covers its number of tokens; there must be as many.
@@ -215,18 +202,9 @@ class BlockManager:
         Raises:
             RuntimeError: a table has been released.
         """
-        missing = []
-        for table, count in zip(tables, num_tokens, strict=True):
+        for table in tables:
             self._check_live(table)
-            missing.append(max(0, self._num_blocks_for(count) - len(table.blocks)))
-        taken, start = self._take(sum(missing)), 0
-        appended = []
-        for table, count in zip(tables, missing, strict=True):
-            blocks = taken[start : start + count]
-            table.blocks += blocks
-            appended.append(blocks)
-            start += count
-        return appended
+        return self._device.extend_all(tables, [self._num_blocks_for(n) for n in num_tokens])
 
     def pin_prefix(
         self, tokens: memoryview | bytes, namespace: CacheNamespace, until: float, owner: str = ""
@@ -401,9 +379,7 @@ class BlockManager:
             self._discard(table, tokens)
         table.node = None
         table.blocks = block_ids()
-        num_excess = self._tree.num_evictable - self._max_cached
-        if num_excess > 0:
-            self._pool.release(self._tree.evict(num_excess))
+        self._device.evict_excess()
 
     def _discard(self, table: BlockTable, tokens: memoryview | bytes) -> None:
         """What remains of a failed sequence's prefix, after its table was released."""
@@ -431,27 +407,6 @@ class BlockManager:
         if self._disk is not None and num_tokens >= self.block_size and not table.sealed:
             key = self._packed(tokens, 0, num_tokens // self.block_size)
             self._disk.note(table, table.namespace, key)
-
-    def _take(self, count: int) -> BlockIds:
-        """`count` blocks; the caller knows that there are as many, free or cached."""
-        shortage = count - self._pool.num_free
-        if shortage > 0:
-            self._pool.release(self._tree.evict(shortage))
-        blocks = self._pool.allocate(count)
-        assert blocks is not None
-        return blocks
-
-    def _count_hits(self, num_device: int, num_host: int, num_missed: int) -> None:
-        before = self.hits.total
-        self.hits.device += num_device
-        self.hits.host += num_host
-        self.hits.missed += num_missed
-        if self._log_hits and self.hits.total // LOGGED_BLOCKS > before // LOGGED_BLOCKS:
-            logger.info("%s", self.hits)
-
-    def _make_pins_give_way(self, num_blocks: int) -> bool:
-        """Ends a pin so that so many blocks can be had; False if that is no use."""
-        return num_blocks <= self.num_free_blocks + self._pins.num_blocks and self._pins.give_way()
 
     def _disk_traffic(self, num_blocks: int) -> DiskTraffic | None:
         host, residents = self._host, self._tree.residents
