@@ -7,7 +7,7 @@ from taco_proto.config import SchedulerConfig
 from taco_proto.kv_tiers import StoreReport
 from taco_proto.registry import DECODE_TOKENS
 from taco_proto.steps import StepOutput, StepPlan, WorkerInfo
-from taco_scheduler.admission import TOKEN_BYTES, length_limit
+from taco_scheduler.admission import length_limit
 from taco_scheduler.attached_worker import AttachedWorker
 from taco_scheduler.commit import Committer
 from taco_scheduler.counters import Counters
@@ -20,6 +20,7 @@ from taco_scheduler.in_flight import (
     check_output,
 )
 from taco_scheduler.kv.block_table import BlockTable
+from taco_scheduler.planned_prompts import PlannedPrompts
 from taco_scheduler.planner import make_plan
 from taco_scheduler.policy import Policy
 from taco_scheduler.prefixes import PendingPrefixes
@@ -75,6 +76,7 @@ class Replica:
         self._requests = requests
         self._counters = counters
         self._max_in_flight = 2 if config.run_ahead else 1
+        self._prompts = PlannedPrompts(self.worker, self.waiting, counters)
         self._prefixes = PendingPrefixes(self.worker.blocks.block_bytes, info.block_size)
         self._last_output_at = 0.0
         self._longest_step = 0.0
@@ -261,7 +263,7 @@ class Replica:
             needs_history=self.info.needs_history,
         )
         worker.in_flight.steps.append(step)
-        self._after_planning(rows, step_id, now)
+        self._prompts.note_planned(rows, step_id, now)
         self._counters.num_steps += 1
         self._counters.iteration_tokens.observe(rows.num_tokens)
         return plan
@@ -378,48 +380,12 @@ class Replica:
         limit = length_limit(request, info)
         self.worker.batch.join(sequence, table, limit, info.block_size)
 
-    def _after_planning(self, rows: StepRows, step_id: int, now: float) -> None:
-        """What the step computes of prompts can be matched from the next step on."""
-        batch, blocks = self.worker.batch, self.worker.blocks
-        for sequence in rows.joined:
-            if sequence.first_run_time is None:
-                sequence.first_run_time = now
-                request, queued = sequence.request, now - sequence.request.arrival_time
-                self._counters.queue_seconds.observe(queued)
-                if sequence.index == 0:
-                    request.outbox.add_start(request.handle, queued)
-                self._counters.speculation.num_sequences += 1
-        for slot in rows.chunk_slots:
-            sequence = batch.owner(slot)
-            num_computed = int(batch.num_computed[slot])
-            assert sequence.table is not None
-            blocks.publish(sequence.table, sequence.pack(), num_computed, step_id)
-            if num_computed >= sequence.request.num_prompt_tokens:
-                self._release_held(sequence.request)
-                self._pin_prompt(sequence, now)
-
     def _runs_a_suspect(self, rows: StepRows) -> bool:
         suspects = self._requests.suspects
         if not suspects:
             return False
         slots = (*rows.decode_slots.tolist(), *rows.chunk_slots)
         return any(self.worker.batch.owner(slot).request in suspects for slot in slots)
-
-    def _pin_prompt(self, sequence: Sequence, now: float) -> None:
-        request = sequence.request
-        for pin in request.pins:
-            tokens = memoryview(sequence.pack())[: pin.num_tokens * TOKEN_BYTES]
-            is_pinned = self.worker.blocks.pin_prefix(
-                tokens, request.namespace, now + pin.seconds, request.tenant.name
-            )
-            self._counters.num_pins += is_pinned
-            self._counters.num_refused_pins += not is_pinned
-
-    def _release_held(self, request: Request) -> None:
-        for sequence in request.sequences:
-            if sequence.status is Status.HELD:
-                sequence.take_prompt()
-                self.waiting.push(sequence, 1)  # the rest of its prompt is in the cache
 
     def _preempt(self, sequence: Sequence) -> None:
         """Back to the queue, at once or when the outputs of the steps it is in have come."""
