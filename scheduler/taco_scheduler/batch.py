@@ -1,6 +1,6 @@
 """The running sequences as columns over slots, so that a decode step is array arithmetic."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -8,6 +8,7 @@ import numpy.typing as npt
 from taco_proto.steps import IntArray
 from taco_scheduler.kv.block_table import BlockTable
 from taco_scheduler.sequence import Sequence, Status
+from taco_scheduler.token_log import TokenLog
 
 LongArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
@@ -40,7 +41,7 @@ class Batch:
 
     def __init__(self, num_slots: int) -> None:
         self.sequences: list[Sequence | None] = [None] * num_slots
-        self._append_token: list[Callable[[int], None]] = [_append_nothing] * num_slots
+        self._token_log = TokenLog(num_slots)
         self.tenure = np.full(num_slots, -1, dtype=np.int64)
         self.num_tokens = np.zeros(num_slots, dtype=np.int32)
         self.drafts_in_flight = np.zeros(num_slots, dtype=np.int32)
@@ -88,12 +89,28 @@ class Batch:
         """The most tokens that each sequence can have once the steps in flight are done."""
         return self.num_tokens + self.drafts_in_flight
 
-    def append_tokens(self, slots: IntArray, token_ids: list[int]) -> None:
-        """Commits tokens to running sequences; `slots` names one for each token."""
-        # The one loop over a decode step's sequences, so it looks nothing up but a bound method.
-        append_token = self._append_token
-        for slot, token in zip(slots.tolist(), token_ids, strict=True):
-            append_token[slot](token)
+    def append_tokens(self, slots: IntArray, num_tokens: IntArray, tokens: IntArray) -> None:
+        """Commits tokens to running sequences.
+
+        Args:
+            slots: of the sequences, without repetition.
+            num_tokens: of each slot, at least one.
+            tokens: slot after slot, int32 [sum(num_tokens)].
+        """
+        num_rows = 1 if tokens.size == slots.size else int(num_tokens.max())
+        if not self._token_log.has_room(num_rows):
+            self._empty_token_log()
+        if num_rows == 1:
+            self._token_log.add(slots, tokens)
+        else:
+            starts = np.cumsum(num_tokens) - num_tokens
+            places = np.arange(tokens.size) - np.repeat(starts, num_tokens)
+            self._token_log.add_several(np.repeat(slots, num_tokens), tokens, places, num_rows)
+
+    def _empty_token_log(self) -> None:
+        for sequence in self.running():
+            _ = sequence.tokens  # which takes them
+        self._token_log.clear()
 
     def join(self, sequence: Sequence, table: BlockTable, limit: int, block_size: int) -> None:
         slot = self._free_slots.pop()
@@ -105,7 +122,8 @@ class Batch:
         sequence.table = table
         self._next_tenure += 1
         self.sequences[slot] = sequence
-        self._append_token[slot] = sequence.tokens.append
+        self._token_log.begin(slot)
+        sequence.token_log = self._token_log
         self.tenure[slot] = sequence.tenure
         self.num_tokens[slot] = self.num_committed[slot] = self.num_prefill[slot] = num_tokens
         self.num_computed[slot] = table.num_cached_tokens
@@ -125,8 +143,9 @@ class Batch:
     def leave(self, sequence: Sequence) -> None:
         """Frees the slot; outputs that are still to come for this tenure find no owner."""
         slot = sequence.slot
+        _ = sequence.tokens  # which takes them out of the log
+        sequence.token_log = None
         self.sequences[slot] = None
-        self._append_token[slot] = _append_nothing
         self.tenure[slot] = -1
         self.limit[slot] = 0
         self.left_slots.append(slot)
@@ -138,7 +157,3 @@ class Batch:
         left = np.array(self.left_slots, dtype=np.int32)
         self.left_slots.clear()
         return left
-
-
-def _append_nothing(token: int) -> None:
-    raise AssertionError("a token for an empty slot")

@@ -74,12 +74,10 @@ class Committer:
         batch = self._batch
         news, reasons = self._up_to_ends(news)
         slots = news.slots
-        token_slots = slots
         if news.tokens.size > slots.size:  # beyond the one that was counted when it was planned
             batch.num_tokens[slots] += news.num_tokens - 1
             batch.num_computed[slots] += news.num_tokens - 1
-            token_slots = np.repeat(slots, news.num_tokens)
-        batch.append_tokens(token_slots, news.tokens.tolist())
+        batch.append_tokens(slots, news.num_tokens, news.tokens)
         batch.num_committed[slots] += news.num_tokens
         if batch.no_token_yet[slots].any():
             self._note_first_tokens(slots, now)

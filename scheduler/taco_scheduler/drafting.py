@@ -214,10 +214,11 @@ class Drafting:
             if known is None:
                 self._num_numbers += 1
                 known = self._known[sequence] = _Known(self._num_numbers)
-            tokens = np.array(sequence.tokens[known.num_tokens :], dtype=np.int32)
+            all_tokens = sequence.tokens
+            tokens = np.array(all_tokens[known.num_tokens :], dtype=np.int32)
             rows.append((known.number, known.num_tokens, tokens))
-            known.num_tokens = len(sequence.tokens)
-            tenures[known.number] = (sequence.tenure, len(sequence.tokens))
+            known.num_tokens = len(all_tokens)
+            tenures[known.number] = (sequence.tenure, known.num_tokens)
         self._num_requests += 1
         catches_up = any(tokens.size > self._max_drafts + 1 for _, _, tokens in rows)
         self._asked = _Asked(self._num_requests, self._num_drafts, now, catches_up, tenures)

@@ -20,6 +20,7 @@ from taco_scheduler.kv.block_manager import TOKEN_BYTES
 from taco_scheduler.kv.block_table import BlockTable
 from taco_scheduler.kv.namespace import CacheNamespace
 from taco_scheduler.outbox import Outbox
+from taco_scheduler.token_log import TokenLog
 
 # Sooner first: priority, arrival of the request, index of the sequence.
 Urgency = tuple[int, int, int]
@@ -128,7 +129,6 @@ class Sequence:
     """One continuation of a request's prompt.
 
     Attributes:
-        tokens: prompt and committed tokens; empty while it is held.
         slot, tenure, table: its place in the batch while it runs; a tenure names one stay in a
             slot.
         num_cached_tokens: prompt tokens found in the prefix cache when it first ran; None before.
@@ -136,13 +136,14 @@ class Sequence:
         queue, queue_number: the queue that it waits in, and the number of the push that is valid.
         num_queued_tokens: of its tokens, those that it is expected to compute while it waits.
         packed: see `pack`.
+        token_log: where its newest tokens are while it runs.
         awaits: the running sequence whose prefill brings blocks that this one lacks, and the number
             of blocks that both have in common; None: it waits for no other one.
     """
 
     request: Request
     index: int
-    tokens: "array[int]"
+    _tokens: "array[int]"
     status: Status
     slot: int = -1
     tenure: int = -1
@@ -155,21 +156,32 @@ class Sequence:
     first_run_time: float | None = None
     first_token_time: float | None = None
     packed: bytes = b""
+    token_log: TokenLog | None = None
     awaits: "tuple[Sequence, int] | None" = None
 
     @property
     def urgency(self) -> Urgency:
         return (self.request.priority, self.request.arrival, self.index)
 
+    @property
+    def tokens(self) -> "array[int]":
+        """Prompt and committed tokens; empty while it is held. One array, which grows: while a
+        `memoryview` of it exists, no step may be committed.
+        """
+        if self.token_log is not None and (new := self.token_log.take(self.slot)):
+            self._tokens.extend(new)
+        return self._tokens
+
     def pack(self) -> bytes:
         """The tokens as packed int32 ids: made once, and again only after more have come."""
-        if len(self.packed) != len(self.tokens) * self.tokens.itemsize:
-            self.packed = self.tokens.tobytes()
+        tokens = self.tokens
+        if len(self.packed) != len(tokens) * tokens.itemsize:
+            self.packed = tokens.tobytes()
         return self.packed
 
     def take_prompt(self) -> None:
         """Gives a held sequence its tokens."""
-        self.tokens = self.request.sequences[0].tokens[: self.request.num_prompt_tokens]
+        self._tokens = self.request.sequences[0].tokens[: self.request.num_prompt_tokens]
 
     @property
     def num_generated(self) -> int:

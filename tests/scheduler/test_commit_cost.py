@@ -9,6 +9,7 @@ from support.counting_array import CountingArray
 from support.engine_driver import Driver, make_request
 from support.fake_worker import worker_info
 from taco_proto.logprobs import LogprobColumns
+from taco_scheduler.token_log import TokenLog
 
 NUM_SEQUENCES = 64
 
@@ -80,3 +81,36 @@ def test_every_client_gets_its_own_rows(num_clients: int) -> None:
             assert tokens == alone.got.tokens[key]
             assert received.logprobs[key] == alone.got.logprobs[key]
             assert received.reasons[key] is alone.got.reasons[key]
+
+
+def test_decode_steps_touch_no_array_of_a_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = decoding(1)
+    taken: list[int] = []
+    take = TokenLog.take
+
+    def counting_take(log: TokenLog, slot: int) -> list[int]:
+        taken.append(slot)
+        return take(log, slot)
+
+    monkeypatch.setattr(TokenLog, "take", counting_take)
+    for _ in range(30):
+        assert driver.step()
+    assert taken == []
+    sequences = list(driver.peers[0].replica.worker.batch.running())
+    driver.collect()
+    for sequence in sequences:
+        got = driver.got.tokens[sequence.request.handle, 0]
+        assert sequence.tokens[3:].tolist() == got[: sequence.num_generated]
+    assert sorted(set(taken)) == list(range(NUM_SEQUENCES))
+
+
+def test_sequences_have_their_tokens_when_the_log_was_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("taco_scheduler.token_log.MAX_ROWS", 8)
+    driver = decoding(1)
+    for _ in range(30):
+        assert driver.step()
+    driver.collect()
+    for sequence in driver.peers[0].replica.worker.batch.running():
+        got = driver.got.tokens[sequence.request.handle, 0]
+        assert sequence.num_generated >= 25
+        assert sequence.tokens[3:].tolist() == got[: sequence.num_generated]
