@@ -143,8 +143,9 @@ class GatewayHttpProtocol(HttpToolsProtocol):
         self._in_head = True
 
     def on_response_complete(self) -> None:
+        has_next = bool(self.pipeline)  # its head has come whole, and its answer may take long
         super().on_response_complete()
-        if not self.transport.is_closing():
+        if not has_next and not self.transport.is_closing():
             # uvicorn's keep-alive timer ends with the next byte, whatever that is.
             self._start_head_timer()
 

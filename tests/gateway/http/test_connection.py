@@ -181,6 +181,29 @@ async def test_a_connection_ends_after_an_answer(
         writer.close()
 
 
+async def test_a_pipelined_request_may_take_long(
+    make_app: AppMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time for a head does not run while the request behind an answered one is served."""
+    monkeypatch.setattr(connection, "HEADER_SECONDS", 0.2)
+    first, second = Hold(), Hold()
+    holds = iter([first, second])
+    last = SequenceUpdate(0, [50], finish_reason=FinishReason.LENGTH)
+    app = make_app(lambda _: [next(holds), last])
+    request = HEAD + b"content-length: %d\r\n" % len(BODY)
+    async with serve(app) as port:
+        pipelined = request + b"\r\n" + BODY + request + CLOSE + b"\r\n" + BODY
+        running = asyncio.create_task(exchange(port, pipelined))
+        await first.reached.wait()
+        first.release()
+        await second.reached.wait()
+        idle, writer = await asyncio.open_connection("127.0.0.1", port)
+        await until_closed(idle)  # by its timer, which began after the first answer
+        writer.close()
+        second.release()
+        assert (await running).count(b"HTTP/1.1 200") == 2
+
+
 async def test_a_body_that_drips_on_after_its_answer(
     make_app: AppMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
