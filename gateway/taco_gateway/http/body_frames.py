@@ -1,12 +1,6 @@
-"""What the gateway and a body process say to each other over a socket: JSON, text and packed
-integers, never objects.
-
-A message is a number of frames (4 bytes), the length of each (8 bytes), and the frames.
-"""
+"""A request body as frames, which a body process sends: JSON, text and packed integers."""
 
 import json
-import socket
-import time
 from array import array
 from collections.abc import Sequence
 from typing import Any
@@ -20,29 +14,6 @@ _INTEGERS = "i"
 _TEXT = "s"
 
 Path = list[str | int]
-
-
-def send(connection: socket.socket, frames: Sequence[bytes]) -> None:
-    """Raises OSError: the other side is gone, or does not read in time."""
-    sizes = b"".join(len(frame).to_bytes(8, "big") for frame in frames)
-    connection.sendall(len(frames).to_bytes(4, "big") + sizes)
-    for frame in frames:
-        connection.sendall(frame)
-
-
-def receive(connection: socket.socket, deadline: float | None = None) -> list[bytes]:
-    """Args:
-        deadline: on `time.monotonic()`'s clock; None: waits for ever.
-
-    Raises:
-        OSError, EOFError: the other side is gone, or did not send in time.
-    """
-    num_frames = int.from_bytes(_receive(connection, 4, deadline), "big")
-    sizes = _receive(connection, 8 * num_frames, deadline)
-    return [
-        bytes(_receive(connection, int.from_bytes(sizes[i : i + 8], "big"), deadline))
-        for i in range(0, len(sizes), 8)
-    ]
 
 
 def pack(body: dict[str, Any]) -> list[bytes]:
@@ -87,16 +58,3 @@ def unpack(frames: Sequence[bytes]) -> dict[str, Any]:
             ids = array("i", frame)
             holder[path[-1]] = ids if path[0] in PACKED_FIELDS else ids.tolist()
     return body
-
-
-def _receive(connection: socket.socket, num_bytes: int, deadline: float | None) -> bytearray:
-    data = bytearray(num_bytes)
-    view = memoryview(data)
-    while view:
-        if deadline is not None:
-            connection.settimeout(max(deadline - time.monotonic(), 1e-3))
-        received = connection.recv_into(view)
-        if not received:
-            raise EOFError
-        view = view[received:]
-    return data

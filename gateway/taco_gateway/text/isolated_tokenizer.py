@@ -57,8 +57,8 @@ class IsolatedTokenizer(FastTokenizer):
     def _ask(self, request: dict[str, Any]) -> list[int]:
         try:
             reply = self._processes.ask(request, WALL_SECONDS + cpu_seconds(request))
-        except ProcessLostError:
-            raise TokenizerError("it needs too much time or memory") from None
+        except ProcessLostError as error:
+            raise TokenizerError(str(error) or "it needs too much time or memory") from None
         if "error" in reply:
             raise TokenizerError(reply["error"])
         ids: list[int] = reply["ids"]

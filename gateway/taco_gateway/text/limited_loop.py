@@ -11,22 +11,19 @@ import json
 import resource
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from taco_gateway.text.frames import receive, send
 
-def serve(
-    answer: Callable[[dict[str, Any]], dict[str, Any]],
-    *,
-    max_memory_bytes: int,
-    cpu_seconds: Callable[[dict[str, Any]], float],
-) -> None:
-    """Answer the requests on the socket that is standard input until the parent closes it.
+
+def serve(answer: Callable[[list[bytes]], list[bytes]], *, max_memory_bytes: int) -> None:
+    """Answer the messages on the socket that is standard input until the parent closes it.
 
     Args:
         answer: raises nothing that the process should survive.
         max_memory_bytes: of address space.
-        cpu_seconds: processor time that a request may use.
     """
     # Ctrl-C is for the parent, which closes the socket.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -35,23 +32,36 @@ def serve(
     connection = socket.socket(fileno=0)
     try:
         while True:
-            size = int.from_bytes(_receive(connection, 4), "big")
-            request = json.loads(_receive(connection, size))
-            signal.setitimer(signal.ITIMER_PROF, cpu_seconds(request))
-            try:
-                reply = json.dumps(answer(request)).encode()
-            finally:
-                signal.setitimer(signal.ITIMER_PROF, 0)
-            connection.sendall(len(reply).to_bytes(4, "big") + reply)
+            send(connection, answer(receive(connection)))
     except (EOFError, ConnectionError):
         return  # the parent is gone
 
 
-def _receive(connection: socket.socket, num_bytes: int) -> bytearray:
-    data = bytearray()
-    while len(data) < num_bytes:
-        chunk = connection.recv(min(num_bytes - len(data), 2**20))
-        if not chunk:
-            raise EOFError
-        data += chunk
-    return data
+def serve_json(
+    answer: Callable[[dict[str, Any]], dict[str, Any]],
+    *,
+    max_memory_bytes: int,
+    cpu_seconds: Callable[[dict[str, Any]], float],
+) -> None:
+    """As `serve`, for messages of one JSON object.
+
+    Args:
+        cpu_seconds: processor time that a request may use.
+    """
+
+    def answer_frames(frames: list[bytes]) -> list[bytes]:
+        request = json.loads(frames[0])
+        with cpu_limit(cpu_seconds(request)):
+            return [json.dumps(answer(request)).encode()]
+
+    serve(answer_frames, max_memory_bytes=max_memory_bytes)
+
+
+@contextmanager
+def cpu_limit(seconds: float) -> Iterator[None]:
+    """Ends the process when the context has used this much processor time."""
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)

@@ -1,17 +1,22 @@
-"""Child processes with limits that run what a checkpoint brings: its template, its tokenizer.
+"""Child processes with limits, for what may need time or memory out of proportion: templates and
+tokenizers of a checkpoint, large request bodies.
 
-Each exchanges messages with this process over a socket: 4 bytes of length, then JSON. The other
-side is `limited_loop`. A process that exceeds a limit ends; the pool starts another one.
+The other side is `limited_loop`. A process that exceeds a limit ends; the pool starts another one.
 """
 
 import json
 import os
+import resource
 import socket
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+
+from taco_gateway.text.frames import receive, send
 
 # The process limits its own processor time; this is for a machine so busy that it gets none.
 WALL_SECONDS = 15.0
@@ -20,16 +25,21 @@ _ENVIRONMENT = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "TZ")  # 
 
 
 class ProcessLostError(Exception):
-    """A process gave no answer in time, or ended: it has run into one of its limits."""
+    """A process gave no answer in time, or ended: it has run into one of its limits.
+
+    The message is what the process said when it could not start, and empty otherwise.
+    """
 
 
 class ProcessPool:
     """Processes that run one module, started as they are needed. Methods block: use a thread.
 
     Args:
-        module: what each process runs; its main calls `limited_loop.serve`.
+        module: what each process runs; its main calls `limited_loop.serve` or `serve_json`.
         first_request: sent to each new process before any other request; None: nothing is.
         environment: variables that each process has beside those of this process that are allowed.
+        max_kept_bytes: a process that holds more memory after an answer is not used again; None: it
+            is, whatever it holds.
     """
 
     def __init__(
@@ -39,16 +49,23 @@ class ProcessPool:
         first_request: dict[str, Any] | None = None,
         environment: dict[str, str] | None = None,
         max_processes: int = _MAX_PROCESSES,
+        max_kept_bytes: int | None = None,
     ) -> None:
         self._module = module
         self._first_request = first_request
         self._environment = environment or {}
+        self._max_kept_bytes = max_kept_bytes
         self._idle: list[_LimitedProcess] = []
         self._lock = threading.Lock()
         self._slots = threading.BoundedSemaphore(max_processes)
+        self._closed = False
 
     def ask(self, request: dict[str, Any], wall_seconds: float = WALL_SECONDS) -> dict[str, Any]:
-        """The answer of one process, which takes one request at a time.
+        """The answer of one process to a JSON object; raises as `exchange`."""
+        return _parsed(self.exchange(_serialised(request), wall_seconds))
+
+    def exchange(self, frames: Sequence[bytes], wall_seconds: float) -> list[bytes]:
+        """The answer of one process, which takes one message at a time.
 
         Raises:
             ProcessLostError: it has not answered within `wall_seconds`, or has ended.
@@ -57,13 +74,18 @@ class ProcessPool:
             with self._lock:
                 process = self._idle.pop() if self._idle else None
             process = process or self._start()
-            reply = self._exchange(process, request, wall_seconds)
+            answer = process.exchange(frames, wall_seconds)
             with self._lock:
-                self._idle.append(process)
-        return reply
+                if self._closed or self._is_too_large(process):
+                    process.kill()
+                else:
+                    self._idle.append(process)
+        return answer
 
     def close(self) -> None:
+        """Ends the processes; those that are at work end after it."""
         with self._lock:
+            self._closed = True
             for process in self._idle:
                 process.kill()
             self._idle.clear()
@@ -71,17 +93,15 @@ class ProcessPool:
     def _start(self) -> "_LimitedProcess":
         process = _LimitedProcess(self._module, self._environment)
         if self._first_request is not None:
-            self._exchange(process, self._first_request, WALL_SECONDS * 4)
+            first = process.exchange(_serialised(self._first_request), WALL_SECONDS * 4)
+            if reason := _parsed(first).get("error"):
+                process.kill()
+                raise ProcessLostError(reason)
         return process
 
-    def _exchange(
-        self, process: "_LimitedProcess", request: dict[str, Any], wall_seconds: float
-    ) -> dict[str, Any]:
-        try:
-            return process.exchange(json.dumps(request).encode(), wall_seconds)
-        except (OSError, EOFError):
-            process.kill()
-            raise ProcessLostError from None
+    def _is_too_large(self, process: "_LimitedProcess") -> bool:
+        limit = self._max_kept_bytes
+        return limit is not None and process.resident_bytes() > limit
 
 
 class _LimitedProcess:
@@ -98,28 +118,37 @@ class _LimitedProcess:
                 env=inherited | environment,
             )
 
-    def exchange(self, request: bytes, wall_seconds: float) -> dict[str, Any]:
+    def exchange(self, frames: Sequence[bytes], wall_seconds: float) -> list[bytes]:
         """Raises:
-        OSError, EOFError: the process does not answer in time, or is gone.
+        ProcessLostError: the process does not answer in time, or is gone; it is killed.
         """
         deadline = time.monotonic() + wall_seconds
-        self._connection.settimeout(wall_seconds)
-        self._connection.sendall(len(request).to_bytes(4, "big") + request)
-        size = int.from_bytes(self._receive(4, deadline), "big")
-        reply: dict[str, Any] = json.loads(self._receive(size, deadline))
-        return reply
+        try:
+            self._connection.settimeout(wall_seconds)
+            send(self._connection, frames)
+            return receive(self._connection, deadline)
+        except (OSError, EOFError):
+            self.kill()
+            raise ProcessLostError from None
+
+    def resident_bytes(self) -> int:
+        """Memory that it holds; 0 if it has ended."""
+        try:
+            num_pages = Path(f"/proc/{self._process.pid}/statm").read_text().split()[1]
+        except OSError:
+            return 0
+        return int(num_pages) * resource.getpagesize()
 
     def kill(self) -> None:
         self._connection.close()
         self._process.kill()
         self._process.wait()
 
-    def _receive(self, num_bytes: int, deadline: float) -> bytearray:
-        data = bytearray()
-        while len(data) < num_bytes:
-            self._connection.settimeout(max(deadline - time.monotonic(), 1e-3))
-            chunk = self._connection.recv(min(num_bytes - len(data), 2**20))
-            if not chunk:
-                raise EOFError
-            data += chunk
-        return data
+
+def _serialised(request: dict[str, Any]) -> list[bytes]:
+    return [json.dumps(request).encode()]
+
+
+def _parsed(frames: Sequence[bytes]) -> dict[str, Any]:
+    message: dict[str, Any] = json.loads(frames[0])
+    return message

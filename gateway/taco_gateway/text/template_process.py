@@ -22,7 +22,7 @@ import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 
-from taco_gateway.text.limited_loop import serve
+from taco_gateway.text.limited_loop import serve_json
 
 CPU_SECONDS = 0.8
 MAX_MEMORY_BYTES = 2**30
@@ -154,4 +154,4 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    serve(_answer, max_memory_bytes=MAX_MEMORY_BYTES, cpu_seconds=lambda _: CPU_SECONDS)
+    serve_json(_answer, max_memory_bytes=MAX_MEMORY_BYTES, cpu_seconds=lambda _: CPU_SECONDS)

@@ -9,7 +9,7 @@ from typing import Any
 
 import tokenizers
 
-from taco_gateway.text.limited_loop import serve
+from taco_gateway.text.limited_loop import serve_json
 from taco_gateway.text.plain_text import PlainTextEncoder
 from taco_gateway.text.tokenizer_settings import complete
 
@@ -60,4 +60,4 @@ class _Encoder:
 
 
 if __name__ == "__main__":
-    serve(_Encoder().answer, max_memory_bytes=MAX_MEMORY_BYTES, cpu_seconds=cpu_seconds)
+    serve_json(_Encoder().answer, max_memory_bytes=MAX_MEMORY_BYTES, cpu_seconds=cpu_seconds)

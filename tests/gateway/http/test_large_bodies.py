@@ -163,7 +163,7 @@ async def test_a_process_that_dies_is_replaced() -> None:
     raw = json.dumps({"messages": [{"role": "user", "content": "a" * 2**19}]}).encode()
     try:
         assert (await pool.parse(raw, CHAT)).messages[0].text == "a" * 2**19
-        (process,) = pool._idle
+        (process,) = pool._processes._idle
         process._process.kill()
         process._process.wait()
         with pytest.raises(ApiError) as lost:
@@ -172,7 +172,7 @@ async def test_a_process_that_dies_is_replaced() -> None:
         assert (await pool.parse(raw, CHAT)).messages[0].text == "a" * 2**19
     finally:
         pool.close()
-    assert not pool._idle
+    assert not pool._processes._idle
 
 
 def test_bounds_are_exact() -> None:
