@@ -35,7 +35,6 @@ MAX_UPLOAD_BYTES = MAX_BYTES + (64 << 10)  # with the form around it
 MAX_LEASE_BYTES = 64 << 10
 MAX_LEASE_GPUS = 64
 BODY_SECONDS = 30.0  # less than REQUEST_SECONDS of the protocol
-# Clocks differ; but who began in a far future could release every seat of his instance, for ever.
 
 _FORBIDDEN = frozenset({"no_license", "expired", "not_licensed"})
 _LEASE_FIELDS = {"gpus", "instance", "started"}

@@ -8,11 +8,12 @@ MAX_MODEL_CHARS = 1024
 
 def one_line(text: str, max_chars: int = MAX_REASON_CHARS) -> str:
     """`text` with control characters escaped, so that it forges no line, and cut if it is long."""
-    cut = text[:max_chars]
-    if not cut.isprintable():
-        cut = "".join(c if c.isprintable() else _escaped(c) for c in cut)[:max_chars]
+    cut = escape(text[:max_chars])[:max_chars]
     return f"{cut}…" if len(text) > max_chars else cut
 
 
-def _escaped(char: str) -> str:
-    return char.encode("unicode_escape").decode("ascii")
+def escape(text: str) -> str:
+    """`text` in one line without control characters, so that no client can forge a log line."""
+    if text.isprintable():
+        return text
+    return "".join([c if c.isprintable() else ascii(c)[1:-1] for c in text])

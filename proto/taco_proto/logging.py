@@ -18,6 +18,8 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any
 
+from taco_proto.log_text import escape
+
 TEXT, JSON = "text", "json"
 LEVELS = ("debug", "info", "warning", "error", "critical")
 
@@ -144,13 +146,6 @@ def render(entry: Entry, log_format: str) -> str:
     for part in str(entry.get("exception", "")).splitlines():
         line += f"\n    {escape(part)}"
     return line
-
-
-def escape(text: str) -> str:
-    """`text` in one line without control characters, so that no client can forge a log line."""
-    if text.isprintable():
-        return text
-    return "".join([c if c.isprintable() else ascii(c)[1:-1] for c in text])
 
 
 class _Formatter(logging.Formatter):

@@ -26,7 +26,8 @@ from taco_llm.cli import (
 from taco_llm.cli import license as license_command
 from taco_llm.parser import Parser
 from taco_proto.errors import ConfigurationError
-from taco_proto.logging import configure_logging, escape, logs_json
+from taco_proto.log_text import escape
+from taco_proto.logging import configure_logging, logs_json
 
 LOGGER = logging.getLogger("taco.cli")
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from taco_llm.client.client_args import ClientArgs
 from taco_llm.client.streaming import Choices, RequestFailedError, StreamingClient
 from taco_proto.errors import ConfigurationError
-from taco_proto.logging import escape
+from taco_proto.log_text import escape
 
 FAILED = 1
 _HELP = "Ctrl-C stops an answer, /clear starts a new conversation, Ctrl-D or /exit ends."
