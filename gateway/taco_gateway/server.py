@@ -31,7 +31,7 @@ from taco_gateway.text.tokenizer_files import load_tokenizer
 from taco_proto.admin import ADMIN_SOCKET_MODE, warn_of_open_admin
 from taco_proto.config import GatewayConfig
 from taco_proto.errors import ConfigurationError
-from taco_proto.listener import BACKLOG, host_port, listen
+from taco_proto.listener import BACKLOG, EVERY_HOST, host_port, listen
 from taco_proto.logging import configure_logging
 
 if TYPE_CHECKING:
@@ -42,7 +42,6 @@ logger = logging.getLogger("taco.gateway")
 
 CLOSE_SECONDS = 5.0  # for clients to take their last bytes
 UNIX_SOCKET_MODE = 0o660
-_EVERY_ADDRESS = ("", "0.0.0.0", "::")
 TICKS_PER_SECOND = 10  # of uvicorn's main loop
 
 
@@ -147,7 +146,7 @@ async def _serve_until_signal(
         inference = await start_inference_server(config.grpc_listen, gateway)
     ending: list[Awaitable[object]] = [asyncio.create_task(server.serve(sockets=[listener]))]
     logger.info("listening on %s", _address(config, listener))
-    if config.uds is None and config.host in _EVERY_ADDRESS and gateway.keys.admits_everybody:
+    if config.uds is None and config.host in EVERY_HOST and gateway.keys.admits_everybody:
         logger.warning(
             "listening on all addresses without an API key: whoever reaches port %d can use the "
             "model; give --api-key, or --host 127.0.0.1",

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from taco_proto.errors import ConfigurationError
 
 BACKLOG = 2048
+# Hosts of an address on which a server listens on every network.
+EVERY_HOST = ("", "0.0.0.0", "::")
 UNIX_PREFIX = "unix:"
 
 

@@ -2,11 +2,11 @@
 
 MAX_NAME_CHARS = 128
 MAX_REQUEST_ID_CHARS = 512
-MAX_REASON_CHARS = 2000
+MAX_LINE_CHARS = 2000
 MAX_MODEL_CHARS = 1024
 
 
-def one_line(text: str, max_chars: int = MAX_REASON_CHARS) -> str:
+def one_line(text: str, max_chars: int = MAX_LINE_CHARS) -> str:
     """`text` with control characters escaped, so that it forges no line, and cut if it is long."""
     cut = escape(text[:max_chars])[:max_chars]
     return f"{cut}…" if len(text) > max_chars else cut

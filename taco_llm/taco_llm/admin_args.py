@@ -5,10 +5,9 @@ from dataclasses import dataclass
 
 from taco_llm.flags import DRAFTER, SCHEDULER, WORKER, flag
 from taco_proto.errors import ConfigurationError
-from taco_proto.listener import host_port, is_private
+from taco_proto.listener import EVERY_HOST, host_port, is_private
 
 _SERVICES = (SCHEDULER, WORKER, DRAFTER)
-EVERY_HOST = ("", "0.0.0.0", "::")
 LOOPBACK = "127.0.0.1"
 
 

@@ -4,7 +4,6 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar
 
 from taco_llm.compatibility import takes_compatibility_arguments
@@ -16,6 +15,7 @@ from taco_llm.scheduler_args import SchedulerArgs, check_at_least
 from taco_llm.speculation_args import SpeculationArgs
 from taco_proto.config import DrafterConfig, ModelConfig, WorkerConfig
 from taco_proto.errors import ConfigurationError
+from taco_worker.gpu_presence import runs_on_cpu
 
 _MODEL = (GATEWAY, WORKER)
 _TEXT = (GATEWAY,)
@@ -308,18 +308,11 @@ class EngineArgs(LicenseArgs):
             choices, value = item.metadata["flag"].choices, getattr(self, item.name)
             if choices is not None and value is not item.default and value not in choices:
                 raise ConfigurationError(f"{item.name}={not_a_choice(value, choices)}")
-        if self.block_size not in _CPU_BLOCK_SIZES and self._runs_on_cpu():
+        if self.block_size not in _CPU_BLOCK_SIZES and runs_on_cpu(self.device):
             shown = not_a_choice(self.block_size, _CPU_BLOCK_SIZES)
             raise ConfigurationError(f"on a CPU block_size={shown}")
         if self.skip_tokenizer_init and self.tokenizer is not None:
             raise ConfigurationError("tokenizer and skip_tokenizer_init contradict each other")
-
-    def _runs_on_cpu(self) -> bool:
-        """Whether the model certainly runs on a CPU; without torch only this much can be said."""
-        if self.device != "auto":
-            return self.device == "cpu"
-        has_gpu = any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists()
-        return not has_gpu
 
     def model_config(self) -> ModelConfig:
         """The model as gateway and worker see it; the names of bundled models become directories.

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from taco_llm.flags import flag
 from taco_llm.scheduler_args import check_at_least
 from taco_proto.errors import ConfigurationError
+from taco_proto.listener import EVERY_HOST
 
 DEFAULT_PORT = 7100
-
-_WILDCARDS = ("", "0.0.0.0", "::")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +51,7 @@ class ReplicaArgs:
                 r"\[([^\[\]]+)\]:(\d{1,5})|([^:\[\]]*):(\d{1,5})", self.scheduler_listen
             )
             host, port = (match[1] or match[3], int(match[2] or match[4])) if match else ("", 0)
-            if host in _WILDCARDS or not 0 < port < 65536:
+            if host in EVERY_HOST or not 0 < port < 65536:
                 raise ConfigurationError(
                     "scheduler_listen must be host:port, one that workers can dial, got "
                     f"{self.scheduler_listen!r}"

@@ -143,3 +143,30 @@ def test_memory(
         return
     with pytest.raises(ConfigurationError, match=r"weights.* take .* GiB.* and only .* available"):
         check_memory(worker, model, count)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "stored", "fits"),
+    [
+        ("auto", "float32", False),
+        ("bfloat16", "float32", True),
+        ("half", "float32", False),  # computed in float32
+        ("float16", "float16", False),
+        ("auto", "float16", True),  # computed in bfloat16
+    ],
+)
+def test_memory_of_number_formats(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, stored: str, fits: bool
+) -> None:
+    """Five workers, in memory for two and a half copies of 4 bytes a weight."""
+    rewrite_config(checkpoint, dtype=stored, torch_dtype=stored)
+    wanted = ModelConfig(model=str(checkpoint), dtype=dtype)
+    model = check_model(wanted)
+    weights = 4 * num_parameters(model.decoder)
+    monkeypatch.setattr(early_checks, "available_cpu_memory", lambda: int(2.5 * weights))
+    worker = WorkerConfig(model=wanted, scheduler="", device="cpu")
+    if fits:
+        check_memory(worker, model, 5)
+        return
+    with pytest.raises(ConfigurationError, match="of each of 5 workers take"):
+        check_memory(worker, model, 5)

@@ -12,15 +12,15 @@ from taco_proto.config import ModelConfig as WantedModel
 from taco_proto.config import WorkerConfig
 from taco_proto.errors import ConfigurationError
 from taco_worker.cpu_memory import available_cpu_memory
+from taco_worker.gpu_presence import runs_on_cpu
 from taco_worker.load_format import load_format_of
 from taco_worker.models.config import ModelConfig, load_hf_config
 from taco_worker.models.decoder_config import DecoderConfig
 from taco_worker.models.weight_files import check_weight_files
 
-_DTYPE_BYTES = {"half": 2, "float16": 2, "bfloat16": 2, "float": 4, "float32": 4}
+# On a CPU: float16 is computed in float32 there where it is asked for, and else in bfloat16.
+_DTYPE_BYTES = {"half": 4, "float16": 4, "bfloat16": 2, "float": 4, "float32": 4}
 _KV_DTYPE_BYTES = {**_DTYPE_BYTES, "int8": 1, "fp8": 1, "fp8_e4m3": 1}
-# The driver of NVIDIA GPUs, and that of Windows' subsystem for Linux.
-_GPU_DEVICES = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
 
 
 def check_model(wanted: WantedModel, *, has_weights: bool = True) -> ModelConfig:
@@ -65,7 +65,7 @@ def check_memory(config: WorkerConfig, model: ModelConfig, count: int = 1) -> No
     """
     if not runs_on_cpu(config.device):
         return
-    dtype_bytes = _DTYPE_BYTES.get(_dtype_name(config.model, model), 4)
+    dtype_bytes = _DTYPE_BYTES.get(_cpu_dtype(config.model, model), 4)
     matrix_bytes = 1 if config.model.quantization == "int8" else dtype_bytes
     # The embeddings stay in the mapped file, unless they are the last matrix as well.
     embeddings = 0 if model.decoder.tied_embeddings else _embedding_elements(model.decoder)
@@ -80,13 +80,6 @@ def check_memory(config: WorkerConfig, model: ModelConfig, count: int = 1) -> No
             f"the weights{workers} take {_gib(weights)}{with_blocks}, and only {_gib(available)} "
             "of memory are available"
         )
-
-
-def runs_on_cpu(device: str) -> bool:
-    """Whether `--device` is sure to be the CPU."""
-    if device == "cpu":
-        return True
-    return device.startswith("auto") and not any(path.exists() for path in _GPU_DEVICES)
 
 
 def num_parameters(config: DecoderConfig) -> int:
@@ -106,10 +99,11 @@ def _kv_elements(config: DecoderConfig, block_size: int) -> int:
     return 2 * config.num_layers * config.num_kv_heads * config.head_dim * block_size
 
 
-def _dtype_name(wanted: WantedModel, model: ModelConfig) -> str:
+def _cpu_dtype(wanted: WantedModel, model: ModelConfig) -> str:
     if wanted.dtype != "auto":
         return wanted.dtype
-    return (model.checkpoint_dtype or "float32").removeprefix("torch.")
+    stored = (model.checkpoint_dtype or "float32").removeprefix("torch.")
+    return "bfloat16" if stored in ("half", "float16") else stored
 
 
 def _config_directory(wanted: WantedModel) -> Path:

@@ -3,7 +3,7 @@
 import argparse
 from dataclasses import replace
 
-from taco_llm.admin_args import EVERY_HOST, AdminArgs
+from taco_llm.admin_args import AdminArgs
 from taco_llm.cli.options import (
     Subparsers,
     add_compatibility_flags,
@@ -17,6 +17,7 @@ from taco_llm.redis_args import RedisArgs
 from taco_llm.scheduler_args import SchedulerArgs
 from taco_llm.tls_args import PlaintextArgs, TlsArgs
 from taco_proto.errors import ConfigurationError
+from taco_proto.listener import EVERY_HOST
 from taco_proto.tls import Role
 
 DEFAULT_LISTEN = "0.0.0.0:7100"
