@@ -276,7 +276,7 @@ def long_info(num_tokens: int) -> WorkerInfo:
 
 
 def chunks(num_tokens: int) -> dict[str, dict[str, float]]:
-    """A later chunk of a prompt of so many tokens, of which nothing is cached."""
+    """A later chunk of a prompt of `num_tokens` tokens, none of which is cached."""
     bench = Bench(max_num_batched_tokens=8192, info=long_info(num_tokens))
     bench.submit(submit_message(0, num_tokens, max_tokens=2))
     answer = bench.step(None, Clock())

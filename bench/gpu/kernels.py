@@ -138,7 +138,7 @@ def _products(context: Context, sizes: Sizes, ceilings: Ceilings) -> Iterator[Wo
     for rows in sizes.rows:
         for name, (outputs, inputs) in layers.items():
             if name == "lm_head" and rows > _MAX_LOGIT_ROWS:
-                continue  # no step asks for so many logits
+                continue  # no step asks for that many logits
             num_bytes = 2 * (outputs * inputs + rows * (outputs + inputs))
             calls = _sets(context, num_bytes, make, rows, outputs, inputs)
             yield Work(f"linear {name}, {rows} rows", calls, num_bytes, 2 * rows * outputs * inputs)

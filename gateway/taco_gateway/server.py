@@ -148,7 +148,7 @@ async def _serve_until_signal(
     logger.info("listening on %s", _address(config, listener))
     if config.uds is None and config.host in EVERY_HOST and gateway.keys.admits_everybody:
         logger.warning(
-            "listening on all addresses without an API key: whoever reaches port %d can use the "
+            "listening on all addresses without an API key: anyone who reaches port %d can use the "
             "model; give --api-key, or --host 127.0.0.1",
             config.port,
         )

@@ -64,7 +64,7 @@ class Progress:
         self._display = None if is_supervised() else ProgressDisplay(what, total)
 
     def advance(self, num_bytes: int) -> None:
-        """So many bytes more are done."""
+        """`num_bytes` more of the total are done."""
         self._done += num_bytes
         if self._display is not None:
             self._display.show(self._done)

@@ -28,7 +28,7 @@ class SamplingParams:
     """Sampling parameters of one request.
 
     Names and defaults are those of the OpenAI completions API and of vLLM, and so is the order of
-    positional arguments. None stands for the default of every argument but `max_tokens`.
+    positional arguments. None is the default of every argument but `max_tokens`.
 
     Attributes:
         n: sequences to return.
@@ -260,7 +260,7 @@ class SamplingParams:
 
 
 SAMPLING_FIELDS = tuple(f.name for f in fields(SamplingParams))
-# What None stands for. Of max_tokens it means: as many as fit.
+# The defaults that None means. For max_tokens it means: as many as fit.
 _DEFAULTS = tuple(
     (f.name, f.default)
     for f in fields(SamplingParams)

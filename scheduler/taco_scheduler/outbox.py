@@ -93,7 +93,7 @@ class Outbox:
         self._check_size()
 
     def add_start(self, handle: int, queue_seconds: float) -> None:
-        """A request's first step was planned, so many seconds after the request had come."""
+        """A request's first step was planned, `queue_seconds` after the request had come."""
         self._batch.started_handles.append(handle)
         self._batch.queue_seconds.append(queue_seconds)
 

@@ -87,7 +87,7 @@ class _SilenceWatch:
         self._since = self._loop.time()
 
     def has_cancelled(self) -> bool:
-        """This watch has cancelled the task, and nobody else."""
+        """This watch alone has cancelled the task."""
         return self._is_silent and self._task.uncancel() <= self._num_cancels_before
 
     def close(self) -> None:

@@ -42,7 +42,7 @@ class StepPrefixes:
             self._by_place.setdefault(place, sequence)
 
     def awaits(self, sequence: Sequence) -> bool:
-        """Whether what `sequence` waited for in the step before goes on in this one. O(1)."""
+        """Whether this step continues what `sequence` waited for in the step before. O(1)."""
         if sequence.awaits is None:
             return False
         row, num_common = sequence.awaits

@@ -18,7 +18,7 @@ class WaitingQueue:
     either is the least or goes down to its place. A pop takes O(log lanes + log lane), on average.
 
     A sequence that ends or goes elsewhere stays in its lane until a sweep or its turn; it no longer
-    counts. Each push has a number of its own, and only the latest one of a sequence is valid.
+    counts. Each push has its own number, and only the latest one of a sequence is valid.
 
     Attributes:
         fair_share: what each tenant has had.

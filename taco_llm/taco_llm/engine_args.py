@@ -58,7 +58,7 @@ def _flag_groups() -> dict[str, str]:
 class EngineArgs(LicenseArgs):
     """Arguments of the engine, for `LLM`, `AsyncLLMEngine` and the command line alike.
 
-    Each is described by its flag: `taco_llm serve --help` prints all of them. None stands for the
+    Each is described by its flag: `taco_llm serve --help` prints all of them. None means the
     default of every argument. The arguments of vLLM that TACO does not have are taken as well; see
     `compatibility`.
 

@@ -63,7 +63,7 @@ def add_flags(parser: Parser, title: str, table: type, service: str | None = Non
     """Adds the flags of the dataclass `table` that `service` reads (None: all) to `parser`.
 
     A class attribute `FLAG_GROUPS` of the table maps the names of fields to other groups than
-    `title`. Where its attribute `NONE_IS_DEFAULT` is true, the value None stands for the default,
+    `title`. Where its attribute `NONE_IS_DEFAULT` is true, the value None means the default,
     as it does in Python.
     """
     groups: dict[str, str] = getattr(table, "FLAG_GROUPS", {})

@@ -34,7 +34,7 @@ class LLM:
         model: a directory with config.json and weights, a Hugging Face hub id, or a bundled model.
         arguments: any other argument of `EngineArgs`. Positional arguments have vLLM's order.
 
-    None stands for an argument's default. Some arguments of vLLM are accepted and have no effect,
+    None means an argument's default. Some arguments of vLLM are accepted and have no effect,
     with one log line, since TACO does not need them; those of a feature that is missing are refused
     unless their value asks for nothing, as `tensor_parallel_size=1` does.
 

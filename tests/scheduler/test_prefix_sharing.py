@@ -122,7 +122,7 @@ def test_a_sequence_that_awaits_a_prefix_is_not_matched_in_each_step(
     assert num_matches == 1 + 4 * 2, "once when they come, once when the prefix is there"
 
 
-words = st.lists(st.integers(1, 2), max_size=5)  # a letter stands for five tokens
+words = st.lists(st.integers(1, 2), max_size=5)  # each letter is five tokens
 
 
 @given(

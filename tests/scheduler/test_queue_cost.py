@@ -58,7 +58,7 @@ def crowded(num_waiting: int, num_tenants: int, **config: object) -> Driver:
         driver.step()
     for handle in range(4, 4 + num_waiting):
         tenant = Tenant(name=f"tenant {handle % num_tenants}")
-        # Of lower priority: nobody is preempted for them.
+        # Of lower priority: no sequence is preempted for them.
         driver.submit(handle, [1, 2, 3], tenant=tenant, priority=1)
     return driver
 

@@ -88,7 +88,7 @@ IGNORED: dict[str, Any] = {
     "trust_remote_code": True,
     "code_revision": "main",
 }
-# serve has flags of its own with these names.
+# serve has its own flags with these names.
 OF_SERVE = ("data_parallel_size", "distributed_executor_backend", "worker_use_ray")
 
 

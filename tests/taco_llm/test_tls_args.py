@@ -120,7 +120,7 @@ def test_a_scheduler_does_not_listen_in_plaintext_where_others_reach_it(
     command: list[str], address: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if command[0] == "serve" and address[:3] in ("0.0", ":71", "[::"):
-        address = "192.0.2.1:7100"  # it takes no address that nobody can dial
+        address = "192.0.2.1:7100"  # it takes only addresses that can be dialled
     assert main([*command, address]) == 2
     error = capsys.readouterr().err
     assert f"does not listen on {address} in plaintext" in error

@@ -21,7 +21,7 @@ def available_cpu_memory(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
         statistics = dict(
             line.split() for line in (cgroup / "memory.stat").read_text().splitlines()
         )
-        # Files that were read, the weights among them, count as used but give way.
+        # Files that were read, the weights among them, count as used but can be evicted.
         used = int((cgroup / "memory.current").read_text()) - int(statistics["inactive_file"])
         return min(available, max(0, int(limit) - used))
     except FileNotFoundError:

@@ -1,7 +1,7 @@
 """Fields of OpenAI's and vLLM's APIs that are in no request schema here.
 
 A field that would change the answer is rejected by name, unless its value asks for nothing. A field
-that changes no answer is accepted and has no effect, like every field that nobody knows.
+that changes no answer is accepted and has no effect, like every unknown field.
 """
 
 from collections.abc import Mapping, Set

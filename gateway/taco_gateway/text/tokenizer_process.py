@@ -1,4 +1,4 @@
-"""Encodes text with a tokenizer that may be hostile, in a process of its own with limits.
+"""Encodes text with a tokenizer that may be hostile, in a separate process with limits.
 
 The first request names the tokenizer: {"tokenizer": the text of tokenizer.json, "settings": what
 tokenizer_config.json says}. Further ones are {"text", "add_special_tokens"} or {"parts"}. Replies

@@ -104,7 +104,7 @@ def collect(parser: Parser, namespace: argparse.Namespace) -> dict[str, Any]:
     drop_compatibility_arguments(
         {name: value for name, value in values.items() if name in foreign}, LOGGER
     )
-    # The text None stands for the default.
+    # The text None means the default.
     return {
         name: value for name, value in values.items() if name not in foreign and value is not None
     }

@@ -86,7 +86,7 @@ def run_prompts(session: Session, model: str, prompt: str | None) -> int:
     """Answers `prompt`, or without one each line of the standard input; returns the exit code.
 
     Raises:
-        KeyboardInterrupt: it was interrupted, and nobody is at a terminal to ask on.
+        KeyboardInterrupt: it was interrupted, and there is no terminal to ask on.
     """
     is_terminal = prompt is None and sys.stdin.isatty()
     if is_terminal:

@@ -32,7 +32,7 @@ _MAX_HEAD_BYTES = 4096
 def with_fitting_host_tier(config: WorkerConfig) -> WorkerConfig:
     """`config` with a host tier that the free memory holds.
 
-    Where the configured size is not free and nobody asked for it, the tier takes half of this
+    Where the configured size is not free and was not asked for, the tier takes half of this
     worker's part of the free memory. The other half is for the KV cache of a CPU.
 
     Raises:
