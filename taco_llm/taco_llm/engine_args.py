@@ -76,13 +76,13 @@ class EngineArgs(LicenseArgs):
     given: frozenset[str] = field(default=frozenset(), init=False, repr=False, compare=False)
 
     model: str = flag(
-        "The model to serve: a directory with config.json and weights, a Hugging Face hub id such "
-        "as facebook/opt-125m, or the name of a bundled model such as demo.",
+        "Model to serve: a directory with config.json and weights, a Hugging Face hub id such as "
+        "facebook/opt-125m, or the name of a bundled model such as demo.",
         _MODEL,
     )
     served_model_name: tuple[str, ...] = flag(
-        "The names that clients may put into a request's model field. The first one stands in "
-        "responses; without this flag it is the model as it was given.",
+        "Names that clients may put into the model field of requests. Responses have the first "
+        "one. Default: MODEL as it was given.",
         _MODEL,
         default=(),
         several="extend",
@@ -148,16 +148,16 @@ class EngineArgs(LicenseArgs):
         choices=("auto", "half", "float16", "bfloat16", "float", "float32"),
     )
     quantization: str | None = flag(
-        "int8 keeps weights in 8 bits, with a scale for each output, and rounds activations to 8 "
-        "bits as they come: half the memory of bfloat16, and decoding is about twice as fast.",
+        "int8 stores weights in 8 bits, with a scale for each output, and rounds activations to 8 "
+        "bits. The weights take half the memory of bfloat16, and decoding is faster.",
         _WORKER,
         default=None,
         choices=("int8",),
         short="-q",
     )
     max_model_len: int | None = flag(
-        "The longest sequence, prompt and answer together, in tokens. Without it the limit in the "
-        "model's own configuration holds.",
+        "Maximum tokens of a sequence, prompt and answer together. Default: the limit in the "
+        "model's config.json.",
         _WORKER,
         default=None,
         parse=int,
@@ -181,61 +181,61 @@ class EngineArgs(LicenseArgs):
         metavar="BASE",
     )
     seed: int = flag(
-        "Seed of offline requests that bring no seed of their own, and of the random weights that "
-        "--load-format dummy makes.",
+        "Seed of offline requests that have no seed, and of the random weights of --load-format "
+        "dummy.",
         _WORKER,
         default=0,
         parse=int,
     )
     device: str = flag(
-        "The device that runs the model: cpu, cuda, or cuda:1 for the second GPU. auto takes a GPU "
-        "where there is one, else the CPU.",
+        "Device that runs the model: cpu, cuda, or cuda:1 for the second GPU. auto uses a GPU if "
+        "there is one, else the CPU.",
         _WORKER,
         default="auto",
     )
     attention_backend: str | None = flag(
-        "What computes attention on a GPU: triton has kernels of our own, xformers takes those of "
-        "the xformers package, torch is slow and plain. Without it the fastest is taken.",
+        "Attention implementation on a GPU: triton (TACO's own kernels), xformers (the xformers "
+        "package) or torch (slow, for comparison). Default: the fastest one available.",
         _WORKER,
         default=None,
         choices=("triton", "xformers", "torch"),
     )
     gpu_memory_utilization: float = flag(
-        "The share of the GPU's memory that may be in use: weights, activations and CUDA itself "
-        "come first, and the KV cache takes the rest. The start line shows where it goes.",
+        "Maximum share of the GPU's memory in use. The KV cache gets what weights, activations "
+        "and CUDA leave of it; a log line at start shows the amounts.",
         _WORKER,
         default=0.9,
         parse=float,
         metavar="SHARE",
     )
     conservative_dry_run: bool = flag(
-        "Count all memory that the driver says is gone after the trial step, and not only what "
-        "torch needed: use it where a step runs out of memory although the start went well.",
+        "Count all memory that the driver reports as used after the trial step, not only what "
+        "torch needed. Use it if steps run out of memory although the start succeeded.",
         _WORKER,
         default=False,
     )
     enforce_eager: bool = flag(
-        "Capture no CUDA graphs. Saves some memory, and decoding small batches becomes slower.",
+        "Capture no CUDA graphs. This saves some memory, but small batches decode more slowly.",
         _WORKER,
         default=False,
     )
     max_seq_len_to_capture: int | None = flag(
-        "Steps with a sequence of more tokens use no CUDA graph. Without it all of them may.",
+        "Maximum length in tokens of the sequences that run in CUDA graphs. Default: no limit.",
         _WORKER,
         default=None,
         parse=int,
         metavar="TOKENS",
     )
     cpu_offload_gb: float = flag(
-        "GiB of weights that stay in the host's memory and come to the GPU as they are needed, for "
-        "a model that the GPU does not hold. Every step then waits for the link between the two.",
+        "GiB of weights that stay in host memory and are copied to the GPU when they are needed, "
+        "for a model larger than the GPU's memory. Every step then waits for these copies.",
         _WORKER,
         default=0.0,
         parse=float,
         metavar="GIB",
     )
     num_threads: int | None = flag(
-        "CPU threads of the model. Without it one for each core.",
+        "CPU threads that compute the model. Default: one for each core.",
         _WORKER,
         default=None,
         parse=int,
@@ -243,22 +243,22 @@ class EngineArgs(LicenseArgs):
     )
     block_size: int = flag(
         "Tokens in a block of the KV cache. Smaller blocks waste less memory and share prefixes "
-        "more finely. 8 needs a GPU.",
+        "more finely. 8 is available on GPUs only.",
         _WORKER,
         default=16,
         parse=int,
         choices=(8, 16, 32),
     )
     kv_cache_dtype: str = flag(
-        "Number format of the KV cache. auto takes the model's own; int8 on a CPU, and fp8 on a "
-        "GPU, hold about twice as many tokens in the same memory as bfloat16.",
+        "Number format of the KV cache. auto is the model's own format. int8 (CPU) and fp8 (GPU) "
+        "hold about twice as many tokens in the same memory as bfloat16.",
         _WORKER,
         default="auto",
         choices=("auto", "float32", "bfloat16", "int8", "fp8", "fp8_e4m3"),
     )
     num_gpu_blocks_override: int | None = flag(
-        "Number of KV blocks on the device that runs the model, a CPU included. Without it as many "
-        "are made as memory allows.",
+        "Number of KV cache blocks on the device that runs the model, also on a CPU. Default: as "
+        "many as memory allows.",
         _WORKER,
         default=None,
         parse=int,

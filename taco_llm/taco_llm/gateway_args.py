@@ -48,14 +48,16 @@ class GatewayArgs:
         metavar="PORT",
     )
     admin_listen: str | None = flag(
-        "Address of the admin listener with /livez, /readyz, /drain and /metrics, host:port or "
-        "unix:/path. It asks for no key. Without it taco_llm serve makes a Unix socket of its own.",
+        "Address of the admin listener, host:port or unix:/path. It serves /livez, /readyz, "
+        "/drain and /metrics, and asks for no key. By default taco_llm serve makes a private Unix "
+        "socket.",
         _GATEWAY,
         default=None,
         metavar="ADDRESS",
     )
     admin_port: int | None = flag(
-        "TCP port of the admin listener, on the address of --host. /metrics is then only there.",
+        "TCP port of the admin listener, on the address of --host. /metrics is then served only "
+        "there.",
         _GATEWAY,
         default=None,
         parse=int,
@@ -105,8 +107,9 @@ class GatewayArgs:
         default=False,
     )
     share_prefix_cache: bool = flag(
-        "Let requests of different API keys share cached prefixes. Without it the time to the "
-        "first token tells nobody what others have asked.",
+        "Share cached prefixes between requests of different API keys. Use it only for keys that "
+        "trust each other: the time to the first token then shows whether another key has sent "
+        "the same prefix.",
         _GATEWAY,
         default=False,
     )
@@ -118,7 +121,7 @@ class GatewayArgs:
         metavar="TEMPLATE",
     )
     response_role: str = flag(
-        "The role that answers carry.", _GATEWAY, default="assistant", metavar="ROLE"
+        "Role of the messages in chat answers.", _GATEWAY, default="assistant", metavar="ROLE"
     )
     return_tokens_as_token_ids: bool = flag(
         "Show tokens in log probabilities as token_id:NUMBER, which is useful for tokens that are "
@@ -148,7 +151,9 @@ class GatewayArgs:
         metavar="HEADERS",
     )
     allow_credentials: bool = flag(
-        "Let browsers send cookies and credentials from other origins.", _GATEWAY, default=False
+        "Allow browsers to send cookies and credentials from other origins.",
+        _GATEWAY,
+        default=False,
     )
     root_path: str = flag(
         "Path under which a reverse proxy serves this API.", _GATEWAY, default="", metavar="PATH"
@@ -174,7 +179,8 @@ class GatewayArgs:
         metavar="FILE",
     )
     ssl_cert_reqs: int = flag(
-        "Whether clients need a certificate: 0 no, 1 it is checked if there is one, 2 yes.",
+        "Whether clients need a certificate: 0 no, 1 optional (checked if there is one), 2 "
+        "required.",
         _GATEWAY,
         default=0,
         parse=int,
@@ -182,8 +188,8 @@ class GatewayArgs:
     )
     max_connections: int = flag(
         "Maximum HTTP connections open at a time, in each gateway process. A further connection "
-        "gets a 503 and is closed. Raise it together with the limit on descriptors (ulimit -n), "
-        "which lowers it.",
+        "gets a 503 and is closed. A low limit on descriptors (ulimit -n) reduces it: raise both "
+        "together.",
         _GATEWAY,
         default=8192,
         parse=int,
@@ -196,14 +202,14 @@ class GatewayArgs:
         choices=("critical", "error", "warning", "info", "debug", "trace"),
     )
     enable_log_requests: bool = flag(
-        "Log the prompt and the parameters of each request when it starts. Without it no prompt is "
-        "ever logged; one line for each finished request is always logged.",
+        "Log the prompt and the parameters of each request when it starts. Without it prompts are "
+        "never logged. One line for each finished request is logged in any case.",
         _GATEWAY,
         default=False,
     )
     max_log_len: int | None = flag(
-        "Maximum characters, or token ids, of a prompt that --enable-log-requests logs. Without it "
-        "there is no limit.",
+        "Maximum characters, or token ids, of a prompt that --enable-log-requests logs. Default: "
+        "no limit.",
         _GATEWAY,
         default=None,
         parse=int,

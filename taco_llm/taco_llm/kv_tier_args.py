@@ -23,42 +23,42 @@ class KVTierArgs(SpeculationArgs):
     """
 
     enable_prefix_cache_offload: bool = flag(
-        "Keep cached prefixes that the device has no room for in host memory, and copy them back "
-        "when a prompt begins with them.",
+        "Offload cached prefixes to host memory if the device has no room for them, and copy them "
+        "back when a prompt begins with them.",
         _WORKER,
         default=False,
     )
     cpu_prefill_memory_utilization: float = flag(
         "Share of the machine's memory for offloaded prefixes, divided equally among the workers "
-        "that taco_llm serve starts on it. The default share takes less where less is free; a "
-        "share that is given must be free.",
+        "that taco_llm serve starts on it. The default takes less if less is free; a share that "
+        "is given must be free.",
         _WORKER,
         default=0.3,
         parse=float,
         metavar="SHARE",
     )
     swap_space: float | None = flag(
-        "GiB of host memory for the offloaded prefixes of each worker, instead of a share.",
+        "GiB of host memory for the offloaded prefixes of each worker, instead of "
+        "--cpu-prefill-memory-utilization.",
         _WORKER,
         default=None,
         parse=float,
         metavar="GIB",
     )
     apc_offload_not_lazy: bool = flag(
-        "Begin a step only when all layers of the prefixes that it loads are there, rather than "
-        "with the first layer's.",
+        "Start a step only when all layers of its offloaded prefixes are loaded. Without it a "
+        "step starts when the first layer is loaded.",
         _WORKER,
         default=False,
     )
     kv_disk_path: str | None = flag(
-        "Directory to keep the prefixes of prompts in, which then outlive the server. It will hold "
-        "what users wrote.",
+        "Directory that keeps cached prefixes over restarts. Its files contain what users wrote.",
         _WORKER,
         default=None,
         metavar="DIR",
     )
     kv_disk_space: float = flag(
-        "The most that the files in that directory may take, in GiB.",
+        "Maximum GiB that the files in --kv-disk-path take.",
         _WORKER,
         default=16.0,
         parse=float,

@@ -25,22 +25,23 @@ class LicenseArgs(KVTierArgs):
     """
 
     license: str = flag(
-        "Whether the worker needs a license to take new requests. auto: where TACO_LS_ADDR names a "
-        "license server, or one of its default names is known here. required: in any case.",
+        "Whether the worker needs a license to take new requests. off: never. auto: if "
+        "TACO_LS_ADDR names a license server, or a default server name resolves on this machine. "
+        "required: always.",
         _WORKER,
         default="auto",
         choices=("off", "auto", "required"),
     )
     license_id: str | None = flag(
-        "The name in the license of a host without GPU. Without it TACO_LICENSE_ID is taken, or "
-        "the host's name. GPUs have names of their own.",
+        "Name of a host without GPU in the license; GPUs have their own ids. Default: "
+        "TACO_LICENSE_ID, else the host name.",
         _WORKER,
         default=None,
         metavar="ID",
     )
     license_index: int | None = flag(
-        "Which of several workers of a host without GPU this one is: a seat is one worker's, so "
-        "that it asks as ID-INDEX.",
+        "Index of this worker if a host without GPU runs several. Each takes a seat, and asks for "
+        "it as ID-INDEX.",
         _WORKER,
         default=None,
         parse=int,

@@ -22,22 +22,22 @@ class RedisArgs:
     """
 
     redis_url: str | None = flag(
-        "Redis, through which several gateways and schedulers share API keys and limits: "
-        "redis://host:6379/0, rediss:// with TLS, or unix:///path. One gateway and one scheduler "
-        "need none.",
+        "URL of the Redis server through which several gateways and schedulers share API keys and "
+        "limits: redis://host:6379/0, rediss:// with TLS, or unix:///path. One gateway with one "
+        "scheduler does not need Redis.",
         _SERVICES,
         default=None,
         metavar="URL",
     )
     redis_password_file: str | None = flag(
-        "File with the password of Redis, so that it need not stand in the URL.",
+        "File with the password of Redis, which keeps the password out of the URL.",
         _SERVICES,
         default=None,
         metavar="FILE",
     )
     redis_timeout: float = flag(
-        "Seconds that a request waits for Redis at most, twice. Then Redis counts as away, and is "
-        "not asked again until it answers in time.",
+        "Seconds to wait for an answer of Redis; a request waits at most twice as long. After "
+        "that, Redis counts as unavailable until it answers a background check in time.",
         _SERVICES,
         default=0.05,
         parse=float,

@@ -20,26 +20,26 @@ class ReplicaArgs:
     """
 
     data_parallel_size: int = flag(
-        "Workers to start, each with a whole copy of the model: on this machine with a GPU or an "
-        "equal share of the cores each.",
+        "Number of workers to start, each with a whole copy of the model. On this machine each "
+        "gets one GPU, or an equal share of the CPU cores.",
         default=1,
         parse=int,
         metavar="WORKERS",
     )
     distributed_executor_backend: str = flag(
-        "Where workers run: mp starts them as processes on this machine, ray as actors on the Ray "
-        "cluster of RAY_ADDRESS or of this machine, and starts one where there is none.",
+        "Where workers run: mp starts processes on this machine; ray starts actors on the Ray "
+        "cluster of RAY_ADDRESS or of this machine, and starts a cluster where there is none.",
         default="mp",
         choices=("mp", "ray"),
     )
     worker_use_ray: bool = flag(
-        "Deprecated: --distributed-executor-backend ray says the same.",
+        "Deprecated: use --distributed-executor-backend ray.",
         default=False,
     )
     scheduler_listen: str | None = flag(
-        "Address at which the scheduler listens for workers, one that they reach, as host:port. "
-        f"Without it a private socket with mp; with ray port {DEFAULT_PORT} of this machine's "
-        "address in the cluster.",
+        "Address (host:port) at which the scheduler listens for workers. They must be able to "
+        f"reach it. Default: a private Unix socket with mp; with ray port {DEFAULT_PORT} of this "
+        "machine's address in the cluster.",
         default=None,
         metavar="ADDRESS",
     )

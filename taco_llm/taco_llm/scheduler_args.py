@@ -24,76 +24,76 @@ class SchedulerArgs:
     """
 
     max_num_seqs: int = flag(
-        "The most sequences that run in one step. More of them raise throughput and memory use.",
+        "Maximum sequences in one step. A higher value raises throughput and memory use.",
         (SCHEDULER, WORKER),
         default=256,
         parse=int,
         metavar="SEQUENCES",
     )
     max_num_batched_tokens: int = flag(
-        "The most tokens that one step computes, decodes and chunks of prompts together. A smaller "
-        "number keeps the time between tokens short, a larger one reads long prompts faster. Where "
-        "a scheduler and a worker have different values, the smaller one holds for that worker.",
+        "Maximum tokens that one step computes, decodes and chunks of prompts together. A lower "
+        "value shortens the time between tokens; a higher one computes long prompts faster. If a "
+        "scheduler and a worker have different values, the lower one applies to that worker.",
         (SCHEDULER, WORKER),
         default=2048,
         parse=int,
         metavar="TOKENS",
     )
     long_prefill_token_threshold: int | None = flag(
-        "Tokens of a step that a prompt which does not fit in the step computes before shorter "
-        "prompts behind it (default: a quarter of --max-num-batched-tokens). It also gets what "
-        "they leave. A smaller number lets more short prompts pass a long one; 0 lets none pass.",
+        "Maximum tokens of a step that a prompt too long for one step computes before shorter "
+        "prompts behind it (default: a quarter of --max-num-batched-tokens). It also gets the "
+        "tokens that they leave. A lower value starts more short prompts before a long one; 0 "
+        "starts none before it.",
         _SCHEDULER,
         default=None,
         parse=int,
         metavar="TOKENS",
     )
     max_waiting_requests: int = flag(
-        "The most requests that wait for their turn. Beyond it a request is refused with status "
-        "429.",
+        "Maximum requests in the queue. Beyond it requests are rejected with status 429.",
         _SCHEDULER,
         default=4096,
         parse=int,
         metavar="REQUESTS",
     )
     max_waiting_tokens: int = flag(
-        "The most tokens of prompts that wait for their turn. Beyond it a request is refused with "
-        "status 429.",
+        "Maximum prompt tokens in the queue. Beyond it requests are rejected with status 429.",
         _SCHEDULER,
         default=2**24,
         parse=int,
         metavar="TOKENS",
     )
     enable_prefix_caching: bool = flag(
-        "Keep the KV cache of finished requests and reuse it for prompts that begin alike.",
+        "Keep the KV cache of finished requests and reuse it for prompts that begin with the same "
+        "tokens.",
         _SCHEDULER,
         default=True,
     )
     apc_offload_min_access_threshold: int = flag(
-        "A block of the KV cache is offloaded if so many requests have used it. A larger number "
-        "keeps host memory for prefixes that come again.",
+        "Minimum number of requests that must have used a block of the KV cache before it is "
+        "offloaded. A higher value keeps host memory for prefixes that are used again.",
         _SCHEDULER,
         default=1,
         parse=int,
         metavar="REQUESTS",
     )
     apc_offload_enable_hit_cnt: bool = flag(
-        "Log every 100 blocks how many were found on the device, how many in host memory, and how "
-        "many had to be computed.",
+        "Log after every 100 blocks how many were found on the device and in host memory, and how "
+        "many were computed.",
         _SCHEDULER,
         default=False,
     )
     apc_offload_gpu_evictor_limit: int = flag(
-        "The most blocks that the device keeps and no request uses; -1 for all that there is room "
-        "for. For debugging only.",
+        "Maximum cached blocks that the device keeps while no request uses them; -1: no limit. "
+        "For debugging only.",
         _SCHEDULER,
         default=-1,
         parse=int,
         metavar="BLOCKS",
     )
     max_pinned_share: float = flag(
-        "The share of the device's KV cache that prefixes may take which requests ask to keep "
-        "(cache_control, prompt_cache_retention); one API key gets half of it at most. 0 keeps "
+        "Maximum share of the device's KV cache for prefixes that requests ask to keep "
+        "(cache_control, prompt_cache_retention). One API key gets at most half of it. 0 keeps "
         "none.",
         _SCHEDULER,
         default=0.5,
@@ -101,23 +101,23 @@ class SchedulerArgs:
         metavar="SHARE",
     )
     preemption_mode: str | None = flag(
-        "What becomes of the KV cache of a sequence that gives way to others: swap takes it to "
-        "host memory when the device has no room for it, however few requests have used it; "
-        "recompute, which is the default, treats it like all that is cached.",
+        "What happens to the KV cache of a preempted sequence. recompute (the default) treats it "
+        "like any cached prefix. swap moves it to host memory if the device has no room for it, "
+        "whatever --apc-offload-min-access-threshold is.",
         _SCHEDULER,
         default=None,
         choices=("recompute", "swap"),
     )
     scheduler_delay_factor: float = flag(
-        "While sequences run, let a prompt wait for so many times as long as the last step with "
-        "prompts took, so that one step computes several of them.",
+        "While sequences run, delay a prompt by this factor times the duration of the last step "
+        "with prompts, so that one step computes several prompts.",
         _SCHEDULER,
         default=0.0,
         parse=float,
         metavar="FACTOR",
     )
     enable_chunked_prefill: bool = flag(
-        "Read long prompts in chunks beside the sequences that decode. It cannot be turned off.",
+        "Compute long prompts in chunks beside the sequences that decode. It cannot be turned off.",
         _SCHEDULER,
         default=True,
     )
@@ -141,8 +141,8 @@ class SchedulerArgs:
         metavar="SECONDS",
     )
     worker_drain_timeout: float = flag(
-        "Seconds that the requests of a worker that is told to stop have to finish. Then they "
-        "continue on other workers.",
+        "Seconds that the requests of a stopping worker have to finish. Then they continue on "
+        "other workers.",
         _SCHEDULER,
         default=30.0,
         parse=float,
@@ -150,8 +150,9 @@ class SchedulerArgs:
     )
 
     num_speculative_tokens: int | None = flag(
-        "Draft tokens of a sequence in a step: of a draft model, of heads, or of [ngram]. The "
-        "lookahead cache has its own copy_length. A worker verifies fewer where that is faster.",
+        "Draft tokens of each sequence in a step, from a draft model, heads or [ngram]. The "
+        "lookahead cache has its own setting, copy_length. A worker verifies fewer where that is "
+        "faster.",
         (SCHEDULER, WORKER),
         default=None,
         parse=int,

@@ -27,21 +27,21 @@ class SpeculationArgs(SchedulerArgs):
     """
 
     lookahead_cache_config_dir: str | None = flag(
-        "Turn the lookahead cache on: drafts from what prompts and answers held before. The "
-        "directory may hold lookahead_cache_config.json with its options.",
+        "Turn on the lookahead cache, which drafts from earlier prompts and answers. The "
+        "directory may contain lookahead_cache_config.json with its options.",
         _WORKER,
         default=None,
         metavar="DIR",
     )
     ignore_prompt_for_lookahead_cache: bool = flag(
-        "The lookahead cache learns answers alone, for tasks such as translation whose answers "
-        "have nothing of their prompts.",
+        "Build the lookahead cache from answers only, for tasks such as translation whose answers "
+        "repeat nothing of their prompts.",
         _WORKER,
         default=False,
     )
     cpu_decoding_memory_utilization: float | None = flag(
-        "The share of the machine's memory that the lookahead cache may take. Without it the "
-        "cache_size of its configuration holds; without that one, 5,000,000 tokens or 0.15 of the "
+        "Maximum share of the machine's memory for the lookahead cache. By default the cache_size "
+        "of its configuration applies; if that is not set either, 5,000,000 tokens or 0.15 of the "
         "memory, whichever is less.",
         _WORKER,
         default=None,
@@ -49,71 +49,73 @@ class SpeculationArgs(SchedulerArgs):
         metavar="SHARE",
     )
     speculative_model: str | None = flag(
-        "What drafts: a small model of the same vocabulary, which a draft worker runs on CPU "
-        "cores; Medusa or EAGLE heads of the model; or [ngram], which looks for the last tokens "
-        "further up in the same text.",
+        "What drafts tokens: a small model with the same vocabulary, which a draft worker runs on "
+        "CPU cores; Medusa or EAGLE heads of the model; or [ngram], which finds the last tokens "
+        "earlier in the same text.",
         (WORKER, DRAFTER),
         default=None,
         metavar="MODEL",
     )
     cpu_draft_worker: bool = flag(
-        "Start a draft worker for the speculative model on this machine. A draft model has no "
-        "other place to run, so that naming one does the same.",
+        "Start a draft worker for the speculative model on this machine. --speculative-model with "
+        "a draft model does the same.",
         _WORKER,
         default=False,
     )
     speculative_model_quantization: str | None = flag(
-        "int8 halves what a draft token costs; none keeps the draft model's own number format. "
-        "Without it int8 is taken.",
+        "Number format of the draft model's weights: int8 (the default) halves the cost of a "
+        "draft token, none keeps the checkpoint's format.",
         (DRAFTER,),
         default=None,
         choices=("int8", "none"),
     )
     draft_backend: str = flag(
-        "What computes the draft model: kernels are our own, ipex is Intel's extension for "
-        "PyTorch 2.8.",
+        "Library that computes the draft model: kernels are TACO's CPU kernels, ipex is Intel's "
+        "extension for PyTorch 2.8.",
         (DRAFTER,),
         default="kernels",
         choices=("kernels", "ipex"),
     )
     ngram_prompt_lookup_max: int | None = flag(
-        "The most tokens that [ngram] looks for.",
+        "Maximum number of tokens that [ngram] looks for.",
         _WORKER,
         default=None,
         parse=int,
         metavar="TOKENS",
     )
     ngram_prompt_lookup_min: int | None = flag(
-        "The fewest tokens that [ngram] looks for. Without it 1.",
+        "Minimum number of tokens that [ngram] looks for. Default: 1.",
         _WORKER,
         default=None,
         parse=int,
         metavar="TOKENS",
     )
     spec_decoding_acceptance_method: str = flag(
-        "rejection_sampler gives exactly the tokens of plain decoding. typical_acceptance_sampler "
-        "also takes drafts that the model finds likely enough: faster where temperatures are "
-        "high, and no longer the model's own distribution.",
+        "How drafts are accepted. rejection_sampler gives exactly the tokens of plain decoding. "
+        "typical_acceptance_sampler also accepts drafts that the model finds likely enough: "
+        "faster at high temperatures, but no longer the model's own distribution.",
         _WORKER,
         default="rejection_sampler",
         choices=("rejection_sampler", "typical_acceptance_sampler"),
     )
     typical_acceptance_sampler_posterior_threshold: float = flag(
-        "Typical acceptance takes every draft that is likelier than that.",
+        "Probability above which typical acceptance accepts every draft.",
         _WORKER,
         default=0.09,
         parse=float,
         metavar="SHARE",
     )
     typical_acceptance_sampler_posterior_alpha: float = flag(
-        "Typical acceptance takes drafts likelier than this times exp(-entropy).",
+        "Factor of typical acceptance, which accepts drafts with a probability above this factor "
+        "times exp(-entropy).",
         _WORKER,
         default=0.3,
         parse=float,
         metavar="FACTOR",
     )
     disable_logprobs_during_spec_decoding: bool = flag(
-        "Give no log probabilities of answers, whoever asks, which makes such requests faster.",
+        "Return no log probabilities of answers, also where a request asks for them. Such "
+        "requests become faster.",
         _WORKER,
         default=False,
     )

@@ -24,21 +24,21 @@ class TlsArgs:
     """
 
     tls_ca_file: str | None = flag(
-        "File with the authorities (PEM) whose certificates prove who other services are. With "
-        "this flag and the next two, services meet over mutual TLS and no other way.",
+        "File with the certificate authorities (PEM) that the certificates of other services are "
+        "checked against. With this flag and the next two, services talk over mutual TLS only.",
         _SERVICES,
         default=None,
         metavar="FILE",
     )
     tls_cert_file: str | None = flag(
-        "File with this service's own certificate (PEM), which must name ROLE.taco.internal. It is "
-        "read again for every link, so that it may be renewed.",
+        "File with the certificate of this service (PEM), which must name ROLE.taco.internal. It "
+        "is read again for every connection: a renewed certificate needs no restart.",
         _SERVICES,
         default=None,
         metavar="FILE",
     )
     tls_key_file: str | None = flag(
-        "File with the key (PEM, without a password) of that certificate.",
+        "File with the private key of that certificate (PEM, without a password).",
         _SERVICES,
         default=None,
         metavar="FILE",
@@ -83,9 +83,9 @@ class PlaintextArgs:
     """Whether the scheduler may speak in plaintext where other machines reach it."""
 
     allow_insecure: bool = flag(
-        "Let the scheduler listen in plaintext on an address that other machines reach. Anyone "
-        "who reaches it can then attach a worker and read prompts: use it only behind a firewall "
-        "or a network policy.",
+        "Allow the scheduler to listen without TLS on an address that other machines can reach. "
+        "Anyone who reaches it can then attach a worker and read prompts: use it only behind a "
+        "firewall or a network policy.",
         (SCHEDULER,),
         default=False,
     )

@@ -37,7 +37,7 @@ def add_model_argument(parser: Parser) -> None:
         "model_tag",
         metavar="MODEL",
         nargs="?",
-        help="The model: a directory, a Hugging Face hub id, or a bundled model such as demo.",
+        help="Model: a directory, a Hugging Face hub id, or a bundled model such as demo.",
     )
 
 
@@ -55,7 +55,7 @@ def add_config_argument(parser: Parser) -> None:
         "--config",
         metavar="FILE",
         help="YAML file with options of this command, for example port: 8000. Flags on the command "
-        "line win over the file.",
+        "line override the file.",
     )
 
 

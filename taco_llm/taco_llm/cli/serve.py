@@ -31,8 +31,8 @@ def add_parser(subparsers: Subparsers) -> None:
         "serve",
         usage="taco_llm serve MODEL [options]",
         help="Serve a model on this machine: gateway, scheduler and workers together.",
-        description="Serves a model. Gateway, scheduler and workers run as processes under one "
-        "supervisor, the workers on this machine or on a Ray cluster; Ctrl-C stops them all.",
+        description="Serves a model over HTTP. Starts a gateway, a scheduler and workers as "
+        "processes, the workers on this machine or on a Ray cluster. Ctrl-C stops them all.",
     )
     add_model_argument(parser)
     add_config_argument(parser)
