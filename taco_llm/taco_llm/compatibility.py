@@ -8,11 +8,12 @@ with vLLM works here as long as it asks for nothing that is missing:
 - An argument of a missing feature is refused with an error that names it.
 """
 
+import difflib
 import functools
 import json
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 from taco_proto.errors import ConfigurationError
@@ -195,6 +196,16 @@ def drop_compatibility_arguments(
     return kept
 
 
+def _check_names(table: Any, arguments: Mapping[str, Any]) -> None:
+    """Raises TypeError for an argument that neither the dataclass nor `COMPATIBILITY` has."""
+    known = [*COMPATIBILITY, *(item.name for item in fields(table) if item.init)]
+    for name in arguments:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise TypeError(f"{type(table).__name__} got an unknown argument {name!r}{hint}")
+
+
 def takes_compatibility_arguments(table: type[Table]) -> type[Table]:
     """Class decorator for a dataclass of arguments.
 
@@ -206,6 +217,7 @@ def takes_compatibility_arguments(table: type[Table]) -> type[Table]:
 
     @functools.wraps(construct)
     def construct_from_any(self: Table, **arguments: Any) -> None:
+        _check_names(self, arguments)
         known = drop_compatibility_arguments(arguments)
         values = {name: value for name, value in known.items() if value is not None}
         construct(self, **values)

@@ -9,10 +9,8 @@ from typing import Any, NoReturn
 # The group whose flags the plain --help leaves out.
 COMPATIBILITY_GROUP = "compatibility: flags of vLLM that have no effect or are not available"
 
-_HELP_NOTE = (
-    "Every switch --x also takes --no-x, --x True and --x False. --help=GROUP shows one group of "
-    "flags: {groups}. --help=all shows all of them."
-)
+_SWITCH_NOTE = "Every switch --x also takes --no-x, --x True and --x False. "
+_GROUP_NOTE = "--help=GROUP shows one group of flags: {groups}. --help=all shows all of them."
 
 
 class Parser(argparse.ArgumentParser):
@@ -37,12 +35,14 @@ class Parser(argparse.ArgumentParser):
             action=_HelpAction,
             dest="help",
             metavar="GROUP",
-            help="Show this help, or with --help=GROUP one group of flags, and exit.",
+            help="Show this help and exit.",
         )
 
     def group(self, title: str) -> argparse._ArgumentGroup:
         """The group of flags with this title, made at the first call; see `group_name`."""
         if title not in self._groups:
+            help_action = self._option_string_actions["--help"]
+            help_action.help = "Show this help and exit; --help=GROUP shows one group of flags."
             self._groups[title] = self.add_argument_group(title)
         return self._groups[title]
 
@@ -77,6 +77,15 @@ class Parser(argparse.ArgumentParser):
         if args is not None:
             args = self._plain_forms(args)
         return super().parse_known_args(args, namespace)
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
+            close = difflib.get_close_matches(value, action.choices, n=1)
+            hint = (
+                f"did you mean {close[0]}" if close else f"choose from {', '.join(action.choices)}"
+            )
+            self.error(f"there is no command {value!r}; {hint}{'?' if close else ''}")
+        super()._check_value(action, value)
 
     def _plain_forms(self, args: Sequence[str]) -> list[str]:
         """`args` as argparse wants them: dashes in names, `--no-switch`, and `--help=all`."""
@@ -125,6 +134,8 @@ class Parser(argparse.ArgumentParser):
         """The help of the group called `name`; "all" is every group. An unknown one is an error."""
         if name == "all":
             return self._format_groups(self._action_groups)
+        if not self._groups:
+            self.error(f"--help=GROUP belongs to a command: {self.prog} COMMAND --help={name}")
         named = [group for title, group in self._groups.items() if group_name(title) == name]
         if not named:
             names = ", ".join([*map(group_name, self._groups), "all"])
@@ -139,7 +150,8 @@ class Parser(argparse.ArgumentParser):
         formatter.add_text(self.description)
         _add_groups(formatter, groups)
         if self._groups:
-            formatter.add_text(_HELP_NOTE.format(groups=", ".join(map(group_name, self._groups))))
+            note = _GROUP_NOTE.format(groups=", ".join(map(group_name, self._groups)))
+            formatter.add_text((_SWITCH_NOTE if self._switches else "") + note)
         formatter.add_text(self.epilog)
         return formatter.format_help()
 
@@ -179,6 +191,16 @@ class _HelpAction(argparse.Action):
 
 class _HelpFormatter(argparse.HelpFormatter):
     """Shows a switch without its --no- form, which a note at the end explains."""
+
+    def add_usage(
+        self,
+        usage: str | None,
+        actions: Iterable[argparse.Action],
+        groups: Any,
+        prefix: str | None = None,
+    ) -> None:
+        actions = [action for action in actions if not isinstance(action, _HelpAction)]
+        super().add_usage(usage, actions, groups, prefix)
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         if isinstance(action, argparse.BooleanOptionalAction):

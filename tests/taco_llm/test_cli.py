@@ -67,6 +67,18 @@ def test_help_names_every_flag_with_a_sentence(
         assert all(option in text for option in names)
 
 
+def test_help_explains_only_what_the_command_has(capsys: pytest.CaptureFixture[str]) -> None:
+    texts = {}
+    for command in ("", "chat", "serve"):
+        with pytest.raises(SystemExit):
+            main([*command.split(), "--help"])
+        texts[command] = capsys.readouterr().out
+    assert "GROUP" not in texts[""]
+    assert "--help=GROUP" in texts["chat"]
+    assert "Every switch" not in texts["chat"]
+    assert "Every switch" in texts["serve"]
+
+
 def test_serve_takes_every_field_of_the_tables() -> None:
     tables = {
         item.name for table in (EngineArgs, GatewayArgs, RedisArgs) for item in flag_fields(table)
@@ -186,6 +198,9 @@ def test_a_bad_file_is_one_line(
         (["serve", "demo", "--config", "/no/such/file.yaml"], "cannot read"),
         (["serve", "/no/such/model"], "does not exist"),
         (["worker", "demo"], "--scheduler is needed"),
+        (["sevre", "m"], "there is no command 'sevre'; did you mean serve?"),
+        (["xyz"], "there is no command 'xyz'; choose from serve, chat, complete"),
+        (["--help=http"], "--help=GROUP belongs to a command: taco_llm COMMAND --help=http"),
         (["gateway", "--scheduler", "unix:/x"], "a model is needed"),
     ],
 )

@@ -245,8 +245,10 @@ def test_a_configuration_file_may_have_them(tmp_path: Path, model: str) -> None:
 
 
 def test_unknown_arguments_are_type_errors(model: str) -> None:
-    with pytest.raises(TypeError, match="bogus"):
+    with pytest.raises(TypeError, match=r"EngineArgs got an unknown argument 'bogus'$"):
         EngineArgs(model=model, bogus=1)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="did you mean 'gpu_memory_utilization'"):
+        EngineArgs(model=model, gpu_memory_utilisation=0.5)  # type: ignore[call-arg]
 
 
 def test_help_leaves_compatibility_flags_out(capsys: pytest.CaptureFixture[str]) -> None:
