@@ -39,14 +39,12 @@ def _read_config(location: str) -> dict[str, Any]:
     file = Path(location) / "config.json"
     try:
         if not file.is_file():
-            from huggingface_hub import hf_hub_download
+            from taco_worker.models.download import download_config
 
-            file = Path(hf_hub_download(location, "config.json"))
+            file = download_config(location, None, None) / "config.json"
         return read_json_object(file)
     except (OSError, ValueError) as error:
-        raise ConfigurationError(
-            f"the speculative model {location!r} has no config.json that can be read: {error}"
-        ) from None
+        raise ConfigurationError(f"cannot read the speculative model: {error}") from None
 
 
 def _weight_names(directory: Path) -> str:

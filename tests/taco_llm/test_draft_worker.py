@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub import constants
 
+from support.fake_hub import serve_hub
 from support.patience import PATIENCE_SECONDS
 from taco_demo.locate import find_model
 from taco_llm.cli.main import build_parser, main
 from taco_llm.cli.options import collect
 from taco_llm.draft_worker_args import DraftWorkerArgs
+from taco_llm.engine_args import EngineArgs
 from taco_llm.flags import given
 from taco_proto.config import DrafterConfig
 from taco_proto.errors import ConfigurationError
@@ -49,6 +52,17 @@ def test_every_flag_reaches_the_configuration(tmp_path: Path) -> None:
     assert (model.revision, model.download_dir, model.max_model_len) == ("r", str(tmp_path), 99)
     assert (config.backend, config.num_threads) == ("ipex", 3)
     assert (config.max_num_seqs, config.num_blocks) == (4, 5)
+
+
+def test_a_draft_model_on_a_hub_that_cannot_be_reached_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with serve_hub({}) as (address, _):
+        pass
+    monkeypatch.setattr(constants, "ENDPOINT", address)
+    with pytest.raises(ConfigurationError, match=r"org/draft .+ the Hugging Face hub cannot be"):
+        EngineArgs(model="demo", speculative_model="org/draft").speculative_kind()
+    assert not caplog.records, "the hub's client retried"
 
 
 @pytest.mark.parametrize(

@@ -184,8 +184,11 @@ def test_sampling_defaults(tmp_path: Path) -> None:
     [
         ("{", "not valid JSON"),
         ("[]", "holds no JSON object"),
-        ("{}", r"no recipe for architecture \(config.json names none\)"),
-        ('{"architectures": ["MambaForCausalLM"]}', "MambaForCausalLM; supported: GPT2LMHead"),
+        ("{}", r"architecture \(config.json names none\) is not supported"),
+        (
+            '{"architectures": ["MambaForCausalLM"]}',
+            "MambaForCausalLM is not supported; supported are GPT2LMHead",
+        ),
         ('{"architectures": ["LlamaForCausalLM"]}', "has no 'num_attention_heads'"),
     ],
 )

@@ -119,5 +119,5 @@ def test_hub_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with serve_hub({}) as (address, _):
         pass
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", address)
-    with pytest.raises(ValueError, match=r"cannot be downloaded from the hub: .+"):
+    with pytest.raises(ValueError, match=r"the Hugging Face hub cannot be reached \(.+\)"):
         resolve_model("org/both", download_dir=tmp_path)

@@ -8,6 +8,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import (
     GatedRepoError,
     HFValidationError,
+    LocalEntryNotFoundError,
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
@@ -62,9 +63,20 @@ def _explain(error: Exception, model: str, revision: str | None) -> str:
             return f"{model} is neither a directory nor a model on the hub (or it is private)"
         case RevisionNotFoundError():
             return f"{model} has no revision {revision} on the hub"
+        case LocalEntryNotFoundError():
+            return (
+                f"{model} is not a directory, and it cannot be downloaded: the Hugging Face hub "
+                f"cannot be reached ({_one_line(error.__cause__ or error)})"
+            )
         case _:
-            reason = " ".join(str(error).split()) or repr(error)
-            return f"{model} is no directory, and cannot be downloaded from the hub: {reason}"
+            return (
+                f"{model} is not a directory, and it cannot be downloaded from the Hugging Face "
+                f"hub: {_one_line(error)}"
+            )
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or repr(error)
 
 
 def _download(

@@ -33,5 +33,6 @@ def find_recipe(architectures: Sequence[str]) -> tuple[str, Recipe]:
             return architecture, recipe
     named = ", ".join(architectures) or "(config.json names none)"
     raise ValueError(
-        f"no recipe for architecture {named}; supported: {', '.join(supported_architectures())}"
+        f"architecture {named} is not supported; supported are "
+        f"{', '.join(supported_architectures())}"
     )
