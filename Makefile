@@ -61,7 +61,7 @@ $(TORCH_STAMP): constraints.txt deploy/install_torch.py $(if $(OTHER_PYTHON),oth
 $(SERVING): pyproject.toml constraints.txt $(TORCH_STAMP)
 	@echo "Installing what serving needs into $(VENV) (with torch for CPUs 1.4 GB on disk)"
 	@# Beside a torch with CUDA, workers need Triton, and xformers for its attention back end.
-	$(PIP) --editable ".[all,bench$$($(BIN)/python -c 'import torch; print(",gpu" if torch.version.cuda else "")')]"
+	$(PIP) --editable ".[all,bench$$($(BIN)/python -W ignore -c 'import torch; print(",gpu" if torch.version.cuda else "")')]"
 	@# On the path, a package stands before a folder of the same name (taco_llm/, tests/taco_llm/), which
 	@# the editable install's own finder, asked last, does not see to.
 	printf '%s\n' $(addprefix $(CURDIR)/,$(PACKAGE_DIRS)) \

@@ -291,6 +291,8 @@ def main() -> int:
         names = arguments.sets.split(",")
         sets = tuple(isa for isa in (*NATIVE_SETS, *EMULATED_SETS) if isa.name in names)
     objects = None if arguments.sources == SOURCES else arguments.output.parent / "objects"
+    if not arguments.output.exists():
+        print("Compiling the CPU kernels: this takes a minute or more, once", flush=True)
     try:
         result = build(arguments.output, sets, sources=arguments.sources, objects=objects)
     except KernelBuildError as error:
