@@ -21,31 +21,34 @@ class ProgressDisplay:
 
     Args:
         what: the work, such as "loading weights".
-        total: bytes in all.
     """
 
-    def __init__(self, what: str, total: int) -> None:
+    def __init__(self, what: str) -> None:
         self._what = what
-        self._total = total
         self._next_line = time.monotonic() + LINE_SECONDS
+        self._has_bar = sys.stderr.isatty() and not logs_json()
         self._bar: Any = None
-        if sys.stderr.isatty() and not logs_json():
-            from tqdm import tqdm
 
-            self._bar = tqdm(total=total, desc=what, unit="B", unit_scale=True, leave=False)
-
-    def show(self, done: int) -> None:
-        """`done` bytes of the total are done."""
-        if self._bar is not None:
-            self._bar.update(done - self._bar.n)
+    def show(self, done: int, total: int) -> None:
+        """Show that `done` bytes of `total` are done; the total may have grown."""
+        if self._has_bar:
+            self._show_bar(done, total)
         elif time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + LINE_SECONDS
-            share = 100 * done // self._total if self._total else 100
-            logger.info("%s: %d%% of %.1f GB", self._what, share, self._total / 1e9)
+            share = 100 * done // total if total else 100
+            logger.info("%s: %d%% of %.1f GB", self._what, share, total / 1e9)
 
     def close(self) -> None:
         if self._bar is not None:
             self._bar.close()
+
+    def _show_bar(self, done: int, total: int) -> None:
+        if self._bar is None:
+            from tqdm import tqdm
+
+            self._bar = tqdm(total=total, desc=self._what, unit="B", unit_scale=True, leave=False)
+        self._bar.total = total
+        self._bar.update(done - self._bar.n)
 
 
 class Progress:
@@ -53,24 +56,29 @@ class Progress:
     one.
 
     Args:
-        what, total: as those of `ProgressDisplay`.
+        what: as that of `ProgressDisplay`.
+        total: bytes in all; work that learns this later calls `update`.
     """
 
-    def __init__(self, what: str, total: int) -> None:
+    def __init__(self, what: str, total: int = 0) -> None:
         self._what = what
         self._total = total
         self._done = 0
         self._next_event = 0.0
-        self._display = None if is_supervised() else ProgressDisplay(what, total)
+        self._display = None if is_supervised() else ProgressDisplay(what)
 
     def advance(self, num_bytes: int) -> None:
         """`num_bytes` more of the total are done."""
-        self._done += num_bytes
+        self.update(self._done + num_bytes, self._total)
+
+    def update(self, done: int, total: int) -> None:
+        """`done` bytes are done, of a total that may have grown."""
+        self._done, self._total = done, total
         if self._display is not None:
-            self._display.show(self._done)
+            self._display.show(done, total)
         elif time.monotonic() >= self._next_event:
             self._next_event = time.monotonic() + _EVENT_SECONDS
-            self._tell(self._done)
+            self._tell(finished=False)
 
     def __enter__(self) -> Self:
         return self
@@ -83,9 +91,14 @@ class Progress:
     ) -> None:
         if self._display is not None:
             self._display.close()
-        else:
-            self._tell(self._total)
+        elif self._total:  # else there was nothing to do
+            self._tell(finished=True)
 
-    def _tell(self, done: int) -> None:
-        data = {"what": self._what, "done": done, "total": self._total}
+    def _tell(self, *, finished: bool) -> None:
+        data = {
+            "what": self._what,
+            "done": self._done,
+            "total": self._total,
+            "finished": finished,
+        }
         logger.info("%s", self._what, extra=event(PROGRESS, data))

@@ -168,12 +168,12 @@ class SupervisedService(ABC):
         self._write(entry)
 
     def _show_progress(self, data: Mapping[str, Any]) -> None:
-        what, done, total = data["what"], data["done"], data["total"]
+        what = data["what"]
         if what not in self._progress:
             label = what if self.name == self.service else f"{self.name}: {what}"
-            self._progress[what] = ProgressDisplay(label, total)
-        self._progress[what].show(done)
-        if done >= total:
+            self._progress[what] = ProgressDisplay(label)
+        self._progress[what].show(data["done"], data["total"])
+        if data["finished"]:
             self._progress.pop(what).close()
 
     def _flush(self) -> None:

@@ -51,8 +51,19 @@ def test_a_supervisor_gets_events() -> None:
     entries = [json.loads(line) for line in done.stderr.splitlines()]
     assert {entry["event"] for entry in entries} == {"progress"}
     whole = {"what": "loading weights", "total": 100}
-    assert entries[0]["data"] == {**whole, "done": 50}
-    assert entries[-1]["data"] == {**whole, "done": 100}
+    assert entries[0]["data"] == {**whole, "done": 50, "finished": False}
+    assert entries[-1]["data"] == {**whole, "done": 75, "finished": True}
+
+
+def test_work_without_bytes_is_not_reported() -> None:
+    program = PROGRAM.format(format="json", supervised=True).split("    progress.advance")[0]
+    done = subprocess.run(
+        [sys.executable, "-c", program.replace("100", "0") + "    pass\n"],
+        capture_output=True,
+        timeout=PATIENCE_SECONDS,
+        check=True,
+    )
+    assert done.stderr == b""
 
 
 @pytest.mark.parametrize(("seconds", "lines"), [(0.0, 2), (3600.0, 0)])
@@ -69,3 +80,14 @@ def test_elsewhere_only_a_long_load_is_logged(
         load.advance(10**9)
     assert len(caplog.messages) == lines
     assert caplog.messages[1:] == ["loading weights: 50% of 4.0 GB"][:lines]
+
+
+def test_a_total_may_grow(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO, "taco.progress")
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
+    with Progress("downloading") as download:
+        download.update(10**9, 10**9)
+        download.update(10**9, 4 * 10**9)
+    assert caplog.messages == ["downloading: 100% of 1.0 GB", "downloading: 25% of 4.0 GB"]

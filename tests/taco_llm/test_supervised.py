@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -15,8 +16,9 @@ from taco_llm.child_process import ChildProcess
 from taco_llm.flags import GATEWAY, SCHEDULER
 from taco_llm.model_location import locate_model
 from taco_llm.supervisor import Supervisor
+from taco_proto import progress
 from taco_proto.config import GatewayConfig, ModelConfig, SchedulerConfig
-from taco_proto.logging import make_entry
+from taco_proto.logging import PROGRESS, event, make_entry
 from taco_worker.models.config import load_hf_config
 
 
@@ -136,6 +138,27 @@ async def test_an_error_that_ends_a_start_is_left_to_the_supervisor(
     await service.wait()
     assert service.last_words() == "no model"
     assert capsys.readouterr().err == ""
+
+
+async def test_progress_with_a_growing_total_is_shown(
+    service: Service, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO, "taco.progress")
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
+    entry = make_entry("worker", "INFO", "taco.progress", "downloading")
+    lines = [
+        json.dumps(entry | event(PROGRESS, {"what": "downloading", **data}))
+        for data in (
+            {"done": 10**9, "total": 10**9, "finished": False},
+            {"done": 10**9, "total": 2 * 10**9, "finished": False},
+            {"done": 2 * 10**9, "total": 2 * 10**9, "finished": True},
+        )
+    ]
+    service.write("".join(f"echo '{line}' >&2\n" for line in lines))
+    await service.start()
+    await service.wait()
+    shares = ("100% of 1.0", "50% of 2.0", "100% of 2.0")
+    assert caplog.messages == [f"downloading: {share} GB" for share in shares]
 
 
 async def test_a_supervisor_without_a_keeper_ends() -> None:

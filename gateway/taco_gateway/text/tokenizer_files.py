@@ -34,6 +34,7 @@ from taco_gateway.text.tokenizer_check import (
 from taco_gateway.text.tokenizer_safety import decoding_risk, encoding_risk
 from taco_gateway.text.tokenizer_settings import complete, content
 from taco_proto.config import ModelConfig
+from taco_proto.download_progress import progress_bars
 from taco_proto.errors import ConfigurationError
 from taco_proto.json_file import (
     MAX_TOKENIZER_BYTES,
@@ -42,6 +43,7 @@ from taco_proto.json_file import (
     read_json_object,
     read_text_file,
 )
+from taco_proto.progress import Progress
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -139,14 +141,15 @@ def _find_directory(config: ModelConfig) -> Path:
     if revision is None and config.tokenizer is None:
         revision = config.revision
     try:
-        return Path(
-            snapshot_download(
+        with Progress(f"downloading the tokenizer of {name}") as progress:
+            directory = snapshot_download(
                 name,
                 revision=revision,
                 cache_dir=config.download_dir,
                 allow_patterns=[*_TOKENIZER_FILES, *_OTHER_FILES],
+                tqdm_class=progress_bars(progress),
             )
-        )
+        return Path(directory)
     except GatedRepoError:
         reason = "is gated on the hub: set HF_TOKEN to a token that has access"
     except (HFValidationError, RepositoryNotFoundError):

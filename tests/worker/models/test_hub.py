@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import huggingface_hub
 import pytest
 
 from support.fake_hub import COMMIT, serve_hub
+from taco_proto import progress
 from taco_worker.models.hub import resolve_model
 
 COMMON = {"config.json": b"{}", "tokenizer.json": b"[]", "README.md": b"#"}
@@ -95,6 +97,30 @@ def test_second_time_costs_no_download(tmp_path: Path, fetched: list[str]) -> No
     fetched.clear()
     assert resolve_model("org/both", download_dir=tmp_path) == first
     assert fetched == []
+
+
+@pytest.mark.usefixtures("fetched")
+def test_a_download_reports_its_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "taco.progress")
+    monkeypatch.setattr(progress, "is_supervised", lambda: True)
+    monkeypatch.setattr(progress, "_EVENT_SECONDS", 0.0)
+    resolve_model("org/both", download_dir=tmp_path)
+
+    events = [record.__dict__["data"] for record in caplog.records if hasattr(record, "data")]
+    wanted = ("config.json", "tokenizer.json", "model.safetensors")
+    size = sum(len(REPOSITORIES["org/both"][name]) for name in wanted)
+    assert {entry["what"] for entry in events} == {"downloading org/both"}
+    assert [entry["total"] for entry in events] == sorted(entry["total"] for entry in events)
+    assert all(entry["done"] <= entry["total"] for entry in events)
+    assert events[0]["total"] < size
+    assert events[-1]["done"] == events[-1]["total"] == size
+    assert [entry["finished"] for entry in events] == [False] * (len(events) - 1) + [True]
+
+    caplog.clear()
+    resolve_model("org/both", download_dir=tmp_path)  # from the cache
+    assert not caplog.records
 
 
 @pytest.mark.usefixtures("fetched")

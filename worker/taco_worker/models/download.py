@@ -13,6 +13,9 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
+from taco_proto.download_progress import progress_bars
+from taco_proto.progress import Progress
+
 _CONFIG_PATTERNS = ["*.json", "*.txt", "*.model", "*.jinja"]
 _SAFETENSORS_PATTERNS = ["*.safetensors"]
 _STATE_DICT_PATTERNS = ["*.bin", "medusa_lm_head.pt"]
@@ -86,12 +89,13 @@ def _download(
     revision: str | None,
     download_dir: Path | None,
 ) -> Path:
-    return Path(
-        snapshot_download(
+    with Progress(f"downloading {model}") as progress:
+        directory = snapshot_download(
             model,
             revision=revision,
             cache_dir=download_dir,
             allow_patterns=patterns,
             ignore_patterns=ignored,
+            tqdm_class=progress_bars(progress),
         )
-    )
+    return Path(directory)
