@@ -27,6 +27,14 @@ def read_json_object(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> dict[str,
     return parse_json_object(read_text_file(path, max_bytes), path)
 
 
+def read_json_list(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> list[Any]:
+    """The list in a JSON file; raises as `read_json_object` does."""
+    content = _parse(read_text_file(path, max_bytes), path)
+    if not isinstance(content, list):
+        raise JsonFileError(f"cannot read {path}: it holds no JSON list")
+    return content
+
+
 def parse_json_object(text: str, path: Path) -> dict[str, Any]:
     """The object that `text`, the content of `path`, holds.
 
@@ -35,12 +43,7 @@ def parse_json_object(text: str, path: Path) -> dict[str, Any]:
     Raises:
         JsonFileError: it holds none.
     """
-    try:
-        content = json.loads(text, object_pairs_hook=_unique)
-    except RecursionError:
-        raise JsonFileError(f"cannot read {path}: its JSON is nested too deeply") from None
-    except ValueError as error:  # also an integer of too many digits
-        raise JsonFileError(f"cannot read {path}: it is not valid JSON: {error}") from None
+    content = _parse(text, path)
     if not isinstance(content, dict):
         raise JsonFileError(f"cannot read {path}: it holds no JSON object")
     return content
@@ -70,6 +73,15 @@ def read_text_file(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> str:
         return content.decode()
     except UnicodeDecodeError:
         raise JsonFileError(f"cannot read {path}: it is not a text file in UTF-8") from None
+
+
+def _parse(text: str, path: Path) -> Any:
+    try:
+        return json.loads(text, object_pairs_hook=_unique)
+    except RecursionError:
+        raise JsonFileError(f"cannot read {path}: its JSON is nested too deeply") from None
+    except ValueError as error:  # also an integer of too many digits
+        raise JsonFileError(f"cannot read {path}: it is not valid JSON: {error}") from None
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -1,14 +1,18 @@
 """What a speculative model's files hold: a model, or heads that need another model."""
 
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from taco_proto.errors import ConfigurationError
 from taco_proto.json_file import read_json_object
+from taco_worker.models.weight_files import stored_tensor_names
 
 # What EAGLE calls the layer that joins a token's embedding with the target's hidden state.
 _EAGLE_WEIGHT = "fc.weight"
+# Names, shapes and places of tensors; the tensors are other files of the archive.
+_MAX_PICKLE_BYTES = 16 * 2**20
 
 
 def are_heads(location: str) -> bool:
@@ -32,7 +36,7 @@ def are_heads(location: str) -> bool:
     if config.get("num_hidden_layers") != 1:
         return False
     directory = Path(location)
-    return _EAGLE_WEIGHT in _weight_names(directory) if directory.is_dir() else True
+    return _has_eagle_weight(directory) if directory.is_dir() else True
 
 
 def _read_config(location: str) -> dict[str, Any]:
@@ -47,17 +51,30 @@ def _read_config(location: str) -> dict[str, Any]:
         raise ConfigurationError(f"cannot read the speculative model: {error}") from None
 
 
-def _weight_names(directory: Path) -> str:
-    """Text in which the names of all weights stand; nothing is loaded, let alone unpickled."""
-    texts: list[str] = []
-    for file in directory.glob("*.safetensors"):
-        with file.open("rb") as stream:
-            texts.append(
-                stream.read(int.from_bytes(stream.read(8), "little")).decode(errors="replace")
-            )
-    for file in directory.glob("*.bin"):
-        if zipfile.is_zipfile(file):
-            with zipfile.ZipFile(file) as archive:
-                pickles = [name for name in archive.namelist() if name.endswith("data.pkl")]
-                texts += [archive.read(name).decode("latin-1") for name in pickles]
-    return "\n".join(texts)
+def _has_eagle_weight(directory: Path) -> bool:
+    """Whether any weight file has an EAGLE layer; nothing is loaded, let alone unpickled.
+
+    Raises:
+        ConfigurationError: a weight file is damaged.
+    """
+    try:
+        for file in filter(Path.is_file, directory.glob("*.safetensors")):
+            if any(_EAGLE_WEIGHT in name for name in stored_tensor_names(file)):
+                return True
+        return any(
+            _EAGLE_WEIGHT.encode() in pickled
+            for file in directory.glob("*.bin")
+            if zipfile.is_zipfile(file)
+            for pickled in _pickles(file)
+        )
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise ConfigurationError(f"the speculative model {directory}: {error}") from None
+
+
+def _pickles(file: Path) -> Iterator[bytes]:
+    """The start of each pickle in a file of `torch.save`, where the names of weights are."""
+    with zipfile.ZipFile(file) as archive:
+        for name in archive.namelist():
+            if name.endswith("data.pkl"):
+                with archive.open(name) as pickled:
+                    yield pickled.read(_MAX_PICKLE_BYTES)

@@ -82,7 +82,16 @@ def test_cut_off_weights(checkpoint: Path, kept: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "header", [b"[]", b'{"x": 5}', b'{"x": {"shape": [1]}}', b"{", b"[" * 10_000]
+    "header",
+    [
+        b"[]",
+        b'{"x": 5}',
+        b'{"x": {"shape": [1]}}',
+        b"{",
+        b"[" * 10_000,
+        b"\xff",
+        b'{"x": {"data_offsets": [0, 0]}, "x": {"data_offsets": [0, 0]}}',
+    ],
 )
 def test_a_damaged_header(checkpoint: Path, header: bytes) -> None:
     file = checkpoint / "model.safetensors"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from taco_proto.json_file import read_json_object
+from taco_proto.json_file import JsonFileError, parse_json_object, read_json_object
 from taco_worker.models.config import ModelConfig
 from taco_worker.models.registry import find_recipe
 
@@ -79,13 +78,14 @@ def stored_tensor_names(path: Path) -> list[str]:
             start = _LENGTH_BYTES + num_bytes
             if num_bytes > _MAX_HEADER_BYTES or start > size:
                 raise ValueError(f"a header of {num_bytes} bytes in a file of {size} bytes")
-            header = json.loads(stream.read(num_bytes))
+            text = stream.read(num_bytes).decode()
+        header = parse_json_object(text, path)
         header.pop("__metadata__", None)
         end = start + max([entry["data_offsets"][1] for entry in header.values()], default=0)
+    except JsonFileError as error:
+        raise ValueError(f"{error} (the header of a safetensors file)") from None
     except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise ValueError(f"cannot read {path}: not a safetensors file ({error!r})") from None
-    except RecursionError:
-        raise ValueError(f"cannot read {path}: its header is nested too deeply") from None
     if end != size:
         what = "is cut off" if end > size else "is too long"
         raise ValueError(f"{path} {what}: its header asks for {end} bytes, the file has {size}")
@@ -122,7 +122,9 @@ def _indexed_files(index: Path) -> list[Path]:
     try:
         weight_map: Mapping[str, str] = read_json_object(index, _MAX_INDEX_BYTES)["weight_map"]
         files = [index.parent / Path(name).name for name in sorted(set(weight_map.values()))]
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+    except (FileNotFoundError, JsonFileError) as error:
+        raise ValueError(f"{index} is not an index of weight files: {error}") from None
+    except (KeyError, AttributeError, TypeError) as error:
         raise ValueError(f"{index} is not an index of weight files: {error!r}") from None
     if missing := [file.name for file in files if not file.is_file()]:
         raise ValueError(f"{index} names files that are missing: {', '.join(missing)}")

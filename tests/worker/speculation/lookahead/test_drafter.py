@@ -175,8 +175,9 @@ def test_a_warm_up_file_is_known_from_the_start(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", "cannot read warmup_file"),
-        ("{}", "must hold a list of entries"),
+        ("{", "it is not valid JSON"),
+        ("[" * 100_000, "nested too deeply"),
+        ("{}", "it holds no JSON list"),
         ('[{"prompt": [], "output": []}, 3]', "entry 1: it must hold prompt and output"),
         ('[{"prompt": []}]', "entry 0: it must hold prompt and output"),
         ('[{"prompt": [], "output": [], "x": 1}]', "entry 0: it must hold prompt and output"),

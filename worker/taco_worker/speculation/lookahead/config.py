@@ -21,6 +21,7 @@ from taco_kernels.cpu.lookahead import (
 )
 from taco_proto.config import SpeculationConfig
 from taco_proto.errors import ConfigurationError
+from taco_proto.json_file import JsonFileError, read_json_object
 
 FILE_NAME = "lookahead_cache_config.json"
 
@@ -127,12 +128,9 @@ def read_config(directory: str) -> LookaheadConfig:
 
 def _read_object(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"cannot read {path}: {error}") from error
-    if not isinstance(value, dict):
-        raise ConfigurationError(f"{path} must hold an object of options")
-    return value
+        return read_json_object(path)
+    except (FileNotFoundError, JsonFileError) as error:
+        raise ConfigurationError(str(error)) from None
 
 
 _IS_OF_TYPE: Mapping[str, tuple[str, Callable[[Any], bool]]] = {

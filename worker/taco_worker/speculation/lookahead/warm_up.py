@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +9,11 @@ import numpy as np
 
 from taco_kernels.cpu.lookahead import LookaheadCache
 from taco_proto.errors import ConfigurationError
+from taco_proto.json_file import JsonFileError, read_json_list
 from taco_proto.steps import IntArray
 
+# Some 30 million tokens: more than the cache holds by default.
+_MAX_BYTES = 256 * 2**20
 _KEYS = ("prompt", "output")
 
 
@@ -22,11 +24,11 @@ def read_texts(path: Path, vocab_size: int) -> list[IntArray]:
         ConfigurationError: the file is not [{"prompt": [ids], "output": [ids]}].
     """
     try:
-        entries = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"cannot read warmup_file {path}: {error}") from error
-    if not isinstance(entries, list):
-        raise ConfigurationError(f"warmup_file {path} must hold a list of entries")
+        entries = read_json_list(path, _MAX_BYTES)
+    except FileNotFoundError:
+        raise ConfigurationError(f"cannot read warmup_file {path}: there is no such file") from None
+    except JsonFileError as error:
+        raise ConfigurationError(f"warmup_file: {error}") from None
     return [_read_entry(path, index, entry, vocab_size) for index, entry in enumerate(entries)]
 
 
