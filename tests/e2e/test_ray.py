@@ -63,16 +63,22 @@ def test_on_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with ray_nodes() as nodes:
         for name, value in nodes.environment.items():
             monkeypatch.setenv(name, value)
-        a_worker_that_does_not_start(tmp_path, checkpoint, nodes)
+        a_worker_that_does_not_start(tmp_path, nodes)
         actors_end_with_a_killed_command(tmp_path, checkpoint, nodes)
         streams_go_on_when_a_node_and_an_actor_die(tmp_path, checkpoint, nodes)
 
 
-def a_worker_that_does_not_start(tmp_path: Path, checkpoint: Path, nodes: RayNodes) -> None:
-    with serve_on_ray(tmp_path, checkpoint, "--license-id", "two words") as serving:
+def a_worker_that_does_not_start(tmp_path: Path, nodes: RayNodes) -> None:
+    """Weights may be on the nodes alone: only the worker reads them."""
+    checkpoint = make_checkpoint(tmp_path / "cut off")
+    weights = checkpoint / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    with serve_on_ray(tmp_path, checkpoint) as serving:
         assert serving.wait_ended() == 2
         *_, last = serving.stderr.splitlines()
-        assert last.startswith("taco_llm serve: error: worker-0 did not start: license_id may have")
+        assert last.startswith(
+            f"taco_llm serve: error: worker-0 did not start: cannot read {weights}: "
+        )
         assert "Traceback" not in serving.stderr
     wait_until(lambda: not nodes.actors(), "the end of every actor")
 
@@ -90,6 +96,7 @@ def streams_go_on_when_a_node_and_an_actor_die(
     tmp_path: Path, checkpoint: Path, nodes: RayNodes
 ) -> None:
     flags = ["--data-parallel-size", "2", "--num-gpu-blocks-override", "128"]
+    flags += ["--log-level", "debug"]  # else a worker that starts as it should writes no line
     with serve_on_ray(tmp_path, checkpoint, *flags) as serving:
         serving.wait_ready()
         assert (len(nodes.head.services()), len(nodes.other.services())) == (1, 1)
