@@ -39,4 +39,6 @@ EXPOSE 7100 9000
 HEALTHCHECK --interval=10s --timeout=5s --start-period=30s \
     CMD ["python", "-c", "from urllib.request import urlopen; urlopen('http://127.0.0.1:9000/livez', timeout=3)"]
 ENTRYPOINT ["taco_llm"]
+# It starts only with certificates (--tls-ca-file, --tls-cert-file, --tls-key-file) or with
+# --allow-insecure added: an image whose default trusts every network would be worse.
 CMD ["scheduler", "--listen", "0.0.0.0:7100", "--admin-port", "9000"]

@@ -1,5 +1,6 @@
 """The flags of mutual TLS: all or none, checked before anything starts."""
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from taco_llm.ray_replicas.replicas import RayService, ray_replicas
 from taco_llm.tls_args import PlaintextArgs, TlsArgs
 from taco_proto.config import WorkerConfig
 from taco_proto.errors import ConfigurationError
+from taco_proto.listener import is_private
 from taco_proto.tls import Role
 
 COMMANDS = {
@@ -148,3 +150,21 @@ def test_plaintext_elsewhere_must_be_asked_for(
     assert not caplog.records
     PlaintextArgs(allow_insecure=True).check("0.0.0.0:7100", None)
     assert "listens on 0.0.0.0:7100 in plaintext" in caplog.text
+
+
+def documented_commands(words: str) -> list[list[str]]:
+    """The arguments of each command in the pages that begins with `words`, comments left out."""
+    root = Path(__file__).parents[2]
+    pages = [root / "README.md", *root.glob("docs/**/*.md"), *root.glob("deploy/**/*.md")]
+    lines = [line.strip() for page in pages for line in page.read_text().splitlines()]
+    commands = [shlex.split(line, comments=True) for line in lines if line.startswith(words)]
+    return [command[1:] for command in commands]
+
+
+def test_documented_schedulers_start_on_the_address_that_they_name() -> None:
+    commands = documented_commands("taco_llm scheduler ")
+    assert len(commands) >= 4
+    for command in commands:
+        values = vars(build_parser().parse_args(command))
+        has_tls = all(values.get(name) for name in ("tls_ca_file", "tls_cert_file", "tls_key_file"))
+        assert has_tls or values.get("allow_insecure") or is_private(values["listen"]), command
