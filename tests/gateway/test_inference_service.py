@@ -16,6 +16,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from support.gateway_app import MODEL, build_app, small_tokenizer
 from support.patience import PATIENCE_SECONDS
 from support.scripted_engine import MODEL_INFO, Hold, Script, ScriptedEngine, prompt_of, replay
+from support.serving import free_port
 from taco_gateway.auth import KeyRing
 from taco_gateway.engine.engine_client import EngineError, SequenceUpdate, not_licensed
 from taco_gateway.inference_service import start_inference_server
@@ -354,3 +355,21 @@ async def test_a_million_token_ids(connect: Connect, tokenizer: Tokenizer) -> No
     replies = [reply async for reply in InferenceStub(channel).Complete(request)]
     assert replies[-1].usage.prompt_tokens == len(ids)
     assert prompt_of(engine.streams[0].request) == ids
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+async def test_plaintext_where_others_reach_it_is_warned_about(
+    tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture, host: str
+) -> None:
+    app = build_app(replay([]), tokenizer)
+    listen = f"{host}:{free_port()}"
+    server = await start_inference_server(listen, app.gateway)
+    await server.stop(None)
+    await app.http.aclose()
+    app.gateway.engine.close()
+    warnings = [message for message in caplog.messages if "in plaintext" in message]
+    is_open = host == "0.0.0.0"
+    assert (
+        warnings
+        == [f"gRPC on {listen} is in plaintext: give certificates (--tls-ca-file, …)"] * is_open
+    )

@@ -11,11 +11,13 @@ from pathlib import Path
 import httpx
 import pytest
 
+from support.certificates import make_certificates
 from support.patience import PATIENCE_SECONDS, wait_until
 from support.serving import free_port
 from taco_license.document import License, verify
 from taco_license.keys import read_public_keys
 from taco_llm.cli.main import main
+from taco_proto.tls import Role
 
 REQUEST = "GPU 0: Tesla T4 (UUID: GPU-4c34f7a2-cd33-469b-019f-9af0bb76a073)\n"
 WHO = ("--request", "request.txt", "--appid", "1234", "--customer", "leo lingli")
@@ -140,6 +142,35 @@ def test_a_server_of_an_issuer(directory: Path) -> None:
     finally:
         process.kill()
         process.wait()
+
+
+@pytest.mark.parametrize(
+    ("host", "has_tls", "warns"),
+    [("0.0.0.0", False, True), ("0.0.0.0", True, False), ("127.0.0.1", False, False)],
+)
+def test_plaintext_where_others_reach_it_is_warned_about(
+    directory: Path, host: str, has_tls: bool, warns: bool
+) -> None:
+    flags = ["--host", host, "--port", str(free_port()), "--data-dir", "data"]
+    if has_tls:
+        tls = make_certificates(directory / "tls", Role.LICENSE_SERVER)
+        for name, file in (("ca", "ca.crt"), ("cert", "license-server.crt")):
+            flags += [f"--tls-{name}-file", str(tls / file)]
+        flags += ["--tls-key-file", str(tls / "license-server.key")]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "taco_llm.cli.main", "license", "serve", *flags],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stderr is not None
+        assert any("listening on" in line for line in process.stderr)
+        process.send_signal(signal.SIGTERM)
+        _, rest = process.communicate(timeout=PATIENCE_SECONDS)
+    finally:
+        process.kill()
+        process.wait()
+    assert ("anyone who reaches this port can take seats" in rest) is warns
 
 
 def _answers(url: str) -> bool:
