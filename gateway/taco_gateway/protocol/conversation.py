@@ -1,6 +1,5 @@
 """A conversation as OpenAI's chat surface writes it; text only."""
 
-import json
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -14,6 +13,7 @@ from pydantic import (
 )
 
 from taco_gateway.protocol.cache_control import CacheControl
+from taco_gateway.protocol.call_arguments import check_arguments, parse_arguments
 from taco_gateway.text.breakpoints import Breakpoint
 from taco_proto.errors import InvalidParameterError
 
@@ -45,10 +45,7 @@ class CalledFunction(BaseModel):
     @field_serializer("arguments")
     def _as_templates_read_them(self, arguments: str) -> Any:
         """Templates write the arguments as JSON themselves."""
-        try:
-            return json.loads(arguments)
-        except (ValueError, RecursionError):
-            return arguments
+        return parse_arguments(arguments)
 
 
 class ToolCall(BaseModel):
@@ -125,10 +122,16 @@ class Conversation(BaseModel):
     continue_final_message: bool = False
 
     @model_validator(mode="after")
+    def _check_arguments(self) -> "Conversation":
+        calls = (call for message in self.messages for call in message.tool_calls or ())
+        check_arguments(call.function.arguments for call in calls)
+        return self
+
+    @model_validator(mode="after")
     def _check_order(self) -> "Conversation":
         if any(message.role == "tool" for message in self.messages):
             raise InvalidParameterError(
-                "A message of role 'tool' must follow an assistant message with its tool call.",
+                "Messages of role 'tool' are not supported by this server.",
                 "messages",
             )
         if self.continue_final_message and self.messages[-1].role != "assistant":

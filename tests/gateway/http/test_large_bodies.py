@@ -86,6 +86,48 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
     return found
 
 
+def called(*arguments: str) -> dict[str, object]:
+    calls = [{"function": {"name": "f", "arguments": text}} for text in arguments]
+    turn = {"role": "assistant", "content": None, "tool_calls": calls}
+    return {"messages": [user("x"), turn, user("y")]}
+
+
+# JSON inside a string of the JSON: the bounds on a body's values do not see it.
+ARGUMENTS: dict[str, tuple[str, ...]] = {
+    "values in small lists": (f"[{','.join(['[]'] * 40_000)}]",),
+    "integers": (f"[{','.join('1' * 40_000)}]",),
+    "keys": (json.dumps({str(i): i for i in range(40_000)}),),
+    "values of many calls": (f"[{','.join('1' * 1000)}]",) * 40,
+    "depth": ("[" * 400 + "]" * 400,),
+    "characters": (json.dumps("a" * 2**23),),
+}
+
+
+@pytest.mark.parametrize("path", [CHAT_PATH, "/tokenize"])
+@pytest.mark.parametrize("name", ARGUMENTS)
+async def test_arguments_of_tool_calls_are_bounded(
+    make_app: AppMaker, path: str, name: str
+) -> None:
+    app = make_app(replay([50]), chat_template="{{ messages[1].tool_calls | tojson | length }}")
+    response = await app.http.post(path, json=called(*ARGUMENTS[name]))
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["param"] == "messages"
+    assert "arguments of the tool calls" in response.json()["error"]["message"]
+
+
+async def test_arguments_within_the_bounds_are_taken(make_app: AppMaker) -> None:
+    app = make_app(replay([50]), chat_template="{{ messages[1].tool_calls | tojson | length }}")
+    for arguments in (
+        f"[{','.join('1' * 30_000)}]",
+        "[" * 64 + "]" * 64,
+        json.dumps("a" * 300_000),
+        "[" * 100_000,  # not JSON: it stays a string
+        "9" * 5_000,
+    ):
+        response = await app.http.post(CHAT_PATH, json=called(arguments))
+        assert response.status_code == 200, response.text
+
+
 @pytest.mark.parametrize("name", ATTACKS)
 async def test_too_many_values(make_app: AppMaker, watch: Watch, name: str) -> None:
     path, body, param = ATTACKS[name]

@@ -1,0 +1,52 @@
+"""Arguments of the tool calls in a history: each is a JSON document inside a string.
+
+The bounds on a body's values do not see these documents, so that they have bounds of their own.
+"""
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from taco_gateway.text.request_checks import MAX_TEXT_CHARS
+from taco_proto.errors import InvalidParameterError
+
+MAX_VALUES = 2**15  # of all tool calls of a conversation
+MAX_DEPTH = 64
+
+
+def parse_arguments(arguments: str) -> Any:
+    """The document; where it is not JSON, the string itself."""
+    try:
+        return json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+
+
+def check_arguments(calls: Iterable[str]) -> None:
+    """Bounds what the arguments of all tool calls of a conversation have together.
+
+    Raises:
+        InvalidParameterError: they have too many characters or values, or are nested too deeply.
+    """
+    num_chars = num_values = 0
+    for arguments in calls:
+        num_chars += len(arguments)
+        if num_chars > MAX_TEXT_CHARS:
+            raise _too_large(f"more than {MAX_TEXT_CHARS} characters")
+        pending: list[tuple[int, Any]] = [(1, parse_arguments(arguments))]
+        while pending:
+            depth, value = pending.pop()
+            if not isinstance(value, dict | list):
+                continue
+            if depth > MAX_DEPTH:
+                raise _too_large(f"more than {MAX_DEPTH} levels")
+            num_values += len(value)
+            if num_values > MAX_VALUES:
+                raise _too_large(f"more than {MAX_VALUES} values")
+            items = value.values() if isinstance(value, dict) else value
+            pending += [(depth + 1, item) for item in items]
+
+
+def _too_large(excess: str) -> InvalidParameterError:
+    message = f"The arguments of the tool calls have {excess}, which is not allowed."
+    return InvalidParameterError(message, "messages")
