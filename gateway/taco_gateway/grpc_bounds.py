@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 from google.protobuf.descriptor import FieldDescriptor
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
 MAX_FIELDS = 8192  # set in a request, those of its messages included
 
@@ -16,6 +16,8 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 class FieldLimitInterceptor(grpc.aio.ServerInterceptor):
     """Rejects requests with more than `MAX_FIELDS` fields before they are parsed.
+
+    It also rejects bytes that cannot be parsed: gRPC itself would log a traceback for each.
 
     Args:
         methods: the full names (`/package.Service/Method`) and what they take.
@@ -36,16 +38,19 @@ class FieldLimitInterceptor(grpc.aio.ServerInterceptor):
         answer = handler.unary_stream
 
         async def checked(request: Any, context: Any) -> Any:
-            if request is None:
-                text = f"The request has more than {MAX_FIELDS} fields."
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
+            if isinstance(request, str):
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, request)
             async for reply in answer(request, context):
                 yield reply
 
-        def parse(data: bytes) -> Message | None:
+        def parse(data: bytes) -> Message | str:
+            """The request, or why it is rejected."""
             if has_more_fields(data, message, MAX_FIELDS):
-                return None
-            return message.FromString(data)
+                return f"The request has more than {MAX_FIELDS} fields."
+            try:
+                return message.FromString(data)
+            except DecodeError:
+                return f"The request is not a valid {message.DESCRIPTOR.name} message."
 
         return grpc.unary_stream_rpc_method_handler(
             checked, request_deserializer=parse, response_serializer=handler.response_serializer

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from taco_proto import scheduler_pb2 as pb
 from taco_proto.convert_drafts import draft_reply_from_pb, drafter_info_from_pb
@@ -36,7 +37,7 @@ async def serve_drafter(
             service.lose_drafter(link, reason)
 
         await run(_read_drafter(service, link, messages), _write_drafter(link, context), leave)
-    except PeerError as error:
+    except (PeerError, DecodeError) as error:
         await abort(context, error)
 
 

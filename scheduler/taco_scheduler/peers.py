@@ -11,6 +11,7 @@ from typing import Any, NoReturn, TypeVar
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from taco_proto.config import PROTOCOL_VERSION
 from taco_scheduler.admission import InvalidWorkerError, OtherModelError, WorkerRefusedError
@@ -161,7 +162,10 @@ async def run(
         raise error
 
 
-async def abort(context: Context, error: PeerError) -> NoReturn:
+async def abort(context: Context, error: PeerError | DecodeError) -> NoReturn:
+    """Ends a stream with a status; bytes that are no message are the peer's fault, too."""
+    if isinstance(error, DecodeError):
+        error = PeerError(grpc.StatusCode.INVALID_ARGUMENT, "what came is no message of this call")
     logger.warning("%s: %s", context.peer(), error)
     await context.abort(error.code, str(error))
     raise AssertionError("abort raises")

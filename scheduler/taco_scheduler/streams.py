@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from taco_proto import scheduler_pb2 as pb
 from taco_proto.convert import (
@@ -57,7 +58,7 @@ async def serve_gateway(
             _write_gateway(session, context),
             lambda error: session.close(),
         )
-    except PeerError as error:
+    except (PeerError, DecodeError) as error:
         await abort(context, error)
 
 
@@ -127,7 +128,7 @@ async def serve_worker(
             service.lose(replica, reason, is_fault=error is not None)
 
         await run(_read_worker(service, replica, messages), _write_worker(replica, context), leave)
-    except PeerError as error:
+    except (PeerError, DecodeError) as error:
         await abort(context, error)
 
 

@@ -373,3 +373,16 @@ async def test_plaintext_where_others_reach_it_is_warned_about(
         warnings
         == [f"gRPC on {listen} is in plaintext: give certificates (--tls-ca-file, …)"] * is_open
     )
+
+
+@pytest.mark.parametrize("method", ["Chat", "Complete"])
+async def test_bytes_that_are_no_request_are_rejected(
+    connect: Connect, caplog: pytest.LogCaptureFixture, method: str
+) -> None:
+    _, channel = await connect(replay([50]))
+    call: Any = channel.unary_stream(f"/taco.v1.Inference/{method}")
+    for data in (b"\xff" * 10, b"\x0a\x01\xff", b"\x0a\x7f"):
+        with pytest.raises(grpc.aio.AioRpcError, match="is not a valid") as caught:
+            await call(data).read()
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert not [record for record in caplog.records if record.exc_info]

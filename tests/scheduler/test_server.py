@@ -190,6 +190,35 @@ async def test_a_confused_gateway_loses_its_stream(
     await assert_alive(stub)
 
 
+GATEWAY_HELLO = pb.GatewayMessage(hello=pb.GatewayHello(protocol_version=PROTOCOL_VERSION))
+
+
+@pytest.mark.parametrize(
+    ("method", "hello"),
+    [
+        ("Generate", b""),
+        ("Generate", GATEWAY_HELLO.SerializeToString()),
+        ("Attach", b""),
+        ("AttachDrafter", b""),
+    ],
+)
+async def test_bytes_that_are_no_message_end_the_stream(
+    server: SchedulerServer,
+    stub: SchedulerStub,
+    worker: WorkerPeer,
+    caplog: pytest.LogCaptureFixture,
+    method: str,
+    hello: bytes,
+) -> None:
+    async with grpc.aio.insecure_channel(server.address) as channel:
+        call: Any = channel.stream_stream(f"/taco.v1.Scheduler/{method}")()
+        for data in (hello, b"\xff" * 10) if hello else (b"\xff" * 10,):
+            await call.write(data)
+        assert await status(call) is grpc.StatusCode.INVALID_ARGUMENT
+    assert not [record for record in caplog.records if record.exc_info]
+    await assert_alive(stub)
+
+
 async def test_bad_requests_are_refused_alone(stub: SchedulerStub, worker: WorkerPeer) -> None:
     peer = await gateway(stub)
     good = pb.Sampling(n=1, temperature=1, top_p=1, repetition_penalty=1, max_tokens=4)
