@@ -37,7 +37,8 @@ class BodyPool:
         """The request in a body.
 
         Raises:
-            ApiError: 400, not a JSON object, or too many values; 503, too many large bodies.
+            ApiError: 400, not a JSON object, or too many values; 503, too many large bodies, or the
+                process was killed.
             InvalidParameterError, pydantic.ValidationError: the request is not valid.
         """
         if is_small(raw):
@@ -64,7 +65,10 @@ class BodyPool:
     def _exchange(self, surface: str, raw: bytes) -> list[bytes]:
         try:
             return self._processes.exchange([surface.encode(), raw], _WALL_SECONDS)
-        except ProcessLostError:
+        except ProcessLostError as lost:
+            if lost.was_killed:  # which says nothing about the body
+                message = "The process that read the request body was killed."
+                raise ApiError(503, message) from None
             raise ApiError(400, "The request body takes too long to read.") from None
 
 

@@ -7,6 +7,7 @@ The other side is `limited_loop`. A process that exceeds a limit ends; the pool 
 import json
 import os
 import resource
+import signal
 import socket
 import subprocess
 import sys
@@ -28,7 +29,14 @@ class ProcessLostError(Exception):
     """A process gave no answer in time, or ended: it has run into one of its limits.
 
     The message is what the process said when it could not start, and empty otherwise.
+
+    Attributes:
+        was_killed: it was ended by SIGKILL, as by a kernel without memory; no limit of its own did.
     """
+
+    def __init__(self, message: str = "", *, was_killed: bool = False) -> None:
+        super().__init__(message)
+        self.was_killed = was_killed
 
 
 class ProcessPool:
@@ -71,9 +79,7 @@ class ProcessPool:
             ProcessLostError: it has not answered within `wall_seconds`, or has ended.
         """
         with self._slots:
-            with self._lock:
-                process = self._idle.pop() if self._idle else None
-            process = process or self._start()
+            process = self._running() or self._start()
             answer = process.exchange(frames, wall_seconds)
             with self._lock:
                 if self._closed or self._is_too_large(process):
@@ -89,6 +95,16 @@ class ProcessPool:
             for process in self._idle:
                 process.kill()
             self._idle.clear()
+
+    def _running(self) -> "_LimitedProcess | None":
+        """An idle process; those that were killed meanwhile are dropped."""
+        with self._lock:
+            while self._idle:
+                process = self._idle.pop()
+                if process.is_running:
+                    return process
+                process.kill()
+        return None
 
     def _start(self) -> "_LimitedProcess":
         process = _LimitedProcess(self._module, self._environment)
@@ -127,9 +143,15 @@ class _LimitedProcess:
             self._connection.settimeout(wall_seconds)
             send(self._connection, frames)
             return receive(self._connection, deadline)
-        except (OSError, EOFError):
+        except TimeoutError:
             self.kill()
             raise ProcessLostError from None
+        except (OSError, EOFError):
+            raise ProcessLostError(was_killed=self.kill() == -signal.SIGKILL) from None
+
+    @property
+    def is_running(self) -> bool:
+        return self._process.poll() is None
 
     def resident_bytes(self) -> int:
         """Memory that it holds; 0 if it has ended."""
@@ -139,10 +161,11 @@ class _LimitedProcess:
             return 0
         return int(num_pages) * resource.getpagesize()
 
-    def kill(self) -> None:
+    def kill(self) -> int:
+        """Ends the process. The return code is the process's own if it had ended before."""
         self._connection.close()
         self._process.kill()
-        self._process.wait()
+        return self._process.wait()
 
 
 def _serialised(request: dict[str, Any]) -> list[bytes]:

@@ -1,6 +1,7 @@
 """Large bodies are parsed and validated in another process, and bounded before validation."""
 
 import json
+import signal
 import threading
 from array import array
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ from taco_gateway.errors import ApiError
 from taco_gateway.http import body_frames, body_pool, json_body
 from taco_gateway.http.json_body import MAX_LIST_ITEMS, MAX_VALUES, check_counts
 from taco_gateway.protocol.surfaces import CHAT, SURFACES, Surface
+from taco_gateway.text.process_pool import _LimitedProcess
 from taco_gateway.text.request_checks import CheckedTokenIds
 from taco_proto.requests import ModelInfo
 
@@ -204,16 +206,34 @@ async def test_a_process_that_dies_is_replaced() -> None:
     pool = body_pool.BodyPool()
     raw = json.dumps({"messages": [{"role": "user", "content": "a" * 2**19}]}).encode()
     try:
-        assert (await pool.parse(raw, CHAT)).messages[0].text == "a" * 2**19
-        (process,) = pool._processes._idle
-        process._process.kill()
-        process._process.wait()
-        with pytest.raises(ApiError) as lost:
-            await pool.parse(raw, CHAT)
-        assert lost.value.status == 400
+        for _ in range(2):
+            assert (await pool.parse(raw, CHAT)).messages[0].text == "a" * 2**19
+            (process,) = pool._processes._idle
+            process._process.kill()  # as the kernel does when the machine's memory is full
+            process._process.wait()
         assert (await pool.parse(raw, CHAT)).messages[0].text == "a" * 2**19
     finally:
         pool.close()
+    assert not pool._processes._idle
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGKILL, 503), (signal.SIGPROF, 400)])
+async def test_a_process_that_dies_over_a_body(
+    monkeypatch: pytest.MonkeyPatch, number: signal.Signals, status: int
+) -> None:
+    """SIGPROF is its own limit of processor time: only then the body is to blame."""
+
+    def exchange(process: _LimitedProcess, *args: Any) -> list[bytes]:
+        process._process.send_signal(number)
+        return whole(process, *args)
+
+    whole = _LimitedProcess.exchange
+    monkeypatch.setattr(_LimitedProcess, "exchange", exchange)
+    pool = body_pool.BodyPool()
+    raw = json.dumps({"messages": [{"role": "user", "content": "a" * 2**19}]}).encode()
+    with pytest.raises(ApiError) as lost:
+        await pool.parse(raw, CHAT)
+    assert lost.value.status == status
     assert not pool._processes._idle
 
 

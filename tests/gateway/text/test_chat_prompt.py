@@ -283,3 +283,13 @@ def test_a_warm_prompter_has_a_process_ready(caplog: pytest.LogCaptureFixture) -
     broken.warm_up()
     assert "chats will be refused" in caplog.text
     broken.close()
+
+
+def test_a_killed_template_process_fails_no_conversation() -> None:
+    prompter = prompter_of(CHATML)
+    first = prompter.encode(user("x"))
+    (process,) = prompter._pool._processes._idle
+    process._process.kill()  # as the kernel does when the machine's memory is full
+    process._process.wait()
+    assert prompter.encode(user("x")) == first
+    prompter.close()
