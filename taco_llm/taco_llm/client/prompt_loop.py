@@ -1,12 +1,12 @@
 """Reads prompts from the terminal or a pipe and prints the answers as they come."""
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing, suppress
-from typing import Any, Protocol
+from typing import Protocol
 
 from taco_llm.client.client_args import ClientArgs
-from taco_llm.client.streaming import Choices, RequestFailedError, StreamingClient
+from taco_llm.client.streaming import Pieces, RequestFailedError, StreamingClient
 from taco_proto.errors import ConfigurationError
 from taco_proto.log_text import escape
 
@@ -45,8 +45,11 @@ class Conversation:
         """As `Session`. The model sees what it wrote of an interrupted answer."""
         messages = [*self._messages, {"role": "user", "content": prompt}]
         body = {**self._request, "messages": messages}
-        choices = self._client.stream("/chat/completions", body)
-        answer, is_whole = print_answer(choices, lambda choice: choice["delta"].get("content"))
+        answer, is_whole = print_answer(
+            self._client.stream(
+                "/chat/completions", body, lambda choice: choice["delta"].get("content")
+            )
+        )
         self._messages = [*messages, {"role": "assistant", "content": answer}]
         return is_whole
 
@@ -62,8 +65,9 @@ class Completions:
         self._request = {"model": model, **args.options()}
 
     def ask(self, prompt: str) -> bool:
-        choices = self._client.stream("/completions", {**self._request, "prompt": prompt})
-        return print_answer(choices, lambda choice: choice["text"])[1]
+        body = {**self._request, "prompt": prompt}
+        pieces = self._client.stream("/completions", body, lambda choice: choice["text"])
+        return print_answer(pieces)[1]
 
     def clear(self) -> None:
         """There is nothing to forget."""
@@ -92,7 +96,7 @@ def run_prompts(session: Session, model: str, prompt: str | None) -> int:
     if is_terminal:
         with suppress(ImportError):
             import readline  # noqa: F401, gives input() editing and a history
-        print(f"Asking {model}. {_HELP}", file=sys.stderr)
+        print(f"Asking {escape(model)}. {_HELP}", file=sys.stderr)
     code = 0
     for line in _lines(is_terminal) if prompt is None else [prompt]:
         if line == "/exit":
@@ -109,9 +113,7 @@ def run_prompts(session: Session, model: str, prompt: str | None) -> int:
     return code
 
 
-def print_answer(
-    choices: Choices, text_of: Callable[[Mapping[str, Any]], str | None]
-) -> tuple[str, bool]:
+def print_answer(pieces: Pieces) -> tuple[str, bool]:
     """Prints the text of a stream as it comes; Ctrl-C ends the stream.
 
     Returns:
@@ -120,12 +122,11 @@ def print_answer(
     is_terminal = sys.stdout.isatty()
     answer, note = "", ""
     try:
-        with closing(choices):
-            for choice in choices:
-                piece = text_of(choice) or ""
-                answer += piece
-                print(_printable(piece) if is_terminal else piece, end="", flush=True)
-                if choice.get("finish_reason") == "length":
+        with closing(pieces):
+            for text, finish_reason in pieces:
+                answer += text
+                print(_printable(text) if is_terminal else text, end="", flush=True)
+                if finish_reason == "length":
                     note = "the length limit"
     except KeyboardInterrupt:
         note = "interrupted"

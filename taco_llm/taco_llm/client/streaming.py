@@ -2,8 +2,8 @@
 
 import http.client
 import json
-from collections.abc import Generator, Mapping
-from typing import Any
+from collections.abc import Callable, Generator, Mapping
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from taco_proto.errors import ConfigurationError
@@ -11,7 +11,19 @@ from taco_proto.errors import ConfigurationError
 CONNECT_SECONDS = 10.0
 _LIST_SECONDS = 30.0
 
-Choices = Generator[Mapping[str, Any], None, None]
+
+class Piece(NamedTuple):
+    """What one event of a streamed answer adds.
+
+    Attributes:
+        finish_reason: set in the last piece.
+    """
+
+    text: str
+    finish_reason: str | None
+
+
+Pieces = Generator[Piece, None, None]
 
 
 class RequestFailedError(Exception):
@@ -57,18 +69,24 @@ class StreamingClient:
             return str(models[0]["id"])
         except (OSError, http.client.HTTPException) as error:
             raise self._broken(error) from None
-        except (ValueError, LookupError, TypeError):
+        except (ValueError, LookupError, TypeError, RecursionError):
             raise RequestFailedError(f"{self.url}/models lists no model") from None
         finally:
             connection.close()
 
-    def stream(self, path: str, body: Mapping[str, Any]) -> Choices:
-        """The first choice of each event of a streamed answer.
+    def stream(
+        self, path: str, body: Mapping[str, Any], text_of: Callable[[Mapping[str, Any]], str | None]
+    ) -> Pieces:
+        """The text that each event of a streamed answer adds to its first choice.
 
         Closing the iterator closes the connection, and so ends the request on the server.
 
+        Args:
+            text_of: finds the text in a choice.
+
         Raises:
-            RequestFailedError: the server cannot be reached, refuses, or breaks off.
+            RequestFailedError: the server cannot be reached, refuses, breaks off, or answers
+                something else.
         """
         connection = self._connect()
         try:
@@ -84,11 +102,14 @@ class StreamingClient:
                 if "error" in event:
                     raise RequestFailedError(_message(event))
                 if event.get("choices"):
-                    yield event["choices"][0]
+                    choice = event["choices"][0]
+                    # JSON may hold half a surrogate pair, which cannot be printed.
+                    text = (text_of(choice) or "").encode(errors="replace").decode()
+                    yield Piece(text, choice.get("finish_reason"))
             raise RequestFailedError(f"{self.url} broke the answer off")
         except (OSError, http.client.HTTPException) as error:
             raise self._broken(error) from None
-        except (ValueError, LookupError, TypeError, AttributeError):
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             raise RequestFailedError(f"{self.url} does not answer as OpenAI's API does") from None
         finally:
             connection.close()
@@ -121,7 +142,7 @@ class StreamingClient:
             return response
         try:
             reason = _message(json.loads(response.read()))
-        except ValueError:
+        except (ValueError, RecursionError):
             reason = response.reason
         raise RequestFailedError(f"{self.url}{path} answered {response.status}: {reason}")
 

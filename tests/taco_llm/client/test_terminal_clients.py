@@ -72,6 +72,14 @@ def test_a_conversation_is_kept_until_it_is_cleared(
     assert {body["model"] for body in server.requests} == {"other"}
 
 
+def test_half_a_surrogate_pair_is_replaced(capsys: pytest.CaptureFixture[str]) -> None:
+    with CannedServer(
+        STREAM_HEAD + events(delta("a\ud800b"), delta(None, "stop"), "[DONE]")
+    ) as server:
+        assert main(["chat", "Hi", "--url", server.url]) == 0
+    assert capsys.readouterr().out == "a?b\n"
+
+
 def test_completions_stand_alone(capsys: pytest.CaptureFixture[str], typed: Any) -> None:
     typed("a\nb\n")
     answer = STREAM_HEAD + events(piece("x"), piece("y", "length"), "[DONE]")
@@ -115,6 +123,11 @@ def test_which_key_is_sent(
         (STREAM_HEAD + events(delta("He")), "broke the answer off"),
         (STREAM_HEAD + b"data: {\n\n", "does not answer as OpenAI's API does"),
         (STREAM_HEAD + b"data: []\n\n", "does not answer as OpenAI's API does"),
+        (STREAM_HEAD + events({"choices": [{"delta": 5}]}), "does not answer as OpenAI's API does"),
+        (STREAM_HEAD + events(delta(7)), "does not answer as OpenAI's API does"),  # type: ignore[arg-type]
+        (STREAM_HEAD + events({"choices": [5]}), "does not answer as OpenAI's API does"),
+        (STREAM_HEAD + b"data: " + b"[" * 100_000 + b"\n", "does not answer as OpenAI's API does"),
+        (refusal(400, b"[" * 100_000), "answered 400"),
         (b"", "the connection to"),
     ],
 )
@@ -134,7 +147,11 @@ def test_an_error_is_one_line_and_is_forgotten(
 
 @pytest.mark.parametrize(
     ("models", "message"),
-    [(b'{"data": []}', "/v1/models lists no model"), (b"<html>", "/v1/models lists no model")],
+    [
+        (b'{"data": []}', "/v1/models lists no model"),
+        (b"<html>", "/v1/models lists no model"),
+        (b"[" * 100_000, "/v1/models lists no model"),
+    ],
 )
 def test_a_server_without_a_model(
     models: bytes, message: str, capsys: pytest.CaptureFixture[str]
