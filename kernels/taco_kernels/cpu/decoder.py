@@ -97,6 +97,7 @@ class _Logits(Structure):
         ("hidden", c_void_p),
         ("logits", c_void_p),
         ("token_ids", c_void_p),
+        ("logprobs", c_void_p),
         ("scratch", c_void_p),
     )
 
@@ -241,6 +242,16 @@ class CpuDecoder:
         self._run_logits(hidden, None, token_ids)
         return token_ids
 
+    def most_likely_logprobs(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """`most_likely`, and the log probabilities of these tokens: float32 [num_rows].
+
+        A log probability has no meaning where there is no choice.
+        """
+        token_ids = torch.empty(hidden.shape[0], dtype=torch.int32)
+        logprobs = torch.empty(hidden.shape[0], dtype=torch.float32)
+        self._run_logits(hidden, None, token_ids, logprobs)
+        return token_ids, logprobs
+
     def keep_hidden(self, layers: Sequence[int]) -> None:
         """Steps leave the outputs of these layers: any but the last one, of which only wanted rows
         may run."""
@@ -254,13 +265,20 @@ class CpuDecoder:
             return self._weights.embeddings[token_ids].float()
         return self._weights.lm_head.rows(token_ids).float()
 
-    def _run_logits(self, hidden: Tensor, out: Tensor | None, token_ids: Tensor | None) -> None:
+    def _run_logits(
+        self,
+        hidden: Tensor,
+        out: Tensor | None,
+        token_ids: Tensor | None,
+        logprobs: Tensor | None = None,
+    ) -> None:
         if hidden.dtype != torch.float32 or not hidden.is_contiguous():
             raise ValueError("hidden states must be contiguous float32")
         logits = self._logits
         logits.count, logits.hidden = hidden.shape[0], hidden.data_ptr()
         logits.logits = None if out is None else out.data_ptr()
         logits.token_ids = None if token_ids is None else token_ids.data_ptr()
+        logits.logprobs = None if logprobs is None else logprobs.data_ptr()
         if logits.count:
             self._run("logits", logits)
 

@@ -27,7 +27,7 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
         [c_void_p, c_int32, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_void_p],
     ),
     "taco_multiply": (None, [c_void_p, c_void_p]),
-    "taco_multiply_argmax": (None, [c_void_p, c_void_p, c_void_p, c_void_p, c_void_p]),
+    "taco_multiply_argmax": (None, [c_void_p] * 7),
     "taco_write_kv": (None, [c_void_p, c_void_p, c_void_p, c_int64, c_void_p]),
     "taco_append_kv": (None, [c_void_p, c_void_p, c_void_p]),
     "taco_attention_workspace": (c_int64, [c_void_p, c_void_p, c_int32]),

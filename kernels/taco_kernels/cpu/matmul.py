@@ -14,6 +14,7 @@ from taco_kernels.cpu.structs import Matrix, Packing, Product, Rows
 PANEL = 16
 ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+_PARTIAL_SUM_TOKENS = 64  # csrc/sampling.h
 _EPILOGUES = {"store": 0, "add": 1, "gate_mul": 2}
 _SOURCE_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
@@ -231,20 +232,37 @@ def multiply(
     return out
 
 
-def multiply_argmax(kernels: CpuKernels, rows: EncodedRows, matrix: PackedMatrix) -> Tensor:
+def multiply_argmax(
+    kernels: CpuKernels, rows: EncodedRows, matrix: PackedMatrix, logprobs: Tensor | None = None
+) -> Tensor:
     """int32 [count]: the column with the greatest value of each row, the first of several.
 
     NO_CHOICE (see `taco_kernels.sampling_columns`) where the greatest value is not finite.
+
+    Args:
+        logprobs: float32 [count], receives the log probabilities of these columns, with the values
+            as logits. They are the bits that `sampling.gather_logprobs` gives for the stored
+            product, and have no meaning where there is no choice.
     """
     _check_product(rows, matrix)
     count = rows.struct.count
     ranks, columns = torch.empty(count, dtype=torch.int64), torch.empty(count, dtype=torch.int32)
+    sums = None
+    if logprobs is not None:
+        if logprobs.dtype != torch.float32 or logprobs.shape != (count,):
+            raise ValueError(
+                f"log probabilities must be float32 [{count}], not {logprobs.dtype} "
+                f"{list(logprobs.shape)}"
+            )
+        sums = torch.empty((count, -(-matrix.shape[0] // _PARTIAL_SUM_TOKENS), 2))
     kernels.lib.taco_multiply_argmax(
         kernels.pool,
         ctypes.byref(rows.struct),
         ctypes.byref(matrix.struct),
         ranks.data_ptr(),
         columns.data_ptr(),
+        _address(sums),
+        _address(logprobs),
     )
     return columns
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -12,6 +13,7 @@ from torch.nn import functional
 from support.cpu_kernels import EMULATED, NATIVE, kernels_of
 from taco_kernels.cpu.library import CpuKernels
 from taco_kernels.cpu.matmul import EncodedRows, PackedMatrix, multiply, multiply_argmax
+from taco_kernels.cpu.sampling import gather_logprobs
 from taco_kernels.reference.linear import int8_linear, linear, quantize_rows
 from taco_kernels.sampling_columns import NO_CHOICE
 
@@ -207,6 +209,83 @@ def test_argmax_skips_padding(cpu_kernels: CpuKernels) -> None:
     columns = multiply_argmax(cpu_kernels, rows, matrix)
 
     assert torch.equal(columns.long(), (x @ w.T).argmax(dim=1))
+
+
+def argmax_logprobs(kernels: CpuKernels, x: Tensor, matrix: PackedMatrix) -> Tensor:
+    """float32 [count]: the log probability of the greatest column of each row."""
+    logprobs = torch.empty(x.shape[0])
+    multiply_argmax(kernels, EncodedRows(kernels, x, matrix.dtype), matrix, logprobs)
+    return logprobs
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", [1, 16, 63, 65, 700])
+def test_argmax_logprobs_are_those_of_the_softmax(
+    cpu_kernels: CpuKernels, dtype: torch.dtype, n: int
+) -> None:
+    x, w, bias = 3 * numbers(9, 24), numbers(n, 24, seed=1), numbers(n, seed=2)
+    bias[: n // 2] = -torch.inf  # tokens, and whole parts of the sum, without a probability
+    bias[-1] = -1e30
+    matrix = PackedMatrix.from_tensor(cpu_kernels, w, dtype, bias=bias)
+    logits = multiply(cpu_kernels, EncodedRows(cpu_kernels, x, dtype), matrix)
+
+    logprobs = argmax_logprobs(cpu_kernels, x, matrix)
+
+    wanted = logits.double().log_softmax(-1).max(-1).values
+    torch.testing.assert_close(logprobs.double(), wanted, atol=5e-7, rtol=1e-7)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_argmax_logprobs_are_the_bits_of_stored_logits(
+    cpu_kernels: CpuKernels, dtype: torch.dtype
+) -> None:
+    """A request's log probabilities do not depend on what other requests of the step ask for."""
+    x, matrix = numbers(9, 24), PackedMatrix.from_tensor(cpu_kernels, numbers(1100, 24), dtype)
+    rows = EncodedRows(cpu_kernels, x, dtype)
+    logits = multiply(cpu_kernels, rows, matrix)
+    token_ids = multiply_argmax(cpu_kernels, rows, matrix).long().numpy()
+
+    _, values, _ = gather_logprobs(cpu_kernels, logits, token_ids, np.zeros(9, dtype=np.int32))
+
+    assert torch.equal(argmax_logprobs(cpu_kernels, x, matrix), torch.from_numpy(values[:, 0]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_bits_of_argmax_logprobs_do_not_depend_on_neighbours_or_threads(
+    cpu_kernels: CpuKernels, dtype: torch.dtype
+) -> None:
+    x, w = numbers(120, 40), numbers(2100, 40, seed=1)
+    matrix = PackedMatrix.from_tensor(cpu_kernels, w, dtype)
+    wanted = torch.cat([argmax_logprobs(cpu_kernels, row[None], matrix) for row in x])
+
+    for threads in (1, 3):
+        kernels = kernels_of(cpu_kernels.isa, threads)
+        for begin, end in ((0, 120), (3, 20), (0, 2), (0, 97)):
+            logprobs = argmax_logprobs(kernels, x[begin:end], matrix)
+            assert torch.equal(logprobs, wanted[begin:end]), (threads, begin, end)
+
+
+def test_argmax_logprobs_of_a_row_are_not_disturbed_by_the_nan_of_another(
+    cpu_kernels: CpuKernels,
+) -> None:
+    x, matrix = numbers(9, 24), PackedMatrix.from_tensor(cpu_kernels, numbers(203, 24, seed=1))
+    alone = argmax_logprobs(cpu_kernels, x, matrix)
+    x[4, 3] = torch.nan
+
+    logprobs = argmax_logprobs(cpu_kernels, x, matrix)
+
+    others = torch.arange(9) != 4
+    assert torch.equal(logprobs[others], alone[others])
+
+
+def test_refuses_room_for_logprobs_of_another_shape_or_type() -> None:
+    kernels = kernels_of("avx2", 1)
+    matrix = PackedMatrix.from_tensor(kernels, numbers(4, 8))
+    rows = EncodedRows(kernels, numbers(2, 8), torch.float32)
+
+    for logprobs in (torch.empty(3), torch.empty(2, dtype=torch.float64)):
+        with pytest.raises(ValueError, match=r"float32 \[2\]"):
+            multiply_argmax(kernels, rows, matrix, logprobs)
 
 
 @pytest.mark.parametrize("source", [torch.float32, torch.bfloat16, torch.float16])

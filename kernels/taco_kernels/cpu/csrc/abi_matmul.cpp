@@ -19,10 +19,11 @@ void taco_multiply(TacoPool* pool, const Product* product) {
 }
 
 void taco_multiply_argmax(TacoPool* pool, const Rows* rows, const Matrix* matrix, uint64_t* ranks,
-                          int32_t* columns) {
+                          int32_t* columns, PartialSum* sums, float* logprobs) {
     static_assert(sizeof(std::atomic<uint64_t>) == sizeof(uint64_t));
     pool->threads.run([&](Thread& thread) {
-        pool->kernels.multiply_argmax(thread, *rows, *matrix,
-                                      reinterpret_cast<std::atomic<uint64_t>*>(ranks), columns);
+        const Argmax wanted = {reinterpret_cast<std::atomic<uint64_t>*>(ranks), columns, sums,
+                               logprobs};
+        pool->kernels.multiply_argmax(thread, *rows, *matrix, wanted);
     });
 }

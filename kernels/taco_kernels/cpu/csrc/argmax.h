@@ -1,12 +1,14 @@
-// The column with the greatest value of each row, without storing the values.
+// The column with the greatest value of each row, and its log probability, without storing the
+// values.
 #pragma once
 
 #include <atomic>
 #include <cmath>
 #include <limits>
 
+#include "log_sum.h"
+#include "kernels.h"
 #include "matmul.h"
-#include "sampling.h"
 
 namespace TACO_ISA {
 
@@ -18,6 +20,13 @@ inline uint64_t rank_of(float value, int64_t column) {
     std::memcpy(&bits, &value, sizeof bits);
     const uint32_t rising = bits & 0x80000000 ? ~bits : bits | 0x80000000;
     return uint64_t(rising) << 32 | (0xffffffff - uint32_t(column));
+}
+inline float value_of(uint64_t rank) {
+    const uint32_t rising = uint32_t(rank >> 32);
+    const uint32_t bits = rising & 0x80000000 ? rising & 0x7fffffff : ~rising;
+    float value;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
 }
 constexpr uint64_t NAN_RANK = ~uint64_t(0);
 
@@ -66,9 +75,30 @@ inline uint64_t best_rank(const BlockValues& values, const Block& block, int64_t
     return rank;
 }
 
-// columns[r] = the first of the greatest values of row r, or NO_CHOICE. ranks: [rows.count], the kernel's own.
+// The partial sums of one row's columns in a block: blocks begin at multiples of four panels.
+inline void sum_partially(const BlockValues& values, const Block& block, int64_t row,
+                          int64_t columns, PartialSum* sums) {
+    static_assert(PARTIAL_SUM_PANELS == BLOCK_PANELS);
+    const F32 lowest = set1(-std::numeric_limits<float>::infinity());
+    for (int64_t first = block.panels.begin; first < block.panels.end;
+         first += PARTIAL_SUM_PANELS) {
+        F32 logits[PARTIAL_SUM_PANELS];
+        for (int64_t i = 0; i < PARTIAL_SUM_PANELS; ++i) {
+            const int64_t panel = first + i;
+            logits[i] = panel < block.panels.end ? values.at(row, panel) : lowest;
+            if ((panel + 1) * PANEL > columns) {
+                const F32 past = set1(float(columns - panel * PANEL));
+                logits[i] = select_less(lane_numbers(), past, logits[i], lowest);
+            }
+        }
+        sums[first / PARTIAL_SUM_PANELS] = partial_sum(logits);
+    }
+}
+
 inline void multiply_argmax(Thread& thread, const Rows& rows, const Matrix& matrix,
-                            std::atomic<uint64_t>* ranks, int32_t* columns) {
+                            const Argmax& wanted) {
+    std::atomic<uint64_t>* ranks = wanted.ranks;
+    const int64_t num_sums = num_partial_sums(matrix.n);
     if (thread.index() == 0) {
         for (int64_t row = 0; row < rows.count; ++row) ranks[row].store(0);
     }
@@ -82,12 +112,19 @@ inline void multiply_argmax(Thread& thread, const Rows& rows, const Matrix& matr
                 while (seen < rank &&
                        !ranks[row].compare_exchange_weak(seen, rank, std::memory_order_relaxed)) {
                 }
+                if (wanted.logprobs) {
+                    sum_partially(values, block, row, matrix.n, wanted.sums + row * num_sums);
+                }
             }
         });
-    if (thread.index() == 0) {
-        for (int64_t row = 0; row < rows.count; ++row) columns[row] = column_of(ranks[row].load());
-    }
-    thread.barrier();
+    thread.share(rows.count, 1, [&](int64_t row, int64_t) {
+        const uint64_t rank = ranks[row].load();
+        wanted.columns[row] = column_of(rank);
+        if (wanted.logprobs) {
+            const PartialSum* sums = wanted.sums + row * num_sums;
+            wanted.logprobs[row] = float(0.0 - log_sum(sums, num_sums, value_of(rank)));
+        }
+    });
 }
 
 }  // namespace TACO_ISA

@@ -73,5 +73,6 @@ struct Logits {
     const float* hidden;  // [count, hidden_size]
     float* logits;        // [count, vocab_size], or null
     int32_t* token_ids;   // [count], the most likely tokens (the lowest id of several), or null
+    float* logprobs;      // [count], log probabilities of token_ids, or null
     void* scratch;        // `logits_scratch` bytes, aligned to 64
 };

@@ -7,13 +7,13 @@ namespace TACO_ISA {
 
 inline int64_t logits_bytes(const Decoder& decoder, const Logits& logits) {
     Arena counter(nullptr);
-    LogitsScratch(counter, OPERAND_BYTES, decoder, logits.count);
+    LogitsScratch(counter, OPERAND_BYTES, decoder, logits);
     return counter.used();
 }
 
 inline void compute_logits(Thread& thread, const Decoder& decoder, const Logits& logits) {
     Arena arena(logits.scratch);
-    const LogitsScratch scratch(arena, OPERAND_BYTES, decoder, logits.count);
+    const LogitsScratch scratch(arena, OPERAND_BYTES, decoder, logits);
     for_chunks(logits.count, [&](int64_t begin, int64_t count) {
         const float* hidden = logits.hidden + begin * decoder.hidden_size;
         int64_t stride = decoder.hidden_size;
@@ -34,8 +34,10 @@ inline void compute_logits(Thread& thread, const Decoder& decoder, const Logits&
                                                Activation::none, out, decoder.vocab_size, false});
         }
         if (logits.token_ids) {
-            kernels().multiply_argmax(thread, rows, decoder.lm_head, scratch.ranks,
-                                      logits.token_ids + begin);
+            float* logprobs = logits.logprobs ? logits.logprobs + begin : nullptr;
+            kernels().multiply_argmax(
+                thread, rows, decoder.lm_head,
+                Argmax{scratch.ranks, logits.token_ids + begin, scratch.sums, logprobs});
         }
     });
 }

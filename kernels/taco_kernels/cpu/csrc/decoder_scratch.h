@@ -6,6 +6,7 @@
 
 #include "arena.h"
 #include "decoder.h"
+#include "sampling.h"
 
 // Sizes of an operand item of an instruction set, in bytes.
 struct OperandBytes {
@@ -85,15 +86,18 @@ struct LogitsScratch {
     void* operands;   // [a chunk]
     float* scales;    // [a chunk]
     std::atomic<uint64_t>* ranks;  // [a chunk], of the most likely tokens
+    PartialSum* sums;  // [a chunk, num_partial_sums] where log probabilities are wanted, else none
     int64_t embedded_stride;
 
-    LogitsScratch(Arena& arena, OperandBytes bytes, const Decoder& decoder, int64_t count) {
-        const int64_t chunk = chunk_rows(count);
+    LogitsScratch(Arena& arena, OperandBytes bytes, const Decoder& decoder, const Logits& logits) {
+        const int64_t chunk = chunk_rows(logits.count);
         embedded_stride = row_stride(decoder.embedding_size);
         embedded = arena.take<float>(decoder.embed_out.data ? chunk * embedded_stride : 0);
         operands = arena.take_bytes(
             chunk * std::max(bytes.row(decoder.lm_head), bytes.row(decoder.embed_out)));
         scales = arena.take<float>(chunk);
         ranks = arena.take<std::atomic<uint64_t>>(chunk);
+        sums = arena.take<PartialSum>(
+            logits.logprobs ? chunk * num_partial_sums(decoder.vocab_size) : 0);
     }
 };

@@ -3,6 +3,8 @@
 // Each entry is called by all threads of a region together, and ends with a barrier.
 #pragma once
 
+#include <atomic>
+
 #include "decoder.h"
 #include "elementwise.h"
 #include "kv_cache.h"
@@ -17,6 +19,14 @@ struct KeyValueRows {
     int64_t stride;
 };
 
+// The column with the greatest value of each row of a product.
+struct Argmax {
+    std::atomic<uint64_t>* ranks;  // [rows.count], the kernel's own
+    int32_t* columns;              // [rows.count], the first of the greatest values, or NO_CHOICE
+    PartialSum* sums;  // [rows.count, num_partial_sums(matrix.n)], the kernel's own; or null
+    float* logprobs;   // [rows.count], of `columns`, with the values as logits; or null
+};
+
 struct Kernels {
     const char* name;
 
@@ -28,10 +38,7 @@ struct Kernels {
     void (*encode_rows)(Thread&, DType type, int64_t count, int64_t k, const float* rows,
                         int64_t stride, void* out, float* scales);
     void (*multiply)(Thread&, const Product&);
-    // columns[r] = the first of the greatest values of row r; NaN is never the greatest. ranks:
-    // [rows.count], the kernel's own.
-    void (*multiply_argmax)(Thread&, const Rows&, const Matrix&, std::atomic<uint64_t>* ranks,
-                            int32_t* columns);
+    void (*multiply_argmax)(Thread&, const Rows&, const Matrix&, const Argmax&);
     void (*pack)(Thread&, const Packing&);
     void (*write_kv)(Thread&, const KVCache&, const Batch&, int64_t layer, const KeyValueRows&);
     // Bytes that `attend` needs at Attention::workspace; the layer, the pointers and the strides do

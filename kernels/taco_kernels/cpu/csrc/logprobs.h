@@ -1,8 +1,10 @@
 // Log probabilities of chosen and of most likely tokens: see taco_worker.sampling.logprobs.
 #pragma once
 
+#include "log_sum.h"
 #include "parallel.h"
-#include "row_weights.h"
+#include "row_maxima.h"
+#include "sampling_scratch.h"
 
 namespace TACO_ISA {
 
@@ -43,6 +45,23 @@ inline void find_greatest(const LogitRows& rows, int64_t row, const RowScratch& 
     });
 }
 
+// The same bits as the sums that multiply_argmax makes of logits that it does not store.
+inline void sum_partially(const LogitRows& rows, int64_t row, PartialSum* sums) {
+    const float* numbers = rows.row(row);
+    const F32 lowest = set1(-INFINITE);
+    for (int64_t first = 0; first < rows.vocab_size; first += PARTIAL_SUM_TOKENS) {
+        F32 logits[PARTIAL_SUM_PANELS];
+        for (int64_t i = 0; i < PARTIAL_SUM_PANELS; ++i) {
+            const int64_t begin = first + i * PANEL;
+            const int64_t count = std::clamp<int64_t>(rows.vocab_size - begin, 0, LANES);
+            logits[i] = count == LANES ? load(numbers + begin)
+                        : count > 0    ? load_first(numbers + begin, count, -INFINITE)
+                                       : lowest;
+        }
+        sums[first / PARTIAL_SUM_TOKENS] = partial_sum(logits);
+    }
+}
+
 inline void gather_row_logprobs(const Logprobs& wanted, int64_t row, const RowScratch& scratch) {
     const LogitRows& rows = wanted.logits;
     const float* logits = rows.row(row);
@@ -50,10 +69,9 @@ inline void gather_row_logprobs(const Logprobs& wanted, int64_t row, const RowSc
         find_maxima(rows, row, segment, scratch.maxima);
     }
     const float max = row_maximum(rows, scratch.maxima);
-    const RowWeights weights(rows, row, max, 1);
-    double sum = 0;
-    for (int64_t group = 0; group < rows.num_groups(); ++group) sum += weights.sum(group, 0);
-    const double log_sum = std::log(sum);
+    sum_partially(rows, row, scratch.partial_sums);
+    const double log_sum =
+        TACO_ISA::log_sum(scratch.partial_sums, num_partial_sums(rows.vocab_size), max);
 
     int64_t* ids = wanted.ids + row * wanted.width;
     float* values = wanted.values + row * wanted.width;

@@ -24,6 +24,9 @@ constexpr int64_t MAX_BLOCK_SUMS = 1024;  // vectors, 64 KB on the stack
 // threads end together.
 constexpr int64_t BLOCK_BYTES = 256 * 1024;
 constexpr int64_t BLOCKS_PER_THREAD = 4;
+// Every block begins at a multiple of so many panels. It leaves few passes with fewer panels than
+// they could have.
+constexpr int64_t BLOCK_PANELS = 4;
 
 // Sums of one block, into `sums`.
 inline void sum_block(DType type, const Block& block, void* sums) {
@@ -47,13 +50,12 @@ struct Blocking {
         : num_rows(row_count), num_panels(panel_count) {
         const int64_t row_blocks = ceil_div(num_rows, BLOCK_ROWS);
         rows = std::min(num_rows, round_up(ceil_div(num_rows, row_blocks), ROW_UNIT));
-        // Multiples of 4 leave few passes with fewer panels than they could have.
         const int64_t by_bytes = BLOCK_BYTES / matrix.panel_bytes();
         const int64_t by_threads =
             num_panels * this->row_blocks() / (BLOCKS_PER_THREAD * num_threads);
         const int64_t wanted =
             std::min({std::max<int64_t>(by_bytes, 8), by_threads, MAX_BLOCK_SUMS / rows});
-        panels = std::max<int64_t>(wanted / 4 * 4, 4);
+        panels = std::max<int64_t>(wanted / BLOCK_PANELS * BLOCK_PANELS, BLOCK_PANELS);
     }
 
     int64_t row_blocks() const { return ceil_div(num_rows, rows); }

@@ -11,6 +11,17 @@ constexpr int64_t SEGMENT_GROUPS = 64;
 // The token of a row whose greatest logit is not finite: there is no distribution to choose from.
 constexpr int64_t NO_CHOICE = -1;
 
+// A row's sum of exp(logit - max) is added up in parts of so many tokens: see log_sum.h.
+constexpr int64_t PARTIAL_SUM_PANELS = 4;
+constexpr int64_t PARTIAL_SUM_TOKENS = PARTIAL_SUM_PANELS * PANEL;
+struct PartialSum {
+    float maximum;  // the greatest of the part's logits, or the lowest number if all are -inf
+    float sum;      // of exp(logit - maximum)
+};
+inline int64_t num_partial_sums(int64_t vocab_size) {
+    return ceil_div(vocab_size, PARTIAL_SUM_TOKENS);
+}
+
 struct LogitRows {
     float* data;
     int64_t count, vocab_size, stride;

@@ -37,6 +37,7 @@ struct RowScratch {
     Tally* finer;    // [WEIGHT_BUCKETS], of the bits below
     float* members;  // [vocab_size], weights or logits of some tokens
     int32_t* ids;    // [vocab_size], of these
+    PartialSum* partial_sums;  // [num_partial_sums]
 
     RowScratch(Arena& arena, const LogitRows& logits)
         : state(arena.take<RowState>(1)),
@@ -46,7 +47,8 @@ struct RowScratch {
           buckets(arena.take<Tally>(WEIGHT_BUCKETS)),
           finer(arena.take<Tally>(WEIGHT_BUCKETS)),
           members(arena.take<float>(logits.vocab_size)),
-          ids(arena.take<int32_t>(logits.vocab_size)) {}
+          ids(arena.take<int32_t>(logits.vocab_size)),
+          partial_sums(arena.take<PartialSum>(num_partial_sums(logits.vocab_size))) {}
 
     static int64_t bytes(const LogitRows& logits) {
         Arena counter(nullptr);

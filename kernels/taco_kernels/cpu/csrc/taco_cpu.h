@@ -34,6 +34,7 @@ TACO_API int64_t taco_pool_int8_operand_bytes(const TacoPool* pool);
 // Packed matrices and products with them (packing.h, matrix.h). ranks: [rows->count], scratch.
 struct Matrix;
 struct Packing;
+struct PartialSum;
 struct Product;
 struct Rows;
 TACO_API void taco_pack(TacoPool* pool, const Packing* packing);
@@ -41,7 +42,8 @@ TACO_API void taco_encode_rows(TacoPool* pool, int32_t type, int64_t count, int6
                                const float* rows, int64_t stride, void* out, float* scales);
 TACO_API void taco_multiply(TacoPool* pool, const Product* product);
 TACO_API void taco_multiply_argmax(TacoPool* pool, const Rows* rows, const Matrix* matrix,
-                                   uint64_t* ranks, int32_t* columns);
+                                   uint64_t* ranks, int32_t* columns, PartialSum* sums,
+                                   float* logprobs);
 
 // Attention over the paged cache (kv_cache.h).
 struct KVCache;

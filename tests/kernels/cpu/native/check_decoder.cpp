@@ -258,11 +258,13 @@ public:
         return hidden;
     }
 
-    Floats logits(const Floats& hidden, std::vector<int32_t>& greatest) {
+    Floats logits(const Floats& hidden, std::vector<int32_t>& greatest, Floats& logprobs) {
         const auto count = int64_t(hidden.size()) / HIDDEN;
         Floats out(size_t(count * VOCAB));
         greatest.assign(size_t(count), -1);
-        Logits request = {count, hidden.data(), out.data(), greatest.data(), nullptr};
+        logprobs.assign(size_t(count), 0);
+        Logits request = {count,           hidden.data(),   out.data(),
+                          greatest.data(), logprobs.data(), nullptr};
         Bytes scratch(taco_decoder_logits_bytes(pool_, &decoder_, &request));
         request.scratch = scratch.data();
         taco_decoder_logits(pool_, &decoder_, &request);
@@ -299,8 +301,9 @@ void check_model(const Subject& subject, DType type, bool is_modern, double tole
                         other.step(20, TOKENS, true), Floats(hidden.end() - HIDDEN, hidden.end()));
 
     std::vector<int32_t> greatest;
-    const Floats logits = run.logits(rest, greatest);
-    Doubles want;
+    Floats logprobs;
+    const Floats logits = run.logits(rest, greatest, logprobs);
+    Doubles want, want_logprobs;
     bool is_greatest = true;
     for (size_t row = 0; row < greatest.size(); ++row) {
         const float* begin = rest.data() + row * HIDDEN;
@@ -308,9 +311,15 @@ void check_model(const Subject& subject, DType type, bool is_modern, double tole
         want.insert(want.end(), values.begin(), values.end());
         const auto own = logits.begin() + int64_t(row) * VOCAB;
         is_greatest &= greatest[row] == std::max_element(own, own + VOCAB) - own;
+        double sum = 0;
+        for (auto each = own; each != own + VOCAB; ++each) {
+            sum += std::exp(double(*each) - double(own[greatest[row]]));
+        }
+        want_logprobs.push_back(-std::log(sum));
     }
     subject.report.close(name + ", logits", logits, want, 5e-5);
     subject.report.check(name + ", most likely tokens", is_greatest);
+    subject.report.close(name + ", their log probabilities", logprobs, want_logprobs, 1e-6);
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 
 #include "elementwise.h"
 #include "packed.h"
+#include "sampling.h"
 
 namespace {
 
@@ -129,13 +130,24 @@ private:
     void check_argmax(const Floats& stored) {
         std::vector<uint64_t> ranks(size_t(shape_.count), 0);
         std::vector<int32_t> columns(size_t(shape_.count), -1), want;
+        Doubles want_logprobs;
         for (int64_t row = 0; row < shape_.count; ++row) {
             const auto begin = stored.begin() + row * shape_.n;
             want.push_back(int32_t(std::max_element(begin, begin + shape_.n) - begin));
+            double sum = 0;
+            for (auto each = begin; each != begin + shape_.n; ++each) {
+                sum += std::exp(double(*each) - double(begin[want.back()]));
+            }
+            want_logprobs.push_back(-std::log(sum));
         }
         const Rows rows = activations_.rows(0, shape_.count);
-        taco_multiply_argmax(subject_.pool, &rows, &packed_.matrix(), ranks.data(), columns.data());
+        Bytes sums(shape_.count * num_partial_sums(shape_.n) * int64_t(sizeof(PartialSum)));
+        Floats logprobs(size_t(shape_.count));
+        taco_multiply_argmax(subject_.pool, &rows, &packed_.matrix(), ranks.data(), columns.data(),
+                             static_cast<PartialSum*>(sums.data()), logprobs.data());
         report("the greatest column", columns == want);
+        subject_.report.close(subject_.name(name_ + ", its log probability"), logprobs,
+                              want_logprobs, 1e-6);
     }
 
     void check_gated() {
