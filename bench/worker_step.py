@@ -68,6 +68,10 @@ class NoModel:
     def most_likely(self, hidden: Tensor) -> Tensor:
         return self._logits[: hidden.shape[0]].argmax(-1)
 
+    def most_likely_logprobs(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        best = self._logits[: hidden.shape[0]].log_softmax(-1).max(-1)
+        return best.indices, best.values
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)

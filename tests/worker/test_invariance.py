@@ -106,6 +106,25 @@ def test_neighbours(checkpoint: Path, kind: str) -> None:
     assert run(worker, plans) == whole(worker)
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_neighbours_for_which_logits_are_kept(
+    checkpoint: Path, kind: str, temperature: float
+) -> None:
+    """A greedy row gets the same log probability where no logits are kept and where they are."""
+    worker = worker_of(checkpoint, kind)
+    greedy = Join(0, PROMPT, BLOCKS, sampling=GREEDY.with_updates(logprobs=0))
+    neighbour = SAMPLED.with_updates(temperature=temperature, top_p=1.0)
+    decodes = [make_plan({0: 1}) for _ in range(NUM_TOKENS - 1)]
+    alone = run(worker, [make_plan({0: 70}, joined=[greedy]), *decodes])
+    plans = [
+        make_plan(
+            {0: 70, 3: 90}, joined=[greedy, Join(3, OTHER, OTHER_BLOCKS, sampling=neighbour)]
+        ),
+        *(make_plan({0: 1, 3: 1}) for _ in range(NUM_TOKENS - 1)),
+    ]
+    assert run(worker, plans) == alone
+
+
 def test_preemption(checkpoint: Path, kind: str) -> None:
     worker = worker_of(checkpoint, kind)
     expected = whole(worker)

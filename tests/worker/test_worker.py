@@ -9,6 +9,7 @@ import torch
 import transformers
 
 from support.checkpoints import make_checkpoint
+from support.models import kernels_for
 from support.plans import GREEDY, Join, make_plan
 from taco_proto.config import ModelConfig, WorkerConfig
 from taco_proto.errors import ConfigurationError
@@ -107,6 +108,34 @@ def test_cached_blocks_are_read_and_not_computed_again(worker: Worker) -> None:
     assert sampled(worker.execute(make_plan({1: 2}, joined=[shared]))) == {1: whole}
 
 
+@pytest.mark.parametrize("serves", ["kernels", "torch"])
+def test_greedy_rows_that_ask_for_their_tokens_logprobs_keep_no_logits(
+    checkpoint: Path,
+    oracle: transformers.PreTrainedModel,
+    monkeypatch: pytest.MonkeyPatch,
+    serves: str,
+) -> None:
+    """Beside a row that asks for none. On torch, which makes logits, they get the same."""
+    config = WorkerConfig(model=ModelConfig(model=str(checkpoint)), num_blocks=64, max_num_seqs=8)
+    worker = Worker(config, lambda _: kernels_for(serves, 1))
+    if serves == "kernels":
+        monkeypatch.setattr(worker._runner._model, "compute_logits", pytest.fail)
+    asks = Join(2, PROMPT, BLOCKS, sampling=GREEDY.with_updates(logprobs=0))
+    other = Join(5, [250, 3, 3, 99], [7], sampling=GREEDY)
+
+    output = worker.execute(make_plan({2: 9, 5: 4}, joined=[asks, other]))
+
+    assert output.error == ""
+    with torch.inference_mode():
+        logprobs = oracle(torch.tensor([PROMPT])).logits[0, -1].log_softmax(-1)
+    best = int(logprobs.argmax())
+    assert sampled(output)[2] == best
+    assert output.logprobs is not None
+    row, empty = output.logprobs.rows()
+    assert row == ([best], [pytest.approx(float(logprobs[best]), abs=1e-4)], [1])
+    assert empty == ([], [], [])
+
+
 def test_prompt_logprobs_cover_every_position_but_the_first_whatever_the_chunks(
     worker: Worker, oracle: transformers.PreTrainedModel
 ) -> None:
@@ -152,7 +181,7 @@ def test_prompt_logprobs_do_not_depend_on_how_many_logits_are_made_at_a_time(
     pieces = worker.execute(plan).prompt_logprobs
     assert whole is not None
     assert pieces is not None
-    assert pieces.token_ids == whole.token_ids
+    assert pieces.token_ids.tolist() == whole.token_ids.tolist()
     assert pieces.num_entries.tolist() == whole.num_entries.tolist()
     assert pieces.logprobs == pytest.approx(whole.logprobs, abs=1e-5)
 

@@ -14,7 +14,7 @@ from taco_worker.kv_tiers.lane import LayerArrivals
 from taco_worker.launched_step import KeptTokens, LaunchedStep, PromptLogprobs, StepPart, Verified
 from taco_worker.models.step_model import ModelInput, StepModel
 from taco_worker.prompt_rows import PromptRows, find_prompt_rows
-from taco_worker.sampling.columns import Array
+from taco_worker.sampling.columns import NO_LOGPROBS, Array, Feature
 from taco_worker.sampling.logprobs import LogprobTable, gather_logprobs
 from taco_worker.sampling.sampler import SampledRows, Sampler
 from taco_worker.smaller_steps import run_smaller_if_memory_lacks
@@ -26,6 +26,9 @@ from taco_worker.transfers import Transfers
 
 # Logits of so many numbers at a time for prompt log probabilities: 64 MiB.
 _MAX_PROMPT_LOGITS = 2**24
+
+# Features of sequences that ask for the most likely token of the logits as they are.
+_LEAVES_LOGITS = Feature.LOGPROBS | Feature.PROMPT_LOGPROBS
 
 
 class ModelRunner:
@@ -202,8 +205,9 @@ class ModelRunner:
         slots = np.repeat(rows.slots, rows.num_outputs())
         if not slots.size:
             return torch.empty(0, dtype=torch.int64, device=self._transfers.device), None
-        if not batch.sampling.features[slots].any():
-            return self._model.most_likely(hidden), None
+        features, num_top = batch.sampling.features[slots], batch.sampling.logprobs[slots]
+        if not (features & ~_LEAVES_LOGITS).any() and num_top.max() <= 0:
+            return self._most_likely(hidden, num_top)
         candidates = None
         if rows.trees is not None:
             candidates = draft_candidates(rows.trees, rows.is_sampled)
@@ -217,6 +221,22 @@ class ModelRunner:
             candidates,
         )
         return sampled.token_ids, sampled.logprobs
+
+    def _most_likely(self, hidden: Tensor, num_top: Array) -> tuple[Tensor, LogprobTable | None]:
+        """Greedy rows that ask for no log probability but their token's own: no logits are kept.
+
+        Args:
+            num_top: as in `LogprobTable`, at most 0.
+        """
+        if num_top.max() == NO_LOGPROBS:
+            return self._model.most_likely(hidden), None
+        token_ids, logprobs = self._model.most_likely_logprobs(hidden)
+        chosen, values = token_ids.long().clamp(min=0), logprobs
+        if num_top.min() == NO_LOGPROBS:
+            (index,) = self._transfers.upload(np.flatnonzero(num_top != NO_LOGPROBS))
+            chosen, values = chosen[index], values[index]
+        table = LogprobTable(chosen[:, None], values[:, None], torch.ones_like(chosen), num_top)
+        return token_ids, table
 
     def _prompt_logprobs(self, rows: PromptRows, hidden: Tensor) -> PromptLogprobs:
         """Log probabilities of the tokens of `rows`, each of which follows a row of `hidden`."""

@@ -110,3 +110,10 @@ def test_the_most_likely_tokens_are_those_of_the_logits(checkpoint: Path, isa: s
     hidden = torch.randn(70, model.config.hidden_size, generator=torch.Generator().manual_seed(1))
     expected = model.compute_logits(hidden).argmax(-1)
     assert torch.equal(model.most_likely(hidden).long(), expected)
+
+    token_ids, logprobs = model.most_likely_logprobs(hidden)
+
+    assert torch.equal(token_ids.long(), expected)
+    num_top = np.zeros(70, dtype=np.int32)
+    _, wanted, _ = model.sampling.gather_logprobs(model.compute_logits(hidden), expected, num_top)
+    assert torch.equal(logprobs, wanted[:, 0])

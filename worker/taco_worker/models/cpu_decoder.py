@@ -135,6 +135,9 @@ class FusedDecoder:
     def most_likely(self, hidden: Tensor) -> Tensor:
         return self._ready().most_likely(hidden)
 
+    def most_likely_logprobs(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        return self._ready().most_likely_logprobs(hidden)
+
     def embed(self, token_ids: Tensor) -> Tensor:
         return self._ready().embed(token_ids)
 

@@ -165,6 +165,14 @@ class StepModel(Protocol):
         """
         ...
 
+    def most_likely_logprobs(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """`most_likely`, and the log probability of each of these tokens: float32 [num_rows].
+
+        Its bits are those that `sampling.gather_logprobs` gives for the logits. It has no meaning
+        where there is no choice.
+        """
+        ...
+
     def embed(self, token_ids: Tensor) -> Tensor:
         """Integers [num_rows] to [num_rows, embedding_size] of the hidden states' dtype."""
         ...

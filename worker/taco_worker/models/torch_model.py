@@ -15,7 +15,7 @@ from taco_worker.kv_tiers.lane import LayerArrivals
 from taco_worker.models.decoder import Decoder
 from taco_worker.models.dtypes import dtype_name
 from taco_worker.models.step_model import Linear, ModelInput, check_kept_layers
-from taco_worker.sampling.ops import SamplingOps
+from taco_worker.sampling.ops import Choice, SamplingOps
 from taco_worker.sampling.torch_ops import most_likely
 from taco_worker.step_graphs import StepGraphs
 from taco_worker.transfers import Transfers
@@ -109,6 +109,13 @@ class TorchModel:
 
     def most_likely(self, hidden: Tensor) -> Tensor:
         return most_likely(self.decoder.project(hidden))
+
+    def most_likely_logprobs(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        logits, count = self.compute_logits(hidden), hidden.shape[0]
+        token_ids = self.sampling.choose(logits, Choice.most_likely(count))
+        num_top = np.zeros(count, dtype=np.int32)
+        _, logprobs, _ = self.sampling.gather_logprobs(logits, token_ids.clamp(min=0), num_top)
+        return token_ids, logprobs[:, 0]
 
     def embed(self, token_ids: Tensor) -> Tensor:
         embedded: Tensor = self.decoder.embed_tokens(token_ids)
