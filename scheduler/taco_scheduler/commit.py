@@ -87,7 +87,7 @@ class Committer:
             self._fair_share.charge_outputs(batch.share[slots], news.num_tokens)
         if self._suspects:
             self._suspects.difference_update(batch.owner(s).request for s in slots.tolist())
-        for row in np.flatnonzero(reasons).tolist():
+        for row in reasons.nonzero()[0].tolist():
             sequence = batch.owner(int(slots[row]))
             self._note_end(sequence, now)
             self._retire(sequence)

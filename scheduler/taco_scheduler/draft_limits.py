@@ -29,7 +29,7 @@ class DraftLimits:
 
     def allowed(self, batch: Batch) -> IntArray:
         """`wanted`, and nothing while nobody drafts."""
-        return self.wanted(batch) if self.may_come() else np.zeros_like(batch.limit)
+        return self.wanted(batch) if self.may_come() else np.zeros(batch.limit.size, np.int32)
 
     def wanted(self, batch: Batch) -> IntArray:
         """Of every slot: what its length leaves room for, before blocks and budgets."""

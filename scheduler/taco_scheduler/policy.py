@@ -9,6 +9,7 @@ of lower rank, and takes the place of who holds more than its part (see `Standin
 from collections.abc import Callable, Set
 
 import numpy as np
+import numpy.typing as npt
 
 from taco_proto.config import MAX_SPECULATIVE_TOKENS
 from taco_proto.steps import IntArray
@@ -22,6 +23,8 @@ from taco_scheduler.standing import Standings
 from taco_scheduler.step_prefixes import StepPrefixes
 from taco_scheduler.step_rows import StepRows
 from taco_scheduler.waiting import WaitingQueue
+
+SlotNumbers = npt.NDArray[np.intp]
 
 # Priority, what the tenant has had, arrival, index.
 Rank = tuple[int, float, int, int]
@@ -109,10 +112,12 @@ class Policy:
         can_run = remaining > 0
         # By what is computed: the last chunk of a prompt may be one token long, like a decode.
         is_prefill = can_run & (self._batch.num_computed < self._batch.num_prefill)
-        rows.decode_slots = np.flatnonzero(can_run & ~is_prefill).astype(np.int32)
+        rows.decode_slots = (can_run & ~is_prefill).nonzero()[0].astype(np.int32)
         budget = self._budget - len(rows.decode_slots)
-        self._grow_for_drafts(rows, wanted_drafts)
-        prefills = sorted(map(self._batch.owner, np.flatnonzero(is_prefill).tolist()), key=_rank)
+        wants_drafts = bool(wanted_drafts.any())
+        if wants_drafts:
+            self._grow_for_drafts(rows, wanted_drafts)
+        prefills = sorted(map(self._batch.owner, is_prefill.nonzero()[0].tolist()), key=_rank)
         if prefills and not has_preempted:
             budget = self._admit_waiting(rows, budget, before=_rank(prefills[0]))
         budget = self._continue_prefills(prefills, rows, budget)
@@ -121,7 +126,10 @@ class Policy:
             budget = self._admit_waiting(rows, budget)
         if rows.cut_chunk is not None:
             rows.chunk_tokens[rows.cut_chunk] += budget
-        rows.max_drafts = self._allow_drafts(rows, wanted_drafts)
+        if wants_drafts and len(rows.decode_slots):
+            rows.max_drafts = self._allow_drafts(rows, wanted_drafts)
+        else:
+            rows.max_drafts = np.zeros(len(rows.decode_slots), np.int32)
         return rows
 
     def _remaining_tokens(self, held: BoolArray | None) -> IntArray:
@@ -143,7 +151,7 @@ class Policy:
         """
         batch = self._batch
         num_tokens = batch.max_num_tokens
-        slots = np.flatnonzero((remaining == 1) & (num_tokens > batch.capacity))
+        slots = ((remaining == 1) & (num_tokens > batch.capacity)).nonzero()[0]
         needy = [batch.owner(slot) for slot in slots.tolist()]
         standings: Standings | None = None
         if len(needy) * self._max_growth > self._blocks.num_free_blocks:
@@ -151,7 +159,7 @@ class Policy:
             standings = self._standings()
             needy.sort(key=standings.standing)
         elif needy:
-            self._extend_all(needy, num_tokens[slots].tolist(), rows)
+            self._extend_all(needy, slots, num_tokens[slots], rows)
             return False
         has_preempted = False
         for sequence in needy:
@@ -163,15 +171,19 @@ class Policy:
                 has_preempted = True
         return has_preempted
 
-    def _extend_all(self, sequences: list[Sequence], num_tokens: list[int], rows: StepRows) -> None:
-        """Makes the table of each sequence cover its number of tokens: there are enough blocks."""
+    def _extend_all(
+        self, sequences: list[Sequence], slots: SlotNumbers, num_tokens: IntArray, rows: StepRows
+    ) -> None:
+        """Makes the table of each sequence cover its number of tokens: there are enough blocks.
+
+        Args:
+            slots: of the sequences.
+        """
         tables = [sequence.table for sequence in sequences if sequence.table is not None]
-        for sequence, blocks in zip(
-            sequences, self._blocks.extend_all(tables, num_tokens), strict=True
-        ):
-            rows.appended_slots += [sequence.slot] * len(blocks)
-            rows.appended_blocks += blocks
-            self._batch.capacity[sequence.slot] += len(blocks) * self._blocks.block_size
+        num_blocks, blocks = self._blocks.extend_all(tables, num_tokens)
+        rows.appended_slots += np.repeat(slots, num_blocks).tolist()
+        rows.appended_blocks += blocks
+        self._batch.capacity[slots] += np.array(num_blocks, np.int32) * self._blocks.block_size
 
     def _grow_for_drafts(self, rows: StepRows, wanted: IntArray) -> None:
         """Room for drafts, as long as that leaves a block for each sequence that runs: drafts are
@@ -202,8 +214,6 @@ class Policy:
     def _allow_drafts(self, rows: StepRows, wanted: IntArray) -> IntArray:
         """For each decode what its blocks hold; drafts share what prompts leave of the budget."""
         batch, slots = self._batch, rows.decode_slots
-        if not len(slots) or not wanted.any():
-            return np.zeros(len(slots), np.int32)
         room = batch.capacity - batch.max_num_tokens
         share = (self._budget - rows.num_tokens) // len(slots)
         allowed: IntArray = np.minimum(wanted, np.minimum(room, share))[slots]

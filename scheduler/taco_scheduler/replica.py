@@ -153,9 +153,14 @@ class Replica:
         return has_room and not self.waiting.num_sequences and not self._is_full
 
     @property
+    def can_plan(self) -> bool:
+        """There may be a step to plan: not as many are in flight as may be."""
+        return not self._is_full
+
+    @property
     def can_act(self) -> bool:
         """There may be a step to plan or something for its disk tier to do."""
-        return not self._is_full or self.worker.blocks.has_disk_tier
+        return self.can_plan or self.worker.blocks.has_disk_tier
 
     @property
     def _is_full(self) -> bool:

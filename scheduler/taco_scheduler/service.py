@@ -351,7 +351,10 @@ class SchedulerService:
             if not replica.can_act:
                 continue
             self._send_store_commands(link, replica)  # what is written is not evicted
-            while (plan := self.engine.plan(replica, time.monotonic())) is not None:
+            while replica.can_plan:
+                plan = self.engine.plan(replica, time.monotonic())
+                if plan is None:
+                    break
                 link.send(plan)
             self._send_store_commands(link, replica)  # reads for those who wait
 

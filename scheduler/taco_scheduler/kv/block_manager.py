@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from taco_proto.kv_tiers import StoreCommand, StoreReport
-from taco_proto.steps import BlockCopies
+from taco_proto.steps import BlockCopies, IntArray
 from taco_scheduler.kv.block_ids import BlockIds, block_ids
 from taco_scheduler.kv.block_pool import BlockPool
 from taco_scheduler.kv.block_table import BlockTable
@@ -193,18 +193,21 @@ class BlockManager:
         self._check_live(table)
         return self._device.extend(table, self._num_blocks_for(num_tokens))
 
-    def extend_all(self, tables: Sequence[BlockTable], num_tokens: Sequence[int]) -> list[BlockIds]:
+    def extend_all(
+        self, tables: Sequence[BlockTable], num_tokens: IntArray
+    ) -> tuple[list[int], BlockIds]:
         """Appends blocks until each table covers its number of tokens; there must be as many.
 
         Returns:
-            The appended blocks of each table.
+            The number of blocks appended to each table, and the blocks, table after table.
 
         Raises:
             RuntimeError: a table has been released.
         """
-        for table in tables:
-            self._check_live(table)
-        return self._device.extend_all(tables, [self._num_blocks_for(n) for n in num_tokens])
+        if not self._live.issuperset(tables):
+            raise RuntimeError("the block table has been released")
+        num_blocks: list[int] = (-(-num_tokens // self.block_size)).tolist()
+        return self._device.extend_all(tables, num_blocks)
 
     def pin_prefix(
         self, tokens: memoryview | bytes, namespace: CacheNamespace, until: float, owner: str = ""

@@ -65,21 +65,23 @@ class DeviceBlocks:
         table.blocks += blocks
         return blocks
 
-    def extend_all(self, tables: Sequence[BlockTable], num_blocks: Sequence[int]) -> list[BlockIds]:
+    def extend_all(
+        self, tables: Sequence[BlockTable], num_blocks: Sequence[int]
+    ) -> tuple[list[int], BlockIds]:
         """Append blocks until each table has its number of blocks; they must be available.
 
         Returns:
-            The appended blocks of each table.
+            The number of blocks appended to each table, and the blocks, table after table.
         """
         missing = [
             max(0, count - len(table.blocks))
             for table, count in zip(tables, num_blocks, strict=True)
         ]
         taken, start = self.take(sum(missing)), 0
-        appended = []
         for table, count in zip(tables, missing, strict=True):
-            blocks = taken[start : start + count]
-            table.blocks += blocks
-            appended.append(blocks)
+            if count == 1:  # the usual case: a decode that has filled its last block
+                table.blocks.append(taken[start])
+            else:
+                table.blocks += taken[start : start + count]
             start += count
-        return appended
+        return missing, taken
