@@ -250,6 +250,7 @@ class SchedulerClient:
         return True
 
     def _uproot(self, stream: TokenStream, link: SchedulerLink) -> None:
+        stream.wait_anew(time.monotonic())
         link.requests.remove(stream)
         self._homeless.adopt(stream)
 

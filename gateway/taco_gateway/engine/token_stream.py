@@ -6,6 +6,7 @@ reads. A reader that is behind finds its rows merged, so that nothing but tokens
 
 import asyncio
 import itertools
+import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -57,6 +58,9 @@ class TokenStream:
         self.has_paid = False
         self.queue_seconds: float | None = None
         self._on_cancel = on_cancel
+        deadline = request.deadline
+        self._patience = None if deadline is None else deadline - time.monotonic()
+        self._has_progressed = False  # something has come since it got its place
         self._running = set(range(request.sampling.num_sequences))
         self._pending: deque[SequenceUpdate] = deque()
         self._num_buffered = 0
@@ -96,6 +100,14 @@ class TokenStream:
         self.request = replace(self.request, handle=handle)
         self._on_cancel = on_cancel
         return self.remainder()
+
+    def wait_anew(self, now: float) -> None:
+        """It has lost its place. A deadline limits how long a request waits, and not how long it
+        runs: one that ran waits again, for as long as at first.
+        """
+        if self._patience is not None and self._has_progressed:
+            self.request = replace(self.request, deadline=now + self._patience)
+            self._has_progressed = False
 
     # ------------------------------------------------------------ the reader's side
 
@@ -138,6 +150,7 @@ class TokenStream:
         """Adds news; those of a sequence that has ended or was cancelled are dropped."""
         if update.index not in self._running:
             return
+        self._has_progressed = True
         if not self._touched:
             self._touched, update.queue_seconds = True, self.queue_seconds
         self.emitted[update.index].extend(update.token_ids)

@@ -1,6 +1,7 @@
 """The client against a real scheduler over a Unix socket, with a worker that is exact."""
 
 import asyncio
+import time
 from array import array
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -227,6 +228,26 @@ async def test_requests_fail_when_another_model_is_served(
         with pytest.raises(EngineError) as raised:
             await read(stream)
         assert raised.value.code == 503
+
+
+async def test_a_deadline_does_not_end_an_answer_whose_scheduler_restarts(
+    address: str, client: SchedulerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ran for longer than it might have waited."""
+    skipped = 0.0
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + skipped)
+    monkeypatch.setattr(scheduler_client, "time", clock)
+    monkeypatch.setattr(scheduler_link, "time", clock)
+    asked = replace(request(), deadline=time.monotonic() + 600)
+    async with scheduler(address, worker := GatedWorker()):
+        await until_ready(client)
+        stream = client.generate(asked)
+        worker.allow(6)
+        front = await read(stream, 3)
+        skipped = 1000.0
+    await until_ready(client, is_ready=False)
+    async with scheduler(address, FakeWorker()):
+        assert front + await read(stream) == expected_tokens(asked)
 
 
 async def test_a_deadline_holds_while_there_is_no_scheduler(client: SchedulerClient) -> None:
