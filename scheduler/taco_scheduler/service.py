@@ -197,7 +197,10 @@ class SchedulerService:
         replica = self._replicas.pop(link, None)
         if replica is None:
             return
-        logger.warning("worker %s lost: %s", replica.name, reason)
+        if replica.is_leaving and not is_fault:
+            logger.info("worker %s detached after its drain", replica.name)
+        else:
+            logger.warning("worker %s lost: %s", replica.name, reason)
         self.engine.detach(replica, is_fault=is_fault)
         self._drafters.remove_replica(replica)
         link.close()
@@ -212,7 +215,7 @@ class SchedulerService:
         if replica is None or replica.is_leaving:
             return
         limit = self.config.worker_drain_timeout
-        logger.info("worker %s leaves: what it runs has %g s", replica.name, limit)
+        logger.info("worker %s drains: its requests have %g s", replica.name, limit)
         self.engine.drain(replica, time.monotonic() + limit)
         self._announce()
         self._wake.set()

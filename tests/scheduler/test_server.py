@@ -388,7 +388,7 @@ async def test_a_silent_worker_is_given_up(tmp_path: Path) -> None:
 
 
 async def test_a_worker_that_leaves_goes_when_its_requests_have_ended(
-    stub: SchedulerStub, worker: WorkerPeer
+    stub: SchedulerStub, worker: WorkerPeer, caplog: pytest.LogCaptureFixture
 ) -> None:
     peer = await gateway(stub)
     await peer.read_until(lambda _: any(model.ready for model in peer.models))
@@ -399,6 +399,7 @@ async def test_a_worker_that_leaves_goes_when_its_requests_have_ended(
     received = await peer.read_ends(1)
     assert len(received.tokens[1, 0]) == 100
     assert await worker.ended() is grpc.StatusCode.OK
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
     other = WorkerPeer(stub, FakeWorker())
     await other.hello()
     async with background(other.serve()):
