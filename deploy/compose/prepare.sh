@@ -39,5 +39,5 @@ for file in *; do
     *) chmod 444 "$file" ;;
   esac
 done
-echo "The API key stands in $SECRETS/keys.yaml, Grafana's password (user admin) in grafana_password."
-echo "Keep ca.key and license.key: whoever has them makes certificates and licenses."
+echo "The API key is in $SECRETS/keys.yaml, Grafana's password (user admin) in grafana_password."
+echo "Keep ca.key and license.key: anyone who has them can make certificates and licenses."
