@@ -45,6 +45,7 @@ def key_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def serving(key_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     model = make_checkpoint(tmp_path_factory.mktemp("model"), max_position_embeddings=1024)
     flags = ["--served-model-name", "m", "--num-gpu-blocks-override", "256", "--max-num-seqs", "2"]
+    flags += ["--log-level", "debug"]  # which names the admin socket
     directory = tmp_path_factory.mktemp("serving")
     with Serving(directory, model, *flags, "--api-key-file", str(key_file)) as running:
         yield running.wait_ready()

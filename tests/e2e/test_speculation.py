@@ -121,6 +121,7 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     directory = tmp_path_factory.mktemp("serving")
     (directory / "lookahead_cache_config.json").write_text('{"cache_size": 100000}')
     flags = ["--speculative-model", "demo-draft", "--lookahead-cache-config-dir", str(directory)]
+    flags += ["--log-level", "debug"]  # which says who attaches
     with Serving(directory, "demo", *flags, "--num-gpu-blocks-override", "256") as running:
         yield running.wait_ready()
 

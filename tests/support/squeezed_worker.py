@@ -94,7 +94,7 @@ def run(worker: Worker, epoch: int, cuts: Cuts) -> Trial:
 
 def logprobs_of(output: StepOutput) -> list[float]:
     assert output.logprobs is not None or output.error
-    return list(output.logprobs.logprobs) if output.logprobs is not None else []
+    return output.logprobs.logprobs.tolist() if output.logprobs is not None else []
 
 
 if __name__ == "__main__":

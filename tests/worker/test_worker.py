@@ -315,7 +315,6 @@ def test_rope_scaling_extends_the_longest_sequence(checkpoint: Path) -> None:
         ({"attention_backend": "triton"}, "attention_backend 'triton' has no place on a CPU"),
         ({"dtype": "int8"}, "int8"),
         ({"load_format": "gguf"}, "unknown load format 'gguf'"),
-        ({"dtype": "float16"}, "float16 is not supported on a CPU: use bfloat16 or float32"),
         ({"quantization": "awq"}, "unknown quantization 'awq'"),
         ({"kv_cache_dtype": "fp8"}, "unknown kv_cache_dtype 'fp8'"),
         ({"block_size": 8}, "a block size of 8 is not supported on a CPU"),

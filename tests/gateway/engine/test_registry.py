@@ -131,7 +131,12 @@ async def test_a_record_says_what_is_there(registry: Registry) -> None:
     record = registry.record(0)
     assert record is not None
     assert (record.model, record.block_size, record.num_workers) == ("fake-model", 4, 1)
-    assert record.load == sum(replica.load for replica in service.engine.replicas)
+
+    def is_the_engines() -> bool:
+        load = (registry.record(0) or NOTHING).load
+        return load == sum(replica.load for replica in service.engine.replicas)
+
+    await until_so(is_the_engines, "the load of the engine, which a step may just have changed")
     worker.allow(1000)
     assert await read(stream) == expected_tokens(asked)
     await until_so(lambda: len((registry.record(0) or NOTHING).prefixes) > 0, "prefixes")

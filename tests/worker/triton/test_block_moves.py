@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -75,7 +76,7 @@ def test_launches_do_not_grow_with_the_blocks(monkeypatch: pytest.MonkeyPatch) -
         launches.append(arguments[2].numel())
         copy_blocks(*arguments)
 
-    monkeypatch.setattr("taco_kernels.triton.block_copy.copy_blocks", count)
+    monkeypatch.setattr(sys.modules["taco_kernels.triton.block_copy"], "copy_blocks", count)
     moved(moves_by_kernel(CountingTransfers()))
     assert launches == [3, 2] * 4  # offloads and loads of the 4 groups of 5 layers
 
