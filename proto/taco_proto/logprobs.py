@@ -81,6 +81,10 @@ class LogprobColumns:
     def take(self, rows: npt.NDArray[np.integer]) -> "LogprobColumns":
         """The rows with these numbers, in this order."""
         num_entries = self.num_entries[rows]
+        if self._has_one_entry_a_row():  # the tokens' own log probabilities, as for their sum
+            return LogprobColumns(
+                num_entries, self.token_ids[rows], self.logprobs[rows], self.ranks[rows]
+            )
         ends = np.cumsum(num_entries)
         shifts = self.offsets[rows] - (ends - num_entries)
         entries = np.repeat(shifts, num_entries)
@@ -91,16 +95,29 @@ class LogprobColumns:
 
     def split(self, bounds: Sequence[int]) -> "list[LogprobColumns]":
         """Views of the rows from each bound to the next one; bounds are row numbers and rise."""
-        offsets = self.offsets[np.asarray(bounds, np.int64)].tolist()
+        offsets = bounds
+        if not self._has_one_entry_a_row():
+            offsets = self.offsets[np.asarray(bounds, np.int64)].tolist()
         return [
-            LogprobColumns(
-                self.num_entries[bounds[i] : bounds[i + 1]],
-                self.token_ids[offsets[i] : offsets[i + 1]],
-                self.logprobs[offsets[i] : offsets[i + 1]],
-                self.ranks[offsets[i] : offsets[i + 1]],
-            )
+            self.view(bounds[i], bounds[i + 1], offsets[i], offsets[i + 1])
             for i in range(len(bounds) - 1)
         ]
+
+    def view(
+        self, first_row: int, last_row: int, first_entry: int, last_entry: int
+    ) -> "LogprobColumns":
+        """Some rows, whose entries the caller knows. It makes one for each token of a step: the
+        columns have their types already."""
+        view = object.__new__(LogprobColumns)
+        view.num_entries = self.num_entries[first_row:last_row]
+        view.token_ids = self.token_ids[first_entry:last_entry]
+        view.logprobs = self.logprobs[first_entry:last_entry]
+        view.ranks = self.ranks[first_entry:last_entry]
+        return view
+
+    def _has_one_entry_a_row(self) -> bool:
+        same = self.num_entries.size == self.token_ids.size
+        return same and bool((self.num_entries == 1).all())
 
     def _columns(self) -> tuple[IntArray, IntArray, FloatArray, IntArray]:
         return self.num_entries, self.token_ids, self.logprobs, self.ranks

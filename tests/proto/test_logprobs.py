@@ -15,7 +15,8 @@ Row = tuple[list[int], list[float], list[int]]
 def rows(draw: st.DrawFn) -> list[Row]:
     ids = st.integers(0, 2**31 - 1)
     scores = st.floats(-100, 0, width=32)
-    counts = draw(st.lists(st.integers(0, 3), max_size=8))
+    some = draw(st.sampled_from([st.integers(0, 3), st.just(1)]))
+    counts = draw(st.lists(some, max_size=8))
     return [
         tuple(draw(st.lists(kind, min_size=count, max_size=count)) for kind in (ids, scores, ids))  # type: ignore[misc]
         for count in counts

@@ -302,17 +302,12 @@ class _RowSlicer:
 
     def take(self, num_rows: int) -> LogprobColumns | None:
         """The next rows; None where they are empty: another request asked, not this one."""
-        columns, first_row = self._columns, self._row
+        first_row = self._row
         self._row = first_row + num_rows
         first, last = self._offsets[first_row], self._offsets[self._row]
         if first == last:
             return None
-        return LogprobColumns(
-            columns.num_entries[first_row : self._row],
-            columns.token_ids[first:last],
-            columns.logprobs[first:last],
-            columns.ranks[first:last],
-        )
+        return self._columns.view(first_row, self._row, first, last)
 
 
 def _num_values(update: SequenceUpdate) -> int:

@@ -36,13 +36,16 @@ class LogprobTable:
     def columns(self, arrived: Iterator[Tensor]) -> LogprobColumns:
         """`arrived` gives the three tensors on the host, in their order."""
         token_ids, logprobs, token_ranks = (next(arrived).numpy() for _ in range(3))
+        num_entries = np.where(self.num_top == NO_LOGPROBS, 0, self.num_top + 1)
+        if token_ids.shape[1] == 1:
+            return LogprobColumns(num_entries, token_ids[:, 0], logprobs[:, 0], token_ranks)
         num_top = self.num_top[self.num_top != NO_LOGPROBS]
         entries = np.arange(token_ids.shape[1])
         wanted = entries <= num_top[:, np.newaxis]
         ranks = np.broadcast_to(entries, wanted.shape).copy()
         ranks[:, 0] = token_ranks
         return LogprobColumns(
-            num_entries=np.where(self.num_top == NO_LOGPROBS, 0, self.num_top + 1),
+            num_entries=num_entries,
             token_ids=token_ids[wanted],
             logprobs=logprobs[wanted],
             ranks=ranks[wanted],
