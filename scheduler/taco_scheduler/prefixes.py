@@ -17,23 +17,25 @@ class PendingPrefixes:
         self._block_bytes = block_bytes
         self._block_size = block_size
         self._roots: dict[CacheNamespace, _Run] = {}
-        self._keys: dict[Sequence, bytes] = {}
+        # Bytes of each sequence that are in the tree: the beginning of what it has packed, which
+        # stays the same when more tokens come. A copy of it would be as large as the prompt.
+        self._sizes: dict[Sequence, int] = {}
 
     def add(self, sequence: Sequence) -> None:
         """`sequence` waits here from now on."""
         self.remove(sequence)
-        packed = sequence.pack()
-        key = packed[: len(packed) // self._block_bytes * self._block_bytes]
-        if not key:
+        key = sequence.pack()
+        size = len(key) // self._block_bytes * self._block_bytes
+        if not size:
             return
-        self._keys[sequence] = key
+        self._sizes[sequence] = size
         node = self._roots.setdefault(sequence.request.namespace, _Run(b""))
         node.num_sequences += 1
         position = 0
-        while position < len(key):
+        while position < size:
             child = self._child(node, key, position)
             if child is None:
-                child = _Run(key[position:])
+                child = _Run(key[position:size])
                 node.children[key[position : position + self._block_bytes]] = child
             num_bytes = self._num_common_bytes(child, key, position)
             if num_bytes < len(child.key):
@@ -44,9 +46,10 @@ class PendingPrefixes:
 
     def remove(self, sequence: Sequence) -> None:
         """`sequence` has ended or left; nothing happens if it was never added."""
-        key = self._keys.pop(sequence, None)
-        if key is None:
+        size = self._sizes.pop(sequence, None)
+        if size is None:
             return
+        key = sequence.packed
         namespace = sequence.request.namespace
         node = self._roots[namespace]
         node.num_sequences -= 1
@@ -54,7 +57,7 @@ class PendingPrefixes:
             del self._roots[namespace]
             return
         position = 0
-        while position < len(key):
+        while position < size:
             child = self._child(node, key, position)
             assert child is not None
             child.num_sequences -= 1

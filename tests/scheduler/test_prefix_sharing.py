@@ -1,14 +1,19 @@
 """How many tokens are computed when requests with equal beginnings come together."""
 
+import tracemalloc
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.engine_driver import Driver
+from support.engine_driver import Driver, make_request
 from support.fake_worker import worker_info
+from taco_scheduler.fair_share import FairShare
 from taco_scheduler.kv.radix_tree import RadixTree
+from taco_scheduler.outbox import Outbox
+from taco_scheduler.prefixes import PendingPrefixes
+from taco_scheduler.sequence import new_request
 
 BLOCK_SIZE = 16
 TEMPLATE = list(range(BLOCK_SIZE))  # the first block of every prompt, as a chat template gives it
@@ -120,6 +125,33 @@ def test_a_sequence_that_awaits_a_prefix_is_not_matched_in_each_step(
     d.run()
     assert len(d.plans) > 50
     assert num_matches == 1 + 4 * 2, "once when they come, once when the prefix is there"
+
+
+def test_common_tokens_of_those_that_wait_are_held_once() -> None:
+    shares, pending = FairShare(), PendingPrefixes(4 * 16, 16)
+    common = [7] * 50_000
+    sequences = []
+    for i in range(8):
+        message = make_request(i, [*common, i, i], max_tokens=1)  # its last block is not full
+        share = shares.share_of(message.tenant, 0)
+        sequences += new_request(Outbox(0), message, share, i, 0.0).sequences
+    tracemalloc.start()
+    try:
+        for sequence in sequences:
+            pending.add(sequence)
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 1.5 * 4 * len(common)
+    last = sequences.pop()
+    assert pending.num_common_tokens(last) == len(common)
+    for sequence in sequences:
+        sequence.tokens.extend([9] * 100)  # what they generate
+        sequence.pack()
+        pending.remove(sequence)
+    assert pending.num_common_tokens(last) == len(common)
+    pending.remove(last)
+    assert pending.num_common_tokens(last) == 0
 
 
 words = st.lists(st.integers(1, 2), max_size=5)  # each letter is five tokens
