@@ -197,16 +197,18 @@ async def measure(
         reader = asyncio.create_task(drain(call))
         await until_running(channel, num_replicas * num_sequences)
         # Statistics take the scheduler longer than a step: they are asked for outside of the times.
-        first = num_steps(await _stats(channel))
+        # They count the steps up to the call's start: the text of the reply is made meanwhile.
         settled = time.perf_counter()
+        first = num_steps(await _stats(channel))
         await asyncio.sleep(SETTLE_SECONDS)
         start, main, all_threads = time.perf_counter(), *thread_seconds(process)
         await asyncio.sleep(seconds)
         after_main, after_all = thread_seconds(process)
         main, all_threads = after_main - main, after_all - all_threads
         elapsed = time.perf_counter() - start
+        asked = time.perf_counter()
         steps = num_steps(await _stats(channel)) - first
-        steps *= elapsed / (time.perf_counter() - settled)
+        steps *= elapsed / (asked - settled)
         ending.set()
         reader.cancel()
     return {
