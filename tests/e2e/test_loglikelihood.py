@@ -14,7 +14,8 @@ import pytest
 import torch
 import transformers
 
-from support.checkpoints import BOS_TOKEN, BOS_TOKEN_ID, EOS_TOKEN_ID, make_checkpoint
+from support.checkpoint_tokenizer import BOS_TOKEN, BOS_TOKEN_ID, EOS_TOKEN_ID
+from support.checkpoints import make_checkpoint
 from support.real_app import real_app
 from taco_gateway.text.tokenizer import Tokenizer
 from taco_gateway.text.tokenizer_files import load_tokenizer

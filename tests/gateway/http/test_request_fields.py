@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from support.checkpoints import save_tokenizer
+from support.checkpoint_tokenizer import save_tokenizer
 from support.gateway_app import App, build_app
 from support.request_fields import (
     CHAT,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from support.checkpoints import save_tokenizer
+from support.checkpoint_tokenizer import save_tokenizer
 from taco_gateway.text.tokenizer_check import check_tokenizer_files
 from taco_gateway.text.tokenizer_files import load_tokenizer
 from taco_proto.config import ModelConfig

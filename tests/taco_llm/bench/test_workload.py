@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from support.checkpoints import save_tokenizer
+from support.checkpoint_tokenizer import save_tokenizer
 from taco_gateway.text.tokenizer import Tokenizer
 from taco_gateway.text.tokenizer_files import load_tokenizer
 from taco_llm.bench.dataset import Sample, read_dataset

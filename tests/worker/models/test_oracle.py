@@ -14,7 +14,8 @@ import torch
 import transformers
 from torch import Tensor
 
-from support.checkpoints import END_OF_TURN_TOKEN_ID, EOS_TOKEN_ID, make_checkpoint
+from support.checkpoint_tokenizer import END_OF_TURN_TOKEN_ID, EOS_TOKEN_ID
+from support.checkpoints import make_checkpoint
 from support.models import load_step_model
 from support.paged import PagedRunner
 from taco_worker.models.config import load_hf_config
