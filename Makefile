@@ -31,7 +31,7 @@ endif
 endif
 endif
 
-.PHONY: other-python release install kernels serve test quick test-tools chaos lint format emulate proto docs bench wheel images check-images charts clean
+.PHONY: other-python release install kernels serve test quick check-python test-tools chaos lint format emulate proto docs bench wheel images check-images charts clean
 
 install: $(STAMP) kernels
 
@@ -85,6 +85,18 @@ QUICK := tests/proto tests/scheduler tests/gateway/text tests/gateway/engine tes
 	--ignore=tests/scheduler/test_any_schedule.py --ignore=tests/scheduler/test_process.py --ignore=tests/bench/test_gpu_dry_run.py
 quick: install
 	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --maxprocesses 8 --dist worksteal --quiet $(QUICK) $(ARGS)
+
+# Tests that need no torch, under another Python: make check-python PYTHON=python3.12
+OTHER_VENV = build/$(notdir $(PYTHON))
+WITHOUT_TORCH := tests/proto tests/scheduler tests/gateway tests/license tests/taco_llm/client \
+	--ignore=tests/scheduler/kv/test_state_machine.py
+check-python: test-tools
+	test -x $(OTHER_VENV)/bin/uv || { $(PYTHON) -m venv $(OTHER_VENV) && $(OTHER_VENV)/bin/python -m pip install --quiet uv; }
+	$(OTHER_VENV)/bin/uv pip install --quiet --python $(OTHER_VENV)/bin/python --constraint constraints.txt \
+		--editable '.[gateway,scheduler,license,certificates,bench]' \
+		grpcio-tools httpx hypothesis jsonschema openai psutil pytest pytest-asyncio pytest-xdist requests
+	PYTHONPATH=$(subst $() ,:,$(addprefix $(CURDIR)/,$(PACKAGE_DIRS))) $(OTHER_VENV)/bin/python -m pytest \
+		--numprocesses $(PROCESSES) --maxprocesses 8 --dist worksteal --quiet $(WITHOUT_TORCH) $(ARGS)
 
 # What the tests start beside Python's packages.
 test-tools:
