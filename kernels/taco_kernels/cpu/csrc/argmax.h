@@ -6,8 +6,8 @@
 #include <cmath>
 #include <limits>
 
-#include "log_sum.h"
 #include "kernels.h"
+#include "log_sum.h"
 #include "matmul.h"
 
 namespace TACO_ISA {

@@ -97,7 +97,7 @@ struct LogitsScratch {
             chunk * std::max(bytes.row(decoder.lm_head), bytes.row(decoder.embed_out)));
         scales = arena.take<float>(chunk);
         ranks = arena.take<std::atomic<uint64_t>>(chunk);
-        sums = arena.take<PartialSum>(
-            logits.logprobs ? chunk * num_partial_sums(decoder.vocab_size) : 0);
+        sums = arena.take<PartialSum>(logits.logprobs ? chunk * num_partial_sums(decoder.vocab_size)
+                                                      : 0);
     }
 };

@@ -1,8 +1,9 @@
-// The sum of exp(logit - max) over a row, in parts that a product or a pass over logits can compute.
+// The sum of exp(logit - max) over a row, in parts that a product or a pass over logits can
+// compute.
 //
-// A part is 64 neighbouring tokens, wherever blocks of a product or threads begin and end. Parts are
-// added in the order of the vocabulary. So the sum's bits depend on the row's logits alone, and are
-// the same whether the logits were stored or not.
+// A part is 64 neighbouring tokens, wherever blocks of a product or threads begin and end. Parts
+// are added in the order of the vocabulary. So the sum's bits depend on the row's logits alone, and
+// are the same whether the logits were stored or not.
 #pragma once
 
 #include <limits>
