@@ -1,5 +1,6 @@
 """Settings of the whole test suite."""
 
+import logging
 import os
 import signal
 import warnings
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from taco_kernels.cpu import build
+from taco_proto.logging import ServiceHandler
 
 if TYPE_CHECKING:
     from support.redis_server import RedisServer
@@ -38,6 +40,20 @@ def _cpu_kernels_are_built() -> None:
         build.build()
     except build.KernelBuildError as error:
         warnings.warn(f"the CPU kernels could not be built: {error}", stacklevel=1)
+
+
+@pytest.fixture(autouse=True)
+def _logging_is_left_as_it_was() -> Iterator[None]:
+    """Commands that a test calls in this process set up the root logger, for all tests after it."""
+    loggers = [logging.getLogger(name) for name in ("", "taco")]
+    levels, handlers = [logger.level for logger in loggers], loggers[0].handlers[:]
+    yield
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
+    added = [handler for handler in loggers[0].handlers if isinstance(handler, ServiceHandler)]
+    for handler in added:
+        if handler not in handlers:
+            loggers[0].removeHandler(handler)
 
 
 @pytest.fixture

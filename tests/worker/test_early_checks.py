@@ -49,7 +49,7 @@ def test_a_length_that_the_model_does_not_have(checkpoint: Path) -> None:
 
 def test_an_unknown_architecture(checkpoint: Path) -> None:
     rewrite_config(checkpoint, architectures=["MambaForCausalLM"])
-    assert "MambaForCausalLM; supported: GPT2LMHeadModel" in refusal(checkpoint)
+    assert "MambaForCausalLM is not supported; supported are GPT2LMHeadModel" in refusal(checkpoint)
 
 
 def test_a_missing_field(checkpoint: Path) -> None:
