@@ -17,6 +17,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from gpu import parts, requirements, table
@@ -39,9 +41,18 @@ def main() -> None:
         chosen = parts.choose(args.only, args.call)
     except ValueError as error:
         sys.exit(f"run: {error}")
-    prebuild = None
-    if args.device == "cuda" and any(part.name == "attention" for part in chosen):
-        prebuild = _start_prebuild()
+    needs_prebuild = args.device == "cuda" and any(part.name == "attention" for part in chosen)
+    with _prebuilding() if needs_prebuild else nullcontext():
+        statuses = _run_parts(chosen, args, folder)
+    print(f"-- records in {folder}")
+    print(table.render(folder))
+    if missing:
+        print(requirements.advice(missing))
+    sys.exit(any(status != DONE for status in statuses))
+
+
+def _run_parts(chosen: Sequence[parts.Part], args: argparse.Namespace, folder: Path) -> list[str]:
+    """Runs the parts one after the other; returns their statuses."""
     begun = time.monotonic()
     elapsed: list[float] = []
     statuses: list[str] = []
@@ -53,17 +64,10 @@ def main() -> None:
         command = _command(part.name, args.device, folder, limit)
         status = parts.run(part.name, command, limit, folder)
         if status == parts.NO_DEVICE:
-            if prebuild is not None:
-                parts.kill(prebuild)
             sys.exit("run: no GPU that torch can use; --device cpu tries the scripts without one")
         statuses.append(status)
-    if prebuild is not None:
-        parts.kill(prebuild)
-    print(f"-- {time.monotonic() - begun:.0f} s; records in {folder}")
-    print(table.render(folder))
-    if missing:
-        print(requirements.advice(missing))
-    sys.exit(any(status != DONE for status in statuses))
+    print(f"-- {time.monotonic() - begun:.0f} s")
+    return statuses
 
 
 def run_part(name: str, device: str, folder: Path, seconds: float) -> None:
@@ -79,9 +83,16 @@ def run_part(name: str, device: str, folder: Path, seconds: float) -> None:
         importlib.import_module(f"gpu.{name}").measure(context)
 
 
-def _start_prebuild() -> subprocess.Popen[bytes]:
-    """flashinfer compiles for minutes: it begins at once, on cores that the first parts leave."""
-    return subprocess.Popen([sys.executable, "-m", "gpu.prebuild"], start_new_session=True)
+@contextmanager
+def _prebuilding() -> Iterator[None]:
+    """flashinfer compiles for minutes: it begins at once, on cores that the first parts leave, and
+    is ended with the run, however that ends."""
+    command = [sys.executable, "-m", "gpu.prebuild"]
+    process = subprocess.Popen(command, start_new_session=True)
+    try:
+        yield
+    finally:
+        parts.kill(process)
 
 
 def _default_folder(device: str) -> Path:
