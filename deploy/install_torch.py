@@ -33,7 +33,10 @@ def main() -> None:
     command = ["install", "--reinstall-package", "torch", "--constraint", args.constraint, "torch"]
     if backend == "cuda":
         print(f"Installing torch with CUDA: {CUDA_SIZE} (TORCH=cpu installs the CPU build)")
-        sys.exit(run_uv(command).returncode)
+        code = run_uv(command).returncode
+        if code == 0 and installed_backend() != "cuda":
+            sys.exit("torch with CUDA was asked for, and pip is configured to offer a CPU build")
+        sys.exit(code)
     # What pip is configured to offer may be a CPU build; otherwise it comes from PyTorch's index.
     for source in ([], ["--torch-backend", "cpu"]):
         plan = run_uv([*command, *source, "--dry-run"], capture=True)

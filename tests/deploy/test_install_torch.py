@@ -97,6 +97,16 @@ def test_a_build_with_cuda_is_not_taken_for_cpus(environment: Path, tmp_path: Pa
     assert "nvidia-nothing" in versions(environment)
 
 
+def test_a_cpu_build_is_not_taken_for_cuda(environment: Path, tmp_path: Path) -> None:
+    make_wheel(tmp_path, "torch", "2.13.0+cpu")
+    subprocess.run(
+        [environment / "bin" / "python", "-m", "pip", "uninstall", "-qy", "torch"], check=True
+    )
+    refused = install(environment, tmp_path, "--backend", "cuda")
+    assert refused.returncode == 1
+    assert "torch with CUDA was asked for" in refused.stderr
+
+
 def test_asking_for_the_other_build_replaces_it(environment: Path, tmp_path: Path) -> None:
     make_wheel(tmp_path, "torch", "2.13.0", "nvidia-nothing")
     make_wheel(tmp_path, "nvidia_nothing", "1.0")
