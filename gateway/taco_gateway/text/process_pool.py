@@ -31,7 +31,7 @@ class ProcessLostError(Exception):
     The message is what the process said when it could not start, and empty otherwise.
 
     Attributes:
-        was_killed: it was ended by SIGKILL, as by a kernel without memory; no limit of its own did.
+        was_killed: it was ended by SIGKILL, as by a kernel without memory, and by no limit.
     """
 
     def __init__(self, message: str = "", *, was_killed: bool = False) -> None:
