@@ -20,7 +20,7 @@ from typing import Any
 
 import record
 
-from taco_gateway.text.output_processor import TextUpdate
+from taco_gateway.text.output.output_processor import TextUpdate
 from taco_gateway.text.text_engine import TextEngine
 from taco_llm import LLM, SamplingParams
 

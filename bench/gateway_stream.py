@@ -25,7 +25,7 @@ from fake_executor import FakeExecutor
 from record import save
 
 from taco_gateway.server import run_gateway
-from taco_gateway.text.tokenizer_files import load_tokenizer
+from taco_gateway.text.tokenizer.loading import load_tokenizer
 from taco_proto.config import GatewayConfig, ModelConfig, SchedulerConfig
 from taco_proto.steps import WorkerInfo
 from taco_scheduler.server import SchedulerServer

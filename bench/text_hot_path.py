@@ -20,7 +20,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from taco_gateway.engine.engine_client import EngineStats
 from taco_gateway.engine.token_stream import RequestTable, TokenStream
 from taco_gateway.text.text_engine import TextEngine, TextUpdate
-from taco_gateway.text.tokenizer import FastTokenizer
+from taco_gateway.text.tokenizer.tokenizer import FastTokenizer
 from taco_proto import scheduler_pb2 as pb
 from taco_proto.convert import output_batch_from_pb, output_batch_to_pb
 from taco_proto.logprobs import LogprobColumns

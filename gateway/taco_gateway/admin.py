@@ -8,7 +8,7 @@ from starlette.routing import Route
 
 from taco_gateway.engine.engine_client import EngineError
 from taco_gateway.gateway import Gateway
-from taco_gateway.http.connection import ConnectionCounts, http_protocol
+from taco_gateway.http.uvicorn_protocol import ConnectionCounts, http_protocol
 from taco_gateway.routes.metrics import exposition
 
 MAX_CONNECTIONS = 64

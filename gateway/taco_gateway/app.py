@@ -9,13 +9,13 @@ from typing import Any
 from fastapi import Depends, FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
-from taco_gateway.auth import Authenticator, KeyRing
+from taco_gateway.api_errors import install_error_handlers
+from taco_gateway.api_keys.key_ring import Authenticator, KeyRing
 from taco_gateway.engine.engine_client import EngineClient
-from taco_gateway.errors import install_error_handlers
 from taco_gateway.gateway import Gateway
 from taco_gateway.http.middleware import RequestContextMiddleware
 from taco_gateway.routes import chat, completions, health, metrics, models, openapi, tokenize
-from taco_gateway.text.tokenizer import Tokenizer
+from taco_gateway.text.tokenizer.tokenizer import Tokenizer
 from taco_proto.config import GatewayConfig
 from taco_proto.errors import ConfigurationError
 

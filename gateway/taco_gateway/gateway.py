@@ -12,21 +12,21 @@ from fastapi import Request
 from fastapi.responses import Response
 from pydantic import BaseModel
 
-from taco_gateway.auth import ApiKey, KeyRing, plain_keys
+from taco_gateway.api_errors import ApiError
+from taco_gateway.api_keys.key_file import read_key_file
+from taco_gateway.api_keys.key_ring import ApiKey, KeyRing, plain_keys
 from taco_gateway.engine.engine_client import EngineClient
-from taco_gateway.errors import ApiError
-from taco_gateway.generation import Updates, UsageCounter, timed
-from taco_gateway.http.body_pool import BodyPool
-from taco_gateway.http.request_body import read_json_bytes
-from taco_gateway.http.streaming import EventStream, until_disconnect
-from taco_gateway.key_file import read_key_file
+from taco_gateway.http.body_parser_pool import BodyPool
+from taco_gateway.http.body_reader import read_json_bytes
+from taco_gateway.http.sse_response import EventStream, until_disconnect
 from taco_gateway.metrics import GatewayMetrics
-from taco_gateway.protocol.generation import GenerationRequest
+from taco_gateway.protocol.generation_request import GenerationRequest
 from taco_gateway.protocol.logprobs import LogprobFormatter
-from taco_gateway.protocol.surfaces import Surface
+from taco_gateway.protocol.request_schemas import Surface
 from taco_gateway.request_log import request_log_of
 from taco_gateway.text.text_engine import TextEngine
-from taco_gateway.text.tokenizer import Tokenizer
+from taco_gateway.text.tokenizer.tokenizer import Tokenizer
+from taco_gateway.text_updates import Updates, UsageCounter, timed
 from taco_proto.config import GatewayConfig
 from taco_proto.errors import InvalidParameterError
 from taco_proto.sampling_params import SamplingParams

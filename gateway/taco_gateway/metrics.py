@@ -17,7 +17,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from taco_gateway.http.connection import ConnectionCounts
+from taco_gateway.http.uvicorn_protocol import ConnectionCounts
 from taco_proto import histogram
 from taco_proto.config import TlsConfig
 from taco_proto.metrics import exposition, process_registry

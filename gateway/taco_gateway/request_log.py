@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from taco_proto.logging import REQUEST, event
 
 if TYPE_CHECKING:  # both need this module
-    from taco_gateway.generation import UsageCounter
     from taco_gateway.metrics import RequestTimer
+    from taco_gateway.text_updates import UsageCounter
 
 GRPC_METHOD = "GRPC"  # of requests that are no HTTP requests
 

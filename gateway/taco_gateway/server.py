@@ -19,15 +19,15 @@ from taco_gateway.app import create_app
 from taco_gateway.engine.limited_client import LimitedClient
 from taco_gateway.engine.scheduler_client import SchedulerClient
 from taco_gateway.gateway import Gateway
-from taco_gateway.http.connection import http_protocol
-from taco_gateway.http.descriptors import (
+from taco_gateway.grpc_api.inference_service import start_inference_server
+from taco_gateway.http.file_descriptors import (
     DescriptorCheck,
     connections_within_limit,
     raise_descriptor_limit,
 )
-from taco_gateway.inference_service import start_inference_server
-from taco_gateway.text.tokenizer import Tokenizer
-from taco_gateway.text.tokenizer_files import load_tokenizer
+from taco_gateway.http.uvicorn_protocol import http_protocol
+from taco_gateway.text.tokenizer.loading import load_tokenizer
+from taco_gateway.text.tokenizer.tokenizer import Tokenizer
 from taco_proto.admin import ADMIN_SOCKET_MODE, warn_of_open_admin
 from taco_proto.config import GatewayConfig
 from taco_proto.errors import ConfigurationError
@@ -35,7 +35,7 @@ from taco_proto.listener import BACKLOG, EVERY_HOST, host_port, listen
 from taco_proto.logging import configure_logging
 
 if TYPE_CHECKING:
-    from taco_gateway.sharing import Sharing
+    from taco_gateway.redis_state import Sharing
     from taco_proto.redis_link import RedisLink
 
 logger = logging.getLogger("taco.gateway")
@@ -92,7 +92,7 @@ async def _sharing(config: GatewayConfig) -> "AsyncIterator[Sharing | None]":
     if config.redis is None:
         yield None
         return
-    from taco_gateway.sharing import Sharing  # most gateways need no Redis
+    from taco_gateway.redis_state import Sharing  # most gateways need no Redis
 
     sharing = Sharing(config.redis, with_keys=config.redis_keys)
     async with sharing.running():

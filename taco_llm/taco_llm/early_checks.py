@@ -1,6 +1,6 @@
 """What `taco_llm serve` checks of the model before it starts any process."""
 
-from taco_gateway.text.tokenizer_check import check_tokenizer_files
+from taco_gateway.text.tokenizer.checks import check_tokenizer_files
 from taco_llm.engine_args import EngineArgs
 from taco_llm.replica_args import ReplicaArgs
 from taco_worker.early_checks import check_memory, check_model

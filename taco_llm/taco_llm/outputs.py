@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from taco_gateway.text.output_processor import TextUpdate
-    from taco_gateway.text.token_logprobs import TokenLogprob
+    from taco_gateway.text.output.output_processor import TextUpdate
+    from taco_gateway.text.output.token_logprobs import TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)

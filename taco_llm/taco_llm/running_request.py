@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import suppress
 
-from taco_gateway.text.output_processor import TextUpdate
+from taco_gateway.text.output.output_processor import TextUpdate
 from taco_llm.outputs import RequestOutput
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from support.checkpoints import make_checkpoint
 from support.real_app import real_app
-from taco_gateway.text.tokenizer_files import load_tokenizer
+from taco_gateway.text.tokenizer.loading import load_tokenizer
 from taco_proto.config import ModelConfig
 
 

@@ -17,8 +17,8 @@ import transformers
 from support.checkpoint_tokenizer import BOS_TOKEN, BOS_TOKEN_ID, EOS_TOKEN_ID
 from support.checkpoints import make_checkpoint
 from support.real_app import real_app
-from taco_gateway.text.tokenizer import Tokenizer
-from taco_gateway.text.tokenizer_files import load_tokenizer
+from taco_gateway.text.tokenizer.loading import load_tokenizer
+from taco_gateway.text.tokenizer.tokenizer import Tokenizer
 from taco_proto.config import ModelConfig
 
 CONTEXT, CONTINUATION = "The quick brown fox", " jumps over the lazy dog"

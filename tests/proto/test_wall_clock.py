@@ -25,7 +25,7 @@ ALLOWED = {
     "gateway/taco_gateway/gateway.py": "`created` of the models that /v1/models lists",
     "gateway/taco_gateway/routes/chat.py": "`created` of an answer",
     "gateway/taco_gateway/routes/completions.py": "`created` of an answer",
-    "gateway/taco_gateway/text/template_process.py": "the date that a chat template asks for",
+    "gateway/taco_gateway/text/chat_template/template_process.py": "the date for chat templates",
     "proto/taco_proto/logging.py": "the dates of log lines",
     "license/taco_license/local_ledger.py": "licenses expire at a date; leases lapse without it",
     "taco_llm/taco_llm/bench/environment.py": "the date of a benchmark",

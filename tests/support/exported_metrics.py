@@ -17,7 +17,7 @@ from taco_demo.locate import find_model
 from taco_draft.draft_runner import DraftRunner
 from taco_draft.metrics import draft_metrics
 from taco_gateway.metrics import GatewayMetrics
-from taco_gateway.sharing import Sharing
+from taco_gateway.redis_state import Sharing
 from taco_license.errors import LeaseRefusedError
 from taco_license.metrics import ServiceMetrics
 from taco_license.store import Store

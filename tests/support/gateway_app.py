@@ -12,11 +12,11 @@ from fastapi import FastAPI
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from support.scripted_engine import MODEL_INFO, Script, ScriptedEngine
+from taco_gateway.api_keys.key_ring import KeyRing
 from taco_gateway.app import create_app
-from taco_gateway.auth import KeyRing
 from taco_gateway.gateway import Gateway
-from taco_gateway.text.tokenizer import Tokenizer
-from taco_gateway.text.tokenizer_files import load_tokenizer
+from taco_gateway.text.tokenizer.loading import load_tokenizer
+from taco_gateway.text.tokenizer.tokenizer import Tokenizer
 from taco_proto.config import GatewayConfig, ModelConfig
 from taco_proto.requests import ModelInfo
 

@@ -3,7 +3,7 @@
 import os
 from typing import Any
 
-from taco_gateway.text.limited_loop import serve_json
+from taco_gateway.sandbox.child_loop import serve_json
 
 _kept: list[bytes] = []
 

@@ -9,7 +9,7 @@ import httpx
 
 from support.local_engine import serve
 from taco_gateway.app import create_app
-from taco_gateway.text.tokenizer_files import load_tokenizer
+from taco_gateway.text.tokenizer.loading import load_tokenizer
 from taco_llm.local_client import LocalClient
 from taco_proto.config import GatewayConfig, ModelConfig, WorkerConfig
 from taco_worker.worker import Worker

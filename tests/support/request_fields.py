@@ -13,15 +13,15 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from taco_gateway.protocol.chat import ChatCompletionRequest
-from taco_gateway.protocol.completions import CompletionRequest
-from taco_gateway.protocol.generation import StreamOptions
-from taco_gateway.protocol.other_fields import ACCEPTED, PROMPT_FIELDS, REJECTED
-from taco_gateway.protocol.tokenize import (
+from taco_gateway.protocol.chat_request import ChatCompletionRequest
+from taco_gateway.protocol.completion_request import CompletionRequest
+from taco_gateway.protocol.generation_request import StreamOptions
+from taco_gateway.protocol.tokenize_requests import (
     DetokenizeRequest,
     TokenizeChatRequest,
     TokenizeTextRequest,
 )
+from taco_gateway.protocol.unsupported_fields import ACCEPTED, PROMPT_FIELDS, REJECTED
 
 PAGE = Path(__file__).parents[2] / "docs" / "request-fields.md"
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

@@ -5,7 +5,7 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
-from taco_gateway.http.json_body import is_integers
+from taco_gateway.http.strict_json import is_integers
 
 LONG_CHARS = 4096  # strings from here on travel beside the JSON document
 LONG_LIST = 256  # and so do lists of integers

@@ -2,7 +2,7 @@
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from taco_gateway.errors import error_response
+from taco_gateway.api_errors import error_response
 from taco_gateway.http.request_id import REQUEST_ID_HEADER, request_id_of
 from taco_gateway.metrics import GatewayMetrics
 from taco_gateway.request_log import begin_request_log

@@ -13,8 +13,8 @@ from pydantic import (
 )
 
 from taco_gateway.protocol.cache_control import CacheControl
-from taco_gateway.protocol.call_arguments import check_arguments, parse_arguments
-from taco_gateway.text.breakpoints import Breakpoint
+from taco_gateway.protocol.tool_call_arguments import check_arguments, parse_arguments
+from taco_gateway.text.chat_template.cache_breakpoints import Breakpoint
 from taco_proto.errors import InvalidParameterError
 
 MAX_MESSAGES = 2048

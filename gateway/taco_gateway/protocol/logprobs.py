@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from taco_gateway.text.echoed_prompt import EchoedPrompt
+from taco_gateway.text.output.echoed_prompt import EchoedPrompt
 from taco_gateway.text.text_engine import Candidate, TokenLogprob
 
 LOWEST_LOGPROB = -9999.0  # JSON has no -inf

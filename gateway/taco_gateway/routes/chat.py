@@ -8,14 +8,14 @@ from time import perf_counter
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from taco_gateway.auth import ApiKey
+from taco_gateway.api_keys.key_ring import ApiKey
 from taco_gateway.gateway import Gateway, gateway_of, key_of
-from taco_gateway.generation import Choice, Updates, UsageCounter
-from taco_gateway.http.chunks import ChatChunkWriter, StreamExtras, StreamHead
-from taco_gateway.protocol.chat import ChatCompletionRequest
+from taco_gateway.http.sse_chunks import ChatChunkWriter, StreamExtras, StreamHead
+from taco_gateway.protocol.chat_request import ChatCompletionRequest
 from taco_gateway.protocol.logprobs import LogprobFormatter, PromptLogprobs
+from taco_gateway.protocol.request_schemas import CHAT
 from taco_gateway.protocol.responses import ChatChoice, ChatCompletion, ChatResponseMessage
-from taco_gateway.protocol.surfaces import CHAT
+from taco_gateway.text_updates import Choice, Updates, UsageCounter
 
 router = APIRouter()
 

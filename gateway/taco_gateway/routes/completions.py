@@ -9,16 +9,16 @@ from time import perf_counter
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from taco_gateway.auth import ApiKey
+from taco_gateway.api_keys.key_ring import ApiKey
 from taco_gateway.gateway import Gateway, gateway_of, key_of
-from taco_gateway.generation import Choice, Updates, UsageCounter, merge, without_tokens
-from taco_gateway.http.chunks import CompletionChunkWriter, StreamExtras, StreamHead
-from taco_gateway.protocol.completions import CompletionRequest, Prompt
+from taco_gateway.http.sse_chunks import CompletionChunkWriter, StreamExtras, StreamHead
+from taco_gateway.protocol.completion_request import CompletionRequest, Prompt
 from taco_gateway.protocol.logprobs import CompletionLogprobs, PromptLogprobs
+from taco_gateway.protocol.request_schemas import COMPLETIONS
 from taco_gateway.protocol.responses import Completion, CompletionChoice
-from taco_gateway.protocol.surfaces import COMPLETIONS
-from taco_gateway.text.echoed_prompt import EchoedPrompt, echoed_text, echoed_tokens
+from taco_gateway.text.output.echoed_prompt import EchoedPrompt, echoed_text, echoed_tokens
 from taco_gateway.text.text_engine import TokenLogprob
+from taco_gateway.text_updates import Choice, Updates, UsageCounter, merge, without_tokens
 from taco_proto.errors import InvalidParameterError
 from taco_proto.sampling_params import SamplingParams
 

@@ -16,13 +16,13 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from taco_gateway.auth import is_public, public
-from taco_gateway.errors import ApiError
+from taco_gateway.api_errors import ApiError
+from taco_gateway.api_keys.key_ring import is_public, public
 from taco_gateway.gateway import gateway_of
-from taco_gateway.protocol.chat import ChatCompletionRequest
-from taco_gateway.protocol.completions import CompletionRequest
+from taco_gateway.protocol.chat_request import ChatCompletionRequest
+from taco_gateway.protocol.completion_request import CompletionRequest
 from taco_gateway.protocol.responses import ChatCompletion, Completion
-from taco_gateway.protocol.tokenize import (
+from taco_gateway.protocol.tokenize_requests import (
     DetokenizeRequest,
     TokenizeChatRequest,
     TokenizeTextRequest,

@@ -5,9 +5,9 @@ import asyncio
 from fastapi import APIRouter, Request
 
 from taco_gateway.gateway import gateway_of, key_of
+from taco_gateway.protocol.request_schemas import DETOKENIZE, TOKENIZE
 from taco_gateway.protocol.responses import DetokenizeResponse, TokenizeResponse
-from taco_gateway.protocol.surfaces import DETOKENIZE, TOKENIZE
-from taco_gateway.protocol.tokenize import TokenizeChatRequest
+from taco_gateway.protocol.tokenize_requests import TokenizeChatRequest
 
 router = APIRouter()
 

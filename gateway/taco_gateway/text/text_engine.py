@@ -10,9 +10,10 @@ from dataclasses import fields, replace
 from typing import Any
 
 from taco_gateway.engine.engine_client import EngineClient, EngineError, not_licensed
-from taco_gateway.text.breakpoints import Breakpoint, lasting
-from taco_gateway.text.chat_prompt import ChatPrompter
-from taco_gateway.text.output_processor import OutputProcessor, PromptLogprobs, TextUpdate
+from taco_gateway.text.chat_template.cache_breakpoints import Breakpoint, lasting
+from taco_gateway.text.chat_template.chat_prompt import ChatPrompter
+from taco_gateway.text.output.output_processor import OutputProcessor, PromptLogprobs, TextUpdate
+from taco_gateway.text.output.token_logprobs import Candidate, CandidateReader, TokenLogprob
 from taco_gateway.text.request_checks import (
     CheckedTokenIds,
     check_priority,
@@ -24,8 +25,7 @@ from taco_gateway.text.request_checks import (
     resolve_max_tokens,
     truncated,
 )
-from taco_gateway.text.token_logprobs import Candidate, CandidateReader, TokenLogprob
-from taco_gateway.text.tokenizer import Tokenizer
+from taco_gateway.text.tokenizer.tokenizer import Tokenizer
 from taco_proto.errors import InvalidParameterError
 from taco_proto.requests import (
     ANYBODY,

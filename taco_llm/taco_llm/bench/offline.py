@@ -11,7 +11,7 @@ import numpy as np
 from tqdm import tqdm
 
 from taco_gateway.engine.engine_client import EngineError
-from taco_gateway.text.tokenizer_files import load_tokenizer
+from taco_gateway.text.tokenizer.loading import load_tokenizer
 from taco_llm.bench.environment import environment
 from taco_llm.bench.offline_args import BenchLatencyArgs, BenchThroughputArgs
 from taco_llm.bench.output_files import make_folders, write_json

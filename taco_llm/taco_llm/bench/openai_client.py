@@ -7,7 +7,7 @@ from typing import Any
 
 import httptools
 
-from taco_gateway.text.tokenizer import Tokenizer
+from taco_gateway.text.tokenizer.tokenizer import Tokenizer
 from taco_llm.bench.answer import StreamedAnswer, WholeAnswer
 from taco_llm.bench.http_exchange import Server
 from taco_llm.bench.serve_args import BenchServeArgs

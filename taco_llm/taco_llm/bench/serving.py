@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import uvloop
 from tqdm import tqdm
 
-from taco_gateway.text.tokenizer import Tokenizer
+from taco_gateway.text.tokenizer.tokenizer import Tokenizer
 from taco_llm.bench.http_exchange import Server
 from taco_llm.bench.load import arrival_times, run_load
 from taco_llm.bench.metrics import measure
@@ -128,7 +128,7 @@ def _retokenized(timelines: Sequence[Timeline], tokenizer: Tokenizer | None) -> 
 def _load_tokenizer(path: str | None) -> Tokenizer | None:
     if path is None:
         return None
-    from taco_gateway.text.tokenizer_files import load_tokenizer
+    from taco_gateway.text.tokenizer.loading import load_tokenizer
 
     return load_tokenizer(ModelConfig(model=locate_model(path, "tokenizer")))
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from taco_gateway.text.tokenizer import Tokenizer
+from taco_gateway.text.tokenizer.tokenizer import Tokenizer
 from taco_llm.bench.dataset import Sample, read_dataset
 from taco_llm.bench.workload_args import LOWEST_TOKEN_ID, WorkloadArgs
 from taco_proto.errors import ConfigurationError

@@ -111,8 +111,8 @@ def _add_name(parser: Parser) -> None:
 
 
 def _add(config: RedisConfig, values: dict[str, Any]) -> None:
-    from taco_gateway.key_entry import EntryError, read_owner
-    from taco_gateway.key_store import KeyStore
+    from taco_gateway.api_keys.key_options import EntryError, read_owner
+    from taco_gateway.api_keys.redis_key_store import KeyStore
 
     options = given(OwnerOptions, values)
     another = values.get("another", False)
@@ -126,8 +126,8 @@ def _add(config: RedisConfig, values: dict[str, Any]) -> None:
 
 
 def _list(config: RedisConfig, values: dict[str, Any]) -> None:
-    from taco_gateway.key_entry import owner_entry
-    from taco_gateway.key_store import KeyStore
+    from taco_gateway.api_keys.key_options import owner_entry
+    from taco_gateway.api_keys.redis_key_store import KeyStore
 
     for name, record in KeyStore(config).records().items():
         if isinstance(record, str):
@@ -140,14 +140,14 @@ def _list(config: RedisConfig, values: dict[str, Any]) -> None:
 
 
 def _revoke(config: RedisConfig, values: dict[str, Any]) -> None:
-    from taco_gateway.key_store import KeyStore
+    from taco_gateway.api_keys.redis_key_store import KeyStore
 
     KeyStore(config).revoke(values["name"], values.get("key_id"))
 
 
 def _import(config: RedisConfig, values: dict[str, Any]) -> None:
-    from taco_gateway.key_file import read_key_file
-    from taco_gateway.key_store import KeyStore
+    from taco_gateway.api_keys.key_file import read_key_file
+    from taco_gateway.api_keys.redis_key_store import KeyStore
 
     count = KeyStore(config).put(read_key_file(values["file"]))
     print(f"keys of {count} owners")

@@ -15,7 +15,7 @@ from support.scripted_engine import Hold, Script, ScriptedEngine, Step, replay
 from taco_gateway.engine.engine_client import EngineError, UpdateStream
 from taco_gateway.engine.limit_scripts import limit_keys
 from taco_gateway.engine.limited_client import LimitedClient
-from taco_gateway.sharing import Sharing
+from taco_gateway.redis_state import Sharing
 from taco_proto.config import RedisConfig
 from taco_proto.limits import Limit
 from taco_proto.requests import ANYBODY, GenerateRequest, Tenant

@@ -8,7 +8,7 @@ import pytest
 
 from support.gateway_app import App, AppMaker
 from support.scripted_engine import MODEL_INFO, Script, prompt_of, replay
-from taco_gateway.text.tokenizer import Tokenizer
+from taco_gateway.text.tokenizer.tokenizer import Tokenizer
 from taco_proto.requests import FinishReason
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

@@ -7,7 +7,7 @@ from support.asgi import AsgiCall
 from support.gateway_app import MODEL, App, AppMaker
 from support.scripted_engine import Hold, Script, Step, prompt_of, replay
 from taco_gateway.engine.engine_client import EngineError, SequenceUpdate
-from taco_gateway.text.tokenizer import Tokenizer
+from taco_gateway.text.tokenizer.tokenizer import Tokenizer
 from taco_proto.logprobs import LogprobColumns
 from taco_proto.requests import FinishReason, GenerateRequest
 

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from support.gateway_app import AppMaker
 from support.scripted_engine import MODEL_INFO, replay
-from taco_gateway.errors import ApiError
-from taco_gateway.http import body_frames, body_pool, json_body
-from taco_gateway.http.json_body import MAX_LIST_ITEMS, MAX_VALUES, check_counts
-from taco_gateway.protocol.surfaces import CHAT, SURFACES, Surface
-from taco_gateway.text.process_pool import _LimitedProcess
+from taco_gateway.api_errors import ApiError
+from taco_gateway.http import body_frames, body_parser_pool, strict_json
+from taco_gateway.http.strict_json import MAX_LIST_ITEMS, MAX_VALUES, check_counts
+from taco_gateway.protocol.request_schemas import CHAT, SURFACES, Surface
+from taco_gateway.sandbox.process_pool import _LimitedProcess
 from taco_gateway.text.request_checks import CheckedTokenIds
 from taco_proto.requests import ModelInfo
 
@@ -67,7 +67,7 @@ class Watch:
 @pytest.fixture
 def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
     found = Watch()
-    parse = json_body.parse_json_object
+    parse = strict_json.parse_json_object
 
     def counting_parse(raw: bytes) -> dict[str, Any]:
         found.num_bytes = max(found.num_bytes, len(raw))
@@ -80,7 +80,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
 
         return Surface(surface.name, validate)
 
-    monkeypatch.setattr(body_pool, "parse_json_object", counting_parse)
+    monkeypatch.setattr(body_parser_pool, "parse_json_object", counting_parse)
     for module in ("chat", "completions", "tokenize"):
         for name, surface in SURFACES.items():
             target = f"taco_gateway.routes.{module}.{name.upper()}"
@@ -139,7 +139,7 @@ async def test_too_many_values(make_app: AppMaker, watch: Watch, name: str) -> N
     assert response.json()["error"]["param"] == param
     assert len(response.text) < 1000
     assert not watch.validated, "it is rejected before validation"
-    assert watch.num_bytes <= body_pool.MAX_LOCAL_BYTES
+    assert watch.num_bytes <= body_parser_pool.MAX_LOCAL_BYTES
 
 
 async def test_a_million_token_ids(make_app: AppMaker, watch: Watch) -> None:
@@ -178,7 +178,7 @@ async def test_a_conversation_with_many_small_messages(make_app: AppMaker, watch
 
 async def test_a_large_body_fails_as_a_small_one_does(make_app: AppMaker) -> None:
     app = make_app(replay([50]))
-    padding = {"x": "a" * body_pool.MAX_LOCAL_BYTES}
+    padding = {"x": "a" * body_parser_pool.MAX_LOCAL_BYTES}
     bodies: tuple[dict[str, Any], ...] = (
         {"prompt": "x", "temperature": "hot"},
         {"prompt": "x", "temperature": -1},
@@ -203,7 +203,7 @@ async def test_a_large_body_fails_as_a_small_one_does(make_app: AppMaker) -> Non
 
 
 async def test_a_process_that_dies_is_replaced() -> None:
-    pool = body_pool.BodyPool()
+    pool = body_parser_pool.BodyPool()
     raw = json.dumps({"messages": [{"role": "user", "content": "a" * 2**19}]}).encode()
     try:
         for _ in range(2):
@@ -229,7 +229,7 @@ async def test_a_process_that_dies_over_a_body(
 
     whole = _LimitedProcess.exchange
     monkeypatch.setattr(_LimitedProcess, "exchange", exchange)
-    pool = body_pool.BodyPool()
+    pool = body_parser_pool.BodyPool()
     raw = json.dumps({"messages": [{"role": "user", "content": "a" * 2**19}]}).encode()
     with pytest.raises(ApiError) as lost:
         await pool.parse(raw, CHAT)

@@ -4,7 +4,7 @@ import pytest
 
 from support.gateway_app import MODEL, AppMaker
 from support.scripted_engine import MODEL_INFO, replay
-from taco_gateway.text.tokenizer import Tokenizer
+from taco_gateway.text.tokenizer.tokenizer import Tokenizer
 from taco_proto.errors import ConfigurationError
 
 NOT_READY = replace(MODEL_INFO, ready=False)

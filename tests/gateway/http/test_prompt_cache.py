@@ -6,7 +6,7 @@ import pytest
 
 from support.gateway_app import App, AppMaker
 from support.scripted_engine import prompt_of, replay
-from taco_gateway.text.tokenizer import Tokenizer
+from taco_gateway.text.tokenizer.tokenizer import Tokenizer
 from taco_proto.requests import GenerateRequest, PrefixPin
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

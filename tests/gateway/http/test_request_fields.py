@@ -24,8 +24,8 @@ from support.request_fields import (
 )
 from support.scripted_engine import Step
 from taco_gateway.engine.engine_client import SequenceUpdate
-from taco_gateway.protocol.other_fields import REJECTED
-from taco_gateway.text.tokenizer_files import load_tokenizer
+from taco_gateway.protocol.unsupported_fields import REJECTED
+from taco_gateway.text.tokenizer.loading import load_tokenizer
 from taco_proto.config import ModelConfig
 from taco_proto.logprobs import LogprobColumns
 from taco_proto.requests import FinishReason, GenerateRequest

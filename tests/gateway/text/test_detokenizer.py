@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.tiny_tokenizers import byte_fallback_bpe, byte_level_bpe, unigram, word_piece
-from taco_gateway.text.detokenizer import Detokenizer
-from taco_gateway.text.tokenizer import FastTokenizer
+from taco_gateway.text.tokenizer.detokenizer import Detokenizer
+from taco_gateway.text.tokenizer.tokenizer import FastTokenizer
 
 BYTE_LEVEL = FastTokenizer(byte_level_bpe())
 _LLAMA = byte_fallback_bpe()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, normalizers, pre_tokenizers
 
 from support.tiny_tokenizers import byte_fallback_bpe, byte_level_bpe, word_piece
-from taco_gateway.text.tokenizer import FastTokenizer
+from taco_gateway.text.tokenizer.tokenizer import FastTokenizer
 
 
 def composed_byte_level_bpe() -> tokenizers.Tokenizer:

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taco_gateway.text.stop_strings import StopStrings
+from taco_gateway.text.output.stop_strings import StopStrings
 
 TEXT = st.text("ab\n", max_size=40)
 STOPS = st.lists(st.text("ab\n", min_size=1, max_size=6), min_size=1, max_size=4)

@@ -20,9 +20,9 @@ from support.scripted_engine import (
 from support.tiny_tokenizers import byte_level_bpe
 from taco_gateway.engine.engine_client import EngineError, SequenceUpdate
 from taco_gateway.engine.token_stream import RequestTable
-from taco_gateway.text.output_processor import TextUpdate
+from taco_gateway.text.output.output_processor import TextUpdate
 from taco_gateway.text.text_engine import TextEngine
-from taco_gateway.text.tokenizer import FastTokenizer, TokenizerSettings
+from taco_gateway.text.tokenizer.tokenizer import FastTokenizer, TokenizerSettings
 from taco_proto.errors import InvalidParameterError
 from taco_proto.logprobs import LogprobColumns
 from taco_proto.requests import FinishReason, GenerateRequest, OutputBatch

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from support.checkpoint_tokenizer import save_tokenizer
-from taco_gateway.text.tokenizer import Tokenizer
-from taco_gateway.text.tokenizer_files import load_tokenizer
+from taco_gateway.text.tokenizer.loading import load_tokenizer
+from taco_gateway.text.tokenizer.tokenizer import Tokenizer
 from taco_llm.bench.dataset import Sample, read_dataset
 from taco_llm.bench.workload import Workload
 from taco_llm.bench.workload_args import WorkloadArgs

@@ -1,0 +1,103 @@
+"""What is written of a key's owner, in a key file or in Redis: a name and options."""
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from taco_gateway.api_keys.key_ring import ApiKey
+from taco_proto.requests import LOW_PRIORITY, Tenant
+
+LIMITS = ("max_requests_per_minute", "max_tokens_per_minute", "max_concurrent_requests")
+OPTIONS = ("name", "weight", *LIMITS, "models", "priority")
+MAX_NUMBER = 2**31 - 1
+_NAME = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]{1,128}")
+
+Entry = Mapping[str, Any]
+
+
+class EntryError(Exception):
+    """An entry makes no sense; the text names the option and shows no key."""
+
+    def __init__(self, option: str, problem: str) -> None:
+        super().__init__(f"{option} {problem}")
+
+
+def check_options(entry: object, options: tuple[str, ...]) -> dict[str, Any]:
+    """Raises:
+    EntryError: it is no mapping of these options.
+    """
+    if not isinstance(entry, dict):
+        raise EntryError("it", "must be a mapping of options")
+    for option in entry:
+        if option not in options:
+            raise EntryError(repr(option)[:100], f"is no option; there are {', '.join(options)}")
+    return entry
+
+
+def read_owner(entry: Entry) -> ApiKey:
+    """What the owner may have, from the options of `OPTIONS`.
+
+    Raises:
+        EntryError: a value is out of range.
+    """
+    name = entry.get("name")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise EntryError("name", "must be a text of 1 to 128 characters")
+    weight = _number(entry, "weight", 1.0, lambda value: 0 < value < math.inf, "above 0")
+    limits = {
+        option: int(_number(entry, option, 0, _is_limit, f"an integer, 1 to {MAX_NUMBER}"))
+        for option in LIMITS
+    }
+    tenant = Tenant(name=name, weight=weight, **limits)
+    return ApiKey(tenant=tenant, models=_models(entry), priority=_priority(entry))
+
+
+def owner_entry(owner: ApiKey) -> dict[str, Any]:
+    """The options from which `read_owner` makes the same owner; those that say nothing are left
+    out.
+    """
+    tenant = owner.tenant
+    entry: dict[str, Any] = {"name": tenant.name}
+    if tenant.weight != 1.0:
+        entry["weight"] = tenant.weight
+    entry |= {limit: getattr(tenant, limit) for limit in LIMITS if getattr(tenant, limit)}
+    if owner.models is not None:
+        entry["models"] = sorted(owner.models)
+    if owner.priority:
+        entry["priority"] = "low" if owner.priority == LOW_PRIORITY else owner.priority
+    return entry
+
+
+def _number(
+    entry: Entry, option: str, default: float, is_good: Callable[[float], bool], range_: str
+) -> float:
+    value = entry.get(option, default)
+    if option not in entry:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int | float) or not is_good(value):
+        raise EntryError(option, f"must be {range_}")
+    return value
+
+
+def _is_limit(value: float) -> bool:
+    return isinstance(value, int) and 1 <= value <= MAX_NUMBER
+
+
+def _models(entry: Entry) -> frozenset[str] | None:
+    models = entry.get("models")
+    if "models" not in entry:
+        return None
+    if not isinstance(models, list) or not models or not all(isinstance(m, str) for m in models):
+        raise EntryError("models", "must be a list of names")
+    return frozenset(models)
+
+
+def _priority(entry: Entry) -> int:
+    """Whoever has a place in the file does not jump the queue before those that have one too."""
+    value = entry.get("priority", 0)
+    if value == "low":
+        return LOW_PRIORITY
+    if isinstance(value, bool) or not isinstance(value, int) or abs(value) > MAX_NUMBER:
+        raise EntryError("priority", f"must be low, or an integer up to {MAX_NUMBER}")
+    return value

@@ -1,0 +1,80 @@
+"""Processes that parse and validate large request bodies, started as they are needed."""
+
+import asyncio
+import json
+from typing import TypeVar
+
+from taco_gateway.api_errors import ApiError
+from taco_gateway.http import body_frames
+from taco_gateway.http.strict_json import check_counts, parse_json_object
+from taco_gateway.protocol.request_schemas import Surface
+from taco_gateway.sandbox.process_pool import ProcessLostError, ProcessPool
+
+MAX_LOCAL_BYTES = 2**18  # larger bodies are parsed in another process
+MAX_LOCAL_CONTAINERS = 1024  # objects and lists; they are what validation spends its time on
+_MAX_PROCESSES = 2
+_MAX_WAITING = 64
+_MAX_KEPT_BYTES = 2**28  # a process that has grown beyond is not used again
+# The process limits its own processor time; this is for a machine so busy that it gets none.
+_WALL_SECONDS = 30.0
+
+T = TypeVar("T")
+
+
+class BodyPool:
+    """Makes requests of bodies: small ones at once, large ones in processes beside this one."""
+
+    def __init__(self) -> None:
+        self._processes = ProcessPool(
+            "taco_gateway.http.body_parser_process",
+            max_processes=_MAX_PROCESSES,
+            max_kept_bytes=_MAX_KEPT_BYTES,
+        )
+        self._slots = asyncio.Semaphore(_MAX_PROCESSES)
+        self._num_waiting = 0
+
+    async def parse(self, raw: bytes, surface: Surface[T]) -> T:
+        """The request in a body.
+
+        Raises:
+            ApiError: 400, not a JSON object, or too many values; 503, too many large bodies, or the
+                process was killed.
+            InvalidParameterError, pydantic.ValidationError: the request is not valid.
+        """
+        if is_small(raw):
+            body = parse_json_object(raw)
+            check_counts(body)
+            return surface.validate(body)
+        if self._num_waiting >= _MAX_WAITING:
+            raise ApiError(503, "The server has too many large requests to read.")
+        self._num_waiting += 1
+        try:
+            async with self._slots:
+                frames = await asyncio.to_thread(self._exchange, surface.name, raw)
+        finally:
+            self._num_waiting -= 1
+        state, *rest = frames
+        if state != b"ok":
+            raise ApiError(**json.loads(rest[0]))
+        # Known to be valid, and bounded: a thread shares the interpreter between its steps.
+        return await asyncio.to_thread(lambda: surface.validate(body_frames.unpack(rest)))
+
+    def close(self) -> None:
+        self._processes.close()
+
+    def _exchange(self, surface: str, raw: bytes) -> list[bytes]:
+        try:
+            return self._processes.exchange([surface.encode(), raw], _WALL_SECONDS)
+        except ProcessLostError as lost:
+            if lost.was_killed:  # which says nothing about the body
+                message = "The process that read the request body was killed."
+                raise ApiError(503, message) from None
+            raise ApiError(400, "The request body takes too long to read.") from None
+
+
+def is_small(raw: bytes) -> bool:
+    """Whether a body is parsed and validated within a few milliseconds."""
+    if len(raw) > MAX_LOCAL_BYTES:
+        return False
+    # Those in strings count as well, which costs a message with much code a detour.
+    return raw.count(b"{") + raw.count(b"[") <= MAX_LOCAL_CONTAINERS

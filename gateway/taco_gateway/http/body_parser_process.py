@@ -1,0 +1,54 @@
+"""Parses and validates large request bodies, in a separate process: `body_pool` starts it.
+
+`json.loads` and pydantic hold the interpreter for as long as they run, so that a thread would stop
+every stream of the gateway. In this process `limited_loop` bounds what one body may take.
+
+A message has two frames, the surface's name and the body. The answer is `ok` and the frames of
+`body_frames.pack`, or `error` and the error as JSON.
+"""
+
+import gc
+import json
+
+from pydantic import ValidationError
+
+from taco_gateway.api_errors import ApiError, as_api_error
+from taco_gateway.http.body_frames import pack
+from taco_gateway.http.strict_json import check_counts, parse_json_object
+from taco_gateway.protocol.request_schemas import SURFACES
+from taco_gateway.sandbox.child_loop import cpu_limit, serve
+from taco_proto.errors import InvalidParameterError
+
+CPU_SECONDS = 10.0
+MAX_MEMORY_BYTES = 2**31
+
+
+def _answer(frames: list[bytes]) -> list[bytes]:
+    surface, raw = frames
+    try:
+        with cpu_limit(CPU_SECONDS):
+            body = parse_json_object(raw)
+            check_counts(body)
+            SURFACES[surface.decode()].validate(body)
+            return [b"ok", *pack(body)]
+    except (ApiError, InvalidParameterError, ValidationError) as error:
+        return _error(as_api_error(error))
+    except OverflowError:
+        return _error(ApiError(400, "The request body has an integer above 2**31 - 1."))
+    except MemoryError:
+        return _error(ApiError(400, "The request body needs too much memory."))
+
+
+def _error(error: ApiError) -> list[bytes]:
+    values = {
+        "status": error.status,
+        "message": error.message,
+        "param": error.param,
+        "code": error.code,
+    }
+    return [b"error", json.dumps(values).encode()]
+
+
+if __name__ == "__main__":
+    gc.disable()  # JSON has no cycles, and looking for them takes longer than parsing
+    serve(_answer, max_memory_bytes=MAX_MEMORY_BYTES)

@@ -1,0 +1,263 @@
+"""Server-sent events of the two OpenAI surfaces.
+
+A stream repeats the same JSON around every piece of text, so that is serialised once a choice, and
+each chunk costs the escaping of its text and one concatenation.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from json.encoder import encode_basestring as quote  # JSON string, non-ASCII characters as they are
+
+from pydantic import BaseModel
+
+from taco_gateway.api_errors import ApiError, error_bytes
+from taco_gateway.protocol.logprobs import LogprobFormatter
+from taco_gateway.protocol.responses import Usage
+from taco_gateway.text.output.echoed_prompt import EchoedPrompt
+from taco_gateway.text.text_engine import TextUpdate, TokenLogprob
+from taco_gateway.text_updates import UsageCounter
+
+DONE = b"data: [DONE]\n\n"
+PING = b": ping\n\n"
+_CLOSING_BEFORE_USAGE = ',"usage":null}\n\n'
+
+
+def error_frame(error: ApiError) -> bytes:
+    """What a stream says when it fails after it has begun."""
+    return b"data: %b\n\n" % error_bytes(error)
+
+
+class StreamHead(BaseModel):
+    """The fields that all chunks of a stream share."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    system_fingerprint: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamExtras:
+    """What a client may ask for beside text.
+
+    Attributes:
+        include_usage: a last chunk with the usage.
+        continuous_usage: the usage so far in every chunk.
+        formatter: writes log probabilities; None where none were asked for.
+        prompt_token_ids: of each choice; every choice gives them once, and then the token ids of
+            each chunk. None: no token ids were asked for.
+    """
+
+    include_usage: bool = False
+    continuous_usage: bool = False
+    formatter: LogprobFormatter | None = None
+    prompt_token_ids: Sequence[Sequence[int]] | None = None
+
+
+class ChunkWriter:
+    """Writes the chunks of one stream."""
+
+    def __init__(self, head: StreamHead, extras: StreamExtras) -> None:
+        self._opening = f"data: {head.model_dump_json()[:-1]}"
+        self._include_usage = extras.include_usage
+        self._continuous_usage = extras.continuous_usage
+        # With usage, each chunk announces it (null) until it is known.
+        has_usage = extras.include_usage or extras.continuous_usage
+        self._closing = _CLOSING_BEFORE_USAGE if has_usage else "}\n\n"
+        self._formatter = extras.formatter
+        self._prompt_token_ids = extras.prompt_token_ids
+        # Chunks with more than a piece of text take longer to write.
+        self._is_plain = extras.formatter is None and extras.prompt_token_ids is None
+
+    def write(self, update: TextUpdate, usage: UsageCounter) -> bytes:
+        """The frames for one update; empty where there is nothing to tell yet.
+
+        Args:
+            usage: counts the request, `update` included.
+        """
+        frames = self.update(update)
+        return self.with_usage(frames, usage) if self._continuous_usage else frames
+
+    def with_usage(self, frames: bytes, usage: UsageCounter) -> bytes:
+        """Puts the usage so far into every frame, if the client asked for it."""
+        if not self._continuous_usage or not frames:
+            return frames
+        # JSON has no line feeds within strings: the bytes can only be the end of a frame.
+        known = f',"usage":{usage.usage().model_dump_json()}}}\n\n'
+        return frames.replace(_CLOSING_BEFORE_USAGE.encode(), known.encode())
+
+    def update(self, update: TextUpdate) -> bytes:
+        """The frames for one update, without its usage."""
+        raise NotImplementedError
+
+    def end(self, usage: Usage) -> bytes:
+        """The last frames of a stream that went well."""
+        if not self._include_usage:
+            return DONE
+        frame = f'{self._opening},"choices":[],"usage":{usage.model_dump_json()}}}\n\n'
+        return frame.encode() + DONE
+
+    def _token_ids(self, update: TextUpdate) -> str:
+        """The choice's field of token ids, if they were asked for."""
+        if self._prompt_token_ids is None:
+            return ""
+        return f',"token_ids":{json.dumps(update.token_ids)}'
+
+
+class ChatChunkWriter(ChunkWriter):
+    """Chat: a chunk with the role opens each choice, one with an empty delta ends it.
+
+    Args:
+        echo: text of the last message, which each choice repeats first.
+    """
+
+    def __init__(
+        self,
+        head: StreamHead,
+        extras: StreamExtras,
+        *,
+        role: str,
+        num_choices: int,
+        echo: str = "",
+    ) -> None:
+        super().__init__(head, extras)
+        self._role = quote(role)
+        self._echo = quote(echo) if echo else ""
+        self._before = [
+            f'{self._opening},"choices":[{{"index":{index},"delta":' for index in range(num_choices)
+        ]
+        self._after = f',"logprobs":null,"finish_reason":null}}]{self._closing}'
+        self._after_text = "}" + self._after
+
+    def roles(self) -> bytes:
+        """The chunks that open the choices."""
+        after = self._after
+        if self._prompt_token_ids is not None:
+            prompt = json.dumps(list(self._prompt_token_ids[0]))
+            after = (
+                ',"logprobs":null,"finish_reason":null}],'
+                f'"prompt_token_ids":{prompt}{self._closing}'
+            )
+        deltas = [f'{{"role":{self._role},"content":""}}{after}']
+        if self._echo:
+            deltas.append(f'{{"content":{self._echo}{self._after_text}')
+        return "".join(before + delta for before in self._before for delta in deltas).encode()
+
+    def update(self, update: TextUpdate) -> bytes:
+        before = self._before[update.index]
+        if self._is_plain:
+            frames = ""
+            if update.text:
+                frames = before + '{"content":' + quote(update.text) + self._after_text
+        else:
+            frames = self._with_extras(before, update)
+        if update.finish_reason is not None:
+            frames += (
+                f'{before}{{}},"logprobs":null,"finish_reason":{quote(update.finish_reason)},'
+                f'"stop_reason":{json.dumps(update.stop_reason)}}}]{self._closing}'
+            )
+        return frames.encode()
+
+    def _with_extras(self, before: str, update: TextUpdate) -> str:
+        logprobs, has_entries = "null", False
+        if self._formatter is not None:
+            entries = self._formatter.chat(update.logprobs or ())
+            logprobs, has_entries = entries.model_dump_json(), bool(entries.content)
+        token_ids = self._token_ids(update)
+        if not update.text and not has_entries and not (token_ids and update.token_ids):
+            return ""
+        return (
+            f'{before}{{"content":{quote(update.text)}}},"logprobs":{logprobs},'
+            f'"finish_reason":null{token_ids}}}]{self._closing}'
+        )
+
+
+class CompletionChunkWriter(ChunkWriter):
+    """Completions. With `echo` a choice opens with its prompt.
+
+    Args:
+        echo: a prompt for each choice; empty without `echo`.
+    """
+
+    def __init__(
+        self,
+        head: StreamHead,
+        extras: StreamExtras,
+        *,
+        num_choices: int,
+        sequences_per_prompt: int,
+        echo: Sequence[EchoedPrompt] = (),
+    ) -> None:
+        super().__init__(head, extras)
+        self._before = [
+            f'{self._opening},"choices":[{{"index":{index},"text":' for index in range(num_choices)
+        ]
+        self._after = f',"logprobs":null,"finish_reason":null}}]{self._closing}'
+        self._n = sequences_per_prompt
+        self._echo = echo
+        self._prompt_rows: dict[int, Sequence[TokenLogprob | None]] = {}
+        self._held: dict[int, list[TextUpdate]] = {}
+        self._unopened = set(range(num_choices)) if echo else set[int]()
+        self._without_prompt_ids = set(range(num_choices))
+
+    def update(self, update: TextUpdate) -> bytes:
+        if self._unopened:
+            return self._update_with_echo(update)
+        return self._frame(update).encode()
+
+    def _frame(self, update: TextUpdate) -> str:
+        before = self._before[update.index]
+        if self._is_plain and update.finish_reason is None:
+            return before + quote(update.text) + self._after if update.text else ""
+        logprobs, has_entries = "null", False
+        if self._formatter is not None:
+            offset = len(self._echo[update.index].text) if self._echo else 0
+            columns = self._formatter.completion(update.logprobs or (), offset=offset)
+            logprobs, has_entries = columns.model_dump_json(), bool(columns.tokens)
+        token_ids = self._token_ids(update)
+        is_empty = not update.text and not has_entries and not (token_ids and update.token_ids)
+        if is_empty and update.finish_reason is None:
+            return ""
+        return (
+            f'{before}{quote(update.text)},"logprobs":{logprobs},'
+            f'"finish_reason":{json.dumps(update.finish_reason)},'
+            f'"stop_reason":{json.dumps(update.stop_reason)}{token_ids}'
+            f"{self._prompt_ids_once(update.index)}}}]{self._closing}"
+        )
+
+    def _prompt_ids_once(self, index: int) -> str:
+        if self._prompt_token_ids is None or index not in self._without_prompt_ids:
+            return ""
+        self._without_prompt_ids.discard(index)
+        return f',"prompt_token_ids":{json.dumps(list(self._prompt_token_ids[index]))}'
+
+    def _update_with_echo(self, update: TextUpdate) -> bytes:
+        """Choices wait for their prompt's log probabilities, which come with its first sequence."""
+        prompt = update.index // self._n
+        if update.prompt_logprobs is not None:
+            self._prompt_rows[prompt] = update.prompt_logprobs
+        self._held.setdefault(update.index, []).append(update)
+        if self._formatter is not None and prompt not in self._prompt_rows:
+            return b""
+        siblings = range(prompt * self._n, (prompt + 1) * self._n)
+        return "".join(self._release(index) for index in siblings if index in self._held).encode()
+
+    def _release(self, index: int) -> str:
+        opening = ""
+        if index in self._unopened:
+            self._unopened.discard(index)
+            opening = self._opening_frame(index)
+        return opening + "".join(self._frame(update) for update in self._held.pop(index))
+
+    def _opening_frame(self, index: int) -> str:
+        echoed = self._echo[index]
+        logprobs = "null"
+        if self._formatter is not None:
+            columns = self._formatter.echoed_prompt(echoed, self._prompt_rows[index // self._n])
+            logprobs = columns.model_dump_json()
+        return (
+            f'{self._before[index]}{quote(echoed.text)},"logprobs":{logprobs},'
+            f'"finish_reason":null{self._prompt_ids_once(index)}}}]{self._closing}'
+        )

@@ -1,0 +1,64 @@
+"""`POST /v1/chat/completions`: what comes in."""
+
+from typing import Any
+
+from pydantic import Field, field_validator, model_validator
+
+from taco_gateway.protocol.cache_control import check_num_marks
+from taco_gateway.protocol.chat_template_kwargs import bounded_kwargs
+from taco_gateway.protocol.conversation import Conversation
+from taco_gateway.protocol.generation_request import GenerationRequest
+from taco_gateway.text.chat_template.cache_breakpoints import Breakpoint
+from taco_proto.errors import InvalidParameterError
+
+MAX_EFFORT_CHARS = 64
+
+
+class ChatCompletionRequest(Conversation, GenerationRequest):
+    logprobs: bool = False
+    top_logprobs: int | None = Field(default=None, ge=0)
+    echo: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = Field(default=None, max_length=MAX_EFFORT_CHARS)
+
+    @field_validator("chat_template_kwargs", mode="before")
+    @classmethod
+    def _bounded(cls, value: object) -> object:
+        return bounded_kwargs(value) if isinstance(value, dict) else value
+
+    @model_validator(mode="after")
+    def _check_logprobs(self) -> "ChatCompletionRequest":
+        if self.top_logprobs is not None and not self.logprobs:
+            raise InvalidParameterError("top_logprobs needs logprobs=true.", "top_logprobs")
+        return self
+
+    @model_validator(mode="after")
+    def _check_breakpoints(self) -> "ChatCompletionRequest":
+        check_num_marks(len(super().breakpoints) + (self.cache_control is not None))
+        return self
+
+    @property
+    def breakpoints(self) -> list[Breakpoint]:
+        marked = super().breakpoints
+        if self.prompt_seconds:
+            marked.append(Breakpoint(len(self.messages) - 1, None, self.prompt_seconds))
+        return marked
+
+    @property
+    def template_kwargs(self) -> dict[str, Any]:
+        """Variables for the chat template."""
+        kwargs = dict(self.chat_template_kwargs or {})
+        if self.reasoning_effort is not None:
+            kwargs.setdefault("reasoning_effort", self.reasoning_effort)
+        return kwargs
+
+    def own_names(self) -> dict[str, str]:
+        return {"prompt": "messages", "logprobs": "top_logprobs", **super().own_names()}
+
+    def sampling_values(self) -> dict[str, Any]:
+        values = super().sampling_values()
+        # None: as many as the model's length allows.
+        values["max_tokens"] = self.asked_max_tokens
+        if self.logprobs:
+            values["logprobs"] = self.top_logprobs or 0
+        return values

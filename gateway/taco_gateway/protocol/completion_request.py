@@ -1,0 +1,73 @@
+"""`POST /v1/completions`: what comes in."""
+
+from typing import Any
+
+from pydantic import Field, field_validator
+
+from taco_gateway.protocol.generation_request import GenerationRequest
+from taco_gateway.protocol.token_ids import TokenIds, is_token_ids
+from taco_proto.errors import InvalidParameterError
+
+DEFAULT_MAX_TOKENS = 16  # OpenAI's
+MAX_PROMPTS = 1024
+
+Prompt = str | TokenIds
+
+
+class CompletionRequest(GenerationRequest):
+    prompt: Any = Field(description="list of strings, token ids or lists of token ids")
+    echo: bool = False
+    logprobs: int | None = Field(default=None, ge=0)
+
+    @field_validator("prompt")
+    @classmethod
+    def _split(cls, value: object) -> list[Prompt]:
+        if prompts := split_prompts(value):
+            return prompts
+        raise ValueError(
+            "must be a string, a list of strings, a list of token ids or a list of such lists"
+        )
+
+    @property
+    def prompts(self) -> list[Prompt]:
+        """The single prompts, in order."""
+        prompts: list[Prompt] = self.prompt
+        return prompts
+
+    @property
+    def wants_no_tokens(self) -> bool:
+        """Only the prompt is asked for, with its log probabilities."""
+        return self.asked_max_tokens == 0
+
+    def sampling_values(self) -> dict[str, Any]:
+        """Raises:
+        InvalidParameterError: `max_tokens=0` without `echo`.
+        """
+        values = super().sampling_values()
+        if self.wants_no_tokens and not self.echo:
+            name = self.own_names().get("max_tokens", "max_tokens")
+            raise InvalidParameterError(f"{name}=0 needs echo=true.", name)
+        # The engine makes at least one token; it is dropped where none was asked for.
+        values["max_tokens"] = (
+            DEFAULT_MAX_TOKENS if self.asked_max_tokens is None else self.asked_max_tokens or 1
+        )
+        if self.logprobs is not None:
+            values["logprobs"] = self.logprobs
+            if self.echo:
+                values.setdefault("prompt_logprobs", self.logprobs)
+        return values
+
+
+def split_prompts(value: object) -> list[Prompt]:
+    """The single prompts in `value`, in order; none where it is not of any form that is allowed."""
+    if isinstance(value, str):
+        return [value]
+    if is_token_ids(value):
+        return [value]
+    if not isinstance(value, list) or not value:
+        return []
+    if len(value) > MAX_PROMPTS:
+        raise ValueError(f"at most {MAX_PROMPTS} prompts are allowed, got {len(value)}")
+    if all(isinstance(item, str) for item in value) or all(is_token_ids(item) for item in value):
+        return value
+    return []

@@ -1,0 +1,165 @@
+"""The parameters that chat and completions share: OpenAI's, and those that vLLM made common.
+
+Schemas check types and what only HTTP limits; ranges are `SamplingParams`' own. A field that is
+null counts as absent. Fields of neither schema are the business of `other_fields`.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from taco_gateway.protocol.cache_control import PromptCacheFields
+from taco_gateway.protocol.token_ids import as_list
+from taco_gateway.protocol.unsupported_fields import check_other_fields
+from taco_proto.errors import InvalidParameterError
+from taco_proto.requests import LOW_PRIORITY
+from taco_proto.sampling_params import MAX_STOP_STRINGS, MAX_TOKENS, SAMPLING_FIELDS
+
+_TOKEN_ID = re.compile(r"0|-?[1-9][0-9]{0,18}")  # one spelling of each number
+MAX_CACHE_SALT_CHARS = 256
+MAX_PRIORITY = 2**31 - 1
+
+
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class GenerationRequest(PromptCacheFields):
+    """Fields named as in `SamplingParams` go there as they are; None means the model's default."""
+
+    model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
+
+    model: str | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+
+    n: int | None = None
+    best_of: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    no_repeat_ngram_size: int | None = None
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = Field(default=None, ge=0, le=MAX_TOKENS)
+    min_tokens: int | None = None
+    stop: list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    prompt_logprobs: int | None = None
+    detokenize: bool | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    truncate_prompt_tokens: int | None = None
+
+    priority: int = Field(default=0, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
+    cache_salt: str = Field(default="", max_length=MAX_CACHE_SALT_CHARS)
+    add_special_tokens: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    return_token_ids: bool = False
+
+    @field_validator("priority", mode="before")
+    @classmethod
+    def _named_priority(cls, value: object) -> object:
+        return LOW_PRIORITY if value == "low" else value
+
+    @classmethod
+    def from_body(cls, body: Mapping[str, Any]) -> Self:
+        """Raises:
+        InvalidParameterError: a feature that does not exist, or parameters that contradict.
+        pydantic.ValidationError: a value of the wrong type.
+        """
+        given = {name: value for name, value in body.items() if value is not None}
+        check_other_fields(given)
+        request = cls.model_validate(given)
+        if request.stream_options is not None and not request.stream:
+            raise InvalidParameterError(
+                "stream_options is only allowed when stream is true.", "stream_options"
+            )
+        if request.stream and request.prompt_logprobs is not None:
+            raise InvalidParameterError("prompt_logprobs cannot be streamed.", "prompt_logprobs")
+        if request.stream and (request.best_of or 0) > (request.n or 1):
+            raise InvalidParameterError("best_of above n cannot be streamed.", "best_of")
+        return request
+
+    @property
+    def num_choices(self) -> int:
+        """Sequences to return, for each prompt."""
+        return 1 if self.n is None else self.n
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with a chunk of usage."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def continuous_usage(self) -> bool:
+        """Whether every chunk of a stream has the usage so far."""
+        return self.stream_options is not None and self.stream_options.continuous_usage_stats
+
+    @property
+    def asked_max_tokens(self) -> int | None:
+        """The newer name of the two counts."""
+        if self.max_completion_tokens is None:
+            return self.max_tokens
+        return self.max_completion_tokens
+
+    def own_names(self) -> dict[str, str]:
+        """What clients call the parameters that the engine may reject, where the names differ."""
+        if self.max_completion_tokens is None:
+            return {}
+        return {"max_tokens": "max_completion_tokens"}
+
+    @contextmanager
+    def errors_by_own_names(self) -> Iterator[None]:
+        """Inside, a parameter that the engine rejects is named as the route's clients know it."""
+        try:
+            yield
+        except InvalidParameterError as error:
+            error.param = self.own_names().get(error.param or "", error.param)
+            raise
+
+    def sampling_values(self) -> dict[str, Any]:
+        """The sampling parameters that the client gave, under their names in `SamplingParams`."""
+        own_meaning = {"logprobs", "max_tokens"}  # each surface has its own
+        return {
+            name: value
+            for name in SAMPLING_FIELDS
+            if name not in own_meaning and (value := getattr(self, name, None)) is not None
+        }
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _stop_as_list(cls, value: object) -> object:
+        stop = [value] if isinstance(value, str) else value
+        if isinstance(stop, list) and len(stop) > MAX_STOP_STRINGS:
+            raise ValueError(f"takes at most {MAX_STOP_STRINGS} strings, got {len(stop)}")
+        return stop
+
+    @field_validator("stop_token_ids", "allowed_token_ids", mode="before")
+    @classmethod
+    def _token_ids_as_list(cls, value: object) -> object:
+        return as_list(value)
+
+    @field_validator("logit_bias", mode="before")
+    @classmethod
+    def _integer_keys(cls, value: object) -> object:
+        if not isinstance(value, dict):
+            return value
+        if not all(_TOKEN_ID.fullmatch(key) for key in value):
+            raise ValueError("its keys must be token ids")
+        return {int(token_id): bias for token_id, bias in value.items()}

@@ -1,0 +1,41 @@
+"""The request schemas by name, so that another process can be told which one to validate with."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from taco_gateway.protocol.chat_request import ChatCompletionRequest
+from taco_gateway.protocol.completion_request import CompletionRequest
+from taco_gateway.protocol.tokenize_requests import (
+    DetokenizeRequest,
+    TokenizeChatRequest,
+    TokenizeTextRequest,
+)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Surface(Generic[T]):
+    """One route's request.
+
+    Attributes:
+        validate: makes a request of a JSON object; raises `pydantic.ValidationError` or
+            `InvalidParameterError`.
+    """
+
+    name: str
+    validate: Callable[[Mapping[str, Any]], T]
+
+
+def _tokenize_request(body: Mapping[str, Any]) -> TokenizeTextRequest | TokenizeChatRequest:
+    return (TokenizeChatRequest if "messages" in body else TokenizeTextRequest).from_body(body)
+
+
+CHAT = Surface("chat", ChatCompletionRequest.from_body)
+COMPLETIONS = Surface("completions", CompletionRequest.from_body)
+TOKENIZE = Surface("tokenize", _tokenize_request)
+DETOKENIZE = Surface("detokenize", DetokenizeRequest.from_body)
+SURFACES: Mapping[str, Surface[Any]] = {
+    surface.name: surface for surface in (CHAT, COMPLETIONS, TOKENIZE, DETOKENIZE)
+}

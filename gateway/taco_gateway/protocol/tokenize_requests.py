@@ -1,0 +1,68 @@
+"""`POST /tokenize` and `POST /detokenize`: what comes in."""
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from taco_gateway.protocol.chat_template_kwargs import bounded_kwargs
+from taco_gateway.protocol.conversation import Conversation
+from taco_gateway.protocol.token_ids import MAX_TOKEN_ID, is_token_ids
+from taco_gateway.protocol.unsupported_fields import PROMPT_FIELDS, check_other_fields
+
+
+class _TokenizerRequest(BaseModel):
+    model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
+
+    model: str | None = None
+
+    @classmethod
+    def from_body(cls, body: Mapping[str, Any]) -> Self:
+        """Raises:
+        pydantic.ValidationError: a value of the wrong type.
+        """
+        return cls.model_validate(
+            {name: value for name, value in body.items() if value is not None}
+        )
+
+
+class TokenizeTextRequest(_TokenizerRequest):
+    prompt: str
+    add_special_tokens: bool = True
+    return_token_strs: bool = False
+
+
+class TokenizeChatRequest(Conversation, _TokenizerRequest):
+    add_special_tokens: bool | None = None
+    return_token_strs: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @classmethod
+    def from_body(cls, body: Mapping[str, Any]) -> Self:
+        """Raises:
+        InvalidParameterError: a field that would change the tokens, and is not supported.
+        pydantic.ValidationError: a value of the wrong type.
+        """
+        given = {name: value for name, value in body.items() if value is not None}
+        check_other_fields(given, PROMPT_FIELDS)
+        return super().from_body(given)
+
+    @field_validator("chat_template_kwargs", mode="before")
+    @classmethod
+    def _bounded(cls, value: object) -> object:
+        return bounded_kwargs(value) if isinstance(value, dict) else value
+
+
+class DetokenizeRequest(_TokenizerRequest):
+    tokens: Any = Field(description="list of token ids")
+
+    @field_validator("tokens")
+    @classmethod
+    def _check_tokens(cls, value: object) -> object:
+        if value == []:
+            return value
+        if not is_token_ids(value):
+            raise ValueError("must be a list of token ids")
+        if not 0 <= min(value) <= max(value) <= MAX_TOKEN_ID:
+            raise ValueError(f"its token ids must be in 0…{MAX_TOKEN_ID}")
+        return value

@@ -1,0 +1,238 @@
+"""Conversations to prompts: renders the chat template and encodes what it gives.
+
+Special tokens belong to the template. Where a message spells one, the spelling is replaced by a
+mark before the template runs, and what is left in the rendered text is the template's own. Then the
+text is encoded with exactly these as special tokens, and the marks turn back into what they stood
+for.
+"""
+
+import logging
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from taco_gateway.text.chat_template.cache_breakpoints import (
+    Breakpoint,
+    num_common,
+    otherwise_behind,
+)
+from taco_gateway.text.chat_template.chat_template import (
+    PLAIN_TEMPLATE,
+    ChatTemplate,
+    read_chat_template,
+)
+from taco_gateway.text.chat_template.template_pool import TemplatePool
+from taco_gateway.text.request_checks import check_prompt_length, check_text
+from taco_gateway.text.tokenizer.tokenizer import Tokenizer
+from taco_proto.errors import ConfigurationError, InvalidParameterError
+
+_log = logging.getLogger("taco.gateway.chat")
+# Of these fields the template builds special tokens (`<|user|>`); they are checked where they come
+# in.
+_UNMARKED_FIELDS = frozenset({"role", "type"})
+
+
+class ChatPrompter:
+    """Makes prompts of conversations. Its methods block for milliseconds: call them from a thread.
+
+    Args:
+        tokenizer: the model's.
+        chat_template: a template or the path of one; None: the model's own, or else a plain one.
+
+    Raises:
+        ConfigurationError: the template cannot be read.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, chat_template: str | None = None) -> None:
+        self._tokenizer = tokenizer
+        self._pool = TemplatePool()
+        source = tokenizer.settings.chat_template
+        if chat_template is not None:
+            source = read_chat_template(chat_template)
+        if source is None:
+            _log.warning("the model has no chat template: messages are given to it as plain text")
+        self._template_is_plain = source is None
+        self._template = ChatTemplate(PLAIN_TEMPLATE if source is None else source, self._pool)
+        if chat_template is not None:
+            self._check_template()
+        self._prefix = tokenizer.prefix_token_ids()
+        self._spellings = {i: text for text, i in tokenizer.special_tokens.items()}
+        spellings = sorted(tokenizer.special_tokens, key=len, reverse=True)
+        self._special = re.compile("|".join(map(re.escape, spellings)) or r"(?!)")
+        # Nobody can write a mark who does not know this number.
+        self._secret = str(secrets.randbelow(10**18))
+        self._mark = re.compile(f"\ue000{self._secret}_(\\d+)\ue001")
+        self._end_mark = f"\ue000{self._secret}\ue001"
+
+    def encode(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        add_special_tokens: bool | None = None,
+        chat_template: str | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        max_model_len: int | None = None,
+    ) -> list[int]:
+        """Token ids of a conversation; see `TextEngine.encode_chat`.
+
+        Args:
+            max_model_len: refuse a prompt that is sure to have so many tokens, before it is
+                tokenized.
+        """
+        if not messages:
+            raise InvalidParameterError("messages must not be empty", "messages")
+        if continue_final_message and add_generation_prompt:
+            raise InvalidParameterError(
+                "continue_final_message and add_generation_prompt exclude each other",
+                "continue_final_message",
+            )
+        template = self._template
+        if chat_template is not None:
+            template = ChatTemplate(chat_template, self._pool)
+        marked = [self._marked(message) for message in messages]
+        for message in marked:
+            _check_content(message.get("content"))
+        if continue_final_message:
+            _append_to_content(marked[-1], f"{self._end_mark} ")
+        settings = self._tokenizer.settings
+        tokens = {"bos_token": settings.bos_token, "eos_token": settings.eos_token}
+        variables: dict[str, Any] = {
+            name: token for name, token in tokens.items() if token is not None
+        }
+        variables["add_generation_prompt"] = add_generation_prompt
+        text = template.render(marked, variables, self._marked(template_kwargs or {}))
+        if continue_final_message:
+            text = self._cut_at_end_mark(text)
+        check_text(text, "messages")
+        if max_model_len is not None:
+            num_tokens = self._tokenizer.fewest_tokens(self._unmarked(text))
+            check_prompt_length(num_tokens, max_model_len, param="messages", at_least=True)
+        token_ids = self._encode_text(text)
+        if add_special_tokens is None:
+            add_special_tokens = self._template_is_plain and chat_template is None
+        if add_special_tokens and token_ids[: len(self._prefix)] != self._prefix:
+            return self._prefix + token_ids
+        return token_ids
+
+    def num_tokens_before(
+        self,
+        place: Breakpoint,
+        messages: Sequence[Mapping[str, Any]],
+        token_ids: Sequence[int],
+        *,
+        add_special_tokens: bool | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> int:
+        """How many of a conversation's tokens are the same whatever stands behind a place in it; 0
+        if the template does not tell.
+
+        Args:
+            token_ids: of the conversation, as `encode` gave them.
+        """
+        try:
+            others = self.encode(
+                otherwise_behind(place, messages),
+                add_generation_prompt=False,
+                add_special_tokens=add_special_tokens,
+                template_kwargs=template_kwargs,
+            )
+        except InvalidParameterError as error:  # it took the client's own text
+            _log.debug("no tokens are known before %s: %s", place, error)
+            return 0
+        count = num_common(token_ids, others)
+        if count and token_ids[count - 1] not in self._spellings:
+            return count - 1  # what follows may have a part in the last token
+        return count
+
+    def close(self) -> None:
+        self._pool.close()
+
+    def warm_up(self) -> None:
+        """Does now what the first conversation would wait for: a process starts, and looks at the
+        template. A model whose own template is broken is still good for completions."""
+        try:
+            _ = self._template.needs
+        except InvalidParameterError as error:
+            _log.warning("chats will be refused: %s", error)
+
+    def _check_template(self) -> None:
+        try:
+            _ = self._template.needs
+        except InvalidParameterError as error:
+            self.close()
+            raise ConfigurationError(str(error)) from None
+
+    def _marked(self, value: Any) -> Any:
+        """A copy of JSON data in which marks stand for special tokens that strings spell."""
+        if isinstance(value, str):
+            return self._special.sub(self._mark_for, value)
+        if isinstance(value, Mapping):
+            return {
+                name: item if name in _UNMARKED_FIELDS else self._marked(item)
+                for name, item in value.items()
+            }
+        if isinstance(value, list | tuple):
+            return [self._marked(item) for item in value]
+        if value is None or isinstance(value, int | float):
+            return value
+        raise InvalidParameterError(
+            f"messages must be plain data, got a {type(value).__name__}", "messages"
+        )
+
+    def _mark_for(self, match: re.Match[str]) -> str:
+        return f"\ue000{self._secret}_{self._tokenizer.special_tokens[match[0]]}\ue001"
+
+    def _cut_at_end_mark(self, text: str) -> str:
+        end = text.rfind(self._end_mark)
+        if end < 0:
+            raise InvalidParameterError(
+                "the chat template leaves out the end of the final message",
+                "continue_final_message",
+            )
+        # The space behind the mark is gone where the template trims; then it would have trimmed the
+        # message's own end as well.
+        kept = text[:end]
+        return kept if text.startswith(" ", end + len(self._end_mark)) else kept.rstrip()
+
+    def _encode_text(self, text: str) -> list[int]:
+        own = self._special.findall(text)
+        if not self._mark.search(text):
+            token_ids = self._tokenizer.encode(text, add_special_tokens=False)
+            # Normalisation may turn something else into a special token's spelling.
+            if sum(map(self._spellings.__contains__, token_ids)) == len(own):
+                return token_ids
+        parts: list[str | int] = []
+        end = 0
+        for match in self._special.finditer(text):
+            parts += [self._unmarked(text[end : match.start()])]
+            parts += [self._tokenizer.special_tokens[match[0]]]
+            end = match.end()
+        parts += [self._unmarked(text[end:])]
+        return self._tokenizer.encode_parts([part for part in parts if part != ""])
+
+    def _unmarked(self, text: str) -> str:
+        return self._mark.sub(self._spelling_of, text)
+
+    def _spelling_of(self, match: re.Match[str]) -> str:
+        return self._spellings[int(match[1])]
+
+
+def _check_content(content: Any) -> None:
+    for part in content if isinstance(content, list) else ():
+        if not isinstance(part, dict) or not isinstance(part.get("text"), str):
+            raise InvalidParameterError("content parts must be text", "messages")
+
+
+def _append_to_content(message: dict[str, Any], text: str) -> None:
+    content = message.get("content")
+    if isinstance(content, str):
+        message["content"] = content + text
+    elif content:
+        content[-1] = {**content[-1], "text": content[-1]["text"] + text}
+    else:
+        raise InvalidParameterError(
+            "the final message has no text to continue", "continue_final_message"
+        )

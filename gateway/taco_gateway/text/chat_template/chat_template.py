@@ -1,0 +1,104 @@
+"""A model's chat template: where its source comes from, and how messages must be given to it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from taco_gateway.text.chat_template.template_pool import TemplateNeeds, TemplatePool
+from taco_proto.errors import ConfigurationError, InvalidParameterError
+
+# For models without a template: the form of dialogue that text on the web has most.
+PLAIN_TEMPLATE = (
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+_GIVEN_VARIABLES = frozenset(
+    {"messages", "add_generation_prompt", "tools", "documents", "bos_token", "eos_token"}
+)
+# Of a model whose template does not read them they change nothing.
+_HINTS = frozenset({"reasoning_effort"})
+
+
+@dataclass
+class ChatTemplate:
+    """A template; it is looked at when it is first needed. Methods block: call them from a thread.
+
+    Args:
+        source: Jinja.
+        pool: where it runs.
+    """
+
+    source: str
+    pool: TemplatePool
+    _needs: TemplateNeeds | None = field(default=None, init=False)
+
+    @property
+    def needs(self) -> TemplateNeeds:
+        """Raises:
+        InvalidParameterError: the source is no Jinja template.
+        """
+        if self._needs is None:
+            self._needs = self.pool.look(self.source)
+        return self._needs
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any],
+        template_kwargs: Mapping[str, Any],
+    ) -> str:
+        """The text of a conversation.
+
+        Args:
+            messages: content is a string, a list of text parts, or None.
+            variables: `add_generation_prompt`, `bos_token`, `eos_token`.
+            template_kwargs: what the client adds.
+
+        Raises:
+            InvalidParameterError: the template does not read what was added, fails, or runs into a
+            limit.
+        """
+        given = dict(template_kwargs)
+        for name in template_kwargs:
+            if name in _HINTS and name not in self.needs.variables:
+                del given[name]
+            elif name in _GIVEN_VARIABLES or name not in self.needs.variables:
+                raise InvalidParameterError(
+                    f"the chat template has no variable {name[:100]!r}", "chat_template_kwargs"
+                )
+        if any(message.get("tool_calls") for message in messages):
+            self._check_reads_tool_calls()
+        fitting = [self._with_fitting_content(message) for message in messages]
+        return self.pool.render(self.source, {**given, **variables, "messages": fitting})
+
+    def _check_reads_tool_calls(self) -> None:
+        if not self.needs.reads_tool_calls:
+            raise InvalidParameterError(
+                "tool_calls are not supported: the model's chat template does not read them",
+                "messages",
+            )
+
+    def _with_fitting_content(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Content in the form that the template reads: a string, or a list of parts."""
+        content = message.get("content")
+        if isinstance(content, list) and not self.needs.reads_parts:
+            return {**message, "content": "\n".join([part["text"] for part in content])}
+        if isinstance(content, str) and not self.needs.reads_strings:
+            return {**message, "content": [{"type": "text", "text": content}]}
+        return message
+
+
+def read_chat_template(option: str) -> str:
+    """The template that `--chat-template` names: a file, or the template itself in one line.
+
+    Raises:
+        ConfigurationError: it is neither.
+    """
+    try:
+        return Path(option).expanduser().read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:  # ValueError: a null byte, or a file that is no UTF-8
+        if "{" not in option:
+            reason = error.strerror if isinstance(error, OSError) else "not a text file"
+            raise ConfigurationError(f"cannot read chat template {option}: {reason}") from None
+    return option.replace("\\n", "\n")

@@ -1,0 +1,236 @@
+"""News of a sequence in token ids to news in text."""
+
+import math
+from collections import deque
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from taco_gateway.engine.engine_client import SequenceUpdate
+from taco_gateway.text.output.stop_strings import StopStrings
+from taco_gateway.text.output.token_logprobs import Candidate, CandidateReader, TokenLogprob
+from taco_gateway.text.tokenizer.tokenizer import Tokenizer
+from taco_proto.logprobs import LogprobColumns
+from taco_proto.requests import FinishReason
+from taco_proto.sampling_params import SamplingParams
+
+_FINISH_REASONS = {
+    FinishReason.STOP: "stop",
+    FinishReason.LENGTH: "length",
+    FinishReason.ABORTED: "abort",
+}
+
+
+@dataclass(slots=True)
+class TextUpdate:
+    """News of one sequence.
+
+    Attributes:
+        index: which of the `n` sequences.
+        text: the new piece; never half a character, nothing of a stop string that is cut off.
+        token_ids: the new tokens. Text may lag behind them. Tokens that ended the sequence are
+            among them (EOS, those of a stop string), tokens behind the hit of a stop string are
+            not.
+        logprobs: one entry a token; None if none were asked for. They may lag behind `token_ids`:
+            an entry comes when it is sure whether its token is in the text.
+        logprob_sum: sum of the log probabilities of `token_ids`; None unless the request sums them.
+        finish_reason: "stop", "length" or "abort" on the sequence's last update, None before.
+        stop_reason: the stop string or the id of the stop token that ended it; None for EOS.
+        num_prompt_tokens, num_completion_tokens, num_cached_tokens: usage so far, `token_ids`
+            counted.
+        prompt_logprobs: one entry a prompt token, None for the first one. Whole, on one update of
+            the request (index 0), if asked for.
+        queue_seconds: from the scheduler's receipt of the request to its first step; on one of its
+            first updates.
+    """
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] | None = None
+    logprob_sum: float | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    num_prompt_tokens: int = 0
+    num_completion_tokens: int = 0
+    num_cached_tokens: int = 0
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+    queue_seconds: float | None = None
+
+    def extend(self, news: "TextUpdate") -> None:
+        """Adds later news of the same sequence."""
+        self.text += news.text
+        self.token_ids += news.token_ids
+        if news.queue_seconds is not None:
+            self.queue_seconds = news.queue_seconds
+        if news.logprobs is not None:
+            self.logprobs = [*(self.logprobs or ()), *news.logprobs]
+        if news.logprob_sum is not None:
+            self.logprob_sum = (self.logprob_sum or 0.0) + news.logprob_sum
+        self.finish_reason = news.finish_reason
+        self.stop_reason = news.stop_reason
+        self.num_prompt_tokens = news.num_prompt_tokens
+        self.num_completion_tokens = news.num_completion_tokens
+        self.num_cached_tokens = news.num_cached_tokens
+        self.prompt_logprobs = self.prompt_logprobs or news.prompt_logprobs
+
+
+class OutputProcessor:
+    """One sequence: detokenizes, looks for stop strings, counts, and spells log probabilities.
+
+    Args:
+        index: the sequence's.
+        prompt_token_ids: what it goes on from.
+        tokenizer: None: no text.
+        candidates: spells the tokens of log probabilities.
+        eos_token_ids: the model's; they are no stop reason.
+        gives_logprobs: updates carry an entry for each token.
+        sums_logprobs: updates carry the sum of their tokens' log probabilities.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        tokenizer: Tokenizer | None,
+        candidates: CandidateReader,
+        eos_token_ids: Collection[int],
+        *,
+        gives_logprobs: bool,
+        sums_logprobs: bool,
+    ) -> None:
+        self._index = index
+        self._params = params
+        self._candidates = candidates
+        self._eos_token_ids = eos_token_ids
+        self._gives_logprobs = gives_logprobs
+        self._sums_logprobs = sums_logprobs
+        self._num_prompt_tokens = len(prompt_token_ids)
+        self._num_tokens = 0
+        self._num_cached_tokens = 0
+        self._detokenizer = None
+        if tokenizer is not None and params.detokenize:
+            self._detokenizer = tokenizer.detokenizer(
+                prompt_token_ids,
+                skip_special_tokens=params.skip_special_tokens,
+                spaces_between_special_tokens=params.spaces_between_special_tokens,
+            )
+        self._stops = None
+        if params.stop and self._detokenizer is not None:
+            self._stops = StopStrings(params.stop, include=params.include_stop_str_in_output)
+        self._token_by_token = self._stops is not None or gives_logprobs
+        self._left_out: Collection[int] = ()  # special tokens that are skipped
+        if gives_logprobs and tokenizer is not None and params.skip_special_tokens:
+            self._left_out = frozenset(tokenizer.special_tokens.values())
+        self._num_chars = 0  # spelled so far; some may be held back
+        self._waiting: deque[tuple[int, bool, Candidate, list[Candidate]]] = deque()
+        self.hit_stop_string = False
+
+    def feed(self, update: SequenceUpdate) -> TextUpdate:
+        """The text news that an update of this sequence amounts to.
+
+        After it, `hit_stop_string` says whether the sequence is to be cancelled upstream.
+        """
+        token_ids = update.token_ids
+        finished = update.finish_reason != FinishReason.RUNNING
+        if self._num_tokens == 0:
+            # Later ones tell of a prefill after a preemption, which found its own tokens.
+            self._num_cached_tokens = update.num_cached_tokens
+        if self._token_by_token:
+            news = self._feed_token_by_token(update)
+        else:
+            news = TextUpdate(self._index, token_ids=token_ids)
+            self._num_tokens += len(token_ids)
+            if self._detokenizer is not None:
+                shown = token_ids[:-1] if finished and self._hides_last(update) else token_ids
+                news.text = self._detokenizer.feed(shown)
+                if finished:
+                    news.text += self._detokenizer.flush()
+        if finished and news.finish_reason is None:
+            news.finish_reason = _FINISH_REASONS[FinishReason(update.finish_reason)]
+            news.stop_reason = self._stop_reason(update)
+        if self._sums_logprobs and update.logprobs is not None:
+            news.logprob_sum = math.fsum(update.logprobs.chosen()[: len(news.token_ids)])
+        news.num_prompt_tokens = self._num_prompt_tokens
+        news.num_completion_tokens = self._num_tokens
+        news.num_cached_tokens = self._num_cached_tokens
+        return news
+
+    def _feed_token_by_token(self, update: SequenceUpdate) -> TextUpdate:
+        rows = None
+        if self._gives_logprobs and update.logprobs is not None:
+            rows = self._candidates.rows(update.logprobs)
+        finished = update.finish_reason != FinishReason.RUNNING
+        hidden = len(update.token_ids) - 1 if finished and self._hides_last(update) else -1
+        news = TextUpdate(self._index, logprobs=[] if self._gives_logprobs else None)
+        pieces: list[str] = []
+        for i, token_id in enumerate(update.token_ids):
+            self._num_tokens += 1
+            news.token_ids.append(token_id)
+            if rows is not None:
+                in_text = i != hidden and token_id not in self._left_out
+                self._waiting.append((self._num_chars, in_text, *rows[i]))
+            if i != hidden and self._detokenizer is not None:
+                pieces.append(self._keep(self._detokenizer.feed((token_id,))))
+                if self.hit_stop_string:
+                    break
+        if finished and self._detokenizer is not None and not self.hit_stop_string:
+            # The rest of an unfinished character may be a stop string's last one, too.
+            pieces.append(self._keep(self._detokenizer.flush()))
+            if self._stops is not None and not self.hit_stop_string:
+                pieces.append(self._stops.flush())
+        news.text = "".join(pieces)
+        if self.hit_stop_string and self._stops is not None:
+            news.finish_reason, news.stop_reason = "stop", self._stops.hit
+        if news.logprobs is not None:
+            self._release_logprobs(news.logprobs, finished or self.hit_stop_string)
+        return news
+
+    def _keep(self, text: str) -> str:
+        """Adds text; returns what stays of it and of what was held back."""
+        self._num_chars += len(text)
+        if self._stops is None or not text or self._num_tokens <= self._params.min_tokens:
+            return text
+        num_before = self._num_chars - len(text) - self._stops.num_held
+        kept = self._stops.feed(text)
+        if self._stops.hit is not None:
+            self.hit_stop_string = True
+            self._num_chars = num_before + len(kept)
+        return kept
+
+    def _release_logprobs(self, released: list[TokenLogprob], finished: bool) -> None:
+        num_held = 0 if self._stops is None else self._stops.num_held
+        num_sure = self._num_chars - num_held
+        while self._waiting:
+            offset, in_text, chosen, top = self._waiting[0]
+            if not finished and num_held and offset >= num_sure:
+                break
+            self._waiting.popleft()
+            if self.hit_stop_string and offset >= num_sure:
+                offset, in_text = num_sure, False
+            released.append(TokenLogprob(chosen, top, offset, in_text))
+
+    def _hides_last(self, update: SequenceUpdate) -> bool:
+        return update.stop_token_id >= 0 and not self._params.include_stop_str_in_output
+
+    def _stop_reason(self, update: SequenceUpdate) -> int | None:
+        token_id = update.stop_token_id
+        if token_id < 0:
+            return None
+        asked_for = token_id in (self._params.stop_token_ids or ())
+        return token_id if asked_for or token_id not in self._eos_token_ids else None
+
+
+class PromptLogprobs:
+    """Gathers the log probabilities of a prompt, which come in chunks as it is prefilled."""
+
+    def __init__(self, candidates: CandidateReader) -> None:
+        self._candidates = candidates
+        self._rows: list[tuple[Candidate, list[Candidate]]] = []
+
+    def add(self, columns: LogprobColumns) -> None:
+        self._rows += self._candidates.rows(columns)
+
+    def entries(self) -> list[TokenLogprob | None]:
+        """One entry a prompt token; the first token has none."""
+        return [None, *(TokenLogprob(chosen, top) for chosen, top in self._rows)]

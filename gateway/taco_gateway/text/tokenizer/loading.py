@@ -1,0 +1,235 @@
+"""Finds a model's tokenizer, on disk or on the hub, and loads it."""
+
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tokenizers
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HFValidationError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+from taco_gateway.text.tokenizer.checks import (
+    VOCABULARY_FILES,
+    check_tokenizer,
+    require_vocabulary,
+    vocab_size_of,
+)
+from taco_gateway.text.tokenizer.safety import decoding_risk, encoding_risk
+from taco_gateway.text.tokenizer.sandboxed import IsolatedTokenizer
+from taco_gateway.text.tokenizer.settings import complete, content
+from taco_gateway.text.tokenizer.tokenizer import (
+    FastTokenizer,
+    SlowTokenizer,
+    Tokenizer,
+    TokenizerError,
+    TokenizerSettings,
+    panics_as_errors,
+)
+from taco_proto.config import ModelConfig
+from taco_proto.download_progress import progress_bars
+from taco_proto.errors import ConfigurationError
+from taco_proto.json_file import (
+    MAX_TOKENIZER_BYTES,
+    JsonFileError,
+    parse_json_object,
+    read_json_object,
+    read_text_file,
+)
+from taco_proto.progress import Progress
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_TOKENIZER_FILES = ("tokenizer*", "merges.txt", *VOCABULARY_FILES)
+_OTHER_FILES = ("config.json", "special_tokens_map.json", "added_tokens.json", "chat_template*")
+
+logger = logging.getLogger("taco.gateway")
+
+
+def load_tokenizer(config: ModelConfig) -> Tokenizer | None:
+    """Loads the tokenizer that `config` names; None with `skip_tokenizer_init`. Blocks.
+
+    transformers is imported only where there is no tokenizer.json, or for `tokenizer_mode="slow"`.
+
+    Raises:
+        ConfigurationError: there is no tokenizer, or it is empty, cannot be read, or is that of
+            another model.
+    """
+    if config.skip_tokenizer_init:
+        return None
+    directory = _find_directory(config)
+    require_vocabulary(directory)
+    tokenizer = _load(directory, config.tokenizer_mode)
+    try:
+        check_tokenizer(tokenizer, directory, vocab_size_of(config.model))
+    except TokenizerError as error:
+        tokenizer.close()
+        raise ConfigurationError(f"cannot use the tokenizer in {directory}: {error}") from None
+    return tokenizer
+
+
+def _load(directory: Path, mode: str) -> Tokenizer:
+    with _load_errors(directory), panics_as_errors():
+        settings = _read_json(directory / "tokenizer_config.json")
+        for name, value in _read_json(directory / "special_tokens_map.json").items():
+            settings.setdefault(name, value)
+        own = TokenizerSettings(
+            bos_token=content(settings.get("bos_token")),
+            eos_token=content(settings.get("eos_token")),
+            chat_template=_chat_template(directory, settings),
+        )
+        file = directory / "tokenizer.json"
+        if mode != "slow" and file.is_file():
+            text = read_text_file(file, MAX_TOKENIZER_BYTES)
+            return _fast_tokenizer(text, parse_json_object(text, file), own, settings)
+        return _load_with_transformers(directory, mode, own)
+
+
+@contextmanager
+def _load_errors(directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except (ConfigurationError, JsonFileError) as error:
+        raise ConfigurationError(str(error)) from None
+    except Exception as error:  # tokenizers raises bare Exception, transformers almost anything
+        reason = " ".join(str(error).split())[:300]
+        raise ConfigurationError(f"cannot load the tokenizer in {directory}: {reason}") from None
+
+
+def _fast_tokenizer(
+    text: str,
+    description: dict[str, Any],
+    settings: TokenizerSettings,
+    raw_settings: dict[str, Any],
+) -> FastTokenizer:
+    """The tokenizer that a tokenizer.json describes; it encodes in a process with limits unless its
+    steps are known to be safe.
+
+    Args:
+        text, description: the file's content, as it is and parsed.
+
+    Raises:
+        ConfigurationError: its decoder is not known to be safe.
+    """
+    if reason := decoding_risk(description):
+        raise ConfigurationError(f"the tokenizer cannot be served: {reason}")
+    reason = encoding_risk(description)
+    if reason is None:
+        return FastTokenizer(complete(tokenizers.Tokenizer.from_str(text), raw_settings), settings)
+    logger.warning("the tokenizer encodes in processes with limits, which takes longer: %s", reason)
+    left_out = dict.fromkeys(("normalizer", "pre_tokenizer", "post_processor", "truncation"))
+    vocabulary = tokenizers.Tokenizer.from_str(json.dumps(description | left_out))
+    return IsolatedTokenizer(complete(vocabulary, raw_settings), settings, text, raw_settings)
+
+
+def _find_directory(config: ModelConfig) -> Path:
+    name = config.tokenizer or config.model
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    if name.startswith(("/", "./", "../", "~")) or path.exists():
+        raise ConfigurationError(f"tokenizer {name} is not a directory")
+    revision = config.tokenizer_revision
+    if revision is None and config.tokenizer is None:
+        revision = config.revision
+    try:
+        with Progress(f"downloading the tokenizer of {name}") as progress:
+            directory = snapshot_download(
+                name,
+                revision=revision,
+                cache_dir=config.download_dir,
+                allow_patterns=[*_TOKENIZER_FILES, *_OTHER_FILES],
+                tqdm_class=progress_bars(progress),
+            )
+        return Path(directory)
+    except GatedRepoError:
+        reason = "is gated on the hub: set HF_TOKEN to a token that has access"
+    except (HFValidationError, RepositoryNotFoundError):
+        reason = "is neither a directory nor a model on the hub"
+    except RevisionNotFoundError:
+        reason = f"has no revision {revision} on the hub"
+    except Exception as error:  # whatever the hub's HTTP library raises
+        reason = f"cannot be downloaded from the hub: {' '.join(str(error).split())[:300]}"
+    raise ConfigurationError(f"tokenizer {name} {reason}")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """The object in a file of the checkpoint; empty where there is no such file."""
+    return read_json_object(path) if path.exists() else {}
+
+
+def _chat_template(directory: Path, settings: dict[str, Any]) -> str | None:
+    file = directory / "chat_template.jinja"
+    if file.is_file():
+        return read_text_file(file)
+    template = _read_json(directory / "chat_template.json").get("chat_template")
+    template = template or settings.get("chat_template")
+    if isinstance(template, list):  # named templates; the others are for tools and retrieval
+        template = {entry["name"]: entry["template"] for entry in template}.get("default")
+    return template
+
+
+def load_transformers_tokenizer(config: ModelConfig) -> "PreTrainedTokenizerBase":
+    """The same tokenizer as an object of transformers, for programs that want its methods. Blocks.
+
+    Raises:
+        ConfigurationError: the model is served without a tokenizer, or transformers cannot load it.
+    """
+    if config.skip_tokenizer_init:
+        raise ConfigurationError("there is no tokenizer with skip_tokenizer_init")
+    directory = _find_directory(config)
+    try:
+        return _load_transformers(directory, config.tokenizer_mode)
+    except Exception as error:  # transformers raises almost anything
+        reason = " ".join(str(error).split())[:300]
+        raise ConfigurationError(f"cannot load the tokenizer in {directory}: {reason}") from None
+
+
+def from_transformers(
+    loaded: "PreTrainedTokenizerBase", settings: TokenizerSettings | None = None
+) -> Tokenizer:
+    """A `Tokenizer` over one of transformers.
+
+    Args:
+        settings: None: what `loaded` itself says.
+    """
+    if settings is None:
+        template = loaded.chat_template
+        settings = TokenizerSettings(
+            bos_token=loaded.bos_token,
+            eos_token=loaded.eos_token,
+            chat_template=template if isinstance(template, str) else None,
+        )
+    if loaded.is_fast:
+        return FastTokenizer(loaded.backend_tokenizer, settings)
+    return SlowTokenizer(loaded, settings)
+
+
+def _load_transformers(directory: Path, mode: str) -> "PreTrainedTokenizerBase":
+    from transformers import AutoTokenizer  # drags torch in where it is installed
+
+    loaded: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+        directory, use_fast=mode != "slow"
+    )
+    return loaded
+
+
+def _load_with_transformers(directory: Path, mode: str, settings: TokenizerSettings) -> Tokenizer:
+    loaded = _load_transformers(directory, mode)
+    settings = TokenizerSettings(
+        bos_token=settings.bos_token or loaded.bos_token,
+        eos_token=settings.eos_token or loaded.eos_token,
+        chat_template=settings.chat_template,
+    )
+    if not loaded.is_fast:
+        return SlowTokenizer(loaded, settings)
+    text = loaded.backend_tokenizer.to_str()
+    return _fast_tokenizer(text, json.loads(text), settings, {})
