@@ -81,7 +81,7 @@ test: test-tools install $(HELM)
 
 # Tests that start no process and load no model: about a minute on two cores.
 QUICK := tests/proto tests/scheduler tests/gateway/text tests/gateway/engine tests/worker/sampling tests/bench \
-	tests/taco_llm/test_compatibility.py --ignore=tests/scheduler/kv/test_state_machine.py \
+	tests/taco_llm/args/test_compatibility.py --ignore=tests/scheduler/kv/test_state_machine.py \
 	--ignore=tests/scheduler/test_any_schedule.py --ignore=tests/scheduler/test_process.py --ignore=tests/bench/test_gpu_dry_run.py
 quick: install
 	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --maxprocesses 8 --dist worksteal --quiet $(QUICK) $(ARGS)

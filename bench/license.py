@@ -25,9 +25,9 @@ import psutil
 import uvloop
 from record import save
 
-from taco_license.document import Gpu
-from taco_license.issue import issue
-from taco_license.keys import read_private_key, write_key_pair
+from taco_license.document.issue import issue
+from taco_license.document.keys import read_private_key, write_key_pair
+from taco_license.document.license_file import Gpu
 
 NUM_GPUS = 10_000
 NUM_CLIENTS = 32  # that ask at the same time

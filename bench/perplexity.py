@@ -17,7 +17,7 @@ import record
 from tokenizers import Tokenizer
 
 from taco_llm import LLM, SamplingParams
-from taco_llm.model_location import locate_model
+from taco_llm.args.model_location import locate_model
 
 ROOT = Path(__file__).parents[1]
 TYPES: dict[str, dict[str, Any]] = {

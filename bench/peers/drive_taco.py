@@ -11,8 +11,8 @@ from peers import driver
 from peers.checkpoint_size import BLOCK_SIZE, num_blocks
 from peers.workloads import Request
 
+from taco_llm.args.engine_args import EngineArgs
 from taco_llm.async_engine import AsyncLLMEngine
-from taco_llm.engine_args import EngineArgs
 from taco_proto.sampling_params import SamplingParams
 
 

@@ -7,8 +7,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from taco_llm.args.engine_args import AsyncEngineArgs, EngineArgs
     from taco_llm.async_engine import AsyncLLMEngine
-    from taco_llm.engine_args import AsyncEngineArgs, EngineArgs
     from taco_llm.llm import LLM
     from taco_llm.outputs import CompletionOutput, RequestOutput
     from taco_llm.prompts import PromptInputs, TextPrompt, TokensPrompt
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "LLM": "taco_llm.llm",
-    "AsyncEngineArgs": "taco_llm.engine_args",
+    "AsyncEngineArgs": "taco_llm.args.engine_args",
     "AsyncLLMEngine": "taco_llm.async_engine",
     "CompletionOutput": "taco_llm.outputs",
-    "EngineArgs": "taco_llm.engine_args",
+    "EngineArgs": "taco_llm.args.engine_args",
     "PromptInputs": "taco_llm.prompts",
     "RequestOutput": "taco_llm.outputs",
     "SamplingParams": "taco_proto.sampling_params",

@@ -10,7 +10,7 @@ from taco_gateway.engine.engine_client import EngineError
 from taco_gateway.text.text_engine import TextEngine
 from taco_gateway.text.tokenizer.loading import load_tokenizer
 from taco_gateway.text.tokenizer.tokenizer import Tokenizer
-from taco_llm.engine_args import EngineArgs
+from taco_llm.args.engine_args import EngineArgs
 from taco_llm.local_client import LocalClient
 from taco_llm.outputs import CompletionOutput, RequestOutput
 from taco_llm.prompts import PromptInputs

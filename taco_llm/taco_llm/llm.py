@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Self
 from tqdm import tqdm
 
 from taco_gateway.text.tokenizer.loading import from_transformers, load_transformers_tokenizer
+from taco_llm.args.engine_args import EngineArgs
 from taco_llm.async_engine import AsyncLLMEngine
-from taco_llm.engine_args import EngineArgs
 from taco_llm.loop_thread import LoopThread
 from taco_llm.outputs import RequestOutput
 from taco_llm.prompts import PromptInputs

@@ -21,7 +21,7 @@ GPU = "worker"
 IMPORTED = {
     "draft-worker": "taco_draft.server",
     "gateway": "taco_gateway.server",
-    "license-server": "taco_license.server",
+    "license-server": "taco_license.server.server",
     "scheduler": "taco_scheduler.server",
     "worker-cpu": "taco_worker.server",
 }

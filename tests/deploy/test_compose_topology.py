@@ -14,9 +14,9 @@ import pytest
 import yaml
 
 from support.compose import FOLDER, Topology, read_compose, running_topology
-from taco_license.document import Gpu
-from taco_license.issue import issue
-from taco_license.keys import read_private_key
+from taco_license.document.issue import issue
+from taco_license.document.keys import read_private_key
+from taco_license.document.license_file import Gpu
 
 # Prometheus and Grafana are not on this machine.
 SERVICES = (

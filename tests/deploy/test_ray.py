@@ -12,12 +12,12 @@ from ray.autoscaler._private.util import prepare_config, validate_config
 
 from support.dockerfiles import ROOT, installs, last, read_dockerfile, words
 from support.kubernetes_schemas import NEWEST, OLDEST, mistakes
+from taco_llm.args.engine_args import EngineArgs
+from taco_llm.args.flags import given
+from taco_llm.args.gateway_args import GatewayArgs
+from taco_llm.args.replica_args import DEFAULT_PORT, ReplicaArgs
 from taco_llm.cli.main import build_parser
 from taco_llm.cli.options import collect
-from taco_llm.engine_args import EngineArgs
-from taco_llm.flags import given
-from taco_llm.gateway_args import GatewayArgs
-from taco_llm.replica_args import DEFAULT_PORT, ReplicaArgs
 
 RAY = ROOT / "deploy" / "ray"
 DOCUMENTS: list[dict[str, Any]] = list(yaml.safe_load_all((RAY / "raycluster.yaml").read_text()))

@@ -17,7 +17,7 @@ from support.licenses import Clock, gpu_names, make_license, signed
 from support.patience import PATIENCE_SECONDS, until
 from support.serving import free_port
 from taco_demo.locate import find_model
-from taco_llm.flags import GATEWAY, SCHEDULER, WORKER
+from taco_llm.args.flags import GATEWAY, SCHEDULER, WORKER
 from taco_proto.config import (
     GatewayConfig,
     LicenseConfig,
@@ -100,7 +100,7 @@ class Service:
 
 @pytest.fixture
 def licenses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LicenseServer]:
-    monkeypatch.setattr("taco_license.app.HEARTBEAT_SECONDS", 0.1)
+    monkeypatch.setattr("taco_license.server.app.HEARTBEAT_SECONDS", 0.1)
     with LicenseServer(tmp_path / "licenses", Clock()) as server:
         yield server
 

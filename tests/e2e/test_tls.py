@@ -15,10 +15,10 @@ from support.patience import PATIENCE_SECONDS, until
 from support.serving import Serving, free_port
 from taco_demo.locate import find_model
 from taco_license.tls import TlsFiles
+from taco_llm.args.flags import DRAFTER, GATEWAY, SCHEDULER, WORKER
+from taco_llm.args.tls_args import tls_flags
 from taco_llm.certificates import issue
-from taco_llm.child_message import ServiceConfig
-from taco_llm.flags import DRAFTER, GATEWAY, SCHEDULER, WORKER
-from taco_llm.tls_args import tls_flags
+from taco_llm.supervisor.child_message import ServiceConfig
 from taco_proto import inference_pb2
 from taco_proto.config import (
     DrafterConfig,

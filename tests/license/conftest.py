@@ -8,8 +8,8 @@ import pytest
 from support.ledgers import Harness, LocalHarness, RedisHarness
 from support.licenses import Clock, make_service
 from support.redis_server import RedisServer
-from taco_license.service import LicenseService
-from taco_license.store import Store
+from taco_license.ledger.sqlite_store import Store
+from taco_license.server.service import LicenseService
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from support.ledgers import Harness, LocalHarness, RedisHarness
 from support.licenses import gpu_names, make_license, signed
 from support.redis_server import RedisServer
 from taco_license.errors import LeaseRefusedError
-from taco_license.leases import LEASE_SECONDS
+from taco_license.ledger.leases import LEASE_SECONDS
 
 GPUS = gpu_names(6)
 LICENSED = 5

@@ -21,7 +21,7 @@ from taco_license.client import (
     Standing,
     this_instance,
 )
-from taco_license.leases import HEARTBEAT_SECONDS, LEASE_SECONDS
+from taco_license.ledger.leases import HEARTBEAT_SECONDS, LEASE_SECONDS
 
 ONE, TWO = gpu_names(2)
 GRACE = 600.0

@@ -17,8 +17,8 @@ from support.licenses import ISSUER, gpu_names
 from support.patience import PATIENCE_SECONDS, wait_until
 from support.redis_server import RedisServer
 from support.serving import free_port
-from taco_license.document import Gpu
-from taco_license.issue import issue
+from taco_license.document.issue import issue
+from taco_license.document.license_file import Gpu
 
 PORT = 10080  # of the documents, and the default
 FILE = "license-taco_1234-leolingli-20240906104354.dat"

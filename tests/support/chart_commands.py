@@ -3,14 +3,14 @@
 import argparse
 from collections.abc import Sequence
 
-from taco_llm.admin_args import AdminArgs
+from taco_llm.args.admin_args import AdminArgs
+from taco_llm.args.draft_worker_args import DraftWorkerArgs
+from taco_llm.args.engine_args import EngineArgs
+from taco_llm.args.flags import given
+from taco_llm.args.gateway_args import GatewayArgs
+from taco_llm.args.scheduler_args import SchedulerArgs
 from taco_llm.cli.main import build_parser
 from taco_llm.cli.options import collect
-from taco_llm.draft_worker_args import DraftWorkerArgs
-from taco_llm.engine_args import EngineArgs
-from taco_llm.flags import given
-from taco_llm.gateway_args import GatewayArgs
-from taco_llm.scheduler_args import SchedulerArgs
 
 # The flags of each command; a table checks its values when it is made. The license server has none.
 _TABLES: dict[str, tuple[type, ...]] = {

@@ -25,8 +25,8 @@ from support.serving import free_port
 from support.streams import Body, Streams, ask
 from support.watched_cluster import WatchedCluster
 from taco_demo.locate import find_model
-from taco_llm.child_message import ServiceConfig, encode_config
-from taco_llm.flags import DRAFTER, GATEWAY, SCHEDULER, WORKER
+from taco_llm.args.flags import DRAFTER, GATEWAY, SCHEDULER, WORKER
+from taco_llm.supervisor.child_message import ServiceConfig, encode_config
 from taco_proto import scheduler_pb2 as pb
 from taco_proto.config import (
     DrafterConfig,
@@ -107,7 +107,7 @@ class Process:
     def start(self) -> None:
         """Call it from the main thread: the service dies with the thread that started it."""
         # A worker that a marked prompt can kill.
-        module = "support.fragile_worker" if self.service == WORKER else "taco_llm.child"
+        module = "support.fragile_worker" if self.service == WORKER else "taco_llm.cli.child"
         with self._log.open("ab") as err:
             self._popen = subprocess.Popen(
                 [*self._place, sys.executable, "-m", module, self.service],

@@ -19,8 +19,8 @@ from taco_draft.metrics import draft_metrics
 from taco_gateway.metrics import GatewayMetrics
 from taco_gateway.redis_state import Sharing
 from taco_license.errors import LeaseRefusedError
-from taco_license.metrics import ServiceMetrics
-from taco_license.store import Store
+from taco_license.ledger.sqlite_store import Store
+from taco_license.server.metrics import ServiceMetrics
 from taco_license.tls import TlsFiles
 from taco_proto.config import DrafterConfig, ModelConfig, RedisConfig, TlsConfig, WorkerConfig
 from taco_proto.metrics import LateCollector, exposition, process_registry

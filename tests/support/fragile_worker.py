@@ -1,8 +1,8 @@
 """A worker's process that dies, as of a bad kernel, when a marked prompt enters its batch.
 
-`python -m support.fragile_worker worker` is `python -m taco_llm.child worker` but for that, and for
-a time that each step takes at least: workers whose steps are as long run evenly, however busy the
-machine is, and leave time to the processes that watch them.
+`python -m support.fragile_worker worker` is `python -m taco_llm.cli.child worker` with that death,
+and with a minimum time for each step: workers whose steps last equally long run evenly on a busy
+machine, and leave time to the processes that watch them.
 """
 
 import os
@@ -12,7 +12,7 @@ import time
 from array import array
 from collections.abc import Callable
 
-from taco_llm import child
+from taco_llm.cli import child
 from taco_proto.config import WorkerConfig
 from taco_proto.steps import StepOutput, StepPlan
 from taco_worker import server

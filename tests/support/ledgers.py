@@ -8,12 +8,12 @@ from typing import Any
 from support.licenses import KEYS, Clock, make_service
 from support.patience import PATIENCE_SECONDS, until
 from support.redis_server import RedisServer
-from taco_license.keys import PublicKeys
-from taco_license.leases import LEASE_SECONDS
-from taco_license.redis_ledger import RedisLedger
-from taco_license.redis_scripts import AUDIT, DIGITS, SEATS, UNSEEN_SECONDS
-from taco_license.service import LicenseService
-from taco_license.store import Store
+from taco_license.document.keys import PublicKeys
+from taco_license.ledger.leases import LEASE_SECONDS
+from taco_license.ledger.redis_ledger import RedisLedger
+from taco_license.ledger.redis_scripts import AUDIT, DIGITS, SEATS, UNSEEN_SECONDS
+from taco_license.ledger.sqlite_store import Store
+from taco_license.server.service import LicenseService
 from taco_proto.config import RedisConfig
 
 Event = tuple[str, str | None, str | None]  # what happened, the GPU, the instance

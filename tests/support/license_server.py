@@ -12,9 +12,9 @@ import uvicorn
 from support.licenses import Clock, make_service
 from support.patience import PATIENCE_SECONDS, wait_until
 from support.serving import free_port
-from taco_license.server import http_server
-from taco_license.service import LicenseService
-from taco_license.store import Store
+from taco_license.ledger.sqlite_store import Store
+from taco_license.server.server import http_server
+from taco_license.server.service import LicenseService
 from taco_license.tls import TlsFiles
 
 

@@ -4,11 +4,11 @@ from datetime import UTC, datetime, timedelta
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from taco_license.document import Gpu, License, sign
-from taco_license.keys import PublicKeys, key_id
-from taco_license.local_ledger import LocalLedger
-from taco_license.service import LicenseService
-from taco_license.store import Store
+from taco_license.document.keys import PublicKeys, key_id
+from taco_license.document.license_file import Gpu, License, sign
+from taco_license.ledger.local_ledger import LocalLedger
+from taco_license.ledger.sqlite_store import Store
+from taco_license.server.service import LicenseService
 
 ISSUED = datetime(2026, 1, 1, tzinfo=UTC)
 DAY = 86_400.0

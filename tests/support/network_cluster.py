@@ -15,7 +15,7 @@ from support.patience import PATIENCE_SECONDS
 from support.streams import Body, Streams
 from support.watched_cluster import WatchedCluster
 from taco_demo.locate import find_model
-from taco_llm.flags import GATEWAY, SCHEDULER, WORKER
+from taco_llm.args.flags import GATEWAY, SCHEDULER, WORKER
 from taco_proto.config import GatewayConfig, ModelConfig, SchedulerConfig, WorkerConfig
 
 ADDRESS = f"{NEAR}:7100"

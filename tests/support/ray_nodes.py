@@ -69,7 +69,7 @@ class RayNode:
 
     def services(self) -> list[psutil.Process]:
         """The services that they have started."""
-        return [child for child in self._below() if _is_of(child, "taco_llm.child")]
+        return [child for child in self._below() if _is_of(child, "taco_llm.cli.child")]
 
     def kill(self) -> None:
         """As a machine that fails: nothing of it ends in order."""

@@ -18,7 +18,7 @@ from support.redis_server import RedisServer
 from support.serving import free_port
 from support.streams import Answer, Body, Streams, ask
 from taco_demo.locate import find_model
-from taco_llm.flags import GATEWAY, SCHEDULER, WORKER
+from taco_llm.args.flags import GATEWAY, SCHEDULER, WORKER
 from taco_proto import scheduler_pb2 as pb
 from taco_proto.config import (
     GatewayConfig,

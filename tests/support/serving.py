@@ -90,7 +90,7 @@ class Serving:
         services = {}
         for child in psutil.Process(self.process.pid).children():
             arguments = child.cmdline()
-            if "taco_llm.child" in arguments:
+            if "taco_llm.cli.child" in arguments:
                 services[arguments[-1]] = child
         return services
 

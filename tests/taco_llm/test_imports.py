@@ -23,12 +23,12 @@ WITHOUT_BOTH = (
         "import taco_llm; taco_llm.SamplingParams(); taco_llm.EngineArgs(model='m')",
         "import taco_gateway.server",
         "import taco_scheduler.server",
-        "import taco_license.server",
+        "import taco_license.server.server",
         "from taco_llm.cli.main import build_parser; build_parser()",
-        "import taco_llm.supervisor, taco_llm.child",
-        "from taco_llm.early_checks import check_before_start as check\n"
-        "from taco_llm.engine_args import EngineArgs\n"
-        "from taco_llm.replica_args import ReplicaArgs\n"
+        "import taco_llm.supervisor.supervisor, taco_llm.cli.child",
+        "from taco_llm.supervisor.preflight import check_before_start as check\n"
+        "from taco_llm.args.engine_args import EngineArgs\n"
+        "from taco_llm.args.replica_args import ReplicaArgs\n"
         "check(EngineArgs(model='demo'), ReplicaArgs())",
         "import taco_llm.bench.serving, taco_llm.bench.plot",
     ],

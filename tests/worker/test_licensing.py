@@ -36,7 +36,7 @@ def config(address: str = "", **changes: object) -> WorkerConfig:
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LicenseServer]:
-    monkeypatch.setattr("taco_license.app.HEARTBEAT_SECONDS", 0.05)
+    monkeypatch.setattr("taco_license.server.app.HEARTBEAT_SECONDS", 0.05)
     with LicenseServer(tmp_path / "licenses", Clock()) as server:
         server.replace(signed(make_license(2)))
         yield server

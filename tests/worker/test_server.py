@@ -168,7 +168,7 @@ async def test_the_scheduler_hears_of_a_license_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("taco_worker.stream_link.HEARTBEAT_SECONDS", 3600.0)
-    monkeypatch.setattr("taco_license.app.HEARTBEAT_SECONDS", 0.05)
+    monkeypatch.setattr("taco_license.server.app.HEARTBEAT_SECONDS", 0.05)
     [host] = gpu_names(1)
     async with serve(address) as scheduler:
 

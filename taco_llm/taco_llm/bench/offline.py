@@ -12,14 +12,14 @@ from tqdm import tqdm
 
 from taco_gateway.engine.engine_client import EngineError
 from taco_gateway.text.tokenizer.loading import load_tokenizer
+from taco_llm.args.engine_args import EngineArgs
+from taco_llm.args.flags import given
 from taco_llm.bench.environment import environment
 from taco_llm.bench.offline_args import BenchLatencyArgs, BenchThroughputArgs
 from taco_llm.bench.output_files import make_folders, write_json
 from taco_llm.bench.report import percentile_name
 from taco_llm.bench.workload import BenchRequest, Workload
 from taco_llm.bench.workload_args import LOWEST_TOKEN_ID
-from taco_llm.engine_args import EngineArgs
-from taco_llm.flags import given
 from taco_llm.llm import LLM
 from taco_proto.errors import ConfigurationError, InvalidParameterError
 from taco_proto.sampling_params import SamplingParams

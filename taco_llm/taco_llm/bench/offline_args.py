@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
+from taco_llm.args.flags import flag
 from taco_llm.bench.output_files import OFFLINE_SUFFIXES, check_suffixes
 from taco_llm.bench.workload_args import WorkloadArgs, check_at_least
-from taco_llm.flags import flag
 
 
 def _output_file() -> tuple[str, ...]:

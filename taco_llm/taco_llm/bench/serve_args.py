@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from taco_llm.args.flags import flag, json_object
 from taco_llm.bench.output_files import SERVE_SUFFIXES, check_suffixes
 from taco_llm.bench.workload_args import WorkloadArgs, check_at_least
-from taco_llm.flags import flag, json_object
 from taco_proto.errors import ConfigurationError
 
 GOODPUT_METRICS = ("ttft", "tpot", "e2el")

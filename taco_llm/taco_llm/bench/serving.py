@@ -10,6 +10,7 @@ import uvloop
 from tqdm import tqdm
 
 from taco_gateway.text.tokenizer.tokenizer import Tokenizer
+from taco_llm.args.model_location import locate_model
 from taco_llm.bench.http_exchange import Server
 from taco_llm.bench.load import arrival_times, run_load
 from taco_llm.bench.metrics import measure
@@ -20,7 +21,6 @@ from taco_llm.bench.results import Run, append_csv, check_csv, csv_columns, csv_
 from taco_llm.bench.serve_args import BenchServeArgs
 from taco_llm.bench.timeline import Timeline
 from taco_llm.bench.workload import BenchRequest, Workload
-from taco_llm.model_location import locate_model
 from taco_proto.config import ModelConfig
 from taco_proto.errors import ConfigurationError
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from taco_llm.flags import flag
+from taco_llm.args.flags import flag
 from taco_proto.errors import ConfigurationError
 
 

@@ -3,6 +3,9 @@
 import argparse
 import sys
 
+from taco_llm.args.engine_args import EngineArgs
+from taco_llm.args.flags import add_flags, given
+from taco_llm.args.parser import Parser
 from taco_llm.bench.offline_args import BenchLatencyArgs
 from taco_llm.cli.options import (
     Subparsers,
@@ -12,9 +15,6 @@ from taco_llm.cli.options import (
     collect,
     require,
 )
-from taco_llm.engine_args import EngineArgs
-from taco_llm.flags import add_flags, given
-from taco_llm.parser import Parser
 
 
 def add_parser(subparsers: Subparsers) -> None:

@@ -3,10 +3,10 @@
 import argparse
 import sys
 
+from taco_llm.args.flags import add_flags, given
+from taco_llm.args.parser import Parser
 from taco_llm.bench.serve_args import BenchServeArgs
 from taco_llm.cli.options import Subparsers, add_config_argument, collect
-from taco_llm.flags import add_flags, given
-from taco_llm.parser import Parser
 from taco_proto.errors import ConfigurationError
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it

@@ -6,8 +6,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from taco_llm.args.parser import Parser
 from taco_llm.cli.options import Subparsers, collect
-from taco_llm.parser import Parser
 from taco_proto.errors import ConfigurationError
 from taco_proto.tls import Role
 

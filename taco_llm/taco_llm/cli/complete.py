@@ -2,10 +2,10 @@
 
 import argparse
 
+from taco_llm.args.flags import add_flags, given
+from taco_llm.args.parser import Parser
 from taco_llm.cli.options import Subparsers, collect
 from taco_llm.client.client_args import ClientArgs
-from taco_llm.flags import add_flags, given
-from taco_llm.parser import Parser
 
 
 def add_parser(subparsers: Subparsers) -> None:

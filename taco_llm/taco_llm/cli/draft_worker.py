@@ -5,7 +5,11 @@ import os
 import socket
 from dataclasses import replace
 
-from taco_llm.admin_args import AdminArgs
+from taco_llm.args.admin_args import AdminArgs
+from taco_llm.args.draft_worker_args import DraftWorkerArgs
+from taco_llm.args.flags import add_flags, given
+from taco_llm.args.parser import Parser
+from taco_llm.args.tls_args import TlsArgs
 from taco_llm.cli.options import (
     Subparsers,
     add_compatibility_flags,
@@ -15,10 +19,6 @@ from taco_llm.cli.options import (
     collect,
     require,
 )
-from taco_llm.draft_worker_args import DraftWorkerArgs
-from taco_llm.flags import add_flags, given
-from taco_llm.parser import Parser
-from taco_llm.tls_args import TlsArgs
 from taco_proto.tls import Role
 
 

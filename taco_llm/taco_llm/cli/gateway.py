@@ -3,6 +3,12 @@
 import argparse
 from dataclasses import replace
 
+from taco_llm.args.engine_args import EngineArgs
+from taco_llm.args.flags import GATEWAY, add_flags, given
+from taco_llm.args.gateway_args import GatewayArgs
+from taco_llm.args.parser import Parser
+from taco_llm.args.redis_args import RedisArgs
+from taco_llm.args.tls_args import TlsArgs
 from taco_llm.cli.options import (
     Subparsers,
     add_compatibility_flags,
@@ -13,12 +19,6 @@ from taco_llm.cli.options import (
     collect,
     require,
 )
-from taco_llm.engine_args import EngineArgs
-from taco_llm.flags import GATEWAY, add_flags, given
-from taco_llm.gateway_args import GatewayArgs
-from taco_llm.parser import Parser
-from taco_llm.redis_args import RedisArgs
-from taco_llm.tls_args import TlsArgs
 from taco_proto.tls import Role
 
 

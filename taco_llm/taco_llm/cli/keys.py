@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from taco_llm.args.flags import add_flags, flag, given
+from taco_llm.args.parser import Parser
+from taco_llm.args.redis_args import RedisArgs
 from taco_llm.cli.options import Subparsers, collect, require
-from taco_llm.flags import add_flags, flag, given
-from taco_llm.parser import Parser
-from taco_llm.redis_args import RedisArgs
 from taco_proto.config import RedisConfig
 from taco_proto.errors import ConfigurationError
 

@@ -7,6 +7,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from taco_llm.args.flags import add_flags, flag, given
+from taco_llm.args.parser import Parser
+from taco_llm.args.redis_args import RedisArgs
+from taco_llm.args.tls_args import TlsArgs
 from taco_llm.cli.options import (
     Subparsers,
     add_config_argument,
@@ -14,10 +18,6 @@ from taco_llm.cli.options import (
     collect,
     require,
 )
-from taco_llm.flags import add_flags, flag, given
-from taco_llm.parser import Parser
-from taco_llm.redis_args import RedisArgs
-from taco_llm.tls_args import TlsArgs
 from taco_proto.errors import ConfigurationError
 from taco_proto.tls import Role
 
@@ -156,7 +156,7 @@ def _add_command(
 
 
 def _keygen(values: dict[str, Any]) -> None:
-    from taco_license.keys import write_key_pair
+    from taco_license.document.keys import write_key_pair
 
     options = KeyOptions(**given(KeyOptions, values))
     name = write_key_pair(options.private_key, options.public_key)
@@ -164,9 +164,9 @@ def _keygen(values: dict[str, Any]) -> None:
 
 
 def _issue(values: dict[str, Any]) -> None:
-    from taco_license.issue import file_name, issue
-    from taco_license.keys import read_private_key
-    from taco_license.requests import parse_request
+    from taco_license.document.issue import file_name, issue
+    from taco_license.document.keys import read_private_key
+    from taco_license.document.request_file import parse_request
 
     for name in ("request", "customer", "appid", "expires"):
         require(values, name, f"--{name} is needed")
@@ -200,7 +200,7 @@ def _read_text(path: str) -> str:
 
 
 def _serve(values: dict[str, Any]) -> None:
-    from taco_license.server import LicenseServerConfig, run_license_server
+    from taco_license.server.server import LicenseServerConfig, run_license_server
     from taco_license.tls import TlsFiles
 
     options = ServeOptions(**given(ServeOptions, values))

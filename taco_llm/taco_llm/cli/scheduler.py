@@ -3,7 +3,12 @@
 import argparse
 from dataclasses import replace
 
-from taco_llm.admin_args import AdminArgs
+from taco_llm.args.admin_args import AdminArgs
+from taco_llm.args.flags import add_flags, given
+from taco_llm.args.parser import Parser
+from taco_llm.args.redis_args import RedisArgs
+from taco_llm.args.scheduler_args import SchedulerArgs
+from taco_llm.args.tls_args import PlaintextArgs, TlsArgs
 from taco_llm.cli.options import (
     Subparsers,
     add_compatibility_flags,
@@ -11,11 +16,6 @@ from taco_llm.cli.options import (
     add_log_flags,
     collect,
 )
-from taco_llm.flags import add_flags, given
-from taco_llm.parser import Parser
-from taco_llm.redis_args import RedisArgs
-from taco_llm.scheduler_args import SchedulerArgs
-from taco_llm.tls_args import PlaintextArgs, TlsArgs
 from taco_proto.errors import ConfigurationError
 from taco_proto.listener import EVERY_HOST
 from taco_proto.tls import Role

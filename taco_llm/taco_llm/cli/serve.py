@@ -3,6 +3,14 @@
 import argparse
 import logging
 
+from taco_llm.args.engine_args import EngineArgs
+from taco_llm.args.flags import add_flags, given
+from taco_llm.args.gateway_args import GatewayArgs
+from taco_llm.args.log_args import LogArgs
+from taco_llm.args.parser import Parser
+from taco_llm.args.redis_args import RedisArgs
+from taco_llm.args.replica_args import ReplicaArgs
+from taco_llm.args.tls_args import PlaintextArgs, TlsArgs
 from taco_llm.cli.options import (
     Subparsers,
     add_compatibility_flags,
@@ -12,14 +20,6 @@ from taco_llm.cli.options import (
     collect,
     require,
 )
-from taco_llm.engine_args import EngineArgs
-from taco_llm.flags import add_flags, given
-from taco_llm.gateway_args import GatewayArgs
-from taco_llm.log_args import LogArgs
-from taco_llm.parser import Parser
-from taco_llm.redis_args import RedisArgs
-from taco_llm.replica_args import ReplicaArgs
-from taco_llm.tls_args import PlaintextArgs, TlsArgs
 from taco_proto.config import TlsConfig
 from taco_proto.tls import Role, check_files
 
@@ -59,7 +59,7 @@ def run(parser: Parser, namespace: argparse.Namespace) -> int:
 
     tls = _tls_config(TlsArgs(**given(TlsArgs, values)), engine, replicas)
 
-    from taco_llm.supervisor import serve
+    from taco_llm.supervisor.supervisor import serve
 
     log = LogArgs(**given(LogArgs, values)).log_config()
     plaintext = PlaintextArgs(**given(PlaintextArgs, values))

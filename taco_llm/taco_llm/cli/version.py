@@ -3,8 +3,8 @@
 import argparse
 
 import taco_llm
+from taco_llm.args.parser import Parser
 from taco_llm.cli.options import Subparsers
-from taco_llm.parser import Parser
 
 
 def add_parser(subparsers: Subparsers) -> None:

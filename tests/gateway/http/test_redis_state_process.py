@@ -21,7 +21,7 @@ from support.redis_server import RedisServer
 from taco_gateway.api_keys.key_ring import ApiKey
 from taco_gateway.api_keys.redis_key_store import KEYS, KeyStore
 from taco_gateway.engine.limit_scripts import limit_keys
-from taco_llm.flags import GATEWAY
+from taco_llm.args.flags import GATEWAY
 from taco_proto.config import GatewayConfig, ModelConfig
 from taco_proto.requests import Tenant
 

@@ -1,0 +1,87 @@
+"""Where a service that runs alone answers probes and shows its metrics."""
+
+import re
+from dataclasses import dataclass
+
+from taco_llm.args.flags import DRAFTER, SCHEDULER, WORKER, flag
+from taco_proto.errors import ConfigurationError
+from taco_proto.listener import EVERY_HOST, host_port, is_private
+
+_SERVICES = (SCHEDULER, WORKER, DRAFTER)
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdminArgs:
+    """Arguments of the admin listener of a scheduler, a worker or a draft worker.
+
+    Raises:
+        ConfigurationError: a value is out of range, or both are given.
+    """
+
+    admin_port: int | None = flag(
+        "TCP port of the admin listener with /livez, /readyz and /metrics. It listens on the host "
+        "of --listen; a worker's on the loopback address if the scheduler is dialled there or over "
+        "a Unix socket, else on every network. It asks for no key. Without it there is none.",
+        _SERVICES,
+        default=None,
+        parse=int,
+        metavar="PORT",
+    )
+    admin_listen: str | None = flag(
+        "Address of the admin listener instead of a port, host:port or unix:/path.",
+        _SERVICES,
+        default=None,
+        metavar="ADDRESS",
+    )
+
+    def __post_init__(self) -> None:
+        if self.admin_port is not None and not 0 < self.admin_port < 65536:
+            raise ConfigurationError(
+                f"admin_port must be between 1 and 65535, got {self.admin_port}"
+            )
+        check_admin_listen(self.admin_listen, self.admin_port)
+
+    def beside_listener(self, listen: str) -> str | None:
+        """The admin listener of a service that listens on `listen`; None: there is none.
+
+        A port opens on the same host; on the loopback address beside a Unix socket.
+        """
+        if self.admin_port is None:
+            return self.admin_listen
+        if listen.startswith("unix:"):
+            return f"{LOOPBACK}:{self.admin_port}"
+        host = _host(listen)
+        if host in EVERY_HOST:
+            return f":{self.admin_port}"  # over IPv6 as well
+        return host_port(host, self.admin_port)
+
+    def beside_link(self, scheduler: str) -> str | None:
+        """The admin listener of a service that dials `scheduler`; None: there is none.
+
+        A port opens on the loopback address if the scheduler is on this machine for sure.
+        """
+        if self.admin_port is None:
+            return self.admin_listen
+        return f"{LOOPBACK if is_private(scheduler) else ''}:{self.admin_port}"
+
+
+def _host(address: str) -> str:
+    return address.rpartition(":")[0].strip("[]")
+
+
+def check_admin_listen(admin_listen: str | None, admin_port: int | None) -> None:
+    """Raises ConfigurationError: the address is none, or the port says another."""
+    if admin_listen is None:
+        return
+    if admin_port is not None:
+        raise ConfigurationError("admin_listen and admin_port say the same: give one of them")
+    match = re.fullmatch(r"unix:.+|(?:\[[^\[\]]+\]|[^:\[\]]*):(?P<port>[0-9]{1,5})", admin_listen)
+    if match is None:
+        raise ConfigurationError(
+            f"admin_listen must be host:port or unix:/path, got {admin_listen!r}"
+        )
+    if match["port"] is not None and not 0 < int(match["port"]) < 65536:
+        raise ConfigurationError(
+            f"the port of admin_listen must be between 1 and 65535, got {match['port']}"
+        )

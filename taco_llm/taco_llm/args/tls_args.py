@@ -1,0 +1,122 @@
+"""The certificate by which a service knows others and is known, for services that run alone."""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from taco_llm.args.flags import DRAFTER, GATEWAY, SCHEDULER, WORKER, flag
+from taco_proto.config import TlsConfig
+from taco_proto.errors import ConfigurationError
+from taco_proto.listener import is_private
+from taco_proto.tls import Role, check_files
+
+LOGGER = logging.getLogger("taco.cli")
+
+_SERVICES = (GATEWAY, SCHEDULER, WORKER, DRAFTER)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsArgs:
+    """Arguments of mutual TLS between services: all of them or none.
+
+    Raises:
+        ConfigurationError: some are given and some are not.
+    """
+
+    tls_ca_file: str | None = flag(
+        "File with the certificate authorities (PEM) that the certificates of other services are "
+        "checked against. With this flag and the next two, services talk over mutual TLS only.",
+        _SERVICES,
+        default=None,
+        metavar="FILE",
+    )
+    tls_cert_file: str | None = flag(
+        "File with the certificate of this service (PEM), which must name ROLE.taco.internal. It "
+        "is read again for every connection: a renewed certificate needs no restart.",
+        _SERVICES,
+        default=None,
+        metavar="FILE",
+    )
+    tls_key_file: str | None = flag(
+        "File with the private key of that certificate (PEM, without a password).",
+        _SERVICES,
+        default=None,
+        metavar="FILE",
+    )
+
+    def __post_init__(self) -> None:
+        missing = [name for name in _NAMES if not getattr(self, name)]
+        if 0 < len(missing) < len(_NAMES):
+            raise ConfigurationError(
+                f"{', '.join(_NAMES)} are given together or not at all: {missing[0]} is missing"
+            )
+
+    def tls_config(self, role: Role, *addresses: str) -> TlsConfig | None:
+        """The configuration of a service that proves a role; None: it speaks in plaintext.
+
+        Args:
+            addresses: those that it listens on or dials.
+
+        Raises:
+            ConfigurationError: a file cannot be used, does not prove the role, or an address is a
+                Unix socket, which needs no TLS.
+        """
+        if self.tls_ca_file is None or self.tls_cert_file is None or self.tls_key_file is None:
+            return None
+        for address in addresses:
+            if address.startswith("unix:"):
+                raise ConfigurationError(
+                    f"{address} is a Unix socket, on which there is no TLS: leave tls_ca_file, "
+                    "tls_cert_file and tls_key_file out, or give host:port"
+                )
+        config = TlsConfig(
+            ca_file=str(Path(self.tls_ca_file).absolute()),
+            cert_file=str(Path(self.tls_cert_file).absolute()),
+            key_file=str(Path(self.tls_key_file).absolute()),
+        )
+        check_files(config, role)
+        return config
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaintextArgs:
+    """Whether the scheduler may speak in plaintext where other machines reach it."""
+
+    allow_insecure: bool = flag(
+        "Allow the scheduler to listen without TLS on an address that other machines can reach. "
+        "Anyone who reaches it can then attach a worker and read prompts: use it only behind a "
+        "firewall or a network policy.",
+        (SCHEDULER,),
+        default=False,
+    )
+
+    def check(self, listen: str, tls: TlsConfig | None) -> None:
+        """Raises ConfigurationError unless the scheduler may listen on this address."""
+        if tls is not None or is_private(listen):
+            return
+        if not self.allow_insecure:
+            raise ConfigurationError(
+                f"the scheduler does not listen on {listen} in plaintext, where anyone who "
+                "reaches it could attach a worker and read prompts: give --tls-ca-file, "
+                "--tls-cert-file and --tls-key-file, an address on 127.0.0.1 or unix:/path, or "
+                "--allow-insecure"
+            )
+        LOGGER.warning(
+            "the scheduler listens on %s in plaintext: anyone who reaches it can attach a worker "
+            "and read prompts",
+            listen,
+        )
+
+
+_NAMES = ("tls_ca_file", "tls_cert_file", "tls_key_file")
+
+
+def tls_flags(tls: TlsConfig | None) -> list[str]:
+    """The flags of a service that is started with these files."""
+    if tls is None:
+        return []
+    return [
+        f"--tls-ca-file={tls.ca_file}",
+        f"--tls-cert-file={tls.cert_file}",
+        f"--tls-key-file={tls.key_file}",
+    ]

@@ -1,0 +1,76 @@
+"""One service as a child of its supervisor: `python -m taco_llm.cli.child SERVICE`.
+
+Its configuration comes as JSON on standard input: it needs no file, shows no API key in the process
+list, and is parsed from flags once, by the command that started the supervisor. On another machine,
+where paths mean something else, it comes as a command line, which is parsed there.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from taco_llm.args.flags import DRAFTER, GATEWAY, SCHEDULER, WORKER
+from taco_llm.supervisor.child_message import decode_config
+from taco_proto.config import DrafterConfig, GatewayConfig, SchedulerConfig, WorkerConfig
+from taco_proto.errors import ConfigurationError
+from taco_proto.logging import JSON, LogConfig, configure_logging
+
+PR_SET_PDEATHSIG = 1
+
+
+def main() -> int:
+    """Runs the service until SIGTERM; returns its exit code."""
+    service = sys.argv[1]
+    message = json.loads(sys.stdin.buffer.read())
+    die_with_parent(message["parent"])
+    if "argv" in message:
+        from taco_llm.cli.main import main as run_command
+
+        return run_command(message["argv"])
+    # The supervisor reads JSON, and writes what its user asked for.
+    logger = configure_logging(service, LogConfig(JSON, message["log_level"], is_supervised=True))
+    try:
+        return run(service, message["config"])
+    except ConfigurationError as error:
+        logger.error("%s", error)
+        return 1
+
+
+def run(service: str, values: Mapping[str, Any]) -> int:
+    """Imports only what this service needs, so that all start side by side."""
+    if service == GATEWAY:
+        from taco_gateway.server import run_gateway
+
+        return run_gateway(decode_config(GatewayConfig, values))
+    if service == SCHEDULER:
+        from taco_scheduler.server import run_scheduler
+
+        return run_scheduler(decode_config(SchedulerConfig, values))
+    if service == WORKER:
+        from taco_worker.server import run_worker
+
+        return run_worker(decode_config(WorkerConfig, values))
+    if service == DRAFTER:
+        from taco_draft.server import run_draft_worker
+
+        return run_draft_worker(decode_config(DrafterConfig, values))
+    raise ValueError(f"no service is called {service!r}")
+
+
+def die_with_parent(parent: int) -> None:
+    """Makes the kernel kill this process when its parent dies, however it dies.
+
+    Set by the child itself: code between fork and exec of a process with threads is not safe. The
+    parent may have died before, which its changed id shows.
+    """
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

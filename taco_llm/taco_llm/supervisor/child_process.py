@@ -1,0 +1,85 @@
+"""A service in a process of its own on this machine, as the supervisor sees it."""
+
+import asyncio
+import os
+import signal
+import sys
+from contextlib import suppress
+
+from taco_llm.supervisor.child_message import ServiceConfig, encode_config
+from taco_llm.supervisor.supervised_service import SupervisedService
+from taco_proto.logging import LogConfig
+
+READ_BYTES = 1 << 16
+
+
+class ChildProcess(SupervisedService):
+    """A child process, which dies with the supervisor, however that dies (see `child`)."""
+
+    def __init__(
+        self,
+        service: str,
+        config: ServiceConfig,
+        name: str | None = None,
+        log: LogConfig | None = None,
+    ) -> None:
+        super().__init__(service, name, log)
+        self._config = config
+        self._process: asyncio.subprocess.Process | None = None
+        self._forwarder: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        process = await start_child(
+            self.service, encode_config(self._config, os.getpid(), self._log.level)
+        )
+        assert process.stderr is not None
+        stderr = process.stderr
+        self._process = process
+        self._note_begin()
+        self._forwarder = asyncio.create_task(self._forward(lambda: stderr.read(READ_BYTES)))
+
+    async def wait(self) -> None:
+        if self._process is None or self._forwarder is None:
+            return
+        await self._process.wait()
+        await asyncio.shield(self._forwarder)
+
+    def last_words(self) -> str:
+        assert self._process is not None
+        return self._exit_reason(self._process.returncode)
+
+    def terminate(self) -> None:
+        self._send(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._send(signal.SIGKILL)
+
+    def hang_up(self) -> None:
+        """Tells the service to read its files again."""
+        self._send(signal.SIGHUP)
+
+    def _send(self, number: signal.Signals) -> None:
+        if self._process is not None and self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                self._process.send_signal(number)
+
+
+async def start_child(service: str, message: bytes) -> asyncio.subprocess.Process:
+    """A process of `taco_llm.cli.child` that has been told `message`; its standard error is a pipe.
+
+    It runs in a session of its own, so that Ctrl-C reaches its parent alone, which then stops its
+    children in order.
+    """
+    # -P: a folder or a file of the working directory must not stand in for a package.
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", "taco_llm.cli.child", service),
+        stdin=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert process.stdin is not None
+    with suppress(ConnectionError):  # it is dead already, which its wait() will tell
+        process.stdin.write(message)
+        await process.stdin.drain()
+    process.stdin.close()
+    return process

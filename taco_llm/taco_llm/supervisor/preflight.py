@@ -1,0 +1,31 @@
+"""What `taco_llm serve` checks of the model before it starts any process."""
+
+from taco_gateway.text.tokenizer.checks import check_tokenizer_files
+from taco_llm.args.engine_args import EngineArgs
+from taco_llm.args.replica_args import ReplicaArgs
+from taco_worker.early_checks import check_memory, check_model
+from taco_worker.models.config import ModelConfig
+
+
+def check_before_start(engine: EngineArgs, replicas: ReplicaArgs) -> ModelConfig:
+    """Check the model, the tokenizer and a draft model in milliseconds, without torch.
+
+    Workers on a Ray cluster have weights and memory of their own machines: only the configuration
+    is checked for them.
+
+    Returns:
+        The model's configuration.
+
+    Raises:
+        ConfigurationError: a file is missing or damaged, the architecture is not supported, a
+            length is out of range, or the memory cannot hold what is asked for.
+    """
+    worker = engine.worker_config()
+    check_tokenizer_files(worker.model)
+    model = check_model(worker.model, has_weights=not replicas.on_ray)
+    if not replicas.on_ray:
+        check_memory(worker, model, replicas.data_parallel_size)
+    drafter = engine.drafter_config()
+    if drafter is not None:
+        check_model(drafter.model, has_weights=not replicas.on_ray)
+    return model

@@ -1,0 +1,433 @@
+"""The command line: one table of flags, one-line errors, a configuration file beneath the flags."""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from taco_llm.args.admin_args import AdminArgs
+from taco_llm.args.compatibility import COMPATIBILITY
+from taco_llm.args.engine_args import EngineArgs
+from taco_llm.args.flags import flag_fields, given
+from taco_llm.args.gateway_args import GatewayArgs
+from taco_llm.args.parser import Parser
+from taco_llm.args.redis_args import RedisArgs
+from taco_llm.args.scheduler_args import SchedulerArgs
+from taco_llm.cli.main import build_parser, main
+from taco_llm.cli.options import collect
+from taco_llm.supervisor.child_message import decode_config, encode_config
+from taco_proto.config import GatewayConfig, RedisConfig, SchedulerConfig
+from taco_proto.errors import ConfigurationError
+
+COMMANDS = (
+    *("serve", "gateway", "scheduler", "worker", "draft-worker", "version"),
+    *("chat", "complete"),
+    *("bench serve", "bench throughput", "bench latency"),
+    *("keys add n", "keys list", "keys revoke n", "keys import f"),
+    *("certificates init d", "certificates issue d worker"),
+    *("license keygen", "license issue", "license serve"),
+)
+
+
+def parse(*argv: str) -> dict[str, Any]:
+    namespace = build_parser().parse_args(argv)
+    return collect(namespace.parser, namespace)
+
+
+def subparser(command: str) -> Parser:
+    namespace = build_parser().parse_args(command.split())
+    assert isinstance(namespace.parser, Parser)
+    return namespace.parser
+
+
+def flags_of(command: str) -> set[str]:
+    actions = subparser(command)._actions
+    return {action.dest for action in actions if action.help is not argparse.SUPPRESS}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_names_every_flag_with_a_sentence(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        main([*command.split(), "--help=all"])
+    assert exit_info.value.code == 0
+    text = capsys.readouterr().out
+    for action in subparser(command)._actions:
+        assert action.help, f"{command} {action.dest} has no help"
+        names = action.option_strings
+        if isinstance(action, argparse.BooleanOptionalAction):
+            names = names[:1]
+        assert all(option in text for option in names)
+
+
+def test_help_explains_only_what_the_command_has(capsys: pytest.CaptureFixture[str]) -> None:
+    texts = {}
+    for command in ("", "chat", "serve"):
+        with pytest.raises(SystemExit):
+            main([*command.split(), "--help"])
+        texts[command] = capsys.readouterr().out
+    assert "GROUP" not in texts[""]
+    assert "--help=GROUP" in texts["chat"]
+    assert "Every switch" not in texts["chat"]
+    assert "Every switch" in texts["serve"]
+
+
+def test_serve_takes_every_field_of_the_tables() -> None:
+    tables = {
+        item.name for table in (EngineArgs, GatewayArgs, RedisArgs) for item in flag_fields(table)
+    }
+    assert tables <= flags_of("serve")
+    assert set(COMPATIBILITY) <= flags_of("serve")
+
+
+def test_each_service_takes_its_own_flags_only() -> None:
+    assert "port" in flags_of("gateway")
+    assert "port" not in flags_of("worker")
+    assert "block_size" in flags_of("worker")
+    assert "block_size" not in flags_of("gateway")
+    assert "max_num_seqs" in flags_of("worker") & flags_of("scheduler")
+    assert "model" not in flags_of("scheduler")
+
+
+def test_only_what_was_given_is_kept() -> None:
+    assert parse("serve", "demo", "--port", "9000", "--max_num_seqs=4") == {
+        "model": "demo",
+        "port": 9000,
+        "max_num_seqs": 4,
+    }
+
+
+def test_switches_take_a_value_and_a_negation() -> None:
+    assert parse("serve", "m", "--enable-prefix-caching=False")["enable_prefix_caching"] is False
+    assert parse("serve", "m", "--no-enable-prefix-caching")["enable_prefix_caching"] is False
+    assert parse("serve", "m", "--enable-chunked-prefill=true")["enable_chunked_prefill"] is True
+    assert parse("serve", "--disable-log-stats", "m") == {"disable_log_stats": True, "model": "m"}
+
+
+def test_several_values() -> None:
+    values = parse("serve", "m", "--api-key", "a", "--api-key=b", "--served-model-name", "x", "y")
+    assert GatewayArgs(**given(GatewayArgs, values)).api_key == ("a", "b")
+    assert EngineArgs(**given(EngineArgs, values)).served_model_name == ("x", "y")
+    origins = parse("serve", "m", "--allowed-origins", '["http://a", "http://b"]')
+    assert origins["allowed_origins"] == ("http://a", "http://b")
+
+
+def test_flags_win_over_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        "model: m\nport: 9000\nserved_model_name: [a, b]\nenable-prefix-caching: false\n"
+        "disable-log-stats: true\nrope-scaling: {rope_type: linear, factor: 2.0}\ndtype: float\n"
+    )
+    values = parse("serve", "--config", str(path), "--port", "9001", "--no-disable-log-stats")
+    assert values == {
+        "model": "m",
+        "port": 9001,
+        "served_model_name": ["a", "b"],
+        "enable_prefix_caching": False,
+        "disable_log_stats": False,
+        "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+        "dtype": "float",
+    }
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("bogus: 1\n", "unrecognized arguments: --bogus=1"),
+        ("port: many\n", "invalid int value"),
+        ("- port\n", "must be a YAML mapping"),
+        ("port: [\n", "is not valid YAML"),
+        ("config: other.yaml\n", "names another configuration file"),
+        ("model: other\n", ""),
+    ],
+)
+def test_a_bad_file_is_one_line(
+    content: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(content)
+    argv = ["serve", str(tmp_path / "no-model"), "--config", str(path)]
+    assert_one_line_error(argv, message, capsys)
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ([], "COMMAND"),
+        (["serve"], "a model is needed"),
+        (["serve", "demo", "--bogus"], "unrecognized arguments: --bogus"),
+        (["serve", "demo", "--max-model", "5"], "unrecognized arguments"),
+        (["serve", "demo", "--quantization", "awq"], "'awq' is not available; only int8 is"),
+        (["serve", "demo", "--port", "x"], "invalid int value"),
+        (["serve", "demo", "--port", "70000"], "port must be between"),
+        (["serve", "demo", "--grpc-port", "8000"], "port and grpc_port are both 8000"),
+        (["serve", "demo", "--model", "other"], "two models are named"),
+        (["serve", "demo", "--enable-chunked-prefill=False"], "cannot be turned off"),
+        (["serve", "demo", "--block-size", "7"], "7 is not available; choose from 8, 16, 32"),
+        (["serve", "demo", "--max-num-seqs", "0"], "max_num_seqs must be an integer"),
+        (["serve", "demo", "--max-waiting-requests", "0"], "max_waiting_requests must be"),
+        (["serve", "demo", "--max-waiting-tokens", "0"], "max_waiting_tokens must be"),
+        (["serve", "demo", "--admin-port", "8000"], "port and admin_port are both 8000"),
+        (["serve", "demo", "--admin-listen", "here"], "admin_listen must be host:port or"),
+        (["scheduler", "--admin-port", "0"], "admin_port must be between 1 and 65535, got 0"),
+        (["scheduler", "--admin-listen", "here"], "admin_listen must be host:port or"),
+        (["scheduler", "--admin-listen", ":70000"], "admin_listen must be between 1 and 65535"),
+        (["serve", "demo", "--admin-port", "9", "--admin-listen", "unix:/x"], "say the same"),
+        (["serve", "demo", "--min-ready-workers", "0"], "min_ready_workers must be at least 1"),
+        (["serve", "demo", "--queue-timeout", "0"], "queue_timeout must be above 0"),
+        (["serve", "demo", "--drain-timeout", "inf"], "drain_timeout must be above 0"),
+        (["serve", "demo", "--step-timeout", "0"], "step_timeout must be above 0"),
+        (["serve", "demo", "--worker-drain-timeout", "nan"], "worker_drain_timeout must be"),
+        (["serve", "demo", "--rope-scaling", "{"], "not JSON"),
+        (["serve", "demo", "--device", "tpu"], "device must be auto, cpu, cuda or cuda:N"),
+        (["serve", "demo", "--attention-backend", "flash"], "'flash' is not available"),
+        (["serve", "demo", "--gpu-memory-utilization", "0"], "must be above 0 and at most 1"),
+        (["serve", "demo", "--gpu-memory-utilization", "nan"], "must be above 0 and at most 1"),
+        (["serve", "demo", "--cpu-offload-gb", "-1"], "cpu_offload_gb must be a number from 0"),
+        (["serve", "demo", "--cpu-offload-gb", "inf"], "cpu_offload_gb must be a number from 0"),
+        (["serve", "demo", "--max-seq-len-to-capture", "0"], "max_seq_len_to_capture must be"),
+        (["serve", "demo", "--skip-tokenizer-init", "--tokenizer", "x"], "contradict"),
+        (["serve", "demo", "--ssl-keyfile", "/no/such/file"], "does not exist"),
+        (["serve", "demo", "--config", "/no/such/file.yaml"], "cannot read"),
+        (["serve", "/no/such/model"], "does not exist"),
+        (["worker", "demo"], "--scheduler is needed"),
+        (["sevre", "m"], "there is no command 'sevre'; did you mean serve?"),
+        (["xyz"], "there is no command 'xyz'; choose from serve, chat, complete"),
+        (["--help=http"], "--help=GROUP belongs to a command: taco_llm COMMAND --help=http"),
+        (["gateway", "--scheduler", "unix:/x"], "a model is needed"),
+    ],
+)
+def test_a_wrong_command_is_one_line(
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert_one_line_error(argv, message, capsys)
+
+
+def assert_one_line_error(
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code = main(argv)
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else -1
+    captured = capsys.readouterr()
+    assert code == 2
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert "error: " in captured.err
+    assert message in captured.err
+
+
+def test_api_keys_come_from_the_environment_unless_flags_give_some(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    model = EngineArgs(model=str(tmp_path)).model_config()
+    monkeypatch.setenv("TACO_API_KEY", "a,b")
+    assert GatewayArgs().gateway_config(model, "unix:/x").api_keys == ("a", "b")
+    monkeypatch.setenv("VLLM_API_KEY", "d,e")
+    assert GatewayArgs().gateway_config(model, "unix:/x").api_keys == ("a", "b")
+    monkeypatch.delenv("TACO_API_KEY")
+    assert GatewayArgs().gateway_config(model, "unix:/x").api_keys == ("d,e",)
+    assert GatewayArgs(api_key=("c",)).gateway_config(model, "unix:/x").api_keys == ("c",)
+
+
+def test_where_the_admin_listener_is(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    model = EngineArgs(model=str(tmp_path)).model_config()
+    for args, default, expected, has_port in [
+        (GatewayArgs(), None, None, False),
+        (GatewayArgs(), "unix:/d", "unix:/d", False),
+        (GatewayArgs(admin_listen="unix:/x"), "unix:/d", "unix:/x", False),
+        (GatewayArgs(admin_listen="127.0.0.1:9"), "unix:/d", "127.0.0.1:9", True),
+        (GatewayArgs(admin_port=9), "unix:/d", "0.0.0.0:9", True),
+        (GatewayArgs(host="::1", admin_port=9), None, "[::1]:9", True),
+    ]:
+        config = args.gateway_config(model, "unix:/s", admin_listen=default)
+        assert (config.admin_listen, config.has_admin_port) == (expected, has_port)
+
+
+def test_what_bounds_waiting_gets_to_the_services(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    values = parse(
+        *("serve", str(tmp_path), "--max-waiting-tokens", "77", "--api-key-file", "keys.json"),
+        *("--queue-timeout", "5", "--drain-timeout", "2.5", "--min-ready-workers", "3"),
+        "--share-prefix-cache",
+    )
+    engine = EngineArgs(**given(EngineArgs, values))
+    assert engine.scheduler_config().max_waiting_tokens == 77
+    args = GatewayArgs(**given(GatewayArgs, values))
+    config = args.gateway_config(engine.model_config(), "unix:/s")
+    assert config.api_key_file == str(Path("keys.json").absolute())
+    assert (config.queue_timeout, config.drain_timeout) == (5.0, 2.5)
+    assert (config.min_ready_workers, config.share_prefix_cache) == (3, True)
+
+
+def test_where_redis_is_gets_to_gateway_and_scheduler(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    flags = [
+        *("--redis-url", "rediss://me@host:6380/2", "--redis-password-file", "password"),
+        *("--redis-timeout", "0.5"),
+    ]
+    expected = RedisConfig(
+        url="rediss://me@host:6380/2",
+        password_file=str(Path("password").absolute()),
+        timeout=0.5,
+    )
+    for command in ("serve", "gateway", "scheduler"):
+        values = parse(command, *flags)
+        redis = RedisArgs(**given(RedisArgs, values)).redis_config()
+        assert redis == expected
+    model = EngineArgs(model=str(tmp_path)).model_config()
+    gateway = GatewayArgs().gateway_config(model, "unix:/s", redis=redis)
+    scheduler = SchedulerArgs().scheduler_config("unix:/s", redis)
+    for kind, config in ((GatewayConfig, gateway), (SchedulerConfig, scheduler)):
+        assert config.redis == expected
+        values = json.loads(encode_config(config, parent=1))["config"]
+        assert decode_config(kind, values) == config
+    assert RedisArgs().redis_config() is None
+
+
+def test_keys_stand_in_redis_or_elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    model = EngineArgs(model=str(tmp_path)).model_config()
+    redis = RedisConfig(url="redis://host")
+
+    def config(**arguments: Any) -> GatewayConfig:
+        return GatewayArgs(redis_keys=True, **arguments).gateway_config(model, "s", redis=redis)
+
+    assert config().redis_keys
+    with pytest.raises(ConfigurationError, match="redis_keys needs redis_url"):
+        GatewayArgs(redis_keys=True).gateway_config(model, "s")
+    with pytest.raises(ConfigurationError, match="contradict"):
+        config(api_key=("sesame-7",))
+    with pytest.raises(ConfigurationError, match="contradict"):
+        config(api_key_file="keys.json")
+    monkeypatch.setenv("TACO_API_KEY", "sesame-7")
+    with pytest.raises(ConfigurationError, match="contradict"):
+        config()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"redis_url": "http://host"}, "must begin with redis://"),
+        ({"redis_url": "redis://:sesame-7@host:many"}, "is no URL"),
+        ({"redis_url": "unix://"}, "names no socket"),
+        ({"redis_password_file": "f"}, "needs redis_url"),
+        ({"redis_timeout": 0.0}, "redis_timeout must be above 0"),
+        ({"redis_url": "redis://:sesame-7@host", "redis_password_file": "f"}, "names another"),
+    ],
+)
+def test_wrong_ways_to_redis(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        RedisArgs(**arguments)
+    assert "sesame-7" not in str(caught.value)
+
+
+def test_configurations_carry_what_was_given(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    args = EngineArgs(
+        model=str(tmp_path), num_gpu_blocks_override=8, block_size=32, enable_prefix_caching=False
+    )
+    worker = args.worker_config("unix:/x", "w")
+    assert (worker.num_blocks, worker.block_size, worker.device) == (8, 32, "auto")
+    for_gpus: dict[str, Any] = {
+        "device": "cuda:1",
+        "attention_backend": "xformers",
+        "gpu_memory_utilization": 0.5,
+        "conservative_dry_run": True,
+        "enforce_eager": True,
+        "max_seq_len_to_capture": 100,
+        "cpu_offload_gb": 1.5,
+        "max_num_batched_tokens": 512,
+    }
+    worker = EngineArgs(model=str(tmp_path), **for_gpus).worker_config("unix:/x", "w")
+    assert {name: getattr(worker, name) for name in for_gpus} == for_gpus
+    assert worker.model.served_name == str(tmp_path)
+    assert args.scheduler_config("unix:/x").enable_prefix_caching is False
+    assert SchedulerArgs().scheduler_config().max_num_batched_tokens == 2048
+
+
+@pytest.mark.parametrize("threshold", [None, 0, 300])
+def test_the_long_prefill_threshold_reaches_the_scheduler(threshold: int | None) -> None:
+    config = SchedulerArgs(long_prefill_token_threshold=threshold).scheduler_config()
+    assert config.long_prefill_token_threshold == threshold
+
+
+def test_a_negative_long_prefill_threshold_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="long_prefill_token_threshold must be an integer"):
+        SchedulerArgs(long_prefill_token_threshold=-1)
+
+
+def test_a_folder_without_a_model_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"holds no config\.json"):
+        EngineArgs(model=str(tmp_path)).model_config()
+
+
+def test_a_reader_that_has_seen_enough_gets_no_traceback() -> None:
+    """As `taco_llm bench ... | head` does it."""
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    done = subprocess.run(
+        [sys.executable, "-m", "taco_llm.cli.main", "version"],
+        stdout=write_end,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    os.close(write_end)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_the_first_process_of_a_container_can_be_ended_while_it_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    try:
+        assert main(["version"]) == 0
+        with pytest.raises(SystemExit, match="143"):
+            signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize(
+    ("listen", "expected"),
+    [
+        ("127.0.0.1:7100", "127.0.0.1:9000"),
+        ("[::1]:7100", "[::1]:9000"),
+        ("10.1.2.3:7100", "10.1.2.3:9000"),
+        ("0.0.0.0:7100", ":9000"),
+        ("[::]:7100", ":9000"),
+        ("unix:/run/taco", "127.0.0.1:9000"),
+    ],
+)
+def test_an_admin_port_follows_the_listener(listen: str, expected: str) -> None:
+    assert AdminArgs(admin_port=9000).beside_listener(listen) == expected
+    assert AdminArgs(admin_listen="unix:/a").beside_listener(listen) == "unix:/a"
+    assert AdminArgs().beside_listener(listen) is None
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "expected"),
+    [
+        ("127.0.0.1:7100", "127.0.0.1:9000"),
+        ("localhost:7100", "127.0.0.1:9000"),
+        ("[::1]:7100", "127.0.0.1:9000"),
+        ("unix:/run/taco", "127.0.0.1:9000"),
+        ("scheduler:7100", ":9000"),  # a kubelet and Prometheus are elsewhere, too
+    ],
+)
+def test_a_workers_admin_port_follows_its_link(scheduler: str, expected: str) -> None:
+    assert AdminArgs(admin_port=9000).beside_link(scheduler) == expected
+    assert AdminArgs(admin_listen="[::]:1").beside_link(scheduler) == "[::]:1"
+    assert AdminArgs().beside_link(scheduler) is None

@@ -1,0 +1,55 @@
+"""The one line that the command prints once it serves."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from support.checkpoints import make_checkpoint
+from taco_llm.supervisor.start_line import device_label, model_label, start_line
+from taco_worker.models.config import ModelConfig, load_hf_config
+from taco_worker.models.step_model import describe
+
+URL = "http://localhost:8000/v1"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
+    return load_hf_config(make_checkpoint(tmp_path_factory.mktemp("model")))
+
+
+def of_size(model: ModelConfig, name: str, **sizes: Any) -> ModelConfig:
+    return replace(model, architecture=name, decoder=replace(model.decoder, **sizes))
+
+
+def test_architecture_and_size(model: ModelConfig) -> None:
+    qwen: dict[str, Any] = {"hidden_size": 896, "embedding_size": 896, "intermediate_size": 4864}
+    qwen |= {"num_heads": 14, "num_kv_heads": 2, "head_dim": 64, "vocab_size": 151936}
+    layers = {"num_layers": 24, "sliding_windows": (None,) * 24, "tied_embeddings": True}
+    assert model_label(of_size(model, "Qwen2ForCausalLM", **qwen, **layers)) == "Qwen2 0.5B"
+    assert model_label(of_size(model, "GPT2LMHeadModel")).startswith("GPT2 ")
+
+
+@pytest.mark.parametrize(
+    ("description", "label"),
+    [
+        (describe("amx", 2, torch.bfloat16), "bf16 on AMX × 2"),
+        (describe("avx512_bf16", 1, torch.int8), "int8 on AVX-512 BF16 × 1"),
+        (describe("torch", 8, torch.float32), "fp32 on torch × 8"),
+        ("NVIDIA H100, bfloat16, attention by triton", "bf16 on NVIDIA H100"),
+    ],
+)
+def test_device(description: str, label: str) -> None:
+    assert device_label(description) == label
+
+
+def test_the_whole_line(model: ModelConfig) -> None:
+    worker = {"description": "amx, 2 threads, bfloat16", "kv_tokens": 262_144}
+    one = str(start_line(model, [worker], URL, 2.345))
+    assert one.startswith("TACO ")
+    assert one.endswith(f" · bf16 on AMX × 2 · KV 262k tokens · {URL} · ready in 2.3 s")
+    two = str(start_line(model, [worker, worker], URL, 2.0))
+    assert " · 2 workers · KV 524k tokens · " in two
+    unknown = str(start_line(model, [{}], URL, 2.0))
+    assert unknown.count(" · ") == 3
