@@ -15,7 +15,8 @@ ARGS ?=
 HELM := $(BIN)/helm
 # Of tests, each on a core of its own; 0 runs them in pytest's own process.
 PROCESSES ?= logical
-BENCHMARKS := scheduler_step kv_microbench text_hot_path gateway_stream worker_step worker_threads startup cpu_sampling lookahead
+BENCHMARKS := scheduler.step scheduler.kv_microbench gateway.text_hot_path gateway.stream worker.step worker.threads \
+	services.startup kernels.sampling kernels.lookahead
 
 # The first interpreter that really runs (a shim may be on the path without its version).
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
@@ -82,7 +83,7 @@ test: test-tools install $(HELM)
 # Tests that start no process and load no model: about a minute on two cores.
 QUICK := tests/proto tests/scheduler tests/gateway/text tests/gateway/engine tests/worker/sampling tests/bench \
 	tests/taco_llm/args/test_compatibility.py --ignore=tests/scheduler/kv/test_state_machine.py \
-	--ignore=tests/scheduler/test_any_schedule.py --ignore=tests/scheduler/test_process.py --ignore=tests/bench/test_gpu_dry_run.py
+	--ignore=tests/scheduler/test_any_schedule.py --ignore=tests/scheduler/test_process.py --ignore=tests/bench/gpu/test_dry_run.py
 quick: install
 	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --maxprocesses 8 --dist worksteal --quiet $(QUICK) $(ARGS)
 
@@ -105,7 +106,7 @@ test-tools:
 
 # Every fault at the product's own time constants; how long streams pause goes to bench/results/.
 chaos: install
-	$(BIN)/python bench/chaos.py --save $(ARGS)
+	$(BIN)/python -m bench.services.chaos --save $(ARGS)
 
 lint: install
 	$(BIN)/ruff check .
@@ -133,8 +134,8 @@ docs: install
 
 # On a quiet machine: what each script measured replaces its file in bench/results/.
 bench: install
-	for script in $(BENCHMARKS); do $(BIN)/python bench/$$script.py --save || exit 1; done
-	$(BIN)/python bench/gateway_stream.py --step-ms 4 --save
+	for script in $(BENCHMARKS); do $(BIN)/python -m bench.$$script --save || exit 1; done
+	$(BIN)/python -m bench.gateway.stream --step-ms 4 --save
 
 # A release is made from a clean checkout of its tag (docs/releasing.md).
 release:

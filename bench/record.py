@@ -26,7 +26,7 @@ def describe() -> dict[str, Any]:
     """Date, command, commit, machine and versions of this process."""
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "command": shlex.join(["python", os.path.relpath(sys.argv[0]), *sys.argv[1:]]),
+        "command": shlex.join(["python", *_script(), *sys.argv[1:]]),
         "commit": _commit(),
         "machine": machine(),
         "versions": versions(),
@@ -39,6 +39,12 @@ def write(path: Path, record: Mapping[str, Any]) -> None:
     unfinished = path.with_name(f".{path.name}")
     unfinished.write_text(json.dumps(record, indent=2) + "\n")
     unfinished.replace(path)
+
+
+def _script() -> list[str]:
+    """How Python was told to run this process's script: `-m bench.scheduler.step`, or a path."""
+    spec = sys.modules["__main__"].__spec__
+    return ["-m", spec.name] if spec else [os.path.relpath(sys.argv[0])]
 
 
 def _commit() -> str:

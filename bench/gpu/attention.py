@@ -13,12 +13,19 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
-from gpu.attention_inputs import LLAMA_8B, Case, Heads, PagedInputs, make_inputs, relative_error
-from gpu.attention_peers import PEERS
-from gpu.context import Context
-from gpu.machine import Ceilings, load_ceilings
-from gpu.timing import Call, Timing, time_calls
 
+from bench.gpu.attention_inputs import (
+    LLAMA_8B,
+    Case,
+    Heads,
+    PagedInputs,
+    make_inputs,
+    relative_error,
+)
+from bench.gpu.attention_peers import PEERS
+from bench.gpu.context import Context
+from bench.gpu.machine import Ceilings, load_ceilings
+from bench.gpu.timing import Call, Timing, time_calls
 from taco_kernels.triton.attention import paged_attention
 
 _TINY = Heads(4, 2, 64)

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from gpu.context import Device
 from torch import Tensor
 
+from bench.gpu.context import Device
 from taco_kernels.triton.attention import AttentionBatch
 
 BLOCK_SIZE = 16

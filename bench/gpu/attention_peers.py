@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from gpu.attention_inputs import BLOCK_SIZE, PagedInputs
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
+
+from bench.gpu.attention_inputs import BLOCK_SIZE, PagedInputs
 
 _FLASHINFER_WORKSPACE_BYTES = 256 << 20
 

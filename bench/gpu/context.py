@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from gpu.parts import NO_DEVICE_CODE
-from gpu.report import Report
+
+from bench.gpu.parts import NO_DEVICE_CODE
+from bench.gpu.report import Report
 
 _NOT_MEASURED_BYTES = 1 << 20
 

@@ -16,8 +16,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from xml.etree import ElementTree
 
-from gpu.context import Context
-from gpu.tokens import compare_tokens
+from bench.gpu.context import Context
+from bench.gpu.tokens import compare_tokens
 
 ROOT = Path(__file__).parents[2]
 # By name: what pytest is given, and its share of the time that is left.

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from gpu.context import Context
-from gpu.tokens import Token, differ
 
+from bench.gpu.context import Context
+from bench.gpu.tokens import Token, differ
 from support.every_draft import verify_every_draft
 from taco_llm.llm import LLM
 from taco_llm.outputs import RequestOutput

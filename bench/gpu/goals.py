@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from peers.goals import MET, MISSED
+from bench.peers.goals import MET, MISSED
 
 NOT_MEASURED = "not measured"
 _BATCH = "decode 128x1024"

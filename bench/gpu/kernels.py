@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from cpu_sampling import SETTINGS, make_choice, sort_and_draw
-from gpu.context import Context
-from gpu.machine import Ceilings, load_ceilings
-from gpu.timing import Call, time_calls
 from torch import Tensor
 from torch.nn.functional import linear, rms_norm, silu
 
+from bench.gpu.context import Context
+from bench.gpu.machine import Ceilings, load_ceilings
+from bench.gpu.timing import Call, time_calls
+from bench.kernels.sampling import SETTINGS, make_choice, sort_and_draw
 from taco_kernels.triton import activation, norm, rotary
 from taco_kernels.triton.block_copy import copy_blocks
 from taco_worker.sampling.torch_ops import TorchSampling

@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from gpu import report
-from gpu.context import Context
-from gpu.timing import time_calls
 
+from bench.gpu import report
+from bench.gpu.context import Context
+from bench.gpu.timing import time_calls
 from taco_llm.bench.environment import versions
 
 _PACKAGES = ("torch", "triton", "transformers", "xformers", "flashinfer-python", "protobuf")

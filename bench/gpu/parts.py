@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpu.report import DONE, path_of, set_status
+from bench.gpu.report import DONE, path_of, set_status
 
 # What a part keeps of its limit to write its last figures and end in good order.
 END_SECONDS = 6.0

@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib.util
 
 import torch
-from gpu.attention_inputs import LLAMA_8B, Case, make_inputs
-from gpu.attention_peers import PEERS
-from gpu.context import Device
+
+from bench.gpu.attention_inputs import LLAMA_8B, Case, make_inputs
+from bench.gpu.attention_peers import PEERS
+from bench.gpu.context import Device
 
 
 def main() -> None:

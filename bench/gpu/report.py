@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import record
+from bench import record
 
 RUNNING, DONE = "running", "done"
 

@@ -21,8 +21,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
-from gpu import parts, requirements, table
-from gpu.report import DONE
+from bench.gpu import parts, requirements, table
+from bench.gpu.report import DONE
 
 RESULTS = Path(__file__).parents[1] / "results" / "gpu"
 
@@ -77,17 +77,17 @@ def run_part(name: str, device: str, folder: Path, seconds: float) -> None:
         from support import triton_interpreter
 
         triton_interpreter.install()
-    from gpu.context import open_context  # a run itself needs no torch
+    from bench.gpu.context import open_context  # a run itself needs no torch
 
     with open_context(name, device, folder, seconds) as context:
-        importlib.import_module(f"gpu.{name}").measure(context)
+        importlib.import_module(f"bench.gpu.{name}").measure(context)
 
 
 @contextmanager
 def _prebuilding() -> Iterator[None]:
     """flashinfer compiles for minutes: it begins at once, on cores that the first parts leave, and
     is ended with the run, however that ends."""
-    command = [sys.executable, "-m", "gpu.prebuild"]
+    command = [sys.executable, "-m", "bench.gpu.prebuild"]
     process = subprocess.Popen(command, start_new_session=True)
     try:
         yield
@@ -105,7 +105,7 @@ def _default_folder(device: str) -> Path:
 def _command(part: str, device: str, folder: Path, limit: float) -> list[str]:
     seconds = max(1.0, limit - parts.END_SECONDS)
     return [
-        *(sys.executable, "-m", "gpu.run", "--part", part, "--device", device),
+        *(sys.executable, "-m", "bench.gpu.run", "--part", part, "--device", device),
         *("--folder", str(folder), "--seconds", f"{seconds:.1f}"),
     ]
 

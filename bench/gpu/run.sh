@@ -2,8 +2,9 @@
 # Everything worth doing on a borrowed GPU, in two calls of ten minutes: bench/gpu/README.md.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-for folder in bench proto kernels worker scheduler gateway license taco_llm demo tests; do
-  path="${path:+$path:}$PWD/$folder"
+path=$PWD # `bench` itself
+for folder in proto kernels worker scheduler gateway license taco_llm demo tests; do
+  path="$path:$PWD/$folder"
 done
 # Wheels that were carried along (README.md) come before what the machine has.
 if compgen -G ".whl/*.whl" >/dev/null; then
@@ -14,4 +15,4 @@ fi
 export PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 export FLASHINFER_CUDA_ARCH_LIST="${FLASHINFER_CUDA_ARCH_LIST:-9.0a}" # of Hopper
 export PYTHONPATH="$path${PYTHONPATH:+:$PYTHONPATH}"
-exec "${PYTHON:-python3}" -m gpu.run "$@"
+exec "${PYTHON:-python3}" -m bench.gpu.run "$@"

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gpu.llama import LLAMA_3_8B, TINY
 from safetensors.torch import save_file
 from torch import Tensor
 
+from bench.gpu.llama import LLAMA_3_8B, TINY
 from taco_worker.models import loader
 
 _LOW_ID = 16  # above the special tokens, which nothing leads to

@@ -16,12 +16,12 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
-from gpu.attention import paged_calls
-from gpu.attention_inputs import LLAMA_8B, Case, Heads, PagedInputs, make_inputs
-from gpu.compile_only import compile_only
-from gpu.context import Context, Device
-from gpu.timing import time_calls
 
+from bench.gpu.attention import paged_calls
+from bench.gpu.attention_inputs import LLAMA_8B, Case, Heads, PagedInputs, make_inputs
+from bench.gpu.compile_only import compile_only
+from bench.gpu.context import Context, Device
+from bench.gpu.timing import time_calls
 from taco_kernels.triton.attention_plan import (
     AttentionPass,
     AttentionPlan,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpu import report
-from gpu.goals import GOALS
-from gpu.parts import PARTS
+from bench.gpu import report
+from bench.gpu.goals import GOALS
+from bench.gpu.parts import PARTS
 
 
 def render(folder: Path) -> str:

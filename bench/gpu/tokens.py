@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from gpu.context import Context
-from gpu.llama import TINY, model_folder
 
+from bench.gpu.context import Context
+from bench.gpu.llama import TINY, model_folder
 from taco_proto.config import ModelConfig, WorkerConfig
 from taco_proto.sampling_params import SamplingParams
 from taco_proto.steps import IntArray, JoinedSequences, StepOutput, StepPlan, WorkerInfo

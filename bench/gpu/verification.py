@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gpu.context import Context
-from gpu.llama import LLAMA_3_8B, TINY, model_folder
-from gpu.plans import Plans
-from gpu.trace import traced
 
+from bench.gpu.context import Context
+from bench.gpu.llama import LLAMA_3_8B, TINY, model_folder
+from bench.gpu.plans import Plans
+from bench.gpu.trace import traced
 from support.every_draft import verify_every_draft
 from taco_proto.config import ModelConfig, SpeculationConfig, WorkerConfig
 from taco_proto.steps import IntArray

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from peers.checkpoint_size import BLOCK_SIZE, longest_sequence, num_blocks
-from peers.driver import Settings
-from peers.engine_process import EngineSpec
+from bench.peers.checkpoint_size import BLOCK_SIZE, longest_sequence, num_blocks
+from bench.peers.driver import Settings
+from bench.peers.engine_process import EngineSpec
 
 MAX_MODEL_LEN = 2048
 MAX_NUM_SEQS = 64

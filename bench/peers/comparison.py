@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
-from peers.goals import LIMITS, Goal, best, find_goal
-from peers.interval import Interval, ratio_interval
-from peers.sitting import Values
+from bench.interval import Interval, ratio_interval
+from bench.peers.goals import LIMITS, Goal, best, find_goal
+from bench.peers.sitting import Values
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from peers import driver
-from peers.workloads import Request
+from bench.peers import driver
+from bench.peers.workloads import Request
 
 HOST = "127.0.0.1"
 POLL_SECONDS = 0.02

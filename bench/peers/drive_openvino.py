@@ -8,8 +8,9 @@ from contextlib import contextmanager
 import numpy as np
 import openvino
 import openvino_genai
-from peers import driver
-from peers.workloads import Request
+
+from bench.peers import driver
+from bench.peers.workloads import Request
 
 # Its default of 256 reads prompts in needlessly small steps.
 MAX_BATCHED_TOKENS = 1024

@@ -7,10 +7,9 @@ from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 
-from peers import driver
-from peers.checkpoint_size import BLOCK_SIZE, num_blocks
-from peers.workloads import Request
-
+from bench.peers import driver
+from bench.peers.checkpoint_size import BLOCK_SIZE, num_blocks
+from bench.peers.workloads import Request
 from taco_llm.args.engine_args import EngineArgs
 from taco_llm.async_engine import AsyncLLMEngine
 from taco_proto.sampling_params import SamplingParams

@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 import transformers
-from peers import driver
-from peers.workloads import Request
 from transformers import AutoModelForCausalLM
+
+from bench.peers import driver
+from bench.peers.workloads import Request
 
 
 class TransformersEngine:

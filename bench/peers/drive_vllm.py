@@ -5,10 +5,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import vllm
-from peers import driver
-from peers.workloads import Request
 from vllm import LLM, SamplingParams
 from vllm.inputs import TokensPrompt
+
+from bench.peers import driver
+from bench.peers.workloads import Request
 
 
 class VllmEngine:

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from peers.workloads import Request
+from bench.peers.workloads import Request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,11 +9,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
-from peers.driver import Report, Settings
-from peers.process_tree import ProcessTree
-from peers.workloads import Request
+from bench.peers.driver import Report, Settings
+from bench.peers.process_tree import ProcessTree
+from bench.peers.workloads import Request
 
-BENCH = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 STOP_SECONDS = 60.0
 # An engine that uses more of a core than this while it has nothing to do is stopped meanwhile. One
 # that spins uses all of it; a server's heartbeats and statistics are no reason to stop it, and to
@@ -63,7 +63,7 @@ class EngineProcess:
             [
                 str(spec.python),
                 "-m",
-                f"peers.{spec.driver}",
+                f"bench.peers.{spec.driver}",
                 json.dumps(asdict(spec.settings)),
             ],
             stdin=subprocess.PIPE,
@@ -71,7 +71,7 @@ class EngineProcess:
             stderr=self._log,
             text=True,
             start_new_session=True,
-            env=os.environ | {"PYTHONPATH": str(BENCH)} | spec.environment,
+            env=os.environ | {"PYTHONPATH": str(ROOT)} | spec.environment,
         )
         self.tree = ProcessTree(self._process.pid)
         self.idle_cpu_share = 0.0

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from peers.interval import Interval
+from bench.interval import Interval
 
 HIGHER_IS_BETTER = frozenset({"tokens_per_s"})
 MET, UNDECIDED, MISSED = "met", "undecided", "missed"

@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from peers.driver import Report
-from peers.engine_process import EngineProcess, EngineSpec
-from peers.workloads import FIRST_TOKEN, MEMORY, WARM_UP, Request, Workload
+from bench.peers.driver import Report
+from bench.peers.engine_process import EngineProcess, EngineSpec
+from bench.peers.workloads import FIRST_TOKEN, MEMORY, WARM_UP, Request, Workload
 
 REHEARSED_TOKENS = 8
 REHEARSAL_ROUND = -1

@@ -13,7 +13,7 @@ from taco_proto.config import PROTOCOL_VERSION
 from taco_proto.prefix_hashes import HASH_BYTES, KEY_BYTES
 
 # What a sequence that decodes, or will, adds to a load, in prompt tokens: measured with
-# bench/replicas.py.
+# bench/scheduler/replicas.py.
 DECODE_TOKENS = 32
 
 INDEX_KEY = "taco:schedulers"  # sorted set: address by the time of its last record

@@ -3,7 +3,8 @@ import math
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from peers.interval import ratio_interval, t_975
+
+from bench.interval import ratio_interval, t_975
 
 figures = st.lists(st.floats(0.01, 1e4), min_size=2, max_size=12)
 

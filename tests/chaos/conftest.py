@@ -1,7 +1,7 @@
 """One cluster for all faults: what a test has broken is mended before the next one.
 
 With `--stalls FILE` the time constants are the product's own, and the longest pause of each stream
-is written to that file, by test (`bench/chaos.py`).
+is written to that file, by test (`bench/services/chaos.py`).
 """
 
 import json

@@ -172,7 +172,7 @@ def _load(load: Callable[[], Model]) -> Model:
     # imported. By default its threads spin at every barrier, so that one of them that gateway,
     # scheduler or another program has pushed off its core holds up all others for whole time
     # slices: a decode step takes up to fifty times as long. Threads that sleep instead cost some
-    # wake-ups on a machine without other work (bench/worker_threads.py).
+    # wake-ups on a machine without other work (bench/worker/threads.py).
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     model = load()
     gc.freeze()  # what is loaded stays: the collector need not walk it during steps

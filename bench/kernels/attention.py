@@ -1,0 +1,181 @@
+"""Paged attention of the CPU kernels against this machine's limits and torch's SDPA.
+
+    python -m bench.kernels.attention [--threads N] [--model NAME] [--type NAME] [--phase NAME]
+        [--save]
+
+Decode attends with one token a sequence, over as many layers as it takes to leave the caches, in
+turn; blocks are shuffled, as they are in a pool that has served for a while. Prefill attends with
+all tokens of one prompt. Each round times ours and torch one after the other; a figure is the best
+round, since other work on the machine only ever adds time. The share is of what bounds the call:
+the KV read at the measured bandwidth, or the operations at the measured peak, whichever takes
+longer. torch gets keys and values in one piece, which paged KV never is.
+"""
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from bench import record
+from bench.kernels import roofline
+from bench.kernels.rounds import DTYPES, Limits, time_in_turn
+from taco_kernels.cpu.attention import AttentionCall, PagedBatch, PagedKV, block_bytes, write_kv
+from taco_kernels.cpu.library import CpuKernels, load
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    query: int
+    kv: int
+    dim: int
+
+
+MODELS = {"qwen2-0.5b": Heads(14, 2, 64), "llama-8b": Heads(32, 8, 128)}
+# What a product of bf16 or int8 KV computes with, and one of float32: the roofline's names.
+PEAKS = {
+    "avx2": ("avx2_fp32", "avx2_fp32"),
+    "avx512": ("avx512_fp32", "avx512_fp32"),
+    "avx512_bf16": ("avx512_bf16", "avx512_fp32"),
+    "amx": ("amx_bf16", "avx512_fp32"),
+}
+BLOCK_SIZE = 16
+DECODES = tuple((batch, context) for batch in (1, 32, 64) for context in (512, 2048, 8192))
+PREFILLS = (128, 512, 1024, 4096)
+COLD_BYTES = 256 << 20
+MAX_BYTES = 2 << 30  # longer decodes of a large batch are left out
+ROUND_SECONDS = 0.05
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--model", choices=MODELS, action="append")
+    parser.add_argument("--type", choices=DTYPES, action="append")
+    parser.add_argument("--phase", choices=("decode", "prefill"), action="append")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--save", action="store_true")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    kernels = load(args.threads, range(args.threads))
+    roof = roofline.measure(args.threads)
+
+    figures: dict[str, Any] = {
+        "isa": kernels.isa,
+        "threads": args.threads,
+        "read_gb_per_s": roof.read_gb_per_s,
+        "peak_gops": roof.peak_gops,
+        "calls": [],
+    }
+    phases = args.phase or ("decode", "prefill")
+    for model in args.model or MODELS:
+        for type_name in args.type or DTYPES:
+            dtype = DTYPES[type_name]
+            limits = Limits.of(roof, PEAKS[kernels.isa][dtype == torch.float32])
+            calls = [(batch, context, 1) for batch, context in DECODES if "decode" in phases]
+            calls += [(1, tokens, tokens) for tokens in PREFILLS if "prefill" in phases]
+            for batch, context, num_new in calls:
+                size = batch * context // BLOCK_SIZE * layer_bytes(MODELS[model], dtype)
+                if size > MAX_BYTES:
+                    continue
+                line = measure(
+                    kernels, MODELS[model], dtype, (batch, context, num_new), args.rounds, limits
+                )
+                call = {"model": model, "type": type_name, **line}
+                figures["calls"].append(call)
+                print("  ".join(f"{key} {value}" for key, value in call.items()), flush=True)
+    if args.save:
+        record.save("cpu_attention", figures)
+
+
+def layer_bytes(heads: Heads, dtype: torch.dtype) -> int:
+    """Of a block."""
+    return block_bytes(dtype, BLOCK_SIZE, 1, heads.kv, heads.dim)
+
+
+def measure(
+    kernels: CpuKernels,
+    heads: Heads,
+    dtype: torch.dtype,
+    shape: tuple[int, int, int],
+    rounds: int,
+    limits: Limits,
+) -> dict[str, float]:
+    """`shape` is sequences, tokens of each, and how many of these are new."""
+    batch, context, num_new = shape
+    num_bytes = batch * context // BLOCK_SIZE * layer_bytes(heads, dtype)
+    num_layers = max(1, COLD_BYTES // num_bytes) if num_new == 1 else 1
+    ours = paged_calls(kernels, heads, dtype, shape, num_layers)
+    theirs = torch_calls(heads, dtype, shape, num_layers)
+    pairs = batch * num_new * (2 * context - num_new + 1) // 2  # of a query and a key that it sees
+    found = time_in_turn(
+        ours,
+        theirs,
+        num_bytes=num_bytes,
+        operations=4 * pairs * heads.query * heads.dim,
+        limits=limits,
+        rounds=rounds,
+        round_seconds=ROUND_SECONDS,
+    )
+    return {"batch": batch, "context": context, "new": num_new, **found}
+
+
+def paged_calls(
+    kernels: CpuKernels,
+    heads: Heads,
+    dtype: torch.dtype,
+    shape: tuple[int, int, int],
+    num_layers: int,
+) -> list[Callable[[], Tensor]]:
+    """One for each layer."""
+    batch, context, num_new = shape
+    blocks_each = -(-context // BLOCK_SIZE)
+    cache = PagedKV.allocate(
+        batch * blocks_each, dtype, BLOCK_SIZE, num_layers, heads.kv, heads.dim
+    )
+    order = torch.randperm(batch * blocks_each, generator=torch.Generator().manual_seed(0))
+    tables = order.int().view(batch, blocks_each)
+    for sequence in range(batch):
+        whole = make_batch(1, context, context, tables[sequence : sequence + 1])
+        keys = torch.randn(context, heads.kv, heads.dim)
+        for layer in range(num_layers):
+            write_kv(kernels, cache, whole, layer, keys, keys)
+    step = make_batch(batch, context, num_new, tables)
+    query = torch.randn(batch * num_new, heads.query, heads.dim)
+    return [
+        AttentionCall(kernels, query, cache, step, layer, heads.dim**-0.5)
+        for layer in range(num_layers)
+    ]
+
+
+def make_batch(num_seqs: int, context: int, num_new: int, tables: Tensor) -> PagedBatch:
+    starts = torch.arange(num_seqs + 1, dtype=torch.int32) * num_new
+    return PagedBatch(starts, torch.full((num_seqs,), context, dtype=torch.int32), tables)
+
+
+def torch_calls(
+    heads: Heads, dtype: torch.dtype, shape: tuple[int, int, int], num_layers: int
+) -> list[Callable[[], Tensor]]:
+    """None for int8, which SDPA does not take."""
+    if dtype == torch.int8:
+        return []
+    batch, context, num_new = shape
+    query = torch.randn(batch, heads.query, num_new, heads.dim, dtype=dtype)
+
+    def layer() -> Callable[[], Tensor]:
+        keys = torch.randn(batch, heads.kv, context, heads.dim, dtype=dtype)
+        values = torch.randn(batch, heads.kv, context, heads.dim, dtype=dtype)
+        return lambda: scaled_dot_product_attention(
+            query, keys, values, is_causal=num_new > 1, enable_gqa=True
+        )
+
+    return [layer() for _ in range(num_layers)]
+
+
+if __name__ == "__main__":
+    main()

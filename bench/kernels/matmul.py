@@ -1,0 +1,129 @@
+"""Products of the CPU kernels against this machine's limits and torch's F.linear.
+
+    python -m bench.kernels.matmul [--threads N] [--model NAME] [--type NAME] [--rows N ...]
+        [--save]
+
+Every matrix has as many copies as it takes to leave the caches, and they are multiplied in turn, as
+a model's layers are: the weights come from memory. Each round times ours and torch one after the
+other; a figure is the best round, since other work on the machine only ever adds time. The share is
+of what bounds the product: the weights read at the measured bandwidth, or the operations at the
+measured peak of the instruction set, whichever takes longer.
+"""
+
+import argparse
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from bench import record
+from bench.kernels import roofline
+from bench.kernels.rounds import DTYPES, Limits, time_in_turn
+from taco_kernels.cpu.library import CpuKernels, load
+from taco_kernels.cpu.matmul import EncodedRows, PackedMatrix, multiply
+
+# Name: n, k, whether it is a gated pair.
+Shapes = dict[str, tuple[int, int, bool]]
+MODELS: dict[str, Shapes] = {
+    "0.5b": {
+        "qkv": (1152, 896, False),
+        "out": (896, 896, False),
+        "gate_up": (9728, 896, True),
+        "down": (896, 4864, False),
+        "lm_head": (151936, 896, False),
+    },
+    "7b": {
+        "qkv": (12288, 4096, False),
+        "out": (4096, 4096, False),
+        "gate_up": (22016, 4096, True),
+        "down": (4096, 11008, False),
+    },
+}
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 512, 1024)
+COLD_BYTES = 200 << 20
+ROUND_SECONDS = 0.03
+# What a product of each type computes with: the roofline's name of it.
+PEAKS = {
+    "avx2": {"bf16": "avx2_fp32", "int8": "avx2_int8", "fp32": "avx2_fp32"},
+    "avx512": {"bf16": "avx512_fp32", "int8": "avx512_vnni", "fp32": "avx512_fp32"},
+    "avx512_bf16": {"bf16": "avx512_bf16", "int8": "avx512_vnni", "fp32": "avx512_fp32"},
+    "amx": {"bf16": "amx_bf16", "int8": "amx_int8", "fp32": "avx512_fp32"},
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--model", choices=MODELS, action="append")
+    parser.add_argument("--type", choices=DTYPES, action="append")
+    parser.add_argument("--matrix", action="append", help="qkv, out, gate_up, down or lm_head")
+    parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--save", action="store_true")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    kernels = load(args.threads, range(args.threads))
+    roof = roofline.measure(args.threads)
+
+    figures: dict[str, Any] = {
+        "isa": kernels.isa,
+        "threads": args.threads,
+        "read_gb_per_s": roof.read_gb_per_s,
+        "peak_gops": roof.peak_gops,
+        "products": [],
+    }
+    for model in args.model or MODELS:
+        for name, shape in MODELS[model].items():
+            if args.matrix and name not in args.matrix:
+                continue
+            for type_name in args.type or DTYPES:
+                limits = Limits.of(roof, PEAKS[kernels.isa][type_name])
+                for line in measure(kernels, shape, type_name, args.rows, args.rounds, limits):
+                    product = {"model": model, "matrix": name, "type": type_name, **line}
+                    figures["products"].append(product)
+                    print("  ".join(f"{key} {value}" for key, value in product.items()), flush=True)
+    if args.save:
+        record.save("cpu_matmul", figures)
+
+
+def measure(
+    kernels: CpuKernels,
+    shape: tuple[int, int, bool],
+    type_name: str,
+    row_counts: Sequence[int],
+    rounds: int,
+    limits: Limits,
+) -> list[dict[str, float]]:
+    n, k, gated = shape
+    dtype = DTYPES[type_name]
+    weight = torch.randn(n, k, dtype=torch.bfloat16)
+    copies = max(1, COLD_BYTES // (n * k * dtype.itemsize))
+    matrices = [
+        PackedMatrix.from_tensor(kernels, weight, dtype, gated=gated) for _ in range(copies)
+    ]
+    # torch has no product of dynamically quantized activations that a user would call.
+    weights = [weight.to(dtype, copy=True) for _ in range(copies)] if dtype != torch.int8 else []
+    lines = []
+    for rows in row_counts:
+        x = torch.randn(rows, k)
+        encoded, operands = EncodedRows(kernels, x, dtype), x.to(dtype)
+        activation = "silu" if gated else "none"
+        found = time_in_turn(
+            [partial(multiply, kernels, encoded, each, activation=activation) for each in matrices],
+            [partial(functional.linear, operands, each) for each in weights],
+            num_bytes=n * k * dtype.itemsize,
+            operations=2 * rows * n * k,
+            limits=limits,
+            rounds=rounds,
+            round_seconds=ROUND_SECONDS,
+        )
+        lines.append({"rows": rows, **found})
+    return lines
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,171 @@
+"""What this machine can do at most: memory read, and products out of registers alone.
+
+    python -m bench.kernels.roofline [--threads N] [--save]
+
+Benchmarks of kernels import `measure` and print their share of it. The loops are C++ that is
+compiled here; those whose instructions the CPU has not are left out.
+"""
+
+import argparse
+import ctypes
+import json
+import math
+import mmap
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from bench import record
+
+SOURCE = Path(__file__).with_suffix(".cpp")
+# Far beyond any cache of a core; a shared cache of some hundred MB would still show.
+READ_BYTES = 1 << 30
+REPEATS = 7
+# Operations (a multiply-add is two) of one step of each loop; see roofline.cpp.
+STEP_OPERATIONS = {
+    "avx2_fp32": 2 * 10 * 8,
+    "avx2_int8": 2 * 10 * 32,
+    "avx512_fp32": 2 * 10 * 16,
+    "avx512_bf16": 2 * 10 * 32,
+    "avx512_vnni": 2 * 10 * 64,
+    "amx_bf16": 2 * 4 * 16 * 16 * 32,
+    "amx_int8": 2 * 4 * 16 * 16 * 64,
+}
+LOOP_SECONDS = 0.05
+
+
+class CompilerError(RuntimeError):
+    """There is no C++ compiler, or it refused the source."""
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """The best of some runs each.
+
+    Attributes:
+        threads: as many as `all_threads` below means.
+        read_gb_per_s: GB/s (10^9 bytes) with `one_thread` and `all_threads`.
+        peak_gops: 10^9 operations a second, a multiply-add counted as two, by instruction set and
+            number type; likewise with one thread and all.
+    """
+
+    threads: int
+    read_gb_per_s: dict[str, float]
+    peak_gops: dict[str, dict[str, float]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--save", action="store_true")
+    args = parser.parse_args()
+    try:
+        figures = asdict(measure(args.threads))
+    except CompilerError as error:
+        sys.exit(f"roofline: {error}")
+    print(json.dumps(figures, indent=2))
+    if args.save:
+        record.save("roofline", figures)
+
+
+def measure(threads: int) -> Roofline:
+    """Takes some seconds. Raises `CompilerError`."""
+    loops = _compile()
+    numbers = {"one_thread": 1, "all_threads": threads}
+    with mmap.mmap(-1, READ_BYTES) as memory:
+        memory.madvise(mmap.MADV_HUGEPAGE)
+        read = {name: _read_rate(loops, memory, number) for name, number in numbers.items()}
+    peaks = {
+        loop: {name: _peak(loops, loop, number) for name, number in numbers.items()}
+        for loop in STEP_OPERATIONS
+        if loops.roofline_has(loop.encode())
+    }
+    return Roofline(threads, read, peaks)
+
+
+def _compile() -> ctypes.CDLL:
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
+    if compiler is None:
+        raise CompilerError("no C++ compiler found; install g++ 11 or later, or set CXX")
+    with tempfile.TemporaryDirectory() as directory:
+        library = Path(directory) / "roofline.so"
+        command = [
+            compiler,
+            "-std=c++17",
+            "-O2",
+            "-shared",
+            "-fPIC",
+            str(SOURCE),
+            "-o",
+            str(library),
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise CompilerError(f"{compiler} failed:\n{done.stderr}")
+        loops = ctypes.CDLL(str(library))
+    loops.roofline_has.argtypes = [ctypes.c_char_p]
+    loops.roofline_read.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    loops.roofline_read.restype = ctypes.c_int64
+    for loop in STEP_OPERATIONS:
+        getattr(loops, f"roofline_{loop}").argtypes = [ctypes.c_int64]
+        getattr(loops, f"roofline_{loop}").restype = None
+    return loops
+
+
+def _read_rate(loops: ctypes.CDLL, memory: mmap.mmap, threads: int) -> float:
+    base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    share = READ_BYTES // threads // 4096 * 4096
+    ctypes.memset(base, 1, READ_BYTES)  # pages that were never written read as one page of zeros
+
+    def read(thread: int) -> None:
+        loops.roofline_read(base + thread * share, share)
+
+    return round(threads * share / _best_seconds(read, threads) / 1e9, 2)
+
+
+def _peak(loops: ctypes.CDLL, loop: str, threads: int) -> float:
+    call = getattr(loops, f"roofline_{loop}")
+    trial_steps = 100_000
+    seconds = _best_seconds(lambda _: call(trial_steps), 1)
+    steps = math.ceil(trial_steps * LOOP_SECONDS / seconds)
+    seconds = _best_seconds(lambda _: call(steps), threads)
+    return round(threads * steps * STEP_OPERATIONS[loop] / seconds / 1e9, 1)
+
+
+def _best_seconds(work: Callable[[int], None], threads: int) -> float:
+    """Until the last of the threads is done; each stays on a core of its own."""
+    return min(_seconds(work, threads) for _ in range(REPEATS))
+
+
+def _seconds(work: Callable[[int], None], threads: int) -> float:
+    cores = sorted(os.sched_getaffinity(0))
+    barrier = threading.Barrier(threads)
+    ended = [0.0] * threads
+    started = [0.0] * threads
+
+    def run(thread: int) -> None:
+        os.sched_setaffinity(0, {cores[thread % len(cores)]})
+        barrier.wait()
+        started[thread] = time.perf_counter()
+        work(thread)  # ctypes lets the other threads run meanwhile
+        ended[thread] = time.perf_counter()
+
+    workers = [threading.Thread(target=run, args=(thread,)) for thread in range(threads)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    return max(ended) - min(started)
+
+
+if __name__ == "__main__":
+    main()

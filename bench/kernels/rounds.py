@@ -1,0 +1,72 @@
+"""What the benchmarks of CPU kernels share: rounds in turn with torch, and shares of the limits."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from bench.kernels.roofline import Roofline
+
+Call = Callable[[], object]
+
+DTYPES = {"bf16": torch.bfloat16, "int8": torch.int8, "fp32": torch.float32}
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of this machine: bytes and operations a second with all threads."""
+
+    read: float
+    peak: float
+
+    @classmethod
+    def of(cls, roof: Roofline, peak: str) -> "Limits":
+        """`peak`: the roofline's name of what a kernel computes with."""
+        return cls(
+            roof.read_gb_per_s["all_threads"] * 1e9, roof.peak_gops[peak]["all_threads"] * 1e9
+        )
+
+
+def time_in_turn(
+    ours: Sequence[Call],
+    theirs: Sequence[Call],
+    *,
+    num_bytes: int,
+    operations: int,
+    limits: Limits,
+    rounds: int,
+    round_seconds: float,
+) -> dict[str, float]:
+    """The best round of each, since other work on the machine only ever adds time.
+
+    Args:
+        ours: the same call over different memory, so that it comes cold; `theirs` likewise, and
+            empty where torch has no such call.
+        num_bytes, operations: of one call; the share is of the time that these take at least.
+    """
+    best = best_torch = float("inf")
+    for _ in range(rounds):
+        best = min(best, _seconds_of(ours, round_seconds))
+        if theirs:
+            best_torch = min(best_torch, _seconds_of(theirs, round_seconds))
+    bound = max(num_bytes / limits.read, operations / limits.peak)
+    figures = {
+        "us": round(best * 1e6, 1),
+        "gb_per_s": round(num_bytes / best / 1e9, 1),
+        "gops": round(operations / best / 1e9, 1),
+        "share": round(bound / best, 3),
+    }
+    if theirs:
+        figures["torch_us"] = round(best_torch * 1e6, 1)
+    return figures
+
+
+def _seconds_of(calls: Sequence[Call], round_seconds: float) -> float:
+    """Of one call, over as many of them in turn as the seconds allow."""
+    num_calls = 0
+    start = time.perf_counter()
+    while (elapsed := time.perf_counter() - start) < round_seconds or not num_calls:
+        calls[num_calls % len(calls)]()
+        num_calls += 1
+    return elapsed / num_calls

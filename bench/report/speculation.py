@@ -1,0 +1,122 @@
+"""The figures of bench/engine/speculation.py as a table for the docs and as a plot.
+
+python -m bench.report.speculation      # writes docs/images/speculation.svg
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "bench" / "results"
+PLOT = ROOT / "docs" / "images" / "speculation.svg"
+
+Record = dict[str, Any]
+
+_HEADINGS = (
+    "workload",
+    "drafter",
+    "batch",
+    "plain tokens/s",
+    "tokens/s",
+    "speed-up (95% interval)",
+    "of decoding alone",
+    "accepted a step",
+    "verified a step",
+    "accepted of those",
+)
+
+
+def speculation_table(results: Path) -> Iterator[str]:
+    """All sittings: the files `speculation*.json`, one after the other."""
+    records = _records(results)
+    if not records:
+        yield "Nothing has been recorded yet."
+        return
+    yield f"| {' | '.join(_HEADINGS)} |"
+    yield "|---" * len(_HEADINGS) + "|"
+    for record in records:
+        for workload, drafters in record["figures"].items():
+            for drafter, batches in drafters.items():
+                for batch, figures in batches.items():
+                    yield _row(workload, drafter, batch, figures)
+    yield ""
+    yield from dict.fromkeys(_note(record) for record in records)
+
+
+def _row(workload: str, drafter: str, batch: str, figures: Record) -> str:
+    (low, high), (decode_low, decode_high) = figures["interval"], figures["decode_interval"]
+    cells = (
+        workload,
+        drafter,
+        batch,
+        f"{figures['plain_tokens_per_s']:,.0f}",
+        f"{figures['tokens_per_s']:,.0f}",
+        f"{figures['speedup']:.2f} ({low:.2f}–{high:.2f})",
+        f"{figures['decode_speedup']:.2f} ({decode_low:.2f}–{decode_high:.2f})",
+        f"{figures['accepted_per_step']:.2f}",
+        f"{figures['verified_per_step']:.2f}",
+        f"{figures['acceptance_rate']:.0%}",
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def _note(record: Record) -> str:
+    machine = record["machine"]
+    sets = ", ".join(machine.get("vector_sets", ())) or "unknown vector sets"
+    return (
+        f"On {machine['cpu']} with {machine['cores']} cores ({sets}), {record['date']}: "
+        f"`{record['command']}`."
+    )
+
+
+def write_plot(results: Path, path: Path) -> None:
+    """A column a workload: above the speed-up with its interval, below the accepted drafts."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    matplotlib.rcParams["svg.hashsalt"] = "taco"  # the same figures give the same file
+    merged: dict[str, dict[str, Record]] = {}
+    for record in _records(results):
+        for workload, drafters in record["figures"].items():
+            for drafter, batches in drafters.items():
+                merged.setdefault(workload, {}).setdefault(drafter, {}).update(batches)
+    figure = Figure(figsize=(3.2 * len(merged), 6), layout="constrained")
+    rows = figure.subplots(2, len(merged), squeeze=False)
+    for column, (workload, drafters) in enumerate(merged.items()):
+        speedups, accepted = rows[0][column], rows[1][column]
+        for drafter, batches in drafters.items():
+            places = range(len(batches))
+            ratios = [figures["decode_speedup"] for figures in batches.values()]
+            below = [f["decode_speedup"] - f["decode_interval"][0] for f in batches.values()]
+            above = [f["decode_interval"][1] - f["decode_speedup"] for f in batches.values()]
+            speedups.errorbar(
+                places, ratios, yerr=[below, above], marker="o", capsize=3, label=drafter
+            )
+            lengths = [figures["accepted_per_step"] for figures in batches.values()]
+            accepted.plot(places, lengths, marker="o", label=drafter)
+            for axes in (speedups, accepted):
+                axes.set_xticks(list(places), list(batches))
+                axes.set_xlabel("sequences")
+                axes.grid(alpha=0.3)
+        speedups.axhline(1, color="gray", linewidth=1)
+        speedups.set_title(workload)
+        speedups.set_ylim(bottom=0)
+        accepted.set_ylim(bottom=0)
+        accepted.legend(fontsize="small")
+    rows[0][0].set_ylabel("speed-up of decoding")
+    rows[1][0].set_ylabel("accepted drafts a step")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, metadata={"Date": None})
+
+
+def _records(results: Path) -> list[Record]:
+    return [json.loads(path.read_text()) for path in sorted(results.glob("speculation*.json"))]
+
+
+if __name__ == "__main__":
+    write_plot(RESULTS, PLOT)
+    print(f"written: {PLOT}")

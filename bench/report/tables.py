@@ -1,0 +1,275 @@
+"""Writes the tables of figures in README.md and docs/ from bench/results/*.json.
+
+    python -m bench.report.tables [--check]
+
+A table stands between `<!-- table: NAME -->` and `<!-- end of table -->`; with --check nothing is
+written, and a page that differs from the results is an error.
+"""
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.peers.comparison import Verdict, verdicts
+from bench.peers.workloads import Length, parse
+from bench.report.speculation import speculation_table
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "bench" / "results"
+PAGES = {
+    Path("README.md"): ("parts", "peers"),
+    Path("docs/benchmarks.md"): ("parts", "peers"),
+    Path("docs/cpu.md"): ("perplexity",),
+    Path("docs/speculation.md"): ("speculation",),
+}
+_TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One figure of a part of TACO.
+
+    Attributes:
+        what: is measured.
+        result: the file's name, without its ending.
+        show: the figure as text, of the result's figures.
+    """
+
+    what: str
+    result: str
+    show: Callable[[Record], str]
+
+
+def _microseconds(name: str) -> Callable[[Record], str]:
+    def show(figures: Record) -> str:
+        total = figures[name]["total"]
+        return f"{total['median_us']:.0f} µs (p99 {total['p99_us']:.0f} µs)"
+
+    return show
+
+
+def _text_cost(figures: Record) -> str:
+    plain, stops, logprobs = (
+        figures[f"{name}, µs per token"] for name in ("plain", "4 stop strings", "5 logprobs")
+    )
+    return f"{plain:.1f} µs ({stops:.1f}; {logprobs:.1f})"
+
+
+PARTS = (
+    Row(
+        "scheduler: host work of a decode step, 256 sequences, protobuf included",
+        "scheduler_step",
+        _microseconds("decode step, 256 sequences"),
+    ),
+    Row(
+        "scheduler: admission of a prompt with 4,096 cached tokens",
+        "scheduler_step",
+        _microseconds("admission, 4096 cached tokens"),
+    ),
+    Row(
+        "one gateway on one core, 64 streams, one token a chunk, a step every 4 ms",
+        "gateway_stream_4ms",
+        lambda figures: (
+            f"{figures['tokens_per_s']:,.0f} tokens/s "
+            f"with {figures['gateway_cpu_share']:.0%} of the core"
+        ),
+    ),
+    Row(
+        "the same, worker as fast as it can be",
+        "gateway_stream",
+        lambda figures: (
+            f"{figures['tokens_per_s']:,.0f} tokens/s in {figures['chunks_per_s']:,.0f} chunks/s"
+        ),
+    ),
+    Row(
+        "gateway: text work for a streamed token (with 4 stop strings; with 5 logprobs)",
+        "text_hot_path",
+        _text_cost,
+    ),
+    Row(
+        "prefix tree: match, allocate and release 4,096 cached tokens",
+        "kv_microbench",
+        lambda figures: f"{figures['full prefix hit, 4,096 tokens: allocate + release']:.0f} µs",
+    ),
+    Row(
+        "`taco_llm serve demo` to its first chat answer",
+        "startup",
+        lambda figures: f"{figures['first_answer_seconds']['median']:.1f} s",
+    ),
+    Row(
+        "import of the gateway",
+        "startup",
+        lambda figures: f"{figures['gateway_import_seconds']['median']:.1f} s",
+    ),
+)
+_UNITS = {
+    "ttft_ms": "TTFT, ms",
+    "tpot_ms": "TPOT, ms",
+    "tokens_per_s": "tokens/s",
+    "seconds": "s",
+    "above_mb": "MB",
+}
+_ALONE = {
+    "start": "command to first token, weights on disk",
+    "memory": "peak memory above weights and KV, 64 sequences of 512 tokens",
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true")
+    args = parser.parse_args()
+    for page, text in changed_pages(RESULTS):
+        if args.check:
+            sys.exit(f"{page} differs from bench/results; run python -m bench.report.tables")
+        (ROOT / page).write_text(text)
+        print(f"written: {page}")
+
+
+def changed_pages(results: Path) -> Iterator[tuple[Path, str]]:
+    """The pages whose tables are not as the results say, and how they would read."""
+    for page in PAGES:
+        text = (ROOT / page).read_text()
+        new = with_tables(text, results)
+        if new != text:
+            yield page, new
+
+
+def with_tables(text: str, results: Path) -> str:
+    """Raises `KeyError` for a table that there is not."""
+    makers = {
+        "parts": parts_table,
+        "peers": peers_table,
+        "perplexity": perplexity_table,
+        "roofline": roofline_table,
+        "speculation": speculation_table,
+    }
+    return _TABLE.sub(
+        lambda match: "\n".join((match[1], *makers[match[2]](results), "", match[3])), text
+    )
+
+
+def parts_table(results: Path) -> Iterator[str]:
+    yield from ("| what | measured | command |", "|---|---|---|")
+    for row in PARTS:
+        record = _read(results / f"{row.result}.json")
+        yield f"| {row.what} | {row.show(record['figures'])} | `{_command(record)}` |"
+
+
+def peers_table(results: Path) -> Iterator[str]:
+    """All sittings with other engines: the files `peers*.json`, one after the other."""
+    records = [_read(path) for path in sorted(results.glob("peers*.json"))]
+    if not records:
+        yield "No sitting has been recorded yet."
+        return
+    yield "| workload | figure | engine | TACO | peer | ratio (95% interval) | goal | | sitting |"
+    yield "|---|---|---|---|---|---|---|---|---|"
+    for number, record in enumerate(records, 1):
+        for verdict in verdicts(record["figures"]):
+            shape = record["figures"]["workloads"][verdict.workload]["shape"]
+            yield _peers_row(verdict, shape, number)
+    yield ""
+    yield from (f"{number}. {_sitting_note(record)}" for number, record in enumerate(records, 1))
+
+
+def roofline_table(results: Path) -> Iterator[str]:
+    path = results / "roofline.json"
+    if not path.exists():
+        yield "No roofline has been recorded yet."
+        return
+    figures = _read(path)["figures"]
+    yield f"| limit | 1 thread | {figures['threads']} threads |"
+    yield "|---|---|---|"
+    rate = figures["read_gb_per_s"]
+    yield f"| memory read, GB/s | {rate['one_thread']:.1f} | {rate['all_threads']:.1f} |"
+    for name, peak in figures["peak_gops"].items():
+        label = name.replace("_", " ").upper()
+        yield f"| {label}, GFLOP/s | {peak['one_thread']:,.0f} | {peak['all_threads']:,.0f} |"
+
+
+def perplexity_table(results: Path) -> Iterator[str]:
+    """Of each way to store weights and KV, beside the first."""
+    perplexities: dict[str, float] = _read(results / "perplexity.json")["figures"]["perplexity"]
+    exact = next(iter(perplexities.values()))
+    yield from ("| weights, KV | perplexity | |", "|---|---|---|")
+    for name, perplexity in perplexities.items():
+        yield f"| {name} | {perplexity:.2f} | {perplexity / exact - 1:+.2%} |"
+
+
+def _peers_row(verdict: Verdict, shape: str, sitting: int) -> str:
+    interval = verdict.interval
+    peer = ratio = "–"
+    if verdict.theirs is not None:
+        others = f", best of {len(verdict.candidates)}" if len(verdict.candidates) > 1 else ""
+        peer = f"{_number(verdict.their_median or 0.0)} ({verdict.theirs}{others})"
+    if interval is not None:
+        ratio = f"{interval.ratio:.2f} ({interval.low:.2f}–{interval.high:.2f})"
+    cells = (
+        _ALONE.get(verdict.workload) or describe(shape),
+        _UNITS[verdict.figure],
+        verdict.ours,
+        _number(verdict.our_median),
+        peer,
+        ratio,
+        verdict.goal,
+        verdict.outcome,
+        str(sitting),
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def describe(shape: str) -> str:
+    """A workload's shape in words: `32x512+32/16` is 32 requests that share 512 of 544 tokens."""
+    workload = parse(shape)
+    prompt, output = _length(workload.prompt), _length(workload.output)
+    if workload.count == 1:
+        return f"1 stream, {prompt} in / {output} out"
+    if not workload.num_shared:
+        return f"{workload.count} requests at once, {prompt} in / {output} out"
+    longest = workload.num_shared + workload.prompt.high
+    return (
+        f"{workload.count} requests at once that share {workload.num_shared} of {longest:,} "
+        f"tokens, {output} out"
+    )
+
+
+def _length(length: Length) -> str:
+    return f"{length.low:,}" if length.low == length.high else f"{length.low:,}–{length.high:,}"
+
+
+def _number(value: float) -> str:
+    """Three digits, and all of those before the point."""
+    decimals = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
+    return f"{value:,.{decimals}f}"
+
+
+def _sitting_note(record: Record) -> str:
+    figures, machine = record["figures"], record["machine"]
+    sets = ", ".join(machine.get("vector_sets", ())) or "unknown vector sets"
+    peers = ", ".join(name for name in figures["engines"] if not name.startswith("taco"))
+    return (
+        f"{record['date']}, {machine['cpu']} with {figures['threads']} threads of "
+        f"{machine['cores']} cores ({sets}), {figures['model']}, {figures['pairs']} pairs; "
+        f"peers that ran: {peers or 'none'}."
+    )
+
+
+def _command(record: Record) -> str:
+    return record["command"].removesuffix(" --save")
+
+
+def _read(path: Path) -> Record:
+    return json.loads(path.read_text())
+
+
+if __name__ == "__main__":
+    main()

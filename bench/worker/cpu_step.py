@@ -1,0 +1,195 @@
+"""Where the time of a step goes on the CPU kernels: layers, last stage, host.
+
+    python -m bench.worker.cpu_step [--quantization int8] [--kv-cache-dtype int8] [--rounds 5]
+        [--save]
+
+A model of Qwen2-0.5B's shape with random weights. The floor of a step of decodes is what reading
+its weights once takes, at the rate that --gb-per-s gives (bench/kernels/roofline.py measures it).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bench import record
+from taco_proto.config import ModelConfig, WorkerConfig
+from taco_proto.sampling_params import SamplingParams
+from taco_proto.steps import IntArray, JoinedSequences, StepPlan
+from taco_worker.models.step_model import ModelInput, StepModel
+from taco_worker.worker import Worker
+
+QWEN2_05B: dict[str, Any] = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "vocab_size": 151936,
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "tie_word_embeddings": True,
+    "dtype": "bfloat16",
+}
+MAX_MODEL_LEN = 2048
+NUM_BLOCKS = 1024
+# Sequences, after prompts of so many tokens.
+PROMPT_LEN = 128
+DECODES = {"decode, 1 sequence": 1, "decode, 32 sequences": 32}
+# Drafts of one sequence that a step verifies beside its own token.
+VERIFICATIONS = {"decode and 4 drafts, 1 sequence": 4, "decode and 8 drafts, 1 sequence": 8}
+PREFILLS = {"prefill, 128 tokens": 128, "prefill, 1024 tokens": 1024}
+
+
+class TimedModel:
+    """Passes a model's calls on, and keeps how long each took, in milliseconds."""
+
+    def __init__(self, model: StepModel) -> None:
+        self._model = model
+        self.layers = self.last_stage = 0.0
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._model, name)
+
+    def forward(self, inputs: ModelInput) -> Tensor:
+        begun = time.perf_counter()
+        hidden = self._model.forward(inputs)
+        self.layers = 1e3 * (time.perf_counter() - begun)
+        return hidden
+
+    def most_likely(self, hidden: Tensor) -> Tensor:
+        begun = time.perf_counter()
+        token_ids = self._model.most_likely(hidden)
+        self.last_stage = 1e3 * (time.perf_counter() - begun)
+        return token_ids
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quantization", choices=["int8"])
+    parser.add_argument("--kv-cache-dtype", default="auto")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--gb-per-s", type=float)
+    parser.add_argument("--save", action="store_true")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(QWEN2_05B))
+        model = ModelConfig(
+            model=folder,
+            load_format="dummy",
+            quantization=args.quantization,
+            max_model_len=MAX_MODEL_LEN,
+        )
+        worker = Worker(
+            WorkerConfig(
+                model=model,
+                kv_cache_dtype=args.kv_cache_dtype,
+                num_blocks=NUM_BLOCKS,
+                max_num_seqs=32,
+            )
+        )
+    timed = TimedModel(worker._runner._model)
+    worker._runner._model = timed  # type: ignore[assignment]
+    figures: dict[str, dict[str, float]] = {}
+    print(f"{'step, ms':32} {'whole':>8} {'layers':>8} {'last':>8} {'host':>8}")
+    for name, count in DECODES.items():
+        prefill(worker, count, PROMPT_LEN)
+        plans = [decode(count) for _ in range(args.rounds)]
+        figures[name] = report(name, [measure(worker, timed, plan) for plan in plans])
+    prefill(worker, 1, PROMPT_LEN)
+    for name, num_drafts in VERIFICATIONS.items():
+        figures[name] = report(name, [verify(timed, num_drafts) for _ in range(args.rounds)])
+    for name, prompt_len in PREFILLS.items():
+        parts = []
+        for _ in range(args.rounds):
+            worker.reset()
+            parts.append(measure(worker, timed, join(1, prompt_len)))
+        figures[name] = report(name, parts)
+    if args.gb_per_s:
+        print(f"floor of a decode step: {timed._model.weight_bytes / args.gb_per_s / 1e6:.1f} ms")
+    if args.save:
+        suffix = f"_{args.quantization}" if args.quantization else ""
+        record.save(f"cpu_step{suffix}", {"milliseconds": figures})
+
+
+def report(name: str, parts: list[dict[str, float]]) -> dict[str, float]:
+    found = {part: round(median(each[part] for each in parts), 3) for part in parts[0]}
+    print(f"{name:32}", *(f"{value:8.2f}" for value in found.values()))
+    return found
+
+
+def measure(worker: Worker, timed: TimedModel, plan: StepPlan) -> dict[str, float]:
+    begun = time.perf_counter()
+    output = worker.execute(plan)
+    whole = 1e3 * (time.perf_counter() - begun)
+    if output.error:
+        raise RuntimeError(output.error)
+    host = whole - timed.layers - timed.last_stage
+    return {"whole": whole, "layers": timed.layers, "last": timed.last_stage, "host": host}
+
+
+def verify(timed: TimedModel, num_drafts: int) -> dict[str, float]:
+    """A step of the model alone, with drafts behind the prompt of the first sequence."""
+    count = 1 + num_drafts
+    inputs = ModelInput(
+        token_ids=torch.arange(1000, 1000 + count, dtype=torch.int32),
+        positions=np.arange(PROMPT_LEN, PROMPT_LEN + count, dtype=np.int32),
+        query_start=np.array([0, count], dtype=np.int32),
+        seq_lens=np.array([PROMPT_LEN + count], dtype=np.int32),
+        block_tables=np.arange(MAX_MODEL_LEN // 16, dtype=np.int32)[None],
+        output_rows=np.arange(count, dtype=np.int32),
+    )
+    timed.most_likely(timed.forward(inputs))
+    whole = timed.layers + timed.last_stage
+    return {"whole": whole, "layers": timed.layers, "last": timed.last_stage, "host": 0.0}
+
+
+def prefill(worker: Worker, count: int, prompt_len: int) -> None:
+    worker.reset()
+    output = worker.execute(join(count, prompt_len))
+    if output.error:
+        raise RuntimeError(output.error)
+
+
+def join(count: int, prompt_len: int) -> StepPlan:
+    blocks = min(NUM_BLOCKS // count, MAX_MODEL_LEN // 16)
+    rng = np.random.default_rng(0)
+
+    def each(value: int) -> IntArray:
+        return np.full(count, value, dtype=np.int32)
+
+    joined = JoinedSequences(
+        slots=np.arange(count, dtype=np.int32),
+        num_prompt_tokens=each(prompt_len),
+        num_tokens=each(prompt_len),
+        num_computed_tokens=each(0),
+        token_ids=rng.integers(0, QWEN2_05B["vocab_size"], count * prompt_len, dtype=np.int32),
+        num_blocks=each(blocks),
+        block_ids=np.arange(count * blocks, dtype=np.int32),
+        sampling=(SamplingParams(temperature=0.0, seed=0),) * count,
+    )
+    return StepPlan(
+        epoch=1, step_id=0, slots=joined.slots, num_tokens=each(prompt_len), joined=joined
+    )
+
+
+def decode(count: int) -> StepPlan:
+    slots, ones = np.arange(count, dtype=np.int32), np.ones(count, dtype=np.int32)
+    return StepPlan(epoch=1, step_id=1, slots=slots, num_tokens=ones)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""What a record of a sitting says: who the best peer is, and which goals are reached."""
+
+from typing import Any
+
+import pytest
+
+from bench.peers.comparison import Verdict, record_of, verdicts
+
+BITS = {
+    "taco": 16,
+    "taco-int8": 8,
+    "taco-http": 16,
+    "vllm": 16,
+    "openvino": 16,
+    "openvino-int8": 8,
+}
+
+
+def record(workload: str, figure: str, values: dict[str, list[float]]) -> dict[str, Any]:
+    ours = [name for name in values if name.startswith("taco")]
+    return {
+        "engines": {name: {"weight_bits": BITS[name]} for name in values},
+        "workloads": {workload: {"shape": workload, "figures": {figure: record_of(values, ours)}}},
+    }
+
+
+def verdict_of(workload: str, figure: str, values: dict[str, list[float]], ours: str) -> Verdict:
+    (verdict,) = (
+        verdict for verdict in verdicts(record(workload, figure, values)) if verdict.ours == ours
+    )
+    return verdict
+
+
+@pytest.mark.parametrize(("figure", "best"), [("tpot_ms", "openvino"), ("tokens_per_s", "vllm")])
+def test_the_best_peer_is_the_one_with_the_best_median(figure: str, best: str) -> None:
+    values = {"taco": [40.0, 41.0], "vllm": [53.0, 54.0], "openvino": [45.0, 46.0]}
+    assert verdict_of("single", figure, values, "taco").theirs == best
+
+
+def test_two_wild_pairs_decide_nothing() -> None:
+    values = {"taco": [36.0, 319.0], "vllm": [100.0, 100.0]}
+    assert verdict_of("single", "tpot_ms", values, "taco").outcome == "undecided"
+
+
+def test_int8_peers_are_compared_with_int8_only() -> None:
+    values = {
+        "taco": [40.0, 41.0],
+        "taco-int8": [20.0, 20.0],
+        "openvino": [45.0, 46.0],
+        "openvino-int8": [28.0, 28.0],
+    }
+    assert verdict_of("single", "tpot_ms", values, "taco").theirs == "openvino"
+    assert verdict_of("single", "tpot_ms", values, "taco-int8").theirs == "openvino-int8"
+
+
+@pytest.mark.parametrize(
+    ("ours", "outcome"),
+    [
+        ([80.0, 80.0, 80.0], "met"),
+        ([80.0, 82.0, 84.0], "met"),  # 0.82, from 0.77 to 0.87: within 10% of 0.85
+        ([70.0, 80.0, 95.0], "undecided"),  # 0.81 reaches it, but the interval ends at 1.19
+        ([84.0, 86.0, 87.0], "undecided"),  # 0.86, from 0.82 to 0.90
+        ([90.0, 90.0, 90.0], "missed"),
+    ],
+)
+def test_a_goal_is_met_only_by_a_narrow_interval(ours: list[float], outcome: str) -> None:
+    verdict = verdict_of("single", "tpot_ms", {"taco": ours, "vllm": [100.0] * 3}, "taco")
+    assert verdict.goal == "≤ 0.85"
+    assert verdict.outcome == outcome
+
+
+def test_throughput_is_to_be_high() -> None:
+    values = {"taco": [700.0, 710.0], "vllm": [400.0, 400.0]}
+    assert verdict_of("batch", "tokens_per_s", values, "taco").outcome == "met"
+    values = {"taco": [400.0, 400.0], "vllm": [700.0, 710.0]}
+    assert verdict_of("batch", "tokens_per_s", values, "taco").outcome == "missed"
+
+
+def test_http_is_measured_by_the_engine_in_process() -> None:
+    values = {"taco": [100.0, 100.0], "taco-http": [95.0, 95.0], "vllm": [300.0, 300.0]}
+    verdict = verdict_of("batch", "tokens_per_s", values, "taco-http")
+    assert verdict.theirs == "taco"
+    assert verdict.goal == "≥ 0.92"
+    assert verdict.outcome == "met"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "outcome"),
+    [
+        ([3.9], "met"),
+        ([3.8, 3.9, 4.3], "met"),
+        ([3.8, 3.9, 4.5], "undecided"),
+        ([3.9, 4.1, 4.2], "undecided"),
+        ([4.1, 4.2, 4.3], "missed"),
+    ],
+)
+def test_the_start_has_a_limit_whatever_others_need(seconds: list[float], outcome: str) -> None:
+    values = {"taco": seconds, "openvino": [1.0] * len(seconds)}
+    verdict = verdict_of("start", "seconds", values, "taco")
+    assert verdict.theirs == "openvino"
+    assert verdict.goal == "≤ 4 s"
+    assert verdict.outcome == outcome
+
+
+def test_other_shapes_have_no_goal_but_a_ratio() -> None:
+    values = {"taco": [30.0, 30.0], "vllm": [60.0, 60.0]}
+    verdict = verdict_of("8x64/64", "tokens_per_s", values, "taco")
+    assert verdict.goal == ""
+    assert verdict.outcome == ""
+    assert verdict.interval is not None
+    assert verdict.interval.ratio == pytest.approx(0.5)
+
+
+def test_one_round_gives_medians_and_no_verdict() -> None:
+    verdict = verdict_of("single", "tpot_ms", {"taco": [40.0], "vllm": [50.0]}, "taco")
+    assert verdict.our_median == 40.0
+    assert verdict.interval is None
+    assert verdict.outcome == ""

@@ -1,0 +1,95 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.peers.comparison import record_of
+from bench.report import tables as result_tables
+from bench.report.tables import RESULTS, changed_pages, describe, peers_table, with_tables
+
+
+def test_the_pages_say_what_the_results_say() -> None:
+    """Else: python -m bench.report.tables."""
+    assert [page for page, _ in changed_pages(RESULTS)] == []
+
+
+def test_each_page_has_its_tables() -> None:
+    for page, tables in result_tables.PAGES.items():
+        text = (result_tables.ROOT / page).read_text()
+        for name in tables:
+            assert f"<!-- table: {name} -->" in text
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    """One sitting."""
+    values = {"taco": [38.0, 38.0, 38.0], "vllm": [53.0, 53.0, 53.0], "openvino": [45.0, 46, 44]}
+    record: dict[str, Any] = {
+        "date": "2026-11-21",
+        "machine": {"cpu": "AMD EPYC", "cores": 2, "vector_sets": ["avx2"]},
+        "figures": {
+            "model": "qwen2-0.5b",
+            "threads": 2,
+            "pairs": 3,
+            "engines": {name: {"weight_bits": 16} for name in values},
+            "workloads": {
+                "single": {
+                    "shape": "1x128/128",
+                    "figures": {"tpot_ms": record_of(values, ["taco"])},
+                }
+            },
+        },
+    }
+    (tmp_path / "peers_bf16.json").write_text(json.dumps(record))
+    return tmp_path
+
+
+def test_a_row_of_a_sitting(results: Path) -> None:
+    lines = list(peers_table(results))
+    assert lines[2] == (
+        "| 1 stream, 128 in / 128 out | TPOT, ms | taco | 38.0 | 45.0 (openvino, best of 2) "
+        "| 0.84 (0.80–0.89) | ≤ 0.85 | met | 1 |"
+    )
+    assert lines[-1] == (
+        "1. 2026-11-21, AMD EPYC with 2 threads of 2 cores (avx2), qwen2-0.5b, 3 pairs; "
+        "peers that ran: vllm, openvino."
+    )
+
+
+def test_one_peer_is_not_called_the_best(results: Path) -> None:
+    [path] = results.glob("*.json")
+    record = json.loads(path.read_text())
+    figures = record["figures"]
+    del figures["engines"]["vllm"]
+    figures["workloads"]["single"]["figures"]["tpot_ms"]["medians"].pop("vllm")
+    path.write_text(json.dumps(record))
+    lines = list(peers_table(results))
+    assert "| 45.0 (openvino) |" in lines[2]
+    assert lines[-1].endswith("peers that ran: openvino.")
+
+
+def test_only_what_stands_between_the_marks_is_replaced(results: Path) -> None:
+    page = "before\n<!-- table: peers -->\nold\n<!-- end of table -->\nafter | cells |\n"
+    written = with_tables(page, results)
+    assert written.startswith("before\n<!-- table: peers -->\n\n| workload |")
+    assert written.endswith("\n\n<!-- end of table -->\nafter | cells |\n")
+    assert "old" not in written
+    assert with_tables(written, results) == written
+
+
+def test_an_unknown_table_is_an_error(results: Path) -> None:
+    with pytest.raises(KeyError):
+        with_tables("<!-- table: nothing -->\n<!-- end of table -->", results)
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        ("1x1024/16", "1 stream, 1,024 in / 16 out"),
+        ("64x16-512/16-256", "64 requests at once, 16–512 in / 16–256 out"),
+        ("32x512+32/32", "32 requests at once that share 512 of 544 tokens, 32 out"),
+    ],
+)
+def test_shapes_in_words(shape: str, words: str) -> None:
+    assert describe(shape) == words
