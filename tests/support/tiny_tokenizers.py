@@ -1,4 +1,4 @@
-"""Small tokenizers of both families, trained on the spot; every text round-trips."""
+"""Small tokenizers of several families, trained on the spot."""
 
 import json
 
@@ -94,6 +94,21 @@ def unigram() -> Tokenizer:
         vocab_size=120,
         special_tokens=["<unk>", "<s>", "</s>"],
         unk_token="<unk>",
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    return tokenizer
+
+
+def word_ending_bpe() -> Tokenizer:
+    """Like GPT-1: tokens that end a word have the suffix `</w>`."""
+    tokenizer = Tokenizer(models.BPE(end_of_word_suffix="</w>", unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.BPEDecoder(suffix="</w>")
+    trainer = trainers.BpeTrainer(
+        vocab_size=200,
+        special_tokens=["<unk>"],
+        end_of_word_suffix="</w>",
         show_progress=False,
     )
     tokenizer.train_from_iterator(CORPUS, trainer)

@@ -1,13 +1,26 @@
 """Text given piece by piece against decoding everything at once."""
 
+import json
 import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders
+from tokenizers.decoders import DecodeStream
 
-from support.tiny_tokenizers import byte_fallback_bpe, byte_level_bpe, unigram, word_piece
-from taco_gateway.text.tokenizer.detokenizer import Detokenizer
+from support.tiny_tokenizers import (
+    byte_fallback_bpe,
+    byte_level_bpe,
+    unigram,
+    word_ending_bpe,
+    word_piece,
+)
+from taco_gateway.text.tokenizer.detokenizer import (
+    Detokenizer,
+    StreamDetokenizer,
+    WindowDetokenizer,
+)
 from taco_gateway.text.tokenizer.tokenizer import FastTokenizer
 
 BYTE_LEVEL = FastTokenizer(byte_level_bpe())
@@ -17,6 +30,26 @@ WORD_PIECE = FastTokenizer(word_piece())
 UNIGRAM = FastTokenizer(unigram())
 
 BYTE_TOKEN_IDS = {i for token, i in _LLAMA.get_vocab().items() if re.fullmatch("<0x..>", token)}
+
+
+def _with_decoder(backend: Tokenizer, decoder: decoders.Decoder) -> FastTokenizer:
+    backend.decoder = decoder
+    return FastTokenizer(backend)
+
+
+def _without_decoder() -> Tokenizer:
+    description = json.loads(unigram().to_str()) | {"decoder": None}
+    return Tokenizer.from_str(json.dumps(description))
+
+
+OTHERS = {
+    "WordPiece": WORD_PIECE,
+    "WordPiece with clean-up": _with_decoder(word_piece(), decoders.WordPiece(cleanup=True)),
+    "Metaspace": UNIGRAM,
+    "BPEDecoder": FastTokenizer(word_ending_bpe()),
+    "Fuse": _with_decoder(unigram(), decoders.Fuse()),
+    "none": FastTokenizer(_without_decoder()),
+}
 
 UNICODE = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 
@@ -91,13 +124,71 @@ def _some_run_is_half_malformed(ids: list[int], skip: bool) -> bool:
     return any("\ufffd" in text and text.strip("\ufffd") for text in texts)
 
 
+@pytest.mark.parametrize("tokenizer", OTHERS.values(), ids=OTHERS)
+@given(data=st.data(), cuts=CUTS, skip=st.booleans())
+def test_other_decoders_stream_the_text_of_any_tokens(
+    tokenizer: FastTokenizer, data: st.DataObject, cuts: list[int], skip: bool
+) -> None:
+    ids = data.draw(token_ids(tokenizer))
+    detokenizer = tokenizer.detokenizer(skip_special_tokens=skip)
+    assert isinstance(detokenizer, StreamDetokenizer)
+    expected = tokenizer.decode(ids, skip_special_tokens=skip)
+    assert "".join(spell(detokenizer, ids, cuts)) == expected
+
+
 @pytest.mark.parametrize("tokenizer", [WORD_PIECE, UNIGRAM], ids=["words", "unigram"])
 @given(data=st.data(), cuts=CUTS)
-def test_other_decoders_give_the_same_text_through_a_window(
+def test_a_window_of_tokens_gives_the_text_of_any_tokens(
     tokenizer: FastTokenizer, data: st.DataObject, cuts: list[int]
 ) -> None:
-    ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=40))
-    assert "".join(spell(tokenizer.detokenizer(), ids, cuts)) == tokenizer.decode(ids)
+    ids = data.draw(token_ids(tokenizer))
+    detokenizer = WindowDetokenizer(tokenizer.decode, (), tokenizer.special_tokens.values())
+    assert "".join(spell(detokenizer, ids, cuts)) == tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("tokenizer", [WORD_PIECE, UNIGRAM], ids=["words", "unigram"])
+@given(data=st.data(), cut=st.integers(0, 20))
+def test_other_decoders_continue_a_prompt(
+    tokenizer: FastTokenizer, data: st.DataObject, cut: int
+) -> None:
+    ids = data.draw(token_ids(tokenizer))
+    front = tokenizer.decode(ids[:cut])
+    if front.endswith("\ufffd"):
+        return  # it may be the beginning of a character
+    pieces = spell(tokenizer.detokenizer(ids[:cut]), ids[cut:], [1] * len(ids))
+    assert front + "".join(pieces) == tokenizer.decode(ids)
+
+
+def test_replacement_characters_are_streamed_after_a_few_tokens() -> None:
+    """Decoders cannot tell U+FFFD of an unfinished character from one that the text has."""
+    backend = unigram()
+    backend.add_tokens(["\ufffd"])
+    tokenizer = FastTokenizer(backend)
+    replacement = backend.get_vocab()["\ufffd"]
+    detokenizer = tokenizer.detokenizer()
+    pieces = [detokenizer.feed((replacement,)) for _ in range(50)]
+    assert max(map(len, pieces)) <= 6
+    assert "".join([*pieces, detokenizer.flush()]) == tokenizer.decode([replacement] * 50)
+
+
+def test_a_decoder_that_changes_earlier_text_does_not_fail_the_stream() -> None:
+    """`DecodeStream` raises "Invalid prefix": a malformed run of bytes takes its "A" back."""
+    backend = byte_fallback_bpe()
+    tokenizer = _with_decoder(
+        backend, decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    )
+    vocab = backend.get_vocab()
+    letter, half, other = vocab["<0x41>"], vocab["<0xC3>"], vocab["t"]
+    stream = DecodeStream()
+    assert stream.step(backend, letter) == "A"
+    assert stream.step(backend, half) is None
+    with pytest.raises(Exception, match="Invalid prefix"):
+        stream.step(backend, other)
+    detokenizer = tokenizer.detokenizer()
+    assert isinstance(detokenizer, StreamDetokenizer)
+    pieces = [detokenizer.feed((i,)) for i in (letter, half, other, other)]
+    assert pieces[0] == "A"
+    assert "".join([*pieces, detokenizer.flush()]).endswith("tt")
 
 
 @pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, BYTE_FALLBACK], ids=["level", "fallback"])

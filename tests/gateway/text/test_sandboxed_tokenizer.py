@@ -13,8 +13,9 @@ from support.tiny_tokenizers import byte_fallback_bpe, byte_level_bpe, unigram, 
 from taco_gateway.text.tokenizer.loading import load_tokenizer
 from taco_gateway.text.tokenizer.safety import decoding_risk, encoding_risk
 from taco_gateway.text.tokenizer.sandboxed import IsolatedTokenizer
-from taco_gateway.text.tokenizer.tokenizer import FastTokenizer, TokenizerError
+from taco_gateway.text.tokenizer.tokenizer import FastTokenizer
 from taco_gateway.text.tokenizer.tokenizer import Tokenizer as AnyTokenizer
+from taco_gateway.text.tokenizer.tokenizer_error import TokenizerError
 from taco_proto.config import ModelConfig
 from taco_proto.errors import ConfigurationError
 

@@ -29,10 +29,9 @@ from taco_gateway.text.tokenizer.tokenizer import (
     FastTokenizer,
     SlowTokenizer,
     Tokenizer,
-    TokenizerError,
     TokenizerSettings,
-    panics_as_errors,
 )
+from taco_gateway.text.tokenizer.tokenizer_error import TokenizerError, panics_as_errors
 from taco_proto.config import ModelConfig
 from taco_proto.download_progress import progress_bars
 from taco_proto.errors import ConfigurationError

@@ -7,7 +7,8 @@ import tokenizers
 
 from taco_gateway.sandbox.process_pool import WALL_SECONDS, ProcessLostError, ProcessPool
 from taco_gateway.text.tokenizer.sandbox_process import cpu_seconds
-from taco_gateway.text.tokenizer.tokenizer import FastTokenizer, TokenizerError, TokenizerSettings
+from taco_gateway.text.tokenizer.tokenizer import FastTokenizer, TokenizerSettings
+from taco_gateway.text.tokenizer.tokenizer_error import TokenizerError
 
 _MAX_PROCESSES = 2
 # One thread and one arena: each would reserve address space, which is limited.

@@ -2,19 +2,23 @@
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import tokenizers
 
-from taco_gateway.text.tokenizer.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from taco_gateway.text.tokenizer.detokenizer import (
+    ByteDetokenizer,
+    Detokenizer,
+    StreamDetokenizer,
+    WindowDetokenizer,
+)
 from taco_gateway.text.tokenizer.length_bound import bytes_per_token
 from taco_gateway.text.tokenizer.plain_text import PlainTextEncoder
 from taco_gateway.text.tokenizer.token_bytes import TokenBytes, byte_spelling
-from taco_proto.errors import InvalidParameterError
+from taco_gateway.text.tokenizer.tokenizer_error import panics_as_errors
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -35,24 +39,6 @@ class TokenizerSettings:
 
 
 _LONG_DECODE = 4096  # tokens
-
-
-class TokenizerError(InvalidParameterError):
-    """The tokenizer cannot encode or decode a text, for a reason that lies in the tokenizer."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(f"The model's tokenizer fails on this text: {reason}", "prompt")
-
-
-@contextmanager
-def panics_as_errors() -> Iterator[None]:
-    """A panic of the `tokenizers` library is a BaseException, which no handler of ours expects."""
-    try:
-        yield
-    except BaseException as error:
-        if type(error).__name__ != "PanicException":
-            raise
-        raise TokenizerError("the tokenizers library panicked") from None
 
 
 class Tokenizer(ABC):
@@ -197,8 +183,9 @@ class FastTokenizer(Tokenizer):
                 strips_space=self._spelling.strips_space,
                 per_byte=self._spelling.per_byte,
             )
-        return WindowDetokenizer(
-            lambda ids: self.decode(ids, skip_special_tokens=skip_special_tokens),
+        return StreamDetokenizer(
+            self._backend,
+            lambda ids: self.decode(ids, skip_special_tokens=False),
             prompt_token_ids,
             self._special_ids if skip_special_tokens else (),
         )
