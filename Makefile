@@ -8,7 +8,7 @@ TORCH ?= auto
 TORCH_STAMP := $(VENV)/.torch-$(TORCH)
 SERVING := $(VENV)/.serving
 STAMP := $(VENV)/.installed
-PACKAGE_DIRS := proto kernels worker draft_cpu scheduler gateway license taco_llm demo
+PACKAGE_DIRS := proto common kernels worker draft_cpu scheduler gateway license taco_llm demo
 CPP_DIRS := kernels/taco_kernels tests/kernels
 MODEL ?= demo
 ARGS ?=
@@ -81,7 +81,7 @@ test: test-tools install $(HELM)
 	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --maxprocesses 8 --dist worksteal $(ARGS)
 
 # Tests that start no process and load no model: about a minute on two cores.
-QUICK := tests/proto tests/scheduler tests/gateway/text tests/gateway/engine tests/worker/sampling tests/bench \
+QUICK := tests/proto tests/common tests/scheduler tests/gateway/text tests/gateway/engine tests/worker/sampling tests/bench \
 	tests/taco_llm/args/test_compatibility.py --ignore=tests/scheduler/kv/test_state_machine.py \
 	--ignore=tests/scheduler/test_any_schedule.py --ignore=tests/scheduler/test_process.py --ignore=tests/bench/gpu/test_dry_run.py
 quick: install
@@ -89,7 +89,7 @@ quick: install
 
 # Tests that need no torch, under another Python: make check-python PYTHON=python3.12
 OTHER_VENV = build/$(notdir $(PYTHON))
-WITHOUT_TORCH := tests/proto tests/scheduler tests/gateway tests/license tests/taco_llm/client \
+WITHOUT_TORCH := tests/proto tests/common tests/scheduler tests/gateway tests/license tests/taco_llm/client \
 	--ignore=tests/scheduler/kv/test_state_machine.py
 check-python: test-tools
 	test -x $(OTHER_VENV)/bin/uv || { $(PYTHON) -m venv $(OTHER_VENV) && $(OTHER_VENV)/bin/python -m pip install --quiet uv; }

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
+from taco_common.logging import ServiceHandler
 from taco_kernels.cpu import build
-from taco_proto.logging import ServiceHandler
 
 if TYPE_CHECKING:
     from support.redis_server import RedisServer

@@ -32,7 +32,7 @@ from support.drafting import Ask, draft_request
 from taco_kernels.cpu.library import KernelLibraryError, quick_library
 from taco_llm.llm import LLM
 from taco_proto.sampling_params import SamplingParams
-from taco_scheduler.drafter_links import DraftExecutor
+from taco_scheduler.server.drafter_links import DraftExecutor
 
 _PLAIN = "plain"
 _AGREEMENT = 0.8

@@ -22,7 +22,7 @@ from taco_proto.config import SchedulerConfig
 from taco_proto.requests import GenerateRequest, Tenant
 from taco_proto.sampling_params import SamplingParams
 from taco_proto.steps import StepPlan, WorkerInfo
-from taco_scheduler.engine import Engine
+from taco_scheduler.core.engine import Engine
 
 STEP_SECONDS = 0.02
 NUM_SLOTS = 16

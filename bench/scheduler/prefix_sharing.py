@@ -16,7 +16,7 @@ from taco_proto.config import SchedulerConfig
 from taco_proto.requests import GenerateRequest
 from taco_proto.sampling_params import SamplingParams
 from taco_proto.steps import WorkerInfo
-from taco_scheduler.engine import Engine
+from taco_scheduler.core.engine import Engine
 
 TEMPLATE_TOKENS = 16  # one block
 OWN_TOKENS = 32

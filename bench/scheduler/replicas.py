@@ -23,11 +23,11 @@ from taco_proto.registry import DECODE_TOKENS
 from taco_proto.requests import GenerateRequest
 from taco_proto.sampling_params import SamplingParams
 from taco_proto.steps import StepPlan, WorkerInfo
-from taco_scheduler import replica as replica_module
-from taco_scheduler import router
-from taco_scheduler.engine import Engine
-from taco_scheduler.replica import Replica
-from taco_scheduler.sequence import Request
+from taco_scheduler.core import replica as replica_module
+from taco_scheduler.core import router
+from taco_scheduler.core.engine import Engine
+from taco_scheduler.core.replica import Replica
+from taco_scheduler.core.sequence import Request
 
 VOCABULARY = 32_000
 TOKENS = np.arange(1, 997, dtype=np.int32)

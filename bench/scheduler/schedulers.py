@@ -20,13 +20,12 @@ from bench.scheduler.fake_executor import FakeExecutor
 from bench.scheduler.replicas import BLOCK_SIZE, TOKENS, VOCABULARY, Workload, seconds_of
 from taco_gateway.engine.placement import SchedulerView, place
 from taco_proto.config import SchedulerConfig
-from taco_proto.prefix_hashes import KEY_BYTES
-from taco_proto.registry import DECODE_TOKENS, WRITE_SECONDS, SchedulerRecord
+from taco_proto.registry import DECODE_TOKENS, KEY_BYTES, WRITE_SECONDS, SchedulerRecord
 from taco_proto.requests import GenerateRequest, ModelInfo
 from taco_proto.sampling_params import SamplingParams
 from taco_proto.steps import StepPlan, WorkerInfo
-from taco_scheduler.engine import Engine
-from taco_scheduler.hot_prefixes import HotPrefixes
+from taco_scheduler.core.engine import Engine
+from taco_scheduler.server.hot_prefixes import HotPrefixes
 
 KEY = bytes(KEY_BYTES)
 NUM_GATEWAYS = 2

@@ -35,7 +35,7 @@ from taco_proto.logprobs import LogprobColumns
 from taco_proto.requests import ANYBODY, GenerateRequest, Tenant
 from taco_proto.sampling_params import SamplingParams
 from taco_proto.steps import StepOutput, StepPlan, WorkerInfo
-from taco_scheduler.engine import Engine
+from taco_scheduler.core.engine import Engine
 
 NUM_SEQUENCES = 256
 PLAIN = f"decode step, {NUM_SEQUENCES} sequences"

@@ -35,8 +35,8 @@ from taco_gateway.server import run_gateway
 from taco_gateway.text.tokenizer.loading import load_tokenizer
 from taco_proto.config import GatewayConfig, ModelConfig, SchedulerConfig
 from taco_proto.steps import WorkerInfo
-from taco_scheduler.server import SchedulerServer
-from taco_scheduler.service import SchedulerService
+from taco_scheduler.server.grpc_server import SchedulerServer
+from taco_scheduler.server.service import SchedulerService
 
 DEMO = Path(__file__).parents[2] / "demo/taco_demo/models/demo"
 TEXT = "The engine serves many requests at once, and every one of them sees its own tokens. "

@@ -26,10 +26,10 @@ import grpc.aio
 import psutil
 
 from bench.record import save
+from taco_common.grpc_tls import add_port, open_channel
+from taco_common.tls import Role
 from taco_llm.certificates import issue, make_authority
 from taco_proto.config import TlsConfig
-from taco_proto.grpc_tls import add_port, open_channel
-from taco_proto.tls import Role
 
 SIZES = (1 << 10, 16 << 10)  # the step of some hundred sequences, and a step with prompts
 TURNS = 15

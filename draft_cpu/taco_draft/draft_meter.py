@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from taco_proto.histogram import Histogram
+from taco_common.histogram import Histogram
 
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.5, 10.0)
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from prometheus_client import Metric
 
+from taco_common.metrics import Families
 from taco_draft.drafter_link import Runner
-from taco_proto.metrics import Families
 from taco_worker.model_service import ModelService
 
 

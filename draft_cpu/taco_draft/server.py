@@ -4,9 +4,9 @@ import logging
 from collections.abc import Awaitable, Iterable
 from typing import TYPE_CHECKING
 
+from taco_common.tls import Role
 from taco_draft.drafter_link import DrafterLink, Runner
 from taco_proto.config import DrafterConfig
-from taco_proto.tls import Role
 from taco_worker.model_service import ModelService, run_model_service, stay_attached
 
 if TYPE_CHECKING:

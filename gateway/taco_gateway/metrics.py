@@ -17,11 +17,11 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from taco_common import histogram
+from taco_common.metrics import exposition, process_registry
+from taco_common.tls import Role
 from taco_gateway.http.uvicorn_protocol import ConnectionCounts
-from taco_proto import histogram
 from taco_proto.config import TlsConfig
-from taco_proto.metrics import exposition, process_registry
-from taco_proto.tls import Role
 
 _FIRST_TOKEN_BUCKETS = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,

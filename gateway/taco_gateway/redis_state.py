@@ -7,13 +7,13 @@ from contextlib import asynccontextmanager
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from taco_common.redis_link import RedisLink
 from taco_gateway.api_keys.key_ring import KeyRing
 from taco_gateway.api_keys.redis_key_sync import SharedKeys
 from taco_gateway.engine.shared_limits import SharedLimits
 from taco_gateway.metrics import GatewayMetrics
 from taco_proto.config import RedisConfig
 from taco_proto.limits import Limit
-from taco_proto.redis_link import RedisLink
 
 
 class Sharing:

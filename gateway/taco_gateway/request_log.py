@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from taco_proto.logging import REQUEST, event
+from taco_common.logging import REQUEST, event
 
 if TYPE_CHECKING:  # both need this module
     from taco_gateway.metrics import RequestTimer

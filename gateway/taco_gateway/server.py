@@ -14,6 +14,9 @@ import uvicorn
 import uvloop
 from fastapi import FastAPI
 
+from taco_common.admin import ADMIN_SOCKET_MODE, warn_of_open_admin
+from taco_common.listener import BACKLOG, EVERY_HOST, host_port, listen
+from taco_common.logging import configure_logging
 from taco_gateway.admin import admin_uvicorn_config
 from taco_gateway.app import create_app
 from taco_gateway.engine.limited_client import LimitedClient
@@ -28,15 +31,12 @@ from taco_gateway.http.file_descriptors import (
 from taco_gateway.http.uvicorn_protocol import http_protocol
 from taco_gateway.text.tokenizer.loading import load_tokenizer
 from taco_gateway.text.tokenizer.tokenizer import Tokenizer
-from taco_proto.admin import ADMIN_SOCKET_MODE, warn_of_open_admin
 from taco_proto.config import GatewayConfig
 from taco_proto.errors import ConfigurationError
-from taco_proto.listener import BACKLOG, EVERY_HOST, host_port, listen
-from taco_proto.logging import configure_logging
 
 if TYPE_CHECKING:
+    from taco_common.redis_link import RedisLink
     from taco_gateway.redis_state import Sharing
-    from taco_proto.redis_link import RedisLink
 
 logger = logging.getLogger("taco.gateway")
 

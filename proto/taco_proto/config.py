@@ -68,7 +68,7 @@ class RedisConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsConfig:
-    """The files of mutual TLS with other services, in PEM; see `taco_proto.tls`.
+    """The files of mutual TLS with other services, in PEM; see `taco_common.tls`.
 
     Attributes:
         ca_file: the authorities whose certificates are believed.

@@ -10,11 +10,13 @@ from google.protobuf.message import DecodeError
 
 from taco_proto import registry_pb2 as pb
 from taco_proto.config import PROTOCOL_VERSION
-from taco_proto.prefix_hashes import HASH_BYTES, KEY_BYTES
 
 # What a sequence that decodes, or will, adds to a load, in prompt tokens: measured with
 # bench/scheduler/replicas.py.
 DECODE_TOKENS = 32
+
+HASH_BYTES = 8  # of the hash of a prefix
+KEY_BYTES = 16  # of the secret that keys the hashes
 
 INDEX_KEY = "taco:schedulers"  # sorted set: address by the time of its last record
 HASH_KEY_KEY = "taco:schedulers:hash-key"

@@ -19,10 +19,10 @@ from taco_proto.config import DRAIN_SECONDS, DrafterConfig
 from taco_proto.errors import ConfigurationError, InvalidParameterError
 from taco_proto.sampling_params import SamplingParams
 from taco_proto.steps import WorkerInfo
-from taco_scheduler.admission import InvalidWorkerError, check_drafter
-from taco_scheduler.drafter_links import DraftExecutor
-from taco_scheduler.replica_links import ReplicaLink
-from taco_scheduler.service import SchedulerService
+from taco_scheduler.admission.validation import InvalidWorkerError, check_drafter
+from taco_scheduler.server.drafter_links import DraftExecutor
+from taco_scheduler.server.service import SchedulerService
+from taco_scheduler.server.worker_links import ReplicaLink
 from taco_worker.licensing import Licensing
 from taco_worker.worker import Worker
 

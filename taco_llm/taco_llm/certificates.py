@@ -1,7 +1,7 @@
 """Certificates for mutual TLS between services, for people without an authority of their own.
 
 X.509 (RFC 5280) with keys on the curve P-256, which gRPC, Python and everybody else can read. A
-certificate proves a role by a DNS name; see `taco_proto.tls`.
+certificate proves a role by a DNS name; see `taco_common.tls`.
 """
 
 import ipaddress
@@ -15,8 +15,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from taco_common.tls import Role
 from taco_proto.errors import ConfigurationError
-from taco_proto.tls import Role
 
 AUTHORITY = "ca"
 AUTHORITY_DAYS = 3650

@@ -22,7 +22,7 @@ IMPORTED = {
     "draft-worker": "taco_draft.server",
     "gateway": "taco_gateway.server",
     "license-server": "taco_license.server.server",
-    "scheduler": "taco_scheduler.server",
+    "scheduler": "taco_scheduler.server.grpc_server",
     "worker-cpu": "taco_worker.server",
 }
 

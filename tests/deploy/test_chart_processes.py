@@ -14,8 +14,8 @@ from support.charts import EXAMPLES, PLATFORM, render
 from support.compose import running_topology
 from support.patience import wait_until
 from support.redis_server import rediss_url
+from taco_common.tls import Role
 from taco_llm.certificates import issue
-from taco_proto.tls import Role
 
 VALUES = {
     "gateway": {"apiKeys": {"secretName": "api-keys"}, "grpc": {"enabled": True}},

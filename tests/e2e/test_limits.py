@@ -17,7 +17,7 @@ from support.patience import PATIENCE_SECONDS, until
 from support.serving import free_port
 from taco_proto import scheduler_pb2 as pb
 from taco_proto.scheduler_pb2_grpc import SchedulerStub
-from taco_scheduler.admission import MAX_BLOCKS
+from taco_scheduler.admission.validation import MAX_BLOCKS
 
 SPARE_DESCRIPTORS = 8
 MEBIBYTE = 2**20

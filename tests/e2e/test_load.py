@@ -25,7 +25,7 @@ from taco_gateway.app import create_app
 from taco_llm.local_client import LocalClient
 from taco_proto.config import GatewayConfig, ModelConfig, SchedulerConfig
 from taco_proto.steps import StepOutput, StepPlan
-from taco_scheduler.service import SchedulerService
+from taco_scheduler.server.service import SchedulerService
 
 KEYS: list[dict[str, Any]] = [
     {"name": "team", "key": "secret-team"},

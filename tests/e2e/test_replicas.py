@@ -16,8 +16,8 @@ from support.patience import PATIENCE_SECONDS, until
 from taco_proto import scheduler_pb2 as pb
 from taco_proto.config import SchedulerConfig
 from taco_proto.scheduler_pb2_grpc import SchedulerStub
-from taco_scheduler.server import SchedulerServer
-from taco_scheduler.service import SchedulerService
+from taco_scheduler.server.grpc_server import SchedulerServer
+from taco_scheduler.server.service import SchedulerService
 
 NUM_STREAMS = 16
 MAX_TOKENS = 96

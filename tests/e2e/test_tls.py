@@ -13,6 +13,8 @@ from support.license_server import LicenseServer
 from support.licenses import Clock, gpu_names, make_license, signed
 from support.patience import PATIENCE_SECONDS, until
 from support.serving import Serving, free_port
+from taco_common.grpc_tls import open_channel
+from taco_common.tls import Role
 from taco_demo.locate import find_model
 from taco_license.tls import TlsFiles
 from taco_llm.args.flags import DRAFTER, GATEWAY, SCHEDULER, WORKER
@@ -29,11 +31,9 @@ from taco_proto.config import (
     SpeculationConfig,
     WorkerConfig,
 )
-from taco_proto.grpc_tls import open_channel
 from taco_proto.inference_pb2_grpc import InferenceStub
 from taco_proto.scheduler_pb2 import StatsRequest
 from taco_proto.scheduler_pb2_grpc import SchedulerStub
-from taco_proto.tls import Role
 
 HOST_ID = gpu_names(1)[0]
 

@@ -12,10 +12,10 @@ from support.certificates import EXPIRED, LIFETIME, make_certificates
 from support.license_server import LicenseServer
 from support.licenses import Clock, gpu_names, make_license, signed
 from support.patience import PATIENCE_SECONDS, wait_until
+from taco_common.tls import Role
 from taco_license.client import LicenseClient, Standing
 from taco_license.tls import TlsFiles, client_context
 from taco_llm.certificates import issue
-from taco_proto.tls import Role
 
 (ONE,) = gpu_names(1)
 GOOD = Standing(True, "")

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taco_proto import registry_pb2 as pb
-from taco_proto.prefix_hashes import HASH_BYTES, KEY_BYTES
 from taco_proto.registry import (
+    HASH_BYTES,
+    KEY_BYTES,
     MAX_PREFIXES,
     InvalidRecordError,
     SchedulerRecord,

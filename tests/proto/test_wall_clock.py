@@ -26,7 +26,7 @@ ALLOWED = {
     "gateway/taco_gateway/routes/chat.py": "`created` of an answer",
     "gateway/taco_gateway/routes/completions.py": "`created` of an answer",
     "gateway/taco_gateway/text/chat_template/template_process.py": "the date for chat templates",
-    "proto/taco_proto/logging.py": "the dates of log lines",
+    "common/taco_common/logging.py": "the dates of log lines",
     "license/taco_license/ledger/local_ledger.py": "licenses expire at a date",
     "taco_llm/taco_llm/bench/environment.py": "the date of a benchmark",
     "taco_llm/taco_llm/bench/serve_args.py": "the name of a benchmark's directory",

@@ -19,8 +19,8 @@ from support.fake_worker import ROW_ERROR, generate, token_logprob, worker_info
 from taco_proto.licenses import NEEDS_NO_LICENSE, LicenseState, WorkerLicense
 from taco_proto.requests import FinishReason, PrefixPin
 from taco_proto.steps import WorkerInfo
-from taco_scheduler import draft_pace
-from taco_scheduler.sequence import sequence_seed
+from taco_scheduler.core.sequence import sequence_seed
+from taco_scheduler.speculation import draft_pace
 
 BLOCK_SIZE = 4
 POISON = 63  # workers fail a row that has computed this token, if they are told to

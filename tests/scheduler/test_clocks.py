@@ -13,8 +13,8 @@ from support.grpc_peers import GatewayPeer, WorkerPeer, background, dial
 from support.patience import until
 from taco_proto import scheduler_pb2 as pb
 from taco_proto.config import SchedulerConfig
-from taco_scheduler.server import SchedulerServer
-from taco_scheduler.service import SchedulerService
+from taco_scheduler.server.grpc_server import SchedulerServer
+from taco_scheduler.server.service import SchedulerService
 
 HOUR = 3600.0
 

@@ -7,7 +7,7 @@ from support.engine_driver import Driver
 from support.fake_worker import generate
 from taco_proto.sampling_params import SamplingParams
 from taco_proto.steps import StepOutput, StepPlan
-from taco_scheduler.in_flight import InvalidOutputError, StaleOutputError
+from taco_scheduler.core.in_flight import InvalidOutputError, StaleOutputError
 
 POISON = 60
 

@@ -9,7 +9,7 @@ from support.fake_worker import generate, worker_info
 from taco_proto.licenses import NEEDS_NO_LICENSE, LicenseState, WorkerLicense
 from taco_proto.requests import Tenant
 from taco_proto.sampling_params import SamplingParams
-from taco_scheduler.refusals import Refusal
+from taco_scheduler.admission.rejections import Refusal
 
 VALID = NEEDS_NO_LICENSE
 ASKED = WorkerLicense(LicenseState.ASKED, "the license server has not answered yet")

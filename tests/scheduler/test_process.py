@@ -20,7 +20,7 @@ from support.patience import PATIENCE_SECONDS, until
 PROGRAM = """
 import sys
 from taco_proto.config import SchedulerConfig
-from taco_scheduler.server import run_scheduler
+from taco_scheduler.server.grpc_server import run_scheduler
 listen, admin = sys.argv[1:]
 sys.exit(run_scheduler(SchedulerConfig(listen=listen, admin_listen=admin or None)))
 """

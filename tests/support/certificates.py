@@ -3,9 +3,9 @@
 from datetime import timedelta
 from pathlib import Path
 
+from taco_common.tls import Role
 from taco_llm.certificates import issue, make_authority
 from taco_proto.config import TlsConfig
-from taco_proto.tls import Role
 
 LIFETIME = timedelta(days=1)
 EXPIRED = timedelta(seconds=-1)

@@ -7,18 +7,18 @@ from typing import Any
 
 from support.fake_drafter import FakeDrafter
 from support.fake_worker import FakeWorker, worker_info
+from taco_common.metrics import exposition
 from taco_proto.config import SchedulerConfig
 from taco_proto.drafts import DraftReply
 from taco_proto.kv_tiers import StoreReport
-from taco_proto.metrics import exposition
 from taco_proto.requests import FinishReason, GenerateRequest, OutputBatch
 from taco_proto.sampling_params import SamplingParams
 from taco_proto.steps import StepOutput, StepPlan, WorkerInfo
-from taco_scheduler.draft_desk import DraftDesk
-from taco_scheduler.engine import Engine
-from taco_scheduler.metrics import engine_registry
-from taco_scheduler.outbox import Outbox
-from taco_scheduler.replica import Replica
+from taco_scheduler.core.engine import Engine
+from taco_scheduler.core.replica import Replica
+from taco_scheduler.metrics.exposition import engine_registry
+from taco_scheduler.server.output_buffer import Outbox
+from taco_scheduler.speculation.draft_client import DraftDesk
 
 
 def pack(tokens: list[int]) -> bytes:

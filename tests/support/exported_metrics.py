@@ -13,6 +13,8 @@ from support.drafting import Ask, draft_request
 from support.engine_driver import Driver
 from support.fake_worker import worker_info
 from support.licenses import Clock, gpu_names, make_license, make_service, signed
+from taco_common.metrics import LateCollector, exposition, process_registry
+from taco_common.tls import Role
 from taco_demo.locate import find_model
 from taco_draft.draft_runner import DraftRunner
 from taco_draft.metrics import draft_metrics
@@ -23,9 +25,7 @@ from taco_license.ledger.sqlite_store import Store
 from taco_license.server.metrics import ServiceMetrics
 from taco_license.tls import TlsFiles
 from taco_proto.config import DrafterConfig, ModelConfig, RedisConfig, TlsConfig, WorkerConfig
-from taco_proto.metrics import LateCollector, exposition, process_registry
-from taco_proto.tls import Role
-from taco_scheduler.metrics import EngineCollector
+from taco_scheduler.metrics.exposition import EngineCollector
 from taco_worker.metrics import worker_metrics
 from taco_worker.model_service import ModelService
 from taco_worker.worker import Worker

@@ -9,8 +9,8 @@ from support.engine_driver import Received
 from support.patience import PATIENCE_SECONDS
 from taco_proto.config import SchedulerConfig
 from taco_proto.requests import GenerateRequest, OutputBatch
-from taco_scheduler.replica_links import StepExecutor
-from taco_scheduler.service import SchedulerService
+from taco_scheduler.server.service import SchedulerService
+from taco_scheduler.server.worker_links import StepExecutor
 
 
 @dataclass

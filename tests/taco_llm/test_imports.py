@@ -22,7 +22,7 @@ WITHOUT_BOTH = (
     [
         "import taco_llm; taco_llm.SamplingParams(); taco_llm.EngineArgs(model='m')",
         "import taco_gateway.server",
-        "import taco_scheduler.server",
+        "import taco_scheduler.server.grpc_server",
         "import taco_license.server.server",
         "from taco_llm.cli.main import build_parser; build_parser()",
         "import taco_llm.supervisor.supervisor, taco_llm.cli.child",

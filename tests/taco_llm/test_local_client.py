@@ -11,7 +11,7 @@ from taco_gateway.text.text_engine import TextEngine
 from taco_llm.local_client import LocalClient
 from taco_proto.config import SchedulerConfig
 from taco_proto.sampling_params import SamplingParams
-from taco_scheduler.service import SchedulerService
+from taco_scheduler.server.service import SchedulerService
 
 
 async def test_a_stopped_engine_refuses_requests_at_once() -> None:

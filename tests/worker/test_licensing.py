@@ -15,12 +15,12 @@ from support.certificates import make_certificates, tls_config
 from support.license_server import LicenseServer
 from support.licenses import Clock, gpu_names, make_license, signed
 from support.patience import PATIENCE_SECONDS, wait_until
+from taco_common.tls import Role
 from taco_license.addresses import DEFAULT_HOSTS
 from taco_license.tls import TlsFiles
 from taco_proto.config import LicenseConfig, ModelConfig, WorkerConfig
 from taco_proto.errors import ConfigurationError
 from taco_proto.licenses import NEEDS_NO_LICENSE, LicenseState, WorkerLicense
-from taco_proto.tls import Role
 from taco_worker.device_ids import gpu_id
 from taco_worker.licensing import Licensing
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from prometheus_client import Metric
 
-from taco_proto.metrics import Families
+from taco_common.metrics import Families
 from taco_worker.model_service import ModelService
 from taco_worker.scheduler_link import Executor
 

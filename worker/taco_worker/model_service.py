@@ -13,11 +13,11 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from taco_proto.admin import serving_admin
+from taco_common.admin import serving_admin
+from taco_common.logging import configure_logging
+from taco_common.tls import Role
 from taco_proto.config import DrafterConfig, WorkerConfig
 from taco_proto.errors import ConfigurationError
-from taco_proto.logging import configure_logging
-from taco_proto.tls import Role
 from taco_worker.model_thread import ModelThread
 
 if TYPE_CHECKING:  # processes without an admin listener do not pay for it
@@ -123,7 +123,7 @@ def _serving_admin(
 ) -> AbstractAsyncContextManager[None]:
     if config.admin_listen is None:
         return nullcontext()
-    from taco_proto.metrics import LateCollector, exposition_in_thread, process_registry
+    from taco_common.metrics import LateCollector, exposition_in_thread, process_registry
 
     registry = process_registry(role, config.tls)
     registry.register(LateCollector(lambda: service.metrics()))

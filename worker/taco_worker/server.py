@@ -4,8 +4,8 @@ import logging
 from collections.abc import Awaitable, Iterable
 from typing import TYPE_CHECKING
 
+from taco_common.tls import Role
 from taco_proto.config import WorkerConfig
-from taco_proto.tls import Role
 from taco_worker.licensing import Licensing
 from taco_worker.model_service import ModelService, run_model_service, stay_attached
 from taco_worker.scheduler_link import Executor, SchedulerLink

@@ -2,7 +2,7 @@
 
 from time import perf_counter
 
-from taco_proto.histogram import Histogram
+from taco_common.histogram import Histogram
 from taco_proto.steps import StepOutput, StepPlan
 
 _SECONDS = (

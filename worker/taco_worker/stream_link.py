@@ -10,11 +10,11 @@ from typing import ClassVar, Generic, TypeVar
 import grpc
 import grpc.aio
 
+from taco_common.grpc_tls import open_channel
+from taco_common.tls import Role
 from taco_proto.config import MAX_MESSAGE_BYTES, TlsConfig
 from taco_proto.errors import ConfigurationError
-from taco_proto.grpc_tls import open_channel
 from taco_proto.scheduler_pb2_grpc import SchedulerStub
-from taco_proto.tls import Role
 from taco_worker.model_thread import ModelThread
 
 Up = TypeVar("Up")

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import torch
 
+from taco_common.logging import MODEL_LOADED, event
 from taco_kernels.cpu.library import CpuKernels
 from taco_kernels.cpu.memory import huge_page_bytes
 from taco_kernels.cpu.threads import available_cores
 from taco_proto.config import WorkerConfig
 from taco_proto.errors import ConfigurationError
 from taco_proto.kv_tiers import StoreCommand, StoreReport
-from taco_proto.logging import MODEL_LOADED, event
 from taco_proto.steps import StepOutput, StepPlan, WorkerInfo
 from taco_worker.collector import Collector
 from taco_worker.cpu_kernels import start_cpu_kernels

@@ -21,6 +21,7 @@ import redis
 from redis.client import Pipeline
 from redis.exceptions import RedisError
 
+from taco_common.redis_link import read_password
 from taco_gateway.api_keys.key_options import (
     OPTIONS,
     EntryError,
@@ -31,7 +32,6 @@ from taco_gateway.api_keys.key_options import (
 from taco_gateway.api_keys.key_ring import ApiKey, key_hash, keyed_hash
 from taco_proto.config import RedisConfig
 from taco_proto.errors import ConfigurationError
-from taco_proto.redis_link import read_password
 
 KEYS, SECRET, VERSION = "taco:keys", "taco:keys:secret", "taco:keys:version"
 SECRET_BYTES = 32

@@ -12,6 +12,7 @@ from functools import lru_cache
 
 from redis.exceptions import ResponseError
 
+from taco_common.redis_link import RedisLink
 from taco_gateway.api_keys.key_options import EntryError
 from taco_gateway.api_keys.key_ring import KeyRing
 from taco_gateway.api_keys.redis_key_store import (
@@ -23,7 +24,6 @@ from taco_gateway.api_keys.redis_key_store import (
     decode_record,
     new_version,
 )
-from taco_proto.redis_link import RedisLink
 
 POLL_SECONDS = 1.0
 # All keys at once may take longer than a request would wait.

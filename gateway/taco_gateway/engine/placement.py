@@ -1,6 +1,6 @@
 """Which scheduler a request goes to: the one that would be done with it first.
 
-The rule is that of a scheduler among its replicas (scheduler/taco_scheduler/router.py), with
+The rule is that of a scheduler among its replicas (scheduler/taco_scheduler/core/router.py), with
 estimates in place of knowledge: load and cached prefixes as the scheduler's record in Redis has
 them, and beside them what this gateway has sent there since that was written.
 """
@@ -10,8 +10,8 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
-from taco_proto.affinity import home_of
-from taco_proto.prefix_hashes import num_known_blocks, prompt_hashes
+from taco_common.prefix_hashes import num_known_blocks, prompt_hashes
+from taco_common.rendezvous import home_of
 from taco_proto.registry import DECODE_TOKENS, LIFETIME_SECONDS, SchedulerRecord
 from taco_proto.requests import GenerateRequest, ModelInfo
 

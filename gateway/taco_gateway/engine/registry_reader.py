@@ -21,7 +21,7 @@ from taco_proto.registry import (
 )
 
 if TYPE_CHECKING:  # gateways without Redis do not pay for its client
-    from taco_proto.redis_link import RedisLink
+    from taco_common.redis_link import RedisLink
 
 _log = logging.getLogger("taco.gateway.scheduler")
 

@@ -33,11 +33,11 @@ from taco_gateway.engine.token_stream import RequestTable, TokenStream
 from taco_proto import scheduler_pb2 as pb
 from taco_proto.config import TlsConfig
 from taco_proto.licenses import LICENSE_INVALID
-from taco_proto.prefix_hashes import KEY_BYTES
+from taco_proto.registry import KEY_BYTES
 from taco_proto.requests import GenerateRequest, ModelInfo
 
 if TYPE_CHECKING:  # gateways without Redis do not pay for its client
-    from taco_proto.redis_link import RedisLink
+    from taco_common.redis_link import RedisLink
 
 _log = logging.getLogger("taco.gateway.scheduler")
 

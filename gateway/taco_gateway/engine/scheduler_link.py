@@ -15,6 +15,8 @@ from typing import Protocol
 
 import grpc
 
+from taco_common.grpc_tls import open_channel
+from taco_common.tls import Role
 from taco_gateway.engine.engine_client import EngineError
 from taco_gateway.engine.placement import SchedulerView
 from taco_gateway.engine.token_stream import RequestTable, TokenStream
@@ -22,12 +24,10 @@ from taco_proto import scheduler_pb2 as pb
 from taco_proto.config import MAX_MESSAGE_BYTES, PROTOCOL_VERSION, TlsConfig
 from taco_proto.convert import model_info_from_pb, output_batch_from_pb, submit_to_pb
 from taco_proto.errors import ConfigurationError
-from taco_proto.grpc_tls import open_channel
 from taco_proto.licenses import LICENSE_INVALID
 from taco_proto.registry import DECODE_TOKENS
 from taco_proto.requests import GenerateRequest, ModelInfo, OutputBatch, RequestError
 from taco_proto.scheduler_pb2_grpc import SchedulerStub
-from taco_proto.tls import Role
 
 _log = logging.getLogger("taco.gateway.scheduler")
 

@@ -16,11 +16,11 @@ from collections.abc import Sequence
 
 from redis.exceptions import ResponseError
 
+from taco_common.redis_link import Command, RedisLink
+from taco_common.redis_queue import RedisQueue
 from taco_gateway.engine.engine_client import EngineError
 from taco_gateway.engine.limit_scripts import ADMIT, REACHED, SETTLE, limit_keys
 from taco_proto.limits import MAX_RETRY_SECONDS, RETRY_CONCURRENT, Limit, too_long
-from taco_proto.redis_link import Command, RedisLink
-from taco_proto.redis_queue import RedisQueue
 from taco_proto.requests import Tenant
 
 LEASE_MS = 10_000

@@ -26,6 +26,10 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from taco_common.grpc_tls import add_port
+from taco_common.listener import is_private
+from taco_common.peer_roles import RoleInterceptor
+from taco_common.tls import Role
 from taco_gateway.api_errors import CLIENT_CLOSED_REQUEST, ApiError, as_api_error
 from taco_gateway.api_keys.key_ring import KeyRing, bearer_key
 from taco_gateway.engine.engine_client import EngineError
@@ -38,13 +42,9 @@ from taco_gateway.request_log import GRPC_METHOD, RequestLog
 from taco_gateway.text_updates import UsageCounter, timed
 from taco_proto import inference_pb2 as pb
 from taco_proto.errors import ConfigurationError, InvalidParameterError
-from taco_proto.grpc_tls import add_port
 from taco_proto.inference_pb2_grpc import InferenceServicer, add_InferenceServicer_to_server
 from taco_proto.licenses import LICENSE_INVALID
-from taco_proto.listener import is_private
-from taco_proto.peer_roles import RoleInterceptor
 from taco_proto.requests import PrefixPin
-from taco_proto.tls import Role
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Inference"].full_name
 MAX_MESSAGE_BYTES = 8 * 2**20

@@ -13,6 +13,8 @@ from typing import Any
 
 from redis.exceptions import ResponseError
 
+from taco_common.redis_link import Command, RedisLink
+from taco_common.redis_queue import RedisQueue
 from taco_license.document.keys import PublicKeys
 from taco_license.document.license_file import MAX_NUMBER
 from taco_license.errors import AwayError, LicenseError
@@ -44,8 +46,6 @@ from taco_license.ledger.redis_scripts import (
     script,
 )
 from taco_proto.config import RedisConfig
-from taco_proto.redis_link import Command, RedisLink
-from taco_proto.redis_queue import RedisQueue
 
 logger = logging.getLogger("taco.license")
 

@@ -6,11 +6,11 @@ from dataclasses import asdict
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from taco_common.metrics import exposition, process_registry
+from taco_common.tls import Role
 from taco_license.server.service import LicenseService
 from taco_license.tls import TlsFiles
 from taco_proto.config import TlsConfig
-from taco_proto.metrics import exposition, process_registry
-from taco_proto.tls import Role
 
 
 class ServiceMetrics(Collector):

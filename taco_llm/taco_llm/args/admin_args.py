@@ -3,9 +3,9 @@
 import re
 from dataclasses import dataclass
 
+from taco_common.listener import EVERY_HOST, host_port, is_private
 from taco_llm.args.flags import DRAFTER, SCHEDULER, WORKER, flag
 from taco_proto.errors import ConfigurationError
-from taco_proto.listener import EVERY_HOST, host_port, is_private
 
 _SERVICES = (SCHEDULER, WORKER, DRAFTER)
 LOOPBACK = "127.0.0.1"

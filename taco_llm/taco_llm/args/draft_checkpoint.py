@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from taco_common.json_file import read_json_object
 from taco_proto.errors import ConfigurationError
-from taco_proto.json_file import read_json_object
 from taco_worker.models.weight_files import stored_tensor_names
 
 # What EAGLE calls the layer that joins a token's embedding with the target's hidden state.

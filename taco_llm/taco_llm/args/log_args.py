@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
+from taco_common.logging import JSON, LEVELS, TEXT, LogConfig
 from taco_llm.args.flags import flag
 from taco_proto.errors import ConfigurationError
-from taco_proto.logging import JSON, LEVELS, TEXT, LogConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,10 +3,10 @@
 import re
 from dataclasses import dataclass
 
+from taco_common.listener import EVERY_HOST
 from taco_llm.args.flags import flag
 from taco_llm.args.scheduler_args import check_at_least
 from taco_proto.errors import ConfigurationError
-from taco_proto.listener import EVERY_HOST
 
 DEFAULT_PORT = 7100
 

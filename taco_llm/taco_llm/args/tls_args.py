@@ -4,11 +4,11 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
+from taco_common.listener import is_private
+from taco_common.tls import Role, check_files
 from taco_llm.args.flags import DRAFTER, GATEWAY, SCHEDULER, WORKER, flag
 from taco_proto.config import TlsConfig
 from taco_proto.errors import ConfigurationError
-from taco_proto.listener import is_private
-from taco_proto.tls import Role, check_files
 
 LOGGER = logging.getLogger("taco.cli")
 

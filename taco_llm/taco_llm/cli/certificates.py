@@ -6,10 +6,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from taco_common.tls import Role
 from taco_llm.args.parser import Parser
 from taco_llm.cli.options import Subparsers, collect
 from taco_proto.errors import ConfigurationError
-from taco_proto.tls import Role
 
 DEFAULT_DAYS = 365
 

@@ -13,11 +13,11 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from taco_common.logging import JSON, LogConfig, configure_logging
 from taco_llm.args.flags import DRAFTER, GATEWAY, SCHEDULER, WORKER
 from taco_llm.supervisor.child_message import decode_config
 from taco_proto.config import DrafterConfig, GatewayConfig, SchedulerConfig, WorkerConfig
 from taco_proto.errors import ConfigurationError
-from taco_proto.logging import JSON, LogConfig, configure_logging
 
 PR_SET_PDEATHSIG = 1
 
@@ -47,7 +47,7 @@ def run(service: str, values: Mapping[str, Any]) -> int:
 
         return run_gateway(decode_config(GatewayConfig, values))
     if service == SCHEDULER:
-        from taco_scheduler.server import run_scheduler
+        from taco_scheduler.server.grpc_server import run_scheduler
 
         return run_scheduler(decode_config(SchedulerConfig, values))
     if service == WORKER:

@@ -5,6 +5,7 @@ import os
 import socket
 from dataclasses import replace
 
+from taco_common.tls import Role
 from taco_llm.args.admin_args import AdminArgs
 from taco_llm.args.draft_worker_args import DraftWorkerArgs
 from taco_llm.args.flags import add_flags, given
@@ -19,7 +20,6 @@ from taco_llm.cli.options import (
     collect,
     require,
 )
-from taco_proto.tls import Role
 
 
 def add_parser(subparsers: Subparsers) -> None:

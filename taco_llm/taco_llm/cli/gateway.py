@@ -3,6 +3,7 @@
 import argparse
 from dataclasses import replace
 
+from taco_common.tls import Role
 from taco_llm.args.engine_args import EngineArgs
 from taco_llm.args.flags import GATEWAY, add_flags, given
 from taco_llm.args.gateway_args import GatewayArgs
@@ -19,7 +20,6 @@ from taco_llm.cli.options import (
     collect,
     require,
 )
-from taco_proto.tls import Role
 
 
 def add_parser(subparsers: Subparsers) -> None:

@@ -7,6 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from taco_common.tls import Role
 from taco_llm.args.flags import add_flags, flag, given
 from taco_llm.args.parser import Parser
 from taco_llm.args.redis_args import RedisArgs
@@ -19,7 +20,6 @@ from taco_llm.cli.options import (
     require,
 )
 from taco_proto.errors import ConfigurationError
-from taco_proto.tls import Role
 
 Command = Callable[[dict[str, Any]], None]
 

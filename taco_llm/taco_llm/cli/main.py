@@ -10,6 +10,7 @@ from types import FrameType
 from typing import Any
 
 import taco_llm
+from taco_common.logging import configure_logging, logs_json
 from taco_llm.args.parser import Parser
 from taco_llm.cli import (
     bench,
@@ -27,7 +28,6 @@ from taco_llm.cli import (
 from taco_llm.cli import license as license_command
 from taco_proto.errors import ConfigurationError
 from taco_proto.log_text import escape
-from taco_proto.logging import configure_logging, logs_json
 
 LOGGER = logging.getLogger("taco.cli")
 

@@ -4,13 +4,13 @@ import argparse
 import logging
 from typing import Any, TypeAlias
 
+from taco_common.logging import configure_logging
 from taco_llm.args.compatibility import COMPATIBILITY, drop_compatibility_arguments
 from taco_llm.args.flags import add_flags, given, or_none
 from taco_llm.args.log_args import LogArgs
 from taco_llm.args.parser import COMPATIBILITY_GROUP, Parser
 from taco_llm.cli.config_file import read_config_file
 from taco_proto.errors import ConfigurationError
-from taco_proto.logging import configure_logging
 
 # The class takes a type argument only for type checkers.
 Subparsers: TypeAlias = "argparse._SubParsersAction[Parser]"

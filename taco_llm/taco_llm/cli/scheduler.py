@@ -3,6 +3,8 @@
 import argparse
 from dataclasses import replace
 
+from taco_common.listener import EVERY_HOST
+from taco_common.tls import Role
 from taco_llm.args.admin_args import AdminArgs
 from taco_llm.args.flags import add_flags, given
 from taco_llm.args.parser import Parser
@@ -17,8 +19,6 @@ from taco_llm.cli.options import (
     collect,
 )
 from taco_proto.errors import ConfigurationError
-from taco_proto.listener import EVERY_HOST
-from taco_proto.tls import Role
 
 DEFAULT_LISTEN = "0.0.0.0:7100"
 _NOT_REACHED = (*EVERY_HOST, "localhost", "127.0.0.1", "::1")
@@ -56,7 +56,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(parser: Parser, namespace: argparse.Namespace) -> int:
-    from taco_scheduler.server import run_scheduler
+    from taco_scheduler.server.grpc_server import run_scheduler
 
     values = collect(parser, namespace)
     args = SchedulerArgs(**given(SchedulerArgs, values))

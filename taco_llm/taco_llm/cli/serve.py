@@ -3,6 +3,7 @@
 import argparse
 import logging
 
+from taco_common.tls import Role, check_files
 from taco_llm.args.engine_args import EngineArgs
 from taco_llm.args.flags import add_flags, given
 from taco_llm.args.gateway_args import GatewayArgs
@@ -21,7 +22,6 @@ from taco_llm.cli.options import (
     require,
 )
 from taco_proto.config import TlsConfig
-from taco_proto.tls import Role, check_files
 
 LOGGER = logging.getLogger("taco.cli")
 

@@ -5,6 +5,7 @@ import os
 import socket
 from dataclasses import replace
 
+from taco_common.tls import Role
 from taco_llm.args.admin_args import AdminArgs
 from taco_llm.args.engine_args import EngineArgs
 from taco_llm.args.flags import WORKER, add_flags, given
@@ -20,7 +21,6 @@ from taco_llm.cli.options import (
     collect,
     require,
 )
-from taco_proto.tls import Role
 
 
 def add_parser(subparsers: Subparsers) -> None:

@@ -6,9 +6,9 @@ import signal
 import sys
 from contextlib import suppress
 
+from taco_common.logging import LogConfig
 from taco_llm.supervisor.child_message import ServiceConfig, encode_config
 from taco_llm.supervisor.supervised_service import SupervisedService
-from taco_proto.logging import LogConfig
 
 READ_BYTES = 1 << 16
 

@@ -7,9 +7,9 @@ import ssl
 from collections.abc import Collection
 from contextlib import closing
 
+from taco_common.tls import Role
 from taco_proto.config import GatewayConfig
 from taco_proto.errors import ConfigurationError
-from taco_proto.tls import Role
 
 POLL_SECONDS = 0.05
 ANSWER_SECONDS = 5.0
@@ -97,7 +97,7 @@ async def _has_workers(config: GatewayConfig, workers: Collection[str]) -> bool:
     """Whether the scheduler has a worker at all, and those of these names."""
     import grpc.aio  # it takes a while, and few need it
 
-    from taco_proto.grpc_tls import open_channel
+    from taco_common.grpc_tls import open_channel
     from taco_proto.scheduler_pb2 import StatsRequest
     from taco_proto.scheduler_pb2_grpc import SchedulerStub
 

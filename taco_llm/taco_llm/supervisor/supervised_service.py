@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from taco_proto.logging import (
+from taco_common.logging import (
     MODEL_LOADED,
     PROGRESS,
     REQUEST,
@@ -19,7 +19,7 @@ from taco_proto.logging import (
     render,
     write_line,
 )
-from taco_proto.progress import ProgressDisplay
+from taco_common.progress import ProgressDisplay
 
 MIN_DELAY_SECONDS = 0.2
 MAX_DELAY_SECONDS = 30.0

@@ -16,6 +16,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, replace
 from typing import Any
 
+from taco_common.logging import READY, LogConfig, event, logs_json
 from taco_llm.args.engine_args import EngineArgs
 from taco_llm.args.flags import GATEWAY, SCHEDULER, WORKER
 from taco_llm.args.gateway_args import GatewayArgs
@@ -30,7 +31,6 @@ from taco_llm.supervisor.start_line import start_line
 from taco_llm.supervisor.supervised_service import LOGGER, SupervisedService
 from taco_proto.config import DRAIN_SECONDS, GatewayConfig, RedisConfig, TlsConfig
 from taco_proto.errors import ConfigurationError
-from taco_proto.logging import READY, LogConfig, event, logs_json
 from taco_worker.models.config import ModelConfig
 
 # A child that has not ended by then is killed; gateway and scheduler first get their time to drain.

@@ -10,9 +10,9 @@ from support.fake_worker import FakeWorker
 from support.live_scheduler import expected_tokens, read, request, scheduler, until_ready
 from support.patience import until
 from support.serving import free_port
+from taco_common.tls import Role
 from taco_gateway.engine.scheduler_client import SchedulerClient
 from taco_llm.certificates import issue
-from taco_proto.tls import Role
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from support.live_scheduler import request
+from taco_common.prefix_hashes import prompt_hashes
 from taco_gateway.engine.placement import MAX_SENT_BLOCKS, SchedulerView, place
-from taco_proto.prefix_hashes import KEY_BYTES, prompt_hashes
-from taco_proto.registry import DECODE_TOKENS, LIFETIME_SECONDS, SchedulerRecord
+from taco_proto.registry import DECODE_TOKENS, KEY_BYTES, LIFETIME_SECONDS, SchedulerRecord
 from taco_proto.requests import GenerateRequest, ModelInfo
 
 KEY = b"k" * KEY_BYTES

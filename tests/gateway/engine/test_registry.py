@@ -13,9 +13,9 @@ from support.fake_worker import FakeWorker, worker_info
 from support.live_scheduler import GatedWorker, expected_tokens, read, request, scheduler
 from support.patience import until
 from support.redis_server import RedisServer
+from taco_common.redis_link import RedisLink
 from taco_gateway.engine import registry_reader, scheduler_client
 from taco_gateway.engine.scheduler_client import SchedulerClient
-from taco_proto.redis_link import RedisLink
 from taco_proto.registry import (
     HASH_KEY_KEY,
     INDEX_KEY,
@@ -24,9 +24,9 @@ from taco_proto.registry import (
     decode_record,
     record_key,
 )
-from taco_scheduler import advertiser as advertiser_module
-from taco_scheduler.advertiser import Advertiser
-from taco_scheduler.service import SchedulerService
+from taco_scheduler.server import advertiser as advertiser_module
+from taco_scheduler.server.advertiser import Advertiser
+from taco_scheduler.server.service import SchedulerService
 
 NUM_BLOCKS = worker_info().num_blocks
 

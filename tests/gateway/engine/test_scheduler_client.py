@@ -30,8 +30,8 @@ from taco_gateway.engine.engine_client import EngineError
 from taco_gateway.engine.scheduler_client import SchedulerClient
 from taco_proto.config import SchedulerConfig
 from taco_proto.requests import GenerateRequest, Tenant
-from taco_scheduler.server import SchedulerServer
-from taco_scheduler.service import SchedulerService
+from taco_scheduler.server.grpc_server import SchedulerServer
+from taco_scheduler.server.service import SchedulerService
 
 
 @pytest.fixture

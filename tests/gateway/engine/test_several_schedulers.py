@@ -28,7 +28,7 @@ from taco_proto.licenses import (
     WorkerLicense,
 )
 from taco_proto.requests import GenerateRequest
-from taco_scheduler.service import SchedulerService
+from taco_scheduler.server.service import SchedulerService
 
 NUM_BLOCKS = worker_info().num_blocks
 MISSING = WorkerLicense(LicenseState.MISSING, "expired")

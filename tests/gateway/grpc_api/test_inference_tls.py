@@ -9,13 +9,13 @@ from support.certificates import make_certificates, tls_config
 from support.gateway_app import build_app, small_tokenizer
 from support.scripted_engine import replay
 from support.serving import free_port
+from taco_common.grpc_tls import open_channel
+from taco_common.tls import Role
 from taco_gateway.grpc_api.inference_service import start_inference_server
 from taco_proto import inference_pb2 as pb
 from taco_proto.config import TlsConfig
-from taco_proto.grpc_tls import open_channel
 from taco_proto.inference_pb2_grpc import InferenceStub
 from taco_proto.requests import FinishReason
-from taco_proto.tls import Role
 
 
 async def code_of(address: str, tls: TlsConfig | None, key: str = "secret") -> grpc.StatusCode:

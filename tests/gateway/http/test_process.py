@@ -21,8 +21,8 @@ from support.gateway_app import write_tokenizer
 from support.patience import PATIENCE_SECONDS
 from taco_proto.config import SchedulerConfig
 from taco_proto.steps import StepOutput, StepPlan
-from taco_scheduler.server import SchedulerServer
-from taco_scheduler.service import SchedulerService
+from taco_scheduler.server.grpc_server import SchedulerServer
+from taco_scheduler.server.service import SchedulerService
 
 PROGRAM = """
 import json, sys

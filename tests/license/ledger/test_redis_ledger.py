@@ -11,13 +11,13 @@ from support.ledgers import RedisHarness
 from support.licenses import DAY, gpu_names, make_license, signed
 from support.patience import until
 from support.redis_server import RedisServer
+from taco_common.redis_link import Command
 from taco_license.errors import AwayError, LeaseRefusedError, LicenseError
 from taco_license.ledger.leases import LEASE_SECONDS
 from taco_license.ledger.redis_ledger import RedisLedger, _call
 from taco_license.ledger.redis_scripts import SEATS, STATE
 from taco_license.server.app import create_app
 from taco_license.server.service import LicenseService
-from taco_proto.redis_link import Command
 
 ONE, TWO, THREE, FOUR = gpu_names(4)
 NO_LIMIT_BYTES, NO_ROOM_BYTES = 0, 1

@@ -10,12 +10,12 @@ from support.certificates import make_certificates, tls_config
 from support.license_server import LicenseServer
 from support.licenses import Clock
 from support.patience import PATIENCE_SECONDS
+from taco_common.tls import Role
 from taco_license.server import http_protocol
 from taco_license.server.http_protocol import MAX_HEADER_BYTES
 from taco_license.server.role_protocol import RoleHttpProtocol
 from taco_license.server.server import MAX_CONNECTIONS, http_server
 from taco_license.tls import TlsFiles
-from taco_proto.tls import Role
 
 HEAD = b"GET / HTTP/1.1\r\nHost: l\r\n"
 TRAILERS = HEAD + b"Transfer-Encoding: chunked\r\n\r\n0\r\nX: " + bytes([65]) * 70_000

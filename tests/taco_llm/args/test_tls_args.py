@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from support.certificates import make_certificates, tls_config
+from taco_common.listener import is_private
+from taco_common.tls import Role
 from taco_llm.args.engine_args import EngineArgs
 from taco_llm.args.flags import given
 from taco_llm.args.tls_args import PlaintextArgs, TlsArgs
@@ -16,8 +18,6 @@ from taco_llm.supervisor.ray_replicas.cluster import RayCluster
 from taco_llm.supervisor.ray_replicas.replicas import RayService, ray_replicas
 from taco_proto.config import WorkerConfig
 from taco_proto.errors import ConfigurationError
-from taco_proto.listener import is_private
-from taco_proto.tls import Role
 
 COMMANDS = {
     Role.GATEWAY: ["gateway", "demo", "--scheduler"],

@@ -9,8 +9,8 @@ from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from support.certificates import tls_config
+from taco_common.tls import Role, check_files
 from taco_llm.cli.main import main
-from taco_proto.tls import Role, check_files
 
 
 @pytest.fixture

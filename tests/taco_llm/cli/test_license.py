@@ -14,10 +14,10 @@ import pytest
 from support.certificates import make_certificates
 from support.patience import PATIENCE_SECONDS, wait_until
 from support.serving import free_port
+from taco_common.tls import Role
 from taco_license.document.keys import read_public_keys
 from taco_license.document.license_file import License, verify
 from taco_llm.cli.main import main
-from taco_proto.tls import Role
 
 REQUEST = "GPU 0: Tesla T4 (UUID: GPU-4c34f7a2-cd33-469b-019f-9af0bb76a073)\n"
 WHO = ("--request", "request.txt", "--appid", "1234", "--customer", "leo lingli")

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from support.patience import PATIENCE_SECONDS, until
+from taco_common import progress
+from taco_common.logging import PROGRESS, event, make_entry
 from taco_llm.args.flags import GATEWAY, SCHEDULER
 from taco_llm.args.model_location import locate_model
 from taco_llm.supervisor import supervised_service
 from taco_llm.supervisor.child_process import ChildProcess
 from taco_llm.supervisor.supervisor import Supervisor
-from taco_proto import progress
 from taco_proto.config import GatewayConfig, ModelConfig, SchedulerConfig
-from taco_proto.logging import PROGRESS, event, make_entry
 from taco_worker.models.config import load_hf_config
 
 

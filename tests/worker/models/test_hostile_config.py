@@ -11,9 +11,9 @@ import pytest
 
 from support.checkpoints import make_checkpoint
 from support.patience import PATIENCE_SECONDS
+from taco_common.json_file import JsonFileError, read_json_object
 from taco_proto.config import ModelConfig
 from taco_proto.errors import ConfigurationError
-from taco_proto.json_file import JsonFileError, read_json_object
 from taco_worker.models.config import load_hf_config
 from taco_worker.models.weight_files import find_weight_files
 

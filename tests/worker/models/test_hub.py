@@ -10,7 +10,7 @@ import huggingface_hub
 import pytest
 
 from support.fake_hub import COMMIT, serve_hub
-from taco_proto import progress
+from taco_common import progress
 from taco_worker.models.hub import resolve_model
 
 COMMON = {"config.json": b"{}", "tokenizer.json": b"[]", "README.md": b"#"}

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from taco_proto.json_file import read_json_object
+from taco_common.json_file import read_json_object
 from taco_worker.models.decoder_config import DecoderConfig, LearnedPositions
 from taco_worker.models.registry import find_recipe
 

@@ -13,8 +13,8 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from taco_proto.download_progress import progress_bars
-from taco_proto.progress import Progress
+from taco_common.download_progress import progress_bars
+from taco_common.progress import Progress
 
 _CONFIG_PATTERNS = ["*.json", "*.txt", "*.model", "*.jinja"]
 _SAFETENSORS_PATTERNS = ["*.safetensors"]

@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from taco_proto.progress import Progress
+from taco_common.progress import Progress
 from taco_worker.attention.backend import create_attention_backend
 from taco_worker.layers.ops import TorchOps
 from taco_worker.models.checkpoint import iterate_tensors

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from taco_proto.json_file import JsonFileError, parse_json_object, read_json_object
+from taco_common.json_file import JsonFileError, parse_json_object, read_json_object
 from taco_worker.models.config import ModelConfig
 from taco_worker.models.registry import find_recipe
 

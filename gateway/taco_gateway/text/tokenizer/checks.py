@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
+from taco_common.json_file import MAX_TOKENIZER_BYTES, JsonFileError, read_json_object
 from taco_proto.config import ModelConfig
 from taco_proto.errors import ConfigurationError
-from taco_proto.json_file import MAX_TOKENIZER_BYTES, JsonFileError, read_json_object
 
 # At least one of these holds a vocabulary; merges and settings alone make no tokenizer.
 VOCABULARY_FILES = (

@@ -16,6 +16,15 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
+from taco_common.download_progress import progress_bars
+from taco_common.json_file import (
+    MAX_TOKENIZER_BYTES,
+    JsonFileError,
+    parse_json_object,
+    read_json_object,
+    read_text_file,
+)
+from taco_common.progress import Progress
 from taco_gateway.text.tokenizer.checks import (
     VOCABULARY_FILES,
     check_tokenizer,
@@ -33,16 +42,7 @@ from taco_gateway.text.tokenizer.tokenizer import (
 )
 from taco_gateway.text.tokenizer.tokenizer_error import TokenizerError, panics_as_errors
 from taco_proto.config import ModelConfig
-from taco_proto.download_progress import progress_bars
 from taco_proto.errors import ConfigurationError
-from taco_proto.json_file import (
-    MAX_TOKENIZER_BYTES,
-    JsonFileError,
-    parse_json_object,
-    read_json_object,
-    read_text_file,
-)
-from taco_proto.progress import Progress
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

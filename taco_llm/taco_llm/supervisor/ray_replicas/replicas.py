@@ -8,6 +8,7 @@ from typing import Any
 import ray
 from ray.exceptions import ActorUnavailableError, RayError
 
+from taco_common.logging import JSON, LogConfig
 from taco_llm.args.engine_args import EngineArgs
 from taco_llm.args.flags import DRAFTER, WORKER
 from taco_llm.args.tls_args import tls_flags
@@ -17,7 +18,6 @@ from taco_llm.supervisor.ray_replicas.command_lines import draft_worker_command,
 from taco_llm.supervisor.supervised_service import LOGGER, SupervisedService
 from taco_proto.config import TlsConfig
 from taco_proto.errors import ConfigurationError
-from taco_proto.logging import JSON, LogConfig
 
 # A service that has no place by then is told of: the cluster may have none that is large enough.
 PLACEMENT_SECONDS = 10.0

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
+from taco_common.json_file import JsonFileError, read_json_object
 from taco_proto.errors import ConfigurationError
-from taco_proto.json_file import JsonFileError, read_json_object
 from taco_worker.models.checkpoint import iterate_tensors
 from taco_worker.models.hub import resolve_model
 from taco_worker.models.weight_files import find_weight_files

@@ -10,6 +10,7 @@ from typing import Any
 
 import psutil
 
+from taco_common.json_file import JsonFileError, read_json_object
 from taco_kernels.cpu.lookahead import (
     MAX_CELL,
     MAX_MATCH,
@@ -21,7 +22,6 @@ from taco_kernels.cpu.lookahead import (
 )
 from taco_proto.config import SpeculationConfig
 from taco_proto.errors import ConfigurationError
-from taco_proto.json_file import JsonFileError, read_json_object
 
 FILE_NAME = "lookahead_cache_config.json"
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from taco_common.json_file import JsonFileError, read_json_list
 from taco_kernels.cpu.lookahead import LookaheadCache
 from taco_proto.errors import ConfigurationError
-from taco_proto.json_file import JsonFileError, read_json_list
 from taco_proto.steps import IntArray
 
 # Some 30 million tokens: more than the cache holds by default.

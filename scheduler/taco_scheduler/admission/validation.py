@@ -1,0 +1,198 @@
+"""Which requests and workers the engine accepts, checked before any work."""
+
+import math
+
+from taco_proto.config import SchedulerConfig
+from taco_proto.drafts import DrafterInfo
+from taco_proto.errors import ConfigurationError
+from taco_proto.log_text import MAX_MODEL_CHARS, one_line
+from taco_proto.requests import MAX_PIN_SECONDS, MAX_PINS, GenerateRequest
+from taco_proto.steps import WorkerInfo
+from taco_scheduler.admission.rejections import RefusedError
+from taco_scheduler.core.sequence import Request, token_array
+
+MAX_BLOCKS = 2**26
+MAX_SLOTS = 2**16
+MAX_VOCABULARY = 2**24
+MAX_ENTRIES = 1024  # of lists that a worker names
+MAX_SALT_CHARS = 4096
+TOKEN_BYTES = 4
+
+
+class InvalidWorkerError(ValueError):
+    """A worker says of itself what cannot be."""
+
+
+class WorkerRefusedError(Exception):
+    """There is nothing to do for a worker now."""
+
+
+class OtherModelError(ValueError):
+    """A worker serves another model than those beside which it wants to work."""
+
+
+def check_config(config: SchedulerConfig) -> None:
+    """Raises:
+    ConfigurationError: a limit is out of range.
+    """
+    for name in (
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "max_waiting_requests",
+        "max_waiting_tokens",
+    ):
+        if getattr(config, name) < 1:
+            raise ConfigurationError(f"{name} must be at least 1, got {getattr(config, name)}")
+    if (config.long_prefill_token_threshold or 0) < 0:
+        raise ConfigurationError(
+            "long_prefill_token_threshold must be at least 0, got "
+            f"{config.long_prefill_token_threshold}"
+        )
+    for name in ("step_timeout", "worker_timeout", "worker_drain_timeout"):
+        if not getattr(config, name) > 0:
+            raise ConfigurationError(f"{name} must be above 0, got {getattr(config, name)}")
+
+
+def check_worker(info: WorkerInfo) -> None:
+    """Raises: InvalidWorkerError: a size is out of range, or the model's name is no name."""
+    if not info.model.isprintable() or len(info.model) > MAX_MODEL_CHARS:
+        raise InvalidWorkerError(
+            f"the model's name must be at most {MAX_MODEL_CHARS} printable characters, got "
+            f"{one_line(info.model, 100)}"
+        )
+    for name, count in (
+        ("eos_token_ids", len(info.eos_token_ids)),
+        ("default_sampling", len(info.default_sampling)),
+    ):
+        if count > MAX_ENTRIES:
+            raise InvalidWorkerError(f"{name} must have at most {MAX_ENTRIES} entries, got {count}")
+    ranges = {
+        "block_size": (1, 2**16),
+        "num_blocks": (1, MAX_BLOCKS),
+        "max_num_seqs": (1, MAX_SLOTS),
+        "max_num_batched_tokens": (1, 2**30),
+        "max_model_len": (2, 2**30),
+        "vocab_size": (1, MAX_VOCABULARY),
+        "num_host_blocks": (0, MAX_BLOCKS),
+        "num_disk_blocks": (0, MAX_BLOCKS),
+    }
+    for name, (low, high) in ranges.items():
+        if not low <= getattr(info, name) <= high:
+            raise InvalidWorkerError(
+                f"{name} must be between {low} and {high}, got {getattr(info, name)}"
+            )
+
+
+def check_same_model(info: WorkerInfo, other: WorkerInfo) -> None:
+    """Raises: OtherModelError: two workers cannot take over each other's sequences."""
+    for name in ("model", "vocab_size", "eos_token_ids", "block_size"):
+        own, others = getattr(info, name), getattr(other, name)
+        if own != others:
+            raise OtherModelError(
+                f"worker {info.name} has {name} {own!r}, the workers that are attached {others!r}"
+            )
+
+
+def check_drafter(drafter: DrafterInfo, worker: WorkerInfo) -> None:
+    """Raises: InvalidWorkerError: the worker cannot use what the draft worker drafts."""
+    if not worker.max_draft_tokens:
+        raise InvalidWorkerError(
+            f"worker {worker.name} verifies no drafts: start it with --num-speculative-tokens"
+        )
+    if drafter.vocab_size != worker.vocab_size:
+        raise InvalidWorkerError(
+            f"the draft model {drafter.model} has a vocabulary of {drafter.vocab_size} tokens, "
+            f"{worker.model} one of {worker.vocab_size}: it cannot draft for it"
+        )
+
+
+def check_message(message: GenerateRequest) -> None:
+    """What can be checked without a worker.
+
+    Raises:
+        RefusedError: the request makes no sense.
+    """
+    sampling = message.sampling
+    for packed in (message.token_ids, *message.emitted_token_ids):
+        if len(packed) % TOKEN_BYTES:
+            raise RefusedError(400, "token ids must be packed int32")
+        if packed and token_array(packed).min() < 0:
+            raise RefusedError(400, "token ids must not be negative")
+    if not message.token_ids:
+        raise RefusedError(400, "the prompt has no tokens")
+    _check_resumption(message)
+    if sampling.seed is None or sampling.max_tokens is None:
+        raise RefusedError(400, "seed and max_tokens must be set")
+    if message.deadline is not None and not math.isfinite(message.deadline):
+        raise RefusedError(400, "the deadline must be a finite time")
+    if not 0 < message.tenant.weight < math.inf:
+        raise RefusedError(400, "the tenant's weight must be above 0")
+    if message.adapter:
+        raise RefusedError(404, f"there is no adapter {message.adapter!r}")
+    if len(message.cache_salt) > MAX_SALT_CHARS:
+        raise RefusedError(400, f"cache_salt may have at most {MAX_SALT_CHARS} characters")
+    if len(message.prompt_cache_key) > MAX_SALT_CHARS:
+        raise RefusedError(400, f"prompt_cache_key may have at most {MAX_SALT_CHARS} characters")
+    if len(message.pins) > MAX_PINS:
+        raise RefusedError(400, f"a request may have at most {MAX_PINS} pins")
+    for pin in message.pins:
+        if not 0 < pin.num_tokens <= len(message.token_ids) // TOKEN_BYTES:
+            raise RefusedError(400, "a pin must be a beginning of the prompt")
+        if not 0 < pin.seconds <= MAX_PIN_SECONDS:
+            raise RefusedError(400, f"a pin may last {MAX_PIN_SECONDS:g} seconds at most")
+
+
+def _check_resumption(message: GenerateRequest) -> None:
+    num_sequences, finished = message.sampling.num_sequences, set(message.finished_indexes)
+    if message.emitted_token_ids and len(message.emitted_token_ids) != num_sequences:
+        raise RefusedError(400, f"emitted_token_ids must have {num_sequences} entries, or none")
+    if not all(0 <= index < num_sequences for index in finished):
+        raise RefusedError(400, f"finished_indexes must be below {num_sequences}")
+    if len(finished) == num_sequences:
+        raise RefusedError(400, "all sequences of the request have finished")
+
+
+def check_fit(request: Request, info: WorkerInfo) -> None:
+    """Whether the model that is served can run a request.
+
+    Raises:
+        RefusedError: it cannot.
+    """
+    num_tokens = request.num_prompt_tokens
+    if num_tokens >= info.max_model_len:
+        raise RefusedError(
+            400,
+            f"context_length_exceeded: this model's maximum context length is {info.max_model_len} "
+            f"tokens, and a prompt of {num_tokens} tokens leaves no room for an answer",
+        )
+    if num_tokens > info.num_blocks * info.block_size:
+        raise RefusedError(
+            400,
+            f"context_length_exceeded: the KV memory holds {info.num_blocks * info.block_size} "
+            f"tokens, the prompt has {num_tokens}",
+        )
+    sampling = request.sampling
+    for name in ("logprobs", "prompt_logprobs"):
+        if (getattr(sampling, name) or 0) > info.max_logprobs:
+            raise RefusedError(400, f"{name} must be at most {info.max_logprobs}")
+    if request.max_token_id >= info.vocab_size:
+        raise RefusedError(400, f"token ids must be below {info.vocab_size}")
+    if any(token >= info.vocab_size for token in sampling.logit_bias or ()):
+        raise RefusedError(400, f"logit_bias token ids must be below {info.vocab_size}")
+    if max(sampling.allowed_token_ids or (0,)) >= info.vocab_size:
+        raise RefusedError(400, f"allowed_token_ids must be below {info.vocab_size}")
+    if any(token >= info.vocab_size for token in request.stop_token_ids):
+        raise RefusedError(400, f"stop_token_ids must be below {info.vocab_size}")
+
+
+def length_limit(request: Request, info: WorkerInfo) -> int:
+    """Length in tokens, prompt included, at which a sequence of the request ends.
+
+    The last token is never computed, so it needs no KV.
+    """
+    assert request.sampling.max_tokens is not None
+    return min(
+        request.num_prompt_tokens + request.sampling.max_tokens,
+        info.max_model_len,
+        info.num_blocks * info.block_size + 1,
+    )

@@ -1,0 +1,114 @@
+"""Turns the rows of a step into the message for the worker, and moves the counters on."""
+
+import numpy as np
+
+from taco_proto.steps import EMPTY, BlockCopies, IntArray, JoinedSequences, PlannedDrafts, StepPlan
+from taco_scheduler.core.batch import Batch
+from taco_scheduler.core.in_flight import InFlightStep
+from taco_scheduler.core.sequence import Sequence, token_array
+from taco_scheduler.core.step_rows import StepRows
+
+
+def make_plan(
+    batch: Batch,
+    rows: StepRows,
+    epoch: int,
+    step_id: int,
+    *,
+    now: float,
+    runs_alone: bool,
+    is_announced: bool = False,
+    drafts: PlannedDrafts | None = None,
+    copies: BlockCopies | None = None,
+    needs_history: bool = False,
+) -> tuple[StepPlan, InFlightStep]:
+    """The plan of a step and the record that its output will be read against.
+
+    Advances `num_computed` and `num_tokens` of the rows: the scheduler counts tokens when it plans
+    them, not when they arrive.
+
+    Args:
+        needs_history: the worker reads all tokens of joining sequences, those in cached blocks too.
+    """
+    if rows.chunk_slots:
+        chunk_slots = np.array(rows.chunk_slots, dtype=np.int32)
+        chunk_tokens = np.array(rows.chunk_tokens, dtype=np.int32)
+        slots = np.concatenate([rows.decode_slots, chunk_slots])
+        num_tokens = np.concatenate([np.ones(len(rows.decode_slots), np.int32), chunk_tokens])
+    else:
+        slots = rows.decode_slots
+        num_tokens = np.ones(len(slots), np.int32)
+    # Before the counters move: a joining sequence names what was computed when it joins.
+    joined = _joined(batch, rows.joined, needs_history) if rows.joined else None
+    batch.num_computed[slots] += num_tokens
+    max_drafts = EMPTY
+    if rows.max_drafts.any():
+        max_drafts = np.zeros(len(slots), np.int32)
+        max_drafts[: len(rows.decode_slots)] = rows.max_drafts
+        batch.drafts_in_flight[rows.decode_slots] += rows.max_drafts
+    if rows.chunk_slots:
+        sampled = slots[batch.num_computed[slots] == batch.num_tokens[slots]]
+    else:
+        sampled = slots
+    batch.num_tokens[sampled] += 1
+    plan = StepPlan(
+        epoch=epoch,
+        step_id=step_id,
+        slots=slots,
+        num_tokens=num_tokens,
+        left_slots=batch.take_left_slots() if batch.left_slots else EMPTY,
+        joined=joined,
+        appended_slots=np.array(rows.appended_slots, dtype=np.int32),
+        appended_blocks=np.array(rows.appended_blocks, dtype=np.int32),
+        max_drafts=max_drafts,
+        drafts=drafts,
+        copies=copies,
+        is_announced=is_announced,
+    )
+    tenures = batch.tenure[slots]
+    step = InFlightStep(
+        step_id=step_id,
+        slots=slots,
+        num_tokens=num_tokens,
+        tenures=tenures,
+        sampled_slots=sampled,
+        sampled_tenures=tenures if sampled is slots else batch.tenure[sampled],
+        max_drafts=_of_sampled(rows, len(sampled)),
+        planned_at=now,
+        ran_alone=runs_alone,
+        only_decodes=not rows.chunk_slots,
+    )
+    return plan, step
+
+
+def _of_sampled(rows: StepRows, num_sampled: int) -> IntArray:
+    """Drafts of the rows that sample: decodes, of which all do, stand first."""
+    max_drafts = np.zeros(num_sampled, np.int32)
+    max_drafts[: len(rows.decode_slots)] = rows.max_drafts
+    return max_drafts
+
+
+def _joined(batch: Batch, sequences: list[Sequence], needs_history: bool) -> JoinedSequences:
+    slots = np.array([s.slot for s in sequences], dtype=np.int32)
+    num_computed = batch.num_computed[slots]
+    reads_history = [needs_history or s.request.sampling.reads_history for s in sequences]
+    omitted = np.where(reads_history, 0, num_computed).astype(np.int32)
+    token_ids = [token_array(s.pack())[n:] for s, n in zip(sequences, omitted, strict=True)]
+    tables = [s.table.blocks for s in sequences if s.table is not None]
+    return JoinedSequences(
+        slots=slots,
+        num_prompt_tokens=np.array([s.request.num_prompt_tokens for s in sequences], np.int32),
+        num_tokens=batch.num_tokens[slots],
+        num_computed_tokens=num_computed,
+        token_ids=np.concatenate(token_ids),
+        num_omitted_tokens=omitted if omitted.any() else EMPTY,
+        num_blocks=np.array([len(blocks) for blocks in tables], np.int32),
+        block_ids=np.concatenate([np.array(blocks, np.int32) for blocks in tables]),
+        sampling=tuple(s.sampling_for_worker() for s in sequences),
+        cache_salts=_salts(sequences),
+    )
+
+
+def _salts(sequences: list[Sequence]) -> tuple[str, ...]:
+    salts = tuple(s.request.namespace.cache_salt for s in sequences)
+    return salts if any(salts) else ()

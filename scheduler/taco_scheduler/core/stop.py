@@ -1,0 +1,54 @@
+"""When a sequence ends by its last token: token ids that stop it, or its length."""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from taco_proto.requests import FinishReason
+from taco_proto.steps import IntArray
+from taco_scheduler.core.batch import Batch
+from taco_scheduler.core.sequence import Request, Sequence
+
+_STOP = np.int32(FinishReason.STOP)
+_LENGTH = np.int32(FinishReason.LENGTH)
+
+
+class StopChecker:
+    """Stop checks for a model with the given vocabulary and end-of-sequence tokens."""
+
+    def __init__(self, vocab_size: int, eos_token_ids: Iterable[int]) -> None:
+        # A lookup by token id costs the same for one EOS token as for ten.
+        self._is_eos = np.zeros(vocab_size, dtype=np.bool_)
+        self._is_eos[[token for token in eos_token_ids if 0 <= token < vocab_size]] = True
+
+    def finish_reasons(
+        self, batch: Batch, slots: IntArray, tokens: IntArray, lengths: IntArray
+    ) -> IntArray:
+        """Why sequences would end with each of these new tokens, as `FinishReason` values.
+
+        Args:
+            slots: of each token's sequence.
+            lengths: of its sequence up to the token, which counts.
+        """
+        stops = self._is_eos[tokens] & ~batch.ignore_eos[slots]
+        has_stop_tokens = batch.has_stop_tokens[slots]
+        if has_stop_tokens.any():
+            for row in np.flatnonzero(has_stop_tokens & ~stops).tolist():
+                request = batch.owner(int(slots[row])).request
+                stops[row] = int(tokens[row]) in request.stop_token_ids
+        is_full = lengths >= batch.limit[slots]
+        reasons = is_full * _LENGTH
+        reasons[stops] = _STOP
+        return reasons
+
+    def finish_reason(self, sequence: Sequence, limit: int) -> FinishReason:
+        """The same for one sequence, wherever it stands: does its last generated token end it?"""
+        if sequence.num_generated > 0 and self._stops(sequence.request, sequence.tokens[-1]):
+            return FinishReason.STOP
+        if len(sequence.tokens) >= limit:
+            return FinishReason.LENGTH
+        return FinishReason.RUNNING
+
+    def _stops(self, request: Request, token: int) -> bool:
+        is_eos = bool(self._is_eos[token]) and not request.sampling.ignore_eos
+        return is_eos or token in request.stop_token_ids

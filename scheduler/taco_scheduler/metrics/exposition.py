@@ -1,0 +1,215 @@
+"""The engine's counters in Prometheus' exposition format, under the names that dashboards know.
+
+Nothing is done per step: a collector reads the engine when somebody asks.
+"""
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from taco_proto.steps import RowErrorCode
+from taco_scheduler.admission.rejections import Refusal
+from taco_scheduler.core.engine import Engine
+from taco_scheduler.core.replica import Replica
+from taco_scheduler.speculation.metrics import speculation_metrics
+
+
+def engine_registry(engine: Engine) -> CollectorRegistry:
+    """The metrics of one engine, in a registry of their own."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(EngineCollector(engine))
+    return registry
+
+
+class EngineCollector(Collector):
+    """Reads one engine."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._model = ""
+
+    def collect(self) -> Iterator[Metric]:
+        # The last model keeps its label while no worker is there, so that series do not break.
+        if self._engine.replicas:
+            self._model = self._engine.replicas[0].info.model
+        yield from self._gauges()
+        yield self._cache_config()
+        yield from self._worker_gauges()
+        yield from self._worker_counters()
+        yield from self._counters()
+        yield self._refusals()
+        yield self._row_errors()
+        yield from self._histograms()
+        yield from speculation_metrics(self._engine.counters.speculation, self._model)
+
+    def _gauges(self) -> Iterator[Metric]:
+        engine = self._engine
+        gauges: dict[str, tuple[str, float]] = {
+            "num_requests_running": ("Sequences in the running batch.", engine.num_running),
+            "num_requests_waiting": ("Sequences that wait.", engine.num_waiting),
+            "kv_cache_usage_perc": ("Share of KV blocks in use, 0 to 1.", engine.kv_usage),
+            "gpu_cache_usage_perc": ("The same, under its older name.", engine.kv_usage),
+            "cpu_cache_usage_perc": ("Share of host KV blocks in use.", engine.host_kv_usage),
+            # A preempted sequence is recomputed or found in the cache: it waits.
+            "num_requests_swapped": ("Always 0; preempted sequences wait.", 0),
+        }
+        for name, (text, value) in gauges.items():
+            family = GaugeMetricFamily(f"vllm:{name}", text, labels=["model_name"])
+            family.add_metric([self._model], value)
+            yield family
+        tokens = GaugeMetricFamily(
+            "taco:waiting_tokens", "Tokens of the prompts that wait.", labels=["model_name"]
+        )
+        tokens.add_metric([self._model], engine.num_waiting_tokens)
+        yield tokens
+
+    def _cache_config(self) -> Metric:
+        """1, with the KV memory of all workers as labels."""
+        workers = [replica.info for replica in self._engine.replicas]
+        values = {
+            "block_size": workers[0].block_size if workers else 0,
+            "num_gpu_blocks": sum(info.num_blocks for info in workers),
+            "num_cpu_blocks": sum(info.num_host_blocks for info in workers),
+        }
+        family = GaugeMetricFamily(
+            "vllm:cache_config_info",
+            "KV blocks of all workers, on their devices and in host memory.",
+            labels=["model_name", *values],
+        )
+        family.add_metric([self._model, *map(str, values.values())], 1)
+        return family
+
+    def _worker_gauges(self) -> Iterator[Metric]:
+        replicas = self._engine.replicas
+        workers = GaugeMetricFamily(
+            "taco:workers", "Workers that are attached.", labels=["model_name"]
+        )
+        workers.add_metric([self._model], len(replicas))
+        yield workers
+        gauges: dict[str, tuple[str, Callable[[Replica], float]]] = {
+            "running": ("Sequences that the worker runs.", lambda r: r.num_running),
+            "waiting": ("Sequences that wait for it.", lambda r: r.waiting.num_sequences),
+            "load": ("Its estimated work, in prompt tokens.", lambda r: r.load),
+            "kv_usage": ("Share of its KV blocks in use, 0 to 1.", lambda r: r.kv_usage),
+            "pinned_blocks": ("Its KV blocks that are pinned.", lambda r: r.num_pinned_blocks),
+            "licensed": ("1: it may take new requests.", lambda r: float(r.license.is_valid)),
+        }
+        for name, (text, value_of) in gauges.items():
+            family = GaugeMetricFamily(f"taco:worker_{name}", text, labels=["model_name", "worker"])
+            for replica in replicas:
+                family.add_metric([self._model, replica.name], value_of(replica))
+            yield family
+
+    def _worker_counters(self) -> Iterator[Metric]:
+        """Each worker's own, which begin anew with each of its lives."""
+        labels = ["model_name", "worker"]
+        hits = CounterMetricFamily(
+            "taco:worker_block_hits",
+            "Blocks of admitted sequences by where they were found; none: to be computed.",
+            labels=[*labels, "tier"],
+        )
+        disk = CounterMetricFamily(
+            "taco:worker_disk_blocks",
+            "Blocks that its disk tier was to write or to read.",
+            labels=[*labels, "outcome"],
+        )
+        for replica in self._engine.replicas:
+            blocks = replica.worker.blocks
+            tiers = {
+                "device": blocks.hits.device,
+                "host": blocks.hits.host,
+                "none": blocks.hits.missed,
+            }
+            for tier, count in tiers.items():
+                hits.add_metric([self._model, replica.name, tier], count)
+            for outcome, count in blocks.disk_outcomes.items():
+                disk.add_metric([self._model, replica.name, outcome], count)
+        yield from (hits, disk)
+
+    def _counters(self) -> Iterator[Metric]:
+        counters = self._engine.counters
+        totals: dict[str, tuple[str, int]] = {
+            "vllm:num_preemptions": ("Preemptions.", counters.num_preemptions),
+            "vllm:prefix_cache_queries": (
+                "Tokens looked up in the prefix cache.",
+                counters.prefix_cache_queries,
+            ),
+            "vllm:prefix_cache_hits": (
+                "Tokens found in the prefix cache.",
+                counters.prefix_cache_hits,
+            ),
+            "taco:prefix_pins": ("Beginnings of prompts kept as asked for.", counters.num_pins),
+            "taco:refused_prefix_pins": (
+                "Beginnings of prompts that were asked for, and not kept.",
+                counters.num_refused_pins,
+            ),
+            "vllm:prompt_tokens": ("Prompt tokens.", counters.prompt_tokens),
+            "vllm:generation_tokens": ("Generated tokens.", counters.generation_tokens),
+            "taco:steps": ("Steps planned.", counters.num_steps),
+            "taco:failed_steps": ("Steps that failed.", counters.num_failed_steps),
+            "taco:lost_workers": ("Workers that went without a word.", counters.num_lost_workers),
+            "taco:late_drafts": (
+                "Requests to a draft worker that were not waited for to the end.",
+                counters.num_late_drafts,
+            ),
+            "taco:invalid_drafts": (
+                "Drafts left out since they could not be.",
+                counters.num_invalid_drafts,
+            ),
+        }
+        for name, (text, value) in totals.items():
+            family = CounterMetricFamily(name, text, labels=["model_name"])
+            family.add_metric([self._model], value)
+            yield family
+
+    def _refusals(self) -> Metric:
+        family = CounterMetricFamily(
+            "taco:refusals", "Requests that were refused.", labels=["model_name", "reason"]
+        )
+        for reason in Refusal:
+            family.add_metric([self._model, reason], self._engine.counters.refusals[reason])
+        return family
+
+    def _row_errors(self) -> Metric:
+        family = CounterMetricFamily(
+            "taco:row_errors",
+            "Sequences that failed in a step which succeeded for the others.",
+            labels=["model_name", "code"],
+        )
+        for code in RowErrorCode:
+            count = self._engine.counters.row_errors[code]
+            family.add_metric([self._model, code.name.lower()], count)
+        return family
+
+    def _histograms(self) -> Iterator[Metric]:
+        counters = self._engine.counters
+        histograms = {
+            "iteration_tokens_total": ("Tokens a step.", counters.iteration_tokens),
+            "request_queue_time_seconds": (
+                "From arrival to the first step.",
+                counters.queue_seconds,
+            ),
+            "request_prefill_time_seconds": (
+                "From the first step to the first token.",
+                counters.prefill_seconds,
+            ),
+            "request_decode_time_seconds": (
+                "From the first token to the last.",
+                counters.decode_seconds,
+            ),
+            "request_inference_time_seconds": (
+                "From the first step to the last token.",
+                counters.inference_seconds,
+            ),
+        }
+        for name, (text, histogram) in histograms.items():
+            family = HistogramMetricFamily(f"vllm:{name}", text, labels=["model_name"])
+            family.add_metric([self._model], histogram.buckets(), histogram.sum)
+            yield family

@@ -1,0 +1,101 @@
+"""Which draft worker drafts for which of several workers."""
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from support.fake_drafter import FakeDrafter
+from support.fake_worker import worker_info
+from taco_proto.config import SchedulerConfig
+from taco_proto.drafts import DrafterInfo, DraftRequest
+from taco_scheduler.admission.validation import InvalidWorkerError, WorkerRefusedError
+from taco_scheduler.core.engine import Engine
+from taco_scheduler.core.replica import Replica
+from taco_scheduler.speculation.drafter_pool import DrafterPool
+
+DRAFTING = worker_info(max_draft_tokens=4)
+
+
+@dataclass(eq=False)
+class Link:
+    info: DrafterInfo = field(default_factory=lambda: FakeDrafter().info)
+    requests: list[DraftRequest] = field(default_factory=list)
+    is_closed: bool = False
+    reason: str = ""
+
+    def send(self, request: DraftRequest) -> None:
+        self.requests.append(request)
+
+    def close(self, reason: str = "") -> None:
+        self.is_closed = True
+        self.reason = self.reason or reason
+
+
+def make_engine(*infos: object) -> Engine:
+    engine = Engine(SchedulerConfig())
+    for info in infos:
+        engine.attach(info)  # type: ignore[arg-type]
+    return engine
+
+
+def drafted_for(engine: Engine) -> list[bool]:
+    return [replica.drafts.is_taken for replica in engine.replicas]
+
+
+def test_each_draft_worker_takes_a_worker_without() -> None:
+    engine, pool = make_engine(DRAFTING, DRAFTING), DrafterPool()
+    links = [Link(), Link(), Link()]
+    pool.attach(links[0], engine.replicas)
+    assert drafted_for(engine) == [True, False]
+    pool.attach(links[1], engine.replicas)
+    assert drafted_for(engine) == [True, True]
+    with pytest.raises(WorkerRefusedError):
+        pool.attach(links[2], engine.replicas)
+    assert [link.is_closed for link in links] == [False, False, True]
+    pool.lose(links[0], "gone")
+    assert drafted_for(engine) == [False, True]
+    again = Link()
+    pool.attach(again, engine.replicas)
+    assert drafted_for(engine) == [True, True]
+
+
+def test_workers_that_verify_nothing_are_passed_over() -> None:
+    engine, pool = make_engine(worker_info(), DRAFTING), DrafterPool()
+    pool.attach(Link(), engine.replicas)
+    assert drafted_for(engine) == [False, True]
+
+
+def test_one_that_fits_no_worker_is_told_why() -> None:
+    engine, pool = make_engine(DRAFTING), DrafterPool()
+    link = Link(FakeDrafter(vocab_size=65).info)
+    with pytest.raises(InvalidWorkerError, match="a vocabulary of 65 tokens"):
+        pool.attach(link, engine.replicas)
+    assert link.is_closed
+    assert pool.links == []
+
+
+def test_draft_workers_wait_for_workers() -> None:
+    engine, pool = make_engine(), DrafterPool()
+    links = [Link(FakeDrafter(vocab_size=65).info), Link(), Link()]
+    for link in links:
+        pool.attach(link, engine.replicas)
+    pool.add_replica(engine.attach(DRAFTING))
+    assert links[0].is_closed
+    assert "vocabulary" in links[0].reason
+    assert drafted_for(engine) == [True]
+    assert pool.links == links[1:]
+    pool.add_replica(engine.attach(DRAFTING))
+    assert drafted_for(engine) == [True, True]
+
+
+def test_a_draft_worker_goes_with_its_worker_and_may_dial_again() -> None:
+    engine, pool = make_engine(DRAFTING, DRAFTING), DrafterPool()
+    link = Link()
+    pool.attach(link, engine.replicas)
+    lost: Replica = engine.replicas[0]
+    engine.detach(lost)
+    pool.remove_replica(lost)
+    assert link.is_closed
+    assert not link.reason, "it did nothing wrong"
+    pool.attach(Link(), engine.replicas)
+    assert drafted_for(engine) == [True]
