@@ -38,7 +38,7 @@ install: $(STAMP) kernels
 
 # Without them torch computes, which is slower: a machine without a compiler can still serve.
 kernels: $(SERVING)
-	@$(BIN)/python -m taco_kernels.cpu.build || echo "make: going on without the CPU kernels; torch takes their place" >&2
+	@$(BIN)/python -m taco_kernels.build || echo "make: going on without the CPU kernels; torch takes their place" >&2
 
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
@@ -150,7 +150,7 @@ release:
 wheel: install
 	rm -rf dist build/lib build/bdist.*
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
-	@$(BIN)/python -m zipfile --list dist/*.whl | grep lib/libtaco_cpu.so >/dev/null \
+	@$(BIN)/python -m zipfile --list dist/*.whl | grep lib/libtaco_kernels.so >/dev/null \
 		|| { echo "make: the wheel lacks the CPU kernels (see make kernels)" >&2; exit 1; }
 
 # An image for each service, named REPOSITORYtaco-SERVICE:VERSION; make images REPOSITORY=registry.example/ai/

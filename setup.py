@@ -9,7 +9,7 @@ from setuptools.command.build_py import build_py
 
 sys.path.insert(0, str(Path(__file__).parent / "kernels"))
 
-from taco_kernels.cpu import build
+from taco_kernels import build
 
 
 class BuildWithKernels(build_py):
@@ -20,7 +20,7 @@ class BuildWithKernels(build_py):
         super().run()
         if self.editable_mode:
             return
-        folder = Path(self.build_lib, *build.LIBRARY.parent.parts[-3:])
+        folder = Path(self.build_lib, *build.LIBRARY.parent.parts[-2:])
         try:
             made = build.build(folder / build.LIBRARY.name)
         except build.KernelBuildError as error:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from taco_common.logging import ServiceHandler
-from taco_kernels.cpu import build
+from taco_kernels import build
 
 if TYPE_CHECKING:
     from support.redis_server import RedisServer

@@ -29,7 +29,7 @@ from bench.gpu.mix import random_prompts
 from bench.gpu.successors import DRAFT, TINY_DRAFT, Successors, as_dummy_weights, write_draft
 from bench.gpu.verification import measure_verification
 from support.drafting import Ask, draft_request
-from taco_kernels.cpu.library import KernelLibraryError, quick_library
+from taco_kernels.library import KernelLibraryError, quick_library
 from taco_llm.llm import LLM
 from taco_proto.sampling_params import SamplingParams
 from taco_scheduler.server.drafter_links import DraftExecutor

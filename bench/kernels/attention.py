@@ -24,7 +24,7 @@ from bench import record
 from bench.kernels import roofline
 from bench.kernels.rounds import DTYPES, Limits, time_in_turn
 from taco_kernels.cpu.attention import AttentionCall, PagedBatch, PagedKV, block_bytes, write_kv
-from taco_kernels.cpu.library import CpuKernels, load
+from taco_kernels.library import CpuKernels, load
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,8 @@ import numpy as np
 import psutil
 
 from bench.record import save
-from taco_kernels.cpu.library import load
-from taco_kernels.cpu.lookahead import CacheOptions, IntArray, LookaheadCache
+from taco_kernels.library import load
+from taco_kernels.native.lookahead import CacheOptions, IntArray, LookaheadCache
 from taco_worker.speculation.lookahead.priors import class_priors
 
 VOCAB_SIZE = 150_000

@@ -21,8 +21,8 @@ from torch.nn import functional
 from bench import record
 from bench.kernels import roofline
 from bench.kernels.rounds import DTYPES, Limits, time_in_turn
-from taco_kernels.cpu.library import CpuKernels, load
 from taco_kernels.cpu.matmul import EncodedRows, PackedMatrix, multiply
+from taco_kernels.library import CpuKernels, load
 
 # Name: n, k, whether it is a gated pair.
 Shapes = dict[str, tuple[int, int, bool]]

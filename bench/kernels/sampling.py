@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from bench.record import save
-from taco_kernels.cpu.library import CpuKernels, load
+from taco_kernels.library import CpuKernels, load
 from taco_kernels.sampling_columns import Choice
 from taco_worker.sampling.cpu_ops import CpuSampling
 from taco_worker.sampling.torch_ops import TorchSampling

@@ -15,7 +15,7 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
 COPY kernels kernels
-RUN PYTHONPATH=kernels python -m taco_kernels.cpu.build
+RUN PYTHONPATH=kernels python -m taco_kernels.build
 COPY . .
 RUN uv build --wheel --out-dir /install
 

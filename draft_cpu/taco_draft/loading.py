@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from taco_draft.ipex_loading import import_ipex, optimize
-from taco_kernels.cpu.threads import available_cores
+from taco_kernels.native.cores import available_cores
 from taco_proto.config import DrafterConfig, WorkerConfig
 from taco_proto.errors import ConfigurationError
 from taco_worker.cpu_kernels import start_cpu_kernels

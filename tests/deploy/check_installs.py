@@ -70,7 +70,7 @@ def test_an_image_has_what_its_service_needs(service: str, mounted: Path, tmp_pa
     binaries = install(path, mounted, tmp_path) / "bin"
     script = f"""
 import importlib.util, {IMPORTED[service]}
-from taco_kernels.cpu.build import LIBRARY
+from taco_kernels.build import LIBRARY
 assert LIBRARY.is_file()
 assert {service in WITHOUT_TORCH} == (importlib.util.find_spec("torch") is None)
 """

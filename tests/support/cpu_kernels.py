@@ -4,8 +4,8 @@ import ctypes
 from functools import cache
 from pathlib import Path
 
-from taco_kernels.cpu import build
-from taco_kernels.cpu.library import CpuKernels, load_library
+from taco_kernels import build
+from taco_kernels.library import CpuKernels, load_library
 
 EMULATED = tuple(isa.name for isa in build.EMULATED_SETS)
 
@@ -27,7 +27,7 @@ def _library(emulated: bool) -> ctypes.CDLL:
         built = build.build()
         assert not built.left_out, built.left_out
         return load_library()
-    path = Path(__file__).parents[2] / "build" / "cpu" / "libtaco_cpu_emulated.so"
+    path = Path(__file__).parents[2] / "build" / "kernels" / "libtaco_kernels_emulated.so"
     return load_library(build.build(path, build.EMULATED_SETS).library)
 
 

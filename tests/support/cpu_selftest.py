@@ -4,9 +4,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from taco_kernels.cpu import build
+from taco_kernels import build
 
-_SOURCES = Path(__file__).parents[1] / "kernels" / "cpu" / "native"
+_SOURCES = Path(__file__).parents[1] / "kernels" / "cpu" / "selftest"
 _FLAGS = ("-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror")
 
 
@@ -15,7 +15,8 @@ def build_selftest(program: Path) -> None:
     built = build.build()
     assert not built.left_out, built.left_out
     sources = map(str, sorted(_SOURCES.glob("*.cpp")))
-    command = [*build.find_compiler(), *_FLAGS, f"-I{build.SOURCES}", *sources, str(built.library)]
+    flags = [*_FLAGS, *build.include_flags()]
+    command = [*build.find_compiler(), *flags, *sources, str(built.library)]
     subprocess.run([*command, "-o", str(program)], check=True)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from taco_kernels.cpu.draft_trees import DraftTrees
+from taco_kernels.native.draft_trees import DraftTrees
 from taco_proto.steps import EMPTY, IntArray, JoinedSequences
 from taco_worker.speculation.drafter import ComputedTokens
 

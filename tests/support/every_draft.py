@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from taco_kernels.cpu.draft_choice import DraftChoice
+from taco_kernels.native.draft_choice import DraftChoice
 
 
 def verify_every_draft(monkeypatch: pytest.MonkeyPatch) -> None:

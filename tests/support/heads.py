@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from support.plans import ints
-from taco_kernels.cpu.draft_trees import DraftTrees
+from taco_kernels.native.draft_trees import DraftTrees
 from taco_proto.sampling_params import SamplingParams
 from taco_proto.steps import EMPTY, JoinedSequences
 from taco_worker.speculation.drafter import ComputedTokens, Drafter

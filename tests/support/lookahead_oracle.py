@@ -10,7 +10,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from taco_kernels.cpu.lookahead import (
+from taco_kernels.native.lookahead import (
     MAX_TREE,
     NUM_LENGTHS,
     NUM_SHARES,

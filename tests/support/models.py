@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from support.cpu_kernels import NATIVE, kernels_of
-from taco_kernels.cpu.library import CpuKernels
+from taco_kernels.library import CpuKernels
 from taco_proto.config import ModelConfig, WorkerConfig
 from taco_worker import load
 from taco_worker.attention.backend import create_attention_backend

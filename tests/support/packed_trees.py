@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from taco_kernels.cpu.draft_trees import DraftTrees
+from taco_kernels.native.draft_trees import DraftTrees
 
 Tree = list[tuple[int, int]]  # token and parent of each node
 

@@ -10,8 +10,8 @@ import pytest
 
 from support.checkpoints import make_checkpoint
 from support.plans import Join, make_plan
-from taco_kernels.cpu.library import CpuKernels, choose_isa, load, load_library
-from taco_kernels.cpu.threads import Cores
+from taco_kernels.library import CpuKernels, choose_isa, load, load_library
+from taco_kernels.native.cores import Cores
 from taco_proto.config import ModelConfig, WorkerConfig
 from taco_proto.errors import ConfigurationError
 from taco_worker.cpu_kernels import start_cpu_kernels
@@ -30,7 +30,7 @@ def on_an_old_cpu(num_threads: int, cpus: Sequence[int] | None) -> CpuKernels:
 
 
 def without_library(num_threads: int, cpus: Sequence[int] | None) -> CpuKernels:
-    load_library(Path("/nowhere/libtaco_cpu.so"))
+    load_library(Path("/nowhere/libtaco_kernels.so"))
     raise AssertionError("that library exists")
 
 
@@ -64,7 +64,7 @@ def test_without_a_library_torch_serves_after_one_warning(
         worker = Worker(config, start)
     warning, line = (record.getMessage() for record in caplog.records)
     assert "torch serves" in warning
-    assert "there is no libtaco_cpu.so" in warning
+    assert "there is no libtaco_kernels.so" in warning
     assert "torch, 1 thread" in line
     output = worker.execute(make_plan({0: 3}, joined=[Join(0, [4, 5, 6], [1])]))
     assert output.error == ""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from taco_kernels.cpu.library import CpuKernels, KernelLibraryError, UnsupportedCpuError, load
-from taco_kernels.cpu.threads import Cores, available_cores
+from taco_kernels.library import CpuKernels, KernelLibraryError, UnsupportedCpuError, load
+from taco_kernels.native.cores import Cores, available_cores
 
 logger = logging.getLogger("taco.worker")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from torch import Tensor
 
-from taco_kernels.cpu.draft_trees import DraftTrees
+from taco_kernels.native.draft_trees import DraftTrees
 from taco_proto.steps import IntArray, JoinedSequences, StepPlan
 from taco_worker.sampling.columns import READS_TOKENS, Array, SamplingColumns
 from taco_worker.token_table import TokenTable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from taco_kernels.cpu.library import CpuKernels
+from taco_kernels.library import CpuKernels
 from taco_proto.config import WorkerConfig
 from taco_worker.load_format import load_format_of
 from taco_worker.models.config import ModelConfig, load_hf_config

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from taco_kernels.cpu.draft_trees import accept
+from taco_kernels.native.draft_trees import accept
 from taco_proto.steps import IntArray, StepPlan
 from taco_worker.input_batch import InputBatch, StepRows
 from taco_worker.kv_tiers.host_tier import HostTier

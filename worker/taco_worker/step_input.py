@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from taco_kernels.cpu.draft_trees import DraftTrees
+from taco_kernels.native.draft_trees import DraftTrees
 from taco_proto.steps import IntArray
 from taco_worker.input_batch import InputBatch, StepRows
 from taco_worker.models.step_model import ModelInput

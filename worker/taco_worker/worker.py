@@ -8,9 +8,9 @@ from dataclasses import replace
 import torch
 
 from taco_common.logging import MODEL_LOADED, event
-from taco_kernels.cpu.library import CpuKernels
-from taco_kernels.cpu.memory import huge_page_bytes
-from taco_kernels.cpu.threads import available_cores
+from taco_kernels.library import CpuKernels
+from taco_kernels.native.cores import available_cores
+from taco_kernels.native.memory import huge_page_bytes
 from taco_proto.config import WorkerConfig
 from taco_proto.errors import ConfigurationError
 from taco_proto.kv_tiers import StoreCommand, StoreReport

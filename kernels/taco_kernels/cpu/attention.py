@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from taco_kernels.cpu import structs
-from taco_kernels.cpu.library import CpuKernels
-from taco_kernels.cpu.memory import ALIGNMENT, allocate
+from taco_kernels.library import CpuKernels
+from taco_kernels.native.memory import ALIGNMENT, allocate
 
 PANEL = 16  # tokens of a key panel, dims of a value panel
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
@@ -20,7 +20,7 @@ _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 
 @dataclass(frozen=True, slots=True)
 class PagedKV:
-    """Keys and values of all layers in blocks, laid out as csrc/kv_cache.h says.
+    """Keys and values of all layers in blocks, laid out as csrc/attention/kv_cache.h says.
 
     Attributes:
         memory: uint8 [num_blocks, bytes of a block], aligned to 64 bytes.

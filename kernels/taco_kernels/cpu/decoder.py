@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from taco_kernels.cpu.attention import PagedKV, SlotCopies
-from taco_kernels.cpu.library import CpuKernels
 from taco_kernels.cpu.matmul import ACTIVATIONS, PackedMatrix
-from taco_kernels.cpu.memory import Scratch
 from taco_kernels.cpu.structs import Batch, KVCache, KVCopies, Matrix
+from taco_kernels.library import CpuKernels
+from taco_kernels.native.memory import Scratch
 
 IntArray = npt.NDArray[np.int32]
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from taco_kernels.cpu import structs
-from taco_kernels.cpu.library import CpuKernels
+from taco_kernels.library import CpuKernels
 
 FUNCTIONS = ("relu", "gelu", "gelu_tanh", "silu", "exp", "tanh", "erf")
 NORM_KINDS = ("rms", "layer")

@@ -7,20 +7,20 @@ import ctypes
 import torch
 from torch import Tensor
 
-from taco_kernels.cpu.library import CpuKernels
-from taco_kernels.cpu.memory import allocate
 from taco_kernels.cpu.structs import Matrix, Packing, Product, Rows
+from taco_kernels.library import CpuKernels
+from taco_kernels.native.memory import allocate
 
 PANEL = 16
 ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
-_PARTIAL_SUM_TOKENS = 64  # csrc/sampling.h
+_PARTIAL_SUM_TOKENS = 64  # csrc/sampling/sampling.h
 _EPILOGUES = {"store": 0, "add": 1, "gate_mul": 2}
 _SOURCE_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 
 class PackedMatrix:
-    """W [n, k] in the kernels' order (csrc/matrix.h), made once and read by every product.
+    """W [n, k] in the kernels' order (csrc/matmul/matrix.h), made once and read by every product.
 
     Attributes:
         struct: what kernels take; it points into this object's memory.

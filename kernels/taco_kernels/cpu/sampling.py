@@ -1,4 +1,4 @@
-"""Choosing tokens on the CPU: see csrc/choose.h, penalize.h and logprobs.h."""
+"""Choosing tokens on the CPU: see choose.h, penalize.h and logprobs.h in csrc/sampling/."""
 
 import ctypes
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from taco_kernels.cpu import structs
-from taco_kernels.cpu.library import CpuKernels
+from taco_kernels.library import CpuKernels
 from taco_kernels.sampling_columns import Array, Choice, Penalties
 
 

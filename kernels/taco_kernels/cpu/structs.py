@@ -1,4 +1,4 @@
-"""The structs of csrc/*.h for ctypes, field by field."""
+"""The structs of csrc/ for ctypes, field by field."""
 
 from ctypes import Structure, c_bool, c_float, c_int32, c_int64, c_void_p
 

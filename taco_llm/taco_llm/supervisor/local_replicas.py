@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from taco_common.logging import LogConfig
-from taco_kernels.cpu.threads import available_cores
+from taco_kernels.native.cores import available_cores
 from taco_llm.args.engine_args import EngineArgs
 from taco_llm.args.flags import DRAFTER, WORKER
 from taco_llm.supervisor.child_process import ChildProcess

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from support.cpu_kernels import EMULATED, NATIVE, kernels_of
 from taco_kernels.cpu.attention import PagedBatch, PagedKV, paged_attention, write_kv
-from taco_kernels.cpu.library import CpuKernels
+from taco_kernels.library import CpuKernels
 from taco_kernels.reference.attention import paged_attention as reference
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int8)

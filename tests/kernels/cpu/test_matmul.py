@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from support.cpu_kernels import EMULATED, NATIVE, kernels_of
-from taco_kernels.cpu.library import CpuKernels
 from taco_kernels.cpu.matmul import EncodedRows, PackedMatrix, multiply, multiply_argmax
 from taco_kernels.cpu.sampling import gather_logprobs
+from taco_kernels.library import CpuKernels
 from taco_kernels.reference.linear import int8_linear, linear, quantize_rows
 from taco_kernels.sampling_columns import NO_CHOICE
 

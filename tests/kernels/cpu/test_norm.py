@@ -4,7 +4,7 @@ from torch import Tensor
 
 from support.cpu_kernels import kernels_of
 from taco_kernels.cpu.elementwise import norm_rows
-from taco_kernels.cpu.library import CpuKernels
+from taco_kernels.library import CpuKernels
 from taco_kernels.reference.norm import layer_norm, rms_norm
 
 SIZES = [1, 16, 17, 63, 64, 100, 896]

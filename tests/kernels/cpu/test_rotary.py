@@ -3,7 +3,7 @@ import torch
 
 from support.cpu_kernels import kernels_of
 from taco_kernels.cpu.elementwise import rotate_rows
-from taco_kernels.cpu.library import CpuKernels
+from taco_kernels.library import CpuKernels
 from taco_kernels.reference.rotary import apply_rotary
 
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from support import sampling_cases as cases
 from support.cpu_kernels import EMULATED, NATIVE, kernels_of
 from support.sampling_cases import make_choice, pick
-from taco_kernels.cpu.library import CpuKernels
 from taco_kernels.cpu.sampling import choose_tokens, gather_logprobs, penalize
+from taco_kernels.library import CpuKernels
 from taco_kernels.sampling_columns import Choice, Penalties
 
 GROUP, SEGMENT = 256, 64 * 256

@@ -4,7 +4,8 @@ import ctypes
 import subprocess
 from pathlib import Path
 
-from taco_kernels.cpu import build, decoder, structs
+from taco_kernels import build
+from taco_kernels.cpu import decoder, structs
 
 # Under another name in C++.
 _DECODER_STRUCTS = {
@@ -33,14 +34,14 @@ def python_layout(struct: type[ctypes.Structure]) -> list[int]:
 
 def test_both_sides_agree_on_every_field(tmp_path: Path) -> None:
     expected = python_structs()
-    headers = ["kernels.h", "penalize.h", "cstddef", "cstdio"]
+    headers = ["dispatch/kernel_table.h", "sampling/penalize.h", "cstddef", "cstdio"]
     lines = [*(f"#include <{header}>" for header in headers), "int main() {"]
     for name, struct in expected.items():
         numbers = [f"sizeof({name})", *(f"offsetof({name}, {f[0]})" for f in struct._fields_)]
         lines += [f'std::puts("{name}");', *(f'std::printf("%zu\\n", {n});' for n in numbers)]
     program = tmp_path / "layout"
     (tmp_path / "layout.cpp").write_text("\n".join([*lines, "}"]))
-    flags: list[str | Path] = ["-std=c++17", f"-I{build.SOURCES}", "-o", program]
+    flags: list[str | Path] = ["-std=c++17", *build.include_flags(), "-o", program]
     subprocess.run([*build.find_compiler(), *flags, tmp_path / "layout.cpp"], check=True)
 
     printed = subprocess.run([program], capture_output=True, text=True, check=True).stdout

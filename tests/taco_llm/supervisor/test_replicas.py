@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from taco_kernels.cpu.threads import Cores
+from taco_kernels.native.cores import Cores
 from taco_llm.args.draft_worker_args import DraftWorkerArgs
 from taco_llm.args.engine_args import EngineArgs
 from taco_llm.args.flags import given

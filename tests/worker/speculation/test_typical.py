@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from taco_kernels.cpu.draft_trees import DraftTrees
+from taco_kernels.native.draft_trees import DraftTrees
 from taco_worker.speculation.typical import Candidates, TypicalAcceptance, draft_candidates
 from taco_worker.transfers import Transfers
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from taco_kernels.cpu.memory import allocate
+from taco_kernels.native.memory import allocate
 from taco_proto.config import WorkerConfig
 from taco_worker.cpu_memory import available_cpu_memory
 from taco_worker.kv_sizing import mebibytes

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from taco_kernels.cpu.attention import PANEL, PagedKV, SlotCopies, append_kv, block_bytes
 from taco_kernels.cpu.decoder import CpuDecoder
-from taco_kernels.cpu.library import CpuKernels
 from taco_kernels.cpu.matmul import EncodedRows, PackedMatrix, multiply
+from taco_kernels.library import CpuKernels
 from taco_proto.steps import IntArray
 from taco_worker.kv_tiers.lane import LayerArrivals
 from taco_worker.models.cpu_weights import CpuWeights

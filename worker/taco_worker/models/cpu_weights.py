@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from taco_kernels.cpu.decoder import Layer, Norm, Weights
-from taco_kernels.cpu.library import CpuKernels
 from taco_kernels.cpu.matmul import PackedMatrix
+from taco_kernels.library import CpuKernels
 from taco_worker.layers.rotary import RotaryEmbedding
 from taco_worker.models.decoder_config import DecoderConfig, LearnedPositions
 from taco_worker.models.loader import parameter_shapes

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from taco_kernels.cpu import sampling
-from taco_kernels.cpu.library import CpuKernels
+from taco_kernels.library import CpuKernels
 from taco_worker.sampling.columns import Array
 from taco_worker.sampling.ops import Choice, Penalties
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from taco_kernels.cpu.draft_trees import DraftTrees
+from taco_kernels.native.draft_trees import DraftTrees
 from taco_proto.steps import EMPTY, IntArray, JoinedSequences
 
 FloatArray = npt.NDArray[np.float32]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from taco_kernels.cpu.library import KernelLibraryError
+from taco_kernels.library import KernelLibraryError
 from taco_proto.config import DEFAULT_SPECULATIVE_TOKENS, SpeculationConfig
 from taco_proto.errors import ConfigurationError
 from taco_worker.input_batch import InputBatch

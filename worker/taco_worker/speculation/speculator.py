@@ -7,8 +7,8 @@ import time
 
 import numpy as np
 
-from taco_kernels.cpu.draft_choice import DraftChoice
-from taco_kernels.cpu.draft_trees import DraftTrees, are_trees
+from taco_kernels.native.draft_choice import DraftChoice
+from taco_kernels.native.draft_trees import DraftTrees, are_trees
 from taco_proto.steps import EMPTY, IntArray, PlannedDrafts, StepPlan
 from taco_worker.input_batch import InputBatch, PlanError, StepRows
 from taco_worker.sampling.columns import READS_TOKENS

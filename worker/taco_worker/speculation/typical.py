@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from taco_kernels.cpu.draft_trees import DraftTrees
+from taco_kernels.native.draft_trees import DraftTrees
 from taco_worker.sampling.columns import Array
 from taco_worker.transfers import Transfers
 

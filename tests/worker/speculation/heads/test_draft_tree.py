@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from support.heads import paths_of
 from support.plans import ints
-from taco_kernels.cpu.draft_trees import DraftTrees
+from taco_kernels.native.draft_trees import DraftTrees
 from taco_worker.speculation.heads.draft_tree import NUM_CLASSES, Expansion, GrowingTrees
 
 VOCAB = 9

@@ -8,7 +8,7 @@ from typing import Any
 import psutil
 import pytest
 
-from taco_kernels.cpu.lookahead import CacheOptions, Mode
+from taco_kernels.native.lookahead import CacheOptions, Mode
 from taco_proto.config import SpeculationConfig
 from taco_proto.errors import ConfigurationError
 from taco_worker.speculation.lookahead.config import (

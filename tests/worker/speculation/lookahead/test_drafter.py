@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from support.cpu_kernels import NATIVE, kernels_of
-from taco_kernels.cpu import library
-from taco_kernels.cpu.lookahead import MAX_TREE, NUM_CLASSES, CacheOptions
-from taco_kernels.cpu.threads import available_cores
+from taco_kernels import library
+from taco_kernels.native.cores import available_cores
+from taco_kernels.native.lookahead import MAX_TREE, NUM_CLASSES, CacheOptions
 from taco_proto.config import SpeculationConfig
 from taco_proto.errors import ConfigurationError
 from taco_proto.steps import EMPTY, IntArray, JoinedSequences
@@ -246,7 +246,7 @@ def test_impossible_ngrams_are_refused(speculation: dict[str, Any], message: str
 
 def test_a_missing_library_is_said_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(num_threads: int) -> library.CpuKernels:
-        library.load_library(Path("/nowhere/libtaco_cpu.so"))
+        library.load_library(Path("/nowhere/libtaco_kernels.so"))
         raise AssertionError
 
     monkeypatch.setattr(lookahead_drafter, "load", load)

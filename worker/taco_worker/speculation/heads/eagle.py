@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from taco_kernels.cpu.draft_trees import DraftTrees
+from taco_kernels.native.draft_trees import DraftTrees
 from taco_proto.steps import IntArray, JoinedSequences
 from taco_worker.models.step_model import StepModel
 from taco_worker.speculation.drafter import ComputedTokens, FloatArray, no_drafts

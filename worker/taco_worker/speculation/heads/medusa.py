@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from taco_kernels.cpu.draft_trees import DraftTrees
+from taco_kernels.native.draft_trees import DraftTrees
 from taco_proto.errors import ConfigurationError
 from taco_proto.steps import IntArray, JoinedSequences
 from taco_worker.models.step_model import Linear, StepModel

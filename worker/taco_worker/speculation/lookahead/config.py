@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 
 from taco_common.json_file import JsonFileError, read_json_object
-from taco_kernels.cpu.lookahead import (
+from taco_kernels.native.lookahead import (
     MAX_CELL,
     MAX_MATCH,
     MAX_PATHS,

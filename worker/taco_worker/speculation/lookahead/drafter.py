@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from taco_kernels.cpu.draft_trees import DraftTrees
-from taco_kernels.cpu.library import KernelLibraryError, UnsupportedCpuError, load
-from taco_kernels.cpu.lookahead import MAX_MATCH, MAX_TREE, CacheOptions, LookaheadCache, Mode
-from taco_kernels.cpu.threads import available_cores
+from taco_kernels.library import KernelLibraryError, UnsupportedCpuError, load
+from taco_kernels.native.cores import available_cores
+from taco_kernels.native.draft_trees import DraftTrees
+from taco_kernels.native.lookahead import MAX_MATCH, MAX_TREE, CacheOptions, LookaheadCache, Mode
 from taco_proto.config import SpeculationConfig
 from taco_proto.errors import ConfigurationError
 from taco_proto.steps import IntArray, JoinedSequences

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from taco_common.json_file import JsonFileError, read_json_list
-from taco_kernels.cpu.lookahead import LookaheadCache
+from taco_kernels.native.lookahead import LookaheadCache
 from taco_proto.errors import ConfigurationError
 from taco_proto.steps import IntArray
 

@@ -3,7 +3,7 @@
 
 #include <immintrin.h>
 
-#include "tile_config.h"
+#include "isa/tile_config.h"
 
 namespace TACO_ISA {
 

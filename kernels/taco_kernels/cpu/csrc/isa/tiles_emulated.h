@@ -5,8 +5,8 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "../types.h"
-#include "tile_config.h"
+#include "isa/tile_config.h"
+#include "runtime/types.h"
 
 namespace TACO_ISA {
 

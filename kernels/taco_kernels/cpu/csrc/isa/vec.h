@@ -2,17 +2,17 @@
 #pragma once
 
 #if defined(TACO_EMULATED)
-#include "vec_emulated.h"
+#include "isa/vec_emulated.h"
 #elif defined(__AVX512F__)
-#include "vec_avx512.h"
+#include "isa/vec_avx512.h"
 #else
-#include "vec_avx2.h"
+#include "isa/vec_avx2.h"
 #endif
 
 #if defined(TACO_EMULATE_AMX)
-#include "tiles_emulated.h"
+#include "isa/tiles_emulated.h"
 #define TACO_HAS_TILES 1
 #elif defined(__AMX_TILE__)
-#include "tiles_amx.h"
+#include "isa/tiles_amx.h"
 #define TACO_HAS_TILES 1
 #endif

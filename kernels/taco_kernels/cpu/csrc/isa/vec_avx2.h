@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "../types.h"
+#include "runtime/types.h"
 
 namespace TACO_ISA {
 

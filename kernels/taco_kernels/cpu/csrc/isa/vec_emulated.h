@@ -9,7 +9,7 @@
 #include <cstring>
 #include <limits>
 
-#include "../types.h"
+#include "runtime/types.h"
 
 namespace TACO_ISA {
 

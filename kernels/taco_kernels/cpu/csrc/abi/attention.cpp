@@ -1,0 +1,25 @@
+// Entry points of attention.
+
+#include "abi/cpu_abi.h"
+#include "attention/copy_kv.h"
+#include "dispatch/kernel_table.h"
+#include "runtime/thread_pool.h"
+
+void taco_write_kv(TacoPool* pool, const KVCache* cache, const Batch* batch, int64_t layer,
+                   const KeyValueRows* rows) {
+    pool->threads.run(
+        [&](Thread& thread) { pool->kernels.write_kv(thread, *cache, *batch, layer, *rows); });
+}
+
+void taco_append_kv(TacoPool* pool, const KVCache* cache, const KVCopies* copies) {
+    pool->threads.run([&](Thread& thread) { TACO_ISA::append_kv(thread, *cache, *copies); });
+}
+
+int64_t taco_attention_workspace(const TacoPool* pool, const Attention* attention,
+                                 int32_t num_threads) {
+    return pool->kernels.attention_workspace(*attention, num_threads);
+}
+
+void taco_attend(TacoPool* pool, const Attention* attention) {
+    pool->threads.run([&](Thread& thread) { pool->kernels.attend(thread, *attention); });
+}

@@ -1,0 +1,88 @@
+// The C ABI of the CPU kernels in libtaco_kernels.so, which Python calls through ctypes.
+//
+// Pointers are raw, shapes and strides come with them, and the caller has checked both. An
+// operation runs on all threads of its pool and returns when it is done; two callers of one pool
+// take turns. abi/<subject>.cpp defines the functions of a subject.
+#pragma once
+
+#include "abi/native_abi.h"
+
+// Of the sources that this library was built from: library.py refuses one that is stale.
+TACO_API const char* taco_source_hash();
+
+// Names of the instruction sets in this library, from the least to the best; null past the last.
+TACO_API const char* taco_isa_name(int32_t index);
+// What this machine lacks for that set, or null.
+TACO_API const char* taco_isa_obstacle(int32_t index);
+
+// `num_threads` counts the calling thread, which takes part as thread 0. The others are bound to
+// cpus[1], cpus[2], ... unless `cpus` is null. Null if a thread could not be started.
+TACO_API TacoPool* taco_pool_create(int32_t num_threads, const int32_t* cpus, int32_t isa_index);
+TACO_API void taco_pool_destroy(TacoPool* pool);
+// To be called in the child of a fork, which has none of the threads, before anything else.
+TACO_API void taco_pool_forget_threads(TacoPool* pool);
+
+// Sizes of an item of encoded rows with the pool's instruction set, in bytes.
+TACO_API int64_t taco_pool_bf16_operand_bytes(const TacoPool* pool);
+TACO_API int64_t taco_pool_int8_operand_bytes(const TacoPool* pool);
+
+// Packed matrices and products with them (matmul/packing.h, matmul/matrix.h). ranks: [rows->count],
+// scratch.
+struct Matrix;
+struct Packing;
+struct PartialSum;
+struct Product;
+struct Rows;
+TACO_API void taco_pack(TacoPool* pool, const Packing* packing);
+TACO_API void taco_encode_rows(TacoPool* pool, int32_t type, int64_t count, int64_t k,
+                               const float* rows, int64_t stride, void* out, float* scales);
+TACO_API void taco_multiply(TacoPool* pool, const Product* product);
+TACO_API void taco_multiply_argmax(TacoPool* pool, const Rows* rows, const Matrix* matrix,
+                                   uint64_t* ranks, int32_t* columns, PartialSum* sums,
+                                   float* logprobs);
+
+// Attention over the paged cache (attention/kv_cache.h).
+struct KVCache;
+struct Batch;
+struct KVCopies;
+struct KeyValueRows;
+struct Attention;
+TACO_API void taco_write_kv(TacoPool* pool, const KVCache* cache, const Batch* batch, int64_t layer,
+                            const KeyValueRows* rows);
+// Copies of tokens that continue their sequences, in all layers (attention/copy_kv.h).
+TACO_API void taco_append_kv(TacoPool* pool, const KVCache* cache, const KVCopies* copies);
+// Bytes that `taco_attend` needs at Attention::workspace.
+TACO_API int64_t taco_attention_workspace(const TacoPool* pool, const Attention* attention,
+                                          int32_t num_threads);
+TACO_API void taco_attend(TacoPool* pool, const Attention* attention);
+
+// A decoder's step, and its last stage (decoder/decoder.h); `*_bytes` say what each needs at
+// `scratch`.
+struct Decoder;
+struct Step;
+struct Logits;
+TACO_API int64_t taco_decoder_forward_bytes(const TacoPool* pool, const Decoder* decoder,
+                                            const Step* step);
+TACO_API void taco_decoder_forward(TacoPool* pool, const Decoder* decoder, const Step* step);
+TACO_API int64_t taco_decoder_logits_bytes(const TacoPool* pool, const Decoder* decoder,
+                                           const Logits* logits);
+TACO_API void taco_decoder_logits(TacoPool* pool, const Decoder* decoder, const Logits* logits);
+
+// Rows changed number by number (elementwise/elementwise.h).
+struct NormRows;
+struct RotaryRows;
+struct Mapped;
+TACO_API void taco_norm_rows(TacoPool* pool, const NormRows* norm);
+TACO_API void taco_rotate_rows(TacoPool* pool, const RotaryRows* rotary);
+TACO_API void taco_map(TacoPool* pool, const Mapped* mapped);
+
+// From logits to tokens (sampling/sampling.h).
+struct LogitRows;
+struct Choice;
+struct Penalties;
+struct Logprobs;
+// Bytes that the two need at `scratch`.
+TACO_API int64_t taco_sampling_scratch(const LogitRows* logits, int32_t num_threads);
+TACO_API void taco_choose_tokens(TacoPool* pool, const Choice* choice);
+TACO_API void taco_gather_logprobs(TacoPool* pool, const Logprobs* wanted);
+TACO_API void taco_penalize(TacoPool* pool, const Penalties* penalties);

@@ -1,0 +1,17 @@
+// Entry points of norms, rotary positions and functions of single numbers.
+
+#include "abi/cpu_abi.h"
+#include "dispatch/kernel_table.h"
+#include "runtime/thread_pool.h"
+
+void taco_norm_rows(TacoPool* pool, const NormRows* norm) {
+    pool->threads.run([&](Thread& thread) { pool->kernels.norm_rows(thread, *norm); });
+}
+
+void taco_rotate_rows(TacoPool* pool, const RotaryRows* rotary) {
+    pool->threads.run([&](Thread& thread) { pool->kernels.rotate_rows(thread, *rotary); });
+}
+
+void taco_map(TacoPool* pool, const Mapped* mapped) {
+    pool->threads.run([&](Thread& thread) { pool->kernels.map(thread, *mapped); });
+}

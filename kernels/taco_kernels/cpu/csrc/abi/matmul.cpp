@@ -1,0 +1,30 @@
+// Entry points of products.
+
+#include "abi/cpu_abi.h"
+#include "dispatch/kernel_table.h"
+#include "runtime/thread_pool.h"
+
+void taco_pack(TacoPool* pool, const Packing* packing) {
+    pool->threads.run([&](Thread& thread) { pool->kernels.pack(thread, *packing); });
+}
+
+void taco_encode_rows(TacoPool* pool, int32_t type, int64_t count, int64_t k, const float* rows,
+                      int64_t stride, void* out, float* scales) {
+    pool->threads.run([&](Thread& thread) {
+        pool->kernels.encode_rows(thread, DType(type), count, k, rows, stride, out, scales);
+    });
+}
+
+void taco_multiply(TacoPool* pool, const Product* product) {
+    pool->threads.run([&](Thread& thread) { pool->kernels.multiply(thread, *product); });
+}
+
+void taco_multiply_argmax(TacoPool* pool, const Rows* rows, const Matrix* matrix, uint64_t* ranks,
+                          int32_t* columns, PartialSum* sums, float* logprobs) {
+    static_assert(sizeof(std::atomic<uint64_t>) == sizeof(uint64_t));
+    pool->threads.run([&](Thread& thread) {
+        const Argmax wanted = {reinterpret_cast<std::atomic<uint64_t>*>(ranks), columns, sums,
+                               logprobs};
+        pool->kernels.multiply_argmax(thread, *rows, *matrix, wanted);
+    });
+}

@@ -1,0 +1,23 @@
+// Entry points of sampling.
+
+#include "abi/cpu_abi.h"
+#include "dispatch/kernel_table.h"
+#include "runtime/thread_pool.h"
+#include "sampling/penalize.h"
+#include "sampling/sampling_scratch.h"
+
+int64_t taco_sampling_scratch(const LogitRows* logits, int32_t num_threads) {
+    return sampling_scratch(*logits, num_threads);
+}
+
+void taco_choose_tokens(TacoPool* pool, const Choice* choice) {
+    pool->threads.run([&](Thread& thread) { pool->kernels.choose_tokens(thread, *choice); });
+}
+
+void taco_penalize(TacoPool* pool, const Penalties* penalties) {
+    pool->threads.run([&](Thread& thread) { TACO_ISA::penalize(thread, *penalties); });
+}
+
+void taco_gather_logprobs(TacoPool* pool, const Logprobs* wanted) {
+    pool->threads.run([&](Thread& thread) { pool->kernels.gather_logprobs(thread, *wanted); });
+}

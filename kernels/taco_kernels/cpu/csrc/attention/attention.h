@@ -1,0 +1,135 @@
+// Causal attention of a step's queries over the paged cache.
+//
+// A row is one query head of one token. For each span of SPAN tokens, at absolute positions, a
+// row's scores, weights and weighted values are worked out on their own (tile_attention.h); the
+// spans are then merged in their order (span_sums.h). So a row's bits follow from its query and
+// its sequence alone. Work is shared in tiles of rows that meet the same KV head, and where tiles
+// are too few, in parts of their spans (attention_plan.h).
+#pragma once
+
+#include "attention/attention_plan.h"
+#include "attention/tile_attention.h"
+#include "dispatch/kernel_table.h"
+
+namespace TACO_ISA {
+
+// Attention::workspace: each thread's scratch, then the sums of the spans that are merged when all
+// parts are done.
+class AttentionWorkspace {
+public:
+    AttentionWorkspace(const Attention& attention, const AttentionPlan& plan, int num_threads)
+        : cache_(attention.cache), rows_(plan.max_rows()) {
+        Arena one(nullptr);
+        AttentionScratch(one, cache_, rows_);
+        scratch_bytes_ = one.used();
+        record_floats_ = SpanSums::num_floats(rows_, cache_.padded_dim());
+
+        Arena all(attention.workspace);
+        threads_ = static_cast<char*>(all.take_bytes(num_threads * scratch_bytes_));
+        records_ = all.take<float>(plan.num_records() * record_floats_);
+        bytes_ = all.used();
+    }
+
+    int64_t bytes() const { return bytes_; }
+    AttentionScratch scratch(int thread) const {
+        Arena arena(threads_ + thread * scratch_bytes_);
+        return AttentionScratch(arena, cache_, rows_);
+    }
+    float* record(int64_t index) const { return records_ + index * record_floats_; }
+
+private:
+    const KVCache& cache_;
+    const int64_t rows_;
+    int64_t scratch_bytes_, record_floats_, bytes_;
+    char* threads_;
+    float* records_;
+};
+
+inline int64_t attention_workspace(const Attention& attention, int num_threads) {
+    const AttentionPlan plan(attention, num_threads);
+    return AttentionWorkspace(attention, plan, num_threads).bytes();
+}
+
+template <class Item, class Store>
+inline void write_row(Item* out, const float* values, F32 factor, int64_t head_dim,
+                      Store store_items) {
+    const int64_t whole = head_dim / LANES * LANES;
+    for (int64_t d = 0; d < whole; d += LANES) {
+        store_items(out + d, mul(load(values + d), factor));
+    }
+    if (whole == head_dim) return;
+    Item tail[LANES];
+    store_items(tail, mul(load(values + whole), factor));
+    std::copy_n(tail, head_dim - whole, out + whole);
+}
+
+// Divides by the weights and writes a tile's rows to where they belong.
+inline void write_tile(const Attention& attention, const RowTile& tile, const SpanSums& total) {
+    const int64_t dim = attention.cache.head_dim;
+    const int64_t group = attention.num_heads / attention.cache.num_kv_heads;
+    for (int64_t r = 0; r < total.rows; ++r) {
+        const int64_t token = tile.first_token + r / group, head = tile.kv_head * group + r % group;
+        const int64_t at = token * attention.out_stride + head * dim;
+        const float* values = total.values + r * total.padded_dim;
+        const F32 factor = set1(1.0f / total.weight[r]);
+        if (attention.out_is_operand) {
+            write_row(static_cast<Bf16Operand*>(attention.out) + at, values, factor, dim,
+                      store_bf16_operand);
+        } else {
+            write_row(static_cast<float*>(attention.out) + at, values, factor, dim, store);
+        }
+    }
+}
+
+template <class Source>
+inline void attend_item(const Attention& attention, const AttentionItem& item,
+                        const AttentionWorkspace& workspace, const AttentionScratch& scratch) {
+    TileAttention<Source> tile(attention, item.tile, scratch);
+    SpanSums total = tile.sums(scratch.total);
+    if (!item.is_part) total.clear();
+    for (int64_t s = item.spans.begin; s < item.spans.end; ++s) {
+        const int64_t record = item.first_record + s - item.spans.begin;
+        const SpanSums sums = tile.sums(item.is_part ? workspace.record(record) : scratch.span);
+        tile.attend_span(s, sums);
+        if (!item.is_part) merge(total, sums);
+    }
+    if (!item.is_part) write_tile(attention, item.tile, total);
+}
+
+// Merges the spans of a tile that was cut in parts.
+inline void merge_parts(const Attention& attention, const AttentionItem& item,
+                        const AttentionWorkspace& workspace, const AttentionScratch& scratch) {
+    const int64_t rows =
+        item.tile.num_tokens * (attention.num_heads / attention.cache.num_kv_heads);
+    const int64_t dim = attention.cache.padded_dim();
+    SpanSums total(scratch.total, rows, dim);
+    total.clear();
+    for (int64_t s = 0; s < item.spans.count(); ++s) {
+        merge(total, SpanSums(workspace.record(item.first_record + s), rows, dim));
+    }
+    write_tile(attention, item.tile, total);
+}
+
+inline void attend(Thread& thread, const Attention& attention) {
+    if (attention.batch.num_seqs == 0) return thread.barrier();
+    const AttentionPlan plan(attention, thread.count());
+    const AttentionWorkspace workspace(attention, plan, thread.count());
+    const AttentionScratch scratch = workspace.scratch(thread.index());
+
+    PlanWalk items(plan);
+    thread.share(plan.num_items(), 1, [&](int64_t begin, int64_t) {
+        const AttentionItem item = items.item(begin);
+        switch (attention.cache.type) {
+            case DType::f32: return attend_item<float>(attention, item, workspace, scratch);
+            case DType::bf16: return attend_item<bf16>(attention, item, workspace, scratch);
+            case DType::i8: return attend_item<int8_t>(attention, item, workspace, scratch);
+        }
+    });
+    if (plan.num_cut_tiles() == 0) return;
+    PlanWalk tiles(plan);
+    thread.share(plan.num_cut_tiles(), 1, [&](int64_t begin, int64_t) {
+        merge_parts(attention, tiles.cut_tile(begin), workspace, scratch);
+    });
+}
+
+}  // namespace TACO_ISA

@@ -1,0 +1,104 @@
+// From products of queries and keys to weights of the values, one row over one span.
+#pragma once
+
+#include "attention/attention_plan.h"
+#include "attention/span_sums.h"
+#include "isa/math.h"
+#include "runtime/range.h"
+
+namespace TACO_ISA {
+
+// From a row of scores to the next: not a power of two, so that rows do not share cache sets.
+constexpr int64_t SCORE_STRIDE = SPAN + PANEL;
+constexpr int64_t SPAN_PANELS = SPAN / PANEL;
+
+// The scales of int8 keys and values, sixteen tokens each; null for other types.
+struct SpanScales {
+    const float* keys[SPAN_PANELS];
+    const float* values[SPAN_PANELS];
+};
+
+struct SoftmaxRow {
+    float* scores;       // [SPAN], products on entry, of the panels that hold `seen`
+    Range seen;          // tokens of the span
+    Range panels;        // where weights are wanted: those that are not seen get 0
+    int64_t last_token;  // the row's own token, counted from the span's first
+    float alibi_slope;
+    float* best;  // the two sums of the row (SpanSums)
+    float* weight;
+};
+
+// Scores of sixteen tokens from their products with the query: scaled, capped, and less a penalty
+// for the distance.
+inline F32 finish_scores(F32 products, const Attention& attention, const float* key_scales,
+                         F32 distances, float alibi_slope) {
+    F32 scores = mul(products, set1(attention.scale));
+    if (key_scales) scores = mul(scores, load(key_scales));
+    if (attention.soft_cap > 0) {
+        const F32 cap = set1(attention.soft_cap);
+        scores = mul(cap, tanh(div(scores, cap)));
+    }
+    return attention.alibi_slopes ? fma(set1(alibi_slope), distances, scores) : scores;
+}
+
+inline void finish_row(const Attention& attention, const SpanScales& scales,
+                       const SoftmaxRow& row) {
+    for (int64_t p = row.seen.begin / PANEL; p < ceil_div(row.seen.end, PANEL); ++p) {
+        float* scores = row.scores + p * PANEL;
+        const F32 distances = add(lane_numbers(), set1(float(p * PANEL - row.last_token)));
+        store(scores,
+              finish_scores(load(scores), attention, scales.keys[p], distances, row.alibi_slope));
+    }
+}
+
+// Scores of tokens that the row does not see become -inf, in the panel that token stands in.
+inline void mask_panel(const SoftmaxRow& row, int64_t token) {
+    const int64_t first = token / PANEL * PANEL;
+    const F32 tokens = add(lane_numbers(), set1(float(first)));
+    const F32 unseen = set1(-std::numeric_limits<float>::infinity());
+    F32 scores = load(row.scores + first);
+    scores = select_less(tokens, set1(float(row.seen.begin)), unseen, scores);
+    scores = select_less(tokens, set1(float(row.seen.end)), scores, unseen);
+    store(row.scores + first, scores);
+}
+
+inline void store_weights(float* p, F32 v) { store(p, v); }
+inline void store_weights(bf16* p, F32 v) { store_bf16(p, v); }
+
+// Writes the weights exp(score - best) to `weights`, times the values' scales, and their sum and
+// the best score to the row's sums. `weights` may be the scores themselves.
+template <class Operand>
+inline void softmax_row(const Attention& attention, const SpanScales& scales, const SoftmaxRow& row,
+                        Operand* weights) {
+    const int64_t begin = row.seen.begin / PANEL, end = ceil_div(row.seen.end, PANEL);
+    for (int64_t p = row.panels.begin; p < std::min(begin, row.panels.end); ++p) {
+        store_weights(weights + p * PANEL, zero());
+    }
+    for (int64_t p = std::max(end, row.panels.begin); p < row.panels.end; ++p) {
+        store_weights(weights + p * PANEL, zero());
+    }
+
+    // What is nothing but a factor is left to the exponent.
+    const bool scaled = attention.cache.type == DType::i8;
+    const bool is_product = !scaled && attention.soft_cap == 0 && !attention.alibi_slopes;
+    if (!is_product) finish_row(attention, scales, row);
+    if (begin < end) {
+        mask_panel(row, row.seen.begin);
+        mask_panel(row, row.seen.end - 1);
+    }
+    const float factor = is_product ? attention.scale : 1;
+    F32 best = set1(NO_SCORE);
+    for (int64_t p = begin; p < end; ++p) best = max(load(row.scores + p * PANEL), best);
+    *row.best = std::max(NO_SCORE, reduce_max(best) * factor);
+
+    F32 weight = zero();
+    for (int64_t p = begin; p < end; ++p) {
+        const F32 scores = load(row.scores + p * PANEL);
+        const F32 w = exp_bounded(fma(scores, set1(factor), set1(-*row.best)));
+        weight = add(weight, w);
+        store_weights(weights + p * PANEL, scaled ? mul(w, load(scales.values[p])) : w);
+    }
+    *row.weight = reduce_add(weight);
+}
+
+}  // namespace TACO_ISA

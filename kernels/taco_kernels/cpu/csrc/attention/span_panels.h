@@ -1,0 +1,128 @@
+// The panels of one span of one KV head, where they lie or widened to what products read.
+#pragma once
+
+#include "attention/attention_plan.h"
+#include "attention/softmax_rows.h"
+#include "matmul/panel_dot.h"
+
+namespace TACO_ISA {
+
+// Panels of keys that are asked for before they are read: about what memory takes to answer.
+constexpr int64_t FETCH_AHEAD = 4;
+// Within a page of so many bytes the processor runs ahead by itself, and asking only costs.
+constexpr int64_t PAGE_BYTES = 4096;
+
+template <class Element>
+struct SpanPanels {
+    Range panels;      // those of the span that are read
+    int64_t keys_end;  // of `keys`: up to FETCH_AHEAD panels of the next span follow
+    const Element* keys[SPAN_PANELS + FETCH_AHEAD];  // [key_depth / g][16][g] each
+    const Element* values[SPAN_PANELS];              // [16 / g][16][g] each, of dims 0 to 15
+    int64_t value_stride;                            // items from there to the next sixteen dims
+    int64_t key_depth;                               // head_dim, padded
+};
+
+// Where the panels lie in the cache.
+template <class Element>
+class SpanLocator {
+public:
+    SpanLocator(const Attention& attention, const RowTile& tile)
+        : cache_(attention.cache),
+          layer_(attention.layer),
+          head_(tile.kv_head),
+          block_table_(attention.batch.block_tables +
+                       tile.sequence * attention.batch.block_table_stride),
+          num_panels_(ceil_div(tile.first_position + tile.num_tokens, PANEL)) {}
+
+    SpanPanels<Element> locate(int64_t span, Range panels, SpanScales& scales) const {
+        SpanPanels<Element> out;
+        out.panels = panels;
+        out.keys_end = std::min(panels.end + FETCH_AHEAD, num_panels_ - span * SPAN_PANELS);
+        out.value_stride = cache_.block_size * PANEL;
+        out.key_depth = cache_.padded_dim();
+        const bool scaled = cache_.type == DType::i8;
+        for (int64_t p = panels.begin; p < out.keys_end; ++p) {
+            const int64_t token = span * SPAN + p * PANEL;
+            const int64_t block = block_table_[token / cache_.block_size];
+            const int64_t offset = token % cache_.block_size;
+            out.keys[p] = reinterpret_cast<const Element*>(cache_.keys(block, layer_, head_)) +
+                          offset * out.key_depth;
+            if (p >= panels.end) continue;
+            out.values[p] = reinterpret_cast<const Element*>(cache_.values(block, layer_, head_)) +
+                            offset * PANEL;
+            scales.keys[p] = scaled ? cache_.key_scales(block, layer_, head_) + offset : nullptr;
+            scales.values[p] =
+                scaled ? cache_.value_scales(block, layer_, head_) + offset : nullptr;
+        }
+        return out;
+    }
+
+private:
+    const KVCache& cache_;
+    const int64_t layer_, head_;
+    const int32_t* const block_table_;
+    const int64_t num_panels_;  // of the sequence, as far as the tile sees
+};
+
+// Inlined by force: GCC takes a function that does nothing but prefetch for one without effect, and
+// drops its calls.
+[[gnu::always_inline]] inline void prefetch(const void* memory, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += 64) {
+        __builtin_prefetch(static_cast<const char*>(memory) + i);
+    }
+}
+
+// Asks for what will be read after panel p of the keys: its values, and keys further on.
+template <class Element>
+[[gnu::always_inline]] inline void fetch_ahead(const SpanPanels<Element>& in, int64_t p) {
+    for (int64_t d = 0; d < in.key_depth / PANEL; ++d) {
+        prefetch(in.values[p] + d * in.value_stride, PANEL * PANEL * sizeof(Element));
+    }
+    const int64_t key_bytes = in.key_depth * PANEL * sizeof(Element);
+    if (key_bytes < PAGE_BYTES && p + FETCH_AHEAD < in.keys_end) {
+        prefetch(in.keys[p + FETCH_AHEAD], key_bytes);
+    }
+}
+
+template <class Source>
+inline void widen_panel(Bf16Operand* out, const Source* in, int64_t items) {
+    for (int64_t i = 0; i < items; i += 2 * PANEL) store_pairs(out + i, load_pairs(in + i));
+}
+
+// Keys in memory of [SPAN, key_depth]; what lies between padded_dim and key_depth becomes 0.
+template <class Source>
+inline void widen_keys(SpanPanels<Bf16Operand>& out, const SpanPanels<Source>& in,
+                       int64_t key_depth, Bf16Operand* memory) {
+    const int64_t items = in.key_depth * PANEL;
+    out.key_depth = key_depth;
+    for (int64_t p = in.panels.begin; p < in.panels.end; ++p) {
+        fetch_ahead(in, p);
+        Bf16Operand* panel = memory + p * PANEL * key_depth;
+        widen_panel(panel, in.keys[p], items);
+        std::fill(panel + items, panel + key_depth * PANEL, Bf16Operand(0));
+        out.keys[p] = panel;
+    }
+}
+
+// Values in memory of [padded_dim, SPAN], so that sixteen dims of all tokens stand in one piece.
+// The panels of `out` that `in` has not become 0.
+template <class Source>
+inline void widen_values(SpanPanels<Bf16Operand>& out, const SpanPanels<Source>& in,
+                         int64_t padded_dim, Bf16Operand* memory) {
+    constexpr int64_t items = PANEL * PANEL;
+    out.value_stride = SPAN * PANEL;
+    for (int64_t p = out.panels.begin; p < out.panels.end; ++p) {
+        const bool is_there = p >= in.panels.begin && p < in.panels.end;
+        out.values[p] = memory + p * items;
+        for (int64_t d = 0; d < padded_dim / PANEL; ++d) {
+            Bf16Operand* panel = memory + p * items + d * out.value_stride;
+            if (is_there) {
+                widen_panel(panel, in.values[p] + d * in.value_stride, items);
+            } else {
+                std::fill_n(panel, items, Bf16Operand(0));
+            }
+        }
+    }
+}
+
+}  // namespace TACO_ISA

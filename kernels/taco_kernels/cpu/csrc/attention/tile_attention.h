@@ -1,0 +1,266 @@
+// Attention of one tile of rows over one span.
+#pragma once
+
+#include "attention/attention_plan.h"
+#include "attention/softmax_rows.h"
+#include "attention/span_panels.h"
+#include "attention/span_sums.h"
+#include "matmul/tile_products.h"
+#include "runtime/arena.h"
+
+namespace TACO_ISA {
+
+// What a thread works in.
+struct AttentionScratch {
+    void* queries;  // [rows, key_depth] operands
+    float* scores;  // [rows, SCORE_STRIDE]
+    void* weights;  // the same of operands, unless these are floats: then the scores become weights
+    Range* seen;    // [rows]
+    Bf16Operand* keys;    // of a span, widened
+    Bf16Operand* values;  // the same
+    float* total;         // SpanSums
+    float* span;          // SpanSums
+
+    static int64_t key_depth(const KVCache& cache) { return round_up(cache.head_dim, 32); }
+
+    AttentionScratch(Arena& arena, const KVCache& cache, int64_t rows) {
+        const int64_t widened = cache.type == DType::f32 ? 0 : SPAN;
+        const int64_t sums = SpanSums::num_floats(rows, cache.padded_dim());
+        queries = arena.take<float>(rows * key_depth(cache));
+        scores = arena.take<float>(rows * SCORE_STRIDE);
+        weights = arena.take<float>(rows * SCORE_STRIDE);
+        seen = arena.take<Range>(rows);
+        keys = arena.take<Bf16Operand>(widened * key_depth(cache));
+        values = arena.take<Bf16Operand>(widened * cache.padded_dim());
+        total = arena.take<float>(sums);
+        span = arena.take<float>(sums);
+    }
+};
+
+// One tile of rows. `Source` is the type of the cache.
+template <class Source>
+class TileAttention {
+    using Operand = OperandOf<Source>;
+
+public:
+    TileAttention(const Attention& attention, const RowTile& tile, const AttentionScratch& scratch)
+        : attention_(attention),
+          cache_(attention.cache),
+          tile_(tile),
+          scratch_(scratch),
+          group_(attention.num_heads / cache_.num_kv_heads),
+          rows_(tile.num_tokens * group_),
+          locator_(attention, tile),
+          queries_(static_cast<Operand*>(scratch.queries)),
+          query_stride_(scratch.key_depth(cache_)) {
+        if constexpr (std::is_same_v<Operand, float>) {
+            weights_ = scratch.scores;
+        } else {
+            weights_ = static_cast<Operand*>(scratch.weights);
+        }
+        encode_queries();
+    }
+
+    SpanSums sums(float* memory) const { return SpanSums(memory, rows_, cache_.padded_dim()); }
+
+    // The sums of one span.
+    void attend_span(int64_t span, const SpanSums& out) {
+        const Range panels = find_seen(span);
+        SpanScales scales;
+        const auto source = locator_.locate(span, panels, scales);
+#ifdef TACO_HAS_TILES
+        if constexpr (!std::is_same_v<Source, float>) {
+            return attend_by_tiles(span, source, scales, out);
+        }
+#endif
+        if constexpr (std::is_same_v<Source, Operand>) {
+            attend_panels(span, source, scales, out);
+        } else if (rows_ <= 2 * ROWS_AT_ONCE<Source>) {
+            attend_panels(span, source, scales, out);
+        } else {
+            SpanPanels<Operand> wide;
+            wide.panels = panels;
+            widen_keys(wide, source, source.key_depth, scratch_.keys);
+            widen_values(wide, source, cache_.padded_dim(), scratch_.values);
+            attend_panels(span, wide, scales, out);
+        }
+    }
+
+private:
+    void encode_queries() {
+        const int64_t dim = cache_.head_dim;
+        for (int64_t r = 0; r < rows_; ++r) {
+            const float* in = attention_.queries +
+                              (tile_.first_token + r / group_) * attention_.query_stride +
+                              (tile_.kv_head * group_ + r % group_) * dim;
+            Operand* out = queries_ + r * query_stride_;
+            for (int64_t d = 0; d < query_stride_; d += LANES) {
+                float padded[LANES] = {};
+                if (d < dim) std::copy_n(in + d, std::min<int64_t>(LANES, dim - d), padded);
+                if constexpr (std::is_same_v<Operand, float>) {
+                    store(out + d, load(padded));
+                } else {
+                    store_bf16_operand(out + d, load(padded));
+                }
+            }
+        }
+    }
+
+    // Sets what each row sees of the span; returns the panels that some row sees.
+    Range find_seen(int64_t span) {
+        const int64_t start = span * SPAN, window = attention_.sliding_window;
+        const auto clamp = [](int64_t x) { return std::clamp<int64_t>(x, 0, SPAN); };
+        for (int64_t r = 0; r < rows_; ++r) {
+            const int64_t position = tile_.first_position + r / group_ - start;
+            const int64_t begin = window ? position - window + 1 : 0;
+            scratch_.seen[r] = {clamp(begin), clamp(position + 1)};
+        }
+        return panels_seen(0, rows_);
+    }
+
+    // The panels that one of `count` rows sees: both ends of what a row sees grow with the rows.
+    Range panels_seen(int64_t first, int64_t count) const {
+        const int64_t begin = scratch_.seen[first].begin;
+        const int64_t end = scratch_.seen[first + count - 1].end;
+        return {begin / PANEL, ceil_div(end, PANEL)};
+    }
+
+    template <class Element>
+    void attend_panels(int64_t span, const SpanPanels<Element>& in, const SpanScales& scales,
+                       const SpanSums& out) {
+        score_panels(in);
+        weigh(span, in.panels, scales, out);
+        sum_values(in, out);
+    }
+
+    template <class Element>
+    void score_panels(const SpanPanels<Element>& in) {
+        for (int64_t p = in.panels.begin; p < in.panels.end; ++p) {
+            if (std::is_same_v<Element, Source>) fetch_ahead(in, p);
+            for_row_blocks<ROWS_AT_ONCE<Element>>(rows_, [&](int64_t first, auto count) {
+                const Range seen = panels_seen(first, count);
+                if (p < seen.begin || p >= seen.end) return;
+                F32 sums[count];
+                for (F32& sum : sums) sum = zero();
+                dot_panel(sums, queries_ + first * query_stride_, query_stride_, in.keys[p],
+                          in.key_depth);
+                float* scores = scratch_.scores + first * SCORE_STRIDE + p * PANEL;
+                for (int r = 0; r < count; ++r) store(scores + r * SCORE_STRIDE, sums[r]);
+            });
+        }
+    }
+
+    void weigh(int64_t span, Range panels, const SpanScales& scales, const SpanSums& out) {
+        for (int64_t r = 0; r < rows_; ++r) {
+            SoftmaxRow row;
+            row.scores = scratch_.scores + r * SCORE_STRIDE;
+            row.seen = scratch_.seen[r];
+            row.panels = panels;
+            row.last_token = tile_.first_position + r / group_ - span * SPAN;
+            const int64_t head = tile_.kv_head * group_ + r % group_;
+            row.alibi_slope = attention_.alibi_slopes ? attention_.alibi_slopes[head] : 0;
+            row.best = out.best + r;
+            row.weight = out.weight + r;
+            softmax_row(attention_, scales, row, weights_ + r * SCORE_STRIDE);
+        }
+    }
+
+    template <class Element>
+    void sum_values(const SpanPanels<Element>& in, const SpanSums& out) {
+        for (int64_t d = 0; d < out.padded_dim; d += PANEL) {
+            for_row_blocks<ROWS_AT_ONCE<Element>>(rows_, [&](int64_t first, auto count) {
+                const Range seen = panels_seen(first, count);
+                F32 sums[count];
+                for (F32& sum : sums) sum = zero();
+                for (int64_t p = seen.begin; p < seen.end; ++p) {
+                    dot_panel(sums, weights_ + first * SCORE_STRIDE + p * PANEL, SCORE_STRIDE,
+                              in.values[p] + d / PANEL * in.value_stride, PANEL);
+                }
+                float* values = out.values + first * out.padded_dim + d;
+                for (int r = 0; r < count; ++r) store(values + r * out.padded_dim, sums[r]);
+            });
+        }
+    }
+
+#ifdef TACO_HAS_TILES
+    // Tiles take 32 tokens a step of the values' product: panels are read by twos.
+    void attend_by_tiles(int64_t span, const SpanPanels<Source>& source, const SpanScales& scales,
+                         const SpanSums& out) {
+        SpanPanels<bf16> in;
+        in.panels = {source.panels.begin / 2 * 2, round_up(source.panels.end, 2)};
+        if constexpr (std::is_same_v<Source, bf16>) {
+            if (source.key_depth % TILE_K == 0) {
+                in.key_depth = source.key_depth;
+                for (int64_t p = source.panels.begin; p < source.panels.end; ++p) {
+                    fetch_ahead(source, p);
+                    in.keys[p] = source.keys[p];
+                }
+            } else {
+                widen_keys(in, source, query_stride_, scratch_.keys);
+            }
+        } else {
+            widen_keys(in, source, query_stride_, scratch_.keys);
+        }
+        TileShapes shapes;
+        for (int64_t first = 0; first < rows_; first += TILE_BLOCK_ROWS) {
+            const int64_t count = std::min(TILE_BLOCK_ROWS, rows_ - first);
+            shapes.set_rows(count);
+            score_by_tiles(in, first, count);
+        }
+        weigh(span, in.panels, scales, out);
+        widen_values(in, source, out.padded_dim, scratch_.values);
+        for (int64_t first = 0; first < rows_; first += TILE_BLOCK_ROWS) {
+            const int64_t count = std::min(TILE_BLOCK_ROWS, rows_ - first);
+            shapes.set_rows(count);
+            sum_values_by_tiles(in, first, count, out);
+        }
+    }
+
+    void score_by_tiles(const SpanPanels<bf16>& in, int64_t first, int64_t count) {
+        const Range seen = panels_seen(first, count);
+        TileProduct product;
+        product.rows = queries_ + first * query_stride_;
+        product.row_stride = query_stride_;
+        product.k = in.key_depth;
+        product.out_stride = SCORE_STRIDE;
+        for (int64_t p = seen.begin; p < seen.end; p += 2) {
+            const int64_t num_panels = std::min<int64_t>(2, seen.end - p);
+            product.panels[0] = in.keys[p];
+            product.panels[1] = num_panels == 2 ? in.keys[p + 1] : nullptr;
+            product.out = scratch_.scores + first * SCORE_STRIDE + p * PANEL;
+            multiply_tiles(product, count, num_panels);
+        }
+    }
+
+    void sum_values_by_tiles(const SpanPanels<bf16>& in, int64_t first, int64_t count,
+                             const SpanSums& out) {
+        Range seen = panels_seen(first, count);
+        seen = {seen.begin / 2 * 2, round_up(seen.end, 2)};
+        TileProduct product;
+        product.rows = weights_ + first * SCORE_STRIDE + seen.begin * PANEL;
+        product.row_stride = SCORE_STRIDE;
+        product.k = (seen.end - seen.begin) * PANEL;
+        product.out_stride = out.padded_dim;
+        for (int64_t d = 0; d < out.padded_dim; d += 2 * PANEL) {
+            const int64_t num_panels = std::min<int64_t>(2, (out.padded_dim - d) / PANEL);
+            for (int64_t i = 0; i < num_panels; ++i) {
+                product.panels[i] = in.values[seen.begin] + (d / PANEL + i) * in.value_stride;
+            }
+            product.out = out.values + first * out.padded_dim + d;
+            multiply_tiles(product, count, num_panels);
+        }
+    }
+#endif
+
+    const Attention& attention_;
+    const KVCache& cache_;
+    const RowTile tile_;
+    const AttentionScratch& scratch_;
+    const int64_t group_, rows_;
+    const SpanLocator<Source> locator_;
+    Operand* const queries_;
+    const int64_t query_stride_;
+    Operand* weights_;
+};
+
+}  // namespace TACO_ISA

@@ -1,0 +1,8 @@
+#include "dispatch/isa_table.h"
+#include "elementwise/elementwise_rows.h"
+
+void TACO_ISA::add_elementwise(Kernels& table) {
+    table.norm_rows = norm_rows;
+    table.rotate_rows = rotate_rows;
+    table.map = map;
+}

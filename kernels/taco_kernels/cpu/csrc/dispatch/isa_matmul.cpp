@@ -1,0 +1,12 @@
+#include "dispatch/isa_table.h"
+#include "matmul/argmax.h"
+#include "matmul/encode.h"
+#include "matmul/matmul.h"
+#include "matmul/pack.h"
+
+void TACO_ISA::add_matmul(Kernels& table) {
+    table.encode_rows = encode_rows;
+    table.multiply = multiply;
+    table.multiply_argmax = multiply_argmax;
+    table.pack = pack;
+}

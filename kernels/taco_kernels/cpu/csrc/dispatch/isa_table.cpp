@@ -1,0 +1,26 @@
+#include "dispatch/isa_table.h"
+
+#include "isa/vec.h"
+
+#define TO_STRING(x) #x
+#define NAME_OF(isa) TO_STRING(isa)
+
+namespace TACO_ISA {
+
+const Kernels& kernels() {
+    static const Kernels table = [] {
+        Kernels made = {};
+        made.name = NAME_OF(TACO_ISA);
+        made.bf16_operand_bytes = int64_t(sizeof(Bf16Operand));
+        made.int8_operand_bytes = int64_t(sizeof(Int8Operand));
+        add_matmul(made);
+        add_attention(made);
+        add_elementwise(made);
+        add_sampling(made);
+        add_decoder(made);
+        return made;
+    }();
+    return table;
+}
+
+}  // namespace TACO_ISA

@@ -1,0 +1,118 @@
+// Norms of one row, computed in float: RMSNorm (Zhang and Sennrich 2019), LayerNorm (Ba et al.
+// 2016).
+#pragma once
+
+#include <cmath>
+
+#include "isa/math.h"
+#include "matmul/encode.h"
+
+namespace TACO_ISA {
+
+// Sum of term(vector) over a row, in 64 partial sums whatever else is running.
+template <class Term>
+inline float sum_terms(const float* row, int64_t size, Term term) {
+    F32 sums[4] = {zero(), zero(), zero(), zero()};
+    int64_t i = 0;
+    for (; i + 4 * LANES <= size; i += 4 * LANES) {
+        for (int part = 0; part < 4; ++part) {
+            sums[part] = add(sums[part], term(load(row + i + part * LANES)));
+        }
+    }
+    for (; i + LANES <= size; i += LANES) sums[0] = add(sums[0], term(load(row + i)));
+    float sum = reduce_add(add(add(sums[0], sums[1]), add(sums[2], sums[3])));
+    if (i < size) {
+        float last[LANES];
+        store(last, term(load_first(row + i, size - i)));
+        for (int64_t lane = 0; lane < size - i; ++lane) sum += last[lane];
+    }
+    return sum;
+}
+
+// A row's norm, sixteen numbers at a time: (x - mean) * scale * weight + bias.
+class NormedRow {
+public:
+    NormedRow(NormKind kind, const float* row, int64_t size, const float* weight, const float* bias,
+              float eps)
+        : row_(row), weight_(weight), bias_(bias), size_(size) {
+        float mean = 0;
+        if (kind == NormKind::layer) {
+            mean = sum_terms(row, size, [](F32 x) { return x; }) / float(size);
+        }
+        mean_ = set1(mean);
+        const float squares = sum_terms(row, size, [this](F32 x) {
+            const F32 centered = sub(x, mean_);
+            return mul(centered, centered);
+        });
+        scale_ = set1(1.0f / std::sqrt(squares / float(size) + eps));
+    }
+
+    // Calls body(first column, F32, number of columns); the last vector may hold fewer than
+    // sixteen, and zeros behind them.
+    template <class Body>
+    void each(Body body) const {
+        int64_t i = 0;
+        for (; i + LANES <= size_; i += LANES) {
+            const F32 bias = bias_ ? load(bias_ + i) : zero();
+            body(i, value(load(row_ + i), load(weight_ + i), bias), int64_t(LANES));
+        }
+        if (const int64_t rest = size_ - i) {
+            const F32 bias = bias_ ? load_first(bias_ + i, rest) : zero();
+            body(i, value(load_first(row_ + i, rest), load_first(weight_ + i, rest), bias), rest);
+        }
+    }
+
+private:
+    F32 value(F32 x, F32 weight, F32 bias) const {
+        return fma(mul(sub(x, mean_), scale_), weight, bias);
+    }
+
+    const float *row_, *weight_, *bias_;
+    int64_t size_;
+    F32 mean_, scale_;
+};
+
+inline void store_norm(const NormedRow& norm, float* out) {
+    norm.each([=](int64_t i, F32 v, int64_t count) { store_lanes(out + i, v, count); });
+}
+
+// The norm of a row, to floats; `out` may be the row itself. bias: null is none.
+inline void norm_row(NormKind kind, const float* row, int64_t size, const float* weight,
+                     const float* bias, float eps, float* out) {
+    store_norm(NormedRow(kind, row, size, weight, bias, eps), out);
+}
+
+// The norm of a row as a matrix of bf16 takes it.
+inline void encode_bf16_norm(const NormedRow& norm, int64_t size, Bf16Operand* out) {
+    norm.each([=](int64_t i, F32 v, int64_t) { store_bf16_operand(out + i, v); });
+    for (int64_t i = round_up(size, LANES); i < padded_k(DType::bf16, size); i += LANES) {
+        store_bf16_operand(out + i, zero());
+    }
+}
+
+// The same for int8: once through the norm for the scale, once more for the numbers, which is
+// cheaper than memory for a row of floats.
+inline void encode_i8_norm(const NormedRow& norm, int64_t size, Int8Operand* out, float* scale) {
+    F32 greatest = zero();
+    norm.each([&](int64_t, F32 v, int64_t) { greatest = max(abs(v), greatest); });
+    *scale = int8_scale(reduce_max(greatest));
+    const F32 divisor = set1(*scale);
+    norm.each([=](int64_t i, F32 v, int64_t) { store_i8_operand(out + i, div(v, divisor)); });
+    for (int64_t i = round_up(size, LANES); i < padded_k(DType::i8, size); i += LANES) {
+        store_i8_operand(out + i, zero());
+    }
+}
+
+// The norm of a row, as a matrix of `type` takes it: padded_k(type, size) operands, and a scale for
+// int8.
+inline void norm_row_encoded(NormKind kind, const float* row, int64_t size, const float* weight,
+                             const float* bias, float eps, DType type, void* out, float* scale) {
+    const NormedRow norm(kind, row, size, weight, bias, eps);
+    switch (type) {
+        case DType::f32: store_norm(norm, static_cast<float*>(out)); break;
+        case DType::bf16: encode_bf16_norm(norm, size, static_cast<Bf16Operand*>(out)); break;
+        case DType::i8: encode_i8_norm(norm, size, static_cast<Int8Operand*>(out), scale); break;
+    }
+}
+
+}  // namespace TACO_ISA

@@ -1,0 +1,104 @@
+// Functions of sixteen floats at once.
+//
+// Polynomials are minimax fits of our own (Lawson's iteration in 50-digit arithmetic, then
+// rounded to float); tests/kernels/cpu/test_math.py holds each function to its error in ulp.
+#pragma once
+
+#include <limits>
+
+#include "isa/vec.h"
+#include "runtime/types.h"
+
+namespace TACO_ISA {
+
+inline F32 negate(F32 x) { return sub(zero(), x); }
+// A NaN stays one.
+inline F32 abs(F32 x) { return max(negate(x), x); }
+
+// Horner's scheme, coefficients from the highest power down.
+template <class... Rest>
+inline F32 polynomial(F32 x, float highest, Rest... rest) {
+    F32 sum = set1(highest);
+    ((sum = fma(sum, x, set1(rest))), ...);
+    return sum;
+}
+
+// exp for arguments that are at most 88, where it cannot overflow.
+inline F32 exp_bounded(F32 x) {
+    constexpr float log2_e = 1.44269504f;
+    // ln 2 in two parts (Cody and Waite); n * the first is exact.
+    constexpr float ln2_high = 0.693359375f, ln2_low = -2.12194440e-4f;
+    constexpr float underflow = -87.3365479f;
+
+    const F32 n = round_to_even(mul(x, set1(log2_e)));
+    const F32 r = fma(n, set1(-ln2_low), fma(n, set1(-ln2_high), x));
+    const F32 tail = polynomial(r, 1.38144311e-3f, 8.36879667e-3f, 4.16683964e-2f, 1.66665196e-1f,
+                                4.99999940e-1f);
+    const F32 fraction = add(fma(mul(r, r), tail, r), set1(1));
+    return select_less(x, set1(underflow), zero(), mul_pow2(fraction, n));
+}
+
+// Within 1 ulp. What lies below the least normal number becomes 0.
+inline F32 exp(F32 x) {
+    constexpr float overflow = 88.7228394f;
+    return select_less(set1(overflow), x, set1(std::numeric_limits<float>::infinity()),
+                       exp_bounded(x));
+}
+
+// Within 2 ulp.
+inline F32 tanh(F32 x) {
+    const F32 size = abs(x), square = mul(x, x);
+    const F32 tail = polynomial(square, -5.71703259e-3f, 2.06505749e-2f, -5.37434928e-2f,
+                                1.33314908e-1f, -3.33332837e-1f);
+    const F32 small = fma(mul(x, square), tail, x);
+    const F32 e = exp(add(size, size));
+    const F32 large = sub(set1(1), div(set1(2), add(e, set1(1))));
+    const F32 signed_large = select_less(x, zero(), negate(large), large);
+    return select_less(size, set1(0.625f), small, signed_large);
+}
+
+// Within 2 ulp.
+inline F32 erf(F32 x) {
+    const F32 square = mul(x, x);
+    const F32 tail = polynomial(square, 8.18509070e-5f, -8.09770310e-4f, 5.19695226e-3f,
+                                -2.68577058e-2f, 1.12836637e-1f, -3.76126319e-1f, 1.28379166e-1f);
+    const F32 small = fma(x, tail, x);
+    // The polynomial is log(1 - erf); from 4 on erf rounds to 1. The order keeps a NaN.
+    const F32 size = min(set1(4), abs(x));
+    const F32 log_rest =
+        polynomial(size, 1.91505373e-4f, -2.99955229e-3f, 2.20520422e-2f, -1.03566982e-1f,
+                   -6.37599945e-1f, -1.12742615f, -2.56431842e-4f);
+    const F32 large = sub(set1(1), exp(log_rest));
+    const F32 signed_large = select_less(x, zero(), negate(large), large);
+    return select_less(abs(x), set1(0.95f), small, signed_large);
+}
+
+inline F32 relu(F32 x) { return max(zero(), x); }
+
+inline F32 silu(F32 x) { return div(x, add(set1(1), exp(negate(x)))); }
+
+inline F32 gelu(F32 x) {
+    constexpr float sqrt_half = 0.707106781f;
+    return mul(mul(set1(0.5f), x), add(set1(1), erf(mul(x, set1(sqrt_half)))));
+}
+
+// Hendrycks and Gimpel (2016), section 2, with (1 + tanh u) / 2 = sigmoid(2 u).
+inline F32 gelu_tanh(F32 x) {
+    constexpr float twice_sqrt_2_pi = 1.59576912f, cubic = 0.044715f;
+    const F32 cube = mul(mul(x, x), x);
+    const F32 u = mul(set1(twice_sqrt_2_pi), fma(set1(cubic), cube, x));
+    return div(x, add(set1(1), exp(negate(u))));
+}
+
+inline F32 activate(F32 x, Activation activation) {
+    switch (activation) {
+        case Activation::none: return x;
+        case Activation::relu: return relu(x);
+        case Activation::gelu: return gelu(x);
+        case Activation::gelu_tanh: return gelu_tanh(x);
+        case Activation::silu: return silu(x);
+    }
+    return x;
+}
+
+}  // namespace TACO_ISA

@@ -1,8 +1,0 @@
-#include "choose.h"
-#include "isa_table.h"
-#include "logprobs.h"
-
-void TACO_ISA::add_sampling(Kernels& table) {
-    table.choose_tokens = choose_tokens;
-    table.gather_logprobs = gather_logprobs;
-}

@@ -1,0 +1,130 @@
+// The column with the greatest value of each row, and its log probability, without storing the
+// values.
+#pragma once
+
+#include <atomic>
+#include <cmath>
+#include <limits>
+
+#include "dispatch/kernel_table.h"
+#include "matmul/matmul.h"
+#include "sampling/log_sum.h"
+
+namespace TACO_ISA {
+
+// A number that is the greater the greater the value is, and of equal values the lower the column.
+// Zeros are equal; a NaN is greater than every number.
+inline uint64_t rank_of(float value, int64_t column) {
+    value += 0.0f;  // of the two zeros the positive one
+    uint32_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    const uint32_t rising = bits & 0x80000000 ? ~bits : bits | 0x80000000;
+    return uint64_t(rising) << 32 | (0xffffffff - uint32_t(column));
+}
+inline float value_of(uint64_t rank) {
+    const uint32_t rising = uint32_t(rank >> 32);
+    const uint32_t bits = rising & 0x80000000 ? rising & 0x7fffffff : ~rising;
+    float value;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+}
+constexpr uint64_t NAN_RANK = ~uint64_t(0);
+
+// NO_CHOICE where the greatest value is not finite: no column of such a row means anything.
+inline int32_t column_of(uint64_t rank) {
+    const uint32_t rising = uint32_t(rank >> 32);
+    const bool is_finite = rising > 0x007fffff && rising < 0xff800000;  // between the infinities
+    return is_finite ? int32_t(0xffffffff - uint32_t(rank)) : int32_t(NO_CHOICE);
+}
+
+inline bool has_nan(const BlockValues& values, const Block& block, int64_t row, int64_t columns) {
+    for (int64_t panel = block.panels.begin; panel < block.panels.end; ++panel) {
+        float lanes[LANES];
+        store(lanes, values.at(row, panel));
+        const int64_t count = std::min(int64_t(LANES), columns - panel * PANEL);
+        for (int64_t lane = 0; lane < count; ++lane) {
+            if (std::isnan(lanes[lane])) return true;
+        }
+    }
+    return false;
+}
+
+// The best of one row's columns in a block; NAN_RANK if one of them is NaN.
+inline uint64_t best_rank(const BlockValues& values, const Block& block, int64_t row,
+                          int64_t columns) {
+    constexpr float lowest = -std::numeric_limits<float>::infinity();
+    F32 best = set1(lowest), best_panel = set1(float(block.panels.begin)), products = zero();
+    for (int64_t panel = block.panels.begin; panel < block.panels.end; ++panel) {
+        const F32 past = set1(float(std::min(PANEL, columns - panel * PANEL)));
+        const F32 raw = values.at(row, panel);
+        const F32 value = select_less(lane_numbers(), past, raw, set1(lowest));
+        products = fma(raw, zero(), products);
+        best_panel = select_less(best, value, set1(float(panel)), best_panel);
+        best = select_less(best, value, value, best);
+    }
+    // A product with zero is NaN for infinities too; they are rare.
+    if (std::isnan(reduce_add(products)) && has_nan(values, block, row, columns)) return NAN_RANK;
+    float lanes[LANES], panels[LANES];
+    store(lanes, best);
+    store(panels, best_panel);
+    uint64_t rank = 0;
+    for (int lane = 0; lane < LANES; ++lane) {
+        const int64_t column = int64_t(panels[lane]) * PANEL + lane;
+        if (column < columns) rank = std::max(rank, rank_of(lanes[lane], column));
+    }
+    return rank;
+}
+
+// The partial sums of one row's columns in a block: blocks begin at multiples of four panels.
+inline void sum_partially(const BlockValues& values, const Block& block, int64_t row,
+                          int64_t columns, PartialSum* sums) {
+    static_assert(PARTIAL_SUM_PANELS == BLOCK_PANELS);
+    const F32 lowest = set1(-std::numeric_limits<float>::infinity());
+    for (int64_t first = block.panels.begin; first < block.panels.end;
+         first += PARTIAL_SUM_PANELS) {
+        F32 logits[PARTIAL_SUM_PANELS];
+        for (int64_t i = 0; i < PARTIAL_SUM_PANELS; ++i) {
+            const int64_t panel = first + i;
+            logits[i] = panel < block.panels.end ? values.at(row, panel) : lowest;
+            if ((panel + 1) * PANEL > columns) {
+                const F32 past = set1(float(columns - panel * PANEL));
+                logits[i] = select_less(lane_numbers(), past, logits[i], lowest);
+            }
+        }
+        sums[first / PARTIAL_SUM_PANELS] = partial_sum(logits);
+    }
+}
+
+inline void multiply_argmax(Thread& thread, const Rows& rows, const Matrix& matrix,
+                            const Argmax& wanted) {
+    std::atomic<uint64_t>* ranks = wanted.ranks;
+    const int64_t num_sums = num_partial_sums(matrix.n);
+    if (thread.index() == 0) {
+        for (int64_t row = 0; row < rows.count; ++row) ranks[row].store(0);
+    }
+    thread.barrier();
+    share_blocks(
+        thread, rows, matrix, matrix.num_panels(), [&](const Block& block, const void* sums) {
+            const BlockValues values(matrix, rows.scales, block, sums);
+            for (int64_t row = block.rows.begin; row < block.rows.end; ++row) {
+                const uint64_t rank = best_rank(values, block, row, matrix.n);
+                uint64_t seen = ranks[row].load(std::memory_order_relaxed);
+                while (seen < rank &&
+                       !ranks[row].compare_exchange_weak(seen, rank, std::memory_order_relaxed)) {
+                }
+                if (wanted.logprobs) {
+                    sum_partially(values, block, row, matrix.n, wanted.sums + row * num_sums);
+                }
+            }
+        });
+    thread.share(rows.count, 1, [&](int64_t row, int64_t) {
+        const uint64_t rank = ranks[row].load();
+        wanted.columns[row] = column_of(rank);
+        if (wanted.logprobs) {
+            const PartialSum* sums = wanted.sums + row * num_sums;
+            wanted.logprobs[row] = float(0.0 - log_sum(sums, num_sums, value_of(rank)));
+        }
+    });
+}
+
+}  // namespace TACO_ISA

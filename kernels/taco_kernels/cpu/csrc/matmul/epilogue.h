@@ -1,0 +1,86 @@
+// What becomes of a block's sums.
+#pragma once
+
+#include "isa/lanes.h"
+#include "isa/math.h"
+#include "matmul/block.h"
+
+namespace TACO_ISA {
+
+static_assert(INT8_OFFSET == 0 || INT8_OFFSET == 1 << 7);
+
+// Sums of a block as floats, sixteen columns at a time, with scales and bias.
+class BlockValues {
+public:
+    BlockValues(const Matrix& matrix, const float* row_scales, const Block& block, const void* sums)
+        : matrix_(matrix), row_scales_(row_scales), block_(block), sums_(sums) {}
+
+    // Both counted from the matrix's and the rows' first.
+    F32 at(int64_t row, int64_t panel) const {
+        const int64_t column = panel * PANEL;
+        const int64_t index =
+            (panel - block_.panels.begin) * block_.rows.size() + row - block_.rows.begin;
+        F32 value;
+        if (matrix_.type == DType::i8) {
+            I32 sum = load_i32(static_cast<const int32_t*>(sums_) + index * PANEL);
+            if constexpr (INT8_OFFSET != 0) {
+                sum = sub(sum, shift_left<7>(load_i32(matrix_.column_sums + column)));
+            }
+            const F32 scale = mul(set1(row_scales_[row]), load(matrix_.scales + column));
+            value = mul(to_float(sum), scale);
+        } else {
+            value = load(static_cast<const float*>(sums_) + index * PANEL);
+        }
+        return matrix_.bias ? add(value, load(matrix_.bias + column)) : value;
+    }
+
+private:
+    const Matrix& matrix_;
+    const float* row_scales_;
+    const Block& block_;
+    const void* sums_;
+};
+
+// Writes the columns of one panel, the last of which may be cut short.
+inline void write_columns(const Product& product, int64_t row, int64_t column, int64_t columns,
+                          F32 value) {
+    const int64_t count = std::min(PANEL, columns - column), at = row * product.out_stride + column;
+    if (!product.out_is_operand) {
+        store_lanes(static_cast<float*>(product.out) + at, value, count);
+    } else if (count == PANEL) {
+        store_bf16_operand(static_cast<Bf16Operand*>(product.out) + at, value);
+    } else {
+        Bf16Operand operands[LANES];
+        store_bf16_operand(operands, value);
+        std::copy_n(operands, count, static_cast<Bf16Operand*>(product.out) + at);
+    }
+}
+
+inline void finish_block(const Product& product, const Block& block, const void* sums) {
+    const Matrix& matrix = product.matrix;
+    const BlockValues values(matrix, product.rows.scales, block, sums);
+    for (int64_t row = block.rows.begin; row < block.rows.end; ++row) {
+        if (product.epilogue == Epilogue::gate_mul) {
+            for (int64_t panel = block.panels.begin; panel < block.panels.end; panel += 2) {
+                const F32 gate = activate(values.at(row, panel), product.activation);
+                write_columns(product, row, panel / 2 * PANEL, matrix.n / 2,
+                              mul(gate, values.at(row, panel + 1)));
+            }
+            continue;
+        }
+        for (int64_t panel = block.panels.begin; panel < block.panels.end; ++panel) {
+            const int64_t column = panel * PANEL;
+            F32 value = values.at(row, panel);
+            if (product.epilogue == Epilogue::store) {
+                value = activate(value, product.activation);
+            } else {
+                const float* out = static_cast<const float*>(product.out);
+                value = add(value, load_lanes(out + row * product.out_stride + column,
+                                              std::min(PANEL, matrix.n - column)));
+            }
+            write_columns(product, row, column, matrix.n, value);
+        }
+    }
+}
+
+}  // namespace TACO_ISA

@@ -1,0 +1,106 @@
+// Products of rows with packed matrices.
+//
+// An output element takes its products in the order of k, by the same instructions, whatever other
+// rows and columns are computed with it. So its bits depend on its own row and column alone.
+#pragma once
+
+#include "matmul/encode.h"
+#include "matmul/epilogue.h"
+#include "matmul/panel_sums.h"
+#include "matmul/tile_sums.h"
+#include "runtime/parallel.h"
+
+namespace TACO_ISA {
+
+#ifdef TACO_HAS_TILES
+constexpr int64_t ROW_UNIT = TILE_BLOCK_ROWS;
+#else
+constexpr int64_t ROW_UNIT = PASS_ROWS;
+#endif
+// Rows of a block: as many as stay in the second level of the cache for one part of k.
+constexpr int64_t BLOCK_ROWS = 96 / ROW_UNIT * ROW_UNIT;
+constexpr int64_t MAX_BLOCK_SUMS = 1024;  // vectors, 64 KB on the stack
+// Weights of a block when there are few rows: enough to hide what a block costs, few enough that
+// threads end together.
+constexpr int64_t BLOCK_BYTES = 256 * 1024;
+constexpr int64_t BLOCKS_PER_THREAD = 4;
+// Every block begins at a multiple of so many panels. It leaves few passes with fewer panels than
+// they could have.
+constexpr int64_t BLOCK_PANELS = 4;
+
+// Sums of one block, into `sums`.
+inline void sum_block(DType type, const Block& block, void* sums) {
+    switch (type) {
+        case DType::f32: return sum_on_vectors<F32Step>(block, static_cast<float*>(sums));
+#ifdef TACO_HAS_TILES
+        case DType::bf16: return sum_on_tiles<Bf16Tiles>(block, static_cast<float*>(sums));
+        case DType::i8: return sum_on_tiles<Int8Tiles>(block, static_cast<int32_t*>(sums));
+#else
+        case DType::bf16: return sum_on_vectors<Bf16Step>(block, static_cast<float*>(sums));
+        case DType::i8: return sum_on_vectors<Int8Step>(block, static_cast<int32_t*>(sums));
+#endif
+    }
+}
+
+// How a product is cut into blocks.
+struct Blocking {
+    int64_t num_rows, rows, num_panels, panels;
+
+    Blocking(const Matrix& matrix, int64_t row_count, int64_t panel_count, int num_threads)
+        : num_rows(row_count), num_panels(panel_count) {
+        const int64_t row_blocks = ceil_div(num_rows, BLOCK_ROWS);
+        rows = std::min(num_rows, round_up(ceil_div(num_rows, row_blocks), ROW_UNIT));
+        const int64_t by_bytes = BLOCK_BYTES / matrix.panel_bytes();
+        const int64_t by_threads =
+            num_panels * this->row_blocks() / (BLOCKS_PER_THREAD * num_threads);
+        const int64_t wanted =
+            std::min({std::max<int64_t>(by_bytes, 8), by_threads, MAX_BLOCK_SUMS / rows});
+        panels = std::max<int64_t>(wanted / BLOCK_PANELS * BLOCK_PANELS, BLOCK_PANELS);
+    }
+
+    int64_t row_blocks() const { return ceil_div(num_rows, rows); }
+    int64_t count() const { return row_blocks() * ceil_div(num_panels, panels); }
+    // Blocks of the same panels follow each other: the weights are read from memory once.
+    Range row_range(int64_t index) const {
+        const int64_t begin = index % row_blocks() * rows;
+        return {begin, std::min(begin + rows, num_rows)};
+    }
+    Range panel_range(int64_t index) const {
+        const int64_t begin = index / row_blocks() * panels;
+        return {begin, std::min(begin + panels, num_panels)};
+    }
+};
+
+// Calls finish(block, sums) for blocks that cover rows x panels. Ends with a barrier.
+template <class Finish>
+void share_blocks(Thread& thread, const Rows& rows, const Matrix& matrix, int64_t num_panels,
+                  Finish finish) {
+    if (rows.count == 0) return thread.barrier();
+    const Blocking blocking(matrix, rows.count, num_panels, thread.count());
+    const int64_t row_bytes = rows.stride * operand_bytes(matrix.type);
+    thread.share(blocking.count(), 1, [&](int64_t index, int64_t) {
+        alignas(64) char sums[MAX_BLOCK_SUMS * PANEL * 4];
+        Block block;
+        block.rows = blocking.row_range(index);
+        block.panels = blocking.panel_range(index);
+        block.operands = static_cast<const char*>(rows.data) + block.rows.begin * row_bytes;
+        block.operand_stride = rows.stride;
+        block.data = static_cast<const char*>(matrix.panel(block.panels.begin));
+        block.panel_bytes = matrix.panel_bytes();
+        block.steps = block.panel_bytes / STEP_BYTES;
+        const int64_t next = std::min(index + thread.count(), blocking.count() - 1);
+        block.next = static_cast<const char*>(matrix.panel(blocking.panel_range(next).begin));
+        sum_block(matrix.type, block, sums);
+        finish(block, static_cast<const void*>(sums));
+    });
+}
+
+inline void multiply(Thread& thread, const Product& product) {
+    const Matrix& matrix = product.matrix;
+    const int64_t panels =
+        product.epilogue == Epilogue::gate_mul ? matrix.num_pair_panels() : matrix.num_panels();
+    share_blocks(thread, product.rows, matrix, panels,
+                 [&](const Block& block, const void* sums) { finish_block(product, block, sums); });
+}
+
+}  // namespace TACO_ISA

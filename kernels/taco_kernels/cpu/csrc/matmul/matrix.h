@@ -1,0 +1,56 @@
+// A weight matrix as the kernels read it, and how a product leaves them.
+#pragma once
+
+#include "runtime/types.h"
+
+// y = x W^T + bias with W [n, k], packed in panels of sixteen columns of W^T:
+//
+//     data[panel][k / g][column 0..15][k % g]     g = k_group(type); k padded with zeros
+//
+// so that each row of 64 bytes (bf16, int8) is a row of an AMX tile, and one vector of operands
+// on AVX-512. n is padded to whole panels with zeros.
+//
+// A gated pair (gate and up of an MLP) is packed alternately: panel 2i holds sixteen columns of
+// gate, panel 2i + 1 the same columns of up; n counts both, and each is padded to whole panels.
+struct Matrix {
+    DType type;
+    int64_t n, k;
+    const void* data;
+    const float* scales;         // int8 only: of each column, [padded n]
+    const int32_t* column_sums;  // int8 only: of each column's int8 values, [padded n]
+    const float* bias;           // [padded n] in the order of the packed columns, or null
+
+    int64_t num_panels() const { return ceil_div(n, PANEL); }
+    int64_t num_pair_panels() const { return 2 * ceil_div(n / 2, PANEL); }  // of a gated pair
+    int64_t panel_bytes() const { return padded_k(type, k) * PANEL * item_bytes(type); }
+    const void* panel(int64_t index) const {
+        return static_cast<const char*>(data) + index * panel_bytes();
+    }
+};
+
+// What happens to sums of a product, sixteen columns at a time, before they are stored.
+enum class Epilogue : int32_t {
+    store = 0,     // out = act(sum + bias)
+    add = 1,       // out += sum + bias (out is the float32 residual stream)
+    gate_mul = 2,  // out[i] = act(gate[i]) * up[i] of a gated pair; out has n / 2 columns
+};
+
+// Rows of activations as a product takes them. For Matrix type f32: float. For bf16: the
+// instruction set's Bf16Operand. For int8: its Int8Operand with one scale a row. k is padded with
+// zeros (int8: with what stands for zero) to padded_k.
+struct Rows {
+    int64_t count;
+    const void* data;
+    int64_t stride;       // items from one row to the next, at least padded_k
+    const float* scales;  // int8 only, [count]
+};
+
+struct Product {
+    Rows rows;
+    Matrix matrix;
+    Epilogue epilogue;
+    Activation activation;  // for Epilogue::store and gate_mul
+    void* out;              // [count, columns]
+    int64_t out_stride;     // items
+    bool out_is_operand;    // out holds Bf16Operands, else floats
+};

@@ -1,0 +1,198 @@
+// One token a row: the most likely one, or a random one after filters.
+//
+// A row's bits depend on that row alone. Weights are floats, exp((logit - max) / temperature). They
+// are added up over sixteen lanes in each group of tokens, and the groups' sums in double and in
+// the order of the vocabulary. Filters are thresholds on the weight, found without sorting; all
+// tokens that tie with the last one kept are kept.
+#pragma once
+
+#include "runtime/parallel.h"
+#include "sampling/threshold.h"
+
+namespace TACO_ISA {
+
+// What is done to one row, step by step. Threads may share a step by segments.
+class RowChoice {
+public:
+    RowChoice(const Choice& choice, int64_t row, const RowScratch& scratch)
+        : choice_(choice),
+          logits_(choice.logits),
+          row_(row),
+          scratch_(scratch),
+          state_(*scratch.state) {}
+
+    void find_maxima(int64_t segment) const {
+        TACO_ISA::find_maxima(logits_, row_, segment, scratch_.maxima);
+    }
+
+    // Settles a row that asks for the most likely token, or has no proper distribution.
+    void begin() const {
+        state_.max = row_maximum(logits_, scratch_.maxima);
+        const bool is_finite = std::isfinite(state_.max);
+        state_.is_settled = choice_.temperature[row_] == 0 || !is_finite;
+        if (state_.is_settled) {
+            set_token(is_finite ? most_likely(logits_, row_, scratch_.maxima, state_.max)
+                                : NO_CHOICE);
+            return;
+        }
+        weights().tops(scratch_.maxima, scratch_.tops);
+        state_.floor = choice_.min_p[row_];
+        if (top_k() > 0 && top_k() <= logits_.num_groups()) {
+            // So many groups, hence so many tokens, have a weight of at least that.
+            state_.floor = std::max(state_.floor, nth_top(top_k()));
+        }
+    }
+
+    // With top_k nobody asks for the sum of what top_k drops.
+    void weigh(int64_t segment) const {
+        if (!state_.is_settled && top_k() == 0) add_up(segment);
+    }
+
+    // Raises the floor to what top_k, then top_p leave.
+    void filter() const {
+        if (state_.is_settled || !has_filters()) return;
+        const RowWeights weights = this->weights();
+        if (top_k() == 0) {
+            state_.floor = std::max(state_.floor, nucleus_floor(weights));
+            return;
+        }
+        const Selection selection(weights, logits_, scratch_, state_.floor);
+        const Cut cut = selection.cut([&](const Tally& t) { return t.count >= top_k(); });
+        state_.floor = cut.weight;
+        if (top_p() < 1) {
+            const float floor = nucleus_floor(selection, cut.kept.sum * top_p());
+            state_.floor = std::max(state_.floor, floor);
+        }
+    }
+
+    void weigh_again(int64_t segment) const {
+        if (!state_.is_settled && has_filters()) add_up(segment);
+    }
+
+    // The first token whose cumulative weight exceeds the share of the sum that `uniforms` names.
+    void draw() const {
+        if (state_.is_settled) return;
+        const double share = choice_.uniforms[row_] * total();
+        double before = 0, cumulative = 0;
+        int64_t chosen = 0;
+        for (int64_t group = 0; group < logits_.num_groups() && cumulative <= share; ++group) {
+            if (scratch_.sums[group] == 0) continue;
+            chosen = group;
+            before = cumulative;
+            cumulative += scratch_.sums[group];
+        }
+        set_token(draw_from(chosen, share - before));
+    }
+
+private:
+    int64_t top_k() const { return choice_.top_k[row_]; }
+    double top_p() const { return choice_.top_p[row_]; }
+    bool has_filters() const { return top_k() > 0 || top_p() < 1; }
+
+    RowWeights weights() const {
+        return RowWeights(logits_, row_, state_.max, choice_.temperature[row_]);
+    }
+
+    // The greatest weight of the group that comes n-th by it.
+    float nth_top(int64_t n) const {
+        float* nth = scratch_.members + n - 1;
+        float* end = std::copy_n(scratch_.tops, logits_.num_groups(), scratch_.members);
+        std::nth_element(scratch_.members, nth, end, std::greater<float>());
+        return *nth;
+    }
+
+    // The least weight of those that together reach top_p of the row's sum.
+    float nucleus_floor(const RowWeights& weights) const {
+        const double sum = total(), target = sum * top_p();
+        // Most often a look at the groups with the most likely tokens will do.
+        for (const int64_t share : {8, 2}) {
+            const float likely = nth_top(ceil_div(logits_.num_groups(), share));
+            const Selection selection(weights, logits_, scratch_, std::max(state_.floor, likely));
+            if (selection.sum() >= target) return nucleus_floor(selection, target);
+            if (selection.sum() < target / 4) break;
+        }
+        // All weights below (1 - top_p) / vocab_size of the sum cannot make up the rest that top_p
+        // leaves out. With less than that, vectors of a flat distribution are kept whole.
+        const float sure = float((1 - top_p()) * sum / double(8 * logits_.vocab_size));
+        const Selection selection(weights, logits_, scratch_, std::max(state_.floor, sure));
+        return nucleus_floor(selection, target);
+    }
+    static float nucleus_floor(const Selection& selection, double target) {
+        return selection.cut([=](const Tally& t) { return t.sum >= target; }).weight;
+    }
+
+    // Sets the groups' sums of weights that are not dropped.
+    void add_up(int64_t segment) const {
+        const RowWeights weights = this->weights();
+        for_groups(logits_, segment, [&](int64_t group) {
+            const bool is_dropped = scratch_.tops[group] * SLACK < state_.floor;
+            scratch_.sums[group] = is_dropped ? 0 : weights.sum(group, state_.floor);
+        });
+    }
+
+    double total() const {
+        double sum = 0;
+        for (int64_t group = 0; group < logits_.num_groups(); ++group) sum += scratch_.sums[group];
+        return sum;
+    }
+
+    // The group's own sum was rounded to float: the share may lie a hair beyond its last token.
+    int64_t draw_from(int64_t group, double share) const {
+        double cumulative = 0;
+        int64_t token = group_begin(group);
+        weights().each(group, [&](int64_t first, F32 w) {
+            float numbers[LANES];
+            store(numbers, w);
+            for (int lane = 0; lane < LANES && cumulative <= share; ++lane) {
+                if (numbers[lane] == 0 || numbers[lane] < state_.floor) continue;
+                token = first + lane;
+                cumulative += numbers[lane];
+            }
+        });
+        return token;
+    }
+
+    void set_token(int64_t token) const { choice_.token_ids[row_] = token; }
+
+    const Choice& choice_;
+    const LogitRows& logits_;
+    int64_t row_;
+    RowScratch scratch_;
+    RowState& state_;
+};
+
+inline void choose_tokens(Thread& thread, const Choice& choice) {
+    const int64_t rows = choice.logits.count, segments = choice.logits.num_segments();
+    const bool is_few = rows < thread.count();
+    const auto at = [&](int64_t row) {
+        const int64_t slot = is_few ? row : thread.index();
+        return RowChoice(choice, row, RowScratch::at(choice.scratch, choice.logits, slot));
+    };
+    if (!is_few || segments == 1) {
+        thread.share(rows, 1, [&](int64_t row, int64_t) {
+            const RowChoice whole = at(row);
+            for (int64_t s = 0; s < segments; ++s) whole.find_maxima(s);
+            whole.begin();
+            for (int64_t s = 0; s < segments; ++s) whole.weigh(s);
+            whole.filter();
+            for (int64_t s = 0; s < segments; ++s) whole.weigh_again(s);
+            whole.draw();
+        });
+        return;
+    }
+    const auto share_segments = [&](auto step) {
+        thread.share(rows * segments, 1,
+                     [&](int64_t i, int64_t) { step(at(i / segments), i % segments); });
+    };
+    const auto share_rows = [&](auto step) {
+        thread.share(rows, 1, [&](int64_t row, int64_t) { step(at(row)); });
+    };
+    share_segments([](const RowChoice& row, int64_t s) { row.find_maxima(s); });
+    share_rows([](const RowChoice& row) { row.begin(); });
+    share_segments([](const RowChoice& row, int64_t s) { row.weigh(s); });
+    share_rows([](const RowChoice& row) { row.filter(); });
+    share_segments([](const RowChoice& row, int64_t s) { row.weigh_again(s); });
+    share_rows([](const RowChoice& row) { row.draw(); });
+}
+
+}  // namespace TACO_ISA

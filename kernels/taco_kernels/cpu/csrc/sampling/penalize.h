@@ -1,0 +1,72 @@
+// Changes to logits that depend on a sequence's tokens so far: see taco_worker.sampling.penalties.
+#pragma once
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "runtime/parallel.h"
+#include "sampling/sampling.h"
+
+namespace TACO_ISA {
+
+// How often each token of a sequence occurs; counts are 0 between uses.
+class TokenCounts {
+public:
+    explicit TokenCounts(int64_t vocab_size) : counts_(vocab_size) {}
+
+    // Calls body(token, count) once for each token that occurs.
+    template <class Body>
+    void each(const int32_t* begin, const int32_t* end, Body body) {
+        for (const int32_t* token = begin; token != end; ++token) ++counts_[*token];
+        for (const int32_t* token = begin; token != end; ++token) {
+            if (const int32_t count = std::exchange(counts_[*token], 0)) body(*token, count);
+        }
+    }
+
+private:
+    std::vector<int32_t> counts_;
+};
+
+// Rules out every token that would complete an n-gram which the sequence already holds.
+inline void ban_repeated_ngrams(float* logits, const int32_t* begin, const int32_t* end,
+                                int64_t size) {
+    const int64_t known = size - 1;  // tokens of the n-gram that stand at the end already
+    for (const int32_t* token = begin + known; token < end; ++token) {
+        if (std::equal(end - known, end, token - known)) {
+            logits[*token] = -std::numeric_limits<float>::infinity();
+        }
+    }
+}
+
+inline void penalize_row(const Penalties& penalties, int64_t index, TokenCounts& counts) {
+    float* logits = penalties.logits.row(penalties.rows[index]);
+    const int32_t* tokens = penalties.tokens + penalties.sequences[index] * penalties.tokens_stride;
+    const int32_t* output = tokens + penalties.starts[index];
+    const int32_t* end = tokens + penalties.lengths[index];
+
+    if (const float penalty = penalties.repetition[index]; penalty != 1) {
+        counts.each(tokens, end, [=](int32_t token, int32_t) {
+            float& logit = logits[token];
+            logit = logit > 0 ? logit / penalty : logit * penalty;
+        });
+    }
+    const float presence = penalties.presence[index], frequency = penalties.frequency[index];
+    if (presence != 0 || frequency != 0) {
+        counts.each(output, end, [=](int32_t token, int32_t count) {
+            logits[token] -= frequency * float(count) + presence;
+        });
+    }
+    if (const int64_t size = penalties.ngram_size[index]) {
+        ban_repeated_ngrams(logits, tokens, end, size);
+    }
+}
+
+inline void penalize(Thread& thread, const Penalties& penalties) {
+    TokenCounts counts(penalties.logits.vocab_size);
+    thread.share(penalties.count, 1,
+                 [&](int64_t index, int64_t) { penalize_row(penalties, index, counts); });
+}
+
+}  // namespace TACO_ISA

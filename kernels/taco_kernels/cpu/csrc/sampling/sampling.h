@@ -1,0 +1,74 @@
+// From logits to tokens: what a caller asks for. The structs are part of the C ABI.
+#pragma once
+
+#include "runtime/types.h"
+
+// A row is looked at in groups of tokens, each of which has a greatest logit and a sum of weights;
+// threads share a row by segments. Both lie at fixed places: no sum depends on who adds it up.
+constexpr int64_t GROUP_TOKENS = 256;
+constexpr int64_t SEGMENT_GROUPS = 64;
+
+// The token of a row whose greatest logit is not finite: there is no distribution to choose from.
+constexpr int64_t NO_CHOICE = -1;
+
+// A row's sum of exp(logit - max) is added up in parts of so many tokens: see log_sum.h.
+constexpr int64_t PARTIAL_SUM_PANELS = 4;
+constexpr int64_t PARTIAL_SUM_TOKENS = PARTIAL_SUM_PANELS * PANEL;
+struct PartialSum {
+    float maximum;  // the greatest of the part's logits, or the lowest number if all are -inf
+    float sum;      // of exp(logit - maximum)
+};
+inline int64_t num_partial_sums(int64_t vocab_size) {
+    return ceil_div(vocab_size, PARTIAL_SUM_TOKENS);
+}
+
+struct LogitRows {
+    float* data;
+    int64_t count, vocab_size, stride;
+
+    float* row(int64_t index) const { return data + index * stride; }
+    int64_t num_groups() const { return ceil_div(vocab_size, GROUP_TOKENS); }
+    int64_t num_segments() const { return ceil_div(num_groups(), SEGMENT_GROUPS); }
+};
+
+// One token a row, as taco_worker.sampling.draw says: the most likely one (the lowest id of
+// several) or a random one of those that the filters leave; NO_CHOICE where a logit is NaN or
+// infinite, or all are -inf.
+struct Choice {
+    LogitRows logits;
+    const float* temperature;  // [count], 0 is the most likely token; the others may be null
+    const float* min_p;        // [count], 0 is off
+    const int32_t* top_k;      // [count], 0 is off
+    const float* top_p;        // [count], 1 is off
+    const double* uniforms;    // [count] in [0, 1), of the random rows
+    int64_t* token_ids;        // [count]
+    void* scratch;             // `choice_scratch` bytes, aligned to 64
+};
+
+// Changes to the logits of chosen rows that depend on the tokens of their sequences.
+struct Penalties {
+    LogitRows logits;
+    int64_t count;
+    const int64_t* rows;    // [count], of the logits, each at most once
+    const int32_t* tokens;  // [any, tokens_stride]
+    int64_t tokens_stride;
+    const int32_t* sequences;   // [count], rows of `tokens`
+    const int32_t* starts;      // [count], where the output begins
+    const int32_t* lengths;     // [count], where it ends
+    const float* repetition;    // [count], 1 is off
+    const float* presence;      // [count], 0 is off
+    const float* frequency;     // [count], 0 is off
+    const int32_t* ngram_size;  // [count], 0 is off
+};
+
+// Log probabilities of a token of each row and of the most likely ones.
+struct Logprobs {
+    LogitRows logits;
+    const int64_t* token_ids;  // [count]
+    const int32_t* num_top;    // [count], at most vocab_size
+    int64_t width;             // columns of ids and values: one more than the largest num_top
+    int64_t* ids;              // [count, width]: the token, then the most likely ones, best first
+    float* values;             // [count, width]
+    int64_t* ranks;            // [count], of the token, from 1
+    void* scratch;             // `choice_scratch` bytes, aligned to 64
+};

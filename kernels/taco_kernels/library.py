@@ -1,0 +1,222 @@
+"""Loads libtaco_kernels.so and calls it: plain C functions over raw pointers, by ctypes."""
+
+import ctypes
+import os
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from ctypes import c_bool, c_char_p, c_double, c_int32, c_int64, c_void_p
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from taco_kernels import build
+
+# Result and argument types of the C functions in cpu_abi.h and native_abi.h (csrc/abi/).
+_SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
+    "taco_source_hash": (c_char_p, []),
+    "taco_isa_name": (c_char_p, [c_int32]),
+    "taco_isa_obstacle": (c_char_p, [c_int32]),
+    "taco_pool_create": (c_void_p, [c_int32, c_void_p, c_int32]),
+    "taco_pool_destroy": (None, [c_void_p]),
+    "taco_pool_forget_threads": (None, [c_void_p]),
+    "taco_pool_bf16_operand_bytes": (c_int64, [c_void_p]),
+    "taco_pool_int8_operand_bytes": (c_int64, [c_void_p]),
+    "taco_pack": (None, [c_void_p, c_void_p]),
+    "taco_encode_rows": (
+        None,
+        [c_void_p, c_int32, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_void_p],
+    ),
+    "taco_multiply": (None, [c_void_p, c_void_p]),
+    "taco_multiply_argmax": (None, [c_void_p] * 7),
+    "taco_write_kv": (None, [c_void_p, c_void_p, c_void_p, c_int64, c_void_p]),
+    "taco_append_kv": (None, [c_void_p, c_void_p, c_void_p]),
+    "taco_attention_workspace": (c_int64, [c_void_p, c_void_p, c_int32]),
+    "taco_attend": (None, [c_void_p, c_void_p]),
+    "taco_decoder_forward_bytes": (c_int64, [c_void_p, c_void_p, c_void_p]),
+    "taco_decoder_forward": (None, [c_void_p, c_void_p, c_void_p]),
+    "taco_decoder_logits_bytes": (c_int64, [c_void_p, c_void_p, c_void_p]),
+    "taco_decoder_logits": (None, [c_void_p, c_void_p, c_void_p]),
+    "taco_norm_rows": (None, [c_void_p, c_void_p]),
+    "taco_rotate_rows": (None, [c_void_p, c_void_p]),
+    "taco_map": (None, [c_void_p, c_void_p]),
+    "taco_sampling_scratch": (c_int64, [c_void_p, c_int32]),
+    "taco_choose_tokens": (None, [c_void_p, c_void_p]),
+    "taco_gather_logprobs": (None, [c_void_p, c_void_p]),
+    "taco_penalize": (None, [c_void_p, c_void_p]),
+    "taco_lookahead_create": (c_void_p, [c_void_p]),
+    "taco_lookahead_destroy": (None, [c_void_p]),
+    "taco_lookahead_local_bytes": (c_int64, [c_void_p]),
+    "taco_lookahead_learn": (None, [c_void_p, c_void_p]),
+    "taco_lookahead_join": (None, [c_void_p, c_void_p]),
+    "taco_lookahead_leave": (None, [c_void_p, c_void_p, c_int64]),
+    "taco_lookahead_clear": (None, [c_void_p]),
+    "taco_lookahead_append": (None, [c_void_p, c_void_p]),
+    "taco_lookahead_draft": (c_int64, [c_void_p, c_void_p, c_void_p]),
+    "taco_are_draft_trees": (c_bool, [c_void_p, c_int64, c_void_p, c_int32, c_int32]),
+    "taco_accept_drafts": (c_int64, [c_void_p, c_void_p, c_void_p, c_void_p]),
+    "taco_draft_choice_create": (c_void_p, [c_void_p, c_int32, c_int32]),
+    "taco_draft_choice_destroy": (None, [c_void_p]),
+    "taco_draft_choice_start": (None, [c_void_p, c_void_p, c_int64]),
+    "taco_draft_choice_choose": (c_int64, [c_void_p, c_void_p, c_void_p, c_void_p]),
+    "taco_draft_choice_learn": (None, [c_void_p, c_void_p, c_void_p, c_void_p, c_int64]),
+    "taco_draft_choice_observe_step": (None, [c_void_p, c_int64, c_double]),
+    "taco_draft_choice_is_ready": (c_bool, [c_void_p]),
+    "taco_draft_choice_estimate": (None, [c_void_p, c_int64, c_int64, c_void_p]),
+    "taco_draft_choice_chances": (None, [c_void_p, c_void_p, c_void_p]),
+}
+
+
+class KernelLibraryError(Exception):
+    """There is no library that can be loaded; the message says how to make one."""
+
+
+class UnsupportedCpuError(Exception):
+    """This machine cannot run the instruction set."""
+
+
+class CpuKernels:
+    """The library with one pool of threads that compute with one instruction set.
+
+    An operation is called as `kernels.lib.taco_multiply(kernels.pool, ...)` from any thread, one at
+    a time; the pool ends with this object.
+
+    Attributes:
+        lib: the loaded library; its functions know their arguments.
+        pool: what operations take as their first argument.
+        isa: name of the instruction set.
+        num_threads: threads of an operation, the calling one included.
+        bf16_operand_bytes, int8_operand_bytes: sizes of an item of encoded rows.
+    """
+
+    def __init__(
+        self,
+        lib: ctypes.CDLL,
+        isa: str,
+        num_threads: int = 1,
+        cpus: Sequence[int] | None = None,
+    ) -> None:
+        """`cpus` binds thread i to cpus[i], save thread 0, which is the caller's own."""
+        self.lib = lib
+        self.isa = isa
+        self.num_threads = num_threads
+        numbers = None if cpus is None else (c_int32 * num_threads)(*cpus)
+        pool = lib.taco_pool_create(num_threads, numbers, isa_names(lib).index(isa))
+        if not pool:
+            raise OSError(f"cannot start {num_threads} threads")
+        self.pool = c_void_p(pool)
+        self.bf16_operand_bytes: int = lib.taco_pool_bf16_operand_bytes(pool)
+        self.int8_operand_bytes: int = lib.taco_pool_int8_operand_bytes(pool)
+        # At exit the process takes its threads along; one of them may still be computing.
+        weakref.finalize(self, lib.taco_pool_destroy, self.pool).atexit = False
+        os.register_at_fork(after_in_child=_forget_threads_of(weakref.ref(self)))
+
+
+def _forget_threads_of(kernels: weakref.ref[CpuKernels]) -> Callable[[], None]:
+    def forget() -> None:
+        if alive := kernels():
+            alive.lib.taco_pool_forget_threads(alive.pool)
+
+    return forget
+
+
+def load_library(
+    file: Path = build.LIBRARY, sources: Sequence[Path] = build.SOURCES
+) -> ctypes.CDLL:
+    """Loads the library that was built from `sources`, which need not be there.
+
+    Raises:
+        KernelLibraryError: there is none, or it was built from other sources.
+    """
+    remedy = build.failure(file) or "build it with `python -m taco_kernels.build`"
+    if not file.exists():
+        raise KernelLibraryError(f"there is no {file.name}: {remedy}")
+    try:
+        lib = ctypes.CDLL(str(file))
+        lib.taco_source_hash.restype = c_char_p
+        built_from = lib.taco_source_hash().decode()
+        has_sources = all(folder.exists() for folder in sources)
+        if has_sources and built_from != build.source_hash(sources):
+            raise KernelLibraryError(f"{file.name} was built from other sources: {remedy}")
+        _declare(lib)
+    except (OSError, AttributeError) as error:
+        raise KernelLibraryError(f"cannot load {file.name} ({error}): {remedy}") from error
+    return lib
+
+
+def holding_the_gil(lib: ctypes.CDLL) -> ctypes.PyDLL:
+    """The same functions for calls of a few microseconds: whoever lets go of the interpreter lock
+    waits for it again, for as long as another thread is busy.
+    """
+    holding = ctypes.PyDLL(lib._name)
+    _declare(holding)
+    return holding
+
+
+@cache
+def quick_library() -> ctypes.PyDLL:
+    """The library for calls of microseconds that need no pool.
+
+    Raises:
+        KernelLibraryError: as load_library.
+    """
+    return holding_the_gil(load_library())
+
+
+def _declare(lib: ctypes.CDLL) -> None:
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(lib, name)
+        function.restype, function.argtypes = result, arguments
+
+
+def isa_names(lib: ctypes.CDLL) -> list[str]:
+    """The instruction sets in the library, from the least to the best."""
+    names: list[str] = []
+    while name := lib.taco_isa_name(len(names)):
+        names.append(name.decode())
+    return names
+
+
+def isa_obstacles(lib: ctypes.CDLL) -> dict[str, str | None]:
+    """What this machine lacks for each instruction set in the library; None where it can run."""
+    obstacles = [lib.taco_isa_obstacle(index) for index in range(len(isa_names(lib)))]
+    return {
+        name: obstacle.decode() if obstacle else None
+        for name, obstacle in zip(isa_names(lib), obstacles, strict=True)
+    }
+
+
+def choose_isa(obstacles: Mapping[str, str | None], wanted: str | None = None) -> str:
+    """The best instruction set that has no obstacle, or `wanted`.
+
+    Args:
+        obstacles: as isa_obstacles gives them, from the least set to the best.
+
+    Raises:
+        UnsupportedCpuError: none, or not the wanted one, can run here.
+        ValueError: there is no set of that name.
+    """
+    if wanted is not None:
+        if wanted not in obstacles:
+            known = ", ".join(obstacles)
+            raise ValueError(f"TACO_CPU_ISA={wanted} is no instruction set; there are {known}")
+        if obstacle := obstacles[wanted]:
+            raise UnsupportedCpuError(f"this machine cannot run {wanted}: it lacks {obstacle}")
+        return wanted
+    usable = [name for name, obstacle in obstacles.items() if obstacle is None]
+    if not usable:
+        lacking = next(iter(obstacles.values()))
+        raise UnsupportedCpuError(f"the CPU kernels need AVX2: this machine lacks {lacking}")
+    return usable[-1]
+
+
+def load(
+    num_threads: int = 1, cpus: Sequence[int] | None = None, *, isa: str | None = None
+) -> CpuKernels:
+    """The kernels with the best instruction set of this machine, or `isa`, or TACO_CPU_ISA.
+
+    Raises:
+        KernelLibraryError, UnsupportedCpuError, ValueError: as above.
+    """
+    lib = load_library()
+    wanted = isa or os.environ.get("TACO_CPU_ISA") or None
+    return CpuKernels(lib, choose_isa(isa_obstacles(lib), wanted), num_threads, cpus)

@@ -1,0 +1,63 @@
+// The C ABI of the host code in libtaco_kernels.so that workers of any device call through ctypes:
+// the lookahead cache and draft trees. cpu/csrc/abi/native_abi.h declares the CPU kernels.
+//
+// Pointers are raw, shapes and strides come with them, and the caller has checked both.
+#pragma once
+
+#include <cstdint>
+
+#define TACO_API extern "C" __attribute__((visibility("default")))
+
+// Threads, and the instruction set that they compute with (runtime/thread_pool.h).
+struct TacoPool;
+
+// The lookahead cache (lookahead/cache.h). One caller at a time; only drafting uses the pool.
+class LookaheadCache;
+struct LookaheadOptions;
+struct LookaheadSequences;
+struct LookaheadTokens;
+struct LookaheadTrees;
+TACO_API LookaheadCache* taco_lookahead_create(const LookaheadOptions* options);
+TACO_API void taco_lookahead_destroy(LookaheadCache* cache);
+// What the sequences' own indexes take now.
+TACO_API int64_t taco_lookahead_local_bytes(const LookaheadCache* cache);
+TACO_API void taco_lookahead_learn(LookaheadCache* cache, const LookaheadSequences* sequences);
+TACO_API void taco_lookahead_join(LookaheadCache* cache, const LookaheadSequences* sequences);
+TACO_API void taco_lookahead_leave(LookaheadCache* cache, const int32_t* slots, int64_t count);
+TACO_API void taco_lookahead_clear(LookaheadCache* cache);
+TACO_API void taco_lookahead_append(LookaheadCache* cache, const LookaheadTokens* tokens);
+// Returns the number of nodes of all trees.
+TACO_API int64_t taco_lookahead_draft(TacoPool* pool, LookaheadCache* cache,
+                                      const LookaheadTrees* trees);
+
+// Trees of drafts (drafts/draft_trees.h).
+struct DraftTrees;
+// Whether columns of `size` can be trees of at most so many nodes each.
+TACO_API bool taco_are_draft_trees(const DraftTrees* trees, int64_t size, const int32_t* max_nodes,
+                                   int32_t vocab_size, int32_t num_classes);
+// The accepted path of each tree; returns how many were kept of what was chosen.
+TACO_API int64_t taco_accept_drafts(const DraftTrees* trees, const int64_t* chosen, int32_t* kept,
+                                    int32_t* num_kept);
+
+// Which drafts are worth verifying (drafts/draft_choice.h). One caller at a time.
+class DraftChoice;
+struct DraftLimits;
+struct ChosenDrafts;
+TACO_API DraftChoice* taco_draft_choice_create(const float* priors, int32_t num_classes,
+                                               int32_t num_slots);
+TACO_API void taco_draft_choice_destroy(DraftChoice* choice);
+TACO_API void taco_draft_choice_start(DraftChoice* choice, const int32_t* slots, int64_t count);
+// Returns the number of nodes that are chosen.
+TACO_API int64_t taco_draft_choice_choose(DraftChoice* choice, const DraftTrees* trees,
+                                          const DraftLimits* limits, ChosenDrafts* chosen);
+TACO_API void taco_draft_choice_learn(DraftChoice* choice, const int32_t* slots,
+                                      const int32_t* num_tokens, const int32_t* token_ids,
+                                      int64_t count);
+TACO_API void taco_draft_choice_observe_step(DraftChoice* choice, int64_t num_tokens,
+                                             double seconds);
+TACO_API bool taco_draft_choice_is_ready(const DraftChoice* choice);
+// Seconds of steps of `first`, `first` + 1, ... tokens, once a step has been observed.
+TACO_API void taco_draft_choice_estimate(DraftChoice* choice, int64_t first, int64_t count,
+                                         double* seconds);
+TACO_API void taco_draft_choice_chances(const DraftChoice* choice, const DraftTrees* trees,
+                                        double* chances);

@@ -1,0 +1,163 @@
+// Which drafts of a step are worth verifying.
+#pragma once
+
+#include <algorithm>
+#include <numeric>
+#include <vector>
+
+#include "drafts/draft_acceptance.h"
+#include "drafts/step_times.h"
+
+struct DraftLimits {
+    const bool* has_one_path;  // rows that cannot have branches
+    int64_t max_branches;      // of all rows
+    int64_t num_other_tokens;  // that the step computes beside drafts
+    double draft_seconds;      // what making the drafts took
+};
+
+// Columns as DraftTrees has them, each with room for all nodes.
+struct ChosenDrafts {
+    int32_t* num_nodes;
+    int32_t* token_ids;
+    int32_t* parents;
+    int32_t* classes;
+    double gain;           // tokens a second that drafting promises over those of a plain step
+    double plain_seconds;  // what a plain step would take
+};
+
+// Takes the likeliest nodes of all trees for as long as they raise tokens a second.
+//
+// The goodput of a step with m drafts is the tokens that it is expected to give over the time that
+// it is expected to take (as in Liu et al., "Optimizing Speculative Decoding for Serving Large
+// Language Models Using Goodput", 2024), here over the nodes of trees and with both learned as
+// steps run. One list of nodes for the whole batch: a draft is verified where it helps most.
+class DraftChoice {
+public:
+    DraftAcceptance acceptance;
+    StepTimes step_times;
+
+    DraftChoice(const float* priors, int32_t num_classes, int32_t num_slots)
+        : acceptance(priors, num_classes, num_slots), places_(num_slots, -1) {}
+
+    // The number of nodes that are chosen. All are kept in mind until `learn` tells their fate.
+    int64_t choose(const DraftTrees& trees, const DraftLimits& limits, ChosenDrafts* chosen) {
+        propose(trees);
+        const int64_t total = tokens_.size();
+        std::fill_n(chosen->num_nodes, trees.num_rows, 0);
+        chosen->gain = 1;
+        chosen->plain_seconds = 0;
+        if (!step_times.is_ready()) return 0;
+        chances_.resize(total);
+        acceptance.chances(trees, chances_.data());
+        // A child is no likelier than its parent and stands behind it: any head of this order is a
+        // set of whole trees.
+        order_.resize(total);
+        std::iota(order_.begin(), order_.end(), 0);
+        std::stable_sort(order_.begin(), order_.end(),
+                         [&](int64_t a, int64_t b) { return chances_[a] > chances_[b]; });
+        const int64_t best = best_count(trees.num_rows, limits, chosen);
+        is_chosen_.assign(total, false);
+        for (int64_t i = 0; i < best; ++i) is_chosen_[order_[i]] = true;
+        return write(trees, limits, chosen);
+    }
+
+    // The tokens that rows got, `num_tokens` each, in any order.
+    void learn(const int32_t* slots, const int32_t* num_tokens, const int32_t* token_ids,
+               int64_t count) {
+        const DraftTrees trees = proposed();
+        for (int64_t row = 0; row < trees.num_rows; ++row) places_[slots_[row]] = row;
+        fates_.assign(trees.num_rows, nullptr);
+        fate_sizes_.assign(trees.num_rows, 0);
+        for (int64_t i = 0; i < count; ++i) {
+            if (const int64_t row = places_[slots[i]]; row >= 0) {
+                fates_[row] = token_ids;
+                fate_sizes_[row] = num_tokens[i];
+            }
+            token_ids += num_tokens[i];
+        }
+        for (const int32_t slot : slots_) places_[slot] = -1;
+        acceptance.learn(trees, fates_.data(), fate_sizes_.data());
+        slots_.clear();
+    }
+
+private:
+    // What speculation must promise before it is tried: estimates are noisy, plain decoding is
+    // safe.
+    static constexpr double MIN_GAIN = 1.03;
+
+    void propose(const DraftTrees& trees) {
+        const int64_t total = trees.total();
+        slots_.assign(trees.slots, trees.slots + trees.num_rows);
+        num_nodes_.assign(trees.num_nodes, trees.num_nodes + trees.num_rows);
+        tokens_.assign(trees.token_ids, trees.token_ids + total);
+        parents_.assign(trees.parents, trees.parents + total);
+        classes_.assign(trees.classes, trees.classes + total);
+    }
+    DraftTrees proposed() const {
+        return {static_cast<int64_t>(slots_.size()),
+                slots_.data(),
+                num_nodes_.data(),
+                tokens_.data(),
+                parents_.data(),
+                classes_.data()};
+    }
+
+    int64_t best_count(int64_t num_rows, const DraftLimits& limits, ChosenDrafts* chosen) {
+        const int64_t total = order_.size();
+        seconds_.resize(total + 1);
+        step_times.estimate(limits.num_other_tokens, total + 1, seconds_.data());
+        double tokens = num_rows, best_tokens = num_rows;
+        const double plain = tokens / seconds_[0];
+        double best_goodput = plain;
+        int64_t best = 0;
+        for (int64_t count = 1; count <= total; ++count) {
+            tokens += chances_[order_[count - 1]];
+            if (const double goodput = tokens / seconds_[count]; goodput > best_goodput) {
+                best = count, best_goodput = goodput, best_tokens = tokens;
+            }
+        }
+        if (best_goodput < MIN_GAIN * plain) best = 0, best_tokens = num_rows;
+        chosen->gain = best_tokens / (seconds_[best] + limits.draft_seconds) / plain;
+        chosen->plain_seconds = seconds_[0];
+        return best;
+    }
+
+    // First paths alone, of rows that cannot have more, and of all that are beyond the branches
+    // that a step can hold.
+    int64_t write(const DraftTrees& trees, const DraftLimits& limits, ChosenDrafts* chosen) {
+        int64_t first = 0, written = 0, num_branches = 0;
+        for (int64_t row = 0; row < trees.num_rows; ++row) {
+            const int64_t end = first + trees.num_nodes[row];
+            const int64_t row_start = written;
+            places_in_row_.resize(trees.num_nodes[row]);
+            int64_t branches = 0, first_path = -1;
+            for (int64_t i = first; i < end; ++i) {
+                if (!is_chosen_[i]) continue;
+                const int32_t above = trees.parents[i] < 0 ? -1 : places_in_row_[trees.parents[i]];
+                const int32_t place = written - row_start;
+                if (above != place - 1 && branches++ == 0) first_path = place;
+                places_in_row_[i - first] = place;
+                chosen->token_ids[written] = trees.token_ids[i];
+                chosen->parents[written] = above;
+                chosen->classes[written++] = trees.classes[i];
+            }
+            if (limits.has_one_path[row] || num_branches + branches > limits.max_branches) {
+                if (branches) written = row_start + first_path;
+            } else {
+                num_branches += branches;
+            }
+            chosen->num_nodes[row] = written - row_start;
+            first = end;
+        }
+        return written;
+    }
+
+    // What was proposed last.
+    std::vector<int32_t> slots_, num_nodes_, tokens_, parents_, classes_;
+    std::vector<int64_t> places_;  // by slot, its row there
+    std::vector<const int32_t*> fates_;
+    std::vector<int32_t> fate_sizes_, places_in_row_;
+    std::vector<int64_t> order_;
+    std::vector<double> chances_, seconds_;
+    std::vector<bool> is_chosen_;
+};

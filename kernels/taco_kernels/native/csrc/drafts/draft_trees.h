@@ -1,0 +1,67 @@
+// Trees of draft tokens of several rows, as DraftTrees of the worker has them: depth first, a
+// node's parent before it, -1 where that is the root.
+#pragma once
+
+#include <vector>
+
+#include "runtime/types.h"
+
+struct DraftTrees {
+    int64_t num_rows;
+    const int32_t* slots;
+    const int32_t* num_nodes;
+    const int32_t* token_ids;  // [sum(num_nodes)], and so the rest
+    const int32_t* parents;
+    const int32_t* classes;
+
+    int64_t total() const {
+        int64_t sum = 0;
+        for (int64_t row = 0; row < num_rows; ++row) sum += num_nodes[row];
+        return sum;
+    }
+};
+
+// Whether these can be trees: no larger than they may be, of tokens and classes that there are,
+// each node behind its parent. `size` is that of each column.
+inline bool are_draft_trees(const DraftTrees& trees, int64_t size, const int32_t* max_nodes,
+                            int32_t vocab_size, int32_t num_classes) {
+    int64_t first = 0;
+    for (int64_t row = 0; row < trees.num_rows; ++row) {
+        const int32_t count = trees.num_nodes[row];
+        if (count < 0 || count > max_nodes[row] || first + count > size) return false;
+        for (int64_t i = first; i < first + count; ++i) {
+            if (trees.token_ids[i] < 0 || trees.token_ids[i] >= vocab_size) return false;
+            if (trees.classes[i] < 0 || trees.classes[i] >= num_classes) return false;
+            if (trees.parents[i] < -1 || trees.parents[i] >= i - first) return false;
+        }
+        first += count;
+    }
+    return first == size;
+}
+
+// Walks down each tree for as long as what was chosen behind a node is one of its children.
+//
+// `chosen` is what was chosen behind each row's root and behind each of its nodes. `kept` gets
+// where the accepted path of each row stands among these, its root first, and `num_kept` how many
+// there are of a row. Returns their sum.
+inline int64_t accept_drafts(const DraftTrees& trees, const int64_t* chosen, int32_t* kept,
+                             int32_t* num_kept) {
+    int64_t first = 0, root = 0, total = 0;
+    for (int64_t row = 0; row < trees.num_rows; ++row) {
+        const int64_t start = total;
+        int32_t at = -1;
+        kept[total++] = root;
+        for (int32_t i = 0; i < trees.num_nodes[row]; ++i) {
+            // Depth first: the children of a node come before anything that follows its subtree.
+            const int64_t node = first + i;
+            if (trees.parents[node] == at && trees.token_ids[node] == chosen[kept[total - 1]]) {
+                at = i;
+                kept[total++] = root + 1 + i;
+            }
+        }
+        num_kept[row] = total - start;
+        first += trees.num_nodes[row];
+        root += 1 + trees.num_nodes[row];
+    }
+    return total;
+}

@@ -1,0 +1,26 @@
+// Scratch memory: one piece that the caller owns, cut up anew for each call.
+#pragma once
+
+#include "runtime/types.h"
+
+// Cuts arrays out of one piece of memory; without memory it only counts bytes.
+class Arena {
+public:
+    explicit Arena(void* memory) : memory_(static_cast<char*>(memory)) {}
+
+    template <class T>
+    T* take(int64_t count) {
+        return static_cast<T*>(take_bytes(count * int64_t(sizeof(T))));
+    }
+    void* take_bytes(int64_t bytes) {
+        char* array = memory_ ? memory_ + used_ : nullptr;
+        used_ += round_up(bytes, ALIGNMENT);
+        return array;
+    }
+    int64_t used() const { return used_; }
+
+private:
+    static constexpr int64_t ALIGNMENT = 64;
+    char* memory_;
+    int64_t used_ = 0;
+};

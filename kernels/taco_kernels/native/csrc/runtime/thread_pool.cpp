@@ -1,0 +1,175 @@
+#include "runtime/parallel.h"
+
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <climits>
+#include <cstdio>
+
+#include "runtime/thread_pool.h"
+
+namespace {
+
+// Longer than any wait inside a step that goes well; shorter than it takes to wake a sleeper.
+constexpr auto LONG_LOOK = std::chrono::microseconds(50);
+constexpr auto BRIEF_LOOK = std::chrono::microseconds(3);
+constexpr int LOOKS_PER_CLOCK_READ = 32;
+
+void futex_wait(const std::atomic<uint32_t>& value, uint32_t seen) {
+    syscall(SYS_futex, &value, FUTEX_WAIT_PRIVATE, seen, nullptr, nullptr, 0);
+}
+
+void futex_wake_all(const std::atomic<uint32_t>& value) {
+    syscall(SYS_futex, &value, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+}
+
+void bind_to_cpu(pthread_t thread, int32_t cpu) {
+    cpu_set_t* set = CPU_ALLOC(cpu + 1);
+    if (set == nullptr) return;
+    const size_t size = CPU_ALLOC_SIZE(cpu + 1);
+    CPU_ZERO_S(size, set);
+    CPU_SET_S(cpu, size, set);
+    pthread_setaffinity_np(thread, size, set);  // an unbound thread is slower and not wrong
+    CPU_FREE(set);
+}
+
+void name_thread(pthread_t thread, int index) {
+    char name[16];  // as top and debuggers show it
+    std::snprintf(name, sizeof name, "taco-cpu-%d", index);
+    pthread_setname_np(thread, name);
+}
+
+}  // namespace
+
+void Signal::advance() {
+    value_.fetch_add(1, std::memory_order_seq_cst);
+    // Either this sees the sleeper, or the sleeper's futex call sees the new value.
+    if (num_sleepers_.load(std::memory_order_seq_cst) != 0) futex_wake_all(value_);
+}
+
+void Signal::wait(uint32_t seen) {
+    if (!changes(seen, LONG_LOOK)) sleep(seen);
+}
+
+void Signal::wait(uint32_t seen, Patience& patience) {
+    const bool is_long = patience.is_long();
+    const bool has_changed = changes(seen, is_long ? LONG_LOOK : BRIEF_LOOK);
+    if (is_long) patience.looked_for_long(!has_changed);
+    if (!has_changed) sleep(seen);
+}
+
+bool Signal::changes(uint32_t seen, std::chrono::nanoseconds time) const {
+    const auto start = std::chrono::steady_clock::now();
+    do {
+        for (int i = 0; i < LOOKS_PER_CLOCK_READ; ++i) {
+            if (value() != seen) return true;
+            __builtin_ia32_pause();
+        }
+    } while (std::chrono::steady_clock::now() - start < time);
+    return false;
+}
+
+void Signal::sleep(uint32_t seen) {
+    num_sleepers_.fetch_add(1, std::memory_order_seq_cst);
+    while (value_.load(std::memory_order_seq_cst) == seen) futex_wait(value_, seen);
+    num_sleepers_.fetch_sub(1, std::memory_order_relaxed);
+}
+
+bool Patience::is_long() {
+    const int32_t num_brief = num_brief_.load(std::memory_order_relaxed);
+    if (num_brief > 0) num_brief_.store(num_brief - 1, std::memory_order_relaxed);
+    return num_brief == 0;
+}
+
+void Patience::looked_for_long(bool in_vain) {
+    const int32_t seen = num_in_vain_.load(std::memory_order_relaxed);
+    const int32_t num_in_vain = in_vain ? std::min(seen + 1, MOST) : 0;
+    if (num_in_vain != seen) num_in_vain_.store(num_in_vain, std::memory_order_relaxed);
+    if (in_vain) num_brief_.store((1 << num_in_vain) - 1, std::memory_order_relaxed);
+}
+
+Pool::Pool(int num_threads, const int32_t* cpus)
+    : num_wanted_(num_threads),
+      cpus_(cpus == nullptr ? std::vector<int32_t>()
+                            : std::vector<int32_t>(cpus, cpus + num_threads)),
+      callers_(new std::mutex) {
+    start_threads();
+}
+
+Pool::~Pool() {
+    region_ = nullptr;
+    regions_.advance();
+    for (pthread_t thread : threads_) pthread_join(thread, nullptr);
+}
+
+void Pool::start_threads() {
+    is_started_ = true;
+    num_arrived_.store(0, std::memory_order_relaxed);
+    starts_.clear();
+    for (int i = 1; i < num_wanted_; ++i) starts_.push_back({this, i, regions_.value()});
+    for (Start& start : starts_) {
+        pthread_t thread;
+        if (pthread_create(&thread, nullptr, thread_main, &start) != 0) return;
+        name_thread(thread, start.index);
+        if (!cpus_.empty()) bind_to_cpu(thread, cpus_[start.index]);
+        threads_.push_back(thread);
+    }
+}
+
+void Pool::forget_threads() {
+    threads_.clear();
+    is_started_ = false;
+    callers_.release();  // a thread that is no more may hold it: neither to be unlocked nor freed
+    callers_.reset(new std::mutex);
+}
+
+void* Pool::thread_main(void* start) {
+    const Start& given = *static_cast<Start*>(start);
+    given.pool->serve(given);
+    return nullptr;
+}
+
+void Pool::serve(const Start& start) {
+    for (uint32_t seen = start.regions_seen;; ++seen) {
+        regions_.wait(seen);
+        if (region_ == nullptr) return;
+        Thread thread(*this, start.index, num_threads());
+        (*region_)(thread);
+        barrier();
+    }
+}
+
+void Pool::run(const Region& region) {
+    std::lock_guard<std::mutex> turn(*callers_);
+    if (!is_started_) start_threads();
+    for (Counter& counter : counters_) counter.value.store(0, std::memory_order_relaxed);
+    region_ = &region;
+    regions_.advance();
+    Thread thread(*this, 0, num_threads());
+    region(thread);
+    barrier();
+}
+
+void Pool::barrier() {
+    const uint32_t seen = barriers_.value();
+    if (num_arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == num_threads()) {
+        num_arrived_.store(0, std::memory_order_relaxed);
+        barriers_.advance();
+    } else {
+        barriers_.wait(seen, patience_);
+    }
+}
+
+void Thread::barrier() { pool_.barrier(); }
+
+// Two counters take turns. While loop i runs, all threads have left loop i - 1, so its counter can
+// be set back for loop i + 1, which nobody enters before thread 0 has passed the end of loop i.
+std::atomic<int64_t>& Thread::next_counter() {
+    const uint64_t loop = num_loops_++;
+    if (index_ == 0) pool_.counters_[(loop + 1) % 2].value.store(0, std::memory_order_relaxed);
+    return pool_.counters_[loop % 2].value;
+}

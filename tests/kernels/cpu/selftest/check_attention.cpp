@@ -1,0 +1,206 @@
+// Attention over the paged cache: keys and values are written in two steps, then attended to.
+
+#include <algorithm>
+#include <cmath>
+
+#include "dispatch/kernel_table.h"
+#include "selftest.h"
+
+namespace {
+
+struct Sequence {
+    int64_t before, now;  // tokens of earlier steps, and of this one
+    int64_t length() const { return before + now; }
+};
+
+struct Case {
+    std::string name;
+    int64_t head_dim, num_heads, num_kv_heads, block_size;
+    std::vector<Sequence> sequences;
+    int64_t sliding_window = 0;
+    float soft_cap = 0;
+    bool has_alibi = false;
+};
+
+const Case cases[] = {
+    {"decode and prefill", 40, 6, 2, 16, {{37, 1}, {0, 19}, {130, 5}}},
+    {"grouped heads, several spans", 64, 8, 2, 32, {{290, 35}, {600, 1}}},
+    {"one long prompt", 128, 2, 1, 16, {{0, 77}}},
+    {"window, cap and alibi", 48, 4, 4, 16, {{300, 9}, {3, 1}, {15, 2}}, 23, 5.0f, true},
+};
+
+constexpr int64_t LAYERS = 2, LAYER = 1;
+
+// The cache of a case, its keys and values as floats, and the answer.
+class Scene {
+public:
+    Scene(const Case& what, DType type) : case_(what), type_(type), cache_bytes_(0) {
+        // Queries, keys and values that bf16 holds exactly: what is left is the kernel's own error.
+        Random random(uint32_t(what.head_dim));
+        for (const Sequence& sequence : what.sequences) {
+            const int64_t kv = sequence.length() * kv_stride();
+            keys_.push_back(random.normal(kv, true));
+            values_.push_back(random.normal(kv, true));
+            num_tokens_ += sequence.now;
+        }
+        queries_ = random.normal(num_tokens_ * query_stride(), true);
+        for (int64_t h = 0; h < what.num_heads; ++h) alibi_.push_back(1.0f / float(2 << h));
+        place_blocks();
+    }
+
+    // What the kernels make of it, [num_tokens, num_heads * head_dim].
+    Floats attend(TacoPool* pool) {
+        write(pool, true);
+        write(pool, false);
+        const Batch batch = make_batch(false);
+        Floats out(size_t(num_tokens_ * query_stride()));
+        Attention attention = {cache_,          batch,
+                               LAYER,           case_.num_heads,
+                               float(scale()),  case_.sliding_window,
+                               case_.soft_cap,  case_.has_alibi ? alibi_.data() : nullptr,
+                               queries_.data(), query_stride(),
+                               out.data(),      query_stride(),
+                               false,           nullptr};
+        Bytes workspace(taco_attention_workspace(pool, &attention, 3));
+        attention.workspace = workspace.data();
+        taco_attend(pool, &attention);
+        return out;
+    }
+
+    Doubles expected() const {
+        Doubles out;
+        int64_t token = 0;
+        for (size_t s = 0; s < case_.sequences.size(); ++s) {
+            const Sequence& sequence = case_.sequences[s];
+            for (int64_t i = 0; i < sequence.now; ++i, ++token) {
+                for (int64_t head = 0; head < case_.num_heads; ++head) {
+                    const float* query =
+                        queries_.data() + token * query_stride() + head * case_.head_dim;
+                    append_row(out, s, head, sequence.before + i, query);
+                }
+            }
+        }
+        return out;
+    }
+
+private:
+    int64_t query_stride() const { return case_.num_heads * case_.head_dim; }
+    int64_t kv_stride() const { return case_.num_kv_heads * case_.head_dim; }
+    double scale() const { return 1 / std::sqrt(double(case_.head_dim)); }
+
+    // Blocks are dealt out backwards, so that neighbours in a sequence are none in memory.
+    void place_blocks() {
+        for (const Sequence& sequence : case_.sequences) {
+            table_stride_ = std::max(table_stride_, ceil_div(sequence.length(), case_.block_size));
+        }
+        const auto num_blocks = int64_t(case_.sequences.size()) * table_stride_;
+        for (int64_t i = 0; i < num_blocks; ++i) tables_.push_back(int32_t(num_blocks - 1 - i));
+        cache_ = {type_,         nullptr, num_blocks, case_.block_size, LAYERS, case_.num_kv_heads,
+                  case_.head_dim};
+        cache_bytes_ = Bytes(num_blocks * cache_.block_bytes());
+        cache_.data = static_cast<char*>(cache_bytes_.data());
+        // As memory that was used before: NaNs wherever the kernels have not written.
+        std::fill_n(cache_.data, num_blocks * cache_.block_bytes(), char(0xff));
+    }
+
+    Batch make_batch(bool earlier) {
+        query_start_.assign(1, 0);
+        seq_lens_.clear();
+        for (const Sequence& sequence : case_.sequences) {
+            const int64_t count = earlier ? sequence.before : sequence.now;
+            query_start_.push_back(query_start_.back() + int32_t(count));
+            seq_lens_.push_back(int32_t(earlier ? count : sequence.length()));
+        }
+        return {query_start_.back(), int64_t(seq_lens_.size()),
+                query_start_.data(), seq_lens_.data(),
+                tables_.data(),      table_stride_};
+    }
+
+    void write(TacoPool* pool, bool earlier) {
+        const Batch batch = make_batch(earlier);
+        Floats keys, values;
+        for (size_t s = 0; s < case_.sequences.size(); ++s) {
+            const Sequence& sequence = case_.sequences[s];
+            const int64_t begin = earlier ? 0 : sequence.before;
+            const int64_t end = earlier ? sequence.before : sequence.length();
+            const auto append = [&](Floats& out, const Floats& from) {
+                out.insert(out.end(), from.begin() + begin * kv_stride(),
+                           from.begin() + end * kv_stride());
+            };
+            append(keys, keys_[s]);
+            append(values, values_[s]);
+        }
+        const KeyValueRows rows = {keys.data(), values.data(), kv_stride()};
+        taco_write_kv(pool, &cache_, &batch, LAYER, &rows);
+    }
+
+    // A head's numbers of one token, as the cache keeps them.
+    Doubles kept(const Floats& from, int64_t token, int64_t kv_head) const {
+        const float* row = from.data() + token * kv_stride() + kv_head * case_.head_dim;
+        Doubles out(row, row + case_.head_dim);
+        if (type_ != DType::i8) return out;
+        // In float, so that what lies in the middle of two steps goes the same way.
+        float largest = 0;
+        for (double x : out) largest = std::max(largest, std::fabs(float(x)));
+        for (double& x : out) x = std::nearbyint(float(x) * (127 / largest)) * (largest / 127);
+        return out;
+    }
+
+    void append_row(Doubles& out, size_t s, int64_t head, int64_t position,
+                    const float* query) const {
+        const int64_t kv_head = head / (case_.num_heads / case_.num_kv_heads);
+        const int64_t window = case_.sliding_window;
+        const int64_t first = window ? std::max<int64_t>(0, position - window + 1) : 0;
+        Doubles sums(size_t(case_.head_dim), 0.0), scores;
+        for (int64_t j = first; j <= position; ++j) {
+            const Doubles key = kept(keys_[s], j, kv_head);
+            double score = 0;
+            for (size_t d = 0; d < key.size(); ++d) score += double(query[d]) * key[d];
+            score *= scale();
+            if (case_.soft_cap > 0) score = case_.soft_cap * std::tanh(score / case_.soft_cap);
+            if (case_.has_alibi) score += double(alibi_[size_t(head)]) * double(j - position);
+            scores.push_back(score);
+        }
+        const double best = *std::max_element(scores.begin(), scores.end());
+        double total = 0;
+        for (int64_t j = first; j <= position; ++j) {
+            const double weight = std::exp(scores[size_t(j - first)] - best);
+            const Doubles value = kept(values_[s], j, kv_head);
+            for (size_t d = 0; d < value.size(); ++d) sums[d] += weight * value[d];
+            total += weight;
+        }
+        for (double sum : sums) out.push_back(sum / total);
+    }
+
+    const Case& case_;
+    const DType type_;
+    std::vector<Floats> keys_, values_;  // of each sequence, [length, kv_stride]
+    Floats queries_, alibi_;
+    int64_t num_tokens_ = 0, table_stride_ = 0;
+    std::vector<int32_t> tables_, query_start_, seq_lens_;
+    KVCache cache_;
+    Bytes cache_bytes_;
+};
+
+}  // namespace
+
+void check_attention(const Subject& subject) {
+    const struct {
+        const char* name;
+        DType type;
+        double tolerance;  // with bf16 the weights are rounded too
+    } caches[] = {
+        {"f32", DType::f32, 2e-5}, {"bf16", DType::bf16, 6e-3}, {"int8", DType::i8, 6e-3}};
+    for (const Case& what : cases) {
+        for (const auto& cache : caches) {
+            const std::string name =
+                subject.name(std::string("attention, ") + cache.name + " cache, " + what.name);
+            Scene scene(what, cache.type);
+            const Floats out = scene.attend(subject.pool);
+            subject.report.close(name, out, scene.expected(), cache.tolerance);
+            Scene again(what, cache.type);
+            subject.report.same(name + ", threads change no bit", again.attend(subject.single),
+                                out);
+        }
+    }
+}

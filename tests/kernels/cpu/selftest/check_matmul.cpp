@@ -1,0 +1,255 @@
+// Products with packed matrices, their epilogues, and norms as operands of products.
+
+#include <algorithm>
+#include <cmath>
+
+#include "elementwise/elementwise.h"
+#include "packed.h"
+#include "sampling/sampling.h"
+
+namespace {
+
+constexpr DType types[] = {DType::f32, DType::bf16, DType::i8};
+
+struct Shape {
+    int64_t count, n, k;
+};
+
+// One row, a tile and one more, more than one block of rows; odd ends of k and n.
+const Shape shapes[] = {{1, 16, 32}, {5, 33, 70}, {17, 160, 130}, {100, 48, 200}};
+
+int64_t operand_bytes(const TacoPool* pool, DType type) {
+    if (type == DType::f32) return 4;
+    return type == DType::bf16 ? taco_pool_bf16_operand_bytes(pool)
+                               : taco_pool_int8_operand_bytes(pool);
+}
+
+// Rows of activations: as floats, as what a product takes, and as plain numbers.
+class Activations {
+public:
+    Activations(TacoPool* pool, Random& random, DType type, int64_t count, int64_t k)
+        : type_(type),
+          k_(k),
+          stride_(padded_k(type, k)),
+          row_bytes_(stride_ * operand_bytes(pool, type)),
+          scales_(size_t(count)),
+          operands_(count * row_bytes_) {
+        floats_ = random.normal(count * k, type == DType::bf16);
+        taco_encode_rows(pool, int32_t(type), count, k, floats_.data(), k, operands_.data(),
+                         scales_.data());
+    }
+
+    Rows rows(int64_t first, int64_t count) {
+        return {count, static_cast<char*>(operands_.data()) + first * row_bytes_, stride_,
+                scales_.data() + first};
+    }
+    Doubles plain(int64_t row) const { return as_operands(type_, floats_.data() + row * k_, k_); }
+
+private:
+    DType type_;
+    int64_t k_, stride_, row_bytes_;
+    Floats floats_, scales_;
+    Bytes operands_;
+};
+
+double activate(double x) { return x / (1 + std::exp(-x)); }
+
+class ProductCheck {
+public:
+    ProductCheck(const Subject& subject, DType type, const Shape& shape, bool is_gated)
+        : subject_(subject),
+          shape_(shape),
+          is_gated_(is_gated),
+          random_(uint32_t(shape.n)),
+          packed_(subject.pool, random_, type, shape.n, shape.k, true, is_gated),
+          activations_(subject.pool, random_, type, shape.count, shape.k) {
+        name_ = std::string(name_of(type)) + " product " + std::to_string(shape.count) + " x " +
+                std::to_string(shape.n) + " x " + std::to_string(shape.k);
+        for (int64_t row = 0; row < shape.count; ++row) {
+            const Doubles values = packed_.product(activations_.plain(row));
+            products_.insert(products_.end(), values.begin(), values.end());
+        }
+    }
+
+    void run() {
+        report("packed", packed_.is_packed_right());
+        is_gated_ ? check_gated() : check_plain();
+    }
+
+private:
+    int64_t columns() const { return is_gated_ ? shape_.n / 2 : shape_.n; }
+
+    Floats multiply(TacoPool* pool, Epilogue epilogue, Activation activation, int64_t first,
+                    int64_t count, float before) {
+        const int64_t stride = columns() + 3;
+        Floats memory(size_t(count * stride), before), out;
+        const Product product = {activations_.rows(first, count),
+                                 packed_.matrix(),
+                                 epilogue,
+                                 activation,
+                                 memory.data(),
+                                 stride,
+                                 false};
+        taco_multiply(pool, &product);
+        bool is_kept = true;
+        for (int64_t row = 0; row < count; ++row) {
+            const auto begin = memory.begin() + row * stride, end = begin + columns();
+            out.insert(out.end(), begin, end);
+            is_kept &= std::all_of(end, begin + stride, [=](float x) { return x == before; });
+        }
+        if (!is_kept) report("writes past the columns", false);
+        return out;
+    }
+
+    void check_plain() {
+        const auto store = [&](TacoPool* pool, int64_t first, int64_t count) {
+            return multiply(pool, Epilogue::store, Activation::none, first, count, 0);
+        };
+        const Floats stored = store(subject_.pool, 0, shape_.count);
+        close("", stored, products_);
+        subject_.report.same(subject_.name(name_ + ", threads change no bit"),
+                             store(subject_.single, 0, shape_.count), stored);
+        const int64_t last = shape_.count - 1;
+        subject_.report.same(subject_.name(name_ + ", other rows change no bit"),
+                             store(subject_.pool, last, 1),
+                             Floats(stored.end() - columns(), stored.end()));
+
+        Doubles silu, sums;
+        for (double x : products_) {
+            silu.push_back(activate(x));
+            sums.push_back(x + 0.5);
+        }
+        close(", silu",
+              multiply(subject_.pool, Epilogue::store, Activation::silu, 0, shape_.count, 0), silu);
+        close(", added",
+              multiply(subject_.pool, Epilogue::add, Activation::none, 0, shape_.count, 0.5f),
+              sums);
+        check_argmax(stored);
+    }
+
+    void check_argmax(const Floats& stored) {
+        std::vector<uint64_t> ranks(size_t(shape_.count), 0);
+        std::vector<int32_t> columns(size_t(shape_.count), -1), want;
+        Doubles want_logprobs;
+        for (int64_t row = 0; row < shape_.count; ++row) {
+            const auto begin = stored.begin() + row * shape_.n;
+            want.push_back(int32_t(std::max_element(begin, begin + shape_.n) - begin));
+            double sum = 0;
+            for (auto each = begin; each != begin + shape_.n; ++each) {
+                sum += std::exp(double(*each) - double(begin[want.back()]));
+            }
+            want_logprobs.push_back(-std::log(sum));
+        }
+        const Rows rows = activations_.rows(0, shape_.count);
+        Bytes sums(shape_.count * num_partial_sums(shape_.n) * int64_t(sizeof(PartialSum)));
+        Floats logprobs(size_t(shape_.count));
+        taco_multiply_argmax(subject_.pool, &rows, &packed_.matrix(), ranks.data(), columns.data(),
+                             static_cast<PartialSum*>(sums.data()), logprobs.data());
+        report("the greatest column", columns == want);
+        subject_.report.close(subject_.name(name_ + ", its log probability"), logprobs,
+                              want_logprobs, 1e-6);
+    }
+
+    void check_gated() {
+        Doubles want;
+        const int64_t half = shape_.n / 2;
+        for (int64_t row = 0; row < shape_.count; ++row) {
+            const double* gate = products_.data() + row * shape_.n;
+            for (int64_t i = 0; i < half; ++i) want.push_back(activate(gate[i]) * gate[half + i]);
+        }
+        close(", gated",
+              multiply(subject_.pool, Epilogue::gate_mul, Activation::silu, 0, shape_.count, 0),
+              want);
+    }
+
+    void report(const std::string& what, bool passed) {
+        subject_.report.check(subject_.name(name_ + ", " + what), passed);
+    }
+    // Operands are exact; what is left is the float sums' rounding.
+    void close(const std::string& what, const Floats& got, const Doubles& want) {
+        subject_.report.close(subject_.name(name_ + what), got, want, 5e-5);
+    }
+
+    const Subject& subject_;
+    const Shape& shape_;
+    const bool is_gated_;
+    Random random_;
+    const Packed packed_;
+    Activations activations_;
+    std::string name_;
+    Doubles products_;
+};
+
+Doubles norm(NormKind kind, const float* row, int64_t size, const Floats& weight,
+             const Floats& bias) {
+    double mean = 0, squares = 0;
+    if (kind == NormKind::layer) {
+        for (int64_t i = 0; i < size; ++i) mean += row[i] / double(size);
+    }
+    for (int64_t i = 0; i < size; ++i) squares += (row[i] - mean) * (row[i] - mean);
+    const double scale = 1 / std::sqrt(squares / double(size) + 1e-5);
+    Doubles out;
+    for (int64_t i = 0; i < size; ++i) {
+        out.push_back((row[i] - mean) * scale * double(weight[size_t(i)]) +
+                      double(bias[size_t(i)]));
+    }
+    return out;
+}
+
+// As operands, a norm's rows must be what encode_rows makes of its floats.
+void check_norm(const Subject& subject, NormKind kind, int64_t size) {
+    constexpr int64_t count = 7;
+    Random random{uint32_t(size)};
+    const Floats rows = random.normal(count * size), weight = random.normal(size);
+    const Floats bias = kind == NormKind::layer ? random.normal(size) : Floats(size_t(size));
+    const std::string name = std::string(kind == NormKind::rms ? "RMSNorm" : "LayerNorm") + " of " +
+                             std::to_string(size);
+    Floats floats(size_t(count * size)), scales(count), encoded_scales(count);
+    NormRows request = {kind,
+                        1e-5f,
+                        count,
+                        size,
+                        rows.data(),
+                        weight.data(),
+                        kind == NormKind::layer ? bias.data() : nullptr,
+                        DType::f32,
+                        floats.data(),
+                        scales.data()};
+    taco_norm_rows(subject.pool, &request);
+    Doubles want;
+    for (int64_t row = 0; row < count; ++row) {
+        const Doubles values = norm(kind, rows.data() + row * size, size, weight, bias);
+        want.insert(want.end(), values.begin(), values.end());
+    }
+    subject.report.close(subject.name(name), floats, want, 2e-6);
+
+    for (const DType type : {DType::bf16, DType::i8}) {
+        const int64_t bytes = count * padded_k(type, size) * operand_bytes(subject.pool, type);
+        Bytes got(bytes), encoded(bytes);
+        request.type = type;
+        request.out = got.data();
+        taco_norm_rows(subject.pool, &request);
+        taco_encode_rows(subject.pool, int32_t(type), count, size, floats.data(), size,
+                         encoded.data(), encoded_scales.data());
+        const bool same = std::memcmp(got.data(), encoded.data(), size_t(bytes)) == 0 &&
+                          (type != DType::i8 || scales == encoded_scales);
+        subject.report.check(subject.name(name + " as operands of " + name_of(type)), same);
+    }
+}
+
+}  // namespace
+
+void check_products(const Subject& subject) {
+    for (const DType type : types) {
+        for (const Shape& shape : shapes) ProductCheck(subject, type, shape, false).run();
+        for (const Shape& shape : {Shape{3, 72, 40}, Shape{40, 128, 96}}) {
+            ProductCheck(subject, type, shape, true).run();
+        }
+    }
+}
+
+void check_norms(const Subject& subject) {
+    for (const NormKind kind : {NormKind::rms, NormKind::layer}) {
+        for (const int64_t size : {5, 64, 200}) check_norm(subject, kind, size);
+    }
+}

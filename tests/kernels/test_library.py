@@ -1,0 +1,149 @@
+import gc
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+from support.cpu_kernels import NATIVE, kernels_of
+from taco_kernels import build
+from taco_kernels.cpu.sampling import choose_tokens
+from taco_kernels.library import (
+    CpuKernels,
+    KernelLibraryError,
+    UnsupportedCpuError,
+    choose_isa,
+    isa_names,
+    isa_obstacles,
+    load_library,
+)
+from taco_kernels.sampling_columns import Choice
+
+
+def threads_of_pools() -> int:
+    names = [task.read_text() for task in Path("/proc/self/task").glob("*/comm")]
+    return sum(name.startswith("taco-cpu-") for name in names)
+
+
+def run_script(body: str) -> None:
+    """In an interpreter of its own, with `kernels` and a function `argmax` over them."""
+    kernels_of(NATIVE[0], 2)  # so that the library is there
+    prelude = """
+        import os, sys, threading, torch
+        from taco_kernels.library import load
+        from taco_kernels.cpu.sampling import choose_tokens
+        from taco_kernels.sampling_columns import Choice
+        kernels = load(2)
+        logits = torch.randn(8, 50_000)
+        def argmax():
+            return choose_tokens(kernels, logits, Choice.most_likely(8))
+        expected = argmax()
+    """
+    script = textwrap.dedent(prelude) + textwrap.dedent(body)
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", script], timeout=120)
+    assert done.returncode == 0
+
+
+def test_every_instruction_set_computes(cpu_kernels: CpuKernels) -> None:
+    logits = torch.randn(3, 1000)
+
+    tokens = choose_tokens(cpu_kernels, logits, Choice.most_likely(3))
+
+    assert torch.equal(tokens, logits.argmax(-1))
+    has_bf16 = cpu_kernels.isa.endswith(("bf16", "amx"))
+    assert cpu_kernels.bf16_operand_bytes == (2 if has_bf16 else 4)
+    assert cpu_kernels.int8_operand_bytes == (2 if cpu_kernels.isa == "avx2" else 1)
+
+
+def test_the_best_set_without_an_obstacle_is_chosen() -> None:
+    obstacles = {"avx2": None, "avx512": None, "amx": "AMX"}
+
+    assert choose_isa(obstacles) == "avx512"
+    assert choose_isa(obstacles, "avx2") == "avx2"
+    assert choose_isa({**obstacles, "amx": None}) == "amx"
+
+
+def test_a_machine_that_cannot_run_them_is_told_what_it_lacks() -> None:
+    old = {"avx2": "AVX2", "amx": "AVX2"}
+
+    with pytest.raises(UnsupportedCpuError, match="need AVX2: this machine lacks AVX2"):
+        choose_isa(old)
+    with pytest.raises(UnsupportedCpuError, match="cannot run amx: it lacks AMX int8"):
+        choose_isa({"avx2": None, "amx": "AMX int8"}, "amx")
+    with pytest.raises(ValueError, match=r"TACO_CPU_ISA=sse2 is no instruction set.* avx2, amx"):
+        choose_isa(old, "sse2")
+
+
+def test_the_library_holds_all_sets_and_knows_this_machine() -> None:
+    lib = kernels_of(NATIVE[0], 2).lib
+
+    assert isa_names(lib) == [isa.name for isa in build.NATIVE_SETS]
+    usable = [name for name, obstacle in isa_obstacles(lib).items() if obstacle is None]
+    assert set(usable) <= set(NATIVE)
+
+
+def test_a_library_that_is_missing_broken_or_stale(tmp_path: Path) -> None:
+    kernels_of(NATIVE[0], 2)
+    broken = tmp_path / "broken.so"
+    broken.write_text("no library")
+    (tmp_path / "csrc").mkdir()
+    (tmp_path / "csrc" / "other.cpp").write_text("// other sources")
+    remedy = "build it with `python -m taco_kernels.build`"
+
+    with pytest.raises(KernelLibraryError, match=rf"there is no none\.so: {remedy}"):
+        load_library(tmp_path / "none.so")
+    with pytest.raises(KernelLibraryError, match=r"cannot load broken\.so"):
+        load_library(broken)
+    with pytest.raises(KernelLibraryError, match="built from other sources"):
+        load_library(sources=[tmp_path / "csrc"])
+
+
+def test_threads_end_with_their_kernels() -> None:
+    shared = kernels_of(NATIVE[0], 2)
+    before = threads_of_pools()
+
+    kernels = CpuKernels(shared.lib, NATIVE[0], 4)
+    during = threads_of_pools()
+    del kernels
+    gc.collect()
+
+    assert during == before + 3
+    assert threads_of_pools() == before
+
+
+def test_the_child_of_a_fork_computes_whatever_the_parent_was_doing() -> None:
+    run_script("""
+        stopping = False
+        def keep_computing():
+            while not stopping:
+                argmax()
+        busy = threading.Thread(target=keep_computing)
+        busy.start()
+        for _ in range(10):
+            child = os.fork()
+            if child == 0:
+                os._exit(not (torch.equal(argmax(), expected) and torch.equal(argmax(), expected)))
+            assert os.waitpid(child, 0)[1] == 0
+        stopping = True
+        busy.join()
+        assert torch.equal(argmax(), expected)
+    """)
+
+
+def test_an_interpreter_that_ends_while_it_computes() -> None:
+    # Without torch in the thread that is left behind: its own calls do not outlive the interpreter.
+    run_script("""
+        import ctypes
+        from taco_kernels.cpu.structs import Mapped
+        numbers = torch.ones(1_000_000)
+        call = Mapped(1, numbers.numel(), numbers.data_ptr(), numbers.data_ptr())
+        started = threading.Event()
+        def keep_computing():
+            while True:
+                kernels.lib.taco_map(kernels.pool, ctypes.byref(call))
+                started.set()
+        threading.Thread(target=keep_computing, daemon=True).start()
+        started.wait()
+    """)
