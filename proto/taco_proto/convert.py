@@ -1,10 +1,15 @@
-"""Protobuf messages to dataclasses and back: the only place that knows both."""
+"""Converters between the dataclasses of the scheduler's contract and their messages.
+
+Fields of the same name are copied by a `MessageCodec`. This module holds only what names alone do
+not say: defaults that do not travel, limits of texts, durations, and columns of errors.
+"""
+
+from typing import Any
 
 import numpy as np
 
 from taco_proto import scheduler_pb2 as pb
 from taco_proto.config import PROTOCOL_VERSION
-from taco_proto.convert_kv_tiers import block_copies_from_pb, block_copies_to_pb
 from taco_proto.convert_sampling import (
     sampling_columns_from_pb,
     sampling_columns_to_pb,
@@ -19,6 +24,7 @@ from taco_proto.licenses import (
 )
 from taco_proto.log_text import MAX_NAME_CHARS, MAX_REQUEST_ID_CHARS, one_line
 from taco_proto.logprobs import LogprobColumns
+from taco_proto.message_codec import MessageCodec
 from taco_proto.requests import (
     ANYBODY,
     GenerateRequest,
@@ -29,7 +35,7 @@ from taco_proto.requests import (
     Tenant,
 )
 from taco_proto.steps import (
-    EMPTY,
+    BlockCopies,
     IntArray,
     JoinedSequences,
     PlannedDrafts,
@@ -42,114 +48,73 @@ from taco_proto.steps import (
 
 _ROW_ERROR_CODES = frozenset(RowErrorCode)
 
-
-def _ints(values: object) -> IntArray:
-    return np.array(values, dtype=np.int32) if values else EMPTY
+# --------------------------------------------------------- gateway to scheduler
 
 
-# ------------------------------------------------------------ gateway → scheduler
+def _decode_tenant(message: pb.Submit) -> Tenant:
+    return _TENANT.from_pb(message.tenant) if message.HasField("tenant") else ANYBODY
+
+
+_TENANT = MessageCodec(Tenant, pb.Tenant)
+_SUBMIT = MessageCodec(
+    GenerateRequest,
+    pb.Submit,
+    nested=(MessageCodec(PrefixPin, pb.PrefixPin),),
+    encode={
+        "sampling": sampling_to_pb,
+        "tenant": lambda tenant: None if tenant is ANYBODY else _TENANT.to_pb(tenant),
+    },
+    decode={
+        "request_id": lambda message: one_line(message.request_id, MAX_REQUEST_ID_CHARS),
+        "sampling": lambda message: sampling_from_pb(message.sampling),
+        "tenant": _decode_tenant,
+        "deadline": lambda message: None,  # `submit_from_pb` computes it
+    },
+)
 
 
 def submit_to_pb(request: GenerateRequest, now: float) -> pb.Submit:
     """`now`: when the message is sent, in seconds of `time.monotonic`."""
     deadline = request.deadline
-    return pb.Submit(
-        handle=request.handle,
-        request_id=request.request_id,
-        token_ids=request.token_ids,
-        emitted_token_ids=request.emitted_token_ids,
-        finished_indexes=request.finished_indexes,
-        has_paid=request.has_paid,
-        sampling=sampling_to_pb(request.sampling),
-        priority=request.priority,
-        timeout_seconds=None if deadline is None else deadline - now,
-        tenant=_tenant_to_pb(request.tenant),
-        adapter=request.adapter,
-        cache_salt=request.cache_salt,
-        pins=[pb.PrefixPin(num_tokens=p.num_tokens, seconds=p.seconds) for p in request.pins],
-        prompt_cache_key=request.prompt_cache_key,
-    )
+    return _SUBMIT.to_pb(request, timeout_seconds=None if deadline is None else deadline - now)
 
 
 def submit_from_pb(message: pb.Submit, now: float) -> GenerateRequest:
     """`now`: when the message arrived, in seconds of `time.monotonic`.
 
     Raises:
-    InvalidParameterError: a sampling parameter is out of range.
+        InvalidParameterError: a sampling parameter is out of range.
+        ValueError: columns of sampling parameters differ in length.
     """
-    return GenerateRequest(
-        handle=message.handle,
-        request_id=one_line(message.request_id, MAX_REQUEST_ID_CHARS),
-        token_ids=message.token_ids,
-        emitted_token_ids=tuple(message.emitted_token_ids),
-        finished_indexes=tuple(message.finished_indexes),
-        has_paid=message.has_paid,
-        sampling=sampling_from_pb(message.sampling),
-        priority=message.priority,
-        deadline=now + message.timeout_seconds if message.HasField("timeout_seconds") else None,
-        tenant=_tenant_from_pb(message.tenant) if message.HasField("tenant") else ANYBODY,
-        adapter=message.adapter,
-        cache_salt=message.cache_salt,
-        pins=tuple(PrefixPin(pin.num_tokens, pin.seconds) for pin in message.pins),
-        prompt_cache_key=message.prompt_cache_key,
-    )
+    has_timeout = message.HasField("timeout_seconds")
+    return _SUBMIT.from_pb(message, deadline=now + message.timeout_seconds if has_timeout else None)
 
 
-def _tenant_to_pb(tenant: Tenant) -> pb.Tenant | None:
-    if tenant is ANYBODY:
-        return None
-    return pb.Tenant(
-        name=tenant.name,
-        weight=tenant.weight,
-        max_requests_per_minute=tenant.max_requests_per_minute,
-        max_tokens_per_minute=tenant.max_tokens_per_minute,
-        max_concurrent_requests=tenant.max_concurrent_requests,
-    )
+# --------------------------------------------------------- scheduler to gateway
 
-
-def _tenant_from_pb(message: pb.Tenant) -> Tenant:
-    return Tenant(
-        name=message.name,
-        weight=message.weight,
-        max_requests_per_minute=message.max_requests_per_minute,
-        max_tokens_per_minute=message.max_tokens_per_minute,
-        max_concurrent_requests=message.max_concurrent_requests,
-    )
-
-
-# ------------------------------------------------------------ scheduler → gateway
+_MODEL_INFO = MessageCodec(ModelInfo, pb.ModelInfo)
+model_info_from_pb = _MODEL_INFO.from_pb
 
 
 def model_info_to_pb(info: ModelInfo) -> pb.ModelInfo:
-    return pb.ModelInfo(
-        model=info.model,
-        max_model_len=info.max_model_len,
-        vocab_size=info.vocab_size,
-        eos_token_ids=info.eos_token_ids,
-        block_size=info.block_size,
-        num_blocks=info.num_blocks,
-        max_logprobs=info.max_logprobs,
-        default_sampling=info.default_sampling,
-        protocol_version=PROTOCOL_VERSION,
-        ready=info.ready,
-        license_problem=info.license_problem,
-        draining=info.draining,
+    return _MODEL_INFO.to_pb(info, protocol_version=PROTOCOL_VERSION)
+
+
+def logprobs_to_pb(columns: LogprobColumns) -> pb.LogprobColumns:
+    return pb.LogprobColumns(
+        num_entries=columns.num_entries.astype("<i4", copy=False).tobytes(),
+        token_ids=columns.token_ids.astype("<i4", copy=False).tobytes(),
+        logprobs=columns.logprobs.astype("<f4", copy=False).tobytes(),
+        ranks=columns.ranks.astype("<i4", copy=False).tobytes(),
     )
 
 
-def model_info_from_pb(message: pb.ModelInfo) -> ModelInfo:
-    return ModelInfo(
-        model=message.model,
-        max_model_len=message.max_model_len,
-        vocab_size=message.vocab_size,
-        eos_token_ids=tuple(message.eos_token_ids),
-        block_size=message.block_size,
-        num_blocks=message.num_blocks,
-        max_logprobs=message.max_logprobs,
-        default_sampling=dict(message.default_sampling),
-        ready=message.ready,
-        license_problem=message.license_problem,
-        draining=message.draining,
+def logprobs_from_pb(columns: pb.LogprobColumns) -> LogprobColumns:
+    return LogprobColumns(
+        num_entries=np.frombuffer(columns.num_entries, "<i4"),
+        token_ids=np.frombuffer(columns.token_ids, "<i4"),
+        logprobs=np.frombuffer(columns.logprobs, "<f4"),
+        ranks=np.frombuffer(columns.ranks, "<i4"),
     )
 
 
@@ -163,10 +128,10 @@ def output_batch_to_pb(batch: OutputBatch) -> pb.OutputBatch:
         finish_reasons=_unless_all(batch.finish_reasons, 0),
         stop_token_ids=_unless_all(batch.stop_token_ids, -1),
         num_cached_tokens=_unless_all(batch.num_cached_tokens, 0),
-        logprobs=_logprobs_to_pb(batch.logprobs),
+        logprobs=_optional_logprobs_to_pb(batch.logprobs),
         prompt_logprob_handles=batch.prompt_logprob_handles,
         prompt_logprob_positions=batch.prompt_logprob_positions,
-        prompt_logprobs=_logprobs_to_pb(batch.prompt_logprobs),
+        prompt_logprobs=_optional_logprobs_to_pb(batch.prompt_logprobs),
         error_handles=[error.handle for error in batch.errors],
         error_codes=[error.code for error in batch.errors],
         error_messages=[error.message for error in batch.errors],
@@ -195,10 +160,12 @@ def output_batch_from_pb(message: pb.OutputBatch) -> OutputBatch:
         finish_reasons=list(message.finish_reasons) or [0] * num_rows,
         stop_token_ids=list(message.stop_token_ids) or [-1] * num_rows,
         num_cached_tokens=list(message.num_cached_tokens) or [0] * num_rows,
-        logprobs=_logprobs_from_pb(message, "logprobs"),
+        logprobs=logprobs_from_pb(message.logprobs) if message.HasField("logprobs") else None,
         prompt_logprob_handles=list(message.prompt_logprob_handles),
         prompt_logprob_positions=list(message.prompt_logprob_positions),
-        prompt_logprobs=_logprobs_from_pb(message, "prompt_logprobs"),
+        prompt_logprobs=logprobs_from_pb(message.prompt_logprobs)
+        if message.HasField("prompt_logprobs")
+        else None,
         errors=[RequestError(*row) for row in errors],
         started_handles=list(message.started_handles),
         queue_seconds=list(message.queue_seconds),
@@ -210,75 +177,7 @@ def _unless_all(column: list[int], value: int) -> list[int]:
     return [] if column.count(value) == len(column) else column
 
 
-def _logprobs_to_pb(columns: LogprobColumns | None) -> pb.LogprobColumns | None:
-    if columns is None:
-        return None
-    return pb.LogprobColumns(
-        num_entries=columns.num_entries.astype("<i4", copy=False).tobytes(),
-        token_ids=columns.token_ids.astype("<i4", copy=False).tobytes(),
-        logprobs=columns.logprobs.astype("<f4", copy=False).tobytes(),
-        ranks=columns.ranks.astype("<i4", copy=False).tobytes(),
-    )
-
-
-def _logprobs_from_pb(message: pb.OutputBatch | pb.StepOutput, name: str) -> LogprobColumns | None:
-    if not message.HasField(name):
-        return None
-    columns: pb.LogprobColumns = getattr(message, name)
-    return LogprobColumns(
-        num_entries=np.frombuffer(columns.num_entries, "<i4"),
-        token_ids=np.frombuffer(columns.token_ids, "<i4"),
-        logprobs=np.frombuffer(columns.logprobs, "<f4"),
-        ranks=np.frombuffer(columns.ranks, "<i4"),
-    )
-
-
-# ------------------------------------------------------------ worker ↔ scheduler
-
-
-def worker_info_to_pb(info: WorkerInfo) -> pb.WorkerHello:
-    return pb.WorkerHello(
-        protocol_version=PROTOCOL_VERSION,
-        name=info.name,
-        model=info.model,
-        max_model_len=info.max_model_len,
-        vocab_size=info.vocab_size,
-        eos_token_ids=info.eos_token_ids,
-        block_size=info.block_size,
-        num_blocks=info.num_blocks,
-        max_num_seqs=info.max_num_seqs,
-        max_num_batched_tokens=info.max_num_batched_tokens,
-        max_logprobs=info.max_logprobs,
-        default_sampling=info.default_sampling,
-        max_draft_tokens=info.max_draft_tokens,
-        drafts_itself=info.drafts_itself,
-        num_host_blocks=info.num_host_blocks,
-        num_disk_blocks=info.num_disk_blocks,
-        license=worker_license_to_pb(info.license),
-        needs_history=info.needs_history,
-    )
-
-
-def worker_info_from_pb(message: pb.WorkerHello) -> WorkerInfo:
-    return WorkerInfo(
-        name=one_line(message.name, MAX_NAME_CHARS),
-        model=message.model,
-        max_model_len=message.max_model_len,
-        vocab_size=message.vocab_size,
-        eos_token_ids=tuple(message.eos_token_ids),
-        block_size=message.block_size,
-        num_blocks=message.num_blocks,
-        max_num_seqs=message.max_num_seqs,
-        max_num_batched_tokens=message.max_num_batched_tokens,
-        max_logprobs=message.max_logprobs,
-        default_sampling=dict(message.default_sampling),
-        max_draft_tokens=message.max_draft_tokens,
-        drafts_itself=message.drafts_itself,
-        num_host_blocks=message.num_host_blocks,
-        num_disk_blocks=message.num_disk_blocks,
-        license=worker_license_from_pb(message),
-        needs_history=message.needs_history,
-    )
+# --------------------------------------------------------- worker and scheduler
 
 
 def worker_license_to_pb(license_: WorkerLicense) -> pb.WorkerLicense:
@@ -287,143 +186,67 @@ def worker_license_to_pb(license_: WorkerLicense) -> pb.WorkerLicense:
 
 
 def worker_license_from_pb(message: pb.WorkerHello | pb.Heartbeat) -> WorkerLicense:
-    """Of a worker that knows no licenses: it needs none."""
+    """The license of a worker; one that sends none, because it is older, needs none."""
     if not message.HasField("license"):
         return NEEDS_NO_LICENSE
     state, reason = message.license.state, one_line(message.license.reason, MAX_REASON_CHARS)
-    # A state that this side does not know is one of a later version, and none to rely on.
+    # A state that this version does not know is treated as a missing license.
     if state not in tuple(LicenseState):
         return WorkerLicense(LicenseState.MISSING, reason)
     return WorkerLicense(LicenseState(state), reason)
 
 
-def step_plan_to_pb(plan: StepPlan) -> pb.StepPlan:
-    all_ones = bool((plan.num_tokens == 1).all())
-    return pb.StepPlan(
-        epoch=plan.epoch,
-        step_id=plan.step_id,
-        left_slots=plan.left_slots.tolist(),
-        joined=None if plan.joined is None else _joined_to_pb(plan.joined),
-        appended_slots=plan.appended_slots.tolist(),
-        appended_blocks=plan.appended_blocks.tolist(),
-        slots=plan.slots.tolist(),
-        num_tokens=() if all_ones else plan.num_tokens.tolist(),
-        max_drafts=plan.max_drafts.tolist(),
-        drafts=None if plan.drafts is None else _drafts_to_pb(plan.drafts),
-        copies=None if plan.copies is None else block_copies_to_pb(plan.copies),
-        is_announced=plan.is_announced,
-    )
+_WORKER_INFO = MessageCodec(
+    WorkerInfo,
+    pb.WorkerHello,
+    encode={"license": worker_license_to_pb},
+    decode={
+        "name": lambda message: one_line(message.name, MAX_NAME_CHARS),
+        "license": worker_license_from_pb,
+    },
+)
+worker_info_from_pb = _WORKER_INFO.from_pb
 
 
-def step_plan_from_pb(message: pb.StepPlan) -> StepPlan:
-    slots = _ints(message.slots)
-    num_tokens = _ints(message.num_tokens) if message.num_tokens else np.ones_like(slots)
-    return StepPlan(
-        epoch=message.epoch,
-        step_id=message.step_id,
-        slots=slots,
-        num_tokens=num_tokens,
-        left_slots=_ints(message.left_slots),
-        joined=_joined_from_pb(message.joined) if message.HasField("joined") else None,
-        appended_slots=_ints(message.appended_slots),
-        appended_blocks=_ints(message.appended_blocks),
-        max_drafts=_ints(message.max_drafts),
-        drafts=_drafts_from_pb(message.drafts) if message.HasField("drafts") else None,
-        copies=block_copies_from_pb(message.copies) if message.HasField("copies") else None,
-        is_announced=message.is_announced,
-    )
+def worker_info_to_pb(info: WorkerInfo) -> pb.WorkerHello:
+    return _WORKER_INFO.to_pb(info, protocol_version=PROTOCOL_VERSION)
 
 
-def _drafts_to_pb(drafts: PlannedDrafts) -> pb.PlannedDrafts:
-    return pb.PlannedDrafts(
-        slots=drafts.slots.tolist(),
-        num_tokens=drafts.num_tokens.tolist(),
-        num_drafts=drafts.num_drafts.tolist(),
-        token_ids=drafts.token_ids.tolist(),
-    )
+def _encode_counts(counts: IntArray) -> Any:
+    """One token a row, the usual case, does not travel."""
+    return () if (counts == 1).all() else counts.tolist()
 
 
-def _drafts_from_pb(message: pb.PlannedDrafts) -> PlannedDrafts:
-    return PlannedDrafts(
-        slots=_ints(message.slots),
-        num_tokens=_ints(message.num_tokens),
-        num_drafts=_ints(message.num_drafts),
-        token_ids=_ints(message.token_ids),
-    )
+def _decode_counts(message: pb.StepPlan | pb.StepOutput) -> IntArray:
+    if message.num_tokens:
+        return np.array(message.num_tokens, np.int32)
+    return np.ones(len(message.slots), np.int32)
 
 
-def _joined_to_pb(joined: JoinedSequences) -> pb.JoinedSequences:
-    return pb.JoinedSequences(
-        slots=joined.slots.tolist(),
-        num_prompt_tokens=joined.num_prompt_tokens.tolist(),
-        num_tokens=joined.num_tokens.tolist(),
-        num_computed_tokens=joined.num_computed_tokens.tolist(),
-        token_ids=joined.token_ids.astype("<i4", copy=False).tobytes(),
-        num_omitted_tokens=joined.num_omitted_tokens.tolist(),
-        num_blocks=joined.num_blocks.tolist(),
-        block_ids=joined.block_ids.astype("<i4", copy=False).tobytes(),
-        sampling=sampling_columns_to_pb(joined.sampling),
-        cache_salts=joined.cache_salts,
-    )
+_JOINED = MessageCodec(
+    JoinedSequences,
+    pb.JoinedSequences,
+    encode={"sampling": sampling_columns_to_pb},
+    decode={"sampling": lambda message: sampling_columns_from_pb(message.sampling)},
+)
+_STEP_PLAN = MessageCodec(
+    StepPlan,
+    pb.StepPlan,
+    nested=(
+        _JOINED,
+        MessageCodec(PlannedDrafts, pb.PlannedDrafts),
+        MessageCodec(BlockCopies, pb.BlockCopies),
+    ),
+    encode={"num_tokens": _encode_counts},
+    decode={"num_tokens": _decode_counts},
+)
+step_plan_to_pb = _STEP_PLAN.to_pb
+step_plan_from_pb = _STEP_PLAN.from_pb
 
 
-def _joined_from_pb(message: pb.JoinedSequences) -> JoinedSequences:
-    return JoinedSequences(
-        slots=_ints(message.slots),
-        num_prompt_tokens=_ints(message.num_prompt_tokens),
-        num_tokens=_ints(message.num_tokens),
-        num_computed_tokens=_ints(message.num_computed_tokens),
-        token_ids=np.frombuffer(message.token_ids, dtype="<i4"),
-        num_omitted_tokens=_ints(message.num_omitted_tokens),
-        num_blocks=_ints(message.num_blocks),
-        block_ids=np.frombuffer(message.block_ids, dtype="<i4"),
-        sampling=sampling_columns_from_pb(message.sampling),
-        cache_salts=tuple(message.cache_salts),
-    )
-
-
-def step_output_to_pb(output: StepOutput) -> pb.StepOutput:
-    return pb.StepOutput(
-        epoch=output.epoch,
-        step_id=output.step_id,
-        slots=output.slots.tolist(),
-        token_ids=output.token_ids.tolist(),
-        num_tokens=output.num_tokens.tolist(),
-        num_drafts=output.num_drafts.tolist(),
-        num_invalid_drafts=output.num_invalid_drafts,
-        logprobs=_logprobs_to_pb(output.logprobs),
-        prompt_logprob_slots=output.prompt_logprob_slots.tolist(),
-        prompt_logprob_positions=output.prompt_logprob_positions.tolist(),
-        prompt_logprobs=_logprobs_to_pb(output.prompt_logprobs),
-        row_error_slots=[error.slot for error in output.row_errors],
-        row_error_codes=[error.code.value for error in output.row_errors],
-        row_error_messages=[error.message for error in output.row_errors],
-        error=output.error,
-    )
-
-
-def step_output_from_pb(message: pb.StepOutput) -> StepOutput:
-    """Raises:
-    ValueError: the columns of row errors differ in length.
-    """
-    return StepOutput(
-        epoch=message.epoch,
-        step_id=message.step_id,
-        slots=_ints(message.slots),
-        token_ids=_ints(message.token_ids),
-        num_tokens=_ints(message.num_tokens),
-        num_drafts=_ints(message.num_drafts),
-        num_invalid_drafts=message.num_invalid_drafts,
-        logprobs=_logprobs_from_pb(message, "logprobs"),
-        prompt_logprob_slots=_ints(message.prompt_logprob_slots),
-        prompt_logprob_positions=_ints(message.prompt_logprob_positions),
-        prompt_logprobs=_logprobs_from_pb(message, "prompt_logprobs"),
-        row_errors=_row_errors_from_pb(message) if message.row_error_slots else (),
-        error=one_line(message.error),
-    )
-
-
-def _row_errors_from_pb(message: pb.StepOutput) -> tuple[RowError, ...]:
+def _decode_row_errors(message: pb.StepOutput) -> tuple[RowError, ...]:
+    if not message.row_error_slots:
+        return ()
     columns = zip(
         message.row_error_slots, message.row_error_codes, message.row_error_messages, strict=True
     )
@@ -432,3 +255,46 @@ def _row_errors_from_pb(message: pb.StepOutput) -> tuple[RowError, ...]:
 
 def _row_error_code(code: int) -> RowErrorCode:
     return RowErrorCode(code) if code in _ROW_ERROR_CODES else RowErrorCode.UNKNOWN
+
+
+def _optional_logprobs_to_pb(columns: LogprobColumns | None) -> pb.LogprobColumns | None:
+    return None if columns is None else logprobs_to_pb(columns)
+
+
+_STEP_OUTPUT = MessageCodec(
+    StepOutput,
+    pb.StepOutput,
+    encode={"logprobs": _optional_logprobs_to_pb, "prompt_logprobs": _optional_logprobs_to_pb},
+    decode={
+        "logprobs": lambda message: (
+            logprobs_from_pb(message.logprobs) if message.HasField("logprobs") else None
+        ),
+        "prompt_logprobs": lambda message: (
+            logprobs_from_pb(message.prompt_logprobs)
+            if message.HasField("prompt_logprobs")
+            else None
+        ),
+        "row_errors": _decode_row_errors,
+        "error": lambda message: one_line(message.error),
+    },
+)
+
+
+def step_output_to_pb(output: StepOutput) -> pb.StepOutput:
+    errors = output.row_errors
+    if not errors:
+        return _STEP_OUTPUT.to_pb(output)
+    return _STEP_OUTPUT.to_pb(
+        output,
+        row_error_slots=[error.slot for error in errors],
+        row_error_codes=[error.code.value for error in errors],
+        row_error_messages=[error.message for error in errors],
+    )
+
+
+def step_output_from_pb(message: pb.StepOutput) -> StepOutput:
+    """Raises:
+    ValueError: the columns of row errors differ in length.
+    OverflowError: a slot or a token is no signed 32-bit integer.
+    """
+    return _STEP_OUTPUT.from_pb(message)

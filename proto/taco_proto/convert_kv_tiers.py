@@ -1,34 +1,12 @@
-"""Messages about the tiers of KV blocks, to dataclasses and back."""
+"""Converters of the messages about the disk tier, which travel as columns of blocks."""
 
 import math
 from collections.abc import Iterable, Sequence
 
-import numpy as np
-
 from taco_proto import scheduler_pb2 as pb
 from taco_proto.kv_tiers import KEY_BYTES, StoreCommand, StoredBlock, StoreReport
-from taco_proto.steps import BlockCopies
 
 _TOKEN_BYTES = 4
-
-
-def block_copies_to_pb(copies: BlockCopies) -> pb.BlockCopies:
-    return pb.BlockCopies(
-        offload_sources=copies.offload_sources.tolist(),
-        offload_targets=copies.offload_targets.tolist(),
-        load_sources=copies.load_sources.tolist(),
-        load_targets=copies.load_targets.tolist(),
-    )
-
-
-def block_copies_from_pb(message: pb.BlockCopies) -> BlockCopies:
-    """Numbers that are too large come out negative, for the worker to refuse."""
-    return BlockCopies(
-        offload_sources=np.array(message.offload_sources, dtype=np.int32),
-        offload_targets=np.array(message.offload_targets, dtype=np.int32),
-        load_sources=np.array(message.load_sources, dtype=np.int32),
-        load_targets=np.array(message.load_targets, dtype=np.int32),
-    )
 
 
 def store_command_to_pb(command: StoreCommand) -> pb.StoreCommand:
@@ -43,7 +21,7 @@ def store_command_to_pb(command: StoreCommand) -> pb.StoreCommand:
 
 def store_command_from_pb(message: pb.StoreCommand) -> StoreCommand:
     """Raises:
-    ValueError: columns of different lengths, or a key or tokens of a wrong size.
+    ValueError: columns differ in length, or a key or tokens have a wrong size.
     """
     writes = _blocks_from_pb(message.writes)
     return StoreCommand(
@@ -66,7 +44,8 @@ def store_report_to_pb(report: StoreReport) -> pb.StoreReport:
 
 def store_report_from_pb(message: pb.StoreReport) -> StoreReport:
     """Raises:
-    ValueError: columns of different lengths, a key or tokens of a wrong size, or no time.
+    ValueError: columns differ in length, a key or tokens have a wrong size, or a duration is
+            negative or not finite.
     """
     return StoreReport(
         found=_blocks_from_pb(message.found),
@@ -113,7 +92,7 @@ def _blocks_from_pb(message: pb.StoredBlocks) -> tuple[StoredBlock, ...]:
 
 def _seconds(seconds: float) -> float:
     if not 0 <= seconds < math.inf:
-        raise ValueError(f"{seconds} seconds are no time that something took")
+        raise ValueError(f"a duration must be finite and at least 0, not {seconds} seconds")
     return seconds
 
 
@@ -129,5 +108,8 @@ def _key(key: bytes) -> bytes:
 
 def _tokens(token_ids: bytes) -> bytes:
     if not token_ids or len(token_ids) % _TOKEN_BYTES:
-        raise ValueError(f"{len(token_ids)} bytes are no block of tokens")
+        raise ValueError(
+            f"the tokens of a stored block are a multiple of {_TOKEN_BYTES} bytes and not empty, "
+            f"not {len(token_ids)} bytes"
+        )
     return token_ids

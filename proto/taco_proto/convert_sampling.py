@@ -1,38 +1,44 @@
-"""Sampling parameters as messages: those of a request, and of joining sequences as columns."""
+"""Converters of sampling parameters: one request's, and those of joining sequences as columns.
+
+A scalar parameter is copied by name. Lists travel flat, beside the number of entries of each row.
+"""
 
 from collections.abc import Sequence
 from itertools import chain, islice
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from taco_proto import scheduler_pb2 as pb
 from taco_proto.sampling_params import SamplingParams
 
+# In columns, where a field cannot be absent: the request asked for no log probabilities.
 NO_LOGPROBS = -1
+
+_OPTIONAL = ("logprobs", "prompt_logprobs")
+_SCALARS = (
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "ignore_eos",
+    "min_tokens",
+    "no_repeat_ngram_size",
+)
 
 T = TypeVar("T")
 
 
 def sampling_to_pb(params: SamplingParams) -> pb.Sampling:
-    assert params.seed is not None
     assert params.max_tokens is not None
     bias = params.logit_bias or {}
     return pb.Sampling(
+        **{name: getattr(params, name) for name in (*_SCALARS, *_OPTIONAL)},
         n=params.num_sequences,
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
-        repetition_penalty=params.repetition_penalty,
-        temperature=params.temperature,
-        top_p=params.top_p,
-        top_k=params.top_k,
-        min_p=params.min_p,
-        seed=params.seed & (2**64 - 1),
+        seed=_unsigned(params.seed),
         stop_token_ids=params.stop_token_ids,
-        ignore_eos=params.ignore_eos,
         max_tokens=params.max_tokens,
-        min_tokens=params.min_tokens,
-        logprobs=params.logprobs,
-        prompt_logprobs=params.prompt_logprobs,
-        no_repeat_ngram_size=params.no_repeat_ngram_size,
         logit_bias_token_ids=bias.keys(),
         logit_bias_values=bias.values(),
         allowed_token_ids=params.allowed_token_ids,
@@ -42,23 +48,19 @@ def sampling_to_pb(params: SamplingParams) -> pb.Sampling:
 
 
 def sampling_from_pb(message: pb.Sampling) -> SamplingParams:
+    """Raises:
+    InvalidParameterError: a parameter is out of range.
+    ValueError: columns differ in length.
+    """
+    values: dict[str, Any] = {name: getattr(message, name) for name in _SCALARS}
+    for name in _OPTIONAL:
+        values[name] = getattr(message, name) if message.HasField(name) else None
     return SamplingParams(
+        **values,
         n=message.n,
-        presence_penalty=message.presence_penalty,
-        frequency_penalty=message.frequency_penalty,
-        repetition_penalty=message.repetition_penalty,
-        temperature=message.temperature,
-        top_p=message.top_p,
-        top_k=message.top_k,
-        min_p=message.min_p,
         seed=_signed(message.seed),
         stop_token_ids=tuple(message.stop_token_ids),
-        ignore_eos=message.ignore_eos,
         max_tokens=message.max_tokens,
-        min_tokens=message.min_tokens,
-        logprobs=message.logprobs if message.HasField("logprobs") else None,
-        prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
-        no_repeat_ngram_size=message.no_repeat_ngram_size,
         logit_bias=dict(zip(message.logit_bias_token_ids, message.logit_bias_values, strict=True)),
         allowed_token_ids=tuple(message.allowed_token_ids) or None,
         bad_words_token_ids=_split(message.bad_word_token_ids, message.num_bad_word_tokens),
@@ -67,77 +69,57 @@ def sampling_from_pb(message: pb.Sampling) -> SamplingParams:
 
 
 def sampling_columns_to_pb(rows: tuple[SamplingParams, ...]) -> pb.SamplingColumns:
-    columns = pb.SamplingColumns()
-    for p in rows:
-        assert p.seed is not None
-        assert p.stop_token_ids is not None
-        assert p.logit_bias is not None
-        assert p.bad_words_token_ids is not None
-        columns.presence_penalty.append(p.presence_penalty)
-        columns.frequency_penalty.append(p.frequency_penalty)
-        columns.repetition_penalty.append(p.repetition_penalty)
-        columns.temperature.append(p.temperature)
-        columns.top_p.append(p.top_p)
-        columns.top_k.append(p.top_k)
-        columns.min_p.append(p.min_p)
-        columns.seed.append(p.seed & (2**64 - 1))
-        columns.ignore_eos.append(p.ignore_eos)
-        columns.min_tokens.append(p.min_tokens)
-        columns.logprobs.append(NO_LOGPROBS if p.logprobs is None else p.logprobs)
-        columns.prompt_logprobs.append(
-            NO_LOGPROBS if p.prompt_logprobs is None else p.prompt_logprobs
-        )
-        columns.no_repeat_ngram_size.append(p.no_repeat_ngram_size)
-        columns.num_stop_token_ids.append(len(p.stop_token_ids))
-        columns.stop_token_ids.extend(p.stop_token_ids)
-        columns.num_logit_bias.append(len(p.logit_bias))
-        columns.logit_bias_token_ids.extend(p.logit_bias.keys())
-        columns.logit_bias_values.extend(p.logit_bias.values())
-        columns.num_allowed_token_ids.append(len(p.allowed_token_ids or ()))
-        columns.allowed_token_ids.extend(p.allowed_token_ids or ())
-        columns.num_bad_words.append(len(p.bad_words_token_ids))
-        columns.num_bad_word_tokens.extend(map(len, p.bad_words_token_ids))
-        columns.bad_word_token_ids.extend(chain.from_iterable(p.bad_words_token_ids))
-    return columns
+    columns: dict[str, Any] = {name: [getattr(row, name) for row in rows] for name in _SCALARS}
+    for name in _OPTIONAL:
+        values = [getattr(row, name) for row in rows]
+        columns[name] = [NO_LOGPROBS if value is None else value for value in values]
+    bias = [row.logit_bias or {} for row in rows]
+    stops = [row.stop_token_ids or () for row in rows]
+    allowed = [row.allowed_token_ids or () for row in rows]
+    bad_words = [row.bad_words_token_ids or () for row in rows]
+    words = list(chain.from_iterable(bad_words))
+    return pb.SamplingColumns(
+        **columns,
+        seed=[_unsigned(row.seed) for row in rows],
+        num_stop_token_ids=map(len, stops),
+        stop_token_ids=chain.from_iterable(stops),
+        num_logit_bias=map(len, bias),
+        logit_bias_token_ids=chain.from_iterable(bias),
+        logit_bias_values=chain.from_iterable(entry.values() for entry in bias),
+        num_allowed_token_ids=map(len, allowed),
+        allowed_token_ids=chain.from_iterable(allowed),
+        num_bad_words=map(len, bad_words),
+        num_bad_word_tokens=map(len, words),
+        bad_word_token_ids=chain.from_iterable(words),
+    )
 
 
-def sampling_columns_from_pb(c: pb.SamplingColumns) -> tuple[SamplingParams, ...]:
+def sampling_columns_from_pb(columns: pb.SamplingColumns) -> tuple[SamplingParams, ...]:
+    stops = _split(columns.stop_token_ids, columns.num_stop_token_ids)
+    bias = zip(columns.logit_bias_token_ids, columns.logit_bias_values, strict=True)
+    bias_rows = _split(tuple(bias), columns.num_logit_bias)
+    allowed = _split(columns.allowed_token_ids, columns.num_allowed_token_ids)
+    words = _split(columns.bad_word_token_ids, columns.num_bad_word_tokens)
+    bad_words = _split(words, columns.num_bad_words)
+    scalars = [(name, getattr(columns, name)) for name in _SCALARS]
+    optional = [(name, getattr(columns, name)) for name in _OPTIONAL]
     rows = []
-    allowed = _split(c.allowed_token_ids, c.num_allowed_token_ids)
-    bad_words = _split(c.bad_word_token_ids, c.num_bad_word_tokens)
-    bad_words_of = _split(bad_words, c.num_bad_words)
-    stop_start = bias_start = 0
-    for i, seed in enumerate(c.seed):
-        stop_end = stop_start + c.num_stop_token_ids[i]
-        bias_end = bias_start + c.num_logit_bias[i]
-        bias_ids = c.logit_bias_token_ids[bias_start:bias_end]
-        bias_values = c.logit_bias_values[bias_start:bias_end]
+    for i, seed in enumerate(columns.seed):
+        values: dict[str, Any] = {name: column[i] for name, column in scalars}
+        for name, column in optional:
+            values[name] = None if column[i] == NO_LOGPROBS else column[i]
         rows.append(
             SamplingParams(
-                presence_penalty=c.presence_penalty[i],
-                frequency_penalty=c.frequency_penalty[i],
-                repetition_penalty=c.repetition_penalty[i],
-                temperature=c.temperature[i],
-                top_p=c.top_p[i],
-                top_k=c.top_k[i],
-                min_p=c.min_p[i],
+                **values,
                 seed=_signed(seed),
-                ignore_eos=c.ignore_eos[i],
                 max_tokens=None,  # the scheduler counts them
-                min_tokens=c.min_tokens[i],
-                logprobs=None if c.logprobs[i] == NO_LOGPROBS else c.logprobs[i],
-                prompt_logprobs=(
-                    None if c.prompt_logprobs[i] == NO_LOGPROBS else c.prompt_logprobs[i]
-                ),
-                no_repeat_ngram_size=c.no_repeat_ngram_size[i],
-                stop_token_ids=tuple(c.stop_token_ids[stop_start:stop_end]),
-                logit_bias=dict(zip(bias_ids, bias_values, strict=True)),
+                stop_token_ids=stops[i],
+                logit_bias=dict(bias_rows[i]),
                 allowed_token_ids=allowed[i] or None,
-                bad_words_token_ids=bad_words_of[i],
+                bad_words_token_ids=bad_words[i],
                 detokenize=False,
             )
         )
-        stop_start, bias_start = stop_end, bias_end
     return tuple(rows)
 
 
@@ -145,6 +127,11 @@ def _split(flat: Sequence[T], counts: Sequence[int]) -> tuple[tuple[T, ...], ...
     """The next `counts[i]` values of a flat column, for every i."""
     values = iter(flat)
     return tuple(tuple(islice(values, count)) for count in counts)
+
+
+def _unsigned(seed: int | None) -> int:
+    assert seed is not None
+    return seed & (2**64 - 1)
 
 
 def _signed(seed: int) -> int:
