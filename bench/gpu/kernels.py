@@ -22,9 +22,9 @@ from bench.gpu.timing import Call, time_calls
 from bench.kernels.sampling import SETTINGS, make_choice, sort_and_draw
 from taco_kernels.triton import activation, norm, rotary
 from taco_kernels.triton.block_copy import copy_blocks
+from taco_worker.devices.transfers import Transfers
 from taco_worker.sampling.torch_ops import TorchSampling
 from taco_worker.sampling.triton_ops import TritonSampling
-from taco_worker.transfers import Transfers
 
 _BLOCK_SIZE = 16
 _WORK_SECONDS = 3.0

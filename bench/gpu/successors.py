@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from bench.gpu.llama import LLAMA_3_8B, TINY
-from taco_worker.models import loader
+from taco_worker.models import weight_loading
 
 _LOW_ID = 16  # above the special tokens, which nothing leads to
 # Of what the last products of attention and of the MLP would be.
@@ -83,9 +83,9 @@ class Successors:
 @contextmanager
 def as_dummy_weights(successors: Successors) -> Iterator[None]:
     """What `load_format="dummy"` makes meanwhile."""
-    make_random = loader._fill_randomly
+    make_random = weight_loading._fill_randomly
 
-    def fill(sink: loader.WeightSink, seed: int) -> None:
+    def fill(sink: weight_loading.WeightSink, seed: int) -> None:
         make_random(sink, seed)
         generator = torch.Generator(sink.device).manual_seed(seed)
         for name, shape in sink.shapes.items():
@@ -99,11 +99,11 @@ def as_dummy_weights(successors: Successors) -> Iterator[None]:
         sink.put("embed_tokens.weight", 0, embedding)
         sink.put("lm_head.weight", 0, successors.lm_head(embedding) * shape[1] ** -0.5)
 
-    loader._fill_randomly = fill
+    weight_loading._fill_randomly = fill
     try:
         yield
     finally:
-        loader._fill_randomly = make_random
+        weight_loading._fill_randomly = make_random
 
 
 def write_draft(folder: Path, config: dict[str, Any], successors: Successors) -> None:

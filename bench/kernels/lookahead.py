@@ -26,7 +26,7 @@ import psutil
 from bench.record import save
 from taco_kernels.library import load
 from taco_kernels.native.lookahead import CacheOptions, IntArray, LookaheadCache
-from taco_worker.speculation.lookahead.priors import class_priors
+from taco_worker.speculation.lookahead.acceptance_priors import class_priors
 
 VOCAB_SIZE = 150_000
 NUM_PHRASES = 300_000

@@ -25,7 +25,7 @@ from bench.worker.step import join, timed_steps
 from taco_demo.locate import find_model
 from taco_proto.config import ModelConfig, WorkerConfig
 from taco_proto.sampling_params import SamplingParams
-from taco_worker.cpu_kernels import start_cpu_kernels
+from taco_worker.backends.cpu.kernel_startup import start_cpu_kernels
 from taco_worker.worker import Worker
 
 MAX_NUM_SEQS = 32

@@ -8,8 +8,8 @@ from types import ModuleType
 import torch
 from torch import nn
 
+from taco_worker.backends.torch.decoder import Decoder
 from taco_worker.layers.linear import Linear
-from taco_worker.models.decoder import Decoder
 from taco_worker.models.dtypes import dtype_name
 
 _PACKAGE = "intel_extension_for_pytorch"

@@ -11,12 +11,13 @@ from taco_draft.ipex_loading import import_ipex, optimize
 from taco_kernels.native.cores import available_cores
 from taco_proto.config import DrafterConfig, WorkerConfig
 from taco_proto.errors import ConfigurationError
-from taco_worker.cpu_kernels import start_cpu_kernels
-from taco_worker.kv_sizing import mebibytes, size_kv
-from taco_worker.load import load_step_model
+from taco_worker.backends.cpu.kernel_startup import start_cpu_kernels
+from taco_worker.backends.model_loading import load_step_model
+from taco_worker.backends.torch.torch_model import TorchModel
+from taco_worker.devices.byte_units import mebibytes
+from taco_worker.devices.transfers import Transfers
+from taco_worker.memory.kv_sizing import size_kv
 from taco_worker.models.step_model import StepModel, describe
-from taco_worker.models.torch_model import TorchModel
-from taco_worker.transfers import Transfers
 
 logger = logging.getLogger("taco.draft-worker")
 

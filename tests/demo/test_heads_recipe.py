@@ -26,7 +26,7 @@ from support.models import load_step_model
 from support.plans import ints
 from taco_demo.locate import find_model
 from taco_worker.models.step_model import StepModel
-from taco_worker.speculation.heads.make import make_heads
+from taco_worker.speculation.heads.head_factory import make_heads
 
 TINY = ModelShape(
     hidden_size=32,

@@ -15,9 +15,9 @@ from taco_draft import ipex_loading
 from taco_draft.draft_runner import DraftRunner
 from taco_proto.config import DrafterConfig, ModelConfig
 from taco_proto.errors import ConfigurationError
+from taco_worker.backends.torch.decoder import DecoderLayer
+from taco_worker.backends.torch.torch_model import TorchModel
 from taco_worker.layers.linear import Linear
-from taco_worker.models.decoder import DecoderLayer
-from taco_worker.models.torch_model import TorchModel
 
 HAS_IPEX = find_spec("intel_extension_for_pytorch") is not None
 PROMPT = [5, 17, 300, 42, 9, 77]

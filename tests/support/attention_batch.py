@@ -10,8 +10,8 @@ from torch import Tensor
 
 from support.paged import make_metadata
 from taco_kernels.reference.attention import paged_attention
+from taco_worker.attention.kv_cache import KVCache
 from taco_worker.attention.metadata import AttentionMetadata
-from taco_worker.kv_memory import KVCache
 
 SCALE = 0.2
 # The layer that is read, between two others.

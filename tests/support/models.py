@@ -7,13 +7,13 @@ import torch
 from support.cpu_kernels import NATIVE, kernels_of
 from taco_kernels.library import CpuKernels
 from taco_proto.config import ModelConfig, WorkerConfig
-from taco_worker import load
 from taco_worker.attention.backend import create_attention_backend
+from taco_worker.backends import model_loading
+from taco_worker.backends.torch.decoder import Decoder
+from taco_worker.devices.transfers import Transfers
 from taco_worker.layers.ops import TorchOps
-from taco_worker.models.decoder import Decoder
 from taco_worker.models.decoder_config import DecoderConfig
 from taco_worker.models.step_model import StepModel
-from taco_worker.transfers import Transfers
 
 
 def kernels_for(serves: str, num_threads: int = 2) -> CpuKernels | None:
@@ -38,7 +38,7 @@ def load_step_model(
     )
     config = WorkerConfig(model=model, kv_cache_dtype=kv_cache_dtype)
     transfers = Transfers(torch.device("cpu"))
-    return load.load_step_model(config, kernels_for(serves, num_threads), transfers)[1]
+    return model_loading.load_step_model(config, kernels_for(serves, num_threads), transfers)[1]
 
 
 def make_decoder(config: DecoderConfig, dtype: torch.dtype = torch.float32) -> Decoder:

@@ -21,7 +21,7 @@ from taco_license.tls import TlsFiles
 from taco_proto.config import LicenseConfig, ModelConfig, WorkerConfig
 from taco_proto.errors import ConfigurationError
 from taco_proto.licenses import NEEDS_NO_LICENSE, LicenseState, WorkerLicense
-from taco_worker.device_ids import gpu_id
+from taco_worker.license_ids import gpu_id
 from taco_worker.licensing import Licensing
 
 ONE, TWO = gpu_names(2)

@@ -14,8 +14,8 @@ from support.plans import GREEDY, Join, make_plan
 from taco_proto.config import ModelConfig, WorkerConfig
 from taco_proto.errors import ConfigurationError
 from taco_proto.steps import StepOutput
-from taco_worker.collector import Collector
-from taco_worker.step_meter import StepMeter
+from taco_worker.output_thread import Collector
+from taco_worker.step_metrics import StepMeter
 from taco_worker.worker import Worker
 
 PROMPT = [5, 17, 300, 42, 9, 77, 130, 6, 250]
@@ -177,7 +177,7 @@ def test_prompt_logprobs_do_not_depend_on_how_many_logits_are_made_at_a_time(
     plan = make_plan({0: 9}, joined=[Join(0, PROMPT, BLOCKS, sampling=params)])
     whole = worker.execute(plan).prompt_logprobs
     worker.reset()
-    monkeypatch.setattr("taco_worker.model_runner._MAX_PROMPT_LOGITS", 3 * 384)
+    monkeypatch.setattr("taco_worker.execution.model_runner._MAX_PROMPT_LOGITS", 3 * 384)
     pieces = worker.execute(plan).prompt_logprobs
     assert whole is not None
     assert pieces is not None

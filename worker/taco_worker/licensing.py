@@ -110,8 +110,8 @@ class Licensing:
 
 def _license_ids(device: str, host_id: str) -> tuple[str, ...]:
     # Torch takes seconds to import: only those who ask, and will load a model, have a use for it.
-    from taco_worker.device_ids import license_ids
-    from taco_worker.devices import find_device
+    from taco_worker.devices.selection import find_device
+    from taco_worker.license_ids import license_ids
 
     try:
         return license_ids(find_device(device), host_id)

@@ -23,7 +23,7 @@ from taco_proto.scheduler_pb2_grpc import SchedulerStub
 from taco_proto.steps import StepOutput, StepPlan, WorkerInfo
 from taco_worker.licensing import Licensing
 from taco_worker.model_thread import ModelThread
-from taco_worker.step_meter import StepMeter
+from taco_worker.step_metrics import StepMeter
 from taco_worker.stream_link import StreamLink
 
 # Without a word in this time the stream has ended, and what a step gives is for nobody.

@@ -15,26 +15,27 @@ from taco_proto.config import WorkerConfig
 from taco_proto.errors import ConfigurationError
 from taco_proto.kv_tiers import StoreCommand, StoreReport
 from taco_proto.steps import StepOutput, StepPlan, WorkerInfo
-from taco_worker.collector import Collector
-from taco_worker.cpu_kernels import start_cpu_kernels
-from taco_worker.devices import find_device
-from taco_worker.input_batch import InputBatch, PlanError
-from taco_worker.kv_sizing import longest_wanted, mebibytes, size_kv
-from taco_worker.kv_tiers.make import make_disk_tier, make_host_tier, with_fitting_host_tier
-from taco_worker.launched_step import LaunchedStep
-from taco_worker.load import load_step_model
-from taco_worker.model_runner import ModelRunner
+from taco_worker.backends.cpu.kernel_startup import start_cpu_kernels
+from taco_worker.backends.model_loading import load_step_model
+from taco_worker.batch.input_batch import InputBatch, PlanError
+from taco_worker.batch.token_table import make_token_table
+from taco_worker.devices.byte_units import mebibytes
+from taco_worker.devices.selection import find_device
+from taco_worker.devices.transfers import Transfers
+from taco_worker.execution.launched_step import LaunchedStep
+from taco_worker.execution.model_runner import ModelRunner
+from taco_worker.kv_tiers.tier_factory import make_disk_tier, make_host_tier, with_fitting_host_tier
+from taco_worker.memory.kv_sizing import longest_wanted, size_kv
 from taco_worker.models.config import ModelConfig
 from taco_worker.models.step_model import StepModel
-from taco_worker.speculation.make import (
+from taco_worker.output_thread import Collector
+from taco_worker.speculation.speculator_factory import (
     BatchLimits,
     make_drafter,
     make_speculator,
     make_typical,
 )
-from taco_worker.step_meter import StepMeter
-from taco_worker.token_table import make_token_table
-from taco_worker.transfers import Transfers
+from taco_worker.step_metrics import StepMeter
 
 logger = logging.getLogger("taco.worker")
 

@@ -15,7 +15,7 @@ from taco_llm.args.scheduler_args import SchedulerArgs, check_at_least
 from taco_llm.args.speculation_args import SpeculationArgs
 from taco_proto.config import DrafterConfig, ModelConfig, WorkerConfig
 from taco_proto.errors import ConfigurationError
-from taco_worker.gpu_presence import runs_on_cpu
+from taco_worker.devices.gpu_presence import runs_on_cpu
 
 _MODEL = (GATEWAY, WORKER)
 _TEXT = (GATEWAY,)

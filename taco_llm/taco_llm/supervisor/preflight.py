@@ -3,8 +3,8 @@
 from taco_gateway.text.tokenizer.checks import check_tokenizer_files
 from taco_llm.args.engine_args import EngineArgs
 from taco_llm.args.replica_args import ReplicaArgs
-from taco_worker.early_checks import check_memory, check_model
 from taco_worker.models.config import ModelConfig
+from taco_worker.startup_checks import check_memory, check_model
 
 
 def check_before_start(engine: EngineArgs, replicas: ReplicaArgs) -> ModelConfig:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from taco_llm import __version__
-from taco_worker.early_checks import num_parameters
 from taco_worker.models.config import ModelConfig
+from taco_worker.startup_checks import num_parameters
 
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "int8": "int8"}
 _INSTRUCTION_SETS = {

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from support.attention_batch import LAYER, SCALE, Batch
+from taco_worker.attention.kv_cache import KVCache
 from taco_worker.attention.torch_backend import TorchAttention
-from taco_worker.kv_memory import KVCache
 
 
 @st.composite

@@ -16,10 +16,10 @@ from support.plans import Join, make_plan
 from taco_proto.config import ModelConfig, SpeculationConfig, WorkerConfig
 from taco_proto.sampling_params import SamplingParams
 from taco_proto.steps import StepOutput, StepPlan
+from taco_worker.backends.torch.cuda_graphs import GraphShape
+from taco_worker.backends.torch.torch_model import TorchModel
+from taco_worker.devices.transfers import Transfers
 from taco_worker.models.step_model import ModelInput
-from taco_worker.models.torch_model import TorchModel
-from taco_worker.step_graphs import GraphShape
-from taco_worker.transfers import Transfers
 from taco_worker.worker import Worker
 
 PROMPT, OTHER = [5, 17, 300, 42, 9, 77, 130, 6, 250, 31, 8], [250, 3, 3, 99]

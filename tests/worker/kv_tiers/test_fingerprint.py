@@ -12,9 +12,9 @@ import torch
 from support.checkpoints import make_checkpoint
 from support.models import kernels_for
 from taco_proto.config import ModelConfig, WorkerConfig
+from taco_worker.backends.model_loading import load_step_model
+from taco_worker.devices.transfers import Transfers
 from taco_worker.kv_tiers.fingerprint import fingerprint
-from taco_worker.load import load_step_model
-from taco_worker.transfers import Transfers
 
 
 @pytest.fixture(scope="module")

@@ -268,8 +268,8 @@ def test_models_load_without_transformers(tmp_path: Path) -> None:
     program = (
         "import sys, torch; sys.modules['transformers'] = None\n"
         "from taco_proto.config import ModelConfig, WorkerConfig\n"
-        "from taco_worker.load import load_step_model\n"
-        "from taco_worker.transfers import Transfers\n"
+        "from taco_worker.backends.model_loading import load_step_model\n"
+        "from taco_worker.devices.transfers import Transfers\n"
         f"config = WorkerConfig(model=ModelConfig(model={str(path)!r}))\n"
         "load_step_model(config, None, Transfers(torch.device('cpu')))\n"
     )

@@ -163,7 +163,7 @@ def test_a_worker_ends_with_one_line(checkpoint: Path) -> None:
 
 
 def test_the_supervisor_s_check_says_the_same(checkpoint: Path) -> None:
-    from taco_worker.early_checks import check_model
+    from taco_worker.startup_checks import check_model
 
     rewrite(checkpoint, max_position_embeddings=10**12)
     with pytest.raises(ConfigurationError, match="max_position_embeddings is 1000000000000"):

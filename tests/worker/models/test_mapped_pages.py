@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from taco_worker.models.checkpoint import iterate_tensors
+from taco_worker.models.tensor_files import iterate_tensors
 
 NUM_TENSORS = 6
 TENSOR_BYTES = 2**24

@@ -11,13 +11,13 @@ from support.sampling_reference import Row, acceptable_tokens, changed_logits
 from taco_kernels.sampling_columns import NO_CHOICE
 from taco_proto.logprobs import LogprobColumns
 from taco_proto.sampling_params import SamplingParams
+from taco_worker.devices.transfers import Transfers
 from taco_worker.sampling.columns import SamplingColumns
 from taco_worker.sampling.cpu_ops import CpuSampling
 from taco_worker.sampling.logprobs import LogprobTable
 from taco_worker.sampling.ops import SamplingOps
 from taco_worker.sampling.sampler import SampledRows, SampledTokens, Sampler
 from taco_worker.sampling.torch_ops import TorchSampling
-from taco_worker.transfers import Transfers
 
 EOS_TOKEN_IDS = [1, 2]
 MAX_LEN = 48

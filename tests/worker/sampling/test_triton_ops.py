@@ -14,12 +14,12 @@ from support import triton_interpreter
 from support.sampling_cases import make_choice
 from taco_kernels.sampling_columns import Array, Choice, Penalties
 from taco_proto.sampling_params import SamplingParams
+from taco_worker.devices.transfers import Transfers
 from taco_worker.sampling.columns import SamplingColumns
 from taco_worker.sampling.ops import SamplingOps
 from taco_worker.sampling.sampler import SampledRows, SampledTokens, Sampler
 from taco_worker.sampling.torch_ops import TorchSampling
 from taco_worker.sampling.triton_ops import TritonSampling
-from taco_worker.transfers import Transfers
 
 triton_interpreter.install()
 DEVICE = triton_interpreter.DEVICE

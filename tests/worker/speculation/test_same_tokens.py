@@ -16,7 +16,7 @@ from support.local_engine import generate, serve
 from support.models import kernels_for
 from taco_proto.config import ModelConfig, SpeculationConfig, WorkerConfig
 from taco_proto.requests import GenerateRequest
-from taco_worker.speculation import make
+from taco_worker.speculation import speculator_factory
 from taco_worker.worker import Worker
 
 RECIPES = (
@@ -78,7 +78,7 @@ def speculating(
     branches: bool,
 ) -> Worker:
     drafter = KnowingDrafter(truth, branches=branches)
-    monkeypatch.setattr(make, "_make_drafter", lambda *arguments: drafter)
+    monkeypatch.setattr(speculator_factory, "_make_drafter", lambda *arguments: drafter)
     wanted = replace(worker_config, speculation=SpeculationConfig())
     return Worker(wanted, lambda count: kernels_for(serves, 2))
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from taco_worker.input_batch import InputBatch
+from taco_worker.batch.input_batch import InputBatch
+from taco_worker.batch.token_table import make_token_table
+from taco_worker.devices.transfers import Transfers
 from taco_worker.speculation.speculator import Speculator
-from taco_worker.token_table import make_token_table
-from taco_worker.transfers import Transfers
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ import torch
 from support.plans import ints
 from taco_kernels.triton.block_copy import copy_blocks
 from taco_proto.steps import BlockCopies
-from taco_worker.kv_tiers.block_moves import PrepareMoves, choose_moves, copy_each, moves_by_kernel
-from taco_worker.kv_tiers.host_tier import HostTier
-from taco_worker.transfers import Array, Transfers
+from taco_worker.devices.transfers import Array, Transfers
+from taco_worker.kv_tiers.block_copies import PrepareMoves, choose_moves, copy_each, moves_by_kernel
+from taco_worker.kv_tiers.host_block_store import HostTier
 
 NUM_LAYERS, LAYER_BYTES = 5, 48
 COPIES = BlockCopies(

@@ -16,15 +16,15 @@ from support.plans import GREEDY, Join, make_plan
 from taco_proto.config import ModelConfig, WorkerConfig
 from taco_proto.sampling_params import SamplingParams
 from taco_proto.steps import StepOutput, StepPlan
-from taco_worker import torch_load
 from taco_worker.attention.backend import create_attention_backend
+from taco_worker.backends.torch import torch_loading
+from taco_worker.backends.torch.cuda_graphs import GraphShape, StepGraphs, graph_sizes
+from taco_worker.backends.torch.torch_loading import Parts
+from taco_worker.backends.torch.torch_model import TorchModel
+from taco_worker.devices.transfers import Transfers
 from taco_worker.layers.triton_ops import TritonOps
-from taco_worker.models.torch_model import TorchModel
+from taco_worker.memory.profiling_steps import largest_step, run_asking_for_all
 from taco_worker.sampling.triton_ops import TritonSampling
-from taco_worker.step_graphs import GraphShape, StepGraphs, graph_sizes
-from taco_worker.torch_load import Parts
-from taco_worker.transfers import Transfers
-from taco_worker.trial_steps import largest_step, run_asking_for_all
 from taco_worker.worker import Worker
 
 PROMPT, OTHER = [5, 17, 300, 42, 9, 77, 130, 6, 250, 31, 8], [250, 3, 3, 99]
@@ -63,7 +63,7 @@ def make_workers(folder: Path, architecture: str) -> tuple[Worker, Worker]:
         return Parts(backend, TritonOps(), TritonSampling(transfers), graphs, "triton")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch_load, "choose_parts", choose_parts)
+        patch.setattr(torch_loading, "choose_parts", choose_parts)
         return on_torch, make_worker(path)
 
 

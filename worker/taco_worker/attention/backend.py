@@ -9,8 +9,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from taco_worker.attention.kv_cache import KVCache
 from taco_worker.attention.metadata import AttentionMetadata
-from taco_worker.kv_memory import KVCache
 
 
 class AttentionBackend(Protocol):

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from taco_worker.attention.kv_cache import KVCache
 from taco_worker.attention.metadata import AttentionMetadata
 from taco_worker.attention.planning import StepPlans, first_seen, indexable, upload_indices
-from taco_worker.kv_memory import KVCache
 
 
 @dataclass(frozen=True, slots=True)

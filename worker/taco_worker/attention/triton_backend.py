@@ -8,9 +8,9 @@ from torch import Tensor
 
 from taco_kernels.triton.attention import AttentionBatch, TreeRows, paged_attention, plan_batch
 from taco_kernels.triton.attention_plan import AttentionPlan
+from taco_worker.attention.kv_cache import KVCache
 from taco_worker.attention.metadata import AttentionMetadata
 from taco_worker.attention.planning import StepPlans
-from taco_worker.kv_memory import KVCache
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,9 @@ from xformers.ops.fmha import attn_bias as biases
 from xformers.ops.fmha import flash3, triton_splitk
 from xformers.ops.fmha.common import AttentionFwOpBase, Inputs
 
+from taco_worker.attention.kv_cache import KVCache
 from taco_worker.attention.metadata import AttentionMetadata
 from taco_worker.attention.planning import StepPlans, first_seen, indexable, upload_indices
-from taco_worker.kv_memory import KVCache
 
 Operator = type[AttentionFwOpBase]
 

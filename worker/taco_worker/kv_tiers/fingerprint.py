@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from taco_proto.config import WorkerConfig
-from taco_worker.load_format import load_format_of
+from taco_worker.models.load_format import load_format_of
 from taco_worker.models.step_model import StepModel
 from taco_worker.models.weight_files import find_weight_files
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from taco_worker.attention.backend import AttentionBackend
+from taco_worker.attention.kv_cache import KVCache
 from taco_worker.attention.metadata import AttentionMetadata
-from taco_worker.kv_memory import KVCache
 from taco_worker.layers.linear import Linear
 from taco_worker.layers.ops import LayerOps
 from taco_worker.models.decoder_config import DecoderConfig

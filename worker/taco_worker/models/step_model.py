@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from taco_proto.steps import IntArray
-from taco_worker.kv_tiers.lane import LayerArrivals
+from taco_worker.devices.copy_stream import LayerArrivals
 from taco_worker.models.decoder_config import DecoderConfig
 from taco_worker.models.dtypes import dtype_name
 from taco_worker.sampling.ops import SamplingOps

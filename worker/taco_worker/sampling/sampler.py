@@ -5,14 +5,14 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
+from taco_worker.devices.transfers import Transfers
 from taco_worker.sampling.bad_words import bad_word_rows, ban_bad_words
 from taco_worker.sampling.columns import READS_TOKENS, Array, Feature, SamplingColumns
 from taco_worker.sampling.logprobs import LogprobTable, gather_logprobs
 from taco_worker.sampling.ops import Choice, Penalties, SamplingOps
 from taco_worker.sampling.penalties import add_logit_bias, allow_tokens, ban_tokens
 from taco_worker.sampling.random import uniforms
-from taco_worker.speculation.typical import Candidates, TypicalAcceptance
-from taco_worker.transfers import Transfers
+from taco_worker.sampling.typical_acceptance import Candidates, TypicalAcceptance
 
 _TOKEN_PENALTIES = Feature.REPETITION_PENALTY | Feature.COUNT_PENALTIES | Feature.NO_REPEAT_NGRAM
 _CHANGES_LOGITS = READS_TOKENS | Feature.LOGIT_BIAS | Feature.MIN_TOKENS | Feature.ALLOWED_TOKENS

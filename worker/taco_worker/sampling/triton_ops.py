@@ -9,8 +9,8 @@ from taco_kernels.sampling_columns import Choice, Penalties
 from taco_kernels.triton.choose import ChoiceColumns, choose_tokens, most_likely_tokens
 from taco_kernels.triton.logprobs import gather_logprobs
 from taco_kernels.triton.penalize import PenaltyColumns, penalize, penalty_scratch
+from taco_worker.devices.transfers import Transfers
 from taco_worker.sampling.columns import Array
-from taco_worker.transfers import Transfers
 
 
 class TritonSampling:

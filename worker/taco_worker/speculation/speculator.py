@@ -10,10 +10,10 @@ import numpy as np
 from taco_kernels.native.draft_choice import DraftChoice
 from taco_kernels.native.draft_trees import DraftTrees, are_trees
 from taco_proto.steps import EMPTY, IntArray, PlannedDrafts, StepPlan
-from taco_worker.input_batch import InputBatch, PlanError, StepRows
+from taco_worker.batch.input_batch import InputBatch, PlanError, StepRows
 from taco_worker.sampling.columns import READS_TOKENS
+from taco_worker.speculation.draft_pausing import Rest
 from taco_worker.speculation.drafter import ComputedTokens, Drafter, chains, no_drafts
-from taco_worker.speculation.rest import Rest
 
 logger = logging.getLogger("taco.worker")
 

@@ -34,7 +34,7 @@ from taco_worker.models.step_model import StepModel
 from taco_worker.speculation.drafter import Drafter
 from taco_worker.speculation.heads.draft_tree import NUM_CLASSES
 from taco_worker.speculation.heads.eagle import MAX_DEPTH
-from taco_worker.speculation.heads.make import make_heads
+from taco_worker.speculation.heads.head_factory import make_heads
 
 MAX_NUM_SEQS = 4
 MAX_MODEL_LEN = 512

@@ -20,7 +20,7 @@ from support.heads import random_tensors, write_heads
 from support.local_engine import Generated, generate, serve
 from support.models import kernels_for
 from taco_proto.config import ModelConfig, SpeculationConfig, WorkerConfig
-from taco_worker.speculation import make
+from taco_worker.speculation import speculator_factory
 from taco_worker.speculation.drafter import ComputedTokens
 from taco_worker.worker import Worker
 
@@ -100,7 +100,7 @@ async def test_hidden_states_are_those_of_the_tokens_that_are_kept(
         model.keep_hidden(layers)
         return listener
 
-    monkeypatch.setattr(make, "_make_drafter", make_listener)
+    monkeypatch.setattr(speculator_factory, "_make_drafter", make_listener)
     assert (await answers(target_path, serves, drafts=True)).tokens == expected
     assert listener.most_at_once > 1
 

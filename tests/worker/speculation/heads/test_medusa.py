@@ -16,7 +16,7 @@ from support.plans import ints
 from taco_proto.errors import ConfigurationError
 from taco_worker.models.step_model import StepModel
 from taco_worker.speculation.drafter import Drafter
-from taco_worker.speculation.heads.make import make_heads
+from taco_worker.speculation.heads.head_factory import make_heads
 
 NUM_HEADS = 3
 NUM_LAYERS = 2

@@ -13,7 +13,7 @@ from taco_worker.layers.rotary import RotaryEmbedding
 from taco_worker.models.decoder_config import DecoderConfig
 from taco_worker.models.rope import RotaryConfig
 from taco_worker.models.step_model import Linear, StepModel
-from taco_worker.speculation.heads.checkpoint import HeadTensors
+from taco_worker.speculation.heads.head_checkpoint import HeadTensors
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from taco_worker.models.step_model import StepModel
 from taco_worker.speculation.drafter import ComputedTokens, FloatArray, no_drafts
 from taco_worker.speculation.heads.draft_tree import NUM_CLASSES, GrowingTrees
 from taco_worker.speculation.heads.eagle_models import EagleModel
+from taco_worker.speculation.heads.observed_tokens import Standing
 from taco_worker.speculation.heads.slot_kv import SlotKV
-from taco_worker.speculation.heads.standing import Standing
 from taco_worker.speculation.heads.tree_levels import Context, TreeLevels, upload
 
 _DEFAULT_DRAFTS = 16

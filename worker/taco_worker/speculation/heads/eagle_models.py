@@ -16,8 +16,8 @@ from taco_proto.errors import ConfigurationError
 from taco_worker.models.decoder_config import DecoderConfig
 from taco_worker.models.recipes import llama
 from taco_worker.models.step_model import StepModel, check_kept_layers
-from taco_worker.speculation.heads.checkpoint import HeadTensors
 from taco_worker.speculation.heads.draft_layer import DraftLayer, load_norm
+from taco_worker.speculation.heads.head_checkpoint import HeadTensors
 
 # Buffers of old checkpoints, and copies of what is the target's.
 _NOT_NEEDED = ("embed_tokens.weight", "lm_head.weight", "layers.0.self_attn.rotary_emb.inv_freq")

@@ -20,8 +20,8 @@ from taco_proto.errors import ConfigurationError
 from taco_proto.steps import IntArray, JoinedSequences
 from taco_worker.models.step_model import Linear, StepModel
 from taco_worker.speculation.drafter import ComputedTokens, FloatArray, no_drafts
-from taco_worker.speculation.heads.checkpoint import HeadTensors
-from taco_worker.speculation.heads.standing import Standing
+from taco_worker.speculation.heads.head_checkpoint import HeadTensors
+from taco_worker.speculation.heads.observed_tokens import Standing
 from taco_worker.speculation.heads.tree_shapes import likeliest_shapes
 
 _DEFAULT_DRAFTS = 16

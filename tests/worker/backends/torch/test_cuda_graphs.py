@@ -1,0 +1,145 @@
+"""When a step has a graph; what graphs compute is tested in worker/triton."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import accumulate
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from support.plans import ints
+from taco_worker.attention.metadata import AttentionMetadata
+from taco_worker.backends.torch.cuda_graphs import Forward, StepGraphs
+from taco_worker.devices.transfers import Transfers
+from taco_worker.models.step_model import ModelInput
+
+
+def step(query_lens: list[int], context_len: int = 40) -> ModelInput:
+    seq_lens = [context_len + query_len for query_len in query_lens]
+    positions = [i for n in seq_lens for i in range(context_len, n)]
+    return ModelInput(
+        token_ids=torch.arange(len(positions), dtype=torch.int32),
+        positions=ints(positions),
+        query_start=ints([0, *accumulate(query_lens)]),
+        seq_lens=ints(seq_lens),
+        block_tables=np.tile(np.arange(8, dtype=np.int32), (len(query_lens), 1)),
+        output_rows=ints([0]),
+    )
+
+
+def forward(token_ids: Tensor, positions: Tensor, metadata: AttentionMetadata) -> Tensor:
+    """Something of all that differs from step to step."""
+    assert metadata.kv_slot_mapping.shape == positions.shape == token_ids.shape
+    hidden = torch.stack([token_ids, positions, metadata.kv_slot_mapping.int()], dim=1)
+    return hidden + metadata.seq_lens.sum() + metadata.query_start_loc[-1]
+
+
+def replay(run: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    return run
+
+
+def make_graphs(
+    max_num_seqs: int = 40, forward: Forward = forward, **changes: object
+) -> StepGraphs:
+    options: dict[str, object] = {"capture": replay, **changes}
+    transfers = Transfers(torch.device("cpu"))
+    graphs = StepGraphs(transfers, max_num_seqs=max_num_seqs, **options)  # type: ignore[arg-type]
+    graphs.prepare(forward, block_size=16, max_model_len=128)
+    return graphs
+
+
+def is_captured(graphs: StepGraphs, inputs: ModelInput) -> bool:
+    """After it has come often enough."""
+    for _ in range(3):
+        graphs.find(inputs)
+        while graphs.capture_next(only_urgent=True):
+            pass
+    return graphs.find(inputs) is not None
+
+
+@pytest.mark.parametrize(
+    ("query_lens", "expected"),
+    [
+        ([1] * 3, True),
+        ([4, 2, 3], True),  # drafts that are verified
+        ([17], False),
+        ([1] * 41, False),
+        ([1] * 39 + [16], False),  # nearly all of it would be padding
+        ([1] * 3 + [8], True),  # little enough to cost nothing
+    ],
+)
+def test_which_steps_have_graphs(query_lens: list[int], expected: bool) -> None:
+    assert is_captured(make_graphs(), step(query_lens)) == expected
+
+
+def test_drafts_of_changing_lengths_share_graphs() -> None:
+    """Lookahead drafts differ from step to step: a graph for each length would soon be too many."""
+    graphs = make_graphs()
+    for query_len in range(2, 17):
+        assert is_captured(graphs, step([query_len] * 8))
+    assert graphs.num_captured == 5  # of 2, 3, 5, 9 and 16 tokens
+    for query_len in (4, 6, 10):
+        inputs = step([query_len] * 8)
+        graph = graphs.find(inputs)
+        assert graph is not None
+        total = int(inputs.seq_lens.sum()) + 8 * query_len
+        assert (graph.run(inputs)[:, 1] - total).tolist() == inputs.positions.tolist()
+
+
+def test_trees_have_graphs_of_their_own() -> None:
+    """In which the padding of a shape is in plain order."""
+    seen: list[Tensor] = []
+
+    def keep_masks(token_ids: Tensor, positions: Tensor, metadata: AttentionMetadata) -> Tensor:
+        seen.append(torch.empty(0) if metadata.tree is None else metadata.tree.masks.clone())
+        return forward(token_ids, positions, metadata)
+
+    graphs = make_graphs(forward=keep_masks)
+    chains = step([3, 2])
+    trees = replace(chains, positions=ints([40, 41, 41, 40, 41]), parents=ints([-1, 0, 0, -1, 3]))
+    assert is_captured(graphs, chains)
+    assert is_captured(graphs, trees)
+    for inputs, masks in ((chains, []), (trees, [0b1, 0b11, 0b101, -1, -1, -1])):
+        graph = graphs.find(inputs)
+        assert graph is not None
+        hidden = graph.run(inputs)
+        assert seen[-1].tolist() == masks
+        # The KV of nodes lies where a chain's would.
+        total = int(inputs.seq_lens.sum()) + 5
+        assert (hidden[:, 1] - total).tolist() == inputs.positions.tolist()
+        assert (hidden[:, 2] - total).tolist() == chains.kv_slot_mapping(16).tolist()
+
+
+def test_long_sequences_may_be_left_out() -> None:
+    graphs = make_graphs(max_seq_len=64)
+    assert is_captured(graphs, step([1, 1], context_len=63))
+    assert not is_captured(graphs, step([1, 1], context_len=64))
+
+
+@pytest.mark.parametrize("query_lens", [[1, 1, 1], [2, 1, 3], [5]])
+def test_a_graph_sees_the_step_and_padding_that_means_nothing(query_lens: list[int]) -> None:
+    graphs = make_graphs()
+    assert is_captured(graphs, step([3, 3, 3], context_len=7))  # what another step left behind
+    inputs = step(query_lens)
+    assert is_captured(graphs, inputs)
+    graph = graphs.find(inputs)
+    assert graph is not None
+    hidden = graph.run(inputs)
+    total = int(inputs.seq_lens.sum()) + sum(query_lens)
+    expected = np.stack([inputs.token_ids, inputs.positions, inputs.kv_slot_mapping(16)], axis=1)
+    assert np.array_equal(hidden.numpy(), expected + total)
+
+
+def test_after_a_capture_that_fails_steps_run_eagerly(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(run: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    graphs = make_graphs(capture=fail)
+    assert not is_captured(graphs, step([1, 1]))
+    assert not is_captured(graphs, step([1]))
+    assert not graphs.capture_next()
+    assert caplog.text.count("nor any more: steps without one run eagerly") == 1

@@ -1,0 +1,185 @@
+"""Copies beside what is computed: a layer's KV is touched only once it has arrived."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from support.checkpoints import make_checkpoint
+from support.models import load_step_model
+from support.plans import ints
+from taco_proto.steps import BlockCopies
+from taco_worker.backends.torch.cuda_graphs import StepGraphs
+from taco_worker.backends.torch.torch_model import TorchModel
+from taco_worker.devices.copy_stream import Arrival
+from taco_worker.devices.transfers import Transfers
+from taco_worker.kv_tiers.host_block_store import HostTier, layer_groups
+from taco_worker.models.step_model import ModelInput
+
+NUM_LAYERS = 5
+PROMPT = list(range(30, 50))
+LOAD = BlockCopies(load_sources=ints([4]), load_targets=ints([2]))
+
+
+class LateLane:
+    """Does nothing before somebody waits for it, as a device whose copies are slow."""
+
+    def __init__(self) -> None:
+        self.num_put = 0
+        self.waiting: list[Callable[[], None]] = []
+
+    def follow(self) -> None:
+        return
+
+    def put(self, work: Callable[[], None]) -> Arrival:
+        self.num_put += 1
+        self.waiting.append(work)
+        return _LateArrival(self, self.num_put)
+
+
+class _LateArrival:
+    def __init__(self, lane: LateLane, number: int) -> None:
+        self._lane = lane
+        self._number = number
+
+    def wait(self) -> None:
+        lane = self._lane
+        while lane.num_put - len(lane.waiting) < self._number:
+            lane.waiting.pop(0)()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> TorchModel:
+    checkpoint = make_checkpoint(tmp_path_factory.mktemp("llama"), num_hidden_layers=NUM_LAYERS)
+    model = load_step_model(checkpoint, "torch")
+    assert isinstance(model, TorchModel)
+    model.allocate_kv(8, 16, 64)
+    return model
+
+
+def step(num_computed: int, blocks: list[int], num_tokens: int = len(PROMPT)) -> ModelInput:
+    """Of one sequence, from `num_computed` on."""
+    new = PROMPT[num_computed:num_tokens]
+    return ModelInput(
+        token_ids=torch.tensor(new, dtype=torch.int32),
+        positions=ints(range(num_computed, num_tokens)),
+        query_start=ints([0, len(new)]),
+        seq_lens=ints([num_tokens]),
+        block_tables=ints(blocks)[None],
+        output_rows=ints([len(new) - 1]),
+    )
+
+
+def expected_logits(model: TorchModel) -> Tensor:
+    """The logits of the last 4 tokens, whose prefix's KV never left the device.
+
+    It computes the same rows as the steps that are tested: torch's products of other numbers of
+    rows have the same bits on some CPUs only.
+    """
+    model.forward(step(0, [3, 5]))
+    return model.forward(step(16, [3, 5]))
+
+
+def make_tier(model: TorchModel, lane: LateLane, *, is_lazy: bool = True) -> HostTier:
+    """Its block 4 holds the prompt's first block, and no block of the device does."""
+    tier = HostTier(
+        torch.zeros_like(model.kv_rows),
+        model.kv_rows,
+        num_layers=NUM_LAYERS,
+        lane=lane,
+        is_lazy=is_lazy,
+    )
+    model.forward(step(0, [3, 5]))
+    tier.rows[4] = model.kv_rows[3]
+    model.kv_rows[:5].zero_()
+    return tier
+
+
+@torch.inference_mode()
+def test_each_layer_waits_for_its_own_kv(
+    model: TorchModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lane = LateLane()
+    expected = expected_logits(model)
+    tier = make_tier(model, lane)
+    num_waiting: list[int] = []
+
+    def note(_: object, args: object) -> None:
+        num_waiting.append(len(lane.waiting))
+
+    hooks = [layer.register_forward_pre_hook(note) for layer in model.decoder.layers]
+    model.expect_kv(tier.copy(LOAD))
+    assert torch.equal(model.forward(step(16, [2, 6])), expected)
+    for hook in hooks:
+        hook.remove()
+    # Groups of 1, 1, 2 and 1 layers: none has come when the first layer begins, and so on.
+    assert num_waiting == [4, 3, 2, 1, 1]
+    assert not lane.waiting
+
+
+@torch.inference_mode()
+def test_in_one_piece_all_layers_come_before_the_first(model: TorchModel) -> None:
+    lane = LateLane()
+    expected = expected_logits(model)
+    tier = make_tier(model, lane, is_lazy=False)
+    model.expect_kv(tier.copy(LOAD))
+    assert lane.num_put == 1
+    assert torch.equal(model.forward(step(16, [2, 6])), expected)
+
+
+@torch.inference_mode()
+def test_a_graph_is_replayed_when_all_copies_have_arrived(
+    model: TorchModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was captured without them, so that it cannot wait by itself. (What it computes here is of
+    no use: on a CPU attention goes by lengths that a graph does not have.)"""
+    lane = LateLane()
+    replays: list[int] = []
+
+    def capture(run: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        def replay() -> Tensor:
+            replays.append(len(lane.waiting))
+            return run()
+
+        return replay
+
+    graphs = StepGraphs(Transfers(torch.device("cpu")), max_num_seqs=1, capture=capture)
+    graphs.prepare(model._run, block_size=16, max_model_len=64)
+    while graphs.capture_next():
+        pass
+    tier = make_tier(model, lane)
+    monkeypatch.setattr(model, "_graphs", graphs)
+    model.expect_kv(tier.copy(LOAD))
+    model.forward(step(16, [2, 6], num_tokens=17))
+    assert replays == [0]
+
+
+@torch.inference_mode()
+def test_of_each_layer_offloads_come_before_loads(model: TorchModel) -> None:
+    lane = LateLane()
+    tier = make_tier(model, lane)
+    model.kv_rows[2].fill_(7)
+    arrivals = tier.copy(
+        BlockCopies(
+            offload_sources=ints([2]),
+            offload_targets=ints([1]),
+            load_sources=ints([4, 1]),
+            load_targets=ints([2, 0]),
+        )
+    )
+    layer_bytes = tier.rows.shape[1] // NUM_LAYERS
+    arrivals.wait_for(1)
+    assert (tier.rows[1] == 7).sum() == 2 * layer_bytes
+    arrivals.wait()
+    assert (tier.rows[1] == 7).all()
+    assert torch.equal(model.kv_rows[2], tier.rows[4])
+    assert (model.kv_rows[0] == 7).all()
+
+
+def test_groups_grow_and_hold_every_layer_once() -> None:
+    assert [list(layers) for layers in layer_groups(5)] == [[0], [1], [2, 3], [4]]
+    assert [len(layers) for layers in layer_groups(32)] == [1, 1, 2, 4, 8, 16]
+    assert [list(layers) for layers in layer_groups(1)] == [[0]]

@@ -1,0 +1,192 @@
+"""Blocks that leave the device and come back are what they were, bit for bit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from support.checkpoints import make_checkpoint
+from support.models import kernels_for, load_step_model
+from support.plans import Join, ints, make_plan
+from taco_proto.config import ModelConfig, WorkerConfig
+from taco_proto.errors import ConfigurationError
+from taco_proto.steps import BlockCopies, StepOutput
+from taco_worker.kv_tiers.host_block_store import HostTier
+from taco_worker.worker import Worker
+
+BLOCK_SIZE = 16
+PROMPT = [5, 17, 300, 42, 9, 77, 130, 6, 250, 11, 12, 13, 14, 15, 16, 18, 19, 20]
+OTHER = [250, 3, 3, 99, *range(100, 114)]
+KINDS = [
+    ("torch", "float32", "auto"),
+    ("torch", "bfloat16", "auto"),
+    ("kernels", "float32", "auto"),
+    ("kernels", "bfloat16", "auto"),
+    ("kernels", "bfloat16", "int8"),
+]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("llama"), num_hidden_layers=5)
+
+
+def make_worker(checkpoint: Path, serves: str = "kernels", **changes: object) -> Worker:
+    dtype, kv_cache_dtype = str(changes.pop("dtype", "float32")), changes.pop("kv", "auto")
+    config = WorkerConfig(
+        model=ModelConfig(model=str(checkpoint), dtype=dtype),
+        num_blocks=32,
+        max_num_seqs=4,
+        num_threads=1,
+        host_kv_bytes=2**20,
+        kv_cache_dtype=str(kv_cache_dtype),
+    )
+    return Worker(
+        replace(config, **changes),  # type: ignore[arg-type]
+        start_kernels=lambda num_threads: kernels_for(serves, 1),
+    )
+
+
+def copies(*, offload: dict[int, int] = {}, load: dict[int, int] = {}) -> BlockCopies:  # noqa: B006
+    """Sources to targets."""
+    return BlockCopies(
+        offload_sources=ints(list(offload)),
+        offload_targets=ints(list(offload.values())),
+        load_sources=ints(list(load)),
+        load_targets=ints(list(load.values())),
+    )
+
+
+def sampled(output: StepOutput) -> dict[int, int]:
+    assert output.error == ""
+    return dict(zip(output.slots.tolist(), output.token_ids.tolist(), strict=True))
+
+
+@pytest.fixture(scope="module")
+def small_worker(checkpoint: Path) -> Worker:
+    return make_worker(checkpoint)
+
+
+@pytest.fixture
+def worker(small_worker: Worker) -> Worker:
+    small_worker.reset()
+    return small_worker
+
+
+@pytest.mark.parametrize(("serves", "dtype", "kv"), KINDS)
+def test_a_block_is_offloaded_loaded_into_and_written_in_one_step(
+    checkpoint: Path, serves: str, dtype: str, kv: str
+) -> None:
+    worker = make_worker(checkpoint, serves, dtype=dtype, kv=kv)
+    whole = sampled(worker.execute(make_plan({0: 18}, joined=[Join(0, PROMPT, [3, 11])])))[0]
+
+    # Block 3 goes to host block 0, and the other sequence writes over it in the same step.
+    away = make_plan({1: 18}, left=[0], joined=[Join(1, OTHER, [3, 12])], step_id=2)
+    other = sampled(worker.execute(replace(away, copies=copies(offload={3: 0}))))[1]
+
+    # Block 3 goes to host block 1, what was in it comes back, and half of it is computed again.
+    back = Join(2, PROMPT, [3, 20], num_computed_tokens=8)
+    plan = make_plan({2: 10}, left=[1], joined=[back], step_id=3)
+    plan = replace(plan, copies=copies(offload={3: 1}, load={0: 3}))
+    assert sampled(worker.execute(plan)) == {2: whole}
+
+    cached = Join(3, OTHER, [4, 21], num_computed_tokens=16)
+    plan = make_plan({3: 2}, joined=[cached], step_id=4)
+    assert sampled(worker.execute(replace(plan, copies=copies(load={1: 4})))) == {3: other}
+
+
+@pytest.mark.parametrize(("serves", "dtype", "kv"), KINDS)
+def test_every_bit_of_a_block_survives(checkpoint: Path, serves: str, dtype: str, kv: str) -> None:
+    model = load_step_model(checkpoint, serves, dtype=dtype, kv_cache_dtype=kv)
+    model.allocate_kv(6, BLOCK_SIZE, 64)
+    assert model.kv_rows.shape == (6, model.kv_block_bytes(BLOCK_SIZE))
+    tier = HostTier(
+        torch.zeros_like(model.kv_rows), model.kv_rows, num_layers=model.config.num_layers
+    )
+    model.kv_rows.random_(0, 256)
+    before = model.kv_rows.clone()
+    tier.copy(copies(offload={0: 2, 5: 0, 3: 1}))
+    model.kv_rows.zero_()
+    # A host block that this step fills can be loaded in it.
+    tier.copy(copies(offload={4: 3}, load={2: 5, 0: 3, 1: 0, 3: 1}))
+    expected = torch.zeros_like(before)
+    expected[5], expected[3], expected[0] = before[0], before[5], before[3]
+    assert torch.equal(model.kv_rows, expected)
+
+
+def test_a_step_without_rows_copies_too(worker: Worker) -> None:
+    whole = sampled(worker.execute(make_plan({0: 18}, joined=[Join(0, PROMPT, [3, 11])])))[0]
+    for step_id, each in enumerate((copies(offload={3: 0}), copies(load={0: 9})), start=2):
+        output = worker.execute(replace(make_plan({}, step_id=step_id), copies=each))
+        assert (output.error, output.slots.size) == ("", 0)
+    cached = Join(1, PROMPT, [9, 20], num_computed_tokens=16)
+    assert sampled(worker.execute(make_plan({1: 2}, joined=[cached]))) == {1: whole}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (copies(offload={32: 0}), "a block that is offloaded is not one of the 32 that there are"),
+        (copies(offload={-1: 0}), "a block that is offloaded is not one of the 32 that there are"),
+        (copies(offload={0: 10**6}), "a block that is offloaded is not one of the"),
+        (copies(load={-1: 0}), "a block that is loaded is not one of the"),
+        (copies(load={0: 32}), "a block that is loaded is not one of the 32 that there are"),
+        (copies(load={0: 1, 1: 1}), "two blocks are loaded to the same one"),
+        (copies(offload={0: 1, 1: 1}), "two blocks are offloaded to the same one"),
+        (BlockCopies(load_sources=ints([1])), "1 blocks are loaded to 0"),
+    ],
+)
+def test_copies_that_cannot_be_fail_the_step_and_the_worker_lives(
+    worker: Worker, wrong: BlockCopies, message: str
+) -> None:
+    good = make_plan({0: 18}, joined=[Join(0, PROMPT, [3, 11])])
+    assert f"invalid plan: {message}" in worker.execute(replace(good, copies=wrong)).error
+    assert sampled(worker.execute(replace(good, epoch=2))).keys() == {0}
+
+
+def test_without_a_host_tier_nothing_can_be_copied(checkpoint: Path) -> None:
+    worker = make_worker(checkpoint, host_kv_bytes=0)
+    assert worker.info.num_host_blocks == 0
+    plan = replace(make_plan({}), copies=copies(offload={0: 0}))
+    assert "not one of the 0 that there are" in worker.execute(plan).error
+
+
+def test_the_host_tier_has_as_many_blocks_as_fit(checkpoint: Path, worker: Worker) -> None:
+    block_bytes = worker._model.kv_block_bytes(BLOCK_SIZE)
+    assert worker.info.num_host_blocks == 2**20 // block_bytes
+    with pytest.raises(ConfigurationError, match="a host tier of 5 bytes holds no block"):
+        make_worker(checkpoint, host_kv_bytes=5)
+    with pytest.raises(ConfigurationError, match=r"the host tier takes \d+ MiB, and only"):
+        make_worker(checkpoint, host_kv_bytes=2**60)
+
+
+def test_a_host_tier_that_nobody_sized_takes_what_is_free(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for module in ("memory.kv_sizing", "kv_tiers.tier_factory"):
+        monkeypatch.setattr(f"taco_worker.{module}.available_cpu_memory", lambda: 2**24)
+    options: dict[str, Any] = {"num_blocks": None, "host_kv_bytes": 2**60}
+    with pytest.raises(ConfigurationError, match=r"the host tier takes \d+ MiB, and only"):
+        make_worker(checkpoint, **options)
+    worker = make_worker(checkpoint, **options, host_kv_may_shrink=True)
+    block_bytes = worker._model.kv_block_bytes(BLOCK_SIZE)
+    assert worker.info.num_host_blocks == 2**23 // block_bytes
+    lines = [message for message in caplog.messages if "the host tier takes" in message]
+    assert len(lines) == 1
+    assert lines[0].startswith("the host tier takes 8 MiB instead of ")
+    worker = make_worker(checkpoint, **options, host_kv_may_shrink=True, num_local_workers=4)
+    assert worker.info.num_host_blocks == 2**21 // block_bytes
+
+
+def test_memory_for_the_host_tier_is_not_given_to_the_device(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("memory.kv_sizing", "kv_tiers.tier_factory"):
+        monkeypatch.setattr(f"taco_worker.{module}.available_cpu_memory", lambda: 2**24)
+    assert make_worker(checkpoint, num_blocks=None, host_kv_bytes=2**20).info.num_blocks > 32
+    with pytest.raises(ConfigurationError, match=r"of the 0\.0 MiB that are available"):
+        make_worker(checkpoint, num_blocks=None, host_kv_bytes=2**24 - 2**12)

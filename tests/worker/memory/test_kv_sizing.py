@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from support.checkpoints import make_checkpoint
+from taco_worker.attention.kv_cache import KVCache, bytes_per_block
+from taco_worker.devices.cpu_memory import available_cpu_memory
+from taco_worker.memory.kv_sizing import num_cpu_blocks
+from taco_worker.models.config import load_hf_config
+
+
+def test_views_share_memory_and_overlap_nowhere() -> None:
+    cache = KVCache(3, 5, 8, 2, 4, torch.float32, torch.device("cpu"))
+    views = [view(layer) for layer in range(3) for view in (cache.key, cache.value)]
+    for number, view in enumerate(views, start=1):
+        assert view.shape == (5, 8, 2, 4)
+        assert view[0].is_contiguous()
+        view.fill_(number)
+    for number, view in enumerate(views, start=1):
+        assert bool((view == number).all())
+
+
+def test_a_block_of_all_layers_lies_in_one_piece() -> None:
+    cache = KVCache(3, 5, 8, 2, 4, torch.float32, torch.device("cpu"))
+    block = 3 * 2 * cache.key(0)[0].nbytes
+    for view in (view(layer) for layer in range(3) for view in (cache.key, cache.value)):
+        for index in range(5):
+            offset = view[index].data_ptr() - cache.key(0).data_ptr()
+            assert index * block <= offset < (index + 1) * block
+
+
+def test_memory_that_was_never_written_is_not_taken() -> None:
+    process = psutil.Process()
+    before = process.memory_info().rss
+    cache = KVCache(1, 2**16, 16, 4, 64, torch.bfloat16, torch.device("cpu"))
+    size = cache.key(0).nbytes + cache.value(0).nbytes
+    assert size == 2**30
+    assert process.memory_info().rss - before < size / 16
+
+
+def test_bytes_per_block_is_what_a_cache_takes(tmp_path: Path) -> None:
+    config = load_hf_config(make_checkpoint(tmp_path, num_key_value_heads=1)).decoder
+    cache = KVCache(
+        config.num_layers,
+        7,
+        32,
+        config.num_kv_heads,
+        config.head_dim,
+        torch.bfloat16,
+        torch.device("cpu"),
+    )
+    views = [view(i) for i in range(config.num_layers) for view in (cache.key, cache.value)]
+    taken = sum(view.nbytes for view in views)
+    assert 7 * bytes_per_block(config, 32, torch.bfloat16) == taken
+
+
+def test_a_full_batch_is_enough() -> None:
+    def blocks(available_bytes: int) -> int:
+        return num_cpu_blocks(
+            1000,
+            block_size=16,
+            max_num_seqs=4,
+            max_model_len=100,
+            available_bytes=available_bytes,
+        )
+
+    assert blocks(10**9) == 4 * 7
+    assert blocks(20_000) == 10
+    assert blocks(2_000) == 1
+    with pytest.raises(ValueError, match="no memory for the KV cache"):
+        blocks(1_999)
+
+
+def test_memory_of_a_container(tmp_path: Path) -> None:
+    assert available_cpu_memory(tmp_path) > 2**20
+    (tmp_path / "memory.max").write_text("max\n")
+    assert available_cpu_memory(tmp_path) > 2**20
+    (tmp_path / "memory.max").write_text("1000\n")
+    (tmp_path / "memory.current").write_text("900\n")
+    (tmp_path / "memory.stat").write_text("anon 500\ninactive_file 300\n")
+    assert available_cpu_memory(tmp_path) == 400
+    (tmp_path / "memory.current").write_text("1400\n")
+    assert available_cpu_memory(tmp_path) == 0

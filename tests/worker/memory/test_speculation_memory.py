@@ -1,0 +1,236 @@
+"""What drafts take of a GPU's memory is seen before its KV cache is sized."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from support.checkpoints import make_checkpoint
+from support.eagle_reference import CONFIGS, NUM_TARGET_LAYERS, eagle_shapes, vocabulary_maps
+from support.heads import append, join, observe, random_tensors, write_heads
+from support.models import load_step_model
+from support.plans import ints
+from taco_proto.config import ModelConfig, SpeculationConfig, WorkerConfig
+from taco_proto.steps import IntArray
+from taco_worker.devices.transfers import Transfers
+from taco_worker.memory import kv_sizing
+from taco_worker.memory.gpu_memory import GRAPH_BYTES, GpuMemory, measure_gpu_memory
+from taco_worker.memory.profiling_steps import largest_verification
+from taco_worker.models.step_model import ModelInput, StepModel
+from taco_worker.sampling.typical_acceptance import TypicalAcceptance
+from taco_worker.speculation.drafter import Drafter
+from taco_worker.speculation.heads import eagle
+from taco_worker.speculation.heads.head_factory import make_heads
+from taco_worker.speculation.heads.slot_kv import KeepsKV
+
+MAX_NUM_SEQS, MAX_MODEL_LEN, NUM_DRAFTS = 3, 64, 5
+CPU = Transfers(torch.device("cpu"))
+
+
+@pytest.fixture(scope="module")
+def target_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("target")
+    return make_checkpoint(path, num_hidden_layers=NUM_TARGET_LAYERS)
+
+
+@pytest.fixture
+def target(target_path: Path) -> StepModel:
+    return load_step_model(target_path, "torch")
+
+
+@pytest.fixture(params=CONFIGS)
+def drafter(request: pytest.FixtureRequest, target: StepModel, tmp_path: Path) -> Drafter:
+    tensors = random_tensors(eagle_shapes(request.param))
+    if request.param == "eagle3":
+        tensors |= vocabulary_maps()
+    path = write_heads(tmp_path, CONFIGS[request.param], tensors, "model.safetensors")
+    return make_heads(
+        str(path),
+        target,
+        max_num_seqs=MAX_NUM_SEQS,
+        max_model_len=MAX_MODEL_LEN,
+        num_draft_tokens=NUM_DRAFTS,
+    )
+
+
+def worker_config(path: Path, **changes: object) -> WorkerConfig:
+    config = WorkerConfig(
+        model=ModelConfig(model=str(path), max_model_len=MAX_MODEL_LEN),
+        max_num_seqs=MAX_NUM_SEQS,
+        max_num_batched_tokens=40,
+        speculation=SpeculationConfig(num_speculative_tokens=NUM_DRAFTS),
+    )
+    return replace(config, **changes)  # type: ignore[arg-type]
+
+
+class Meter:
+    """Stands for a GPU's allocator: it counts the logits and the hidden states that come."""
+
+    def __init__(self, model: StepModel, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.peak = 0
+        self.steps: list[ModelInput] = []
+        forward, compute_logits = model.forward, model.compute_logits
+
+        def counted_forward(inputs: ModelInput) -> Tensor:
+            self.steps.append(inputs)
+            return self.count(forward(inputs))
+
+        monkeypatch.setattr(model, "forward", counted_forward)
+        monkeypatch.setattr(
+            model, "compute_logits", lambda hidden: self.count(compute_logits(hidden))
+        )
+        for name, answer in {
+            "synchronize": lambda *_: None,
+            "empty_cache": lambda: None,
+            "memory_allocated": lambda *_: 0,
+            "memory_reserved": lambda *_: 0,
+            "mem_get_info": lambda *_: (2**30, 2**30),
+            "reset_peak_memory_stats": lambda *_: setattr(self, "peak", 0),
+            "max_memory_allocated": lambda *_: self.peak,
+        }.items():
+            monkeypatch.setattr(torch.cuda, name, answer)
+
+    def count(self, tensor: Tensor) -> Tensor:
+        self.peak = max(self.peak, tensor.nbytes)
+        return tensor
+
+
+def measure(config: WorkerConfig, model: StepModel, drafter: Drafter | None) -> GpuMemory:
+    return measure_gpu_memory(
+        model,
+        CPU,
+        kv_sizing.make_trial(config, model, CPU, drafter, MAX_MODEL_LEN),
+        utilization=0.9,
+        block_size=16,
+        captures_graphs=True,
+        conservative=False,
+    )
+
+
+def test_the_largest_verification_is_measured(
+    target: StepModel, target_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meter = Meter(target, monkeypatch)
+    logit_bytes = 4 * target.config.vocab_size
+    plain = measure(worker_config(target_path, speculation=None), target, None)
+    assert (plain.activations, plain.graphs) == (MAX_NUM_SEQS * logit_bytes, GRAPH_BYTES)
+    with_drafts = measure(worker_config(target_path), target, None)
+    num_rows = MAX_NUM_SEQS * (1 + NUM_DRAFTS)
+    assert with_drafts.activations == num_rows * logit_bytes
+    assert with_drafts.graphs == GRAPH_BYTES + num_rows * 4 * target.config.hidden_size
+    # A step never has more tokens than it may.
+    measure(worker_config(target_path, max_num_batched_tokens=7), target, None)
+    assert meter.steps[-1].positions.size == meter.steps[-1].output_rows.size == 7
+
+
+def test_typical_acceptance_is_tried_on_all_rows(
+    target: StepModel, target_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Meter(target, monkeypatch)
+    rows: list[int] = []
+    prefer = TypicalAcceptance.prefer
+
+    def noted_prefer(self: TypicalAcceptance, logits: Tensor, *others: Any) -> Tensor:
+        rows.append(logits.shape[0])
+        return prefer(self, logits, *others)
+
+    monkeypatch.setattr(TypicalAcceptance, "prefer", noted_prefer)
+    speculation = SpeculationConfig(
+        num_speculative_tokens=NUM_DRAFTS, acceptance_method="typical_acceptance_sampler"
+    )
+    measure(worker_config(target_path, speculation=speculation), target, None)
+    assert rows == [MAX_NUM_SEQS * (1 + NUM_DRAFTS)]
+
+
+def test_heads_draft_in_the_trial_and_are_left_empty(
+    target: StepModel, target_path: Path, drafter: Drafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafted: list[list[int]] = []
+    draft = drafter.draft
+
+    def noted_draft(slots: IntArray, max_nodes: IntArray) -> Any:
+        trees = draft(slots, max_nodes)
+        drafted.append(trees.num_nodes.tolist())
+        return trees
+
+    monkeypatch.setattr(drafter, "draft", noted_draft)
+    meter = Meter(target, monkeypatch)
+    assert isinstance(drafter, KeepsKV)
+    beside = drafter.kv_bytes_beside
+    memory = measure(worker_config(target_path), target, drafter)
+    assert memory.activations == meter.peak + beside > beside > 0
+    assert drafted == [[NUM_DRAFTS] * MAX_NUM_SEQS] * 2
+    monkeypatch.undo()
+    tokens = [5, 6, 7]
+    join(drafter, {1: tokens})
+    hidden = torch.zeros(3, target.config.hidden_size * max(1, len(drafter.hidden_layers or ())))
+    observe(drafter, {1: (0, [*tokens[1:], 9], hidden)})
+    append(drafter, {1: [9]})
+    assert drafter.draft(ints([1]), ints([2])).num_nodes.tolist() == [2]
+
+
+def test_a_block_counts_what_heads_keep_for_its_tokens(
+    target: StepModel, target_path: Path, drafter: Drafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert isinstance(drafter, KeepsKV)
+    # Of one layer with as many heads as the target's seven.
+    own = target.kv_block_bytes(16)
+    assert 16 * drafter.kv_bytes_per_token * NUM_TARGET_LAYERS == own
+    monkeypatch.setattr(kv_sizing, "available_cpu_memory", lambda: 2 * 8 * own)
+    config = worker_config(target_path, speculation=None)
+    assert kv_sizing.size_kv(config, target, CPU) == (MAX_MODEL_LEN, 8)
+    assert kv_sizing.size_kv(config, target, CPU, drafter) == (MAX_MODEL_LEN, 7)
+
+
+@pytest.mark.parametrize("has_branches", [False, True])
+def test_a_verification_chooses_behind_every_token(has_branches: bool) -> None:
+    step = largest_verification(
+        CPU,
+        max_num_seqs=3,
+        num_tokens=100,
+        max_model_len=50,
+        num_drafts=4,
+        has_branches=has_branches,
+    )
+    assert step.seq_lens.tolist() == [5, 5, 5]
+    assert step.output_rows.tolist() == list(range(15))
+    assert (step.parents is not None) is has_branches
+    wanted = [0, 1, 1, 1, 1] if has_branches else [0, 1, 2, 3, 4]
+    assert step.positions.tolist() == 3 * wanted
+    if step.parents is not None:
+        assert step.parents.tolist() == [-1, 0, 0, 0, 0, -1, 5, 5, 5, 5, -1, 10, 10, 10, 10]
+
+
+def test_drafts_of_few_rows_at_a_time_are_the_same(
+    target: StepModel, drafter: Drafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copies of keys and values are bounded, whatever the batch and its longest sequence."""
+    target.allocate_kv(4, 16, 64)
+    generator = torch.Generator().manual_seed(1)
+    width = target.config.hidden_size * max(1, len(drafter.hidden_layers or ()))
+    lengths = {0: 30, 1: 4, 2: 7}
+
+    def drafts() -> list[np.ndarray]:
+        generator.manual_seed(1)
+        join(drafter, {slot: [3] * length for slot, length in lengths.items()})
+        hidden = {
+            slot: (0, [*range(3, 3 + length)], torch.randn(length, width, generator=generator))
+            for slot, length in lengths.items()
+        }
+        observe(drafter, hidden)
+        append(drafter, {slot: [9] for slot in lengths})
+        trees = drafter.draft(ints([0, 1, 2]), ints([5, 0, 4]))
+        return [trees.num_nodes, trees.token_ids, trees.parents]
+
+    whole = drafts()
+    assert whole[0].tolist() == [5, 0, 4]
+    assert isinstance(drafter, KeepsKV)
+    monkeypatch.setattr(eagle, "_MAX_COPY_BYTES", 12 * drafter.kv_bytes_per_token)
+    for apart, together in zip(drafts(), whole, strict=True):
+        assert apart.tolist() == together.tolist()

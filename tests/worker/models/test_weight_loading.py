@@ -1,0 +1,248 @@
+"""Weight files in all their forms, and every way in which they can be wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from support.checkpoints import make_checkpoint
+from support.models import make_decoder
+from taco_worker.backends.torch.decoder import Decoder
+from taco_worker.backends.torch.decoder_weights import load_model
+from taco_worker.models.config import load_hf_config
+from taco_worker.models.registry import find_recipe, supported_architectures
+from taco_worker.models.weight_files import LoadFormat
+
+CPU = torch.device("cpu")
+
+
+def _load(
+    path: Path, dtype: torch.dtype = torch.float32, load_format: LoadFormat = "auto"
+) -> Decoder:
+    config = load_hf_config(path)
+    decoder = make_decoder(config.decoder, dtype)
+    load_model(decoder, path, config, load_format=load_format)
+    return decoder
+
+
+def _assert_same(first: Decoder, second: Decoder) -> None:
+    expected = dict(first.named_parameters())
+    actual = dict(second.named_parameters())
+    assert expected.keys() == actual.keys()
+    for name, parameter in expected.items():
+        assert torch.equal(parameter, actual[name]), name
+
+
+def _tensors(path: Path) -> dict[str, Tensor]:
+    return load_file(path / "model.safetensors")
+
+
+def _replace_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    save_file({k: v.contiguous() for k, v in tensors.items()}, path / "model.safetensors")
+
+
+@pytest.mark.parametrize("architecture", supported_architectures())
+@pytest.mark.parametrize("overrides", [{}, {"tie_word_embeddings": False}])
+def test_weight_map_fills_each_row_once(
+    tmp_path: Path, architecture: str, overrides: dict[str, Any]
+) -> None:
+    config = load_hf_config(make_checkpoint(tmp_path, architecture, **overrides)).decoder
+    decoder = make_decoder(config)
+    rows_filled = {
+        name: torch.zeros(p.shape[0], dtype=torch.int) for name, p in decoder.named_parameters()
+    }
+    _, recipe = find_recipe([architecture])
+    for slot in recipe.weight_map(config).values():
+        rows = rows_filled[slot.parameter]
+        size = len(rows) if slot.size is None else slot.size
+        assert slot.start + size <= len(rows)
+        rows[slot.start : slot.start + size] += 1
+    for name, rows in rows_filled.items():
+        assert bool((rows == 1).all()), name
+
+
+def test_formats_agree(tmp_path: Path) -> None:
+    single = _load(make_checkpoint(tmp_path / "single"))
+    state_dict = _load(make_checkpoint(tmp_path / "bin", weights="bin"))
+    _assert_same(single, state_dict)
+
+    tensors = _tensors(tmp_path / "single")
+    sharded = tmp_path / "single"
+    (sharded / "model.safetensors").unlink()
+    names = sorted(tensors)
+    weight_map = {
+        name: f"model-0000{1 + i % 2}-of-00002.safetensors" for i, name in enumerate(names)
+    }
+    for file in set(weight_map.values()):
+        save_file({n: tensors[n] for n in names if weight_map[n] == file}, sharded / file)
+    (sharded / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    _assert_same(single, _load(sharded))
+
+
+def test_state_dict_from_before_torch_1_6(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path, weights="bin")
+    expected = _load(path)
+    file = path / "pytorch_model.bin"
+    content = torch.load(file, weights_only=True)
+    torch.save(content, file, _use_new_zipfile_serialization=False)
+    _assert_same(expected, _load(path))
+
+
+def test_safetensors_come_first_unless_asked(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path, seed=1, weights="bin")
+    from_state_dict = _load(path)
+    make_checkpoint(tmp_path, seed=2)
+    from_safetensors = _load(path, load_format="safetensors")
+    _assert_same(from_safetensors, _load(path))
+    _assert_same(from_state_dict, _load(path, load_format="pt"))
+    assert not torch.equal(
+        from_state_dict.embed_tokens.weight, from_safetensors.embed_tokens.weight
+    )
+
+
+def test_weights_are_converted(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path)
+    narrow, wide = _load(path, torch.bfloat16), _load(path)
+    for name, parameter in narrow.named_parameters():
+        assert parameter.dtype == torch.bfloat16
+        assert torch.equal(parameter, wide.get_parameter(name).bfloat16()), name
+
+
+def test_names_of_the_bare_model_and_buffers(tmp_path: Path) -> None:
+    """The hub's gpt2 and opt checkpoints: no prefix, causal masks as buffers, a tied lm_head."""
+    for architecture, prefix, tied in (
+        ("GPT2LMHeadModel", "transformer.", "wte.weight"),
+        ("OPTForCausalLM", "model.", "decoder.embed_tokens.weight"),
+    ):
+        path = make_checkpoint(tmp_path / architecture, architecture)
+        expected = _load(path)
+        bare = {name.removeprefix(prefix): t for name, t in _tensors(path).items()}
+        bare["lm_head.weight"] = bare[tied].clone()
+        if architecture == "GPT2LMHeadModel":
+            bare["h.0.attn.bias"] = torch.ones(1, 1, 512, 512).tril()
+            bare["h.1.attn.masked_bias"] = torch.tensor(-1e4)
+        _replace_tensors(path, bare)
+        _assert_same(expected, _load(path))
+
+
+def test_old_llama_buffers_are_ignored(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path)
+    expected = _load(path)
+    buffers = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}
+    _replace_tensors(path, _tensors(path) | buffers)
+    _assert_same(expected, _load(path))
+
+
+def test_dummy_weights_need_no_file_and_repeat(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path)
+    (path / "model.safetensors").unlink()
+    first, second = _load(path, load_format="dummy"), _load(path, load_format="dummy")
+    _assert_same(first, second)
+    assert all(bool(p.isfinite().all()) for p in first.parameters())
+    assert set(first.get_parameter("layers.0.attn_norm.weight").tolist()) == {1.0}
+    assert float(first.get_parameter("layers.0.mlp.down_proj.weight").std()) > 0.01
+
+
+def test_every_misfit_is_named_at_once(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path)
+    tensors = _tensors(path)
+    del tensors["model.norm.weight"], tensors["model.layers.1.self_attn.k_proj.weight"]
+    tensors["model.layers.0.self_attn.q_norm.weight"] = torch.ones(16)
+    tensors["model.layers.0.mlp.up_proj.weight"] = torch.ones(100, 64)
+    _replace_tensors(path, tensors)
+    with pytest.raises(ValueError, match="do not fit") as caught:
+        _load(path)
+    message = str(caught.value)
+    assert "missing tensors: model.layers.1.self_attn.k_proj.weight, model.norm.weight;" in message
+    assert "unexpected tensors: model.layers.0.self_attn.q_norm.weight;" in message
+    expected = "model.layers.0.mlp.up_proj.weight (is [100, 64], should be [112, 64])"
+    assert f"wrong shapes: {expected}" in message
+
+
+def test_shapes_are_named_as_stored(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path, "GPT2LMHeadModel")
+    tensors = _tensors(path)
+    tensors["transformer.h.0.mlp.c_fc.weight"] = torch.ones(256, 64)
+    tensors["transformer.h.1.ln_1.weight"] = torch.ones(1)
+    _replace_tensors(path, tensors)
+    with pytest.raises(ValueError, match="wrong shapes") as caught:
+        _load(path)
+    assert "c_fc.weight (is [256, 64], should be [64, 256])" in str(caught.value)
+    assert "ln_1.weight (is [1], should be [64])" in str(caught.value)
+
+
+def test_long_lists_are_cut(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path)
+    _replace_tensors(path, {"x": torch.ones(1)})
+    with pytest.raises(ValueError, match=r"and 16 more; unexpected tensors: x$"):
+        _load(path)
+
+
+@pytest.mark.parametrize("weights", ["safetensors", "bin"])
+@pytest.mark.parametrize("kept", [0, 5, 0.5, 0.99])
+def test_truncated_files(tmp_path: Path, weights: str, kept: float) -> None:
+    path = make_checkpoint(tmp_path, weights=weights)
+    file = path / {"safetensors": "model.safetensors", "bin": "pytorch_model.bin"}[weights]
+    os.truncate(file, int(kept * file.stat().st_size) if 0 < kept < 1 else int(kept))
+    with pytest.raises(ValueError, match=f"cannot read .*{file.name}"):
+        _load(path)
+
+
+@pytest.mark.parametrize("archive", [True, False])
+def test_pickles_are_not_run(tmp_path: Path, archive: bool) -> None:
+    path = make_checkpoint(tmp_path, weights="bin")
+    trace = tmp_path / "executed"
+
+    class Attack:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return (trace.touch, ())
+
+    file = path / "pytorch_model.bin"
+    torch.save({"x": Attack()}, file, _use_new_zipfile_serialization=archive)
+    with pytest.raises(ValueError, match="cannot read"):
+        _load(path)
+    assert not trace.exists()
+
+
+def test_state_dict_of_something_else(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path, weights="bin")
+    torch.save([1, 2], path / "pytorch_model.bin")
+    with pytest.raises(ValueError, match="holds a list instead of tensors"):
+        _load(path)
+    torch.save({"step": 3}, path / "pytorch_model.bin")
+    with pytest.raises(ValueError, match="holds a int under 'step'"):
+        _load(path)
+
+
+def test_no_weights(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path)
+    with pytest.raises(ValueError, match=r"no weights .* looked for pytorch_model\.bin"):
+        _load(path, load_format="pt")
+    (path / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"model\.safetensors and pytorch_model\.bin"):
+        _load(path)
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        ('{"weight_map": {"a": "model-1.safetensors"}}', "missing: model-1.safetensors"),
+        ('{"weight_map": {"a": "../../secret.safetensors"}}', "missing: secret.safetensors"),
+        ('{"weight_map": {"a": 3}}', "not an index"),
+        ('{"weight_map": ["a"]}', "not an index"),
+        ("[]", "not an index"),
+        ('{"weight_map"', "not an index"),
+    ],
+)
+def test_damaged_index(tmp_path: Path, index: str, message: str) -> None:
+    path = make_checkpoint(tmp_path)
+    (path / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(ValueError, match=message):
+        _load(path)

@@ -1,0 +1,76 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from taco_kernels.native.draft_trees import DraftTrees
+from taco_worker.devices.transfers import Transfers
+from taco_worker.sampling.typical_acceptance import Candidates, TypicalAcceptance, draft_candidates
+
+
+def logits_of(probs: list[list[float]]) -> torch.Tensor:
+    return torch.tensor(probs).log()
+
+
+def prefer(
+    probs: list[list[float]],
+    candidates: list[tuple[int, int]],
+    temperature: list[float] | None = None,
+    threshold: float = 0.3,
+    alpha: float = 0.5,
+) -> list[int]:
+    """The target's own samples are token 3 everywhere."""
+    warmth = np.array(temperature or [1.0] * len(probs), dtype=np.float32)
+    rows, tokens = (np.array(column, dtype=np.int64) for column in zip(*candidates, strict=True))
+    chosen = torch.full((len(probs),), 3)
+    acceptance = TypicalAcceptance(threshold, alpha)
+    drafts, transfers = Candidates(rows, tokens), Transfers(torch.device("cpu"))
+    return acceptance.prefer(logits_of(probs), warmth, chosen, drafts, transfers).tolist()
+
+
+def test_a_draft_above_the_threshold_is_taken() -> None:
+    assert prefer([[0.4, 0.2, 0.2, 0.2]], [(0, 0)]) == [0]
+
+
+def test_a_draft_below_both_limits_is_not() -> None:
+    assert prefer([[0.02, 0.0, 0.0, 0.98]], [(0, 0)]) == [3]
+
+
+def test_the_flatter_the_distribution_the_less_is_asked() -> None:
+    flat = [[0.25, 0.25, 0.25, 0.25]]
+    entropy = math.log(4)
+    just_enough = 0.25 / math.exp(-entropy) - 1e-3
+    assert prefer(flat, [(0, 1)], threshold=0.9, alpha=just_enough) == [1]
+    assert prefer(flat, [(0, 1)], threshold=0.9, alpha=just_enough + 2e-3) == [3]
+
+
+def test_of_several_the_likeliest_is_taken() -> None:
+    assert prefer([[0.3, 0.4, 0.2, 0.1]], [(0, 0), (0, 1), (0, 2)], threshold=0.1) == [1]
+
+
+def test_temperature_counts_and_greedy_rows_stay_exact() -> None:
+    row = [0.1, 0.2, 0.3, 0.4]
+    hot = prefer([row, row], [(0, 0), (1, 0)], temperature=[50.0, 0.0], threshold=0.2)
+    assert hot == [0, 3]
+
+
+def test_a_token_that_is_ruled_out_is_never_taken() -> None:
+    assert prefer([[0.0, 0.5, 0.25, 0.25]], [(0, 0)], threshold=0.0) == [3]
+
+
+@pytest.mark.parametrize("is_sampled", [[True, True], [False, True]])
+def test_drafts_stand_behind_their_parents_logits(is_sampled: list[bool]) -> None:
+    num_nodes = [2, 3] if is_sampled[0] else [0, 3]
+    parents = [-1, 0, -1, 0, 0] if is_sampled[0] else [-1, 0, 0]
+    tokens = list(range(10, 10 + len(parents)))
+    trees = DraftTrees(
+        np.array(num_nodes, dtype=np.int32),
+        np.array(tokens, dtype=np.int32),
+        np.array(parents, dtype=np.int32),
+        np.zeros(len(parents), dtype=np.int32),
+    )
+    found = draft_candidates(trees, np.array(is_sampled))
+    # Rows of logits: root and nodes of the first row, then of the second.
+    assert found.rows.tolist() == ([0, 1, 3, 4, 4] if is_sampled[0] else [0, 1, 1])
+    assert found.token_ids.tolist() == tokens

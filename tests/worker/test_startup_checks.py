@@ -1,0 +1,181 @@
+"""What is found out about a model without torch, before any process is started."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+
+from support.checkpoints import make_checkpoint
+from taco_proto.config import ModelConfig, WorkerConfig
+from taco_proto.errors import ConfigurationError
+from taco_worker import startup_checks
+from taco_worker.startup_checks import check_memory, check_model, num_parameters
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return make_checkpoint(tmp_path / "model")
+
+
+def rewrite_config(checkpoint: Path, **changes: Any) -> None:
+    file = checkpoint / "config.json"
+    config = {**json.loads(file.read_text()), **changes}
+    file.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
+
+
+def refusal(checkpoint: Path, **wanted: Any) -> str:
+    with pytest.raises(ConfigurationError) as error:
+        check_model(ModelConfig(model=str(checkpoint), **wanted))
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "GPT2LMHeadModel", "OPTForCausalLM"])
+def test_what_the_worker_runs_passes(tmp_path: Path, architecture: str) -> None:
+    path = make_checkpoint(tmp_path, architecture)
+    model = check_model(ModelConfig(model=str(path), max_model_len=512))
+    assert model.architecture == architecture
+    stored = safetensors.torch.load_file(path / "model.safetensors")
+    matrices = sum(tensor.numel() for tensor in stored.values() if tensor.ndim == 2)
+    embeddings_of_positions = 0 if architecture == "LlamaForCausalLM" else 514 * 64
+    assert 0 <= matrices - num_parameters(model.decoder) <= embeddings_of_positions
+
+
+def test_a_length_that_the_model_does_not_have(checkpoint: Path) -> None:
+    assert "100000 is more than the 512" in refusal(checkpoint, max_model_len=100_000)
+
+
+def test_an_unknown_architecture(checkpoint: Path) -> None:
+    rewrite_config(checkpoint, architectures=["MambaForCausalLM"])
+    assert "MambaForCausalLM is not supported; supported are GPT2LMHeadModel" in refusal(checkpoint)
+
+
+def test_a_missing_field(checkpoint: Path) -> None:
+    rewrite_config(checkpoint, hidden_size=None)
+    assert "config.json has no 'hidden_size'" in refusal(checkpoint)
+
+
+def test_bad_json(checkpoint: Path) -> None:
+    (checkpoint / "config.json").write_text("{")
+    assert "is not valid JSON" in refusal(checkpoint)
+
+
+def test_a_quantized_checkpoint(checkpoint: Path) -> None:
+    rewrite_config(checkpoint, quantization_config={"quant_method": "awq"})
+    assert "quantized (awq), which is not supported" in refusal(checkpoint)
+
+
+def test_missing_weights(checkpoint: Path) -> None:
+    (checkpoint / "model.safetensors").unlink()
+    assert "no weights in" in refusal(checkpoint)
+    check_model(ModelConfig(model=str(checkpoint), load_format="dummy"))
+    check_model(ModelConfig(model=str(checkpoint)), has_weights=False)
+
+
+@pytest.mark.parametrize("kept", [0, 4, 100, -1])
+def test_cut_off_weights(checkpoint: Path, kept: int) -> None:
+    file = checkpoint / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:kept])
+    assert "model.safetensors" in refusal(checkpoint)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"[]",
+        b'{"x": 5}',
+        b'{"x": {"shape": [1]}}',
+        b"{",
+        b"[" * 10_000,
+        b"\xff",
+        b'{"x": {"data_offsets": [0, 0]}, "x": {"data_offsets": [0, 0]}}',
+    ],
+)
+def test_a_damaged_header(checkpoint: Path, header: bytes) -> None:
+    file = checkpoint / "model.safetensors"
+    file.write_bytes(len(header).to_bytes(8, "little") + header)
+    assert "cannot read" in refusal(checkpoint)
+
+
+def test_tensors_of_another_model(checkpoint: Path) -> None:
+    file = checkpoint / "model.safetensors"
+    tensors = safetensors.torch.load_file(file)
+    tensors["model.other.weight"] = tensors.pop("model.norm.weight")
+    safetensors.torch.save_file(tensors, file)
+    message = refusal(checkpoint)
+    assert "missing tensors: model.norm.weight" in message
+    assert "unexpected tensors: model.other.weight" in message
+
+
+@pytest.mark.parametrize("named", ["model.safetensors", "model-2.safetensors"])
+def test_an_index_names_files(checkpoint: Path, named: str) -> None:
+    index = checkpoint / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"model.norm.weight": named}}))
+    if (checkpoint / named).exists():
+        check_model(ModelConfig(model=str(checkpoint)))
+    else:
+        assert f"names files that are missing: {named}" in refusal(checkpoint)
+
+
+def test_an_empty_bin_file(checkpoint: Path) -> None:
+    (checkpoint / "pytorch_model.bin").touch()
+    assert "are empty: pytorch_model.bin" in refusal(checkpoint, load_format="pt")
+
+
+@pytest.mark.parametrize(
+    ("config", "count", "fits"),
+    [
+        ({}, 1, True),
+        ({}, 5, False),
+        ({"num_blocks": 2}, 1, True),
+        ({"num_blocks": 300}, 1, False),
+        ({"device": "cuda", "num_blocks": 300}, 1, True),
+    ],
+)
+def test_memory(
+    checkpoint: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    config: dict[str, Any],
+    count: int,
+    fits: bool,
+) -> None:
+    """Weights of 4 bytes each, in memory for two and a half copies."""
+    wanted = ModelConfig(model=str(checkpoint))
+    model = check_model(wanted)
+    weights = 4 * num_parameters(model.decoder)
+    monkeypatch.setattr(startup_checks, "available_cpu_memory", lambda: int(2.5 * weights))
+    worker = WorkerConfig(model=wanted, scheduler="", **{"device": "cpu", **config})
+    if fits:
+        check_memory(worker, model, count)
+        return
+    with pytest.raises(ConfigurationError, match=r"weights.* take .* GiB.* and only .* available"):
+        check_memory(worker, model, count)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "stored", "fits"),
+    [
+        ("auto", "float32", False),
+        ("bfloat16", "float32", True),
+        ("half", "float32", False),  # computed in float32
+        ("float16", "float16", False),
+        ("auto", "float16", True),  # computed in bfloat16
+    ],
+)
+def test_memory_of_number_formats(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, stored: str, fits: bool
+) -> None:
+    """Five workers, in memory for two and a half copies of 4 bytes a weight."""
+    rewrite_config(checkpoint, dtype=stored, torch_dtype=stored)
+    wanted = ModelConfig(model=str(checkpoint), dtype=dtype)
+    model = check_model(wanted)
+    weights = 4 * num_parameters(model.decoder)
+    monkeypatch.setattr(startup_checks, "available_cpu_memory", lambda: int(2.5 * weights))
+    worker = WorkerConfig(model=wanted, scheduler="", device="cpu")
+    if fits:
+        check_memory(worker, model, 5)
+        return
+    with pytest.raises(ConfigurationError, match="of each of 5 workers take"):
+        check_memory(worker, model, 5)

@@ -1,0 +1,168 @@
+"""The decoder on the CPU kernels: a whole step in one call."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from taco_kernels.cpu.attention import PANEL, PagedKV, SlotCopies, append_kv, block_bytes
+from taco_kernels.cpu.decoder import CpuDecoder
+from taco_kernels.cpu.matmul import EncodedRows, PackedMatrix, multiply
+from taco_kernels.library import CpuKernels
+from taco_proto.steps import IntArray
+from taco_worker.backends.cpu.cpu_weights import CpuWeights
+from taco_worker.backends.cpu.tree_paths import TreePaths, cut_into_paths
+from taco_worker.devices.copy_stream import LayerArrivals
+from taco_worker.models.decoder_config import DecoderConfig
+from taco_worker.models.dtypes import dtype_name
+from taco_worker.models.step_model import Linear, ModelInput, check_kept_layers, describe
+from taco_worker.sampling.cpu_ops import CpuSampling
+from taco_worker.sampling.ops import SamplingOps
+
+# Paths beside the first ones that the trees of a step may have, and how many tokens of each: enough
+# for trees of 64 nodes. Blocks for them take no memory before they are used.
+_MAX_TREE_PATHS = 32
+_MAX_PATH_TOKENS = 64
+
+
+class FusedDecoder:
+    """A `StepModel` of the CPU kernels. A token's bits depend on its own sequence alone."""
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        kernels: CpuKernels,
+        weights: CpuWeights,
+        *,
+        kv_dtype: torch.dtype,
+    ) -> None:
+        """`weights` have been loaded."""
+        self.config = config
+        self.weight_bytes = weights.nbytes
+        self.description = describe(kernels.isa, kernels.num_threads, weights.matrix_dtype)
+        self.sampling: SamplingOps = CpuSampling(kernels)
+        self.max_tree_paths = _MAX_TREE_PATHS
+        self.device = torch.device("cpu")
+        self.hidden_dtype = torch.float32
+        self.kv_layout = f"cpu kernels, {kernels.isa}, {dtype_name(kv_dtype)}"
+        self._kept_layers: tuple[int, ...] = ()
+        self._kernels = kernels
+        self._weights = weights
+        self._kv_dtype = kv_dtype
+        self._decoder: CpuDecoder | None = None
+        self._num_blocks = 0
+        self._paths: TreePaths | None = None
+
+    @property
+    def kept_hidden(self) -> Tensor:
+        return self._ready().kept_hidden
+
+    def keep_hidden(self, layers: tuple[int, ...]) -> None:
+        check_kept_layers(layers, self.config.num_layers)
+        self._kept_layers = layers
+        if self._decoder is not None:
+            self._decoder.keep_hidden(layers)
+
+    def kv_block_bytes(self, block_size: int) -> int:
+        if block_size % PANEL:
+            raise ValueError(
+                f"a block size of {block_size} is not supported on a CPU: it must be a multiple of "
+                f"{PANEL}"
+            )
+        config = self.config
+        return block_bytes(
+            self._kv_dtype, block_size, config.num_layers, config.num_kv_heads, config.head_dim
+        )
+
+    def allocate_kv(self, num_blocks: int, block_size: int, max_model_len: int) -> None:
+        """As `StepModel`; spare blocks for the paths of trees follow those that are asked for."""
+        config = self.config
+        self._num_blocks = num_blocks
+        cache = PagedKV.allocate(
+            num_blocks + _num_spares(block_size),
+            self._kv_dtype,
+            block_size,
+            config.num_layers,
+            config.num_kv_heads,
+            config.head_dim,
+        )
+        self._decoder = CpuDecoder(self._kernels, self._weights.assemble(max_model_len), cache)
+        self._decoder.keep_hidden(self._kept_layers)
+
+    @property
+    def kv_rows(self) -> Tensor:
+        return self._ready().cache.memory[: self._num_blocks]
+
+    def expect_kv(self, arrivals: LayerArrivals) -> None:
+        arrivals.wait()
+
+    def forward(self, inputs: ModelInput) -> Tensor:
+        decoder = self._ready()
+        query_start, seq_lens = inputs.query_start, inputs.seq_lens
+        block_tables, copies = inputs.block_tables, None
+        if inputs.parents is not None:
+            block_size = decoder.cache.block_size
+            paths = cut_into_paths(inputs, block_size, self._num_blocks, _num_spares(block_size))
+            query_start, seq_lens = paths.query_start, paths.seq_lens
+            block_tables, copies = paths.block_tables, SlotCopies(paths.sources, paths.targets)
+            # What a path does not write in its blocks must not stray into its sums. NumPy does it
+            # on this thread: torch's, once woken, would keep a core from ours for milliseconds.
+            spares = decoder.cache.memory[self._num_blocks :][: paths.num_spares]
+            spares.numpy().fill(0)
+            self._paths = paths
+        return decoder.forward(
+            inputs.token_ids.numpy(),
+            inputs.positions,
+            query_start,
+            seq_lens,
+            block_tables,
+            inputs.output_rows,
+            copies,
+        )
+
+    def keep_accepted(self, inputs: ModelInput, accepted: IntArray) -> None:
+        assert self._paths is not None
+        cache = self._ready().cache
+        sources = self._paths.kv_slots[accepted]
+        targets = inputs.kv_slot_mapping(cache.block_size)[accepted]
+        moved = sources != targets
+        if moved.any():
+            append_kv(self._kernels, cache, SlotCopies(sources[moved], targets[moved]))
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        return self._ready().compute_logits(hidden)
+
+    def most_likely(self, hidden: Tensor) -> Tensor:
+        return self._ready().most_likely(hidden)
+
+    def most_likely_logprobs(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        return self._ready().most_likely_logprobs(hidden)
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        return self._ready().embed(token_ids)
+
+    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        kernels, dtype = self._kernels, self._weights.dtype
+        matrix = PackedMatrix.from_tensor(kernels, weight.contiguous(), dtype, bias=bias)
+
+        def product(x: Tensor) -> Tensor:
+            return multiply(kernels, EncodedRows(kernels, x.contiguous(), dtype), matrix)
+
+        return product
+
+    @property
+    def num_graphs(self) -> int:
+        return 0
+
+    def tune(self, *, between_steps: bool) -> bool:
+        return False
+
+    def _ready(self) -> CpuDecoder:
+        if self._decoder is None:
+            raise RuntimeError("the KV cache has not been allocated")
+        return self._decoder
+
+
+def _num_spares(block_size: int) -> int:
+    """A path of n tokens that begins anywhere in a block touches at most so many."""
+    return _MAX_TREE_PATHS * (1 + -(-(_MAX_PATH_TOKENS - 1) // block_size))

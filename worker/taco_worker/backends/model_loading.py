@@ -1,0 +1,67 @@
+"""From a worker's configuration to a model that is ready to run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from taco_kernels.library import CpuKernels
+from taco_proto.config import WorkerConfig
+from taco_worker.backends.torch.torch_loading import load_torch_model
+from taco_worker.devices.transfers import Transfers
+from taco_worker.models.config import ModelConfig, load_hf_config
+from taco_worker.models.dtypes import resolve_dtype, resolve_kv_dtype
+from taco_worker.models.hub import resolve_model
+from taco_worker.models.load_format import load_format_of
+from taco_worker.models.step_model import StepModel
+from taco_worker.models.weight_loading import load_weights
+
+_QUANTIZATIONS = (None, "int8")
+
+
+def load_step_model(
+    config: WorkerConfig, kernels: CpuKernels | None, transfers: Transfers
+) -> tuple[ModelConfig, StepModel]:
+    """Load the model that `config` names: for the CPU kernels, or for torch without them.
+
+    Raises:
+        ValueError: the model cannot be found, read or run as the configuration says.
+    """
+    wanted = config.model
+    load_format = load_format_of(wanted)
+    if wanted.quantization not in _QUANTIZATIONS:
+        raise ValueError(f"unknown quantization {wanted.quantization!r}; known: int8")
+    model_dir = resolve_model(
+        wanted.model,
+        revision=wanted.revision,
+        download_dir=None if wanted.download_dir is None else Path(wanted.download_dir),
+        ignore_patterns=wanted.ignore_patterns,
+    )
+    model = load_hf_config(
+        model_dir, rope_scaling=wanted.rope_scaling, rope_theta=wanted.rope_theta
+    )
+    dtype = resolve_dtype(wanted.dtype, model.checkpoint_dtype, transfers.device)
+    kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, dtype, transfers.device)
+    if kernels is None:
+        if wanted.quantization is not None:
+            raise ValueError(f"quantization {wanted.quantization} needs the CPU kernels")
+        return model, load_torch_model(
+            config,
+            model_dir,
+            model,
+            transfers,
+            dtype=dtype,
+            kv_dtype=kv_dtype,
+            load_format=load_format,
+        )
+    if config.attention_backend is not None:
+        raise ValueError(
+            f"attention_backend {config.attention_backend!r} has no place on a CPU: its kernels "
+            "compute whole layers"
+        )
+
+    from taco_worker.backends.cpu.cpu_model import FusedDecoder
+    from taco_worker.backends.cpu.cpu_weights import CpuWeights
+
+    weights = CpuWeights(model.decoder, kernels, dtype=dtype, quantization=wanted.quantization)
+    load_weights(weights, model_dir, model, load_format=load_format, seed=wanted.seed)
+    return model, FusedDecoder(model.decoder, kernels, weights, kv_dtype=kv_dtype)

@@ -1,0 +1,285 @@
+"""CUDA graphs of steps in which every sequence runs one token, or a few that are verified.
+
+Such a step is some hundred launches that cost the host more than the device. A graph is captured
+for a number of sequences and of tokens of each; steps of fewer are padded to it. What differs from
+step to step lies in tensors that all graphs share, each reading as many rows as it has.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from taco_worker.attention.metadata import AttentionMetadata
+from taco_worker.attention.tree_masks import TreeMasks, tree_masks
+from taco_worker.devices.transfers import Transfers
+from taco_worker.models.step_model import ModelInput
+
+logger = logging.getLogger("taco.worker")
+
+# The forward pass over tokens, positions and metadata that stay where they are.
+Forward = Callable[[Tensor, Tensor, AttentionMetadata], Tensor]
+# Makes a replay of what a call does on the device.
+Capture = Callable[[Callable[[], Tensor]], Callable[[], Tensor]]
+
+# Tokens of a sequence that a graph is captured for: one, or one and the drafts behind it. A step
+# takes the next larger one, so that drafts of changing lengths share a few graphs.
+_QUERY_LENS = (1, 2, 3, 5, 9, 16)
+_MAX_QUERY_LEN = _QUERY_LENS[-1]
+# A shape is worth a graph once it has come so often.
+_TIMES_SEEN = 2
+# Each graph keeps some memory: of steps with more than one token a sequence there are no more.
+_MAX_VERIFICATIONS = 32
+# Padding tokens that cost nothing: so few rows are bound by reading the weights.
+_FREE_PADDING = 32
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class GraphShape:
+    """So many sequences of at most so many tokens each, which may stand in trees."""
+
+    query_len: int
+    num_seqs: int
+    has_trees: bool = False
+
+    @property
+    def num_tokens(self) -> int:
+        return self.query_len * self.num_seqs
+
+
+class StepGraphs:
+    """The graphs of one model. They are captured one at a time, between steps that run eagerly."""
+
+    def __init__(
+        self,
+        transfers: Transfers,
+        *,
+        max_num_seqs: int,
+        max_seq_len: int | None = None,
+        capture: Capture | None = None,
+    ) -> None:
+        """
+        Args:
+            max_seq_len: steps with a longer sequence run eagerly; None: no limit.
+            capture: None: CUDA's.
+        """
+        self._transfers = transfers
+        self._max_seq_len = max_seq_len
+        self._capture = capture or _CudaCapture()
+        self._sizes = graph_sizes(max_num_seqs)
+        self.clear()
+
+    def clear(self) -> None:
+        """Let go of all graphs and of the memory that they use."""
+        self._inputs: _StaticInputs | None = None
+        self._graphs: dict[GraphShape, StepGraph] = {}
+        self._seen: dict[GraphShape, int] = {}
+        self._is_closed = False
+        self._num_verifications = 0
+        self._urgent: list[GraphShape] = []
+        self._wanted: list[GraphShape] = []
+
+    @property
+    def num_captured(self) -> int:
+        return len(self._graphs)
+
+    def prepare(self, forward: Forward, *, block_size: int, max_model_len: int) -> None:
+        """Make the shared inputs; decodes of every size will be captured, the smallest first."""
+        limit = min(max_model_len, self._max_seq_len or max_model_len)
+        self._forward = forward
+        self._inputs = _StaticInputs(
+            self._transfers, self._sizes[-1], block_size=block_size, max_seq_len=limit
+        )
+        self._wanted = [GraphShape(1, num_seqs) for num_seqs in reversed(self._sizes)]
+
+    def find(self, inputs: ModelInput) -> StepGraph | None:
+        """The graph for a step; None where there is none (yet)."""
+        shape = self._shape_of(inputs)
+        if shape is None:
+            return None
+        graph = self._graphs.get(shape)
+        if graph is None:
+            self._note(shape)
+        return graph
+
+    def capture_next(self, *, only_urgent: bool = False) -> bool:
+        """Capture what is wanted most; returns whether anything was.
+
+        Args:
+            only_urgent: shapes of steps that came again and again; else all sizes of decodes.
+        """
+        queue = self._urgent if only_urgent or self._urgent else self._wanted
+        if not queue or self._inputs is None:
+            return False
+        shape = queue.pop()
+        if shape in self._graphs:
+            return True
+        try:
+            self._graphs[shape] = StepGraph(self._inputs, shape, self._forward, self._capture)
+        except Exception:  # what is captured is the eager step: without a graph it serves as well
+            logger.exception(
+                "no CUDA graph of %d sequences, nor any more: steps without one run eagerly",
+                shape.num_seqs,
+            )
+            self._urgent.clear()
+            self._wanted.clear()
+            self._is_closed = True
+        return True
+
+    def _shape_of(self, inputs: ModelInput) -> GraphShape | None:
+        num_seqs = inputs.seq_lens.size
+        if self._inputs is None or num_seqs > self._sizes[-1]:
+            return None
+        query_len = int(np.diff(inputs.query_start).max())
+        if query_len > _MAX_QUERY_LEN or inputs.seq_lens.max() > self._inputs.max_seq_len:
+            return None
+        size = self._sizes[bisect_left(self._sizes, num_seqs)]
+        longest = _QUERY_LENS[bisect_left(_QUERY_LENS, query_len)]
+        shape = GraphShape(longest, size, has_trees=inputs.parents is not None)
+        is_mostly_padding = shape.num_tokens > _FREE_PADDING + 3 * inputs.positions.size // 2
+        return None if is_mostly_padding else shape
+
+    def _note(self, shape: GraphShape) -> None:
+        seen = self._seen[shape] = self._seen.get(shape, 0) + 1
+        is_decode = shape.query_len == 1
+        has_room = is_decode or self._num_verifications < _MAX_VERIFICATIONS
+        if seen == _TIMES_SEEN and has_room and not self._is_closed:
+            self._num_verifications += not is_decode
+            self._urgent.append(shape)
+
+
+class StepGraph:
+    """One captured step."""
+
+    def __init__(
+        self, inputs: _StaticInputs, shape: GraphShape, forward: Forward, capture: Capture
+    ) -> None:
+        self._inputs = inputs
+        self._shape = shape
+        token_ids, positions, metadata = inputs.views(shape)
+        inputs.clear()
+        self._replay = capture(lambda: forward(token_ids, positions, metadata))
+
+    def run(self, inputs: ModelInput) -> Tensor:
+        """Hidden states [num_tokens, hidden_size], which the next run of any graph overwrites."""
+        self._inputs.fill(inputs, self._shape)
+        return self._replay()[: inputs.positions.size]
+
+
+class _StaticInputs:
+    """A step's inputs at addresses that stay, with room for the largest step."""
+
+    def __init__(
+        self, transfers: Transfers, max_num_seqs: int, *, block_size: int, max_seq_len: int
+    ) -> None:
+        self.max_seq_len = max_seq_len
+        self._transfers = transfers
+        self._block_size = block_size
+        num_tokens = max_num_seqs * _MAX_QUERY_LEN
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=transfers.device)
+
+        self._token_ids = zeros(num_tokens)
+        self._positions = zeros(num_tokens)
+        self._kv_slot_mapping = zeros(num_tokens, dtype=torch.int64)
+        self._tree_masks = zeros(num_tokens, dtype=torch.int64)
+        self._query_start = zeros(max_num_seqs + 1)
+        self._seq_lens = zeros(max_num_seqs)
+        self._block_tables = zeros(max_num_seqs, -(-max_seq_len // block_size))
+
+    def views(self, shape: GraphShape) -> tuple[Tensor, Tensor, AttentionMetadata]:
+        """What a graph of `shape` reads."""
+        num_tokens, num_seqs = shape.num_tokens, shape.num_seqs
+        tree = None
+        if shape.has_trees:
+            tree = TreeMasks(self._tree_masks[:num_tokens], self._positions[:num_tokens])
+        metadata = AttentionMetadata(
+            query_start_loc=self._query_start[: num_seqs + 1],
+            seq_lens=self._seq_lens[:num_seqs],
+            block_tables=self._block_tables[:num_seqs],
+            kv_slot_mapping=self._kv_slot_mapping[:num_tokens],
+            query_lens_host=[shape.query_len] * num_seqs,
+            seq_lens_host=[self.max_seq_len] * num_seqs,
+            tree=tree,
+        )
+        return self._token_ids[:num_tokens], self._positions[:num_tokens], metadata
+
+    def clear(self) -> None:
+        """No sequence, and no token that is kept: what a graph is warmed up with."""
+        self._kv_slot_mapping.fill_(-1)
+        self._query_start.zero_()
+        self._seq_lens.zero_()
+
+    def fill(self, inputs: ModelInput, shape: GraphShape) -> None:
+        num_tokens, num_seqs = inputs.positions.size, inputs.seq_lens.size
+        query_start = np.full(shape.num_seqs + 1, num_tokens, dtype=np.int32)
+        query_start[: num_seqs + 1] = inputs.query_start
+        seq_lens = np.zeros(shape.num_seqs, dtype=np.int32)
+        seq_lens[:num_seqs] = inputs.seq_lens
+        positions = np.zeros(shape.num_tokens, dtype=np.int32)
+        positions[:num_tokens] = inputs.positions
+        kv_slot_mapping = np.full(shape.num_tokens, -1, dtype=np.int64)
+        kv_slot_mapping[:num_tokens] = inputs.step_slot_mapping(self._block_size)
+        masks = np.full(shape.num_tokens if shape.has_trees else 0, -1, dtype=np.int64)
+        if inputs.parents is not None:
+            masks[:num_tokens] = tree_masks(inputs.parents, inputs.query_start)
+        columns = self._transfers.upload(
+            query_start, seq_lens, positions, kv_slot_mapping, inputs.block_tables, masks
+        )
+        self._query_start[: shape.num_seqs + 1] = columns[0]
+        self._seq_lens[: shape.num_seqs] = columns[1]
+        self._positions[: shape.num_tokens] = columns[2]
+        self._kv_slot_mapping[: shape.num_tokens] = columns[3]
+        self._block_tables[:num_seqs, : inputs.block_tables.shape[1]] = columns[4]
+        self._tree_masks[: masks.size] = columns[5]
+        self._token_ids[:num_tokens] = inputs.token_ids
+        self._token_ids[num_tokens : shape.num_tokens].zero_()
+
+
+def graph_sizes(max_num_seqs: int) -> list[int]:
+    """Numbers of sequences that have a graph: padding stays below a half, and soon below 8 rows."""
+    sizes = [size for size in (1, 2, 4, *range(8, max_num_seqs, 8)) if size < max_num_seqs]
+    return [*sizes, max_num_seqs]
+
+
+class _CudaCapture:
+    """Graphs that share one pool: none of them is needed after the next one has run.
+
+    All are captured on one stream, since libraries keep a workspace for each stream for good; and
+    without the context manager of torch, which empties caches each time, while requests run.
+    """
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream()
+
+    def __call__(self, run: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        serving = torch.cuda.current_stream()
+        self._stream.wait_stream(serving)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(self._stream):
+            run()  # what is compiled or allocated once must not be captured
+            # Other threads wait for events meanwhile, which must not spoil the capture.
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                output = run()
+            except BaseException:
+                with suppress(RuntimeError):  # says only that the capture is spoilt
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+        serving.wait_stream(self._stream)
+
+        def replay() -> Tensor:
+            graph.replay()
+            return output
+
+        return replay

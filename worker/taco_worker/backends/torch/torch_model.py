@@ -1,0 +1,168 @@
+"""The decoder as torch modules: what serves on GPUs, and on a CPU without the CPU kernels."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from taco_proto.steps import IntArray
+from taco_worker.attention.kv_cache import KVCache, bytes_per_block
+from taco_worker.attention.metadata import AttentionMetadata
+from taco_worker.attention.tree_masks import TreeMasks, tree_masks
+from taco_worker.backends.torch.cuda_graphs import StepGraphs
+from taco_worker.backends.torch.decoder import Decoder
+from taco_worker.devices.copy_stream import LayerArrivals
+from taco_worker.devices.transfers import Transfers
+from taco_worker.models.dtypes import dtype_name
+from taco_worker.models.step_model import Linear, ModelInput, check_kept_layers
+from taco_worker.sampling.ops import Choice, SamplingOps
+from taco_worker.sampling.torch_ops import most_likely
+
+# Of paths there may be as many as there are tokens: they are masked.
+_ANY = 2**31 - 1
+
+
+class TorchModel:
+    """A `StepModel` of torch modules."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        transfers: Transfers,
+        *,
+        description: str,
+        sampling: SamplingOps,
+        kv_dtype: torch.dtype,
+        graphs: StepGraphs | None = None,
+    ) -> None:
+        """`graphs` hold steps of few tokens, which else cost the host more than the device."""
+        self.config = decoder.config
+        self.weight_bytes = sum(parameter.nbytes for parameter in decoder.parameters())
+        self.description = description
+        self.sampling = sampling
+        self.max_tree_paths = _ANY if decoder.supports_trees else 0
+        self.device = decoder.device
+        self.hidden_dtype = decoder.dtype
+        self.kv_layout = f"torch on {decoder.device.type}, {dtype_name(kv_dtype)}"
+        self.kept_hidden = torch.empty((0, 0), dtype=decoder.dtype, device=decoder.device)
+        self.decoder = decoder
+        self._transfers = transfers
+        self._kv_dtype = kv_dtype
+        self._graphs = graphs
+        self._kv_cache: KVCache | None = None
+
+    def keep_hidden(self, layers: tuple[int, ...]) -> None:
+        check_kept_layers(layers, self.config.num_layers)
+        self.decoder.kept_layers = layers
+
+    def kv_block_bytes(self, block_size: int) -> int:
+        return bytes_per_block(self.config, block_size, self._kv_dtype)
+
+    def allocate_kv(self, num_blocks: int, block_size: int, max_model_len: int) -> None:
+        self._kv_cache = None  # the old one goes before the new one comes
+        if self._graphs is not None:
+            self._graphs.clear()
+        self.decoder.prepare_positions(max_model_len)
+        self._kv_cache = KVCache(
+            self.config.num_layers,
+            num_blocks,
+            block_size,
+            self.config.num_kv_heads,
+            self.config.head_dim,
+            self._kv_dtype,
+            self.decoder.device,
+        )
+        if self._graphs is not None:
+            self._graphs.prepare(self._run, block_size=block_size, max_model_len=max_model_len)
+
+    @property
+    def kv_rows(self) -> Tensor:
+        return self._cache().rows
+
+    def expect_kv(self, arrivals: LayerArrivals) -> None:
+        self._cache().arrivals = arrivals
+
+    def forward(self, inputs: ModelInput) -> Tensor:
+        graph = None if self._graphs is None else self._graphs.find(inputs)
+        if graph is not None:
+            self._cache().arrivals.wait()  # it was captured without them
+        hidden = self._run_eagerly(inputs) if graph is None else graph.run(inputs)
+        hidden_size = self.config.hidden_size
+        self.kept_hidden, hidden = hidden[:, hidden_size:], hidden[:, :hidden_size]
+        if inputs.output_rows.size == hidden.shape[0]:
+            return hidden
+        (rows,) = self._transfers.upload(inputs.output_rows)
+        return hidden[rows]
+
+    def keep_accepted(self, inputs: ModelInput, accepted: IntArray) -> None:
+        block_size = self._cache().block_size
+        sources = inputs.step_slot_mapping(block_size)[accepted]
+        targets = inputs.kv_slot_mapping(block_size)[accepted]
+        moved = sources != targets
+        if moved.any():
+            self._cache().copy_tokens(*self._transfers.upload(sources[moved], targets[moved]))
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        return self.decoder.compute_logits(hidden)
+
+    def most_likely(self, hidden: Tensor) -> Tensor:
+        return most_likely(self.decoder.project(hidden))
+
+    def most_likely_logprobs(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        logits, count = self.compute_logits(hidden), hidden.shape[0]
+        token_ids = self.sampling.choose(logits, Choice.most_likely(count))
+        num_top = np.zeros(count, dtype=np.int32)
+        _, logprobs, _ = self.sampling.gather_logprobs(logits, token_ids.clamp(min=0), num_top)
+        return token_ids, logprobs[:, 0]
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        embedded: Tensor = self.decoder.embed_tokens(token_ids)
+        return embedded
+
+    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        weight = weight.to(self.device, self.hidden_dtype, copy=True)
+        if bias is not None:
+            bias = bias.to(self.device, self.hidden_dtype, copy=True)
+        return lambda x: F.linear(x, weight, bias)
+
+    @property
+    def num_graphs(self) -> int:
+        return 0 if self._graphs is None else self._graphs.num_captured
+
+    def tune(self, *, between_steps: bool) -> bool:
+        return self._graphs is not None and self._graphs.capture_next(only_urgent=between_steps)
+
+    def _run_eagerly(self, inputs: ModelInput) -> Tensor:
+        block_size = self._cache().block_size
+        positions, query_start, seq_lens, block_tables, kv_slot_mapping = self._transfers.upload(
+            inputs.positions,
+            inputs.query_start,
+            inputs.seq_lens,
+            inputs.block_tables,
+            inputs.step_slot_mapping(block_size),
+        )
+        tree = None
+        if inputs.parents is not None:
+            (masks,) = self._transfers.upload(tree_masks(inputs.parents, inputs.query_start))
+            tree = TreeMasks(masks, positions)
+        metadata = AttentionMetadata(
+            query_start_loc=query_start,
+            seq_lens=seq_lens,
+            block_tables=block_tables,
+            kv_slot_mapping=kv_slot_mapping,
+            query_lens_host=np.diff(inputs.query_start).tolist(),
+            seq_lens_host=inputs.seq_lens.tolist(),
+            tree=tree,
+        )
+        return self._run(inputs.token_ids, positions, metadata)
+
+    def _run(self, token_ids: Tensor, positions: Tensor, metadata: AttentionMetadata) -> Tensor:
+        hidden: Tensor = self.decoder(token_ids, positions, self._cache(), metadata)
+        return hidden
+
+    def _cache(self) -> KVCache:
+        if self._kv_cache is None:
+            raise RuntimeError("the KV cache has not been allocated")
+        return self._kv_cache

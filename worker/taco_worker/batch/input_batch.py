@@ -1,0 +1,262 @@
+"""The worker's persistent batch: what it knows of every sequence between steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from torch import Tensor
+
+from taco_kernels.native.draft_trees import DraftTrees
+from taco_proto.steps import IntArray, JoinedSequences, StepPlan
+from taco_worker.batch.token_table import TokenTable
+from taco_worker.sampling.columns import READS_TOKENS, Array, SamplingColumns
+
+
+class PlanError(ValueError):
+    """A plan that contradicts the batch; the step fails, and nothing was run."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepRows:
+    """The sequences that run in a step.
+
+    Attributes:
+        slots: [num_rows].
+        num_computed_tokens: tokens whose KV was there before the step.
+        num_new_tokens: tokens that the step computes.
+        is_sampled: whether a row's new tokens reach the end of what is known of its sequence.
+        max_drafts: draft tokens that a row may verify, within its blocks; only of sampled rows.
+        trees: drafts that rows verify beside their new tokens, which then count them; None: none.
+    """
+
+    slots: IntArray
+    num_computed_tokens: IntArray
+    num_new_tokens: IntArray
+    is_sampled: Array
+    max_drafts: IntArray
+    trees: DraftTrees | None = None
+
+    def with_drafts(self, trees: DraftTrees) -> StepRows:
+        """`trees` has a tree a row, empty where nothing is drafted for it."""
+        return replace(self, num_new_tokens=self.num_new_tokens + trees.num_nodes, trees=trees)
+
+    def without_drafts(self) -> StepRows:
+        assert self.trees is not None
+        return replace(self, num_new_tokens=self.num_new_tokens - self.trees.num_nodes, trees=None)
+
+    def num_outputs(self) -> IntArray:
+        """Tokens of each row behind which a token is chosen: the last one, and all of a tree."""
+        if self.trees is None:
+            return self.is_sampled.astype(np.int32)
+        return self.is_sampled * (1 + self.trees.num_nodes)
+
+
+class InputBatch:
+    """Slots with their tokens, block tables and sampling parameters; it follows plans.
+
+    Tokens live in a buffer [max_num_seqs, max_model_len] whose memory the operating system hands
+    out as it is first written. All per-slot arrays mean something for occupied slots only.
+
+    A plan is checked as it is applied, and one that fails may have been applied in part: the batch
+    must then be `clear`ed.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_num_seqs: int,
+        max_model_len: int,
+        block_size: int,
+        num_blocks: int,
+        vocab_size: int,
+        eos_token_ids: Sequence[int],
+        tokens: TokenTable,
+        gives_logprobs: bool = True,
+    ) -> None:
+        """
+        Args:
+            tokens: a row a slot, of max_model_len tokens.
+            gives_logprobs: sequences that ask for log probabilities of their output get them.
+        """
+        self.max_num_seqs = max_num_seqs
+        self.max_model_len = max_model_len
+        self.block_size = block_size
+        self._num_kv_blocks = num_blocks
+        self._vocab_size = vocab_size
+        self.eos_token_ids = tuple(eos_token_ids)
+        self.tokens = tokens
+        self.is_occupied = np.zeros(max_num_seqs, dtype=np.bool_)
+        self.num_prompt_tokens = np.zeros(max_num_seqs, dtype=np.int32)
+        self.num_tokens = np.zeros(max_num_seqs, dtype=np.int32)
+        self.num_computed_tokens = np.zeros(max_num_seqs, dtype=np.int32)
+        self.num_blocks = np.zeros(max_num_seqs, dtype=np.int32)
+        max_blocks = -(-max_model_len // block_size)
+        self.block_tables = np.zeros((max_num_seqs, max_blocks), dtype=np.int32)
+        self.sampling = SamplingColumns(
+            max_num_seqs,
+            vocab_size=vocab_size,
+            eos_token_ids=eos_token_ids,
+            gives_logprobs=gives_logprobs,
+        )
+
+    def clear(self) -> None:
+        self.is_occupied[:] = False
+
+    def apply(self, plan: StepPlan) -> StepRows:
+        """Take in what a plan changes; returns the rows to run.
+
+        Raises:
+            PlanError: the plan names a slot, block or token that does not exist, or does not fit
+                the batch.
+        """
+        if plan.left_slots.size:
+            self._leave(plan.left_slots)
+        if plan.joined is not None and plan.joined.slots.size:
+            self._join(plan.joined)
+        if plan.appended_slots.size or plan.appended_blocks.size:
+            self._append(plan.appended_slots, plan.appended_blocks)
+        return self._rows(plan.slots, plan.num_tokens, plan.max_drafts)
+
+    def advance(self, rows: StepRows, sampled_token_ids: Tensor) -> None:
+        """Take in what a step without drafts gives: integers [number of sampled rows], in the rows'
+        order, which the device may still be working out."""
+        self.num_computed_tokens[rows.slots] += rows.num_new_tokens
+        slots = rows.slots[rows.is_sampled]
+        positions = self.num_tokens[slots]
+        self.tokens.write(slots, positions, sampled_token_ids)
+        self.num_tokens[slots] = positions + 1
+
+    def advance_by(self, rows: StepRows, num_tokens: IntArray, token_ids: Tensor) -> None:
+        """The same of a step with drafts.
+
+        Args:
+            num_tokens: int32 [number of sampled rows], accepted drafts and the token behind them.
+            token_ids: integers [sum(num_tokens)].
+        """
+        assert rows.trees is not None
+        self.num_computed_tokens[rows.slots] += rows.num_new_tokens - rows.trees.num_nodes
+        slots = rows.slots[rows.is_sampled]
+        self.num_computed_tokens[slots] += num_tokens - 1
+        starts = np.cumsum(num_tokens) - num_tokens
+        places = np.arange(int(num_tokens.sum()), dtype=np.int32) - np.repeat(starts, num_tokens)
+        positions = np.repeat(self.num_tokens[slots], num_tokens) + places
+        self.tokens.write(np.repeat(slots, num_tokens), positions.astype(np.int32), token_ids)
+        self.num_tokens[slots] += num_tokens
+
+    def _leave(self, slots: IntArray) -> None:
+        self._check_slots(slots, "left", occupied=True)
+        self.is_occupied[slots] = False
+
+    def _join(self, joined: JoinedSequences) -> None:
+        self._check_slots(joined.slots, "joined", occupied=False)
+        self._check_joined(joined)
+        self.tokens.put(joined.slots, joined.first_tokens, joined.num_tokens, joined.token_ids)
+        block_end = np.cumsum(joined.num_blocks)
+        for row, slot in enumerate(joined.slots.tolist()):
+            num_blocks = joined.num_blocks[row]
+            block_ids = joined.block_ids[block_end[row] - num_blocks : block_end[row]]
+            self.block_tables[slot, :num_blocks] = block_ids
+            self.sampling.set_row(slot, joined.sampling[row])
+        lacks_history = joined.first_tokens > 0
+        if (self.sampling.features[joined.slots[lacks_history]] & READS_TOKENS).any():
+            raise PlanError("a joined sequence lacks tokens that its sampling parameters read")
+        self.num_prompt_tokens[joined.slots] = joined.num_prompt_tokens
+        self.num_tokens[joined.slots] = joined.num_tokens
+        self.num_computed_tokens[joined.slots] = joined.num_computed_tokens
+        self.num_blocks[joined.slots] = joined.num_blocks
+        self.is_occupied[joined.slots] = True
+
+    def _append(self, slots: IntArray, block_ids: IntArray) -> None:
+        if slots.size != block_ids.size:
+            raise PlanError(f"{block_ids.size} blocks appended to {slots.size} slots")
+        self._check_slots(slots, "appended", occupied=True, unique=False)
+        self._check_blocks(block_ids)
+        for slot, block_id in zip(slots.tolist(), block_ids.tolist(), strict=True):
+            column = self.num_blocks[slot]
+            if column == self.block_tables.shape[1]:
+                raise PlanError(f"slot {slot} has all the {column} blocks that a sequence can have")
+            self.block_tables[slot, column] = block_id
+            self.num_blocks[slot] = column + 1
+
+    def _rows(self, slots: IntArray, num_new_tokens: IntArray, max_drafts: IntArray) -> StepRows:
+        if slots.size != num_new_tokens.size:
+            raise PlanError(f"{num_new_tokens.size} numbers of tokens for {slots.size} slots")
+        self._check_slots(slots, "run", occupied=True)
+        num_computed_tokens = self.num_computed_tokens[slots]
+        ends = num_computed_tokens + num_new_tokens.astype(np.int64)  # garbage must not wrap round
+        num_tokens = self.num_tokens[slots]
+        is_sampled = ends == num_tokens
+        if (num_new_tokens < 1).any() or (ends > num_tokens).any():
+            raise PlanError("a row runs no token, or tokens that are not known")
+        if (ends > self.num_blocks[slots] * self.block_size).any():
+            raise PlanError("a row runs tokens that its blocks do not hold")
+        if (num_tokens[is_sampled] >= self.max_model_len).any():
+            raise PlanError(f"a sequence grows beyond {self.max_model_len} tokens")
+        if not max_drafts.size:
+            max_drafts = np.zeros_like(slots)
+        self._check_drafts(slots, ends, max_drafts)
+        return StepRows(
+            slots, num_computed_tokens, num_new_tokens, is_sampled, max_drafts * is_sampled
+        )
+
+    def _check_drafts(self, slots: IntArray, ends: Array, max_drafts: IntArray) -> None:
+        if max_drafts.size != slots.size or (max_drafts < 0).any():
+            raise PlanError("the numbers of drafts are not one for each row, from 0 on")
+        last = ends + max_drafts
+        if (last > self.num_blocks[slots] * self.block_size).any():
+            raise PlanError("a row may verify drafts that its blocks do not hold")
+        if (last >= self.max_model_len + (max_drafts == 0)).any():
+            raise PlanError(f"drafts make a sequence grow beyond {self.max_model_len} tokens")
+
+    def _check_joined(self, joined: JoinedSequences) -> None:
+        columns = (
+            joined.num_prompt_tokens,
+            joined.num_tokens,
+            joined.num_computed_tokens,
+            joined.num_blocks,
+            joined.sampling,
+        )
+        first_tokens = joined.first_tokens
+        if any(len(column) != joined.slots.size for column in (*columns, first_tokens)):
+            raise PlanError("the columns of the joined sequences differ in length")
+        if (
+            (joined.num_prompt_tokens < 1).any()
+            or (joined.num_prompt_tokens > joined.num_tokens).any()
+            or (joined.num_tokens > self.max_model_len).any()
+            or (joined.num_computed_tokens < 0).any()
+            or (joined.num_computed_tokens >= joined.num_tokens).any()
+            or (first_tokens < 0).any()
+            or (first_tokens > joined.num_computed_tokens).any()
+            or (joined.num_blocks < 0).any()
+            or (joined.num_blocks > self.block_tables.shape[1]).any()
+        ):
+            raise PlanError("a joined sequence has a number of tokens or blocks out of range")
+        if (
+            joined.num_tokens - first_tokens
+        ).sum() != joined.token_ids.size or joined.num_blocks.sum() != joined.block_ids.size:
+            raise PlanError("joined sequences whose tokens or blocks are too few or too many")
+        if joined.token_ids.min() < 0 or joined.token_ids.max() >= self._vocab_size:
+            raise PlanError(f"a token id is not in the vocabulary of {self._vocab_size}")
+        self._check_blocks(joined.block_ids)
+
+    def _check_blocks(self, block_ids: IntArray) -> None:
+        if block_ids.size and (block_ids.min() < 0 or block_ids.max() >= self._num_kv_blocks):
+            raise PlanError(f"a block is not one of the {self._num_kv_blocks} that there are")
+
+    def _check_slots(
+        self, slots: IntArray, what: str, *, occupied: bool, unique: bool = True
+    ) -> None:
+        if not slots.size:
+            return
+        if slots.min() < 0 or slots.max() >= self.max_num_seqs:
+            raise PlanError(f"a {what} slot is not one of the {self.max_num_seqs} that there are")
+        if unique:
+            seen = np.zeros(self.max_num_seqs, dtype=np.bool_)
+            seen[slots] = True
+            if np.count_nonzero(seen) != slots.size:
+                raise PlanError(f"a slot is {what} twice in one plan")
+        if (self.is_occupied[slots] != occupied).any():
+            state = "empty" if occupied else "occupied"
+            raise PlanError(f"a {what} slot is {state}")

@@ -1,0 +1,46 @@
+"""Which of a step's tokens predict prompt tokens whose log probabilities are asked for."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from taco_proto.steps import IntArray
+from taco_worker.batch.input_batch import InputBatch, StepRows
+from taco_worker.sampling.columns import Feature
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRows:
+    """Prompt tokens whose log probabilities are asked for.
+
+    Attributes:
+        slots, positions: of the tokens that are predicted.
+        sources: the step's tokens that predict them.
+    """
+
+    slots: IntArray
+    positions: IntArray
+    sources: IntArray
+
+
+def find_prompt_rows(batch: InputBatch, rows: StepRows, ends: IntArray) -> PromptRows | None:
+    """The prompt tokens that follow those of this step, where their sequences ask for them.
+
+    Args:
+        ends: of each row, in the step's tokens.
+    """
+    is_asked = (batch.sampling.features[rows.slots] & Feature.PROMPT_LOGPROBS) != 0
+    if not is_asked.any():
+        return None
+    slots: list[IntArray] = []
+    positions: list[IntArray] = []
+    sources: list[IntArray] = []
+    for row in np.flatnonzero(is_asked):
+        slot, first = rows.slots[row], rows.num_computed_tokens[row] + 1
+        end = min(first + rows.num_new_tokens[row], batch.num_prompt_tokens[slot])
+        predicted = np.arange(first, end, dtype=np.int32)
+        slots.append(np.full(predicted.size, slot, dtype=np.int32))
+        positions.append(predicted)
+        sources.append(ends[row] - rows.num_new_tokens[row] + predicted - first)
+    found = PromptRows(*(np.concatenate(column) for column in (slots, positions, sources)))
+    return found if found.slots.size else None

@@ -1,0 +1,192 @@
+"""A step that the device is working on, and what comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from taco_kernels.sampling_columns import NO_CHOICE
+from taco_proto.logprobs import LogprobColumns, concatenate, without_entries
+from taco_proto.steps import EMPTY, IntArray, RowError, RowErrorCode, StepOutput, StepPlan
+from taco_worker.devices.transfers import Transfers
+from taco_worker.sampling.logprobs import LogprobTable
+
+_NO_CHOICE = (
+    "the model gives no finite probabilities for a token of this request: its checkpoint or the "
+    "device that runs it may be damaged, or the request's parameters rule out every token"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Log probabilities of prompt tokens, in one or more tables; slots, positions: of all rows."""
+
+    slots: IntArray
+    positions: IntArray
+    tables: list[LogprobTable]
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What came of the drafts of some rows.
+
+    Attributes:
+        kept: the choices that count, of those that were made behind each row's own token and its
+            drafts.
+        num_tokens: int32 [number of sampled rows], of which a row got so many.
+        num_drafts: int32 [number of sampled rows], drafts that it verified.
+        token_ids: int32 [sum(num_tokens)], what the rows got: the host knows it by now.
+    """
+
+    kept: IntArray
+    num_tokens: IntArray
+    num_drafts: IntArray
+    token_ids: IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class KeptTokens:
+    """The tokens of some rows whose KV is kept, row after row: all but rejected drafts.
+
+    Attributes:
+        slots, num_tokens: int32 [num_rows].
+        positions: int32 [num_rows], of each row's first token.
+        hidden: [sum(num_tokens), size], what the drafter asked for.
+    """
+
+    slots: IntArray
+    num_tokens: IntArray
+    positions: IntArray
+    hidden: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class StepPart:
+    """What comes of some rows of a step.
+
+    Attributes:
+        slots: those that are sampled.
+        token_ids: int64, on the device: one a slot, or as many as `verified` says.
+        logprobs: of all choices that were made; None where none of them asked.
+        verified: None: nothing was drafted.
+        kept: None: no drafter asked for hidden states.
+    """
+
+    slots: IntArray
+    token_ids: Tensor
+    logprobs: LogprobTable | None
+    prompt: PromptLogprobs | None
+    verified: Verified | None = None
+    kept: KeptTokens | None = None
+
+    def tables(self) -> list[LogprobTable]:
+        own = [] if self.logprobs is None else [self.logprobs]
+        return own + (self.prompt.tables if self.prompt else [])
+
+
+class LaunchedStep:
+    """The results' way to the host has begun; `wait` may be called from any thread, once.
+
+    A step with drafts has one part.
+    """
+
+    def __init__(
+        self,
+        plan: StepPlan,
+        parts: Sequence[StepPart],
+        transfers: Transfers,
+        num_invalid_drafts: int = 0,
+    ) -> None:
+        self._plan = plan
+        self._num_invalid_drafts = num_invalid_drafts
+        self._parts = parts
+        tensors = [part.token_ids.to(torch.int32) for part in parts]
+        tensors += [tensor for part in parts for t in part.tables() for tensor in t.tensors()]
+        self._download = transfers.download(*tensors)
+
+    def wait(self) -> StepOutput:
+        """Raises what went wrong on the device."""
+        arrived = iter(self._download.wait())
+        token_ids = [next(arrived).numpy() for _ in self._parts]
+        columns = [_Columns(part, arrived) for part in self._parts]
+        verified = self._parts[0].verified if self._parts else None
+        slots, tokens = _joined([part.slots for part in self._parts]), _joined(token_ids)
+        errors = _row_errors(slots, tokens, verified, [p for each in columns for p in each.failed])
+        if errors:
+            tokens = np.maximum(tokens, 0)
+        prompts = [part.prompt for part in self._parts if part.prompt]
+        prompt_columns = [each for part in columns for each in part.prompt]
+        return StepOutput(
+            epoch=self._plan.epoch,
+            step_id=self._plan.step_id,
+            slots=slots,
+            token_ids=tokens,
+            num_tokens=EMPTY if verified is None else verified.num_tokens,
+            num_drafts=EMPTY if verified is None else verified.num_drafts,
+            num_invalid_drafts=self._num_invalid_drafts,
+            logprobs=_sum([each.sampled for each in columns], [t.size for t in token_ids]),
+            prompt_logprob_slots=_joined([prompt.slots for prompt in prompts]),
+            prompt_logprob_positions=_joined([prompt.positions for prompt in prompts]),
+            prompt_logprobs=concatenate(prompt_columns) if prompt_columns else None,
+            row_errors=errors,
+        )
+
+
+class _Columns:
+    """A part's tables as columns, taken from what arrived in the order of `StepPart.tables`.
+
+    Attributes:
+        failed: slots whose prompt has a token that the model gives no probability.
+    """
+
+    def __init__(self, part: StepPart, arrived: Iterator[Tensor]) -> None:
+        self.sampled = part.logprobs.columns(arrived) if part.logprobs else None
+        if self.sampled is not None and part.verified is not None:
+            self.sampled = self.sampled.take(part.verified.kept)
+        tables = part.prompt.tables if part.prompt else []
+        self.prompt = [table.columns(arrived) for table in tables]
+        self.failed: list[int] = []
+        if part.prompt and any(map(_has_nan, self.prompt)):
+            is_nan = [has_nan for columns in self.prompt for has_nan in _rows_with_nan(columns)]
+            self.failed = part.prompt.slots[is_nan].tolist()
+
+
+def _has_nan(columns: LogprobColumns) -> bool:
+    return bool(np.isnan(columns.logprobs).any())
+
+
+def _rows_with_nan(columns: LogprobColumns) -> list[bool]:
+    return [bool(np.isnan(logprobs).any()) for _, logprobs, _ in columns.rows()]
+
+
+def _row_errors(
+    slots: IntArray, token_ids: IntArray, verified: Verified | None, failed_prompts: list[int]
+) -> tuple[RowError, ...]:
+    """Sequences without a choice of a next token, or of a prompt without log probabilities."""
+    failed = set(failed_prompts)
+    if token_ids.size and token_ids.min() == NO_CHOICE:
+        token_slots = slots if verified is None else np.repeat(slots, verified.num_tokens)
+        failed.update(token_slots[token_ids == NO_CHOICE].tolist())
+    return tuple(RowError(slot, RowErrorCode.INVALID_LOGITS, _NO_CHOICE) for slot in sorted(failed))
+
+
+def _joined(columns: Sequence[IntArray]) -> IntArray:
+    if len(columns) == 1:
+        return columns[0]
+    return np.concatenate(columns) if columns else EMPTY
+
+
+def _sum(parts: Sequence[LogprobColumns | None], num_rows: Sequence[int]) -> LogprobColumns | None:
+    """All columns as one; a part without any has so many rows without entries."""
+    if all(part is None for part in parts):
+        return None
+    return concatenate(
+        [
+            without_entries(count) if part is None else part
+            for part, count in zip(parts, num_rows, strict=True)
+        ]
+    )

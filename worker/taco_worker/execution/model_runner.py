@@ -1,0 +1,270 @@
+"""Runs one step: from a plan to the model's input, through the model, to sampled tokens."""
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from taco_kernels.native.draft_trees import accept
+from taco_proto.steps import IntArray, StepPlan
+from taco_worker.batch.input_batch import InputBatch, StepRows
+from taco_worker.batch.prompt_rows import PromptRows, find_prompt_rows
+from taco_worker.batch.step_input import last_of_each, make_input
+from taco_worker.devices.copy_stream import LayerArrivals
+from taco_worker.devices.transfers import Transfers
+from taco_worker.execution.launched_step import (
+    KeptTokens,
+    LaunchedStep,
+    PromptLogprobs,
+    StepPart,
+    Verified,
+)
+from taco_worker.execution.step_splitting import run_smaller_if_memory_lacks
+from taco_worker.kv_tiers.host_block_store import HostTier
+from taco_worker.models.step_model import ModelInput, StepModel
+from taco_worker.sampling.columns import NO_LOGPROBS, Array, Feature
+from taco_worker.sampling.logprobs import LogprobTable, gather_logprobs
+from taco_worker.sampling.sampler import SampledRows, Sampler
+from taco_worker.sampling.typical_acceptance import TypicalAcceptance, draft_candidates
+from taco_worker.speculation.drafter import ComputedTokens
+from taco_worker.speculation.speculator import Speculator
+
+# Logits of so many numbers at a time for prompt log probabilities: 64 MiB.
+_MAX_PROMPT_LOGITS = 2**24
+
+# Features of sequences that ask for the most likely token of the logits as they are.
+_LEAVES_LOGITS = Feature.LOGPROBS | Feature.PROMPT_LOGPROBS
+
+
+class ModelRunner:
+    """One model and its batch. Not thread safe.
+
+    On a GPU a step is launched and not waited for: the next one may be launched behind it, whose
+    input is this one's output on the device.
+    """
+
+    def __init__(
+        self,
+        model: StepModel,
+        batch: InputBatch,
+        transfers: Transfers,
+        host_tier: HostTier,
+        speculator: Speculator | None = None,
+        typical: TypicalAcceptance | None = None,
+    ) -> None:
+        """
+        Args:
+            host_tier: of no blocks where there is none.
+            speculator: None: no drafts are made or verified.
+            typical: None: drafts are accepted where the target's own sample is the draft.
+        """
+        self._model = model
+        self._batch = batch
+        self._transfers = transfers
+        self._host_tier = host_tier
+        self._speculator = speculator
+        self._sampler = Sampler(
+            batch.sampling, batch.tokens.data, model.sampling, transfers, typical
+        )
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan) -> LaunchedStep:
+        """Raises:
+        PlanError: the plan does not fit the batch or the tiers.
+        """
+        if plan.copies is not None:
+            self._host_tier.check(plan.copies)
+        rows = self._batch.apply(plan)
+        arrivals = LayerArrivals([])
+        if plan.copies is not None:
+            arrivals = self._host_tier.copy(plan.copies)
+            self._model.expect_kv(arrivals)
+        try:
+            parts, num_invalid_drafts = self._compute(plan, rows)
+        finally:
+            arrivals.wait()  # the output, and the next step, come behind all copies
+        return LaunchedStep(plan, parts, self._transfers, num_invalid_drafts)
+
+    def _compute(self, plan: StepPlan, rows: StepRows) -> tuple[list[StepPart], int]:
+        """What came of the rows, and how many drafters' drafts were left out."""
+        if self._speculator is not None:
+            self._speculator.follow(plan)
+            parts = self._speculate(self._speculator, rows, plan)
+            return parts, self._speculator.take_num_invalid()
+        parts = self._run_parts(rows)
+        token_ids = [part.token_ids for part in parts]
+        if parts:
+            self._batch.advance(rows, token_ids[0] if len(parts) == 1 else torch.cat(token_ids))
+        return parts, 0
+
+    def _run_parts(self, rows: StepRows) -> list[StepPart]:
+        return run_smaller_if_memory_lacks(self._run, rows) if rows.slots.size else []
+
+    def _speculate(self, speculator: Speculator, rows: StepRows, plan: StepPlan) -> list[StepPart]:
+        """The step with drafts. It waits for the tokens, which the next drafts follow."""
+        rows = speculator.draft(rows, plan.drafts)
+        parts = self._run_parts(rows)
+        if not parts:
+            return parts
+        token_ids = torch.cat([part.token_ids for part in parts])
+        slots = rows.slots[rows.is_sampled]
+        if (verified := parts[0].verified) is not None:
+            num_tokens, host_ids = verified.num_tokens, verified.token_ids
+            self._batch.advance_by(rows, num_tokens, token_ids)
+        else:  # nothing was drafted, or there was no memory for it
+            num_tokens, host_ids = np.ones_like(slots), self._to_host(token_ids)
+            self._batch.advance(rows if rows.trees is None else rows.without_drafts(), token_ids)
+        for part in parts:
+            if part.kept is not None:
+                speculator.observe(self._computed(part.kept))
+        num_drafts = np.zeros_like(slots) if verified is None else verified.num_drafts
+        # A row without a choice ends with an error: what is learned of it does not matter.
+        speculator.learn(slots, num_tokens, np.maximum(host_ids, 0), num_drafts)
+        # Chunks of prompts alone give no token to wait for: the device may still be at it.
+        is_done = slots.size > 0 or not self._transfers.overlaps
+        speculator.end_step(int(rows.num_new_tokens.sum()), is_done=is_done)
+        return parts
+
+    def _run(self, rows: StepRows) -> StepPart:
+        """All of a step's rows, or some of them."""
+        ends = np.cumsum(rows.num_new_tokens, dtype=np.int32)
+        chosen = last_of_each(ends, rows.num_outputs())
+        prompt_rows = find_prompt_rows(self._batch, rows, ends)
+        outputs = chosen if prompt_rows is None else np.union1d(chosen, prompt_rows.sources)
+        hidden_layers = None if self._speculator is None else self._speculator.hidden_layers
+        if hidden_layers == ():
+            outputs = np.arange(ends[-1], dtype=np.int32)
+        inputs = make_input(self._batch, rows, ends, outputs, self._transfers)
+        hidden = whole = self._model.forward(inputs)
+        prompt = None
+        if prompt_rows is not None:
+            prompt = self._prompt_logprobs(
+                prompt_rows, self._pick(hidden, outputs, prompt_rows.sources)
+            )
+        if outputs.size != chosen.size:
+            hidden = self._pick(hidden, outputs, chosen)
+        token_ids, logprobs = self._sample(rows, inputs.positions[chosen] + 1, hidden)
+        part = StepPart(rows.slots[rows.is_sampled], token_ids, logprobs, prompt)
+        if rows.trees is not None:
+            part = self._verify(rows, inputs, chosen, part)
+        if hidden_layers is not None:
+            of_all = self._model.kept_hidden if hidden_layers else whole
+            part = replace(part, kept=self._keep(rows, ends, chosen, part.verified, of_all))
+        return part
+
+    def _verify(
+        self, rows: StepRows, inputs: ModelInput, chosen: IntArray, part: StepPart
+    ) -> StepPart:
+        """The part with what was chosen behind accepted drafts alone."""
+        assert rows.trees is not None
+        num_drafts = rows.trees.num_nodes[rows.is_sampled]
+        trees = replace(rows.trees, num_nodes=num_drafts)
+        token_ids = self._to_host(part.token_ids)
+        outcome = accept(trees, token_ids)
+        if inputs.parents is not None:
+            self._model.keep_accepted(inputs, chosen[outcome.kept])
+        (index,) = self._transfers.upload(outcome.kept)
+        return replace(
+            part,
+            token_ids=part.token_ids[index],
+            verified=Verified(
+                outcome.kept, outcome.num_tokens, num_drafts, token_ids[outcome.kept]
+            ),
+        )
+
+    def _keep(
+        self,
+        rows: StepRows,
+        ends: IntArray,
+        chosen: IntArray,
+        verified: Verified | None,
+        hidden: Tensor,
+    ) -> KeptTokens:
+        """`hidden`: of all tokens of the step."""
+        if verified is None:
+            return KeptTokens(rows.slots, rows.num_new_tokens, rows.num_computed_tokens, hidden)
+        assert rows.trees is not None
+        is_kept = np.ones(int(ends[-1]), dtype=np.bool_)
+        is_kept[last_of_each(ends, rows.trees.num_nodes)] = False
+        is_kept[chosen[verified.kept]] = True
+        kept = np.flatnonzero(is_kept)
+        of_row = np.repeat(np.arange(rows.slots.size), rows.num_new_tokens)
+        num_tokens = np.bincount(of_row[kept], minlength=rows.slots.size).astype(np.int32)
+        (index,) = self._transfers.upload(kept)
+        return KeptTokens(rows.slots, num_tokens, rows.num_computed_tokens, hidden[index])
+
+    def _computed(self, kept: KeptTokens) -> ComputedTokens:
+        """With the tokens that follow, all of which the batch knows by now."""
+        slots = np.repeat(kept.slots, kept.num_tokens)
+        before = np.repeat(np.cumsum(kept.num_tokens) - kept.num_tokens, kept.num_tokens)
+        places = np.arange(slots.size) - before
+        positions = (np.repeat(kept.positions, kept.num_tokens) + places + 1).astype(np.int32)
+        following = self._to_host(self._batch.tokens.at(slots, positions))
+        return ComputedTokens(kept.slots, kept.num_tokens, kept.positions, following, kept.hidden)
+
+    def _sample(
+        self, rows: StepRows, num_tokens: IntArray, hidden: Tensor
+    ) -> tuple[Tensor, LogprobTable | None]:
+        """`num_tokens` stand before each token that is chosen."""
+        batch = self._batch
+        slots = np.repeat(rows.slots, rows.num_outputs())
+        if not slots.size:
+            return torch.empty(0, dtype=torch.int64, device=self._transfers.device), None
+        features, num_top = batch.sampling.features[slots], batch.sampling.logprobs[slots]
+        if not (features & ~_LEAVES_LOGITS).any() and num_top.max() <= 0:
+            return self._most_likely(hidden, num_top)
+        candidates = None
+        if rows.trees is not None:
+            candidates = draft_candidates(rows.trees, rows.is_sampled)
+        sampled = self._sampler.sample(
+            self._model.compute_logits(hidden),
+            SampledRows(
+                slots=slots,
+                num_prompt_tokens=batch.num_prompt_tokens[slots],
+                num_tokens=num_tokens,
+            ),
+            candidates,
+        )
+        return sampled.token_ids, sampled.logprobs
+
+    def _most_likely(self, hidden: Tensor, num_top: Array) -> tuple[Tensor, LogprobTable | None]:
+        """Greedy rows that ask for no log probability but their token's own: no logits are kept.
+
+        Args:
+            num_top: as in `LogprobTable`, at most 0.
+        """
+        if num_top.max() == NO_LOGPROBS:
+            return self._model.most_likely(hidden), None
+        token_ids, logprobs = self._model.most_likely_logprobs(hidden)
+        chosen, values = token_ids.long().clamp(min=0), logprobs
+        if num_top.min() == NO_LOGPROBS:
+            (index,) = self._transfers.upload(np.flatnonzero(num_top != NO_LOGPROBS))
+            chosen, values = chosen[index], values[index]
+        table = LogprobTable(chosen[:, None], values[:, None], torch.ones_like(chosen), num_top)
+        return token_ids, table
+
+    def _prompt_logprobs(self, rows: PromptRows, hidden: Tensor) -> PromptLogprobs:
+        """Log probabilities of the tokens of `rows`, each of which follows a row of `hidden`."""
+        batch = self._batch
+        num_top = batch.sampling.prompt_logprobs[rows.slots]
+        token_ids = batch.tokens.at(rows.slots, rows.positions).long()
+        chunk_size = max(1, _MAX_PROMPT_LOGITS // self._model.config.vocab_size)
+        tables = []
+        for start in range(0, rows.slots.size, chunk_size):
+            chunk = slice(start, start + chunk_size)
+            logits = self._model.compute_logits(hidden[chunk])
+            tables.append(
+                gather_logprobs(self._model.sampling, logits, token_ids[chunk], num_top[chunk])
+            )
+        return PromptLogprobs(rows.slots, rows.positions, tables)
+
+    def _to_host(self, token_ids: Tensor) -> IntArray:
+        """int32, through pinned memory. It waits for the device, as whatever drafts next must."""
+        (host,) = self._transfers.download(token_ids).wait()
+        return host.numpy().astype(np.int32)
+
+    def _pick(self, hidden: Tensor, rows: Array, wanted: Array) -> Tensor:
+        """Rows of `hidden`, which stand for the tokens `rows` (rising), that stand for `wanted`."""
+        (index,) = self._transfers.upload(np.searchsorted(rows, wanted))
+        return hidden[index]

@@ -1,0 +1,76 @@
+"""How blocks are copied between a device and its host tier.
+
+A step's copies are prepared once and made once for each group of layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import cache
+
+import numpy as np
+from torch import Tensor
+
+from taco_proto.steps import BlockCopies, IntArray
+from taco_worker.devices.transfers import Transfers
+
+# Copies a part of every block between two memories, uint8 [num_blocks, bytes of the part]: the
+# device's, then the host's. All offloads come before all loads.
+Moves = Callable[[Tensor, Tensor], None]
+PrepareMoves = Callable[[BlockCopies], Moves]
+
+
+def choose_moves(transfers: Transfers, part_bytes: int) -> PrepareMoves:
+    """By Triton's kernel on a GPU, where it is installed and a layer's part of a block
+    (`part_bytes`) is whole vectors; one copy after the other elsewhere.
+    """
+    if not transfers.overlaps:
+        return copy_each
+    try:
+        from taco_kernels.triton.block_copy import VECTOR_BYTES
+    except ImportError:
+        return copy_each
+    return copy_each if part_bytes % VECTOR_BYTES else moves_by_kernel(transfers)
+
+
+def copy_each(copies: BlockCopies) -> Moves:
+    """One copy a block: right for a CPU; on a GPU each is a launch that costs the host."""
+
+    def move(device: Tensor, host: Tensor) -> None:
+        for source, target in _pairs(copies.offload_sources, copies.offload_targets):
+            host[target].copy_(device[source], non_blocking=True)
+        for source, target in _pairs(copies.load_sources, copies.load_targets):
+            device[target].copy_(host[source], non_blocking=True)
+
+    return move
+
+
+def moves_by_kernel(transfers: Transfers) -> PrepareMoves:
+    """Two launches for any number of blocks, by `taco_kernels.triton.block_copy`.
+
+    Host memory must be pinned, and a part of a block whole vectors.
+    """
+    from taco_kernels.triton.block_copy import copy_blocks
+
+    def prepare(copies: BlockCopies) -> Moves:
+        @cache
+        def ids() -> list[Tensor]:
+            """Uploaded by the first group's copies, on the stream that makes them all."""
+            columns = (
+                *(copies.offload_sources, copies.offload_targets),
+                *(copies.load_sources, copies.load_targets),
+            )
+            return transfers.upload(*(column.astype(np.int64) for column in columns))
+
+        def move(device: Tensor, host: Tensor) -> None:
+            offload_sources, offload_targets, load_sources, load_targets = ids()
+            copy_blocks(device, host, offload_sources, offload_targets)
+            copy_blocks(host, device, load_sources, load_targets)
+
+        return move
+
+    return prepare
+
+
+def _pairs(sources: IntArray, targets: IntArray) -> Iterable[tuple[int, int]]:
+    return zip(sources.tolist(), targets.tolist(), strict=True)

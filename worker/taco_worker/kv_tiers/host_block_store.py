@@ -1,0 +1,108 @@
+"""Blocks of KV in the worker's memory, and the copies between them and the device's blocks."""
+
+from __future__ import annotations
+
+import numpy as np
+from torch import Tensor
+
+from taco_proto.steps import BlockCopies, IntArray
+from taco_worker.batch.input_batch import PlanError
+from taco_worker.devices.copy_stream import Arrival, Lane, LayerArrivals
+from taco_worker.kv_tiers.block_copies import Moves, PrepareMoves, copy_each
+
+
+class HostTier:
+    """Host blocks, each of which holds one device block's KV of all layers.
+
+    On a GPU the copies run beside what is computed, a few layers at a time: the first layer
+    computes while the last one's KV is still on its way. On a CPU a copy is done when `copy`
+    returns; one thread makes it, at all the bandwidth that a core has: computing the tokens of a
+    block takes hundreds of times as long.
+
+    Attributes:
+        rows: uint8 [num_blocks, bytes of a block]; a lane may need them to be pinned.
+    """
+
+    def __init__(
+        self,
+        rows: Tensor,
+        device_rows: Tensor,
+        *,
+        num_layers: int,
+        lane: Lane | None = None,
+        is_lazy: bool = True,
+        prepare_moves: PrepareMoves = copy_each,
+    ) -> None:
+        """
+        Args:
+            device_rows: uint8 [number of device blocks, bytes of a block], layer after layer.
+            lane: where copies run; None: they are made at once.
+            is_lazy: copy layer by layer, rather than all layers of a block in one piece.
+            prepare_moves: how blocks are copied.
+        """
+        self.rows = rows
+        self._device_rows = device_rows
+        self._lane = lane
+        self._groups = layer_groups(num_layers) if is_lazy else [range(num_layers)]
+        self._layer_bytes = rows.shape[1] // num_layers
+        self._prepare_moves = prepare_moves
+
+    @property
+    def num_blocks(self) -> int:
+        return self.rows.shape[0]
+
+    def check(self, copies: BlockCopies) -> None:
+        """Raises:
+        PlanError: a block that does not exist, or one that two copies write to.
+        """
+        num_device, num_host = self._device_rows.shape[0], self.num_blocks
+        sides = (
+            ("offloaded", copies.offload_sources, num_device, copies.offload_targets, num_host),
+            ("loaded", copies.load_sources, num_host, copies.load_targets, num_device),
+        )
+        for what, sources, num_sources, targets, num_targets in sides:
+            if sources.size != targets.size:
+                raise PlanError(f"{sources.size} blocks are {what} to {targets.size}")
+            _check_range(sources, num_sources, what)
+            _check_range(targets, num_targets, what)
+            if np.unique(targets).size != targets.size:
+                raise PlanError(f"two blocks are {what} to the same one")
+
+    def copy(self, copies: BlockCopies) -> LayerArrivals:
+        """Begin a step's copies, which `check` has accepted: of each layer all offloads come before
+        all loads.
+
+        Returns:
+            What the step's computing has to wait for.
+        """
+        moves = self._prepare_moves(copies)
+        if self._lane is None:
+            moves(self._device_rows, self.rows)
+            return LayerArrivals([])
+        self._lane.follow()
+        return LayerArrivals(
+            [(layers.start, self._put(self._lane, moves, layers)) for layers in self._groups]
+        )
+
+    def _put(self, lane: Lane, moves: Moves, layers: range) -> Arrival:
+        part = slice(layers.start * self._layer_bytes, layers.stop * self._layer_bytes)
+        return lane.put(lambda: moves(self._device_rows[:, part], self.rows[:, part]))
+
+
+def layer_groups(num_layers: int) -> list[range]:
+    """Layers that are copied together: one, one, two, four and so on.
+
+    The first layer waits for little, and each group is on its way while as many layers compute;
+    copies stay few, of which each costs the host some microseconds.
+    """
+    groups, start = [], 0
+    while start < num_layers:
+        stop = min(max(2 * start, 1), num_layers)
+        groups.append(range(start, stop))
+        start = stop
+    return groups
+
+
+def _check_range(blocks: IntArray, num_blocks: int, what: str) -> None:
+    if blocks.size and (blocks.min() < 0 or blocks.max() >= num_blocks):
+        raise PlanError(f"a block that is {what} is not one of the {num_blocks} that there are")

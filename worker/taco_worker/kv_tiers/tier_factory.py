@@ -1,0 +1,125 @@
+"""A worker's tiers of KV beside its device, as its configuration has them."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from taco_kernels.native.memory import allocate
+from taco_proto.config import WorkerConfig
+from taco_worker.devices.byte_units import mebibytes
+from taco_worker.devices.copy_stream import CudaLane
+from taco_worker.devices.cpu_memory import available_cpu_memory
+from taco_worker.devices.transfers import Transfers
+from taco_worker.kv_tiers.block_copies import choose_moves
+from taco_worker.kv_tiers.disk_block_store import DiskTier
+from taco_worker.kv_tiers.fingerprint import fingerprint
+from taco_worker.kv_tiers.host_block_store import HostTier
+from taco_worker.kv_tiers.store_directory import StoreDirectory
+from taco_worker.models.step_model import StepModel
+
+logger = logging.getLogger("taco.worker")
+
+# Beside a block's bytes a file has a head, and takes whole blocks of the file system.
+_MAX_HEAD_BYTES = 4096
+
+
+def with_fitting_host_tier(config: WorkerConfig) -> WorkerConfig:
+    """`config` with a host tier that the free memory holds.
+
+    Where the configured size is not free and was not asked for, the tier takes half of this
+    worker's part of the free memory. The other half is for the KV cache of a CPU.
+
+    Raises:
+        ValueError: the size was asked for, and is not free.
+    """
+    available = available_cpu_memory()
+    if config.host_kv_bytes <= available // config.num_local_workers:
+        return config
+    if config.host_kv_may_shrink:
+        fitting = available // config.num_local_workers // 2
+        logger.warning(
+            "the host tier takes %s instead of %s: %s of memory are free for %d worker(s)",
+            mebibytes(fitting),
+            mebibytes(config.host_kv_bytes),
+            mebibytes(available),
+            config.num_local_workers,
+        )
+        return replace(config, host_kv_bytes=fitting)
+    if config.host_kv_bytes > available:
+        raise ValueError(
+            f"the host tier takes {mebibytes(config.host_kv_bytes)}, and only "
+            f"{mebibytes(available)} of memory are available"
+        )
+    return config
+
+
+def make_host_tier(config: WorkerConfig, model: StepModel, transfers: Transfers) -> HostTier:
+    """The host tier of a model that has its KV cache; of no blocks where none is wanted.
+
+    Raises:
+        ValueError: it has no room for a block, or cannot be made.
+    """
+    rows = model.kv_rows
+    num_blocks = config.host_kv_bytes // rows.shape[1]
+    if config.host_kv_bytes and not num_blocks:
+        raise ValueError(
+            f"a host tier of {config.host_kv_bytes} bytes holds no block: one takes {rows.shape[1]}"
+        )
+    try:
+        memory = allocate(num_blocks * rows.shape[1]).view(num_blocks, rows.shape[1])
+        if transfers.overlaps and num_blocks:
+            _pin(memory)
+    except MemoryError as error:
+        raise ValueError(f"no memory for the host tier: {error}") from error
+    return HostTier(
+        memory,
+        rows,
+        num_layers=model.config.num_layers,
+        lane=CudaLane(transfers.device) if transfers.overlaps else None,
+        is_lazy=config.lazy_loads,
+        prepare_moves=choose_moves(transfers, rows.shape[1] // model.config.num_layers),
+    )
+
+
+def make_disk_tier(
+    config: WorkerConfig, model_dir: Path, model: StepModel, host: HostTier
+) -> DiskTier | None:
+    """The disk tier, if there is to be one.
+
+    Raises:
+        ConfigurationError: there can be no such directory.
+        ValueError: there is no host tier, which blocks pass through, or no room for a file.
+    """
+    if config.kv_disk_path is None:
+        return None
+    if not host.num_blocks:
+        raise ValueError("a disk tier needs a host tier: blocks pass through it")
+    block_bytes = host.rows.shape[1]
+    num_blocks = config.kv_disk_bytes // (block_bytes + _MAX_HEAD_BYTES)
+    if not num_blocks:
+        raise ValueError(f"a disk tier of {config.kv_disk_bytes} bytes holds no block")
+    directory = StoreDirectory(
+        Path(config.kv_disk_path),
+        fingerprint(config, model_dir, model),
+        block_bytes,
+        config.name,
+    )
+    return DiskTier(directory, host.rows, num_blocks)
+
+
+def _pin(rows: Tensor) -> None:
+    """Let a GPU copy from and to `rows` by itself, while they are there.
+
+    Torch's own pinned memory comes in powers of two, which would waste up to half of it.
+    """
+    runtime = torch.cuda.cudart()
+    error = int(runtime.cudaHostRegister(rows.data_ptr(), rows.nbytes, 0))
+    if error:
+        raise MemoryError(f"CUDA cannot pin it (error {error})")
+    weakref.finalize(rows, runtime.cudaHostUnregister, rows.data_ptr()).atexit = False

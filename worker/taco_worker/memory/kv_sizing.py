@@ -1,0 +1,198 @@
+"""How long a sequence may become, and how many KV blocks there are."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from taco_proto.config import WorkerConfig
+from taco_worker.devices.byte_units import mebibytes
+from taco_worker.devices.cpu_memory import available_cpu_memory
+from taco_worker.devices.transfers import Transfers
+from taco_worker.memory.gpu_memory import measure_gpu_memory, num_gpu_blocks
+from taco_worker.memory.profiling_steps import Trial, largest_step, largest_verification
+from taco_worker.models.step_model import StepModel
+from taco_worker.speculation.drafter import Drafter
+from taco_worker.speculation.heads.slot_kv import KeepsKV
+from taco_worker.speculation.speculator_factory import make_typical, max_draft_tokens
+
+logger = logging.getLogger("taco.worker")
+
+# The rest is left to activations, the page cache that holds mapped weights, and other processes.
+_CPU_MEMORY_SHARE = 0.5
+
+
+def longest_wanted(config: WorkerConfig, model: StepModel) -> int:
+    """The longest sequence in tokens, if the KV blocks hold it.
+
+    Raises:
+        ValueError: the model does not allow it.
+    """
+    wanted_len, limit = config.model.max_model_len, model.config.max_position_embeddings
+    if wanted_len is not None and wanted_len > limit:
+        raise ValueError(
+            f"max_model_len {wanted_len} is more than the {limit} tokens that the model allows"
+        )
+    return limit if wanted_len is None else wanted_len
+
+
+def size_kv(
+    config: WorkerConfig,
+    model: StepModel,
+    transfers: Transfers,
+    drafter: Drafter | None = None,
+) -> tuple[int, int]:
+    """The longest sequence in tokens, and how many blocks to have.
+
+    The blocks hold at least one sequence of that length, so that every sequence can finish; a
+    length that nobody asked for is cut to what they hold.
+
+    Args:
+        drafter: what drafts on the worker. It may need KV of its own for the same tokens, which a
+            block then counts as well.
+
+    Raises:
+        ValueError: a length or a number of blocks that the model or the memory does not allow.
+    """
+    block_size, wanted_len = config.block_size, config.model.max_model_len
+    max_model_len = longest_wanted(config, model)
+    block_bytes = model.kv_block_bytes(block_size)
+    if isinstance(drafter, KeepsKV):
+        block_bytes += block_size * drafter.kv_bytes_per_token
+    num_blocks = _num_blocks(config, model, transfers, drafter, max_model_len, block_bytes)
+    if max_model_len > num_blocks * block_size:
+        if wanted_len is not None:
+            missing_blocks = -(-wanted_len // block_size) - num_blocks
+            raise ValueError(
+                f"max_model_len {wanted_len} is more than the {num_blocks * block_size} tokens "
+                f"that {num_blocks} KV blocks of {block_size} hold: one such sequence needs "
+                f"{missing_blocks * block_bytes / 2**20:.1f} MiB more"
+            )
+        max_model_len = num_blocks * block_size
+    if isinstance(drafter, KeepsKV) and transfers.device.type == "cuda":
+        drafter.reserve_kv(num_blocks * block_size)
+    return max_model_len, num_blocks
+
+
+def _num_blocks(
+    config: WorkerConfig,
+    model: StepModel,
+    transfers: Transfers,
+    drafter: Drafter | None,
+    max_model_len: int,
+    block_bytes: int,
+) -> int:
+    if transfers.device.type == "cuda":
+        if config.num_blocks is not None:
+            torch.cuda.empty_cache()  # what loading has left over
+            available = torch.cuda.mem_get_info(transfers.device)[0]
+            return _checked(config.num_blocks, block_bytes, available)
+        return _measured(config, model, transfers, drafter, max_model_len, block_bytes)
+    available = max(0, available_cpu_memory() - config.host_kv_bytes)
+    if config.num_blocks is not None:
+        return _checked(config.num_blocks, block_bytes, available)
+    return num_cpu_blocks(
+        block_bytes,
+        block_size=config.block_size,
+        max_num_seqs=config.max_num_seqs,
+        max_model_len=max_model_len,
+        available_bytes=available,
+    )
+
+
+def _measured(
+    config: WorkerConfig,
+    model: StepModel,
+    transfers: Transfers,
+    drafter: Drafter | None,
+    max_model_len: int,
+    block_bytes: int,
+) -> int:
+    """What a GPU has room for beside the largest steps."""
+    try:
+        memory = measure_gpu_memory(
+            model,
+            transfers,
+            make_trial(config, model, transfers, drafter, max_model_len),
+            utilization=config.gpu_memory_utilization,
+            block_size=config.block_size,
+            captures_graphs=not config.enforce_eager,
+            conservative=config.conservative_dry_run,
+        )
+    except torch.OutOfMemoryError as error:
+        num_drafts = max_draft_tokens(config.speculation, drafter)
+        verifying = f", or for verifying {num_drafts} drafts a sequence" if num_drafts else ""
+        raise ValueError(
+            f"no GPU memory for a step of {config.max_num_batched_tokens} tokens "
+            f"(--max-num-batched-tokens){verifying}: {str(error).partition(chr(10))[0]}"
+        ) from error
+    logger.info("%s", memory.describe())
+    return num_gpu_blocks(memory, block_bytes, config.block_size)
+
+
+def make_trial(
+    config: WorkerConfig,
+    model: StepModel,
+    transfers: Transfers,
+    drafter: Drafter | None,
+    max_model_len: int,
+) -> Trial:
+    """The largest steps that the configuration allows."""
+    num_drafts = max_draft_tokens(config.speculation, drafter)
+    limits = {
+        "max_num_seqs": config.max_num_seqs,
+        "num_tokens": config.max_num_batched_tokens,
+        "max_model_len": max_model_len,
+    }
+    verification = None
+    if num_drafts:
+        verification = largest_verification(
+            transfers, num_drafts=num_drafts, has_branches=model.max_tree_paths > 0, **limits
+        )
+    return Trial(
+        largest_step(transfers, **limits),
+        verification,
+        drafter,
+        make_typical(config.speculation),
+        max_num_seqs=config.max_num_seqs,
+        max_model_len=max_model_len,
+        max_logprobs=config.max_logprobs,
+    )
+
+
+def _checked(num_blocks: int, block_bytes: int, available_bytes: int) -> int:
+    if num_blocks * block_bytes > available_bytes:
+        raise ValueError(
+            f"{num_blocks} KV blocks take {mebibytes(num_blocks * block_bytes)}, and only "
+            f"{mebibytes(available_bytes)} of memory are available"
+        )
+    return num_blocks
+
+
+def num_cpu_blocks(
+    block_bytes: int,
+    *,
+    block_size: int,
+    max_num_seqs: int,
+    max_model_len: int,
+    available_bytes: int,
+) -> int:
+    """How many blocks to allocate on a CPU: what a full batch can use, if half the memory holds it.
+
+    Args:
+        block_bytes: as `bytes_per_block` says.
+        available_bytes: memory that is free after the weights were loaded.
+
+    Raises:
+        ValueError: not one block fits.
+    """
+    blocks_per_sequence = -(-max_model_len // block_size)
+    fitting = int(available_bytes * _CPU_MEMORY_SHARE) // block_bytes
+    if fitting < 1:
+        raise ValueError(
+            f"no memory for the KV cache: a block of {block_size} tokens takes "
+            f"{block_bytes / 2**20:.1f} MiB, and of the {available_bytes / 2**20:.1f} MiB that are "
+            f"available {_CPU_MEMORY_SHARE:.0%} may be used"
+        )
+    return min(blocks_per_sequence * max_num_seqs, fitting)

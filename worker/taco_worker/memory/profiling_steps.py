@@ -1,0 +1,203 @@
+"""The largest steps that there may be, run once at the start: a GPU keeps free what they take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from taco_kernels.sampling_columns import Choice, Penalties
+from taco_proto.sampling_params import SamplingParams
+from taco_proto.steps import EMPTY, IntArray, JoinedSequences
+from taco_worker.devices.transfers import Transfers
+from taco_worker.models.step_model import ModelInput, StepModel
+from taco_worker.sampling.typical_acceptance import Candidates, TypicalAcceptance
+from taco_worker.speculation.drafter import ComputedTokens, Drafter
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """The largest steps that there may be, over a KV cache of one block.
+
+    Attributes:
+        largest: the step with the most tokens.
+        verification: the one with the most drafts; None where nothing is drafted.
+        drafter: what drafts on the worker; None: nothing does.
+        typical: None: drafts are verified exactly.
+    """
+
+    largest: ModelInput
+    verification: ModelInput | None
+    drafter: Drafter | None
+    typical: TypicalAcceptance | None
+    max_num_seqs: int
+    max_model_len: int
+    max_logprobs: int
+
+    def run(self, model: StepModel, device: torch.device) -> None:
+        """Both, with everything that a request can ask for, so that all that steps need is
+        counted."""
+        # Stands for the table of tokens, which comes later and stays.
+        shape = (self.max_num_seqs, self.max_model_len)
+        tokens = torch.zeros(shape, dtype=torch.int32, device=device)
+        run_asking_for_all(model, self.largest, tokens, self.max_logprobs, self.drafter)
+        if self.verification is not None:
+            run_asking_for_all(
+                model, self.verification, tokens, self.max_logprobs, self.drafter, self.typical
+            )
+
+
+def run_asking_for_all(
+    model: StepModel,
+    step: ModelInput,
+    tokens: Tensor,
+    max_logprobs: int,
+    drafter: Drafter | None = None,
+    typical: TypicalAcceptance | None = None,
+) -> None:
+    """A step and everything that its sequences can ask for, so that what it needs is counted and no
+    request waits for a kernel to be compiled; `tokens` int32 [max_num_seqs, max_model_len]."""
+    chosen = step.output_rows
+    hidden_layers = None if drafter is None else drafter.hidden_layers
+    if hidden_layers == ():
+        step = replace(step, output_rows=np.arange(step.positions.size, dtype=np.int32))
+    hidden = whole = model.forward(step)
+    if step.output_rows.size != chosen.size:
+        hidden = whole[torch.from_numpy(chosen).to(whole.device)]
+    of_chosen = np.searchsorted(step.query_start, chosen, side="right") - 1
+    sequences: IntArray = of_chosen.astype(np.int32)
+    _choose_in_all_ways(model, hidden, sequences, tokens, max_logprobs, typical)
+    if step.parents is not None:
+        model.keep_accepted(step, chosen)
+    if drafter is not None and hidden_layers is not None:
+        _run_drafter(drafter, step, model.kept_hidden if hidden_layers else whole)
+
+
+def _choose_in_all_ways(
+    model: StepModel,
+    hidden: Tensor,
+    sequences: IntArray,
+    tokens: Tensor,
+    max_logprobs: int,
+    typical: TypicalAcceptance | None,
+) -> None:
+    """A token behind each row of `hidden`, of these sequences."""
+    model.most_likely(hidden)
+    logits = model.compute_logits(hidden)
+    raw_logits = logits.clone()
+    count = logits.shape[0]
+
+    def column(value: float, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        return np.full(count, value, dtype=dtype)
+
+    model.sampling.penalize(
+        logits,
+        tokens,
+        Penalties(
+            rows=np.arange(count),
+            sequences=sequences,
+            starts=column(1, np.int32),
+            lengths=column(2, np.int32),
+            repetition=column(1.1, np.float32),
+            presence=column(0.1, np.float32),
+            frequency=column(0.1, np.float32),
+            ngram_size=column(2, np.int32),
+        ),
+    )
+    choice = Choice(
+        temperature=column(1.0, np.float32),
+        min_p=column(0.01, np.float32),
+        top_k=column(50, np.int32),
+        top_p=column(0.9, np.float32),
+        uniforms=column(0.5, np.float64),
+    )
+    token_ids = model.sampling.choose(logits, choice)
+    if typical is not None:
+        drafts = Candidates(np.arange(count), np.zeros(count, dtype=np.int64))
+        transfers = Transfers(logits.device)
+        token_ids = typical.prefer(logits, choice.temperature, token_ids, drafts, transfers)
+    model.sampling.choose(logits, Choice.most_likely(count))
+    num_top = column(min(max_logprobs, logits.shape[1]), np.int32)
+    model.sampling.gather_logprobs(raw_logits, token_ids, num_top)
+
+
+def _run_drafter(drafter: Drafter, step: ModelInput, hidden: Tensor) -> None:
+    """Drafts behind a step whose sequences have just come; `hidden` of all of its tokens."""
+    num_tokens = np.diff(step.query_start)
+    slots = np.arange(num_tokens.size, dtype=np.int32)
+    zeros, ones = np.zeros_like(slots), np.ones_like(slots)
+    next_token_ids = np.zeros(step.positions.size, dtype=np.int32)
+    drafter.join(
+        JoinedSequences(
+            slots=slots,
+            num_prompt_tokens=num_tokens,
+            num_tokens=num_tokens,
+            num_computed_tokens=zeros,
+            token_ids=next_token_ids,
+            num_blocks=zeros,
+            block_ids=EMPTY,
+            sampling=(SamplingParams(),) * slots.size,
+        )
+    )
+    drafter.observe(ComputedTokens(slots, num_tokens, zeros, next_token_ids, hidden))
+    drafter.append(slots, ones, zeros)
+    drafter.draft(slots, ones * np.int32(drafter.max_draft_tokens))
+    drafter.leave(slots)
+    drafter.clear()
+
+
+def largest_step(
+    transfers: Transfers, *, max_num_seqs: int, num_tokens: int, max_model_len: int
+) -> ModelInput:
+    """As many tokens and sequences as a step may have, all over KV block 0.
+
+    What is computed means nothing; what it takes does not depend on it.
+    """
+    num_seqs = min(max_num_seqs, num_tokens)
+    lens = np.full(num_seqs, num_tokens // num_seqs, dtype=np.int32)
+    lens[: num_tokens % num_seqs] += 1
+    lens = np.minimum(lens, max_model_len)
+    query_start = np.zeros(num_seqs + 1, dtype=np.int32)
+    query_start[1:] = np.cumsum(lens)
+    positions = np.concatenate([np.arange(each, dtype=np.int32) for each in lens])
+    (token_ids,) = transfers.upload(np.zeros(positions.size, dtype=np.int32))
+    return ModelInput(
+        token_ids=token_ids,
+        positions=positions,
+        query_start=query_start,
+        seq_lens=lens,
+        # Entries for every block size that there is.
+        block_tables=np.zeros((num_seqs, -(-int(lens.max()) // 8)), dtype=np.int32),
+        output_rows=query_start[1:] - 1,
+    )
+
+
+def largest_verification(
+    transfers: Transfers,
+    *,
+    max_num_seqs: int,
+    num_tokens: int,
+    max_model_len: int,
+    num_drafts: int,
+    has_branches: bool,
+) -> ModelInput:
+    """The same of a step in which each sequence verifies so many drafts, as far as a step may have
+    so many tokens: a token is chosen behind every one."""
+    step = largest_step(
+        transfers,
+        max_num_seqs=max_num_seqs,
+        num_tokens=min(num_tokens, max_num_seqs * (1 + num_drafts)),
+        max_model_len=min(max_model_len, 1 + num_drafts),
+    )
+    step = replace(step, output_rows=np.arange(step.positions.size, dtype=np.int32))
+    if not has_branches:
+        return step
+    # Every draft follows the sequence's own token.
+    roots = step.query_start[:-1]
+    parents = np.repeat(roots, np.diff(step.query_start))
+    parents[roots] = -1
+    return replace(step, positions=(parents >= 0).astype(np.int32), parents=parents)

@@ -1,0 +1,84 @@
+"""Typical acceptance: drafts that the target finds likely enough, sampled by it or not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from taco_kernels.native.draft_trees import DraftTrees
+from taco_worker.devices.transfers import Transfers
+from taco_worker.sampling.columns import Array
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Drafts that may follow: each stands behind a row of the step's logits.
+
+    Attributes:
+        rows: int64 [num_candidates].
+        token_ids: int64 [num_candidates].
+    """
+
+    rows: Array
+    token_ids: Array
+
+
+@dataclass(frozen=True, slots=True)
+class TypicalAcceptance:
+    """Cai et al., "Medusa" (2024), section 3.3.1: a draft is accepted whose probability exceeds
+    min(threshold, alpha * exp(-entropy)). More drafts are accepted than by exact verification, and
+    the text is no longer a sample of the target's distribution.
+    """
+
+    threshold: float
+    alpha: float
+
+    def prefer(
+        self,
+        logits: Tensor,
+        temperature: Array,
+        chosen: Tensor,
+        candidates: Candidates,
+        transfers: Transfers,
+    ) -> Tensor:
+        """`chosen` with the likeliest acceptable draft in place of the target's sample, in rows
+        that draw at random.
+
+        Args:
+            logits: float32 [num_rows, vocab_size].
+            temperature: float32 [num_rows], 0 for rows that do not draw.
+            chosen: int64 [num_rows].
+        """
+        is_random = temperature[candidates.rows] > 0
+        if not is_random.any():
+            return chosen
+        rows, places = np.unique(candidates.rows[is_random], return_inverse=True)
+        token_ids, index, warmth, place = transfers.upload(
+            candidates.token_ids[is_random], rows, temperature[rows], places
+        )
+        log_probs = torch.log_softmax(logits[index] / warmth.unsqueeze(1), dim=-1)
+        probs = log_probs.exp()
+        # A token that is ruled out has probability 0 and adds nothing.
+        entropy = -(probs * log_probs.masked_fill(probs == 0, 0.0)).sum(-1)
+        limits = torch.clamp(self.alpha * torch.exp(-entropy), max=self.threshold)
+        chances = probs[place, token_ids]
+        chances = torch.where(chances > limits[place], chances, 0.0)
+        best = torch.zeros(rows.size, dtype=chances.dtype, device=logits.device)
+        best.scatter_reduce_(0, place, chances, reduce="amax")
+        # Of several as likely the first; written last to first, since the last write stays.
+        wins = (chances > 0) & (chances == best[place])
+        preferred = chosen.clone()
+        for candidate in reversed(wins.nonzero().squeeze(1).tolist()):
+            preferred[index[place[candidate]]] = token_ids[candidate]
+        return preferred
+
+
+def draft_candidates(trees: DraftTrees, is_sampled: Array) -> Candidates:
+    """The drafts of a step whose sampled rows have logits behind their own token and each draft."""
+    num_nodes = trees.num_nodes[is_sampled]
+    roots = np.cumsum(num_nodes + 1) - num_nodes - 1
+    rows = np.repeat(roots, num_nodes) + 1 + trees.parents
+    return Candidates(rows.astype(np.int64), trees.token_ids.astype(np.int64))

@@ -1,0 +1,67 @@
+"""From a checkpoint of heads to the drafter that it is for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from taco_proto.errors import ConfigurationError
+from taco_worker.models.step_model import StepModel
+from taco_worker.speculation.drafter import Drafter
+from taco_worker.speculation.heads.eagle import MAX_DEPTH, EagleDrafter
+from taco_worker.speculation.heads.eagle_models import load_eagle
+from taco_worker.speculation.heads.head_checkpoint import HeadTensors, find_heads, read_config
+from taco_worker.speculation.heads.medusa import MedusaDrafter, load_medusa
+
+
+def make_heads(
+    model: str,
+    target: StepModel,
+    *,
+    max_num_seqs: int,
+    max_model_len: int,
+    num_draft_tokens: int | None = None,
+    revision: str | None = None,
+    download_dir: Path | None = None,
+) -> Drafter:
+    """The drafter of a checkpoint: Medusa, EAGLE or EAGLE 3, whichever its config describes.
+
+    From now on the target keeps the hidden states that the drafter needs.
+
+    Args:
+        model: a directory or a hub id.
+        num_draft_tokens: the most nodes of a tree; None: the drafter's own number.
+
+    Raises:
+        ConfigurationError: there is no such checkpoint, it is of no known kind, it is damaged, or
+            its shapes do not fit the target.
+    """
+    model_dir = find_heads(model, revision=revision, download_dir=download_dir)
+    config = read_config(model_dir)
+    tensors = HeadTensors.read(model_dir)
+    if _is_medusa(config):
+        return MedusaDrafter(
+            load_medusa(config, tensors, target),
+            target,
+            max_num_seqs=max_num_seqs,
+            num_draft_tokens=num_draft_tokens,
+        )
+    if "fc.weight" not in tensors.names:
+        raise ConfigurationError(
+            f"{model} holds no heads for drafting that are known, which are Medusa, EAGLE and "
+            f"EAGLE 3: its config names {config.get('architectures')!r}, and it lacks fc.weight"
+        )
+    eagle = load_eagle(config, tensors, target, num_positions=max_model_len + MAX_DEPTH)
+    target.keep_hidden(eagle.hidden_layers)
+    return EagleDrafter(
+        eagle,
+        target,
+        max_num_seqs=max_num_seqs,
+        max_model_len=max_model_len,
+        num_draft_tokens=num_draft_tokens,
+    )
+
+
+def _is_medusa(config: Mapping[str, Any]) -> bool:
+    return "medusa_num_heads" in config or config.get("model_type") == "medusa"

@@ -1,0 +1,117 @@
+"""Checks of a worker's model that need neither torch nor the weights: they take milliseconds.
+
+The worker itself checks the same, and more, seconds later: what is refused here is refused before
+any process is started.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from taco_proto.config import ModelConfig as WantedModel
+from taco_proto.config import WorkerConfig
+from taco_proto.errors import ConfigurationError
+from taco_worker.devices.byte_units import gibibytes
+from taco_worker.devices.cpu_memory import available_cpu_memory
+from taco_worker.devices.gpu_presence import runs_on_cpu
+from taco_worker.models.config import ModelConfig, load_hf_config
+from taco_worker.models.decoder_config import DecoderConfig
+from taco_worker.models.load_format import load_format_of
+from taco_worker.models.weight_files import check_weight_files
+
+# On a CPU: float16 is computed in float32 there where it is asked for, and else in bfloat16.
+_DTYPE_BYTES = {"half": 4, "float16": 4, "bfloat16": 2, "float": 4, "float32": 4}
+_KV_DTYPE_BYTES = {**_DTYPE_BYTES, "int8": 1, "fp8": 1, "fp8_e4m3": 1}
+
+
+def check_model(wanted: WantedModel, *, has_weights: bool = True) -> ModelConfig:
+    """Read a model's configuration, and the headers of its weights where it is a directory.
+
+    Of a hub id only config.json is downloaded.
+
+    Args:
+        has_weights: whether this machine is to hold the weights, too.
+
+    Raises:
+        ConfigurationError: the model cannot be found or read, has an unknown architecture, is
+            quantized, or is shorter than `max_model_len`; a weight file is missing or cut off.
+    """
+    try:
+        load_format = load_format_of(wanted)
+        directory = _config_directory(wanted)
+        model = load_hf_config(
+            directory, rope_scaling=wanted.rope_scaling, rope_theta=wanted.rope_theta
+        )
+        limit = model.decoder.max_position_embeddings
+        if wanted.max_model_len is not None and wanted.max_model_len > limit:
+            raise ValueError(
+                f"max_model_len {wanted.max_model_len} is more than the {limit} tokens that the "
+                "model allows"
+            )
+        if has_weights and Path(wanted.model).expanduser().is_dir():
+            check_weight_files(directory, model, load_format)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from None
+    return model
+
+
+def check_memory(config: WorkerConfig, model: ModelConfig, count: int = 1) -> None:
+    """Check that `count` workers on this machine's CPU can hold the weights and the KV blocks.
+
+    A model on a GPU is not checked: only torch knows the free memory there.
+
+    Raises:
+        ConfigurationError: the weights, or the blocks that the configuration asks for, take more
+            than the memory that is available.
+    """
+    if not runs_on_cpu(config.device):
+        return
+    dtype_bytes = _DTYPE_BYTES.get(_cpu_dtype(config.model, model), 4)
+    matrix_bytes = 1 if config.model.quantization == "int8" else dtype_bytes
+    # The embeddings stay in the mapped file, unless they are the last matrix as well.
+    embeddings = 0 if model.decoder.tied_embeddings else _embedding_elements(model.decoder)
+    weights = (num_parameters(model.decoder) - embeddings) * matrix_bytes
+    kv_bytes = _KV_DTYPE_BYTES.get(config.kv_cache_dtype, dtype_bytes)
+    blocks = (config.num_blocks or 0) * _kv_elements(model.decoder, config.block_size) * kv_bytes
+    available = available_cpu_memory()
+    if count * (weights + blocks) > available:
+        workers = "" if count == 1 else f" of each of {count} workers"
+        with_blocks = f" and {config.num_blocks} KV blocks {gibibytes(blocks)}" if blocks else ""
+        raise ConfigurationError(
+            f"the weights{workers} take {gibibytes(weights)}{with_blocks}, and only "
+            f"{gibibytes(available)} of memory are available"
+        )
+
+
+def num_parameters(config: DecoderConfig) -> int:
+    """The number of weights in the model's matrices, embeddings included, norms and biases not."""
+    head_dims = (2 * config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    mlp = (3 if config.gated_mlp else 2) * config.intermediate_size
+    layers = config.num_layers * config.hidden_size * (head_dims + mlp)
+    tables = 1 if config.tied_embeddings else 2
+    return layers + tables * _embedding_elements(config)
+
+
+def _embedding_elements(config: DecoderConfig) -> int:
+    return config.vocab_size * config.embedding_size
+
+
+def _kv_elements(config: DecoderConfig, block_size: int) -> int:
+    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * block_size
+
+
+def _cpu_dtype(wanted: WantedModel, model: ModelConfig) -> str:
+    if wanted.dtype != "auto":
+        return wanted.dtype
+    stored = (model.checkpoint_dtype or "float32").removeprefix("torch.")
+    return "bfloat16" if stored in ("half", "float16") else stored
+
+
+def _config_directory(wanted: WantedModel) -> Path:
+    directory = Path(wanted.model).expanduser()
+    if directory.is_dir():
+        return directory
+    from taco_worker.models.download import download_config  # a fifth of a second to import
+
+    download_dir = None if wanted.download_dir is None else Path(wanted.download_dir)
+    return download_config(wanted.model, wanted.revision, download_dir)
