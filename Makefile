@@ -32,7 +32,7 @@ endif
 endif
 endif
 
-.PHONY: other-python release install kernels serve test quick check-python test-tools chaos lint format emulate proto docs bench wheel images check-images charts clean
+.PHONY: other-python release install kernels serve test quick check-python test-tools chaos lint words format emulate proto docs bench wheel images check-images charts clean
 
 install: $(STAMP) kernels
 
@@ -114,6 +114,10 @@ lint: install
 	find $(CPP_DIRS) -name '*.h' -o -name '*.cpp' | xargs $(BIN)/clang-format --dry-run -Werror
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+
+# Names and sentences that use words the project has replaced (tools/words.yaml).
+words: install
+	$(BIN)/python tools/check_words.py $(ARGS)
 
 format: install
 	$(BIN)/ruff check --fix .
