@@ -24,9 +24,9 @@ from taco_gateway.protocol.generation_request import GenerationRequest
 from taco_gateway.protocol.logprobs import LogprobFormatter
 from taco_gateway.protocol.request_schemas import Surface
 from taco_gateway.request_log import request_log_of
+from taco_gateway.request_stats import RequestStats
 from taco_gateway.text.text_engine import TextEngine
 from taco_gateway.text.tokenizer.tokenizer import Tokenizer
-from taco_gateway.text_updates import Updates, UsageCounter, timed
 from taco_proto.config import GatewayConfig
 from taco_proto.errors import InvalidParameterError
 from taco_proto.sampling_params import SamplingParams
@@ -168,19 +168,15 @@ class Gateway:
         model = await until_disconnect(work, request.receive, self.metrics)
         return Response(model.model_dump_json(), media_type="application/json")
 
-    def watched(
-        self,
-        request: Request,
-        updates: Updates,
-        arrival: float,
-        usage: UsageCounter,
-        model: str | None,
-    ) -> Updates:
-        """The same updates, seen by the metrics and by the request's log line."""
+    def request_stats(
+        self, request: Request, arrival: float, model: str | None, sequences_per_prompt: int
+    ) -> RequestStats:
+        """New statistics of a request, which its log line shows."""
+        stats = RequestStats(self.metrics, arrival, sequences_per_prompt)
         log = request_log_of(request.scope)
         if log is not None:
-            log.usage, log.model = usage, model or self.model_names[0]
-        return timed(updates, self.metrics, arrival, log)
+            log.stats, log.model = stats, model or self.model_names[0]
+        return stats
 
     def event_stream(self, frames: AsyncGenerator[bytes, None]) -> EventStream:
         return EventStream(

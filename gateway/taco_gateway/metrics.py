@@ -6,19 +6,12 @@ enough for every chunk of every stream. They become Prometheus families only whe
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from time import perf_counter
 
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from taco_common import histogram
-from taco_common.metrics import exposition, process_registry
+from taco_common.histogram import Histogram
+from taco_common.metrics import Families, exposition, process_registry
 from taco_common.tls import Role
 from taco_gateway.http.uvicorn_protocol import ConnectionCounts
 from taco_proto.config import TlsConfig
@@ -40,77 +33,31 @@ _LENGTH_BUCKETS = tuple(float(digit * 10**exponent) for exponent in range(7) for
 _COUNT_BUCKETS = (1.0, 2.0, 5.0, 10.0, 20.0)
 
 
-class Histogram(histogram.Histogram):
-    """One that knows its name."""
-
-    __slots__ = ("_documentation", "_name")
-
-    def __init__(self, name: str, documentation: str, bounds: tuple[float, ...]) -> None:
-        super().__init__(bounds)
-        self._name = name
-        self._documentation = documentation
-
-    def collect(self, model_name: str, *, name: str = "") -> Metric:
-        """`name`: another one than its own."""
-        family = HistogramMetricFamily(
-            name or self._name, self._documentation, labels=("model_name",)
-        )
-        family.add_metric((model_name,), self.buckets(), self.sum)
-        return family
-
-
 class GatewayMetrics(Collector):
-    """The gateway's own numbers and those of its process, in a registry of their own."""
+    """The gateway's own numbers and those of its process, in a registry of their own.
+
+    Attributes:
+        num_active: requests that are being generated.
+    """
 
     def __init__(self, model_name: str, tls: TlsConfig | None = None) -> None:
         """`tls`: whose certificate is shown; None: there is none."""
-        self._model_name = model_name
-        self.time_to_first_token = Histogram(
-            "vllm:time_to_first_token_seconds",
-            "Time from the request's arrival to its first token.",
-            _FIRST_TOKEN_BUCKETS,
-        )
-        self.inter_token_latency = Histogram(
-            "vllm:inter_token_latency_seconds",
-            "Time between two tokens of one sequence.",
-            _TOKEN_BUCKETS,
-        )
-        self.time_per_output_token = Histogram(
-            "vllm:request_time_per_output_token_seconds",
-            "Mean time per output token after the first, one observation a sequence.",
-            _TOKEN_BUCKETS,
-        )
-        self.e2e_latency = Histogram(
-            "vllm:e2e_request_latency_seconds",
-            "Time from the request's arrival to its last token.",
-            _REQUEST_BUCKETS,
-        )
-        self.prompt_tokens = Histogram(
-            "vllm:request_prompt_tokens", "Prompt tokens of a request.", _LENGTH_BUCKETS
-        )
-        self.generation_tokens = Histogram(
-            "vllm:request_generation_tokens", "Generated tokens of a sequence.", _LENGTH_BUCKETS
-        )
-        self.params_n = Histogram(
-            "vllm:request_params_n", "The parameter n of a request.", _COUNT_BUCKETS
-        )
-        self.params_max_tokens = Histogram(
-            "vllm:request_params_max_tokens",
-            "The parameter max_tokens of a request that gives it.",
-            _LENGTH_BUCKETS,
-        )
+        self._families = Families(model_name=model_name)
+        self.time_to_first_token = Histogram(_FIRST_TOKEN_BUCKETS)
+        self.inter_token_latency = Histogram(_TOKEN_BUCKETS)
+        self.time_per_output_token = Histogram(_TOKEN_BUCKETS)
+        self.e2e_latency = Histogram(_REQUEST_BUCKETS)
+        self.prompt_tokens = Histogram(_LENGTH_BUCKETS)
+        self.generation_tokens = Histogram(_LENGTH_BUCKETS)
+        self.params_n = Histogram(_COUNT_BUCKETS)
+        self.params_max_tokens = Histogram(_LENGTH_BUCKETS)
         self._finished: Counter[str] = Counter()
         self._responses: Counter[int] = Counter()
         self._disconnects = 0
-        self._active = 0
+        self.num_active = 0
         self.connections = ConnectionCounts()
         self._registry = process_registry(Role.GATEWAY, tls)
         self._registry.register(self)
-
-    @property
-    def num_active(self) -> int:
-        """Requests that are being generated."""
-        return self._active
 
     def observe_response(self, status: int) -> None:
         self._responses[status] += 1
@@ -129,67 +76,75 @@ class GatewayMetrics(Collector):
         if max_tokens is not None:
             self.params_max_tokens.observe(max_tokens)
 
-    def track_request(self, arrival: float) -> "RequestTimer":
-        """`arrival`: when the request came, on `perf_counter`'s clock. The timer must be closed."""
-        self._active += 1
-        return RequestTimer(self, arrival)
-
-    def request_ended(self) -> None:
-        self._active -= 1
-
     def sequence_finished(self, reason: str) -> None:
         self._finished[reason] += 1
 
     def collect(self) -> Iterable[Metric]:
-        label = self._model_name
-        yield self.time_to_first_token.collect(label)
-        yield self.inter_token_latency.collect(label)
-        # The same under its older name.
-        yield self.inter_token_latency.collect(label, name="vllm:time_per_output_token_seconds")
-        yield self.time_per_output_token.collect(label)
-        yield self.e2e_latency.collect(label)
-        yield self.prompt_tokens.collect(label)
-        yield self.generation_tokens.collect(label)
-        yield self.params_n.collect(label)
-        yield self.params_max_tokens.collect(label)
-        success = CounterMetricFamily(
+        make = self._families
+        yield make.histogram(
+            "vllm:time_to_first_token_seconds",
+            "Time from the request's arrival to its first token.",
+            self.time_to_first_token,
+        )
+        # The second name is vLLM's older one.
+        for name in ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"):
+            text = "Time between two tokens of one sequence."
+            yield make.histogram(name, text, self.inter_token_latency)
+        yield make.histogram(
+            "vllm:request_time_per_output_token_seconds",
+            "Mean time per output token after the first; one observation per sequence.",
+            self.time_per_output_token,
+        )
+        yield make.histogram(
+            "vllm:e2e_request_latency_seconds",
+            "Time from the request's arrival to its last token.",
+            self.e2e_latency,
+        )
+        yield make.histogram(
+            "vllm:request_prompt_tokens", "Prompt tokens of a request.", self.prompt_tokens
+        )
+        yield make.histogram(
+            "vllm:request_generation_tokens",
+            "Generated tokens of a sequence.",
+            self.generation_tokens,
+        )
+        yield make.histogram("vllm:request_params_n", "Parameter n of a request.", self.params_n)
+        yield make.histogram(
+            "vllm:request_params_max_tokens",
+            "Parameter max_tokens of the requests that set it.",
+            self.params_max_tokens,
+        )
+        yield make.counters(
             "vllm:request_success",
-            "Sequences that ended, by reason.",
-            labels=("model_name", "finished_reason"),
+            "Finished sequences by reason.",
+            "finished_reason",
+            {
+                reason: self._finished[reason]
+                for reason in sorted({"stop", "length", "abort", *self._finished})
+            },
         )
-        for reason in sorted({"stop", "length", "abort", *self._finished}):
-            success.add_metric((label, reason), self._finished[reason])
-        yield success
-        responses = CounterMetricFamily(
-            "taco:http_responses", "HTTP responses by status.", labels=("model_name", "status")
+        yield make.counters(
+            "taco:http_responses",
+            "HTTP responses by status.",
+            "status",
+            {str(status): count for status, count in sorted(self._responses.items())},
         )
-        for status, count in sorted(self._responses.items()):
-            responses.add_metric((label, str(status)), count)
-        yield responses
-        disconnects = CounterMetricFamily(
+        yield make.counter(
             "taco:client_disconnects",
-            "Clients that went away before their answer was complete.",
-            labels=("model_name",),
+            "Clients that disconnected before their answer was complete.",
+            self._disconnects,
         )
-        disconnects.add_metric((label,), self._disconnects)
-        yield disconnects
-        active = GaugeMetricFamily(
-            "taco:http_requests_active", "Requests being generated.", labels=("model_name",)
+        yield make.gauge(
+            "taco:http_requests_active", "Requests that are being generated.", self.num_active
         )
-        active.add_metric((label,), self._active)
-        yield active
-        connections = GaugeMetricFamily(
-            "taco:http_connections", "Open HTTP connections.", labels=("model_name",)
+        yield make.gauge(
+            "taco:http_connections", "Open HTTP connections.", self.connections.num_open
         )
-        connections.add_metric((label,), self.connections.num_open)
-        yield connections
-        rejected = CounterMetricFamily(
+        yield make.counter(
             "taco:http_connections_rejected",
-            "HTTP connections that were closed because --max-connections were open.",
-            labels=("model_name",),
+            "HTTP connections closed because --max-connections were open.",
+            self.connections.num_rejected,
         )
-        rejected.add_metric((label,), self.connections.num_rejected)
-        yield rejected
 
     def add(self, collector: Collector) -> None:
         """Shows the numbers of another part of this gateway, too."""
@@ -199,62 +154,6 @@ class GatewayMetrics(Collector):
         """Own metrics, then those families of the scheduler's that are not among them."""
         own = exposition(self._registry)
         return b"".join([own, *_other_families(scheduler, known=set(_family_names(own)))])
-
-
-class RequestTimer:
-    """Latencies of one request and each of its sequences. `close` ends it, once.
-
-    Attributes:
-        queue_seconds: from the scheduler's receipt to the first step; None: unknown.
-        finish_reasons: of the sequences that have ended.
-    """
-
-    def __init__(self, metrics: GatewayMetrics, arrival: float) -> None:
-        self._metrics = metrics
-        self._arrival = self._last = arrival
-        self._sequences: dict[int, _SequenceTimes] = {}
-        self._closed = False
-        self.queue_seconds: float | None = None
-        self.finish_reasons: list[str] = []
-
-    def update(self, index: int, num_tokens: int, finish_reason: str | None) -> None:
-        """News of sequence `index`: tokens that came together, and why it ended if it has."""
-        now = self._last = perf_counter()
-        times = self._sequences.get(index)
-        if times is None:
-            if not self._sequences:
-                self._metrics.time_to_first_token.observe(now - self._arrival)
-            self._sequences[index] = times = _SequenceTimes(now, now, num_tokens)
-        elif num_tokens:
-            self._metrics.inter_token_latency.observe((now - times.last) / num_tokens, num_tokens)
-            times.last = now
-            times.num_tokens += num_tokens
-        if finish_reason is not None:
-            self._metrics.sequence_finished(finish_reason)
-            self._metrics.generation_tokens.observe(times.num_tokens)
-            self.finish_reasons.append(finish_reason)
-            if times.num_tokens > 1:
-                per_token = (times.last - times.first) / (times.num_tokens - 1)
-                self._metrics.time_per_output_token.observe(per_token)
-
-    def first_token_seconds(self, since: float) -> float | None:
-        """From `since` to the first token; None: there was none."""
-        first = next(iter(self._sequences.values()), None)
-        return None if first is None else first.first - since
-
-    def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            self._metrics.request_ended()
-            if self._sequences:
-                self._metrics.e2e_latency.observe(self._last - self._arrival)
-
-
-@dataclass(slots=True)
-class _SequenceTimes:
-    first: float
-    last: float
-    num_tokens: int
 
 
 def _family_names(exposition: bytes) -> Iterator[bytes]:

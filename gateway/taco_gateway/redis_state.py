@@ -1,12 +1,13 @@
-"""What a gateway shares with others through Redis: limits of tenants, and API keys."""
+"""State that all gateways share through Redis: tenants' rate limits and API keys."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from taco_common.metrics import Families
 from taco_common.redis_link import RedisLink
 from taco_gateway.api_keys.key_ring import KeyRing
 from taco_gateway.api_keys.redis_key_sync import SharedKeys
@@ -16,14 +17,14 @@ from taco_proto.config import RedisConfig
 from taco_proto.limits import Limit
 
 
-class Sharing:
-    """One link to Redis, and what goes over it.
+class RedisState:
+    """One Redis link with the shared rate limits and, optionally, the shared API keys.
 
     Args:
-        with_keys: API keys stand in Redis.
+        with_keys: read the API keys from Redis.
 
     Attributes:
-        key_ring: those keys; None: they stand elsewhere.
+        key_ring: the API keys of Redis; None: the keys come from flags or a file.
 
     Raises:
         ConfigurationError: the URL or the password file cannot be used.
@@ -37,7 +38,7 @@ class Sharing:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Shares as long as the context lasts."""
+        """Keeps limits and keys up to date while the context lasts."""
         tasks = [asyncio.create_task(self.limits.run())]
         if self.keys is not None:
             tasks.append(asyncio.create_task(self.keys.follow()))
@@ -50,48 +51,39 @@ class Sharing:
             await asyncio.gather(*tasks, return_exceptions=True)
             await self.link.close()
 
-    def show_in(self, metrics: GatewayMetrics, model_name: str) -> None:
-        metrics.add(_SharingMetrics(self, model_name))
+    def export_metrics(self, metrics: GatewayMetrics, model_name: str) -> None:
+        metrics.add(_RedisMetrics(self, model_name))
 
 
-class _SharingMetrics(Collector):
-    def __init__(self, sharing: Sharing, model_name: str) -> None:
-        self._sharing = sharing
-        self._model_name = model_name
+class _RedisMetrics(Collector):
+    def __init__(self, state: "RedisState", model_name: str) -> None:
+        self._state = state
+        self._families = Families(model_name=model_name)
 
     def collect(self) -> Iterable[Metric]:
-        link, limits, keys = self._sharing.link, self._sharing.limits, self._sharing.keys
-        yield self._gauge("redis_trusted", "1 while Redis answers in time.", link.trusted)
-        yield self._counter(
-            "redis_failures", "Times that Redis did not answer in time.", link.counts.num_failures
+        make, state = self._families, self._state
+        link, limits, keys = state.link, state.limits, state.keys
+        yield make.gauge("taco:redis_trusted", "1 while Redis answers in time.", link.trusted)
+        yield make.counter(
+            "taco:redis_failures",
+            "Times that Redis did not answer in time.",
+            link.counts.num_failures,
         )
-        yield self._counter(
-            "local_limit_requests",
-            "Requests for which Redis could not be asked, so that the scheduler's limits held.",
+        yield make.counter(
+            "taco:local_limit_requests",
+            "Requests that only the scheduler's own limits bounded because Redis did not answer.",
             limits.num_local,
         )
-        refused = CounterMetricFamily(
+        yield make.counters(
             "taco:limit_refusals",
-            "Requests refused by a limit that all gateways share.",
-            labels=("model_name", "reason"),
+            "Requests rejected by a limit that all gateways share.",
+            "reason",
+            {limit: limits.num_refused[limit] for limit in Limit},
         )
-        for limit in Limit:
-            refused.add_metric((self._model_name, limit), limits.num_refused[limit])
-        yield refused
         if keys is not None:
-            yield self._gauge("api_key_owners", "Owners of API keys in Redis.", keys.num_owners)
-            yield self._gauge(
-                "bad_api_key_records",
-                "Records of API keys in Redis that make no sense.",
+            yield make.gauge("taco:api_key_owners", "Owners of API keys in Redis.", keys.num_owners)
+            yield make.gauge(
+                "taco:bad_api_key_records",
+                "Invalid API key records in Redis.",
                 keys.num_bad_records,
             )
-
-    def _gauge(self, name: str, text: str, value: float) -> Metric:
-        family = GaugeMetricFamily(f"taco:{name}", text, labels=("model_name",))
-        family.add_metric((self._model_name,), value)
-        return family
-
-    def _counter(self, name: str, text: str, value: float) -> Metric:
-        family = CounterMetricFamily(f"taco:{name}", text, labels=("model_name",))
-        family.add_metric((self._model_name,), value)
-        return family

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from taco_common.logging import REQUEST, event
 
-if TYPE_CHECKING:  # both need this module
-    from taco_gateway.metrics import RequestTimer
-    from taco_gateway.text_updates import UsageCounter
+if TYPE_CHECKING:
+    from taco_gateway.request_stats import RequestStats
 
 GRPC_METHOD = "GRPC"  # of requests that are no HTTP requests
 
@@ -29,7 +28,7 @@ class RequestLog:
         arrival: when the request came, on `perf_counter`'s clock.
         key: the name of the API key's owner; empty: there are no keys, or none was accepted.
         status: HTTP status, that of the failure where a stream has failed; 0: none was sent.
-        timer, usage: of a request that generates.
+        stats: of a request that generates.
     """
 
     request_id: str
@@ -40,8 +39,7 @@ class RequestLog:
     model: str = ""
     status: int = 0
     error: str = ""
-    timer: "RequestTimer | None" = None
-    usage: "UsageCounter | None" = None
+    stats: "RequestStats | None" = None
 
     def write(self) -> None:
         """Logs the line: requests of the API at level info, probes and the like at debug."""
@@ -52,7 +50,7 @@ class RequestLog:
         data = self._data()
         parts = [f"{data['id']} {data['method']} {data['route']} {data['status']}"]
         parts += [f"{name}={data[name]}" for name in ("key", "model") if data[name]]
-        if self.usage is not None:
+        if self.stats is not None:
             parts.append(f"tokens={data['prompt_tokens']}+{data['completion_tokens']}")
             parts.append(f"cached={data['cached_tokens']}")
         for name in ("queue", "ttft", "total"):
@@ -65,9 +63,9 @@ class RequestLog:
         logger.log(level, "%s", " ".join(parts), extra=event(REQUEST, data))
 
     def _data(self) -> dict[str, Any]:
-        usage = None if self.usage is None else self.usage.usage()
+        stats = self.stats
+        usage = None if stats is None else stats.usage()
         details = None if usage is None else usage.prompt_tokens_details
-        timer = self.timer
         return {
             "id": self.request_id,
             "method": self.method,
@@ -78,10 +76,10 @@ class RequestLog:
             "prompt_tokens": 0 if usage is None else usage.prompt_tokens,
             "completion_tokens": 0 if usage is None else usage.completion_tokens,
             "cached_tokens": 0 if details is None else details.cached_tokens,
-            "queue_seconds": None if timer is None else timer.queue_seconds,
-            "ttft_seconds": None if timer is None else timer.first_token_seconds(self.arrival),
+            "queue_seconds": None if stats is None else stats.queue_seconds,
+            "ttft_seconds": None if stats is None else stats.first_token_seconds(),
             "total_seconds": perf_counter() - self.arrival,
-            "finish_reasons": [] if timer is None else timer.finish_reasons,
+            "finish_reasons": [] if stats is None else stats.finish_reasons,
             "error": self.error,
         }
 

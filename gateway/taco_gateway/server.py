@@ -36,7 +36,7 @@ from taco_proto.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from taco_common.redis_link import RedisLink
-    from taco_gateway.redis_state import Sharing
+    from taco_gateway.redis_state import RedisState
 
 logger = logging.getLogger("taco.gateway")
 
@@ -69,15 +69,15 @@ async def _serve(config: GatewayConfig) -> None:
         admin: socket.socket | None = None
         if config.admin_listen is not None:
             admin = sockets.enter_context(listen(config.admin_listen, unix_mode=ADMIN_SOCKET_MODE))
-        async with _sharing(config) as sharing:
-            client = _scheduler_client(config, None if sharing is None else sharing.link)
+        async with _redis_state(config) as redis_state:
+            client = _scheduler_client(config, None if redis_state is None else redis_state.link)
             client.start()
             try:
                 # The tokenizer loads while the scheduler is dialled.
                 loading = asyncio.create_task(asyncio.to_thread(load_tokenizer, config.model))
                 await _first_of(loading, signals.first.wait())
                 if not signals.first.is_set():
-                    app = _make_app(config, client, await loading, sharing)
+                    app = _make_app(config, client, await loading, redis_state)
                     # The worker takes longer to load: this costs no time to the first answer.
                     gateway: Gateway = app.state.gateway
                     await gateway.engine.warm_up()
@@ -88,15 +88,15 @@ async def _serve(config: GatewayConfig) -> None:
 
 
 @asynccontextmanager
-async def _sharing(config: GatewayConfig) -> "AsyncIterator[Sharing | None]":
+async def _redis_state(config: GatewayConfig) -> "AsyncIterator[RedisState | None]":
     if config.redis is None:
         yield None
         return
-    from taco_gateway.redis_state import Sharing  # most gateways need no Redis
+    from taco_gateway.redis_state import RedisState  # most gateways need no Redis
 
-    sharing = Sharing(config.redis, with_keys=config.redis_keys)
-    async with sharing.running():
-        yield sharing
+    redis_state = RedisState(config.redis, with_keys=config.redis_keys)
+    async with redis_state.running():
+        yield redis_state
 
 
 def _scheduler_client(config: GatewayConfig, redis: "RedisLink | None") -> SchedulerClient:
@@ -109,13 +109,13 @@ def _make_app(
     config: GatewayConfig,
     client: SchedulerClient,
     tokenizer: Tokenizer | None,
-    sharing: "Sharing | None",
+    redis_state: "RedisState | None",
 ) -> FastAPI:
-    if sharing is None:
+    if redis_state is None:
         return create_app(config, client, tokenizer)
-    engine = LimitedClient(client, sharing.limits)
-    app = create_app(config, engine, tokenizer, sharing.key_ring)
-    sharing.show_in(app.state.gateway.metrics, config.model.served_name)
+    engine = LimitedClient(client, redis_state.limits)
+    app = create_app(config, engine, tokenizer, redis_state.key_ring)
+    redis_state.export_metrics(app.state.gateway.metrics, config.model.served_name)
     return app
 
 

@@ -19,7 +19,7 @@ from taco_demo.locate import find_model
 from taco_draft.draft_runner import DraftRunner
 from taco_draft.metrics import draft_metrics
 from taco_gateway.metrics import GatewayMetrics
-from taco_gateway.redis_state import Sharing
+from taco_gateway.redis_state import RedisState
 from taco_license.errors import LeaseRefusedError
 from taco_license.ledger.sqlite_store import Store
 from taco_license.server.metrics import ServiceMetrics
@@ -82,7 +82,7 @@ def _gateway(tls: TlsConfig) -> bytes:
     metrics = GatewayMetrics("m", tls)
     for status in (200, 429, 500):
         metrics.observe_response(status)
-    Sharing(RedisConfig(url="redis://localhost"), with_keys=True).show_in(metrics, "m")
+    RedisState(RedisConfig(url="redis://localhost"), with_keys=True).export_metrics(metrics, "m")
     return metrics.exposition()
 
 

@@ -39,7 +39,7 @@ from taco_gateway.grpc_api.prompt_cache_fields import CacheFields, cache_fields
 from taco_gateway.protocol.conversation import MAX_MESSAGES
 from taco_gateway.protocol.token_ids import MAX_TOKEN_IDS
 from taco_gateway.request_log import GRPC_METHOD, RequestLog
-from taco_gateway.text_updates import UsageCounter, timed
+from taco_gateway.request_stats import RequestStats
 from taco_proto import inference_pb2 as pb
 from taco_proto.errors import ConfigurationError, InvalidParameterError
 from taco_proto.inference_pb2_grpc import InferenceServicer, add_InferenceServicer_to_server
@@ -216,24 +216,25 @@ class InferenceService(InferenceServicer):
         )
         gateway.metrics.observe_params(len(token_ids), params.n, given.get("max_tokens"))
         gateway.log_request(request_id, token_ids, params)
-        usage = UsageCounter(params.n)
-        log.usage, log.model = usage, request.model or gateway.model_names[0]
+        stats = RequestStats(gateway.metrics, log.arrival, params.n)
+        log.stats, log.model = stats, request.model or gateway.model_names[0]
         num_running = params.n
-        async with aclosing(timed(updates, gateway.metrics, log.arrival, log)) as updates:
-            async for update in updates:
-                usage.add(update)
-                if update.finish_reason is not None:
-                    num_running -= 1
-                elif not update.text:
-                    continue
-                reply = pb.TextReply(
-                    index=update.index,
-                    text=update.text,
-                    finish_reason=update.finish_reason or "",
-                )
-                if num_running == 0:
-                    reply.usage.CopyFrom(_usage(usage))
-                yield reply
+        async with aclosing(updates):
+            with stats:
+                async for update in updates:
+                    stats.add(update)
+                    if update.finish_reason is not None:
+                        num_running -= 1
+                    elif not update.text:
+                        continue
+                    reply = pb.TextReply(
+                        index=update.index,
+                        text=update.text,
+                        finish_reason=update.finish_reason or "",
+                    )
+                    if num_running == 0:
+                        reply.usage.CopyFrom(_usage(stats))
+                    yield reply
 
 
 class HealthService(health_pb2_grpc.HealthServicer):
@@ -327,8 +328,8 @@ def _deadline(context: Context, latest: float) -> float:
     return latest if remaining is None else min(latest, time.monotonic() + remaining)
 
 
-def _usage(counter: UsageCounter) -> pb.Usage:
-    usage = counter.usage()
+def _usage(stats: RequestStats) -> pb.Usage:
+    usage = stats.usage()
     return pb.Usage(
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,

@@ -5,7 +5,8 @@ each chunk costs the escaping of its text and one concatenation.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from json.encoder import encode_basestring as quote  # JSON string, non-ASCII characters as they are
 
@@ -14,9 +15,10 @@ from pydantic import BaseModel
 from taco_gateway.api_errors import ApiError, error_bytes
 from taco_gateway.protocol.logprobs import LogprobFormatter
 from taco_gateway.protocol.responses import Usage
+from taco_gateway.request_stats import RequestStats
 from taco_gateway.text.output.echoed_prompt import EchoedPrompt
 from taco_gateway.text.text_engine import TextUpdate, TokenLogprob
-from taco_gateway.text_updates import UsageCounter
+from taco_gateway.text_updates import Updates
 
 DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"
@@ -71,22 +73,30 @@ class ChunkWriter:
         # Chunks with more than a piece of text take longer to write.
         self._is_plain = extras.formatter is None and extras.prompt_token_ids is None
 
-    def write(self, update: TextUpdate, usage: UsageCounter) -> bytes:
-        """The frames for one update; empty where there is nothing to tell yet.
+    async def frames(self, updates: Updates, stats: RequestStats) -> AsyncGenerator[bytes, None]:
+        """The frames of a stream, as its updates come. Closes `updates`."""
+        opening = self.opening()
+        with stats:
+            async with aclosing(updates):
+                async for update in updates:
+                    stats.add(update)
+                    frames = self.update(update)
+                    if opening:
+                        frames, opening = opening + frames, b""
+                    if not frames:
+                        continue
+                    yield self._with_usage(frames, stats) if self._continuous_usage else frames
+        yield self.end(stats.usage())
 
-        Args:
-            usage: counts the request, `update` included.
-        """
-        frames = self.update(update)
-        return self.with_usage(frames, usage) if self._continuous_usage else frames
-
-    def with_usage(self, frames: bytes, usage: UsageCounter) -> bytes:
-        """Puts the usage so far into every frame, if the client asked for it."""
-        if not self._continuous_usage or not frames:
-            return frames
+    def _with_usage(self, frames: bytes, stats: RequestStats) -> bytes:
+        """Puts the usage so far into every frame."""
         # JSON has no line feeds within strings: the bytes can only be the end of a frame.
-        known = f',"usage":{usage.usage().model_dump_json()}}}\n\n'
+        known = f',"usage":{stats.usage().model_dump_json()}}}\n\n'
         return frames.replace(_CLOSING_BEFORE_USAGE.encode(), known.encode())
+
+    def opening(self) -> bytes:
+        """The frames before the first update's."""
+        return b""
 
     def update(self, update: TextUpdate) -> bytes:
         """The frames for one update, without its usage."""
@@ -131,7 +141,7 @@ class ChatChunkWriter(ChunkWriter):
         self._after = f',"logprobs":null,"finish_reason":null}}]{self._closing}'
         self._after_text = "}" + self._after
 
-    def roles(self) -> bytes:
+    def opening(self) -> bytes:
         """The chunks that open the choices."""
         after = self._after
         if self._prompt_token_ids is not None:

@@ -1,7 +1,7 @@
 """`POST /v1/chat/completions`."""
 
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 from time import perf_counter
 
@@ -15,7 +15,8 @@ from taco_gateway.protocol.chat_request import ChatCompletionRequest
 from taco_gateway.protocol.logprobs import LogprobFormatter, PromptLogprobs
 from taco_gateway.protocol.request_schemas import CHAT
 from taco_gateway.protocol.responses import ChatChoice, ChatCompletion, ChatResponseMessage
-from taco_gateway.text_updates import Choice, Updates, UsageCounter
+from taco_gateway.request_stats import RequestStats
+from taco_gateway.text_updates import Choice, Updates
 
 router = APIRouter()
 
@@ -31,10 +32,10 @@ async def create_chat_completion(request: Request) -> Response:
     with chat.errors_by_own_names():
         prompt_token_ids, updates = await _generate(gateway, chat, key, request_id)
     answer = _ChatAnswer(gateway, chat, prompt_token_ids, request_id)
-    watched = gateway.watched(request, updates, arrival, answer.usage, chat.model)
+    stats = gateway.request_stats(request, arrival, chat.model, chat.num_choices)
     if chat.stream:
-        return gateway.event_stream(answer.frames(watched))
-    return await gateway.answer(request, answer.whole(watched))
+        return gateway.event_stream(answer.chunk_writer().frames(updates, stats))
+    return await gateway.answer(request, answer.whole(updates, stats))
 
 
 async def _generate(
@@ -99,32 +100,31 @@ class _ChatAnswer:
         self._id = request_id
         self._model = chat.model or gateway.model_names[0]
         self._created = int(time.time())
-        self.usage = UsageCounter(self._num_choices)
 
-    async def whole(self, updates: Updates) -> ChatCompletion:
+    async def whole(self, updates: Updates, stats: RequestStats) -> ChatCompletion:
         choices = [Choice() for _ in range(self._num_choices)]
-        usage = self.usage
         prompt_logprobs: PromptLogprobs | None = None
         async with aclosing(updates):
-            async for update in updates:
-                choices[update.index].add(update)
-                usage.add(update)
-                if update.prompt_logprobs is not None:
-                    prompt_logprobs = self._prompt_formatter.prompt(update.prompt_logprobs)
+            with stats:
+                async for update in updates:
+                    choices[update.index].add(update)
+                    stats.add(update)
+                    if update.prompt_logprobs is not None:
+                        prompt_logprobs = self._prompt_formatter.prompt(update.prompt_logprobs)
         return ChatCompletion(
             id=self._id,
             created=self._created,
             model=self._model,
             system_fingerprint=self._fingerprint,
             choices=[self._choice(index, choice) for index, choice in enumerate(choices)],
-            usage=usage.usage(),
+            usage=stats.usage(),
             prompt_logprobs=prompt_logprobs,
             prompt_token_ids=(
                 list(self._prompt_token_ids) if self._chat.return_token_ids else None
             ),
         )
 
-    async def frames(self, updates: Updates) -> AsyncGenerator[bytes, None]:
+    def chunk_writer(self) -> ChatChunkWriter:
         chat = self._chat
         head = StreamHead(
             id=self._id,
@@ -139,21 +139,9 @@ class _ChatAnswer:
             formatter=self._formatter,
             prompt_token_ids=[self._prompt_token_ids] if chat.return_token_ids else None,
         )
-        writer = ChatChunkWriter(
+        return ChatChunkWriter(
             head, extras, role=self._role, num_choices=self._num_choices, echo=self._echo
         )
-        usage = self.usage
-        opening = writer.roles()
-        async with aclosing(updates):
-            async for update in updates:
-                usage.add(update)
-                frame = writer.write(update, usage)
-                if opening:
-                    frame = writer.with_usage(opening, usage) + frame
-                    opening = b""
-                if frame:
-                    yield frame
-        yield writer.end(usage.usage())
 
     def _choice(self, index: int, choice: Choice) -> ChatChoice:
         return ChatChoice(

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 from time import perf_counter
 
@@ -16,9 +16,10 @@ from taco_gateway.protocol.completion_request import CompletionRequest, Prompt
 from taco_gateway.protocol.logprobs import CompletionLogprobs, PromptLogprobs
 from taco_gateway.protocol.request_schemas import COMPLETIONS
 from taco_gateway.protocol.responses import Completion, CompletionChoice
+from taco_gateway.request_stats import RequestStats
 from taco_gateway.text.output.echoed_prompt import EchoedPrompt, echoed_text, echoed_tokens
 from taco_gateway.text.text_engine import TokenLogprob
-from taco_gateway.text_updates import Choice, Updates, UsageCounter, merge, without_tokens
+from taco_gateway.text_updates import Choice, Updates, merged, without_tokens
 from taco_proto.errors import InvalidParameterError
 from taco_proto.sampling_params import SamplingParams
 
@@ -59,10 +60,10 @@ async def create_completion(request: Request) -> Response:
     for prompt in body.prompts:
         gateway.log_request(request_id, prompt, params)
     answer = _CompletionAnswer(gateway, body, params, kept, echoed, request_id)
-    watched = gateway.watched(request, updates, arrival, answer.usage, body.model)
+    stats = gateway.request_stats(request, arrival, body.model, params.n)
     if body.stream:
-        return gateway.event_stream(answer.frames(watched))
-    return await gateway.answer(request, answer.whole(watched))
+        return gateway.event_stream(answer.chunk_writer().frames(updates, stats))
+    return await gateway.answer(request, answer.whole(updates, stats))
 
 
 async def _encode(gateway: Gateway, body: CompletionRequest, prompt: Prompt) -> Sequence[int]:
@@ -100,7 +101,7 @@ def _generate(
         )
         for number, token_ids in enumerate(prompts)
     ]
-    updates = merge(streams, params.n)
+    updates = merged(streams, params.n)
     return without_tokens(updates) if body.wants_no_tokens else updates
 
 
@@ -123,21 +124,20 @@ class _CompletionAnswer:
         self._id = request_id
         self._model = body.model or gateway.model_names[0]
         self._created = int(time.time())
-        self.usage = UsageCounter(self._n)
         self._fingerprint = gateway.system_fingerprint
         self._prompts = prompts
         self._echo = [prompt for prompt in echoed for _ in range(params.n)]
 
-    async def whole(self, updates: Updates) -> Completion:
+    async def whole(self, updates: Updates, stats: RequestStats) -> Completion:
         choices = [Choice() for _ in range(self._num_choices)]
         prompt_rows: dict[int, list[TokenLogprob | None]] = {}
-        usage = self.usage
         async with aclosing(updates):
-            async for update in updates:
-                choices[update.index].add(update)
-                usage.add(update)
-                if update.prompt_logprobs is not None:
-                    prompt_rows[update.index // self._n] = update.prompt_logprobs
+            with stats:
+                async for update in updates:
+                    choices[update.index].add(update)
+                    stats.add(update)
+                    if update.prompt_logprobs is not None:
+                        prompt_rows[update.index // self._n] = update.prompt_logprobs
         return Completion(
             id=self._id,
             created=self._created,
@@ -147,10 +147,10 @@ class _CompletionAnswer:
                 self._choice(index, choice, prompt_rows.get(index // self._n))
                 for index, choice in enumerate(choices)
             ],
-            usage=usage.usage(),
+            usage=stats.usage(),
         )
 
-    async def frames(self, updates: Updates) -> AsyncGenerator[bytes, None]:
+    def chunk_writer(self) -> CompletionChunkWriter:
         body = self._body
         head = StreamHead(
             id=self._id,
@@ -166,20 +166,13 @@ class _CompletionAnswer:
             formatter=self._formatter if body.logprobs is not None else None,
             prompt_token_ids=prompt_ids if body.return_token_ids else None,
         )
-        writer = CompletionChunkWriter(
+        return CompletionChunkWriter(
             head,
             extras,
             num_choices=self._num_choices,
             sequences_per_prompt=self._n,
             echo=self._echo,
         )
-        usage = self.usage
-        async with aclosing(updates):
-            async for update in updates:
-                usage.add(update)
-                if frame := writer.write(update, usage):
-                    yield frame
-        yield writer.end(usage.usage())
 
     def _choice(
         self, index: int, choice: Choice, prompt_rows: list[TokenLogprob | None] | None

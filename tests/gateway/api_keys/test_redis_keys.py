@@ -18,7 +18,7 @@ from support.scripted_engine import replay
 from taco_gateway.api_keys.key_options import EntryError, owner_entry, read_owner
 from taco_gateway.api_keys.key_ring import ApiKey, key_hash
 from taco_gateway.api_keys.redis_key_store import KEYS, SECRET, VERSION, KeyStore, decode_record
-from taco_gateway.redis_state import Sharing
+from taco_gateway.redis_state import RedisState
 from taco_llm.cli.main import main
 from taco_proto.errors import ConfigurationError
 from taco_proto.requests import LOW_PRIORITY, Tenant
@@ -31,7 +31,7 @@ class Shop:
     """A gateway with keys in Redis, and the command that changes them."""
 
     app: App
-    sharing: Sharing
+    redis_state: RedisState
     command: "Command"
 
     async def status(self, key: str) -> int:
@@ -73,11 +73,11 @@ def open_shop(
 
     @asynccontextmanager
     async def make() -> AsyncIterator[Shop]:
-        sharing = Sharing(config, with_keys=True)
-        app = make_app(replay([5]), keys=sharing.key_ring)
-        sharing.show_in(app.gateway.metrics, MODEL)
-        async with sharing.running():
-            yield Shop(app, sharing, command)
+        redis_state = RedisState(config, with_keys=True)
+        app = make_app(replay([5]), keys=redis_state.key_ring)
+        redis_state.export_metrics(app.gateway.metrics, MODEL)
+        async with redis_state.running():
+            yield Shop(app, redis_state, command)
 
     return make
 
@@ -250,7 +250,7 @@ async def test_keys_go_on_when_redis_is_killed_and_are_put_back(
         redis_server.kill()
 
         async def is_noticed() -> bool:
-            return not shop.sharing.link.trusted
+            return not shop.redis_state.link.trusted
 
         await until(is_noticed, "the death of Redis")
         assert await shop.status(key) == 200

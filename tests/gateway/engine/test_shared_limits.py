@@ -15,7 +15,7 @@ from support.scripted_engine import Hold, Script, ScriptedEngine, Step, replay
 from taco_gateway.engine.engine_client import EngineError, UpdateStream
 from taco_gateway.engine.limit_scripts import limit_keys
 from taco_gateway.engine.limited_client import LimitedClient
-from taco_gateway.redis_state import Sharing
+from taco_gateway.redis_state import RedisState
 from taco_proto.config import RedisConfig
 from taco_proto.limits import Limit
 from taco_proto.requests import ANYBODY, GenerateRequest, Tenant
@@ -26,7 +26,7 @@ from taco_proto.sampling_params import SamplingParams
 class Gateway:
     """As far as limits go."""
 
-    sharing: Sharing
+    redis_state: RedisState
     engine: ScriptedEngine
     client: LimitedClient
 
@@ -64,10 +64,10 @@ async def gateways(
     async with AsyncExitStack() as stack:
         made = []
         for script in scripts:
-            sharing = Sharing(replace(config, timeout=patience), with_keys=False)
-            await stack.enter_async_context(sharing.running())
+            redis_state = RedisState(replace(config, timeout=patience), with_keys=False)
+            await stack.enter_async_context(redis_state.running())
             engine = ScriptedEngine(script)
-            made.append(Gateway(sharing, engine, LimitedClient(engine, sharing.limits)))
+            made.append(Gateway(redis_state, engine, LimitedClient(engine, redis_state.limits)))
         for gateway in made:
             await until_trust(gateway)
         yield made
@@ -75,7 +75,7 @@ async def gateways(
 
 async def until_trust(gateway: Gateway, *, lost: bool = False) -> None:
     async def is_so() -> bool:
-        return gateway.sharing.link.trusted is not lost
+        return gateway.redis_state.link.trusted is not lost
 
     await until(is_so, "trust in Redis")
 
@@ -108,7 +108,7 @@ async def test_requests_a_minute_hold_over_all_gateways(redis_server: RedisServe
             error = await gateway.refused(tenant)
             assert str(error) == "the limit of 2 requests a minute is reached"
             assert 0 < error.retry_after <= 30
-            assert gateway.sharing.limits.num_refused == {Limit.REQUESTS: 1}
+            assert gateway.redis_state.limits.num_refused == {Limit.REQUESTS: 1}
         assert await other.run(Tenant(name="b", max_requests_per_minute=2)) == 1
         error = await one.refused(replace(tenant, max_requests_per_minute=1))
         assert 30 < error.retry_after <= 60, "a new limit holds from now on"
@@ -234,7 +234,7 @@ async def test_what_redis_let_in_is_not_limited_again(redis_server: RedisServer)
         limited, anybody, free = gateway.engine.requests
         assert limited.tenant == Tenant(name="a", weight=2.0)
         assert (anybody.tenant, free.tenant) == (ANYBODY, Tenant(name="free"))
-        assert gateway.sharing.link.counts.num_batches <= 2, "who has no limits asks nobody"
+        assert gateway.redis_state.link.counts.num_batches <= 2, "who has no limits asks nobody"
 
 
 @pytest.mark.parametrize("code", [429, 503])
@@ -268,7 +268,7 @@ async def test_while_redis_is_dead_the_schedulers_limits_hold(redis_server: Redi
         for _ in range(3):
             assert await gateway.run(tenant) == 1  # this scheduler refuses nobody
         assert [r.tenant for r in gateway.engine.requests[1:]] == [tenant] * 3
-        assert gateway.sharing.limits.num_local == 3
+        assert gateway.redis_state.limits.num_local == 3
         redis_server.start()
         await until_trust(gateway)
         assert await gateway.run(tenant) == 1
@@ -278,7 +278,7 @@ async def test_while_redis_is_dead_the_schedulers_limits_hold(redis_server: Redi
 async def test_nobody_waits_for_redis_that_hangs(redis_server: RedisServer) -> None:
     tenant = Tenant(name="a", max_requests_per_minute=1)
     async with gateways(redis_server.config, replay([5]), patience=0.05) as (gateway,):
-        counts = gateway.sharing.link.counts
+        counts = gateway.redis_state.link.counts
         before = counts.num_failures  # of the start, on a busy machine
         redis_server.pause()
         assert sum(await asyncio.gather(*(gateway.run(tenant) for _ in range(20)))) == 20
@@ -291,14 +291,14 @@ async def test_nobody_waits_for_redis_that_hangs(redis_server: RedisServer) -> N
 async def test_a_wrong_password_makes_limits_local(tmp_path: Path) -> None:
     tenant = Tenant(name="a", max_requests_per_minute=1)
     with RedisServer(tmp_path, password="sesame-7") as server:
-        sharing = Sharing(RedisConfig(url=server.url), with_keys=True)
-        async with sharing.running():
+        redis_state = RedisState(RedisConfig(url=server.url), with_keys=True)
+        async with redis_state.running():
             engine = ScriptedEngine(replay([5]))
-            gateway = Gateway(sharing, engine, LimitedClient(engine, sharing.limits))
+            gateway = Gateway(redis_state, engine, LimitedClient(engine, redis_state.limits))
             assert [await gateway.run(tenant), await gateway.run(tenant)] == [1, 1]
             assert {r.tenant for r in engine.requests} == {tenant}
-            assert sharing.key_ring is not None
-            assert not sharing.key_ring.is_known
+            assert redis_state.key_ring is not None
+            assert not redis_state.key_ring.is_known
 
 
 async def test_requests_that_end_while_redis_hangs_are_not_counted_afterwards(
@@ -360,5 +360,5 @@ async def test_garbage_in_a_limit_makes_it_a_local_one(
         redis_server.run("SET", running, "x")
         assert await gateway.run(tenant) == 1
         assert gateway.engine.requests[-1].tenant == tenant
-        assert gateway.sharing.link.trusted
+        assert gateway.redis_state.link.trusted
         assert caplog.text.count("a limit in Redis makes no sense") == 1

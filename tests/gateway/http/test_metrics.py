@@ -1,6 +1,8 @@
 from prometheus_client.parser import text_string_to_metric_families
 
-from taco_gateway.metrics import GatewayMetrics, Histogram
+from taco_gateway.metrics import GatewayMetrics
+from taco_gateway.request_stats import RequestStats
+from taco_gateway.text.output.output_processor import TextUpdate
 
 SCHEDULER = b"""# HELP vllm:num_requests_running Running.
 # TYPE vllm:num_requests_running gauge
@@ -31,26 +33,14 @@ def samples(exposition: bytes) -> dict[str, float]:
     return found
 
 
-def test_histogram_buckets_are_cumulative_and_inclusive() -> None:
-    histogram = Histogram("h", "help", (1.0, 2.0))
-    for value in (0.5, 1.0, 1.5, 9.0):
-        histogram.observe(value)
-    histogram.observe(2.0, count=3)
-    by_bound = {
-        sample.labels.get("le", sample.name): sample.value
-        for sample in histogram.collect("m").samples
-    }
-    assert by_bound == {"1.0": 2, "2.0": 6, "+Inf": 7, "h_count": 7, "h_sum": 18.0}
-
-
 def test_merges_with_the_scheduler_without_duplicates() -> None:
     metrics = GatewayMetrics("m")
-    timer = metrics.track_request(0.0)
-    timer.update(0, 1, None)
-    timer.update(0, 4, "stop")
-    timer.update(1, 2, "length")
-    timer.close()
-    timer.close()
+    with RequestStats(metrics, 0.0, 2) as stats:
+        assert metrics.num_active == 1
+        stats.add(TextUpdate(0, token_ids=[7]))
+        stats.add(TextUpdate(0, token_ids=[7] * 4, finish_reason="stop"))
+        stats.add(TextUpdate(1, token_ids=[7] * 2, finish_reason="length"))
+    assert stats.finish_reasons == ["stop", "length"]
     metrics.observe_params(300, 2, 7)
     metrics.observe_params(1, 1, None)
     metrics.observe_response(200)
@@ -79,7 +69,25 @@ def test_merges_with_the_scheduler_without_duplicates() -> None:
 
 def test_a_request_without_tokens_is_no_observation() -> None:
     metrics = GatewayMetrics("m")
-    metrics.track_request(0.0).close()
+    with RequestStats(metrics, 0.0, 1) as stats:
+        assert stats.first_token_seconds() is None
     found = samples(metrics.exposition())
     assert found["vllm:e2e_request_latency_seconds_count"] == 0
     assert found["taco:http_requests_active"] == 0
+
+
+def test_usage_counts_each_prompt_once_and_what_was_cached_before() -> None:
+    """The second sequence of a prompt finds the blocks of the first one in the cache."""
+    with RequestStats(GatewayMetrics("m"), 0.0, 2) as stats:
+        for index, num_prompt, num_cached in [(0, 9, 4), (1, 9, 8), (2, 5, 0), (3, 5, 4)]:
+            stats.add(
+                TextUpdate(
+                    index,
+                    token_ids=[7] * (index + 1),
+                    num_prompt_tokens=num_prompt,
+                    num_cached_tokens=num_cached,
+                )
+            )
+    usage = stats.usage()
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (14, 10, 24)
+    assert usage.prompt_tokens_details.cached_tokens == 4
