@@ -59,7 +59,7 @@ class Simulation:
     def __init__(self, seed: int) -> None:
         self._rng = np.random.default_rng(seed)
         self._engine = Engine(SchedulerConfig(max_waiting_requests=64, log_stats=False))
-        self._outbox = self._engine.connect()
+        self._output_buffer = self._engine.connect()
         self._replica = self._engine.attach(INFO)
         self._worker = FakeExecutor(INFO, np.arange(1, 997, dtype=np.int32))
         self._in_flight: deque[tuple[float, StepPlan]] = deque()
@@ -77,7 +77,7 @@ class Simulation:
             else:
                 self._now, plan = self._in_flight.popleft()
                 self._engine.commit(self._replica, self._worker.execute(plan), self._now)
-            for handle in self._outbox.take().handles:
+            for handle in self._output_buffer.take().handles:
                 self._first.setdefault(handle, self._now)
             while (following := self._engine.plan(self._replica, self._now)) is not None:
                 self._free_at = max(self._now, self._free_at) + STEP_SECONDS
@@ -100,7 +100,7 @@ class Simulation:
             sampling=SamplingParams(seed=0, max_tokens=ANSWER_TOKENS),
             tenant=Tenant(name=owner),
         )
-        self._engine.submit(self._outbox, request, at)
+        self._engine.submit(self._output_buffer, request, at)
 
 
 def p99(seed: int, factor: float, seconds: float) -> float:

@@ -96,7 +96,7 @@ class Simulation:
             0, VOCABULARY, (workload.num_groups, workload.prefix_tokens), dtype=np.int32
         )
         self._engine = Engine(SchedulerConfig(log_stats=False))
-        self._outbox = self._engine.connect()
+        self._output_buffer = self._engine.connect()
         self._workers: dict[Replica, FakeExecutor] = {}
         for number in range(workload.num_workers):
             info = self._info(number)
@@ -131,7 +131,7 @@ class Simulation:
             self._now, _, replica, plan = heapq.heappop(self._events)
             output = self._workers[replica].execute(plan)
             self._engine.commit(replica, output, self._now)
-            batch = self._outbox.take()
+            batch = self._output_buffer.take()
             for handle, reason in zip(batch.handles, batch.finish_reasons, strict=True):
                 self._first_tokens.setdefault(handle, self._now - self._sent_at[handle])
                 if reason:
@@ -170,7 +170,7 @@ class Simulation:
             sampling=sampling,
         )
         self._sent_at[handle] = self._now
-        self._engine.submit(self._outbox, request, self._now)
+        self._engine.submit(self._output_buffer, request, self._now)
 
 
 def measure(workload: Workload, choose: Choose, decode_tokens: int, **options: bool) -> dict:

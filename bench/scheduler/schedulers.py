@@ -63,7 +63,7 @@ class Scheduler:
         )
         self.address = f"scheduler-{number}"
         self.engine = Engine(SchedulerConfig(log_stats=False))
-        self.outbox = self.engine.connect()
+        self.output_buffer = self.engine.connect()
         self.replica = self.engine.attach(info)
         self.worker = FakeExecutor(info, TOKENS)
         self.free_at = 0.0
@@ -142,7 +142,7 @@ class Simulation:
             self._plan()
             self._now, _, scheduler, plan = heapq.heappop(self._events)
             scheduler.engine.commit(scheduler.replica, scheduler.worker.execute(plan), self._now)
-            batch = scheduler.outbox.take()
+            batch = scheduler.output_buffer.take()
             for handle, reason in zip(batch.handles, batch.finish_reasons, strict=True):
                 target = self._target_of[handle]
                 if handle not in self._first_tokens:
@@ -189,7 +189,7 @@ class Simulation:
         target.open[handle] = num_missing + DECODE_TOKENS
         self._target_of.append(target)
         self._sent_at.append(self._now)
-        target.scheduler.engine.submit(target.scheduler.outbox, request, self._now)
+        target.scheduler.engine.submit(target.scheduler.output_buffer, request, self._now)
 
     def _write_records(self) -> None:
         if not self._has_records or self._now < self._written_at + WRITE_SECONDS:

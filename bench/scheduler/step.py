@@ -123,15 +123,15 @@ class Bench:
         )
         self.engine = Engine(config)
         self.replica = self.engine.attach(info)
-        self.outboxes = [self.engine.connect() for _ in range(num_clients)]
+        self.output_buffers = [self.engine.connect() for _ in range(num_clients)]
         self.worker = FakeExecutor(info, RANDOM.integers(0, 100_000, 10_007).astype(np.int32))
         self.now = 0.0
 
     def submit(self, message: bytes) -> None:
         """Clients take turns."""
         request = submit_from_pb(pb.Submit.FromString(message), 0.0)
-        outbox = self.outboxes[request.handle % len(self.outboxes)]
-        self.engine.submit(outbox, request, self.now)
+        output_buffer = self.output_buffers[request.handle % len(self.output_buffers)]
+        self.engine.submit(output_buffer, request, self.now)
 
     def answer(self, plan: StepPlan, logprobs: int = 0) -> bytes:
         output = self.worker.execute(plan)
@@ -163,8 +163,8 @@ class Bench:
             with clock.measure("commit"):
                 self.engine.commit(self.replica, output, self.now)
             with clock.measure("news to bytes"):
-                for outbox in self.outboxes:
-                    output_batch_to_pb(outbox.take()).SerializeToString()
+                for output_buffer in self.output_buffers:
+                    output_batch_to_pb(output_buffer.take()).SerializeToString()
         return following
 
 
@@ -309,7 +309,7 @@ def cached_admission(
         assert i == 0 or plan.num_tokens.sum() <= INFO.block_size
         output = step_output_from_pb(pb.StepOutput.FromString(bench.answer(plan)))
         bench.engine.commit(bench.replica, output, bench.now)
-        bench.outboxes[0].take()
+        bench.output_buffers[0].take()
     return clock.figures()
 
 
@@ -336,7 +336,7 @@ def coming_and_going(num_requests: int, info: WorkerInfo) -> dict[str, dict[str,
         bench.now += 0.01
         with clock.measure("plan"):
             plan = engine.plan(replica, bench.now)
-        bench.outboxes[0].take()
+        bench.output_buffers[0].take()
         outputs = [] if plan is None else [bench.worker.execute(plan)]
         reports = [_done(command) for command in commands]
     return clock.figures()

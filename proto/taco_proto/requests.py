@@ -71,8 +71,8 @@ class GenerateRequest:
             none of any sequence.
         finished_indexes: sequences that have ended and do not run again.
         priority: lower runs sooner; `LOW_PRIORITY` and beyond is offline work.
-        has_paid: it was submitted before and may have been let in: no limit and no bound of a queue
-            is asked again.
+        quota_charged: the request was submitted before and a scheduler may have admitted it: no
+            quota and no queue limit is applied again.
         deadline: when the request has waited too long, in seconds of this process's
             `time.monotonic`; None: never. A message carries the seconds that remain.
         tenant: whose request it is.
@@ -88,7 +88,7 @@ class GenerateRequest:
     sampling: SamplingParams
     emitted_token_ids: tuple[bytes, ...] = ()
     finished_indexes: tuple[int, ...] = ()
-    has_paid: bool = False
+    quota_charged: bool = False
     priority: int = 0
     deadline: float | None = None
     tenant: Tenant = ANYBODY

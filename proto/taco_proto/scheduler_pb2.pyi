@@ -99,7 +99,7 @@ class Sampling(_message.Message):
     def __init__(self, n: _Optional[int] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., no_repeat_ngram_size: _Optional[int] = ..., logit_bias_token_ids: _Optional[_Iterable[int]] = ..., logit_bias_values: _Optional[_Iterable[float]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., num_bad_word_tokens: _Optional[_Iterable[int]] = ..., bad_word_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("handle", "request_id", "token_ids", "emitted_token_ids", "sampling", "priority", "adapter", "cache_salt", "tenant", "pins", "prompt_cache_key", "has_paid", "timeout_seconds", "finished_indexes")
+    __slots__ = ("handle", "request_id", "token_ids", "emitted_token_ids", "sampling", "priority", "adapter", "cache_salt", "tenant", "pins", "prompt_cache_key", "quota_charged", "timeout_seconds", "finished_indexes")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -111,7 +111,7 @@ class Submit(_message.Message):
     TENANT_FIELD_NUMBER: _ClassVar[int]
     PINS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_CACHE_KEY_FIELD_NUMBER: _ClassVar[int]
-    HAS_PAID_FIELD_NUMBER: _ClassVar[int]
+    QUOTA_CHARGED_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     FINISHED_INDEXES_FIELD_NUMBER: _ClassVar[int]
     handle: int
@@ -125,10 +125,10 @@ class Submit(_message.Message):
     tenant: Tenant
     pins: _containers.RepeatedCompositeFieldContainer[PrefixPin]
     prompt_cache_key: str
-    has_paid: bool
+    quota_charged: bool
     timeout_seconds: float
     finished_indexes: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., token_ids: _Optional[bytes] = ..., emitted_token_ids: _Optional[_Iterable[bytes]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., priority: _Optional[int] = ..., adapter: _Optional[str] = ..., cache_salt: _Optional[str] = ..., tenant: _Optional[_Union[Tenant, _Mapping]] = ..., pins: _Optional[_Iterable[_Union[PrefixPin, _Mapping]]] = ..., prompt_cache_key: _Optional[str] = ..., has_paid: _Optional[bool] = ..., timeout_seconds: _Optional[float] = ..., finished_indexes: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., token_ids: _Optional[bytes] = ..., emitted_token_ids: _Optional[_Iterable[bytes]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., priority: _Optional[int] = ..., adapter: _Optional[str] = ..., cache_salt: _Optional[str] = ..., tenant: _Optional[_Union[Tenant, _Mapping]] = ..., pins: _Optional[_Iterable[_Union[PrefixPin, _Mapping]]] = ..., prompt_cache_key: _Optional[str] = ..., quota_charged: _Optional[bool] = ..., timeout_seconds: _Optional[float] = ..., finished_indexes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PrefixPin(_message.Message):
     __slots__ = ("num_tokens", "seconds")

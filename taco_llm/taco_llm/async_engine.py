@@ -22,7 +22,7 @@ from taco_proto.steps import WorkerInfo
 from taco_scheduler.admission.validation import InvalidWorkerError, check_drafter
 from taco_scheduler.server.drafter_links import DraftExecutor
 from taco_scheduler.server.service import SchedulerService
-from taco_scheduler.server.worker_links import ReplicaLink
+from taco_scheduler.server.worker_links import WorkerLink
 from taco_worker.licensing import Licensing
 from taco_worker.worker import Worker
 
@@ -195,7 +195,7 @@ class AsyncLLMEngine:
         client = await LocalClient.connect(self._scheduler)
         return TextEngine(client, self._tokenizer)
 
-    def _watch_license(self, link: ReplicaLink) -> None:
+    def _watch_license(self, link: WorkerLink) -> None:
         """New requests are refused from when it lapses until it is back."""
         loop = asyncio.get_running_loop()
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from taco_gateway.engine.engine_client import EngineError, EngineStats
 from taco_gateway.engine.token_stream import RequestTable, TokenStream
 from taco_proto.requests import GenerateRequest, ModelInfo
-from taco_scheduler.server.gateway_session import ClientSession, SessionClosedError
+from taco_scheduler.server.client_session import ClientSession, SessionClosedError
 from taco_scheduler.server.service import SchedulerService
 
 

@@ -114,7 +114,7 @@ def test_submit(params: SamplingParams, prompt: bytes, handle: int) -> None:
         token_ids=prompt,
         emitted_token_ids=(prompt, b"", prompt),
         finished_indexes=(1,),
-        has_paid=True,
+        quota_charged=True,
         sampling=params,
         priority=-3,
         deadline=12.5,

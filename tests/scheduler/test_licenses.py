@@ -158,7 +158,7 @@ def test_a_request_that_another_scheduler_began_goes_on_without_a_license() -> N
     d = make_driver(MISSING)
     whole = generate([4, 5, 6], SamplingParams(max_tokens=20, ignore_eos=True), d.info, 1)
     d.submit(1, [4, 5, 6], emitted=whole[:5], max_tokens=20, ignore_eos=True)
-    submit(d, 2, has_paid=True)  # it had not begun
+    submit(d, 2, quota_charged=True)  # it had not begun
     assert_refused(d, 2)
     d.run()
     assert d.got.tokens[1, 0] == whole[5:]

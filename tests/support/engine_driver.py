@@ -15,9 +15,9 @@ from taco_proto.requests import FinishReason, GenerateRequest, OutputBatch
 from taco_proto.sampling_params import SamplingParams
 from taco_proto.steps import StepOutput, StepPlan, WorkerInfo
 from taco_scheduler.core.engine import Engine
+from taco_scheduler.core.output_buffer import OutputBuffer
 from taco_scheduler.core.replica import Replica
 from taco_scheduler.metrics.exposition import engine_registry
-from taco_scheduler.server.output_buffer import Outbox
 from taco_scheduler.speculation.draft_client import DraftDesk
 
 
@@ -29,7 +29,7 @@ def make_request(
     handle: int, prompt: list[int], *, emitted: list[int] | None = None, **fields: object
 ) -> GenerateRequest:
     """Fields of `GenerateRequest` and of `SamplingParams` alike."""
-    names = {"pins", "prompt_cache_key", "has_paid", "emitted_token_ids", "finished_indexes"}
+    names = {"pins", "prompt_cache_key", "quota_charged", "emitted_token_ids", "finished_indexes"}
     names |= {"priority", "deadline", "cache_salt", "adapter", "request_id", "tenant"}
     own = {name: value for name, value in fields.items() if name in names}
     sampling: dict[str, object] = {"seed": 1, "max_tokens": 8}
@@ -118,7 +118,7 @@ class Driver:
         self.engine = Engine(self.config)
         self.peers: list[Peer] = []
         self.plans: list[StepPlan] = []
-        self.received: dict[Outbox, Received] = {}
+        self.received: dict[OutputBuffer, Received] = {}
         self.client = self.connect()
         self.now = 1000.0
 
@@ -151,10 +151,10 @@ class Driver:
         """The lines that Prometheus is given."""
         return exposition(engine_registry(self.engine)).decode().splitlines()
 
-    def connect(self) -> Outbox:
-        outbox = self.engine.connect()
-        self.received[outbox] = Received()
-        return outbox
+    def connect(self) -> OutputBuffer:
+        output_buffer = self.engine.connect()
+        self.received[output_buffer] = Received()
+        return output_buffer
 
     def attach(self, info: WorkerInfo | None = None) -> Peer:
         worker = FakeWorker(info or self.info, self.config.max_num_batched_tokens)
@@ -251,8 +251,8 @@ class Driver:
         return True
 
     def collect(self) -> None:
-        for outbox, received in self.received.items():
-            received.add(outbox.take())
+        for output_buffer, received in self.received.items():
+            received.add(output_buffer.take())
 
     def step(self) -> bool:
         """Plans as far ahead as allowed, then takes one output of each worker; False if nothing

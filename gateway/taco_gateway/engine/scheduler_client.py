@@ -191,7 +191,7 @@ class SchedulerClient:
 
     def lost(self, link: SchedulerLink) -> None:
         for stream in link.requests:
-            stream.has_paid = True
+            stream.quota_charged = True
             self._uproot(stream, link)
         if link in self._leaving:
             self._leaving.remove(link)
@@ -235,7 +235,7 @@ class SchedulerClient:
         """
         for stream in link.requests:
             if not stream.was_taken_back:
-                stream.was_taken_back = stream.has_paid = True
+                stream.was_taken_back = stream.quota_charged = True
                 link.cancel(stream.request.handle)
                 self._uproot(stream, link)
 

@@ -101,7 +101,7 @@ class SchedulerLink:
         self._name = name
         self._host = host
         self._tls = tls
-        self._outbox = _Outbox()  # a new one for each stream
+        self._send_queue = _SendQueue()  # a new one for each stream
         self._channel: grpc.aio.Channel | None = None
         self._retired: set[asyncio.Task[None]] = set()
         self._task: asyncio.Task[None] | None = None
@@ -153,10 +153,10 @@ class SchedulerLink:
     # ---------------------------------------------------------------- requests
 
     def submit(self, request: GenerateRequest) -> None:
-        self._outbox.submit(request)
+        self._send_queue.submit(request)
 
     def cancel(self, handle: int, index: int | None = None) -> None:
-        self._outbox.cancel(handle, index)
+        self._send_queue.cancel(handle, index)
 
     async def stats(self) -> pb.StatsReply:
         """Raises:
@@ -216,8 +216,8 @@ class SchedulerLink:
 
     async def _run_stream(self, stub: SchedulerStub) -> str:
         """Serves one stream until it breaks; says why it did."""
-        self._outbox = outbox = _Outbox()
-        call = stub.Generate(self._outgoing(outbox))
+        self._send_queue = send_queue = _SendQueue()
+        call = stub.Generate(self._outgoing(send_queue))
         try:
             async for message in call:
                 match message.WhichOneof("body"):
@@ -230,14 +230,14 @@ class SchedulerLink:
         except ValueError as error:  # columns that do not fit together
             return f"it sent nonsense: {error}"
         finally:
-            outbox.close()
+            send_queue.close()
             call.cancel()
         return "it ended the stream"
 
-    async def _outgoing(self, outbox: "_Outbox") -> AsyncIterator[pb.GatewayMessage]:
+    async def _outgoing(self, send_queue: "_SendQueue") -> AsyncIterator[pb.GatewayMessage]:
         hello = pb.GatewayHello(protocol_version=PROTOCOL_VERSION, name=self._name)
         yield pb.GatewayMessage(hello=hello)
-        while (message := await outbox.next_message()) is not None:
+        while (message := await send_queue.next_message()) is not None:
             yield message
 
     def _meet(self, info: ModelInfo) -> None:
@@ -269,7 +269,7 @@ class SchedulerLink:
         return True
 
 
-class _Outbox:
+class _SendQueue:
     """What goes up on one stream: submits first, then the cancels that gathered, in one message."""
 
     def __init__(self) -> None:
@@ -292,7 +292,7 @@ class _Outbox:
         self._news.set()
 
     async def next_message(self) -> pb.GatewayMessage | None:
-        """Waits for news; None when the outbox is closed."""
+        """Waits for news; None when the send_queue is closed."""
         while not self._closed:
             if self._submits:
                 submit = submit_to_pb(self._submits.popleft(), time.monotonic())

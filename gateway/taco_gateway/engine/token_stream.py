@@ -43,7 +43,7 @@ class TokenStream:
             the answer; 0 where there is no choice of schedulers.
         was_taken_back: its scheduler had no worker, or no license, for it, and it went to another
             one.
-        has_paid: a scheduler may have let it in.
+        quota_charged: a scheduler may have let it in.
         queue_seconds: from the scheduler's receipt to the first step; None: it has not run yet.
     """
 
@@ -55,7 +55,7 @@ class TokenStream:
         self.num_prompt_logprobs = 0
         self.num_missing_tokens = 0
         self.was_taken_back = False
-        self.has_paid = False
+        self.quota_charged = False
         self.queue_seconds: float | None = None
         self._on_cancel = on_cancel
         deadline = request.deadline
@@ -90,7 +90,7 @@ class TokenStream:
             self.request,
             emitted_token_ids=emitted if any(emitted) else (),
             finished_indexes=ended,
-            has_paid=self.has_paid,
+            quota_charged=self.quota_charged,
         )
 
     def rename(

@@ -68,4 +68,4 @@ class Reception:
 
 def _is_resubmission(message: GenerateRequest) -> bool:
     """It was counted before, by this scheduler or another one."""
-    return any(message.emitted_token_ids) or message.has_paid
+    return any(message.emitted_token_ids) or message.quota_charged

@@ -133,7 +133,7 @@ class Batch:
         self.ignore_eos[slot] = request.sampling.ignore_eos
         self.has_stop_tokens[slot] = bool(request.stop_token_ids)
         self.no_token_yet[slot] = sequence.first_token_time is None
-        self.client[slot] = request.outbox.client
+        self.client[slot] = request.output_buffer.client
         self.handle[slot] = request.handle
         self.index[slot] = sequence.index
         self.num_cached[slot] = sequence.num_cached_tokens or 0

@@ -16,18 +16,18 @@ from taco_scheduler.admission.validation import (
     length_limit,
 )
 from taco_scheduler.core import router
+from taco_scheduler.core.output_buffer import OutputBuffer
 from taco_scheduler.core.replica import Replica
 from taco_scheduler.core.requests import Requests
 from taco_scheduler.core.sequence import Request
 from taco_scheduler.metrics.counters import Counters
-from taco_scheduler.server.output_buffer import Outbox
 
 # A replica that runs dry looks for work elsewhere at most so often.
 CORRECTION_SECONDS = 0.05
 
 
 class Engine:
-    """Requests in, step plans out; step outputs in, tokens out to each client's outbox.
+    """Requests in, step plans out; step outputs in, tokens out to each client's output_buffer.
 
     Time is passed in: seconds of a clock that never goes back (`time.monotonic`). Nothing here
     waits: whoever drives the engine sends each plan to its worker and hands every output back, in
@@ -96,32 +96,32 @@ class Engine:
 
     # ---------------------------------------------------------------- clients
 
-    def connect(self) -> Outbox:
+    def connect(self) -> OutputBuffer:
         return self._requests.connect()
 
-    def disconnect(self, outbox: Outbox) -> None:
+    def disconnect(self, output_buffer: OutputBuffer) -> None:
         """Ends whatever the client still has, silently."""
-        self._requests.disconnect(outbox)
+        self._requests.disconnect(output_buffer)
 
-    def submit(self, outbox: Outbox, message: GenerateRequest, now: float) -> None:
-        """Queues a request; a refusal becomes an error in the outbox."""
+    def submit(self, output_buffer: OutputBuffer, message: GenerateRequest, now: float) -> None:
+        """Queues a request; a refusal becomes an error in the output_buffer."""
         request: Request | None = None
         try:
-            request = self._requests.new(outbox, message, now)
+            request = self._requests.new(output_buffer, message, now)
             replica = router.choose(request, self.replicas)
             self._requests.add(request, message, now)
         except RefusedError as error:
             self.counters.refusals[error.reason] += 1
-            outbox.add_refusal(message.handle, error)
+            output_buffer.add_refusal(message.handle, error)
             if request is not None:
                 request.sequences.clear()  # no cycle keeps tokens and tenant until the collector
             return
         if replica is not None:
             self._queue(request, replica)
 
-    def cancel(self, outbox: Outbox, handle: int, index: int | None = None) -> None:
+    def cancel(self, output_buffer: OutputBuffer, handle: int, index: int | None = None) -> None:
         """Ends a request or one of its sequences; what has ended already is left alone."""
-        request = self._requests.get(outbox, handle)
+        request = self._requests.get(output_buffer, handle)
         if request is None:
             return
         for sequence in request.unfinished:

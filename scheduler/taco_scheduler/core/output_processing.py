@@ -114,7 +114,7 @@ class Committer:
         return news, reasons[np.cumsum(news.num_tokens) - 1]
 
     def _emit(self, news: News, reasons: IntArray) -> None:
-        """One row a slot into the outbox of its client.
+        """One row a slot into the output_buffer of its client.
 
         The rows are sorted by client and converted once for the whole step; each client then gets
         slices. So the cost grows with the rows and with the clients, not with their product.
@@ -135,14 +135,14 @@ class Committer:
         parts = None if news.logprobs is None else news.logprobs.split(token_bounds)
         for part, slot in enumerate(news.slots[bounds[:-1]].tolist()):
             start, end = bounds[part], bounds[part + 1]
-            self._batch.owner(slot).request.outbox.add_tokens(
+            self._batch.owner(slot).request.output_buffer.add_tokens(
                 *(column[start:end] for column in columns),
                 token_ids=token_ids[token_bounds[part] : token_bounds[part + 1]],
                 logprobs=None if parts is None else parts[part],
             )
 
     def _columns(self, news: News, reasons: IntArray) -> tuple[list[int], ...]:
-        """What clients are told of each row, in the order in which `Outbox.add_tokens` takes it."""
+        """Columns for clients, one entry a row, in the order of `OutputBuffer.add_tokens`."""
         batch, slots = self._batch, news.slots
         if reasons.any():
             last_tokens = news.tokens[np.cumsum(news.num_tokens) - 1]
@@ -172,7 +172,7 @@ class Committer:
                 break
         sequence.num_landing -= 1
         token_ids = news.tokens[:count].tolist()
-        request.outbox.add_tokens(
+        request.output_buffer.add_tokens(
             [request.handle],
             [sequence.index],
             [count],
@@ -218,7 +218,7 @@ class Committer:
         if 0 <= num_emitted < num_rows:
             (rows,) = rows.split([num_emitted, num_rows])
             positions = range(request.num_prompt_logprobs, first + num_rows)
-            request.outbox.add_prompt_logprobs(request.handle, positions, rows)
+            request.output_buffer.add_prompt_logprobs(request.handle, positions, rows)
             request.num_prompt_logprobs = first + num_rows
 
     # ------------------------------------------------------------------- times

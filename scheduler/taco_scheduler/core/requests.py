@@ -10,9 +10,9 @@ from taco_proto.requests import FinishReason, GenerateRequest
 from taco_scheduler.admission.reception import Reception
 from taco_scheduler.admission.rejections import Refusal, RefusedError
 from taco_scheduler.admission.validation import check_message
+from taco_scheduler.core.output_buffer import OutputBuffer
 from taco_scheduler.core.sequence import Request, Sequence, Status, new_request
 from taco_scheduler.core.waiting_queue import Deadlines
-from taco_scheduler.server.output_buffer import Outbox
 
 # A request that was present at the death of so many workers is given up even if it got tokens in
 # between: it might bring down one after the other.
@@ -42,7 +42,7 @@ class Requests:
         self._num_clients = 0
         self._num_arrivals = 0
         self.num_sequences = 0
-        self._by_client: dict[Outbox, dict[int, Request]] = {}
+        self._by_client: dict[OutputBuffer, dict[int, Request]] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._by_client.values()))
@@ -57,33 +57,33 @@ class Requests:
 
     # ---------------------------------------------------------------- clients
 
-    def connect(self) -> Outbox:
+    def connect(self) -> OutputBuffer:
         self._num_clients += 1
-        outbox = Outbox(self._num_clients)
-        self._by_client[outbox] = {}
-        return outbox
+        output_buffer = OutputBuffer(self._num_clients)
+        self._by_client[output_buffer] = {}
+        return output_buffer
 
-    def disconnect(self, outbox: Outbox) -> None:
+    def disconnect(self, output_buffer: OutputBuffer) -> None:
         """Ends whatever the client still has, silently."""
-        for request in list(self._by_client[outbox].values()):
+        for request in list(self._by_client[output_buffer].values()):
             self.drop(request)
-        del self._by_client[outbox]
+        del self._by_client[output_buffer]
 
-    def get(self, outbox: Outbox, handle: int) -> Request | None:
-        return self._by_client[outbox].get(handle)
+    def get(self, output_buffer: OutputBuffer, handle: int) -> Request | None:
+        return self._by_client[output_buffer].get(handle)
 
-    def new(self, outbox: Outbox, message: GenerateRequest, now: float) -> Request:
+    def new(self, output_buffer: OutputBuffer, message: GenerateRequest, now: float) -> Request:
         """A request that is yet to be added. Nothing is counted, and no request is rejected for it.
 
         Raises:
             RefusedError: it is invalid, the queue is full, or a quota of its tenant is used up.
         """
-        if message.handle in self._by_client[outbox]:
+        if message.handle in self._by_client[output_buffer]:
             raise RefusedError(409, f"handle {message.handle} names a request that has not ended")
         check_message(message)
         self._reception.check(message, now)  # before any work that grows with prompt or replicas
         share = self._reception.share_of(message)
-        return new_request(outbox, message, share, self._num_arrivals, now)
+        return new_request(output_buffer, message, share, self._num_arrivals, now)
 
     def add(self, request: Request, message: GenerateRequest, now: float) -> None:
         """Lets a request in, for which another one may be refused.
@@ -96,7 +96,7 @@ class Requests:
         self._num_arrivals += 1
         self.num_sequences += len(request.unfinished)  # a resumed one may have ended ones
         self._reception.enter(request)
-        self._by_client[request.outbox][request.handle] = request
+        self._by_client[request.output_buffer][request.handle] = request
         self._deadlines.push(request)
 
     def next_deadline(self) -> float | None:
@@ -155,17 +155,19 @@ class Requests:
         request = sequence.request
         stop_token_id = sequence.tokens[-1] if reason is FinishReason.STOP else -1
         num_cached = sequence.num_cached_tokens or 0
-        request.outbox.add_end(request.handle, sequence.index, reason, stop_token_id, num_cached)
+        request.output_buffer.add_end(
+            request.handle, sequence.index, reason, stop_token_id, num_cached
+        )
         self.retire(sequence)
 
     def refuse(self, request: Request, refusal: RefusedError) -> None:
         """Ends a request that was let in, and has not run, after all."""
         self._refusals[refusal.reason] += 1
-        request.outbox.add_refusal(request.handle, refusal)
+        request.output_buffer.add_refusal(request.handle, refusal)
         self.drop(request)
 
     def fail(self, request: Request, code: int, message: str, *, reason: str = "") -> None:
-        request.outbox.add_error(request.handle, code, message, reason=reason)
+        request.output_buffer.add_error(request.handle, code, message, reason=reason)
         self.drop(request)
 
     def drop(self, request: Request) -> None:
@@ -181,7 +183,7 @@ class Requests:
         self.num_sequences -= 1
         unfinished = request.unfinished
         if not unfinished:
-            del self._by_client[request.outbox][request.handle]
+            del self._by_client[request.output_buffer][request.handle]
             self._reception.leave(request)
             self.suspects.discard(request)
             request.sequences.clear()  # no cycle keeps the tokens alive until the collector comes

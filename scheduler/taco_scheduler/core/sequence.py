@@ -16,11 +16,11 @@ import numpy as np
 from taco_proto.requests import GenerateRequest, PrefixPin, Tenant
 from taco_proto.sampling_params import SamplingParams
 from taco_scheduler.admission.fair_share import Share
+from taco_scheduler.core.output_buffer import OutputBuffer
 from taco_scheduler.core.token_log import TokenLog
 from taco_scheduler.kv.block_manager import TOKEN_BYTES
 from taco_scheduler.kv.block_table import BlockTable
 from taco_scheduler.kv.namespace import CacheNamespace
-from taco_scheduler.server.output_buffer import Outbox
 
 # Sooner first: priority, arrival of the request, index of the sequence.
 Urgency = tuple[int, int, int]
@@ -76,7 +76,7 @@ class Request:
         num_deaths: workers that died while a step ran for it.
     """
 
-    outbox: Outbox
+    output_buffer: OutputBuffer
     handle: int
     request_id: str
     sampling: SamplingParams
@@ -209,14 +209,14 @@ class Sequence:
 
 
 def new_request(
-    outbox: Outbox, message: GenerateRequest, share: Share, arrival: int, now: float
+    output_buffer: OutputBuffer, message: GenerateRequest, share: Share, arrival: int, now: float
 ) -> Request:
     """The request and its sequences. A sequence with tokens, and the first one that has not
     finished, waits for a slot; the others are held (see `Status`).
     """
     sampling = message.sampling
     request = Request(
-        outbox=outbox,
+        output_buffer=output_buffer,
         handle=message.handle,
         request_id=message.request_id,
         sampling=sampling,

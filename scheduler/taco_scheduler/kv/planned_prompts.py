@@ -44,7 +44,7 @@ class PlannedPrompts:
         request, queued = sequence.request, now - sequence.request.arrival_time
         self._counters.queue_seconds.observe(queued)
         if sequence.index == 0:
-            request.outbox.add_start(request.handle, queued)
+            request.output_buffer.add_start(request.handle, queued)
         self._counters.speculation.num_sequences += 1
 
     def _release_held(self, request: Request) -> None:

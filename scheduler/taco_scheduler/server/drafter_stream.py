@@ -12,7 +12,7 @@ from taco_scheduler.server.drafter_links import RemoteDrafter
 from taco_scheduler.server.service import SchedulerService
 from taco_scheduler.server.stream_errors import (
     Context,
-    PeerError,
+    StreamError,
     abort,
     attach,
     check_version,
@@ -37,7 +37,7 @@ async def serve_drafter(
             service.lose_drafter(link, reason)
 
         await run(_read_drafter(service, link, messages), _write_drafter(link, context), leave)
-    except (PeerError, DecodeError) as error:
+    except (StreamError, DecodeError) as error:
         await abort(context, error)
 
 
@@ -51,7 +51,7 @@ async def _read_drafter(
             case "heartbeat":
                 pass
             case other:
-                raise PeerError(
+                raise StreamError(
                     grpc.StatusCode.INVALID_ARGUMENT, f"unexpected message: {other or 'empty'}"
                 )
 
@@ -60,7 +60,7 @@ def _read_reply(message: pb.DraftReply) -> DraftReply:
     try:
         return draft_reply_from_pb(message)
     except (ValueError, OverflowError) as error:
-        raise PeerError(grpc.StatusCode.INVALID_ARGUMENT, f"invalid drafts: {error}") from None
+        raise StreamError(grpc.StatusCode.INVALID_ARGUMENT, f"invalid drafts: {error}") from None
 
 
 async def _write_drafter(link: RemoteDrafter, context: Context) -> None:
@@ -68,4 +68,4 @@ async def _write_drafter(link: RemoteDrafter, context: Context) -> None:
     while (request := await link.next_request()) is not None:
         await context.write(request)
     if link.close_reason:
-        raise PeerError(grpc.StatusCode.INVALID_ARGUMENT, link.close_reason)
+        raise StreamError(grpc.StatusCode.INVALID_ARGUMENT, link.close_reason)

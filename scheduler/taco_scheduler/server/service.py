@@ -18,14 +18,14 @@ from taco_proto.steps import StepOutput
 from taco_scheduler.admission.rejections import Refusal
 from taco_scheduler.core.engine import Engine
 from taco_scheduler.core.in_flight import InvalidOutputError
+from taco_scheduler.core.output_buffer import OutputBuffer
 from taco_scheduler.core.replica import Replica
 from taco_scheduler.metrics.exposition import engine_registry
 from taco_scheduler.metrics.stats_log import log_stats
+from taco_scheduler.server.client_session import ClientSession
 from taco_scheduler.server.drafter_links import DrafterLink, DraftExecutor, LocalDrafter
-from taco_scheduler.server.gateway_session import ClientSession
-from taco_scheduler.server.output_buffer import Outbox
 from taco_scheduler.server.served_model import NO_MODEL, served_model
-from taco_scheduler.server.worker_links import LocalReplica, ReplicaLink, StepExecutor
+from taco_scheduler.server.worker_links import LocalWorkerLink, StepExecutor, WorkerLink
 from taco_scheduler.speculation.drafter_pool import DrafterPool
 
 logger = logging.getLogger("taco.scheduler")
@@ -41,16 +41,16 @@ class SchedulerService:
     """The scheduler without its network: all methods are called on the loop that `start` ran on.
 
     The loop commits outputs, plans as far ahead as the engine allows, and sleeps until something
-    happens. It never waits for a client: each one's news gathers in its outbox.
+    happens. It never waits for a client: each one's news gathers in its output_buffer.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.engine = Engine(config)
         self.config = config
-        self._replicas: dict[ReplicaLink, Replica] = {}
+        self._replicas: dict[WorkerLink, Replica] = {}
         self._drafters = DrafterPool()
-        self._outputs: deque[tuple[ReplicaLink, StepOutput]] = deque()
-        self._sessions: dict[Outbox, ClientSession] = {}
+        self._outputs: deque[tuple[WorkerLink, StepOutput]] = deque()
+        self._sessions: dict[OutputBuffer, ClientSession] = {}
         self._model = NO_MODEL
         self._first_worker = asyncio.Event()
         self._wake = asyncio.Event()
@@ -76,10 +76,10 @@ class SchedulerService:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._close_sessions("the scheduler has stopped")
-        links: list[ReplicaLink | DrafterLink] = [*self._replicas, *self._drafters.links]
+        links: list[WorkerLink | DrafterLink] = [*self._replicas, *self._drafters.links]
         for link in links:
             link.close()
-            if isinstance(link, LocalReplica | LocalDrafter):
+            if isinstance(link, LocalWorkerLink | LocalDrafter):
                 await link.join()
         self._replicas.clear()
         self._drafters = DrafterPool()
@@ -150,14 +150,14 @@ class SchedulerService:
     def num_workers(self) -> int:
         return len(self._replicas)
 
-    def attach_local(self, executor: StepExecutor) -> ReplicaLink:
+    def attach_local(self, executor: StepExecutor) -> WorkerLink:
         """Attaches a worker of this process; returns the link to it.
 
         Raises:
             InvalidWorkerError: its description is out of range.
             OtherModelError: it serves another model than the workers that are attached.
         """
-        link = LocalReplica(executor, self.deliver, self.deliver_store_report, self.lose)
+        link = LocalWorkerLink(executor, self.deliver, self.deliver_store_report, self.lose)
         try:
             self.attach(link)
         except Exception:
@@ -165,7 +165,7 @@ class SchedulerService:
             raise
         return link
 
-    def attach(self, link: ReplicaLink) -> None:
+    def attach(self, link: WorkerLink) -> None:
         """Takes a worker in.
 
         Raises:
@@ -192,7 +192,7 @@ class SchedulerService:
         self._first_worker.set()
         self._wake.set()
 
-    def lose(self, link: ReplicaLink, reason: str, *, is_fault: bool = True) -> None:
+    def lose(self, link: WorkerLink, reason: str, *, is_fault: bool = True) -> None:
         """The link to a worker is gone: its sequences go on elsewhere, or wait for a worker."""
         replica = self._replicas.pop(link, None)
         if replica is None:
@@ -209,7 +209,7 @@ class SchedulerService:
             self._close_sessions(f"the worker is lost: {reason}")
         self._wake.set()
 
-    def let_leave(self, link: ReplicaLink) -> None:
+    def let_leave(self, link: WorkerLink) -> None:
         """A worker wants to leave: it gets no new requests, and goes when it has nothing to do."""
         replica = self._replicas.get(link)
         if replica is None or replica.is_leaving:
@@ -220,7 +220,7 @@ class SchedulerService:
         self._announce()
         self._wake.set()
 
-    def note_license(self, link: ReplicaLink, license_: WorkerLicense) -> None:
+    def note_license(self, link: WorkerLink, license_: WorkerLicense) -> None:
         """Whether a worker may take new requests, as it says now and then."""
         replica = self._replicas.get(link)
         if replica is None or replica.license == license_:
@@ -233,18 +233,18 @@ class SchedulerService:
         self._announce()
         self._wake.set()
 
-    def deliver(self, link: ReplicaLink, output: StepOutput) -> None:
+    def deliver(self, link: WorkerLink, output: StepOutput) -> None:
         """Takes an output; it is committed in the loop's next turn."""
         self._outputs.append((link, output))
         self._wake.set()
 
-    def note_begun(self, link: ReplicaLink, epoch: int, step_id: int) -> None:
+    def note_begun(self, link: WorkerLink, epoch: int, step_id: int) -> None:
         """A worker begins a step that it had to announce."""
         replica = self._replicas.get(link)
         if replica is not None:
             self.engine.note_begun(replica, epoch, step_id)
 
-    def deliver_store_report(self, link: ReplicaLink, report: StoreReport) -> None:
+    def deliver_store_report(self, link: WorkerLink, report: StoreReport) -> None:
         """Takes what a worker's disk tier has done."""
         replica = self._replicas.get(link)
         if replica is not None:
@@ -274,9 +274,9 @@ class SchedulerService:
     # ---------------------------------------------------------------- clients
 
     def connect(self, name: str) -> ClientSession:
-        outbox = self.engine.connect()
-        session = ClientSession(self, outbox, name, self._model)
-        self._sessions[outbox] = session
+        output_buffer = self.engine.connect()
+        session = ClientSession(self, output_buffer, name, self._model)
+        self._sessions[output_buffer] = session
         logger.info("client %s connected", name)
         return session
 
@@ -284,21 +284,21 @@ class SchedulerService:
         await self._first_worker.wait()
         return self._model
 
-    def submit(self, outbox: Outbox, request: GenerateRequest) -> None:
+    def submit(self, output_buffer: OutputBuffer, request: GenerateRequest) -> None:
         if self._draining:
             self.engine.counters.refusals[Refusal.DRAINING] += 1
-            outbox.add_error(request.handle, 503, "the scheduler is shutting down")
+            output_buffer.add_error(request.handle, 503, "the scheduler is shutting down")
         else:
-            self.engine.submit(outbox, request, time.monotonic())
+            self.engine.submit(output_buffer, request, time.monotonic())
         self._wake.set()
 
-    def cancel(self, outbox: Outbox, handle: int, index: int | None) -> None:
-        self.engine.cancel(outbox, handle, index)
+    def cancel(self, output_buffer: OutputBuffer, handle: int, index: int | None) -> None:
+        self.engine.cancel(output_buffer, handle, index)
         self._wake.set()
 
     def disconnect(self, session: ClientSession) -> None:
-        if self._sessions.pop(session.outbox, None) is not None:
-            self.engine.disconnect(session.outbox)
+        if self._sessions.pop(session.output_buffer, None) is not None:
+            self.engine.disconnect(session.output_buffer)
             logger.info("client %s gone", session.name)
             self._wake.set()
 
@@ -361,7 +361,7 @@ class SchedulerService:
                 link.send(plan)
             self._send_store_commands(link, replica)  # reads for those who wait
 
-    def _send_store_commands(self, link: ReplicaLink, replica: Replica) -> None:
+    def _send_store_commands(self, link: WorkerLink, replica: Replica) -> None:
         while (command := self.engine.next_store_command(replica)) is not None:
             link.store(command)
 

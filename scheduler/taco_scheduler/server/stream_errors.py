@@ -28,7 +28,7 @@ Context = grpc.aio.ServicerContext
 Message = TypeVar("Message")
 
 
-class PeerError(Exception):
+class StreamError(Exception):
     """Why a peer's stream is ended, as a gRPC status."""
 
     def __init__(self, code: grpc.StatusCode, message: str) -> None:
@@ -37,22 +37,22 @@ class PeerError(Exception):
 
 
 def attach(call: Callable[[], None]) -> None:
-    """Raises PeerError: what `call` attaches is refused."""
+    """Raises StreamError: what `call` attaches is refused."""
     try:
         call()
     except InvalidWorkerError as error:
-        raise PeerError(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from None
+        raise StreamError(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from None
     except OtherModelError as error:
-        raise PeerError(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from None
+        raise StreamError(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from None
     except WorkerRefusedError as error:
-        raise PeerError(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)) from None
+        raise StreamError(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)) from None
 
 
 async def unless_silent(messages: AsyncIterator[Message], seconds: float) -> AsyncIterator[Message]:
     """The messages of a peer that sends heartbeats.
 
     Raises:
-        PeerError: it has been silent for `seconds`.
+        StreamError: it has been silent for `seconds`.
     """
     watch = _SilenceWatch(seconds)
     try:
@@ -63,7 +63,7 @@ async def unless_silent(messages: AsyncIterator[Message], seconds: float) -> Asy
     except asyncio.CancelledError:
         if not watch.has_cancelled():
             raise
-        raise PeerError(grpc.StatusCode.DEADLINE_EXCEEDED, f"silent for {seconds:g} s") from None
+        raise StreamError(grpc.StatusCode.DEADLINE_EXCEEDED, f"silent for {seconds:g} s") from None
     finally:
         watch.close()
 
@@ -112,21 +112,21 @@ async def first(messages: AsyncIterator[Any], body: str) -> Any:
     """The first message, which must be a hello.
 
     Raises:
-        PeerError: it is not, or does not come.
+        StreamError: it is not, or does not come.
     """
     try:
         async with asyncio.timeout(HELLO_SECONDS):
             message = await anext(messages)
     except (TimeoutError, StopAsyncIteration):
-        raise PeerError(grpc.StatusCode.INVALID_ARGUMENT, f"no {body} came") from None
+        raise StreamError(grpc.StatusCode.INVALID_ARGUMENT, f"no {body} came") from None
     if message.WhichOneof("body") != body:
-        raise PeerError(grpc.StatusCode.INVALID_ARGUMENT, f"the first message must be a {body}")
+        raise StreamError(grpc.StatusCode.INVALID_ARGUMENT, f"the first message must be a {body}")
     return message
 
 
 def check_version(version: int) -> None:
     if version != PROTOCOL_VERSION:
-        raise PeerError(
+        raise StreamError(
             grpc.StatusCode.FAILED_PRECONDITION,
             f"the scheduler speaks protocol version {PROTOCOL_VERSION}, not {version}",
         )
@@ -166,10 +166,12 @@ async def run(
         raise error
 
 
-async def abort(context: Context, error: PeerError | DecodeError) -> NoReturn:
+async def abort(context: Context, error: StreamError | DecodeError) -> NoReturn:
     """Ends a stream with a status; bytes that are no message are the peer's fault, too."""
     if isinstance(error, DecodeError):
-        error = PeerError(grpc.StatusCode.INVALID_ARGUMENT, "what came is no message of this call")
+        error = StreamError(
+            grpc.StatusCode.INVALID_ARGUMENT, "what came is no message of this call"
+        )
     logger.warning("%s: %s", context.peer(), error)
     await context.abort(error.code, str(error))
     raise AssertionError("abort raises")

@@ -24,11 +24,11 @@ from taco_proto.log_text import MAX_NAME_CHARS, one_line
 from taco_proto.requests import ModelInfo
 from taco_proto.steps import StepOutput
 from taco_scheduler.core.in_flight import StaleOutputError
-from taco_scheduler.server.gateway_session import ClientSession, SessionClosedError
+from taco_scheduler.server.client_session import ClientSession, SessionClosedError
 from taco_scheduler.server.service import SchedulerService, StalledError
 from taco_scheduler.server.stream_errors import (
     Context,
-    PeerError,
+    StreamError,
     abort,
     attach,
     check_version,
@@ -36,7 +36,7 @@ from taco_scheduler.server.stream_errors import (
     run,
     unless_silent,
 )
-from taco_scheduler.server.worker_links import RemoteReplica
+from taco_scheduler.server.worker_links import RemoteWorkerLink
 
 GOODBYE_SECONDS = 0.1
 
@@ -51,14 +51,14 @@ async def serve_gateway(
         hello = await first(requests, "hello")
         check_version(hello.hello.protocol_version)
         if service.is_draining:  # another one may listen at this address already, or soon
-            raise PeerError(grpc.StatusCode.UNAVAILABLE, "the scheduler is shutting down")
+            raise StreamError(grpc.StatusCode.UNAVAILABLE, "the scheduler is shutting down")
         session = service.connect(one_line(hello.hello.name, MAX_NAME_CHARS) or context.peer())
         await run(
             _read_gateway(session, requests),
             _write_gateway(session, context),
             lambda error: session.close(),
         )
-    except (PeerError, DecodeError) as error:
+    except (StreamError, DecodeError) as error:
         await abort(context, error)
 
 
@@ -70,7 +70,7 @@ async def _read_gateway(session: ClientSession, requests: AsyncIterator[pb.Gatew
             case "cancel":
                 _cancel(session, message.cancel)
             case other:
-                raise PeerError(
+                raise StreamError(
                     grpc.StatusCode.INVALID_ARGUMENT, f"unexpected message: {other or 'empty'}"
                 )
 
@@ -93,7 +93,7 @@ def _cancel(session: ClientSession, message: pb.Cancel) -> None:
             session.cancel(handle)
         return
     if len(message.indexes) != len(message.handles):
-        raise PeerError(grpc.StatusCode.INVALID_ARGUMENT, "cancel columns differ in length")
+        raise StreamError(grpc.StatusCode.INVALID_ARGUMENT, "cancel columns differ in length")
     for handle, index in zip(message.handles, message.indexes, strict=True):
         session.cancel(handle, index)
 
@@ -103,7 +103,7 @@ async def _write_gateway(session: ClientSession, context: Context) -> None:
         try:
             news = await session.next_message()
         except SessionClosedError as error:
-            raise PeerError(grpc.StatusCode.UNAVAILABLE, str(error)) from None
+            raise StreamError(grpc.StatusCode.UNAVAILABLE, str(error)) from None
         if isinstance(news, ModelInfo):
             await context.write(pb.SchedulerMessage(model=model_info_to_pb(news)))
         else:
@@ -120,7 +120,7 @@ async def serve_worker(
     try:
         hello = await first(messages, "hello")
         check_version(hello.hello.protocol_version)
-        replica = RemoteReplica(worker_info_from_pb(hello.hello))
+        replica = RemoteWorkerLink(worker_info_from_pb(hello.hello))
         attach(lambda: service.attach(replica))
 
         def leave(error: BaseException | None) -> None:
@@ -128,12 +128,12 @@ async def serve_worker(
             service.lose(replica, reason, is_fault=error is not None)
 
         await run(_read_worker(service, replica, messages), _write_worker(replica, context), leave)
-    except (PeerError, DecodeError) as error:
+    except (StreamError, DecodeError) as error:
         await abort(context, error)
 
 
 async def _read_worker(
-    service: SchedulerService, replica: RemoteReplica, messages: AsyncIterator[pb.WorkerMessage]
+    service: SchedulerService, replica: RemoteWorkerLink, messages: AsyncIterator[pb.WorkerMessage]
 ) -> None:
     async for message in unless_silent(messages, service.config.worker_timeout):
         match message.WhichOneof("body"):
@@ -149,7 +149,7 @@ async def _read_worker(
             case "leaving":
                 service.let_leave(replica)
             case other:
-                raise PeerError(
+                raise StreamError(
                     grpc.StatusCode.INVALID_ARGUMENT, f"unexpected message: {other or 'empty'}"
                 )
     # A worker that died looks the same for a moment, until its call counts as cancelled.
@@ -160,22 +160,22 @@ def _read_output(message: pb.StepOutput) -> StepOutput:
     try:
         return step_output_from_pb(message)
     except (ValueError, OverflowError) as error:  # slots and tokens are signed 32-bit integers
-        raise PeerError(grpc.StatusCode.INVALID_ARGUMENT, f"invalid output: {error}") from None
+        raise StreamError(grpc.StatusCode.INVALID_ARGUMENT, f"invalid output: {error}") from None
 
 
 def _read_report(message: pb.StoreReport) -> StoreReport:
     try:
         return store_report_from_pb(message)
     except ValueError as error:
-        raise PeerError(grpc.StatusCode.INVALID_ARGUMENT, f"invalid report: {error}") from None
+        raise StreamError(grpc.StatusCode.INVALID_ARGUMENT, f"invalid report: {error}") from None
 
 
-async def _write_worker(replica: RemoteReplica, context: Context) -> None:
+async def _write_worker(replica: RemoteWorkerLink, context: Context) -> None:
     await context.send_initial_metadata(())  # by which the worker knows that it was taken in
     while (command := await replica.next_command()) is not None:
         await context.write(command)
     if replica.error is not None:
-        raise PeerError(_code_of(replica.error), str(replica.error))
+        raise StreamError(_code_of(replica.error), str(replica.error))
 
 
 def _code_of(error: Exception) -> grpc.StatusCode:

@@ -42,7 +42,7 @@ class StepExecutor(Protocol):
         """Do a piece of work that makes later steps faster; returns whether there was one."""
 
 
-class ReplicaLink(Protocol):
+class WorkerLink(Protocol):
     """A worker as the service sees it. Its outputs come in the order of the plans.
 
     Attributes:
@@ -64,7 +64,7 @@ class ReplicaLink(Protocol):
         """No more plans. `error` tells the worker what it did wrong, if it did."""
 
 
-class LocalReplica:
+class LocalWorkerLink:
     """Runs an executor in a thread of its own, so that planning goes on while a step runs.
 
     Args:
@@ -78,9 +78,9 @@ class LocalReplica:
     def __init__(
         self,
         executor: StepExecutor,
-        deliver: Callable[["LocalReplica", StepOutput], None],
-        report: Callable[["LocalReplica", StoreReport], None],
-        lost: Callable[["LocalReplica", str], None],
+        deliver: Callable[["LocalWorkerLink", StepOutput], None],
+        report: Callable[["LocalWorkerLink", StoreReport], None],
+        lost: Callable[["LocalWorkerLink", str], None],
     ) -> None:
         """Raises RuntimeError without a running event loop."""
         self.info = executor.info
@@ -155,7 +155,7 @@ class LocalReplica:
             self._loop.call_soon_threadsafe(callback, *arguments)
 
 
-class RemoteReplica:
+class RemoteWorkerLink:
     """A worker that dialled in: plans wait in a queue until its stream has taken them.
 
     Attributes:

@@ -277,14 +277,14 @@ async def test_the_seconds_that_a_request_may_wait_are_measured_when_it_is_sent(
     monkeypatch.setattr(scheduler_link, "time", SimpleNamespace(monotonic=lambda: now))
     asked = replace(request(), deadline=now + 600)
     for waited in (0.0, 7.0, 700.0):  # the request is sent again and again
-        outbox = scheduler_link._Outbox()
-        outbox.submit(asked)
+        queue = scheduler_link._SendQueue()
+        queue.submit(asked)
         now = 50.0 + waited
-        message = await outbox.next_message()
+        message = await queue.next_message()
         assert message is not None
         assert message.submit.timeout_seconds == 600 - waited
-    outbox.submit(request())
-    message = await outbox.next_message()
+    queue.submit(request())
+    message = await queue.next_message()
     assert message is not None
     assert not message.submit.HasField("timeout_seconds")
 

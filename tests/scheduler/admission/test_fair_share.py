@@ -10,9 +10,9 @@ from support.engine_driver import Driver, make_request
 from support.fake_worker import worker_info
 from taco_proto.requests import LOW_PRIORITY, FinishReason, Tenant
 from taco_scheduler.admission.fair_share import CACHED_COST, OUTPUT_COST, FairShare
+from taco_scheduler.core.output_buffer import OutputBuffer
 from taco_scheduler.core.sequence import Request, Sequence, Status, new_request
 from taco_scheduler.core.waiting_queue import WaitingQueue
-from taco_scheduler.server.output_buffer import Outbox
 
 
 def driver(**changes: object) -> Driver:
@@ -118,7 +118,7 @@ def test_counters_of_many_tenants() -> None:
 def waiting_sequence(shares: FairShare, tenant: str, priority: int, arrival: int) -> Sequence:
     message = make_request(arrival, [1, 2], priority=priority, tenant=Tenant(name=tenant))
     share = shares.share_of(message.tenant, priority)
-    return new_request(Outbox(0), message, share, arrival, 0.0).sequences[0]
+    return new_request(OutputBuffer(0), message, share, arrival, 0.0).sequences[0]
 
 
 @given(data=st.data())

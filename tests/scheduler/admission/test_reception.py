@@ -267,7 +267,7 @@ def test_a_resumed_request_has_paid() -> None:
     tenant = Tenant(name="a", max_requests_per_minute=1, max_tokens_per_minute=8)
     assert answer(d, 1, tenant) is None
     d.submit(2, [1] * 20, emitted=[5], tenant=tenant)
-    d.submit(3, [1] * 20, has_paid=True, tenant=tenant)
+    d.submit(3, [1] * 20, quota_charged=True, tenant=tenant)
     d.collect()
     assert refused(d) == []
 
@@ -292,7 +292,7 @@ def test_refusals_are_counted_by_reason_and_waiting_tokens_are_shown() -> None:
     for reason, count in counts.items():
         line = f'taco:refusals_total{{model_name="",reason="{reason}"}} {count}.0'
         assert line in lines
-    d.submit(10, [1], tenant=tenant, has_paid=True, deadline=d.now + 1)
+    d.submit(10, [1], tenant=tenant, quota_charged=True, deadline=d.now + 1)
     d.now += 2
     d.engine.expire(d.now)
     assert d.engine.counters.refusals[Refusal.DEADLINE] == 1

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from support.engine_driver import Driver, make_request
 from support.fake_worker import worker_info
 from taco_scheduler.admission.fair_share import FairShare
+from taco_scheduler.core.output_buffer import OutputBuffer
 from taco_scheduler.core.sequence import new_request
 from taco_scheduler.kv.pending_prefixes import PendingPrefixes
 from taco_scheduler.kv.radix_tree import RadixTree
-from taco_scheduler.server.output_buffer import Outbox
 
 BLOCK_SIZE = 16
 TEMPLATE = list(range(BLOCK_SIZE))  # the first block of every prompt, as a chat template gives it
@@ -134,7 +134,7 @@ def test_common_tokens_of_those_that_wait_are_held_once() -> None:
     for i in range(8):
         message = make_request(i, [*common, i, i], max_tokens=1)  # its last block is not full
         share = shares.share_of(message.tenant, 0)
-        sequences += new_request(Outbox(0), message, share, i, 0.0).sequences
+        sequences += new_request(OutputBuffer(0), message, share, i, 0.0).sequences
     tracemalloc.start()
     try:
         for sequence in sequences:

@@ -16,9 +16,9 @@ from taco_scheduler.admission.admission_queue import Lobby
 from taco_scheduler.admission.fair_share import BURST_CREDIT, MAX_IDLE_SHARES, FairShare
 from taco_scheduler.admission.quotas import Quotas
 from taco_scheduler.core import router
+from taco_scheduler.core.output_buffer import OutputBuffer
 from taco_scheduler.core.sequence import Request, new_request
 from taco_scheduler.core.waiting_queue import WaitingQueue, _Lane
-from taco_scheduler.server.output_buffer import Outbox
 
 Tenants = Callable[[int], Tenant]
 
@@ -234,7 +234,7 @@ def test_the_largest_tenant_is_what_a_search_would_find(seed: int) -> None:
             message = make_request(arrival, [1] * draw.randint(1, 9), tenant=tenant)
             priority = draw.choice([0, 0, LOW_PRIORITY])
             share = shares.share_of(tenant, priority)
-            request = new_request(Outbox(0), message, share, arrival, 0.0)
+            request = new_request(OutputBuffer(0), message, share, arrival, 0.0)
             lobby.enter(request)
             waiting.append(request)
         if not waiting:

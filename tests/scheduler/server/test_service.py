@@ -15,7 +15,7 @@ from taco_proto.errors import ConfigurationError
 from taco_proto.steps import StepOutput, StepPlan
 from taco_scheduler.admission.validation import OtherModelError
 from taco_scheduler.core.replica import Replica
-from taco_scheduler.server.gateway_session import ClientSession, SessionClosedError
+from taco_scheduler.server.client_session import ClientSession, SessionClosedError
 from taco_scheduler.server.service import SchedulerService
 
 
@@ -217,7 +217,7 @@ async def test_stopping_ends_every_session() -> None:
 async def test_a_client_that_is_hopelessly_behind_is_closed(
     service: SchedulerService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("taco_scheduler.server.output_buffer.MAX_BUFFERED_VALUES", 50)
+    monkeypatch.setattr("taco_scheduler.core.output_buffer.MAX_BUFFERED_VALUES", 50)
     service.attach_local(FakeWorker())
     idle, reader = service.connect("idle"), service.connect("reader")
     for session in (idle, reader):

@@ -22,8 +22,8 @@ from taco_scheduler.kv.block_manager import BlockManager
 from taco_scheduler.kv.namespace import CacheNamespace
 from taco_scheduler.metrics.exposition import EngineCollector
 from taco_scheduler.server.service import SchedulerService
-from taco_scheduler.server.stream_errors import PeerError, unless_silent
-from taco_scheduler.server.worker_links import RemoteReplica
+from taco_scheduler.server.stream_errors import StreamError, unless_silent
+from taco_scheduler.server.worker_links import RemoteWorkerLink
 
 NUM_WORKERS = 8
 
@@ -57,7 +57,7 @@ async def test_a_peer_that_falls_silent_is_given_up() -> None:
             heard.append(number)  # noqa: PERF401 (what came before the error counts)
 
     async with asyncio.timeout(PATIENCE_SECONDS):
-        with pytest.raises(PeerError) as error:
+        with pytest.raises(StreamError) as error:
             await read()
     assert error.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
     assert heard == [0, 1, 2]
@@ -82,7 +82,7 @@ async def test_workers_whose_steps_are_all_sent_are_not_planned_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     service = SchedulerService(SchedulerConfig(log_stats=False))
-    links = [RemoteReplica(worker_info(name=f"worker {i}")) for i in range(NUM_WORKERS)]
+    links = [RemoteWorkerLink(worker_info(name=f"worker {i}")) for i in range(NUM_WORKERS)]
     for link in links:
         service.attach(link)
     session = service.connect("client")
@@ -161,7 +161,7 @@ async def test_metrics_are_collected_on_the_loop_and_rendered_in_a_thread(
     monkeypatch.setattr(EngineCollector, "collect", noting_collect)
     monkeypatch.setattr("taco_common.metrics.generate_latest", noting_render)
     service = SchedulerService(SchedulerConfig(log_stats=False))
-    service.attach(RemoteReplica(worker_info()))
+    service.attach(RemoteWorkerLink(worker_info()))
     page = await service.prometheus()
     assert b"taco:workers{" in page
     assert threads["collect"] is threading.current_thread()

@@ -4,7 +4,7 @@ import asyncio
 from typing import Protocol
 
 from taco_proto.requests import GenerateRequest, ModelInfo, OutputBatch
-from taco_scheduler.server.output_buffer import Outbox
+from taco_scheduler.core.output_buffer import OutputBuffer
 
 
 class SessionClosedError(Exception):
@@ -16,9 +16,9 @@ class SessionHost(Protocol):
 
     async def first_model_info(self) -> ModelInfo: ...
 
-    def submit(self, outbox: Outbox, request: GenerateRequest) -> None: ...
+    def submit(self, output_buffer: OutputBuffer, request: GenerateRequest) -> None: ...
 
-    def cancel(self, outbox: Outbox, handle: int, index: int | None) -> None: ...
+    def cancel(self, output_buffer: OutputBuffer, handle: int, index: int | None) -> None: ...
 
     def disconnect(self, session: "ClientSession") -> None: ...
 
@@ -26,9 +26,11 @@ class SessionHost(Protocol):
 class ClientSession:
     """Submits requests and takes their news. To be used on the service's event loop."""
 
-    def __init__(self, host: SessionHost, outbox: Outbox, name: str, model: ModelInfo) -> None:
+    def __init__(
+        self, host: SessionHost, output_buffer: OutputBuffer, name: str, model: ModelInfo
+    ) -> None:
         self.name = name
-        self.outbox = outbox
+        self.output_buffer = output_buffer
         self._host = host
         self._model: ModelInfo | None = model
         self._news = asyncio.Event()
@@ -42,16 +44,16 @@ class ClientSession:
     def submit(self, request: GenerateRequest) -> None:
         """Queues a request. Refusals come as errors of a batch."""
         if self._close_reason is None:
-            self._host.submit(self.outbox, request)
+            self._host.submit(self.output_buffer, request)
 
     def cancel(self, handle: int, index: int | None = None) -> None:
         """Ends a request, or one of its sequences; of no effect if it has ended."""
         if self._close_reason is None:
-            self._host.cancel(self.outbox, handle, index)
+            self._host.cancel(self.output_buffer, handle, index)
 
     def refuse(self, handle: int, code: int, message: str) -> None:
         """The client's request cannot even be read."""
-        self.outbox.add_error(handle, code, message)
+        self.output_buffer.add_error(handle, code, message)
         self.notify()
 
     async def next_batch(self) -> OutputBatch:
@@ -77,14 +79,14 @@ class ClientSession:
             if self._model is not None:
                 model, self._model = self._model, None
                 return model
-            if self.outbox:
-                return self.outbox.take()
+            if self.output_buffer:
+                return self.output_buffer.take()
             await self._wait_for_news()
 
     @property
     def has_taken_all(self) -> bool:
         """The client has everything and waits for more."""
-        return self._waits and self._model is None and not self.outbox
+        return self._waits and self._model is None and not self.output_buffer
 
     def close(self, reason: str = "the client closed its session") -> None:
         """Cancels whatever the client still has."""
@@ -94,10 +96,10 @@ class ClientSession:
             self._host.disconnect(self)
 
     def notify(self) -> None:
-        """The service calls it when the engine may have put something into the outbox."""
-        if self.outbox.overflowed:
+        """The service calls it when the engine may have put something into the output_buffer."""
+        if self.output_buffer.overflowed:
             self.close("the client does not take its tokens")
-        elif self.outbox:
+        elif self.output_buffer:
             self._news.set()
 
     async def _wait_for_news(self) -> None:

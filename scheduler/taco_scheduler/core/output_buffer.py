@@ -13,7 +13,7 @@ from taco_scheduler.admission.rejections import Refusal, RefusedError
 MAX_BUFFERED_VALUES = 4_000_000
 
 
-class Outbox:
+class OutputBuffer:
     """Everything a client has not taken yet, in one batch: steps are merged when the client is
     behind.
 
