@@ -73,4 +73,4 @@ class DrafterLink(StreamLink[pb.DrafterMessage, pb.DraftRequest]):
         except Exception as error:
             logger.exception("request %d failed", request.request_id)
             failure = f"drafting failed; a new process has to take over: {error}"
-        self._answer(pb.DrafterMessage(reply=draft_reply_to_pb(reply)), failure)
+        self._send_answer(pb.DrafterMessage(reply=draft_reply_to_pb(reply)), failure)

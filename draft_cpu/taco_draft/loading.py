@@ -16,7 +16,7 @@ from taco_worker.backends.model_loading import load_step_model
 from taco_worker.backends.torch.torch_model import TorchModel
 from taco_worker.devices.byte_units import mebibytes
 from taco_worker.devices.transfers import Transfers
-from taco_worker.memory.kv_sizing import size_kv
+from taco_worker.memory.kv_sizing import size_kv_cache
 from taco_worker.models.step_model import StepModel, describe
 
 logger = logging.getLogger("taco.draft-worker")
@@ -56,7 +56,7 @@ def _load(config: DrafterConfig) -> DraftModel:
             model = _load_for_ipex(as_worker, transfers)
         case unknown:
             raise ValueError(f"unknown draft_backend {unknown!r}; known: kernels, ipex")
-    max_model_len, num_blocks = size_kv(as_worker, model, transfers)
+    max_model_len, num_blocks = size_kv_cache(as_worker, model, transfers)
     block_size = as_worker.block_size
     model.allocate_kv(num_blocks, block_size, max_model_len)
     logger.info(

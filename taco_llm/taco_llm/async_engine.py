@@ -212,7 +212,7 @@ class AsyncLLMEngine:
 
 def _check_license(licensing: Licensing) -> None:
     """Raises ConfigurationError: one is needed, and there is none."""
-    license_ = licensing.settled()
+    license_ = licensing.wait_for_answer()
     if not license_.is_valid:
         raise ConfigurationError(f"there is no license: {license_.reason}")
 

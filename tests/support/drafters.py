@@ -64,7 +64,9 @@ class KnowingDrafter:
     def observe(self, computed: ComputedTokens) -> None:
         raise AssertionError("it asks for no hidden states")
 
-    def note_verified(self, slots: IntArray, num_drafts: IntArray, num_accepted: IntArray) -> None:
+    def record_verified(
+        self, slots: IntArray, num_drafts: IntArray, num_accepted: IntArray
+    ) -> None:
         assert (num_accepted >= 0).all()
         assert (num_accepted <= num_drafts).all()
 

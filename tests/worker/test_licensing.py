@@ -58,7 +58,7 @@ def until_state(change: Callable[[], WorkerLicense], state: LicenseState) -> Wor
 def test_a_worker_that_needs_none_has_one() -> None:
     licensing = Licensing(WORKER)
     licensing.ask()
-    assert licensing.settled() == licensing.current() == NEEDS_NO_LICENSE
+    assert licensing.wait_for_answer() == licensing.current() == NEEDS_NO_LICENSE
     licensing.close()
 
 
@@ -67,7 +67,7 @@ def test_a_license_is_taken_lost_and_taken_again(server: LicenseServer) -> None:
         assert licensing.current().state is LicenseState.ASKED
         change = listen(licensing)
         licensing.ask()
-        assert licensing.settled() == NEEDS_NO_LICENSE
+        assert licensing.wait_for_answer() == NEEDS_NO_LICENSE
         until_state(change, LicenseState.VALID)
         server.replace(signed(make_license(1, serial=2)))
         reason = until_state(change, LicenseState.MISSING).reason
@@ -87,17 +87,17 @@ def test_a_worker_with_certificates_proves_what_it_is(tmp_path: Path) -> None:
         bare = server.address.removeprefix("https://")  # https is meant where there are files
         with closing(Licensing(replace(config(bare), tls=own))) as licensing:
             licensing.ask()
-            assert licensing.settled() == NEEDS_NO_LICENSE
+            assert licensing.wait_for_answer() == NEEDS_NO_LICENSE
         with closing(Licensing(config(server.address, start_seconds=0.1))) as licensing:
             licensing.ask()
-            assert licensing.settled().state is LicenseState.MISSING
+            assert licensing.wait_for_answer().state is LicenseState.MISSING
 
 
 def test_a_server_that_goes_away_is_not_missed_at_once(server: LicenseServer) -> None:
     with closing(Licensing(config(server.address))) as licensing:
         change = listen(licensing)
         licensing.ask()
-        assert licensing.settled() == NEEDS_NO_LICENSE
+        assert licensing.wait_for_answer() == NEEDS_NO_LICENSE
         until_state(change, LicenseState.VALID)
         server.stop()
         assert change() == NEEDS_NO_LICENSE, "a change for the log alone"
@@ -112,7 +112,7 @@ def test_nothing_waits_for_a_server_that_is_away(
     with away() as address, closing(Licensing(config(address, start_seconds=0.1))) as licensing:
         licensing.ask()
         assert licensing.current().state is LicenseState.ASKED
-        assert licensing.settled().state is LicenseState.MISSING
+        assert licensing.wait_for_answer().state is LicenseState.MISSING
         assert "the license server" in licensing.current().reason
 
 
@@ -128,9 +128,9 @@ def test_no_license_is_needed_where_no_server_is_known(monkeypatch: pytest.Monke
         licensing.ask()
         asked = {looked_up.get(timeout=PATIENCE_SECONDS) for _ in DEFAULT_HOSTS}
         assert asked == {host.rpartition(":")[0] for host in DEFAULT_HOSTS}
-        assert licensing._beginning is not None
-        licensing._beginning.join(PATIENCE_SECONDS)
-        assert licensing.settled() == NEEDS_NO_LICENSE
+        assert licensing._start_thread is not None
+        licensing._start_thread.join(PATIENCE_SECONDS)
+        assert licensing.wait_for_answer() == NEEDS_NO_LICENSE
 
 
 def test_a_license_is_needed_as_soon_as_a_server_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +145,7 @@ def test_a_license_is_needed_as_soon_as_a_server_is_known(monkeypatch: pytest.Mo
     with closing(Licensing(config(only_if_found=True, start_seconds=0.1))) as licensing:
         change = listen(licensing)
         licensing.ask()
-        assert licensing.settled() == NEEDS_NO_LICENSE, "nobody waits for the look-up"
+        assert licensing.wait_for_answer() == NEEDS_NO_LICENSE, "nobody waits for the look-up"
         is_known.set()
         assert "does not answer" in until_state(change, LicenseState.MISSING).reason
 
@@ -154,8 +154,8 @@ def test_a_worker_that_ends_before_it_has_asked_asks_no_more(server: LicenseServ
     licensing = Licensing(config(server.address))
     licensing.close()
     licensing.ask()
-    assert licensing._beginning is not None
-    licensing._beginning.join(PATIENCE_SECONDS)
+    assert licensing._start_thread is not None
+    licensing._start_thread.join(PATIENCE_SECONDS)
     assert server.service.ledger.num_seats == 0
 
 
@@ -167,7 +167,9 @@ def test_a_question_that_cannot_be_put_is_a_missing_license(
         change = listen(licensing)
         licensing.ask()
         reason = "the license server cannot be asked: FileNotFoundError"
-        assert change() == licensing.settled() == WorkerLicense(LicenseState.MISSING, reason)
+        assert (
+            change() == licensing.wait_for_answer() == WorkerLicense(LicenseState.MISSING, reason)
+        )
 
 
 def test_a_device_that_is_not_there_is_one_clear_error() -> None:

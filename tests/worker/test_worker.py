@@ -14,8 +14,8 @@ from support.plans import GREEDY, Join, make_plan
 from taco_proto.config import ModelConfig, WorkerConfig
 from taco_proto.errors import ConfigurationError
 from taco_proto.steps import StepOutput
-from taco_worker.output_thread import Collector
-from taco_worker.step_metrics import StepMeter
+from taco_worker.output_thread import OutputThread
+from taco_worker.step_metrics import StepMetrics
 from taco_worker.worker import Worker
 
 PROMPT = [5, 17, 300, 42, 9, 77, 130, 6, 250]
@@ -195,7 +195,7 @@ def test_outputs_of_launched_steps_come_in_order_from_another_thread(
         for plan in (make_plan({0: 9}, joined=[Join(0, PROMPT, BLOCKS)]), make_plan({0: 1}))
     ]
     worker.reset()
-    monkeypatch.setattr(worker, "_collector", Collector())
+    monkeypatch.setattr(worker, "_output_thread", OutputThread())
     outputs: list[StepOutput] = []
     threads = set()
 
@@ -229,22 +229,22 @@ def test_after_a_failed_step_its_epoch_is_refused_and_the_next_starts_empty(work
 
 
 def test_steps_and_tokens_are_counted(worker: Worker) -> None:
-    worker.meter = meter = StepMeter()
+    worker.step_metrics = step_metrics = StepMetrics()
     assert sampled(worker.execute(make_plan({0: 4}, joined=[Join(0, PROMPT, BLOCKS)]))) == {}
     worker.execute(make_plan({0: 5}, step_id=2))
     worker.execute(make_plan({0: 1}, step_id=3))
     assert worker.execute(make_plan({7: 1}, step_id=4)).error
-    assert (sum(meter.seconds.counts), meter.num_failed) == (4, 1)
-    assert (meter.num_computed, meter.num_given) == (4 + 5 + 1 + 1, 2)
+    assert (sum(step_metrics.seconds.counts), step_metrics.num_failed) == (4, 1)
+    assert (step_metrics.num_computed, step_metrics.num_given) == (4 + 5 + 1 + 1, 2)
 
 
 def test_no_moment_counts_for_two_steps_that_overlap() -> None:
-    meter = StepMeter()
+    step_metrics = StepMetrics()
     started = perf_counter()
-    begun = [meter.begin(make_plan({0: 1}, step_id=number)) for number in range(50)]
+    begun = [step_metrics.begin(make_plan({0: 1}, step_id=number)) for number in range(50)]
     for moment in begun:
-        meter.end(moment, StepOutput(epoch=1, step_id=0))
-    assert 0 < meter.seconds.sum <= perf_counter() - started
+        step_metrics.end(moment, StepOutput(epoch=1, step_id=0))
+    assert 0 < step_metrics.seconds.sum <= perf_counter() - started
 
 
 def test_a_lower_epoch_is_refused_and_changes_nothing(worker: Worker) -> None:

@@ -29,9 +29,9 @@ class Licensing:
         self.on_change: Callable[[], None] = lambda: None
         self._worker = config
         self._is_needed = config.license is not None and not config.license.only_if_found
-        self._unanswered = _NOT_ASKED
+        self._state_without_client = _NOT_ASKED
         self._lock = threading.Lock()
-        self._beginning: threading.Thread | None = None
+        self._start_thread: threading.Thread | None = None
         self._client: LicenseClient | None = None
         self._is_closed = False
 
@@ -45,21 +45,21 @@ class Licensing:
         if config is None:
             return
         ids = _license_ids(self._worker.device, config.host_id)
-        self._beginning = threading.Thread(
-            target=self._try_to_begin, args=(ids, config), name="license", daemon=True
+        self._start_thread = threading.Thread(
+            target=self._try_to_start, args=(ids, config), name="license", daemon=True
         )
-        self._beginning.start()
+        self._start_thread.start()
 
     def current(self) -> WorkerLicense:
         """Of this moment. As long as it is not known whether there is a server, none is needed."""
         if self._client is not None:
             return _license_of(self._client)
-        return self._unanswered if self._is_needed else NEEDS_NO_LICENSE
+        return self._state_without_client if self._is_needed else NEEDS_NO_LICENSE
 
-    def settled(self) -> WorkerLicense:
+    def wait_for_answer(self) -> WorkerLicense:
         """What stands when a server that is asked has answered, or had its time to."""
-        if self._is_needed and self._beginning is not None:
-            self._beginning.join()
+        if self._is_needed and self._start_thread is not None:
+            self._start_thread.join()
         if self._client is not None:
             self._client.wait()
         return self.current()
@@ -71,16 +71,16 @@ class Licensing:
         if self._client is not None:
             self._client.close()
 
-    def _try_to_begin(self, ids: tuple[str, ...], config: LicenseConfig) -> None:
+    def _try_to_start(self, ids: tuple[str, ...], config: LicenseConfig) -> None:
         try:
-            self._begin(ids, config)
+            self._start_client(ids, config)
         except Exception as error:  # the scheduler would wait for the worker for ever
             logger.exception("the license server cannot be asked")
             reason = f"the license server cannot be asked: {type(error).__name__}"
-            self._unanswered = WorkerLicense(LicenseState.MISSING, reason)
+            self._state_without_client = WorkerLicense(LicenseState.MISSING, reason)
             self.on_change()
 
-    def _begin(self, ids: tuple[str, ...], config: LicenseConfig) -> None:
+    def _start_client(self, ids: tuple[str, ...], config: LicenseConfig) -> None:
         tls = self._worker.tls
         addresses = server_addresses({ADDRESS_VARIABLE: config.address}, has_tls=tls is not None)
         if config.only_if_found:

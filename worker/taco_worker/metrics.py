@@ -10,7 +10,7 @@ from taco_worker.scheduler_link import Executor
 
 
 def worker_metrics(worker: Executor, service: ModelService) -> Iterator[Metric]:
-    info, meter = worker.info, worker.meter
+    info, step_metrics = worker.info, worker.step_metrics
     make = Families(model_name=info.model, worker=info.name)
     yield make.gauge(
         "taco:worker_attached", "1 while the scheduler has it.", float(service.is_attached)
@@ -20,9 +20,11 @@ def worker_metrics(worker: Executor, service: ModelService) -> Iterator[Metric]:
         "Plans and other jobs that wait for the model's thread.",
         service.thread.num_waiting,
     )
-    yield make.histogram("taco:worker_step_seconds", "Time of a step.", meter.seconds)
-    yield make.counter("taco:worker_failed_steps", "Steps that failed here.", meter.num_failed)
-    tokens = {"computed": meter.num_computed, "given": meter.num_given}
+    yield make.histogram("taco:worker_step_seconds", "Time of a step.", step_metrics.seconds)
+    yield make.counter(
+        "taco:worker_failed_steps", "Steps that failed here.", step_metrics.num_failed
+    )
+    tokens = {"computed": step_metrics.num_computed, "given": step_metrics.num_given}
     yield make.counters("taco:worker_tokens", "Tokens of its steps.", "kind", tokens)
     blocks = {
         "device": info.num_blocks,

@@ -25,8 +25,8 @@ if TYPE_CHECKING:  # processes without an admin listener do not pay for it
 
 Model = TypeVar("Model")
 
-_FIRST_DELAY_SECONDS = 0.1
-_LONGEST_DELAY_SECONDS = 5.0
+_FIRST_BACKOFF_SECONDS = 0.1
+_MAX_BACKOFF_SECONDS = 5.0
 # An outage that is shorter is not logged.
 _QUIET_SECONDS = 1.0
 
@@ -187,7 +187,7 @@ async def stay_attached(
     Returns:
         The exit code: 1 once a link says that the process cannot go on.
     """
-    delay = _FIRST_DELAY_SECONDS
+    backoff = _FIRST_BACKOFF_SECONDS
     reported = ""
     lost_at = time.monotonic()
     stop = service.stop
@@ -201,8 +201,8 @@ async def stay_attached(
         if stop.is_set():
             break
         ended = time.monotonic()
-        if link.is_used or ended - started > _LONGEST_DELAY_SECONDS:
-            delay = _FIRST_DELAY_SECONDS
+        if link.is_used or ended - started > _MAX_BACKOFF_SECONDS:
+            backoff = _FIRST_BACKOFF_SECONDS
         if link.was_attached:
             lost_at, reported = ended, ""
         # A scheduler that stops with this process, or starts beside it, is no event.
@@ -210,8 +210,8 @@ async def stay_attached(
             reported = reason
             logger.warning("no link to the scheduler at %s (%s); dialling again", address, reason)
         # Spread out, so that the workers of a scheduler that restarts do not dial in step.
-        await _wait(stop, delay * random.uniform(0.5, 1.0))
-        delay = min(2 * delay, _LONGEST_DELAY_SECONDS)
+        await _wait(stop, backoff * random.uniform(0.5, 1.0))
+        backoff = min(2 * backoff, _MAX_BACKOFF_SECONDS)
     logger.info("stopped")
     return 0
 

@@ -8,7 +8,7 @@ from queue import SimpleQueue
 logger = logging.getLogger("taco.worker")
 
 
-class Collector:
+class OutputThread:
     """Runs what it is given, in order. It ends with the process."""
 
     def __init__(self) -> None:

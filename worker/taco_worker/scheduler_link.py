@@ -23,7 +23,7 @@ from taco_proto.scheduler_pb2_grpc import SchedulerStub
 from taco_proto.steps import StepOutput, StepPlan, WorkerInfo
 from taco_worker.licensing import Licensing
 from taco_worker.model_thread import ModelThread
-from taco_worker.step_metrics import StepMeter
+from taco_worker.step_metrics import StepMetrics
 from taco_worker.stream_link import StreamLink
 
 # Without a word in this time the stream has ended, and what a step gives is for nobody.
@@ -35,7 +35,7 @@ class Executor(Protocol):
 
     info: WorkerInfo
     is_broken: bool
-    meter: StepMeter
+    step_metrics: StepMetrics
 
     @property
     def num_graphs(self) -> int: ...
@@ -78,7 +78,7 @@ class SchedulerLink(StreamLink[pb.WorkerMessage, pb.WorkerCommand]):
 
     def _hello(self) -> pb.WorkerMessage:
         if self._licensing is not None:
-            self._licensing.on_change = lambda: self._tell(self._heartbeat())
+            self._licensing.on_change = lambda: self._send(self._heartbeat())
         info = replace(self._worker.info, license=self._license())
         return pb.WorkerMessage(hello=worker_info_to_pb(info))
 
@@ -90,7 +90,7 @@ class SchedulerLink(StreamLink[pb.WorkerMessage, pb.WorkerCommand]):
     def _license(self) -> WorkerLicense:
         return NEEDS_NO_LICENSE if self._licensing is None else self._licensing.current()
 
-    def _leaving(self) -> pb.WorkerMessage:
+    def _leave_message(self) -> pb.WorkerMessage:
         return pb.WorkerMessage(leaving=pb.Leaving())
 
     def _job(self, message: pb.WorkerCommand) -> Callable[[], None] | None:
@@ -115,16 +115,16 @@ class SchedulerLink(StreamLink[pb.WorkerMessage, pb.WorkerCommand]):
         if plan.is_announced:
             self._go_ahead.clear()
             announced = pb.StepAnnounced(epoch=plan.epoch, step_id=plan.step_id)
-            self._tell(pb.WorkerMessage(announced=announced))
+            self._send(pb.WorkerMessage(announced=announced))
             self._go_ahead.wait(GO_AHEAD_SECONDS)
-        self._worker.submit(plan, self._send)
+        self._worker.submit(plan, self._send_output)
 
     def _send_report(self, report: StoreReport) -> None:
-        self._tell(pb.WorkerMessage(store_report=store_report_to_pb(report)))
+        self._send(pb.WorkerMessage(store_report=store_report_to_pb(report)))
 
-    def _send(self, output: StepOutput) -> None:
+    def _send_output(self, output: StepOutput) -> None:
         """Runs in the model's thread, or in the worker's own."""
         failure = ""
         if self._worker.is_broken:
             failure = "the device has failed; a new process has to take over"
-        self._answer(pb.WorkerMessage(output=step_output_to_pb(output)), failure)
+        self._send_answer(pb.WorkerMessage(output=step_output_to_pb(output)), failure)

@@ -11,7 +11,7 @@ _SECONDS = (
 )  # fmt: skip
 
 
-class StepMeter:
+class StepMetrics:
     """Counts steps for dashboards: some additions a step, and no lock.
 
     Steps begin in one thread and end in order, perhaps in another.

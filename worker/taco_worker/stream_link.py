@@ -21,8 +21,10 @@ Up = TypeVar("Up")
 Down = TypeVar("Down")
 
 HEARTBEAT_SECONDS = 2.0
-_GOODBYE_SECONDS = 2.0
-_LEAVE_SECONDS = 3600.0  # the scheduler has a limit of its own, and knows who is still served
+_CLOSE_TIMEOUT_SECONDS = 2.0
+_DRAIN_TIMEOUT_SECONDS = (
+    3600.0  # the scheduler has a limit of its own, and knows who is still served
+)
 _CHANNEL_OPTIONS = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -58,9 +60,9 @@ class StreamLink(ABC, Generic[Up, Down]):
         self._tls = None if address.startswith("unix:") else tls
         self._thread = thread
         self._loop = asyncio.get_running_loop()
-        self._outbox: asyncio.Queue[Up | None] = asyncio.Queue()
+        self._send_queue: asyncio.Queue[Up | None] = asyncio.Queue()
         self._jobs: set[Future[None]] = set()
-        self._is_leaving = False
+        self._is_stopping = False
 
     @abstractmethod
     def _open(self, stub: SchedulerStub) -> grpc.aio.StreamStreamCall: ...
@@ -83,7 +85,7 @@ class StreamLink(ABC, Generic[Up, Down]):
     def _reset(self) -> None:
         """Forget what came over an earlier link; runs in the model's thread."""
 
-    def _leaving(self) -> Up | None:
+    def _leave_message(self) -> Up | None:
         """Asks the scheduler to be let go; None: nobody has to be found for what is done here."""
         return None
 
@@ -91,17 +93,17 @@ class StreamLink(ABC, Generic[Up, Down]):
         """Return once all answers have been sent; runs in the model's thread."""
         return
 
-    def _answer(self, message: Up, failure: str = "") -> None:
+    def _send_answer(self, message: Up, failure: str = "") -> None:
         """Send an answer, the last one if there is a `failure`; called in any thread."""
         self.failure = failure
-        self._tell(message)
+        self._send(message)
         if failure:
-            self._tell(None)
+            self._send(None)
 
-    def _tell(self, message: Up | None) -> None:
+    def _send(self, message: Up | None) -> None:
         """Send something that nobody waits for, or end the stream; called in any thread."""
         with contextlib.suppress(RuntimeError):  # the loop is closed: the service has ended
-            self._loop.call_soon_threadsafe(self._outbox.put_nowait, message)
+            self._loop.call_soon_threadsafe(self._send_queue.put_nowait, message)
 
     async def run(self, stop: asyncio.Event) -> str:
         """Serve until `stop` is set or the stream ends; says why it ended.
@@ -110,7 +112,7 @@ class StreamLink(ABC, Generic[Up, Down]):
         the job in hand and sends its answer. When it is cancelled it leaves at once, but in order.
         """
         await asyncio.wrap_future(self._thread.submit(self._reset))
-        self._outbox.put_nowait(self._hello())
+        self._send_queue.put_nowait(self._hello())
         try:
             dialled = open_channel(self._address, _CHANNEL_OPTIONS, self._tls, Role.SCHEDULER)
         except ConfigurationError as error:
@@ -119,8 +121,8 @@ class StreamLink(ABC, Generic[Up, Down]):
             stream = self._open(SchedulerStub(channel))
             reader = asyncio.create_task(self._read(stream))
             writer = asyncio.create_task(self._write(stream))
-            heart = asyncio.create_task(self._beat())
-            taken = asyncio.create_task(self._note_attached(stream))
+            heart = asyncio.create_task(self._send_heartbeats())
+            taken = asyncio.create_task(self._watch_attached(stream))
             stopped = asyncio.create_task(stop.wait())
             try:
                 await asyncio.wait(
@@ -129,22 +131,22 @@ class StreamLink(ABC, Generic[Up, Down]):
                 if heart.done():  # without it the scheduler would take the process for dead
                     return f"the heart has stopped: {heart.exception()}"
                 if stopped.done():
-                    await self._ask_to_leave(reader, writer)
-                    await self._say_goodbye(reader, writer)
+                    await self._request_drain(reader, writer)
+                    await self._finish_current_job(reader, writer)
                 elif writer.done():
                     # The last answer was sent; a stream that is cancelled now might lose it.
-                    await asyncio.wait({reader}, timeout=_GOODBYE_SECONDS)
-                return await self._reason(stream, reader)
+                    await asyncio.wait({reader}, timeout=_CLOSE_TIMEOUT_SECONDS)
+                return await self._end_reason(stream, reader)
             except asyncio.CancelledError:
-                await self._hang_up(reader, writer)
+                await self._close_stream(reader, writer)
                 raise
             finally:
-                self._drop_waiting_jobs()
+                self._cancel_waiting_jobs()
                 await _cancel((reader, writer, heart, taken, stopped))
                 self.is_attached = False
                 stream.cancel()
 
-    async def _note_attached(self, stream: grpc.aio.StreamStreamCall) -> None:
+    async def _watch_attached(self, stream: grpc.aio.StreamStreamCall) -> None:
         """The scheduler sends its initial metadata once it has taken the process in."""
         await stream.initial_metadata()
         if not stream.done():  # a call that has failed has metadata, too
@@ -153,57 +155,63 @@ class StreamLink(ABC, Generic[Up, Down]):
     async def _read(self, stream: grpc.aio.StreamStreamCall) -> None:
         async for message in stream:
             job = self._job(message)
-            if job is not None and not self._is_leaving:
+            if job is not None and not self._is_stopping:
                 self.is_used = True
                 future = self._thread.submit(job)
                 self._jobs.add(future)
                 future.add_done_callback(self._jobs.discard)
 
     async def _write(self, stream: grpc.aio.StreamStreamCall) -> None:
-        while (message := await self._outbox.get()) is not None:
+        while (message := await self._send_queue.get()) is not None:
             await stream.write(message)
         await stream.done_writing()
 
-    async def _beat(self) -> None:
+    async def _send_heartbeats(self) -> None:
         while True:
             await asyncio.sleep(HEARTBEAT_SECONDS)
-            self._outbox.put_nowait(self._heartbeat())
+            self._send_queue.put_nowait(self._heartbeat())
 
-    async def _ask_to_leave(self, reader: asyncio.Task[None], writer: asyncio.Task[None]) -> None:
+    async def _request_drain(self, reader: asyncio.Task[None], writer: asyncio.Task[None]) -> None:
         """Goes on serving until the scheduler ends the stream."""
-        message = self._leaving()
+        message = self._leave_message()
         if message is not None:
-            self._outbox.put_nowait(message)
+            self._send_queue.put_nowait(message)
             await asyncio.wait(
-                {reader, writer}, timeout=_LEAVE_SECONDS, return_when=asyncio.FIRST_COMPLETED
+                {reader, writer},
+                timeout=_DRAIN_TIMEOUT_SECONDS,
+                return_when=asyncio.FIRST_COMPLETED,
             )
 
-    async def _say_goodbye(self, reader: asyncio.Task[None], writer: asyncio.Task[None]) -> None:
+    async def _finish_current_job(
+        self, reader: asyncio.Task[None], writer: asyncio.Task[None]
+    ) -> None:
         """Leaves the reader alone, since a read that is cancelled takes the stream with it."""
-        self._is_leaving = True
-        self._drop_waiting_jobs()
+        self._is_stopping = True
+        self._cancel_waiting_jobs()
         # Behind the job in hand, whose answer is then in the outbox.
         await asyncio.wrap_future(self._thread.submit(self._drain))
-        await self._hang_up(reader, writer)
+        await self._close_stream(reader, writer)
 
-    async def _hang_up(self, reader: asyncio.Task[None], writer: asyncio.Task[None]) -> None:
+    async def _close_stream(self, reader: asyncio.Task[None], writer: asyncio.Task[None]) -> None:
         """Ends the stream in order: the scheduler counts no fault."""
-        self._is_leaving = True
-        self._outbox.put_nowait(None)
-        await asyncio.wait({reader, writer}, timeout=_GOODBYE_SECONDS)
+        self._is_stopping = True
+        self._send_queue.put_nowait(None)
+        await asyncio.wait({reader, writer}, timeout=_CLOSE_TIMEOUT_SECONDS)
 
-    def _drop_waiting_jobs(self) -> None:
+    def _cancel_waiting_jobs(self) -> None:
         for job in tuple(self._jobs):
             job.cancel()
 
-    async def _reason(self, stream: grpc.aio.StreamStreamCall, reader: asyncio.Task[None]) -> str:
+    async def _end_reason(
+        self, stream: grpc.aio.StreamStreamCall, reader: asyncio.Task[None]
+    ) -> str:
         error = reader.exception() if reader.done() and not reader.cancelled() else None
         if error is not None and not isinstance(error, grpc.aio.AioRpcError):
             return f"a message cannot be read: {error}"
-        if stream.done() or not self._is_leaving:
+        if stream.done() or not self._is_stopping:
             # What ended the stream may be known here before its status is.
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_GOODBYE_SECONDS):
+                async with asyncio.timeout(_CLOSE_TIMEOUT_SECONDS):
                     code, details = await stream.code(), await stream.details()
                 if code in self.final_codes:
                     self.failure = f"the scheduler at {self._address} refuses: {details}"

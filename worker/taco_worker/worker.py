@@ -24,18 +24,22 @@ from taco_worker.devices.selection import find_device
 from taco_worker.devices.transfers import Transfers
 from taco_worker.execution.launched_step import LaunchedStep
 from taco_worker.execution.model_runner import ModelRunner
-from taco_worker.kv_tiers.tier_factory import make_disk_tier, make_host_tier, with_fitting_host_tier
-from taco_worker.memory.kv_sizing import longest_wanted, size_kv
+from taco_worker.kv_tiers.tier_factory import (
+    fit_host_tier,
+    make_disk_block_store,
+    make_host_block_store,
+)
+from taco_worker.memory.kv_sizing import resolve_max_model_len, size_kv_cache
 from taco_worker.models.config import ModelConfig
 from taco_worker.models.step_model import StepModel
-from taco_worker.output_thread import Collector
+from taco_worker.output_thread import OutputThread
 from taco_worker.speculation.speculator_factory import (
     BatchLimits,
     make_drafter,
     make_speculator,
     make_typical,
 )
-from taco_worker.step_metrics import StepMeter
+from taco_worker.step_metrics import StepMetrics
 
 logger = logging.getLogger("taco.worker")
 
@@ -50,7 +54,7 @@ class Worker:
 
     Attributes:
         is_broken: the device computes nothing any more; only a new process helps.
-        meter: what the steps came to.
+        step_metrics: what the steps came to.
     """
 
     def __init__(
@@ -80,15 +84,17 @@ class Worker:
             model_config, self._model = load_step_model(config, kernels, transfers)
             limits = BatchLimits(
                 config.max_num_seqs,
-                longest_wanted(config, self._model),
+                resolve_max_model_len(config, self._model),
                 model_config.eos_token_ids,
             )
             drafter = make_drafter(config.speculation, self._model, limits)
-            config = with_fitting_host_tier(config)
-            max_model_len, num_blocks = size_kv(config, self._model, transfers, drafter)
+            config = fit_host_tier(config)
+            max_model_len, num_blocks = size_kv_cache(config, self._model, transfers, drafter)
             self._model.allocate_kv(num_blocks, config.block_size, max_model_len)
-            host_tier = make_host_tier(config, self._model, transfers)
-            self._disk_tier = make_disk_tier(config, model_config.directory, self._model, host_tier)
+            host_store = make_host_block_store(config, self._model, transfers)
+            self._disk_store = make_disk_block_store(
+                config, model_config.directory, self._model, host_store
+            )
         except (ValueError, torch.OutOfMemoryError) as error:
             raise ConfigurationError(str(error).partition("\n")[0]) from error
         self._batch = InputBatch(
@@ -106,14 +112,14 @@ class Worker:
             self._model,
             self._batch,
             transfers,
-            host_tier,
+            host_store,
             self._speculator,
             make_typical(config.speculation),
         )
         self.info = replace(
             _describe(config, model_config, max_model_len, num_blocks),
-            num_host_blocks=host_tier.num_blocks,
-            num_disk_blocks=self._disk_tier.num_blocks if self._disk_tier else 0,
+            num_host_blocks=host_store.num_blocks,
+            num_disk_blocks=self._disk_store.num_blocks if self._disk_store else 0,
         )
         if self._speculator is not None:
             self.info = replace(
@@ -122,19 +128,19 @@ class Worker:
                 drafts_itself=self._speculator.drafter is not None,
                 needs_history=drafter is not None and drafter.needs_history,
             )
-        self._collector = Collector() if transfers.overlaps else None
-        if self._disk_tier is not None:
-            self._close_disk_tier = weakref.finalize(self, self._disk_tier.close)
-            self._close_disk_tier.atexit = False
+        self._output_thread = OutputThread() if transfers.overlaps else None
+        if self._disk_store is not None:
+            self._close_disk_store = weakref.finalize(self, self._disk_store.close)
+            self._close_disk_store.atexit = False
         self._epoch = 0
         self._failed = False
         self.is_broken = False
-        self.meter = StepMeter()
+        self.step_metrics = StepMetrics()
         _log_start(self.info, self._model)
 
     def execute(self, plan: StepPlan) -> StepOutput:
         """Run one step. Never raises for a step that failed: the output's `error` says why."""
-        begun = self.meter.begin(plan)
+        begun = self.step_metrics.begin(plan)
         return self._wait(plan, self._launch(plan), begun)
 
     def submit(self, plan: StepPlan, deliver: Callable[[StepOutput], None]) -> None:
@@ -143,12 +149,12 @@ class Worker:
         On a GPU it returns before the step is done, so that the next one can be launched behind it,
         and `deliver` is called in another thread.
         """
-        if self._collector is None:
+        if self._output_thread is None:
             deliver(self.execute(plan))
             return
-        begun = self.meter.begin(plan)
+        begun = self.step_metrics.begin(plan)
         launched = self._launch(plan)
-        self._collector.put(lambda: deliver(self._wait(plan, launched, begun)))
+        self._output_thread.put(lambda: deliver(self._wait(plan, launched, begun)))
         try:
             self.tune(between_steps=True)
         except Exception:  # the step is on its way: this must not look like its failure
@@ -157,13 +163,13 @@ class Worker:
     def close(self) -> None:
         """Let go of the disk tier's directory; later commands to it are dropped. A worker that
         nobody holds any more closes of itself. Idempotent."""
-        if self._disk_tier is not None:
-            self._close_disk_tier()
+        if self._disk_store is not None:
+            self._close_disk_store()
 
     def drain(self) -> None:
         """Return once every output has been delivered."""
-        if self._collector is not None:
-            self._collector.join()
+        if self._output_thread is not None:
+            self._output_thread.join()
 
     @torch.inference_mode()
     def tune(self, *, between_steps: bool = False) -> bool:
@@ -199,8 +205,8 @@ class Worker:
         The first command after a `reset`, which may be empty, is preceded by reports of what the
         tier holds.
         """
-        if self._disk_tier is not None:
-            self._disk_tier.submit(command, report)
+        if self._disk_store is not None:
+            self._disk_store.submit(command, report)
             return
         keys = [block.key for _, block in command.writes] + [key for key, _ in command.reads]
         report(StoreReport(is_complete=True, failed=tuple(keys)))
@@ -209,8 +215,8 @@ class Worker:
         """Forget all sequences, the epoch and what the disk tier was told, for a scheduler that
         starts afresh."""
         self.drain()  # what is under way may still copy to host blocks
-        if self._disk_tier is not None:
-            self._disk_tier.reset()
+        if self._disk_store is not None:
+            self._disk_store.reset()
         self._begin_epoch(0)
 
     def _begin_epoch(self, epoch: int) -> None:
@@ -242,7 +248,7 @@ class Worker:
         self, plan: StepPlan, launched: LaunchedStep | StepOutput, begun: float
     ) -> StepOutput:
         output = launched if isinstance(launched, StepOutput) else self._output_of(plan, launched)
-        self.meter.end(begun, output)
+        self.step_metrics.end(begun, output)
         return output
 
     def _output_of(self, plan: StepPlan, launched: LaunchedStep) -> StepOutput:

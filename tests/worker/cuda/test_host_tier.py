@@ -85,7 +85,7 @@ def test_blocks_change_places_behind_steps_that_run(checkpoint: Path, lazy_loads
 
 def test_an_output_comes_behind_the_copies_of_a_step_without_rows(checkpoint: Path) -> None:
     worker = make_worker(checkpoint, "cuda")
-    rows, host = worker._model.kv_rows, worker._runner._host_tier.rows
+    rows, host = worker._model.kv_rows, worker._runner._host_store.rows
     rows.random_(0, 256)
     before = rows.clone().cpu()
     copies = BlockCopies(offload_sources=ints(range(64)), offload_targets=ints(range(64)))

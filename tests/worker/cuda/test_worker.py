@@ -103,7 +103,7 @@ def test_what_its_memory_is_used_for(checkpoint: Path) -> None:
     own = sizes["weights"] + sizes["kv_cache"]
     assert 0 < own <= sizes["device_allocated"] <= sizes["device_reserved"]
     assert sizes["device_reserved"] < sizes["device_total"]
-    assert sum(worker.meter.seconds.counts) == len(plans())
+    assert sum(worker.step_metrics.seconds.counts) == len(plans())
 
 
 def test_offloaded_layers_in_graphs(checkpoint: Path, expected: list[list[int]]) -> None:

@@ -12,11 +12,11 @@ from support.checkpoints import make_checkpoint
 from support.models import load_step_model
 from support.plans import ints
 from taco_proto.steps import BlockCopies
-from taco_worker.backends.torch.cuda_graphs import StepGraphs
+from taco_worker.backends.torch.cuda_graphs import CudaGraphs
 from taco_worker.backends.torch.torch_model import TorchModel
-from taco_worker.devices.copy_stream import Arrival
+from taco_worker.devices.copy_stream import CopyEvent
 from taco_worker.devices.transfers import Transfers
-from taco_worker.kv_tiers.host_block_store import HostTier, layer_groups
+from taco_worker.kv_tiers.host_block_store import HostBlockStore, layer_groups
 from taco_worker.models.step_model import ModelInput
 
 NUM_LAYERS = 5
@@ -24,7 +24,7 @@ PROMPT = list(range(30, 50))
 LOAD = BlockCopies(load_sources=ints([4]), load_targets=ints([2]))
 
 
-class LateLane:
+class LateCopyStream:
     """Does nothing before somebody waits for it, as a device whose copies are slow."""
 
     def __init__(self) -> None:
@@ -34,21 +34,21 @@ class LateLane:
     def follow(self) -> None:
         return
 
-    def put(self, work: Callable[[], None]) -> Arrival:
+    def put(self, work: Callable[[], None]) -> CopyEvent:
         self.num_put += 1
         self.waiting.append(work)
         return _LateArrival(self, self.num_put)
 
 
 class _LateArrival:
-    def __init__(self, lane: LateLane, number: int) -> None:
-        self._lane = lane
+    def __init__(self, copy_stream: LateCopyStream, number: int) -> None:
+        self._copy_stream = copy_stream
         self._number = number
 
     def wait(self) -> None:
-        lane = self._lane
-        while lane.num_put - len(lane.waiting) < self._number:
-            lane.waiting.pop(0)()
+        copy_stream = self._copy_stream
+        while copy_stream.num_put - len(copy_stream.waiting) < self._number:
+            copy_stream.waiting.pop(0)()
 
 
 @pytest.fixture(scope="module")
@@ -83,13 +83,15 @@ def expected_logits(model: TorchModel) -> Tensor:
     return model.forward(step(16, [3, 5]))
 
 
-def make_tier(model: TorchModel, lane: LateLane, *, is_lazy: bool = True) -> HostTier:
+def make_tier(
+    model: TorchModel, copy_stream: LateCopyStream, *, is_lazy: bool = True
+) -> HostBlockStore:
     """Its block 4 holds the prompt's first block, and no block of the device does."""
-    tier = HostTier(
+    tier = HostBlockStore(
         torch.zeros_like(model.kv_rows),
         model.kv_rows,
         num_layers=NUM_LAYERS,
-        lane=lane,
+        copy_stream=copy_stream,
         is_lazy=is_lazy,
     )
     model.forward(step(0, [3, 5]))
@@ -102,31 +104,31 @@ def make_tier(model: TorchModel, lane: LateLane, *, is_lazy: bool = True) -> Hos
 def test_each_layer_waits_for_its_own_kv(
     model: TorchModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lane = LateLane()
+    copy_stream = LateCopyStream()
     expected = expected_logits(model)
-    tier = make_tier(model, lane)
+    tier = make_tier(model, copy_stream)
     num_waiting: list[int] = []
 
     def note(_: object, args: object) -> None:
-        num_waiting.append(len(lane.waiting))
+        num_waiting.append(len(copy_stream.waiting))
 
     hooks = [layer.register_forward_pre_hook(note) for layer in model.decoder.layers]
-    model.expect_kv(tier.copy(LOAD))
+    model.set_pending_copies(tier.copy(LOAD))
     assert torch.equal(model.forward(step(16, [2, 6])), expected)
     for hook in hooks:
         hook.remove()
     # Groups of 1, 1, 2 and 1 layers: none has come when the first layer begins, and so on.
     assert num_waiting == [4, 3, 2, 1, 1]
-    assert not lane.waiting
+    assert not copy_stream.waiting
 
 
 @torch.inference_mode()
 def test_in_one_piece_all_layers_come_before_the_first(model: TorchModel) -> None:
-    lane = LateLane()
+    copy_stream = LateCopyStream()
     expected = expected_logits(model)
-    tier = make_tier(model, lane, is_lazy=False)
-    model.expect_kv(tier.copy(LOAD))
-    assert lane.num_put == 1
+    tier = make_tier(model, copy_stream, is_lazy=False)
+    model.set_pending_copies(tier.copy(LOAD))
+    assert copy_stream.num_put == 1
     assert torch.equal(model.forward(step(16, [2, 6])), expected)
 
 
@@ -136,33 +138,33 @@ def test_a_graph_is_replayed_when_all_copies_have_arrived(
 ) -> None:
     """It was captured without them, so that it cannot wait by itself. (What it computes here is of
     no use: on a CPU attention goes by lengths that a graph does not have.)"""
-    lane = LateLane()
+    copy_stream = LateCopyStream()
     replays: list[int] = []
 
     def capture(run: Callable[[], Tensor]) -> Callable[[], Tensor]:
         def replay() -> Tensor:
-            replays.append(len(lane.waiting))
+            replays.append(len(copy_stream.waiting))
             return run()
 
         return replay
 
-    graphs = StepGraphs(Transfers(torch.device("cpu")), max_num_seqs=1, capture=capture)
+    graphs = CudaGraphs(Transfers(torch.device("cpu")), max_num_seqs=1, capture=capture)
     graphs.prepare(model._run, block_size=16, max_model_len=64)
     while graphs.capture_next():
         pass
-    tier = make_tier(model, lane)
+    tier = make_tier(model, copy_stream)
     monkeypatch.setattr(model, "_graphs", graphs)
-    model.expect_kv(tier.copy(LOAD))
+    model.set_pending_copies(tier.copy(LOAD))
     model.forward(step(16, [2, 6], num_tokens=17))
     assert replays == [0]
 
 
 @torch.inference_mode()
 def test_of_each_layer_offloads_come_before_loads(model: TorchModel) -> None:
-    lane = LateLane()
-    tier = make_tier(model, lane)
+    copy_stream = LateCopyStream()
+    tier = make_tier(model, copy_stream)
     model.kv_rows[2].fill_(7)
-    arrivals = tier.copy(
+    pending_copies = tier.copy(
         BlockCopies(
             offload_sources=ints([2]),
             offload_targets=ints([1]),
@@ -171,9 +173,9 @@ def test_of_each_layer_offloads_come_before_loads(model: TorchModel) -> None:
         )
     )
     layer_bytes = tier.rows.shape[1] // NUM_LAYERS
-    arrivals.wait_for(1)
+    pending_copies.wait_for(1)
     assert (tier.rows[1] == 7).sum() == 2 * layer_bytes
-    arrivals.wait()
+    pending_copies.wait()
     assert (tier.rows[1] == 7).all()
     assert torch.equal(model.kv_rows[2], tier.rows[4])
     assert (model.kv_rows[0] == 7).all()

@@ -17,7 +17,7 @@ from support.plans import GREEDY, Join, ints, make_plan
 from taco_proto.config import ModelConfig, WorkerConfig
 from taco_proto.sampling_params import SamplingParams
 from taco_worker.batch.input_batch import StepRows
-from taco_worker.execution.step_splitting import run_smaller_if_memory_lacks
+from taco_worker.execution.step_splitting import split_on_out_of_memory
 from taco_worker.models.step_model import ModelInput
 from taco_worker.worker import Worker
 
@@ -54,7 +54,7 @@ def test_halves_hold_the_same_tokens(rows: list[tuple[int, int, bool]], limit: i
             raise torch.OutOfMemoryError("too little")
         return part
 
-    parts = run_smaller_if_memory_lacks(run, whole)
+    parts = split_on_out_of_memory(run, whole)
     assert [token for part in parts for token in flatten(part)] == flatten(whole)
 
 
@@ -65,7 +65,7 @@ def test_what_not_even_one_token_fits_into_fails() -> None:
     one = ints([1])
     rows = StepRows(one, ints([0]), ints([4]), np.array([True]), ints([0]))
     with pytest.raises(torch.OutOfMemoryError, match="1 tokens"):
-        run_smaller_if_memory_lacks(run, rows)
+        split_on_out_of_memory(run, rows)
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from torch import Tensor
 from support.stored_blocks import Reports, stored_block
 from taco_proto.kv_tiers import StoreCommand, StoreReport
 from taco_worker.kv_tiers.block_file import name_of
-from taco_worker.kv_tiers.disk_block_store import DiskTier
+from taco_worker.kv_tiers.disk_block_store import DiskBlockStore
 from taco_worker.kv_tiers.store_directory import StoreDirectory
 
 BLOCKS = [stored_block(number) for number in range(40)]
@@ -28,15 +28,15 @@ def host_rows(block_bytes: int = 64) -> Tensor:
 
 
 @contextmanager
-def disk_tier(root: Path, rows: Tensor, num_blocks: int = 64) -> Iterator[DiskTier]:
-    tier = DiskTier(StoreDirectory(root, bytes(16), rows.shape[1], "w"), rows, num_blocks)
+def disk_tier(root: Path, rows: Tensor, num_blocks: int = 64) -> Iterator[DiskBlockStore]:
+    tier = DiskBlockStore(StoreDirectory(root, bytes(16), rows.shape[1], "w"), rows, num_blocks)
     try:
         yield tier
     finally:
         tier.close()
 
 
-def do(tier: DiskTier, command: StoreCommand) -> StoreReport:
+def do(tier: DiskBlockStore, command: StoreCommand) -> StoreReport:
     """The one report of a short command, but for times, and of an earlier one nothing is left to
     say.
     """
@@ -48,7 +48,7 @@ def do(tier: DiskTier, command: StoreCommand) -> StoreReport:
     return replace(report, read_seconds=0.0)
 
 
-def listed(tier: DiskTier) -> list[bytes]:
+def listed(tier: DiskBlockStore) -> list[bytes]:
     reports = Reports()
     tier.reset()
     tier.submit(StoreCommand(), reports)

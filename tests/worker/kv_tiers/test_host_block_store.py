@@ -15,7 +15,7 @@ from support.plans import Join, ints, make_plan
 from taco_proto.config import ModelConfig, WorkerConfig
 from taco_proto.errors import ConfigurationError
 from taco_proto.steps import BlockCopies, StepOutput
-from taco_worker.kv_tiers.host_block_store import HostTier
+from taco_worker.kv_tiers.host_block_store import HostBlockStore
 from taco_worker.worker import Worker
 
 BLOCK_SIZE = 16
@@ -104,7 +104,7 @@ def test_every_bit_of_a_block_survives(checkpoint: Path, serves: str, dtype: str
     model = load_step_model(checkpoint, serves, dtype=dtype, kv_cache_dtype=kv)
     model.allocate_kv(6, BLOCK_SIZE, 64)
     assert model.kv_rows.shape == (6, model.kv_block_bytes(BLOCK_SIZE))
-    tier = HostTier(
+    tier = HostBlockStore(
         torch.zeros_like(model.kv_rows), model.kv_rows, num_layers=model.config.num_layers
     )
     model.kv_rows.random_(0, 256)

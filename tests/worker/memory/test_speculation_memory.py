@@ -27,7 +27,7 @@ from taco_worker.sampling.typical_acceptance import TypicalAcceptance
 from taco_worker.speculation.drafter import Drafter
 from taco_worker.speculation.heads import eagle
 from taco_worker.speculation.heads.head_factory import make_heads
-from taco_worker.speculation.heads.slot_kv import KeepsKV
+from taco_worker.speculation.heads.slot_kv import DrafterWithKV
 
 MAX_NUM_SEQS, MAX_MODEL_LEN, NUM_DRAFTS = 3, 64, 5
 CPU = Transfers(torch.device("cpu"))
@@ -105,7 +105,7 @@ def measure(config: WorkerConfig, model: StepModel, drafter: Drafter | None) -> 
     return measure_gpu_memory(
         model,
         CPU,
-        kv_sizing.make_trial(config, model, CPU, drafter, MAX_MODEL_LEN),
+        kv_sizing.make_profiling_steps(config, model, CPU, drafter, MAX_MODEL_LEN),
         utilization=0.9,
         block_size=16,
         captures_graphs=True,
@@ -161,7 +161,7 @@ def test_heads_draft_in_the_trial_and_are_left_empty(
 
     monkeypatch.setattr(drafter, "draft", noted_draft)
     meter = Meter(target, monkeypatch)
-    assert isinstance(drafter, KeepsKV)
+    assert isinstance(drafter, DrafterWithKV)
     beside = drafter.kv_bytes_beside
     memory = measure(worker_config(target_path), target, drafter)
     assert memory.activations == meter.peak + beside > beside > 0
@@ -178,14 +178,14 @@ def test_heads_draft_in_the_trial_and_are_left_empty(
 def test_a_block_counts_what_heads_keep_for_its_tokens(
     target: StepModel, target_path: Path, drafter: Drafter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert isinstance(drafter, KeepsKV)
+    assert isinstance(drafter, DrafterWithKV)
     # Of one layer with as many heads as the target's seven.
     own = target.kv_block_bytes(16)
     assert 16 * drafter.kv_bytes_per_token * NUM_TARGET_LAYERS == own
     monkeypatch.setattr(kv_sizing, "available_cpu_memory", lambda: 2 * 8 * own)
     config = worker_config(target_path, speculation=None)
-    assert kv_sizing.size_kv(config, target, CPU) == (MAX_MODEL_LEN, 8)
-    assert kv_sizing.size_kv(config, target, CPU, drafter) == (MAX_MODEL_LEN, 7)
+    assert kv_sizing.size_kv_cache(config, target, CPU) == (MAX_MODEL_LEN, 8)
+    assert kv_sizing.size_kv_cache(config, target, CPU, drafter) == (MAX_MODEL_LEN, 7)
 
 
 @pytest.mark.parametrize("has_branches", [False, True])
@@ -230,7 +230,7 @@ def test_drafts_of_few_rows_at_a_time_are_the_same(
 
     whole = drafts()
     assert whole[0].tolist() == [5, 0, 4]
-    assert isinstance(drafter, KeepsKV)
+    assert isinstance(drafter, DrafterWithKV)
     monkeypatch.setattr(eagle, "_MAX_COPY_BYTES", 12 * drafter.kv_bytes_per_token)
     for apart, together in zip(drafts(), whole, strict=True):
         assert apart.tolist() == together.tolist()

@@ -12,8 +12,13 @@ from support.plans import ints
 from taco_kernels.triton.block_copy import copy_blocks
 from taco_proto.steps import BlockCopies
 from taco_worker.devices.transfers import Array, Transfers
-from taco_worker.kv_tiers.block_copies import PrepareMoves, choose_moves, copy_each, moves_by_kernel
-from taco_worker.kv_tiers.host_block_store import HostTier
+from taco_worker.kv_tiers.block_copies import (
+    PrepareCopies,
+    choose_block_copier,
+    copy_by_kernel,
+    copy_each,
+)
+from taco_worker.kv_tiers.host_block_store import HostBlockStore
 
 NUM_LAYERS, LAYER_BYTES = 5, 48
 COPIES = BlockCopies(
@@ -36,13 +41,13 @@ class CountingTransfers(Transfers):
         return super().upload(*columns)
 
 
-class ImmediateLane:
+class ImmediateCopyStream:
     """Does what it is given at once."""
 
     def follow(self) -> None:
         return
 
-    def put(self, work: Callable[[], None]) -> ImmediateLane:
+    def put(self, work: Callable[[], None]) -> ImmediateCopyStream:
         work()
         return self
 
@@ -50,13 +55,17 @@ class ImmediateLane:
         return
 
 
-def moved(prepare_moves: PrepareMoves) -> tuple[torch.Tensor, torch.Tensor]:
+def moved(prepare_copies: PrepareCopies) -> tuple[torch.Tensor, torch.Tensor]:
     """Both memories after the copies, group of layers by group."""
     torch.manual_seed(0)
     shape = (6, NUM_LAYERS * LAYER_BYTES)
     device, host = (torch.randint(0, 256, shape, dtype=torch.uint8) for _ in range(2))
-    tier = HostTier(
-        host, device, num_layers=NUM_LAYERS, lane=ImmediateLane(), prepare_moves=prepare_moves
+    tier = HostBlockStore(
+        host,
+        device,
+        num_layers=NUM_LAYERS,
+        copy_stream=ImmediateCopyStream(),
+        prepare_copies=prepare_copies,
     )
     tier.copy(COPIES).wait()
     return device, host
@@ -64,7 +73,7 @@ def moved(prepare_moves: PrepareMoves) -> tuple[torch.Tensor, torch.Tensor]:
 
 def test_the_kernel_moves_what_copies_move() -> None:
     transfers = CountingTransfers()
-    for ours, expected in zip(moved(moves_by_kernel(transfers)), moved(copy_each), strict=True):
+    for ours, expected in zip(moved(copy_by_kernel(transfers)), moved(copy_each), strict=True):
         assert torch.equal(ours, expected)
     assert transfers.num_uploads == 1  # for all groups of layers
 
@@ -77,7 +86,7 @@ def test_launches_do_not_grow_with_the_blocks(monkeypatch: pytest.MonkeyPatch) -
         copy_blocks(*arguments)
 
     monkeypatch.setattr(sys.modules["taco_kernels.triton.block_copy"], "copy_blocks", count)
-    moved(moves_by_kernel(CountingTransfers()))
+    moved(copy_by_kernel(CountingTransfers()))
     assert launches == [3, 2] * 4  # offloads and loads of the 4 groups of 5 layers
 
 
@@ -86,6 +95,6 @@ def test_the_kernel_is_for_gpus_and_whole_vectors() -> None:
         def __init__(self) -> None:
             self.overlaps = True
 
-    assert choose_moves(Transfers(torch.device("cpu")), 64) is copy_each
-    assert choose_moves(Gpu(), 24) is copy_each
-    assert choose_moves(Gpu(), 48) is not copy_each
+    assert choose_block_copier(Transfers(torch.device("cpu")), 64) is copy_each
+    assert choose_block_copier(Gpu(), 24) is copy_each
+    assert choose_block_copier(Gpu(), 48) is not copy_each

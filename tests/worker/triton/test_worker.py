@@ -18,12 +18,12 @@ from taco_proto.sampling_params import SamplingParams
 from taco_proto.steps import StepOutput, StepPlan
 from taco_worker.attention.backend import create_attention_backend
 from taco_worker.backends.torch import torch_loading
-from taco_worker.backends.torch.cuda_graphs import GraphShape, StepGraphs, graph_sizes
-from taco_worker.backends.torch.torch_loading import Parts
+from taco_worker.backends.torch.cuda_graphs import CudaGraphs, GraphShape, graph_sizes
+from taco_worker.backends.torch.torch_loading import TorchBackend
 from taco_worker.backends.torch.torch_model import TorchModel
 from taco_worker.devices.transfers import Transfers
 from taco_worker.layers.triton_ops import TritonOps
-from taco_worker.memory.profiling_steps import largest_step, run_asking_for_all
+from taco_worker.memory.profiling_steps import largest_step, run_with_all_options
 from taco_worker.sampling.triton_ops import TritonSampling
 from taco_worker.worker import Worker
 
@@ -57,13 +57,15 @@ def make_workers(folder: Path, architecture: str) -> tuple[Worker, Worker]:
     path = make_checkpoint(folder, architecture)
     on_torch = make_worker(path)
 
-    def choose_parts(config: WorkerConfig, transfers: Transfers, dtype: torch.dtype) -> Parts:
-        graphs = StepGraphs(transfers, max_num_seqs=config.max_num_seqs, capture=replay)
+    def choose_torch_backend(
+        config: WorkerConfig, transfers: Transfers, dtype: torch.dtype
+    ) -> TorchBackend:
+        graphs = CudaGraphs(transfers, max_num_seqs=config.max_num_seqs, capture=replay)
         backend = create_attention_backend("triton")
-        return Parts(backend, TritonOps(), TritonSampling(transfers), graphs, "triton")
+        return TorchBackend(backend, TritonOps(), TritonSampling(transfers), graphs, "triton")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch_loading, "choose_parts", choose_parts)
+        patch.setattr(torch_loading, "choose_torch_backend", choose_torch_backend)
         return on_torch, make_worker(path)
 
 
@@ -143,7 +145,7 @@ def test_the_trial_step_asks_for_everything(workers: tuple[Worker, Worker]) -> N
         step = largest_step(transfers, max_num_seqs=3, num_tokens=7, max_model_len=32)
         tokens = torch.zeros((3, 32), dtype=torch.int32)
         with torch.inference_mode():
-            run_asking_for_all(worker._model, step, tokens, max_logprobs=4)
+            run_with_all_options(worker._model, step, tokens, max_logprobs=4)
 
 
 def test_sizes_of_graphs() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from taco_worker.devices.copy_stream import LayerArrivals
+from taco_worker.devices.copy_stream import LayerCopies
 from taco_worker.models.decoder_config import DecoderConfig
 
 
@@ -17,7 +17,7 @@ class KVCache:
     back end must not let what it reads past a sequence's end into a result.
 
     Attributes:
-        arrivals: copies to blocks that are under way, for which a layer waits.
+        pending_copies: copies to blocks that are under way, for which a layer waits.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class KVCache:
         self.block_size = block_size
         shape = (num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim)
         self._data = torch.empty(shape, dtype=dtype, device=device)
-        self.arrivals = LayerArrivals([])
+        self.pending_copies = LayerCopies([])
 
     @property
     def rows(self) -> Tensor:
@@ -43,12 +43,12 @@ class KVCache:
 
     def key(self, layer: int) -> Tensor:
         """A view of one layer's keys, [num_blocks, block_size, num_kv_heads, head_dim]."""
-        self.arrivals.wait_for(layer)
+        self.pending_copies.wait_for(layer)
         return self._data[:, layer, 0]
 
     def value(self, layer: int) -> Tensor:
         """A view of one layer's values, [num_blocks, block_size, num_kv_heads, head_dim]."""
-        self.arrivals.wait_for(layer)
+        self.pending_copies.wait_for(layer)
         return self._data[:, layer, 1]
 
     def copy_tokens(self, sources: Tensor, targets: Tensor) -> None:

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 
-class Arrival(Protocol):
+class CopyEvent(Protocol):
     """The end of a piece of work."""
 
     def wait(self) -> None:
@@ -16,17 +16,17 @@ class Arrival(Protocol):
         ...
 
 
-class Lane(Protocol):
+class CopyStream(Protocol):
     """Does one piece of work after the other."""
 
     def follow(self) -> None:
         """What is put in from now on comes behind all that has been launched for computing."""
         ...
 
-    def put(self, work: Callable[[], None]) -> Arrival: ...
+    def put(self, work: Callable[[], None]) -> CopyEvent: ...
 
 
-class CudaLane:
+class CudaCopyStream:
     """A stream of its own."""
 
     def __init__(self, device: torch.device) -> None:
@@ -36,13 +36,13 @@ class CudaLane:
     def follow(self) -> None:
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
 
-    def put(self, work: Callable[[], None]) -> Arrival:
+    def put(self, work: Callable[[], None]) -> CopyEvent:
         with torch.cuda.stream(self._stream):
             work()
-            return _CudaArrival(self._device)
+            return _CudaCopyEvent(self._device)
 
 
-class _CudaArrival:
+class _CudaCopyEvent:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._event = torch.cuda.Event()
@@ -52,15 +52,15 @@ class _CudaArrival:
         torch.cuda.current_stream(self._device).wait_event(self._event)
 
 
-class LayerArrivals:
+class LayerCopies:
     """Copies under way that reach a model's layers one after the other."""
 
-    def __init__(self, arrivals: Sequence[tuple[int, Arrival]]) -> None:
+    def __init__(self, pending_copies: Sequence[tuple[int, CopyEvent]]) -> None:
         """
         Args:
-            arrivals: the first layer of each group and its end, in the order of the layers.
+            pending_copies: the first layer of each group and its end, in the order of the layers.
         """
-        self._pending = list(arrivals)
+        self._pending = list(pending_copies)
 
     def wait_for(self, layer: int) -> None:
         """To be called before the layer's KV is read or written."""

@@ -11,7 +11,7 @@ from taco_proto.steps import IntArray, StepPlan
 from taco_worker.batch.input_batch import InputBatch, StepRows
 from taco_worker.batch.prompt_rows import PromptRows, find_prompt_rows
 from taco_worker.batch.step_input import last_of_each, make_input
-from taco_worker.devices.copy_stream import LayerArrivals
+from taco_worker.devices.copy_stream import LayerCopies
 from taco_worker.devices.transfers import Transfers
 from taco_worker.execution.launched_step import (
     KeptTokens,
@@ -20,8 +20,8 @@ from taco_worker.execution.launched_step import (
     StepPart,
     Verified,
 )
-from taco_worker.execution.step_splitting import run_smaller_if_memory_lacks
-from taco_worker.kv_tiers.host_block_store import HostTier
+from taco_worker.execution.step_splitting import split_on_out_of_memory
+from taco_worker.kv_tiers.host_block_store import HostBlockStore
 from taco_worker.models.step_model import ModelInput, StepModel
 from taco_worker.sampling.columns import NO_LOGPROBS, Array, Feature
 from taco_worker.sampling.logprobs import LogprobTable, gather_logprobs
@@ -49,20 +49,20 @@ class ModelRunner:
         model: StepModel,
         batch: InputBatch,
         transfers: Transfers,
-        host_tier: HostTier,
+        host_store: HostBlockStore,
         speculator: Speculator | None = None,
         typical: TypicalAcceptance | None = None,
     ) -> None:
         """
         Args:
-            host_tier: of no blocks where there is none.
+            host_store: of no blocks where there is none.
             speculator: None: no drafts are made or verified.
             typical: None: drafts are accepted where the target's own sample is the draft.
         """
         self._model = model
         self._batch = batch
         self._transfers = transfers
-        self._host_tier = host_tier
+        self._host_store = host_store
         self._speculator = speculator
         self._sampler = Sampler(
             batch.sampling, batch.tokens.data, model.sampling, transfers, typical
@@ -74,16 +74,16 @@ class ModelRunner:
         PlanError: the plan does not fit the batch or the tiers.
         """
         if plan.copies is not None:
-            self._host_tier.check(plan.copies)
+            self._host_store.check(plan.copies)
         rows = self._batch.apply(plan)
-        arrivals = LayerArrivals([])
+        pending_copies = LayerCopies([])
         if plan.copies is not None:
-            arrivals = self._host_tier.copy(plan.copies)
-            self._model.expect_kv(arrivals)
+            pending_copies = self._host_store.copy(plan.copies)
+            self._model.set_pending_copies(pending_copies)
         try:
             parts, num_invalid_drafts = self._compute(plan, rows)
         finally:
-            arrivals.wait()  # the output, and the next step, come behind all copies
+            pending_copies.wait()  # the output, and the next step, come behind all copies
         return LaunchedStep(plan, parts, self._transfers, num_invalid_drafts)
 
     def _compute(self, plan: StepPlan, rows: StepRows) -> tuple[list[StepPart], int]:
@@ -99,7 +99,7 @@ class ModelRunner:
         return parts, 0
 
     def _run_parts(self, rows: StepRows) -> list[StepPart]:
-        return run_smaller_if_memory_lacks(self._run, rows) if rows.slots.size else []
+        return split_on_out_of_memory(self._run, rows) if rows.slots.size else []
 
     def _speculate(self, speculator: Speculator, rows: StepRows, plan: StepPlan) -> list[StepPart]:
         """The step with drafts. It waits for the tokens, which the next drafts follow."""

@@ -17,7 +17,7 @@ logger = logging.getLogger("taco.worker")
 T = TypeVar("T")
 
 
-def run_smaller_if_memory_lacks(run: Callable[[StepRows], T], rows: StepRows) -> list[T]:
+def split_on_out_of_memory(run: Callable[[StepRows], T], rows: StepRows) -> list[T]:
     """What `run` gives for all rows, or for halves of them one after the other.
 
     What a step needs beside weights and KV grows with its tokens, and rows do not depend on each
@@ -29,7 +29,7 @@ def run_smaller_if_memory_lacks(run: Callable[[StepRows], T], rows: StepRows) ->
     try:
         return [run(rows)]
     except (RuntimeError, MemoryError) as error:
-        smaller = _split(rows) if _lacks_memory(error) else ()
+        smaller = _split(rows) if _is_out_of_memory(error) else ()
         if not smaller:
             raise
         reason = str(error).partition("\n")[0]
@@ -41,10 +41,10 @@ def run_smaller_if_memory_lacks(run: Callable[[StepRows], T], rows: StepRows) ->
         rows.num_new_tokens.sum(),
         reason,
     )
-    return [part for some in smaller for part in run_smaller_if_memory_lacks(run, some)]
+    return [part for some in smaller for part in split_on_out_of_memory(run, some)]
 
 
-def _lacks_memory(error: Exception) -> bool:
+def _is_out_of_memory(error: Exception) -> bool:
     """torch's allocator of a GPU and Python's own say so by a class; torch's allocator of a CPU,
     libraries and Triton by their words.
     """

@@ -16,11 +16,11 @@ from taco_worker.devices.transfers import Transfers
 
 # Copies a part of every block between two memories, uint8 [num_blocks, bytes of the part]: the
 # device's, then the host's. All offloads come before all loads.
-Moves = Callable[[Tensor, Tensor], None]
-PrepareMoves = Callable[[BlockCopies], Moves]
+CopyPart = Callable[[Tensor, Tensor], None]
+PrepareCopies = Callable[[BlockCopies], CopyPart]
 
 
-def choose_moves(transfers: Transfers, part_bytes: int) -> PrepareMoves:
+def choose_block_copier(transfers: Transfers, part_bytes: int) -> PrepareCopies:
     """By Triton's kernel on a GPU, where it is installed and a layer's part of a block
     (`part_bytes`) is whole vectors; one copy after the other elsewhere.
     """
@@ -30,29 +30,29 @@ def choose_moves(transfers: Transfers, part_bytes: int) -> PrepareMoves:
         from taco_kernels.triton.block_copy import VECTOR_BYTES
     except ImportError:
         return copy_each
-    return copy_each if part_bytes % VECTOR_BYTES else moves_by_kernel(transfers)
+    return copy_each if part_bytes % VECTOR_BYTES else copy_by_kernel(transfers)
 
 
-def copy_each(copies: BlockCopies) -> Moves:
+def copy_each(copies: BlockCopies) -> CopyPart:
     """One copy a block: right for a CPU; on a GPU each is a launch that costs the host."""
 
-    def move(device: Tensor, host: Tensor) -> None:
+    def copy_part(device: Tensor, host: Tensor) -> None:
         for source, target in _pairs(copies.offload_sources, copies.offload_targets):
             host[target].copy_(device[source], non_blocking=True)
         for source, target in _pairs(copies.load_sources, copies.load_targets):
             device[target].copy_(host[source], non_blocking=True)
 
-    return move
+    return copy_part
 
 
-def moves_by_kernel(transfers: Transfers) -> PrepareMoves:
+def copy_by_kernel(transfers: Transfers) -> PrepareCopies:
     """Two launches for any number of blocks, by `taco_kernels.triton.block_copy`.
 
     Host memory must be pinned, and a part of a block whole vectors.
     """
     from taco_kernels.triton.block_copy import copy_blocks
 
-    def prepare(copies: BlockCopies) -> Moves:
+    def prepare(copies: BlockCopies) -> CopyPart:
         @cache
         def ids() -> list[Tensor]:
             """Uploaded by the first group's copies, on the stream that makes them all."""
@@ -62,12 +62,12 @@ def moves_by_kernel(transfers: Transfers) -> PrepareMoves:
             )
             return transfers.upload(*(column.astype(np.int64) for column in columns))
 
-        def move(device: Tensor, host: Tensor) -> None:
+        def copy_part(device: Tensor, host: Tensor) -> None:
             offload_sources, offload_targets, load_sources, load_targets = ids()
             copy_blocks(device, host, offload_sources, offload_targets)
             copy_blocks(host, device, load_sources, load_targets)
 
-        return move
+        return copy_part
 
     return prepare
 

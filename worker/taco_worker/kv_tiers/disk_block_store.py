@@ -24,7 +24,7 @@ _DONE_IN_REPORT = 16
 _SECONDS_BETWEEN_WARNINGS = 60.0
 
 
-class DiskTier:
+class DiskBlockStore:
     """Does commands in order, in a thread of its own.
 
     The first command after a `reset` is preceded by reports of what the directory holds.
@@ -43,26 +43,26 @@ class DiskTier:
         self._rows = host_rows.numpy()
         self._keys: set[bytes] = set()  # of the files
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
-        self._link = 0  # jobs of an earlier one are dropped
-        self._listed_link = -1
-        self._at_work = threading.Lock()  # held while a file is worked on
+        self._session = 0  # jobs of an earlier one are dropped
+        self._listed_session = -1
+        self._file_lock = threading.Lock()  # held while a file is worked on
         self._last_warning = -_SECONDS_BETWEEN_WARNINGS
         self._num_failures = 0
         threading.Thread(target=self._run, name="kv-store", daemon=True).start()
 
     def submit(self, command: StoreCommand, report: Report) -> None:
         """`report` is called in another thread."""
-        self._jobs.put(_Job(command, report, self._link))
+        self._jobs.put(_Job(command, report, self._session))
 
     def reset(self) -> None:
         """Drop all commands; no host block is read or written any more when it returns."""
-        with self._at_work:
-            self._link += 1
+        with self._file_lock:
+            self._session += 1
 
     def close(self) -> None:
         """Drop all commands and let go of the directory, for another one to take it."""
-        with self._at_work:
-            self._link += 1
+        with self._file_lock:
+            self._session += 1
             self._directory.close()
         self._jobs.put(None)
 
@@ -74,28 +74,28 @@ class DiskTier:
                 logger.exception("a command of the disk tier failed")
 
     def _do(self, job: _Job) -> None:
-        if self._listed_link != job.link and not self._list(job):
+        if self._listed_session != job.session and not self._list(job):
             return
-        command, news = job.command, _News(job.report)
-        works = [partial(self._write, news, source, block) for source, block in command.writes]
-        works += [partial(self._read, news, key, target) for key, target in command.reads]
+        command, pending = job.command, _PendingReport(job.report)
+        works = [partial(self._write, pending, source, block) for source, block in command.writes]
+        works += [partial(self._read, pending, key, target) for key, target in command.reads]
         works += [partial(self._delete, key) for key in command.deletes]
         for work in works:
-            with self._at_work:
-                if job.link != self._link:
+            with self._file_lock:
+                if job.session != self._session:
                     return
                 work()
-            news.send(at_least=_DONE_IN_REPORT)
-        news.send()
+            pending.send(at_least=_DONE_IN_REPORT)
+        pending.send()
 
     def _list(self, job: _Job) -> bool:
-        """Report what there is; returns whether the job's link was there to the end."""
+        """Report what there is; returns whether the job's session was there to the end."""
         self._keys.clear()
         found: list[StoredBlock] = []
         scan = self._directory.scan(self.num_blocks)
         while True:
-            with self._at_work:
-                if job.link != self._link:
+            with self._file_lock:
+                if job.session != self._session:
                     return False
                 try:
                     block = next(scan)
@@ -107,30 +107,30 @@ class DiskTier:
             if len(found) == _FOUND_IN_REPORT:
                 job.report(StoreReport(found=tuple(found)))
                 found.clear()
-        self._listed_link = job.link
+        self._listed_session = job.session
         job.report(StoreReport(found=tuple(found), is_complete=True))
         return True
 
-    def _write(self, news: _News, host_block: int, block: StoredBlock) -> None:
+    def _write(self, pending: _PendingReport, host_block: int, block: StoredBlock) -> None:
         try:
             if block.key not in self._keys and len(self._keys) >= self.num_blocks:
                 raise ValueError(f"there are {self.num_blocks} files already")
             self._directory.write(block, self._payload(host_block))
         except (OSError, ValueError) as error:
-            self._fail(news, block.key, error)
+            self._fail(pending, block.key, error)
         else:
             self._keys.add(block.key)
-            news.written.append(block.key)
+            pending.written.append(block.key)
 
-    def _read(self, news: _News, key: bytes, host_block: int) -> None:
+    def _read(self, pending: _PendingReport, key: bytes, host_block: int) -> None:
         started_at = time.perf_counter()
         try:
             self._directory.read(key, self._payload(host_block))
         except (OSError, ValueError) as error:
-            self._fail(news, key, error)
+            self._fail(pending, key, error)
         else:
-            news.read.append(key)
-            news.read_seconds += time.perf_counter() - started_at
+            pending.read.append(key)
+            pending.read_seconds += time.perf_counter() - started_at
 
     def _delete(self, key: bytes) -> None:
         self._keys.discard(key)
@@ -141,9 +141,9 @@ class DiskTier:
             raise ValueError(f"there is no host block {host_block}")
         return memoryview(self._rows[host_block])
 
-    def _fail(self, news: _News, key: bytes, error: Exception) -> None:
+    def _fail(self, pending: _PendingReport, key: bytes, error: Exception) -> None:
         self._delete(key)
-        news.failed.append(key)
+        pending.failed.append(key)
         self._num_failures += 1
         now = time.monotonic()
         if now - self._last_warning >= _SECONDS_BETWEEN_WARNINGS:
@@ -160,11 +160,11 @@ class DiskTier:
 class _Job:
     command: StoreCommand
     report: Report
-    link: int
+    session: int
 
 
 @dataclass(slots=True)
-class _News:
+class _PendingReport:
     """What has been done since the last report."""
 
     report: Report

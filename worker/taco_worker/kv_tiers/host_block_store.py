@@ -7,11 +7,11 @@ from torch import Tensor
 
 from taco_proto.steps import BlockCopies, IntArray
 from taco_worker.batch.input_batch import PlanError
-from taco_worker.devices.copy_stream import Arrival, Lane, LayerArrivals
-from taco_worker.kv_tiers.block_copies import Moves, PrepareMoves, copy_each
+from taco_worker.devices.copy_stream import CopyEvent, CopyStream, LayerCopies
+from taco_worker.kv_tiers.block_copies import CopyPart, PrepareCopies, copy_each
 
 
-class HostTier:
+class HostBlockStore:
     """Host blocks, each of which holds one device block's KV of all layers.
 
     On a GPU the copies run beside what is computed, a few layers at a time: the first layer
@@ -20,7 +20,7 @@ class HostTier:
     block takes hundreds of times as long.
 
     Attributes:
-        rows: uint8 [num_blocks, bytes of a block]; a lane may need them to be pinned.
+        rows: uint8 [num_blocks, bytes of a block]; a copy_stream may need them to be pinned.
     """
 
     def __init__(
@@ -29,23 +29,23 @@ class HostTier:
         device_rows: Tensor,
         *,
         num_layers: int,
-        lane: Lane | None = None,
+        copy_stream: CopyStream | None = None,
         is_lazy: bool = True,
-        prepare_moves: PrepareMoves = copy_each,
+        prepare_copies: PrepareCopies = copy_each,
     ) -> None:
         """
         Args:
             device_rows: uint8 [number of device blocks, bytes of a block], layer after layer.
-            lane: where copies run; None: they are made at once.
+            copy_stream: where copies run; None: they are made at once.
             is_lazy: copy layer by layer, rather than all layers of a block in one piece.
-            prepare_moves: how blocks are copied.
+            prepare_copies: how blocks are copied.
         """
         self.rows = rows
         self._device_rows = device_rows
-        self._lane = lane
+        self._copy_stream = copy_stream
         self._groups = layer_groups(num_layers) if is_lazy else [range(num_layers)]
         self._layer_bytes = rows.shape[1] // num_layers
-        self._prepare_moves = prepare_moves
+        self._prepare_moves = prepare_copies
 
     @property
     def num_blocks(self) -> int:
@@ -68,25 +68,28 @@ class HostTier:
             if np.unique(targets).size != targets.size:
                 raise PlanError(f"two blocks are {what} to the same one")
 
-    def copy(self, copies: BlockCopies) -> LayerArrivals:
+    def copy(self, copies: BlockCopies) -> LayerCopies:
         """Begin a step's copies, which `check` has accepted: of each layer all offloads come before
         all loads.
 
         Returns:
             What the step's computing has to wait for.
         """
-        moves = self._prepare_moves(copies)
-        if self._lane is None:
-            moves(self._device_rows, self.rows)
-            return LayerArrivals([])
-        self._lane.follow()
-        return LayerArrivals(
-            [(layers.start, self._put(self._lane, moves, layers)) for layers in self._groups]
+        copy_part = self._prepare_moves(copies)
+        if self._copy_stream is None:
+            copy_part(self._device_rows, self.rows)
+            return LayerCopies([])
+        self._copy_stream.follow()
+        return LayerCopies(
+            [
+                (layers.start, self._put(self._copy_stream, copy_part, layers))
+                for layers in self._groups
+            ]
         )
 
-    def _put(self, lane: Lane, moves: Moves, layers: range) -> Arrival:
+    def _put(self, copy_stream: CopyStream, copy_part: CopyPart, layers: range) -> CopyEvent:
         part = slice(layers.start * self._layer_bytes, layers.stop * self._layer_bytes)
-        return lane.put(lambda: moves(self._device_rows[:, part], self.rows[:, part]))
+        return copy_stream.put(lambda: copy_part(self._device_rows[:, part], self.rows[:, part]))
 
 
 def layer_groups(num_layers: int) -> list[range]:

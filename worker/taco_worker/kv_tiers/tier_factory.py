@@ -13,13 +13,13 @@ from torch import Tensor
 from taco_kernels.native.memory import allocate
 from taco_proto.config import WorkerConfig
 from taco_worker.devices.byte_units import mebibytes
-from taco_worker.devices.copy_stream import CudaLane
+from taco_worker.devices.copy_stream import CudaCopyStream
 from taco_worker.devices.cpu_memory import available_cpu_memory
 from taco_worker.devices.transfers import Transfers
-from taco_worker.kv_tiers.block_copies import choose_moves
-from taco_worker.kv_tiers.disk_block_store import DiskTier
+from taco_worker.kv_tiers.block_copies import choose_block_copier
+from taco_worker.kv_tiers.disk_block_store import DiskBlockStore
 from taco_worker.kv_tiers.fingerprint import fingerprint
-from taco_worker.kv_tiers.host_block_store import HostTier
+from taco_worker.kv_tiers.host_block_store import HostBlockStore
 from taco_worker.kv_tiers.store_directory import StoreDirectory
 from taco_worker.models.step_model import StepModel
 
@@ -29,7 +29,7 @@ logger = logging.getLogger("taco.worker")
 _MAX_HEAD_BYTES = 4096
 
 
-def with_fitting_host_tier(config: WorkerConfig) -> WorkerConfig:
+def fit_host_tier(config: WorkerConfig) -> WorkerConfig:
     """`config` with a host tier that the free memory holds.
 
     Where the configured size is not free and was not asked for, the tier takes half of this
@@ -59,7 +59,9 @@ def with_fitting_host_tier(config: WorkerConfig) -> WorkerConfig:
     return config
 
 
-def make_host_tier(config: WorkerConfig, model: StepModel, transfers: Transfers) -> HostTier:
+def make_host_block_store(
+    config: WorkerConfig, model: StepModel, transfers: Transfers
+) -> HostBlockStore:
     """The host tier of a model that has its KV cache; of no blocks where none is wanted.
 
     Raises:
@@ -77,19 +79,19 @@ def make_host_tier(config: WorkerConfig, model: StepModel, transfers: Transfers)
             _pin(memory)
     except MemoryError as error:
         raise ValueError(f"no memory for the host tier: {error}") from error
-    return HostTier(
+    return HostBlockStore(
         memory,
         rows,
         num_layers=model.config.num_layers,
-        lane=CudaLane(transfers.device) if transfers.overlaps else None,
+        copy_stream=CudaCopyStream(transfers.device) if transfers.overlaps else None,
         is_lazy=config.lazy_loads,
-        prepare_moves=choose_moves(transfers, rows.shape[1] // model.config.num_layers),
+        prepare_copies=choose_block_copier(transfers, rows.shape[1] // model.config.num_layers),
     )
 
 
-def make_disk_tier(
-    config: WorkerConfig, model_dir: Path, model: StepModel, host: HostTier
-) -> DiskTier | None:
+def make_disk_block_store(
+    config: WorkerConfig, model_dir: Path, model: StepModel, host: HostBlockStore
+) -> DiskBlockStore | None:
     """The disk tier, if there is to be one.
 
     Raises:
@@ -110,7 +112,7 @@ def make_disk_tier(
         block_bytes,
         config.name,
     )
-    return DiskTier(directory, host.rows, num_blocks)
+    return DiskBlockStore(directory, host.rows, num_blocks)
 
 
 def _pin(rows: Tensor) -> None:

@@ -9,9 +9,9 @@ import torch
 
 from taco_worker.devices.byte_units import gibibytes
 from taco_worker.devices.transfers import Transfers
-from taco_worker.memory.profiling_steps import Trial
+from taco_worker.memory.profiling_steps import ProfilingSteps
 from taco_worker.models.step_model import StepModel
-from taco_worker.speculation.heads.slot_kv import KeepsKV
+from taco_worker.speculation.heads.slot_kv import DrafterWithKV
 
 # What CUDA graphs of decodes keep beside the memory of eager steps, with room for growth.
 GRAPH_BYTES = 512 * 2**20
@@ -71,7 +71,7 @@ def num_gpu_blocks(memory: GpuMemory, block_bytes: int, block_size: int) -> int:
 def measure_gpu_memory(
     model: StepModel,
     transfers: Transfers,
-    trial: Trial,
+    trial: ProfilingSteps,
     *,
     utilization: float,
     block_size: int,
@@ -100,7 +100,7 @@ def measure_gpu_memory(
     reserved = torch.cuda.memory_reserved(device)
     if conservative:
         activations = reserved - weights
-    if isinstance(trial.drafter, KeepsKV):
+    if isinstance(trial.drafter, DrafterWithKV):
         activations += trial.drafter.kv_bytes_beside
     torch.cuda.empty_cache()
     return GpuMemory(

@@ -11,10 +11,10 @@ from taco_worker.devices.byte_units import mebibytes
 from taco_worker.devices.cpu_memory import available_cpu_memory
 from taco_worker.devices.transfers import Transfers
 from taco_worker.memory.gpu_memory import measure_gpu_memory, num_gpu_blocks
-from taco_worker.memory.profiling_steps import Trial, largest_step, largest_verification
+from taco_worker.memory.profiling_steps import ProfilingSteps, largest_step, largest_verification
 from taco_worker.models.step_model import StepModel
 from taco_worker.speculation.drafter import Drafter
-from taco_worker.speculation.heads.slot_kv import KeepsKV
+from taco_worker.speculation.heads.slot_kv import DrafterWithKV
 from taco_worker.speculation.speculator_factory import make_typical, max_draft_tokens
 
 logger = logging.getLogger("taco.worker")
@@ -23,7 +23,7 @@ logger = logging.getLogger("taco.worker")
 _CPU_MEMORY_SHARE = 0.5
 
 
-def longest_wanted(config: WorkerConfig, model: StepModel) -> int:
+def resolve_max_model_len(config: WorkerConfig, model: StepModel) -> int:
     """The longest sequence in tokens, if the KV blocks hold it.
 
     Raises:
@@ -37,7 +37,7 @@ def longest_wanted(config: WorkerConfig, model: StepModel) -> int:
     return limit if wanted_len is None else wanted_len
 
 
-def size_kv(
+def size_kv_cache(
     config: WorkerConfig,
     model: StepModel,
     transfers: Transfers,
@@ -56,9 +56,9 @@ def size_kv(
         ValueError: a length or a number of blocks that the model or the memory does not allow.
     """
     block_size, wanted_len = config.block_size, config.model.max_model_len
-    max_model_len = longest_wanted(config, model)
+    max_model_len = resolve_max_model_len(config, model)
     block_bytes = model.kv_block_bytes(block_size)
-    if isinstance(drafter, KeepsKV):
+    if isinstance(drafter, DrafterWithKV):
         block_bytes += block_size * drafter.kv_bytes_per_token
     num_blocks = _num_blocks(config, model, transfers, drafter, max_model_len, block_bytes)
     if max_model_len > num_blocks * block_size:
@@ -70,7 +70,7 @@ def size_kv(
                 f"{missing_blocks * block_bytes / 2**20:.1f} MiB more"
             )
         max_model_len = num_blocks * block_size
-    if isinstance(drafter, KeepsKV) and transfers.device.type == "cuda":
+    if isinstance(drafter, DrafterWithKV) and transfers.device.type == "cuda":
         drafter.reserve_kv(num_blocks * block_size)
     return max_model_len, num_blocks
 
@@ -114,7 +114,7 @@ def _measured(
         memory = measure_gpu_memory(
             model,
             transfers,
-            make_trial(config, model, transfers, drafter, max_model_len),
+            make_profiling_steps(config, model, transfers, drafter, max_model_len),
             utilization=config.gpu_memory_utilization,
             block_size=config.block_size,
             captures_graphs=not config.enforce_eager,
@@ -131,13 +131,13 @@ def _measured(
     return num_gpu_blocks(memory, block_bytes, config.block_size)
 
 
-def make_trial(
+def make_profiling_steps(
     config: WorkerConfig,
     model: StepModel,
     transfers: Transfers,
     drafter: Drafter | None,
     max_model_len: int,
-) -> Trial:
+) -> ProfilingSteps:
     """The largest steps that the configuration allows."""
     num_drafts = max_draft_tokens(config.speculation, drafter)
     limits = {
@@ -150,7 +150,7 @@ def make_trial(
         verification = largest_verification(
             transfers, num_drafts=num_drafts, has_branches=model.max_tree_paths > 0, **limits
         )
-    return Trial(
+    return ProfilingSteps(
         largest_step(transfers, **limits),
         verification,
         drafter,

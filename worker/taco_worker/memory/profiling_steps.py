@@ -20,7 +20,7 @@ from taco_worker.speculation.drafter import ComputedTokens, Drafter
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class ProfilingSteps:
     """The largest steps that there may be, over a KV cache of one block.
 
     Attributes:
@@ -44,14 +44,14 @@ class Trial:
         # Stands for the table of tokens, which comes later and stays.
         shape = (self.max_num_seqs, self.max_model_len)
         tokens = torch.zeros(shape, dtype=torch.int32, device=device)
-        run_asking_for_all(model, self.largest, tokens, self.max_logprobs, self.drafter)
+        run_with_all_options(model, self.largest, tokens, self.max_logprobs, self.drafter)
         if self.verification is not None:
-            run_asking_for_all(
+            run_with_all_options(
                 model, self.verification, tokens, self.max_logprobs, self.drafter, self.typical
             )
 
 
-def run_asking_for_all(
+def run_with_all_options(
     model: StepModel,
     step: ModelInput,
     tokens: Tensor,
@@ -70,14 +70,14 @@ def run_asking_for_all(
         hidden = whole[torch.from_numpy(chosen).to(whole.device)]
     of_chosen = np.searchsorted(step.query_start, chosen, side="right") - 1
     sequences: IntArray = of_chosen.astype(np.int32)
-    _choose_in_all_ways(model, hidden, sequences, tokens, max_logprobs, typical)
+    _sample_with_all_options(model, hidden, sequences, tokens, max_logprobs, typical)
     if step.parents is not None:
         model.keep_accepted(step, chosen)
     if drafter is not None and hidden_layers is not None:
         _run_drafter(drafter, step, model.kept_hidden if hidden_layers else whole)
 
 
-def _choose_in_all_ways(
+def _sample_with_all_options(
     model: StepModel,
     hidden: Tensor,
     sequences: IntArray,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from taco_proto.steps import IntArray
-from taco_worker.devices.copy_stream import LayerArrivals
+from taco_worker.devices.copy_stream import LayerCopies
 from taco_worker.models.decoder_config import DecoderConfig
 from taco_worker.models.dtypes import dtype_name
 from taco_worker.sampling.ops import SamplingOps
@@ -130,7 +130,7 @@ class StepModel(Protocol):
         row is layer after layer, all of them of one size."""
         ...
 
-    def expect_kv(self, arrivals: LayerArrivals) -> None:
+    def set_pending_copies(self, pending_copies: LayerCopies) -> None:
         """Blocks are still being written to: until they have arrived, let what reads or writes a
         layer's KV come behind them."""
         ...

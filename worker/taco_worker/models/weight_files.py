@@ -62,7 +62,7 @@ def check_weight_files(model_dir: Path, config: ModelConfig, load_format: LoadFo
             if name is not None and name not in known:
                 unexpected.append(stored_name)
             missing.discard(name or "")
-    report_misfits(model_dir, sorted(missing), unexpected)
+    check_tensor_names(model_dir, sorted(missing), unexpected)
 
 
 def stored_tensor_names(path: Path) -> list[str]:
@@ -92,7 +92,7 @@ def stored_tensor_names(path: Path) -> list[str]:
     return list(header)
 
 
-def report_misfits(
+def check_tensor_names(
     model_dir: Path,
     missing: Sequence[str],
     unexpected: Sequence[str],

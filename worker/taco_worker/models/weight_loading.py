@@ -15,7 +15,7 @@ from taco_worker.models.config import ModelConfig
 from taco_worker.models.recipe import WeightSlot
 from taco_worker.models.registry import find_recipe
 from taco_worker.models.tensor_files import iterate_tensors
-from taco_worker.models.weight_files import LoadFormat, find_weight_files, report_misfits
+from taco_worker.models.weight_files import LoadFormat, check_tensor_names, find_weight_files
 
 
 class WeightSink(Protocol):
@@ -85,7 +85,7 @@ def _fill_from_files(sink: WeightSink, config: ModelConfig, files: list[Path]) -
                 shapes = f"(is {list(tensor.shape)}, should be {list(wanted)})"
                 misshapen.append(f"{stored_name} {shapes}")
             progress.advance(tensor.nbytes)
-    report_misfits(files[0].parent, sorted(missing), unexpected, misshapen)
+    check_tensor_names(files[0].parent, sorted(missing), unexpected, misshapen)
 
 
 def _wanted_shape(shape: tuple[int, ...], slot: WeightSlot) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ _MIN_GAIN = 0.995
 _TRIAL_SHARE = 0.02
 
 
-class Rest:
+class DraftPause:
     """Steps with drafts are worth it while they give more tokens a second, the time to make the
     drafts included, than plain ones would. Else the drafter rests for so many steps that trying
     again hardly costs anything: a cheap one hardly rests, a slow one for long.
@@ -21,7 +21,7 @@ class Rest:
         self._num_steps_left = 0
 
     @property
-    def is_on(self) -> bool:
+    def is_paused(self) -> bool:
         """The drafter is to be left alone in this step."""
         return self._num_steps_left > 0
 
@@ -30,7 +30,7 @@ class Rest:
         """What drafting takes in a step."""
         return self._draft_seconds
 
-    def note_drafting(self, seconds: float) -> None:
+    def record_draft_time(self, seconds: float) -> None:
         """Making the drafts of a step took so long."""
         if not self._draft_seconds:
             self._draft_seconds = seconds
@@ -38,7 +38,7 @@ class Rest:
             min(seconds, 3 * self._draft_seconds) - self._draft_seconds
         )
 
-    def note_gain(self, gain: float, plain_seconds: float) -> None:
+    def record_speedup(self, gain: float, plain_seconds: float) -> None:
         """A step with drafts promised so many times the tokens a second of a plain one.
 
         Args:
@@ -49,6 +49,6 @@ class Rest:
             self._num_steps_left = int(self._draft_seconds / (_TRIAL_SHARE * plain_seconds))
             self._gain = _MIN_GAIN
 
-    def note_step(self) -> None:
+    def count_step(self) -> None:
         """A step is over."""
         self._num_steps_left = max(0, self._num_steps_left - 1)

@@ -85,7 +85,9 @@ class Drafter(Protocol):
         """Hidden states of a step, before `append` brings the tokens that it gave."""
         ...
 
-    def note_verified(self, slots: IntArray, num_drafts: IntArray, num_accepted: IntArray) -> None:
+    def record_verified(
+        self, slots: IntArray, num_drafts: IntArray, num_accepted: IntArray
+    ) -> None:
         """What came of a step: the drafts of each slot that were verified, and those accepted."""
         ...
 

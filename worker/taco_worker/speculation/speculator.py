@@ -12,7 +12,7 @@ from taco_kernels.native.draft_trees import DraftTrees, are_trees
 from taco_proto.steps import EMPTY, IntArray, PlannedDrafts, StepPlan
 from taco_worker.batch.input_batch import InputBatch, PlanError, StepRows
 from taco_worker.sampling.columns import READS_TOKENS
-from taco_worker.speculation.draft_pausing import Rest
+from taco_worker.speculation.draft_pausing import DraftPause
 from taco_worker.speculation.drafter import ComputedTokens, Drafter, chains, no_drafts
 
 logger = logging.getLogger("taco.worker")
@@ -57,7 +57,7 @@ class Speculator:
         self._first_planned_class = own_priors.size
         planned = np.full(_NUM_PLANNED_CLASSES, _PLANNED_PRIOR, np.float32)
         self._choice = DraftChoice(np.concatenate([own_priors, planned]), batch.max_num_seqs)
-        self._rest = Rest()
+        self._pause = DraftPause()
         # The drafter knows of the others' slots nothing at all.
         self._is_followed = np.zeros(batch.max_num_seqs, dtype=np.bool_)
         self._started_at = self._draft_seconds = 0.0  # of the step at hand
@@ -72,24 +72,24 @@ class Speculator:
 
     def follow(self, plan: StepPlan) -> None:
         """Sequences that leave and join; the plan has been applied to the batch."""
-        self._rest.note_step()
+        self._pause.count_step()
         if plan.left_slots.size:
             self._leave(plan.left_slots)
         if plan.joined is None:
             return
         self._choice.start(plan.joined.slots)
-        if self.drafter is not None and not self._lets_go:
+        if self.drafter is not None and not self._is_releasing:
             if self.drafter.needs_history and plan.joined.first_tokens.any():
                 raise PlanError("a joined sequence lacks tokens that the drafter reads")
             self.drafter.join(plan.joined)
             self._is_followed[plan.joined.slots] = True
 
     @property
-    def _lets_go(self) -> bool:
+    def _is_releasing(self) -> bool:
         """A drafter that needs hidden states costs time for every token; it rests from all of it,
         and has to let go of the sequences of which it misses some."""
         assert self.drafter is not None
-        return self._rest.is_on and self.drafter.hidden_layers is not None
+        return self._pause.is_paused and self.drafter.hidden_layers is not None
 
     def _leave(self, slots: IntArray) -> None:
         followed = slots[self._is_followed[slots]]
@@ -104,7 +104,7 @@ class Speculator:
         slots = rows.slots[may]
         trees = self._propose(slots, rows.max_drafts[may], planned)
         self._has_proposed = trees.token_ids.size > 0
-        was_asked = self.drafter is not None and not self._rest.is_on
+        was_asked = self.drafter is not None and not self._pause.is_paused
         if not slots.size or not (self._has_proposed or was_asked):
             return rows
         chosen = self._choose(trees, slots, int(rows.num_new_tokens.sum()))
@@ -123,10 +123,10 @@ class Speculator:
             num_other_tokens=num_other_tokens,
             has_one_path=(self._batch.sampling.features[slots] & READS_TOKENS) != 0,
             max_branches=self._max_tree_paths,
-            draft_seconds=self._rest.draft_seconds,
+            draft_seconds=self._pause.draft_seconds,
         )
         if chosen.plain_seconds:
-            self._rest.note_gain(chosen.gain, chosen.plain_seconds)
+            self._pause.record_speedup(chosen.gain, chosen.plain_seconds)
         return chosen.trees
 
     @property
@@ -157,7 +157,7 @@ class Speculator:
         if self.drafter is None:
             return
         if slots.size:
-            self.drafter.note_verified(slots, num_drafts, num_tokens - 1)
+            self.drafter.record_verified(slots, num_drafts, num_tokens - 1)
         is_followed = self._is_followed[slots]
         if is_followed.all():
             if slots.size:
@@ -183,9 +183,9 @@ class Speculator:
             self._choice.observe_step(num_tokens, seconds)
         self._began_idle = is_done
         if self._draft_seconds:
-            self._rest.note_drafting(self._draft_seconds)
+            self._pause.record_draft_time(self._draft_seconds)
         self._draft_seconds = 0.0
-        if self.drafter is not None and self._lets_go:
+        if self.drafter is not None and self._is_releasing:
             self._leave(np.flatnonzero(self._is_followed).astype(np.int32))
 
     # ------------------------------------------------------------------ drafts
@@ -194,7 +194,7 @@ class Speculator:
         self, slots: IntArray, max_drafts: IntArray, planned: PlannedDrafts | None
     ) -> DraftTrees:
         trees = no_drafts(slots.size)
-        if self.drafter is not None and slots.size and not self._rest.is_on:
+        if self.drafter is not None and slots.size and not self._pause.is_paused:
             started_at = time.perf_counter()
             trees = self.drafter.draft(slots, max_drafts * self._is_followed[slots])
             trees = self._checked(trees, slots, max_drafts)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from support.plans import ints
 from taco_worker.attention.metadata import AttentionMetadata
-from taco_worker.backends.torch.cuda_graphs import Forward, StepGraphs
+from taco_worker.backends.torch.cuda_graphs import CudaGraphs, Forward
 from taco_worker.devices.transfers import Transfers
 from taco_worker.models.step_model import ModelInput
 
@@ -44,15 +44,15 @@ def replay(run: Callable[[], Tensor]) -> Callable[[], Tensor]:
 
 def make_graphs(
     max_num_seqs: int = 40, forward: Forward = forward, **changes: object
-) -> StepGraphs:
+) -> CudaGraphs:
     options: dict[str, object] = {"capture": replay, **changes}
     transfers = Transfers(torch.device("cpu"))
-    graphs = StepGraphs(transfers, max_num_seqs=max_num_seqs, **options)  # type: ignore[arg-type]
+    graphs = CudaGraphs(transfers, max_num_seqs=max_num_seqs, **options)  # type: ignore[arg-type]
     graphs.prepare(forward, block_size=16, max_model_len=128)
     return graphs
 
 
-def is_captured(graphs: StepGraphs, inputs: ModelInput) -> bool:
+def is_captured(graphs: CudaGraphs, inputs: ModelInput) -> bool:
     """After it has come often enough."""
     for _ in range(3):
         graphs.find(inputs)

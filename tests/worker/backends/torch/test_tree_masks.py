@@ -21,8 +21,8 @@ from support.models import load_step_model
 from taco_proto.config import WorkerConfig
 from taco_worker.attention.backend import create_attention_backend
 from taco_worker.backends.torch import torch_loading
-from taco_worker.backends.torch.cuda_graphs import GraphShape, StepGraphs
-from taco_worker.backends.torch.torch_loading import Parts
+from taco_worker.backends.torch.cuda_graphs import CudaGraphs, GraphShape
+from taco_worker.backends.torch.torch_loading import TorchBackend
 from taco_worker.backends.torch.torch_model import TorchModel
 from taco_worker.devices.transfers import Transfers
 from taco_worker.layers.ops import TorchOps
@@ -54,15 +54,17 @@ def load(checkpoint: Path, backend: str) -> StepModel:
     """A back end's; "replayed" is Triton's with steps over inputs that stay, as in graphs, "alone"
     another one of torch's, for the expected numbers."""
 
-    def choose_parts(_: WorkerConfig, transfers: Transfers, dtype: torch.dtype) -> Parts:
+    def choose_torch_backend(
+        _: WorkerConfig, transfers: Transfers, dtype: torch.dtype
+    ) -> TorchBackend:
         attention = create_attention_backend("torch" if backend in ("torch", "alone") else "triton")
         graphs = None
         if backend == "replayed":
-            graphs = StepGraphs(transfers, max_num_seqs=4, capture=replay)
-        return Parts(attention, TorchOps(), TorchSampling(), graphs, backend)
+            graphs = CudaGraphs(transfers, max_num_seqs=4, capture=replay)
+        return TorchBackend(attention, TorchOps(), TorchSampling(), graphs, backend)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch_loading, "choose_parts", choose_parts)
+        patch.setattr(torch_loading, "choose_torch_backend", choose_torch_backend)
         return load_step_model(checkpoint, "torch")
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taco_worker.speculation.lookahead.lookahead_metrics import LookaheadFigures
+from taco_worker.speculation.lookahead.lookahead_metrics import LookaheadMetrics
 
 NUM_SLOTS = 3
 LINE = re.compile(
@@ -48,7 +48,7 @@ def expected(requests: list[list[tuple[int, int]]]) -> list[float]:
 def test_figures_are_means_over_requests(
     events: list[dict[int, tuple[int, int]] | set[int]],
 ) -> None:
-    figures = LookaheadFigures(NUM_SLOTS)
+    figures = LookaheadMetrics(NUM_SLOTS)
     running: dict[int, list[tuple[int, int]]] = {}
     left: list[list[tuple[int, int]]] = []
     for event in events:
@@ -68,7 +68,7 @@ def test_figures_are_means_over_requests(
 
 
 def test_the_line_is_the_documented_one() -> None:
-    figures = LookaheadFigures(NUM_SLOTS)
+    figures = LookaheadMetrics(NUM_SLOTS)
     assert LINE.fullmatch(figures.line())
     slots = np.array([0, 1], np.int32)
     figures.observe(slots, np.array([7, 4], np.int32), np.array([3, 0], np.int32))
@@ -82,7 +82,7 @@ def test_the_line_is_the_documented_one() -> None:
 def test_it_is_logged_every_so_many_iterations(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "taco.worker")
     slots, ones = np.array([0], np.int32), np.array([1], np.int32)
-    quiet, loud = LookaheadFigures(NUM_SLOTS), LookaheadFigures(NUM_SLOTS, log_interval=3)
+    quiet, loud = LookaheadMetrics(NUM_SLOTS), LookaheadMetrics(NUM_SLOTS, log_interval=3)
     for _ in range(7):
         quiet.observe(slots, ones, ones)
         loud.observe(slots, ones, ones)

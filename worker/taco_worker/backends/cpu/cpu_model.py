@@ -12,7 +12,7 @@ from taco_kernels.library import CpuKernels
 from taco_proto.steps import IntArray
 from taco_worker.backends.cpu.cpu_weights import CpuWeights
 from taco_worker.backends.cpu.tree_paths import TreePaths, cut_into_paths
-from taco_worker.devices.copy_stream import LayerArrivals
+from taco_worker.devices.copy_stream import LayerCopies
 from taco_worker.models.decoder_config import DecoderConfig
 from taco_worker.models.dtypes import dtype_name
 from taco_worker.models.step_model import Linear, ModelInput, check_kept_layers, describe
@@ -25,7 +25,7 @@ _MAX_TREE_PATHS = 32
 _MAX_PATH_TOKENS = 64
 
 
-class FusedDecoder:
+class CpuModel:
     """A `StepModel` of the CPU kernels. A token's bits depend on its own sequence alone."""
 
     def __init__(
@@ -93,8 +93,8 @@ class FusedDecoder:
     def kv_rows(self) -> Tensor:
         return self._ready().cache.memory[: self._num_blocks]
 
-    def expect_kv(self, arrivals: LayerArrivals) -> None:
-        arrivals.wait()
+    def set_pending_copies(self, pending_copies: LayerCopies) -> None:
+        pending_copies.wait()
 
     def forward(self, inputs: ModelInput) -> Tensor:
         decoder = self._ready()

@@ -54,7 +54,7 @@ class GraphShape:
         return self.query_len * self.num_seqs
 
 
-class StepGraphs:
+class CudaGraphs:
     """The graphs of one model. They are captured one at a time, between steps that run eagerly."""
 
     def __init__(
@@ -79,7 +79,7 @@ class StepGraphs:
     def clear(self) -> None:
         """Let go of all graphs and of the memory that they use."""
         self._inputs: _StaticInputs | None = None
-        self._graphs: dict[GraphShape, StepGraph] = {}
+        self._graphs: dict[GraphShape, CapturedStep] = {}
         self._seen: dict[GraphShape, int] = {}
         self._is_closed = False
         self._num_verifications = 0
@@ -99,7 +99,7 @@ class StepGraphs:
         )
         self._wanted = [GraphShape(1, num_seqs) for num_seqs in reversed(self._sizes)]
 
-    def find(self, inputs: ModelInput) -> StepGraph | None:
+    def find(self, inputs: ModelInput) -> CapturedStep | None:
         """The graph for a step; None where there is none (yet)."""
         shape = self._shape_of(inputs)
         if shape is None:
@@ -122,7 +122,7 @@ class StepGraphs:
         if shape in self._graphs:
             return True
         try:
-            self._graphs[shape] = StepGraph(self._inputs, shape, self._forward, self._capture)
+            self._graphs[shape] = CapturedStep(self._inputs, shape, self._forward, self._capture)
         except Exception:  # what is captured is the eager step: without a graph it serves as well
             logger.exception(
                 "no CUDA graph of %d sequences, nor any more: steps without one run eagerly",
@@ -155,7 +155,7 @@ class StepGraphs:
             self._urgent.append(shape)
 
 
-class StepGraph:
+class CapturedStep:
     """One captured step."""
 
     def __init__(

@@ -13,11 +13,11 @@ from taco_worker.attention.backend import (
     create_attention_backend,
     default_attention_backend,
 )
-from taco_worker.backends.torch.cuda_graphs import StepGraphs
+from taco_worker.backends.torch.cuda_graphs import CudaGraphs
 from taco_worker.backends.torch.decoder import Decoder
 from taco_worker.backends.torch.decoder_weights import load_model, parameter_shapes
 from taco_worker.backends.torch.torch_model import TorchModel
-from taco_worker.backends.torch.weight_offload import buffer_bytes, fetch_as_needed, num_host_layers
+from taco_worker.backends.torch.weight_offload import buffer_bytes, num_host_layers, offload_layers
 from taco_worker.devices.selection import check_dtype, check_weights_fit
 from taco_worker.devices.transfers import Transfers
 from taco_worker.layers.ops import LayerOps, TorchOps
@@ -32,38 +32,40 @@ _GIB = 2**30
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class TorchBackend:
     """What computes on a device beside torch's products."""
 
     attention: AttentionBackend
     layers: LayerOps
     sampling: SamplingOps
-    graphs: StepGraphs | None
+    graphs: CudaGraphs | None
     description: str
 
 
-def choose_parts(config: WorkerConfig, transfers: Transfers, dtype: torch.dtype) -> Parts:
+def choose_torch_backend(
+    config: WorkerConfig, transfers: Transfers, dtype: torch.dtype
+) -> TorchBackend:
     """Raises ValueError for an attention back end that cannot run here."""
     device = transfers.device
     name = config.attention_backend or default_attention_backend(device)
     attention = create_attention_backend(name, device)
     if device.type == "cpu":
         description = describe("torch", torch.get_num_threads(), dtype)
-        return Parts(attention, TorchOps(), TorchSampling(), None, description)
+        return TorchBackend(attention, TorchOps(), TorchSampling(), None, description)
 
     from taco_worker.layers.triton_ops import TritonOps
     from taco_worker.sampling.triton_ops import TritonSampling
 
     graphs = None
     if name == "triton" and not config.enforce_eager:
-        graphs = StepGraphs(
+        graphs = CudaGraphs(
             transfers,
             max_num_seqs=config.max_num_seqs,
             max_seq_len=config.max_seq_len_to_capture,
         )
     gpu = torch.cuda.get_device_name(device)
     description = f"{gpu}, {dtype_name(dtype)}, attention by {name}"
-    return Parts(attention, TritonOps(), TritonSampling(transfers), graphs, description)
+    return TorchBackend(attention, TritonOps(), TritonSampling(transfers), graphs, description)
 
 
 def load_torch_model(
@@ -78,7 +80,7 @@ def load_torch_model(
 ) -> TorchModel:
     """Raises ValueError for what the device, its memory or the configuration does not allow."""
     device = transfers.device
-    parts = choose_parts(config, transfers, dtype)
+    parts = choose_torch_backend(config, transfers, dtype)
     _check_kv_dtype(config, device, dtype, kv_dtype)
     sizes = _weight_sizes(model, dtype)
     on_host = 0
@@ -101,7 +103,7 @@ def load_torch_model(
     )
     load_model(decoder, model_dir, model, load_format=load_format, seed=config.model.seed)
     if on_host:
-        fetch_as_needed(decoder, list(decoder.layers)[-on_host:], device)
+        offload_layers(decoder, list(decoder.layers)[-on_host:], device)
     return TorchModel(
         decoder,
         transfers,

@@ -11,9 +11,9 @@ from taco_proto.steps import IntArray
 from taco_worker.attention.kv_cache import KVCache, bytes_per_block
 from taco_worker.attention.metadata import AttentionMetadata
 from taco_worker.attention.tree_masks import TreeMasks, tree_masks
-from taco_worker.backends.torch.cuda_graphs import StepGraphs
+from taco_worker.backends.torch.cuda_graphs import CudaGraphs
 from taco_worker.backends.torch.decoder import Decoder
-from taco_worker.devices.copy_stream import LayerArrivals
+from taco_worker.devices.copy_stream import LayerCopies
 from taco_worker.devices.transfers import Transfers
 from taco_worker.models.dtypes import dtype_name
 from taco_worker.models.step_model import Linear, ModelInput, check_kept_layers
@@ -35,7 +35,7 @@ class TorchModel:
         description: str,
         sampling: SamplingOps,
         kv_dtype: torch.dtype,
-        graphs: StepGraphs | None = None,
+        graphs: CudaGraphs | None = None,
     ) -> None:
         """`graphs` hold steps of few tokens, which else cost the host more than the device."""
         self.config = decoder.config
@@ -81,13 +81,13 @@ class TorchModel:
     def kv_rows(self) -> Tensor:
         return self._cache().rows
 
-    def expect_kv(self, arrivals: LayerArrivals) -> None:
-        self._cache().arrivals = arrivals
+    def set_pending_copies(self, pending_copies: LayerCopies) -> None:
+        self._cache().pending_copies = pending_copies
 
     def forward(self, inputs: ModelInput) -> Tensor:
         graph = None if self._graphs is None else self._graphs.find(inputs)
         if graph is not None:
-            self._cache().arrivals.wait()  # it was captured without them
+            self._cache().pending_copies.wait()  # it was captured without them
         hidden = self._run_eagerly(inputs) if graph is None else graph.run(inputs)
         hidden_size = self.config.hidden_size
         self.kept_hidden, hidden = hidden[:, hidden_size:], hidden[:, :hidden_size]

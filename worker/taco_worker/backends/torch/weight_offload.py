@@ -36,7 +36,7 @@ def num_host_layers(layer_bytes: Sequence[int], max_bytes: int) -> int:
     return count
 
 
-def fetch_as_needed(decoder: nn.Module, layers: Sequence[nn.Module], device: torch.device) -> None:
+def offload_layers(decoder: nn.Module, layers: Sequence[nn.Module], device: torch.device) -> None:
     """Make layers of a decoder whose loaded weights lie on the host compute on `device`."""
     offloaded = _Offloaded(layers, device)
     # While the layers before it run, the first one's weights come.

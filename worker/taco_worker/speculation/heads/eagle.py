@@ -12,7 +12,7 @@ from taco_worker.models.step_model import StepModel
 from taco_worker.speculation.drafter import ComputedTokens, FloatArray, no_drafts
 from taco_worker.speculation.heads.draft_tree import NUM_CLASSES, GrowingTrees
 from taco_worker.speculation.heads.eagle_models import EagleModel
-from taco_worker.speculation.heads.observed_tokens import Standing
+from taco_worker.speculation.heads.observed_tokens import ObservedTokens
 from taco_worker.speculation.heads.slot_kv import SlotKV
 from taco_worker.speculation.heads.tree_levels import Context, TreeLevels, upload
 
@@ -52,7 +52,7 @@ class EagleDrafter:
             self._width = min(_MAX_WIDTH, max(1, self.max_draft_tokens // _NODES_PER_WIDTH))
         self._model = model
         self._target = target
-        self._standing = Standing(max_num_seqs)
+        self._observed = ObservedTokens(max_num_seqs)
         config = model.layer.config
         self._kv = SlotKV(
             max_num_seqs,
@@ -83,16 +83,16 @@ class EagleDrafter:
         self._kv.release(slots)
 
     def join(self, joined: JoinedSequences) -> None:
-        self._standing.join(joined)
+        self._observed.join(joined)
         self._kv.release(joined.slots)
 
     def append(self, slots: IntArray, num_tokens: IntArray, token_ids: IntArray) -> None:
-        self._standing.append(slots, num_tokens)
+        self._observed.append(slots, num_tokens)
 
     @torch.inference_mode()
     def observe(self, computed: ComputedTokens) -> None:
         slots, counts = computed.slots, computed.num_tokens
-        self._standing.observe(computed)
+        self._observed.observe(computed)
         ends = np.cumsum(counts)
         positions = np.arange(int(ends[-1])) + np.repeat(computed.positions - ends + counts, counts)
         target, layer = self._target, self._model.layer
@@ -117,12 +117,14 @@ class EagleDrafter:
     def _groups(self, slots: IntArray) -> list[slice]:
         return self._kv.groups(slots, _MAX_COPY_BYTES)
 
-    def note_verified(self, slots: IntArray, num_drafts: IntArray, num_accepted: IntArray) -> None:
+    def record_verified(
+        self, slots: IntArray, num_drafts: IntArray, num_accepted: IntArray
+    ) -> None:
         """Nothing: it drafts as well as it was trained to."""
 
     @torch.inference_mode()
     def draft(self, slots: IntArray, max_nodes: IntArray) -> DraftTrees:
-        sizes = np.minimum(max_nodes, self.max_draft_tokens) * self._standing.is_ready(slots)
+        sizes = np.minimum(max_nodes, self.max_draft_tokens) * self._observed.is_ready(slots)
         rows = np.flatnonzero(sizes > 0)
         if not rows.size:
             return no_drafts(slots.size)
@@ -159,7 +161,7 @@ class EagleDrafter:
         places = np.arange(keys.shape[1])
         is_seen = torch.from_numpy(places < self._kv.num_tokens[slots][:, None])
         return Context(
-            upload(self._standing.num_observed[slots], self._target),
+            upload(self._observed.num_observed[slots], self._target),
             keys,
             values,
             is_seen.to(keys.device),

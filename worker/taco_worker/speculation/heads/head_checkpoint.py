@@ -19,7 +19,7 @@ _HEAD_FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
 _NAMES_IN_ERROR = 5
 
 
-def find_heads(model: str, *, revision: str | None, download_dir: Path | None) -> Path:
+def find_head_checkpoint(model: str, *, revision: str | None, download_dir: Path | None) -> Path:
     """The directory of `model`, a path or a hub id.
 
     Raises:

@@ -11,7 +11,11 @@ from taco_worker.models.step_model import StepModel
 from taco_worker.speculation.drafter import Drafter
 from taco_worker.speculation.heads.eagle import MAX_DEPTH, EagleDrafter
 from taco_worker.speculation.heads.eagle_models import load_eagle
-from taco_worker.speculation.heads.head_checkpoint import HeadTensors, find_heads, read_config
+from taco_worker.speculation.heads.head_checkpoint import (
+    HeadTensors,
+    find_head_checkpoint,
+    read_config,
+)
 from taco_worker.speculation.heads.medusa import MedusaDrafter, load_medusa
 
 
@@ -37,7 +41,7 @@ def make_heads(
         ConfigurationError: there is no such checkpoint, it is of no known kind, it is damaged, or
             its shapes do not fit the target.
     """
-    model_dir = find_heads(model, revision=revision, download_dir=download_dir)
+    model_dir = find_head_checkpoint(model, revision=revision, download_dir=download_dir)
     config = read_config(model_dir)
     tensors = HeadTensors.read(model_dir)
     if _is_medusa(config):

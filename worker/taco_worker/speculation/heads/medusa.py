@@ -21,7 +21,7 @@ from taco_proto.steps import IntArray, JoinedSequences
 from taco_worker.models.step_model import Linear, StepModel
 from taco_worker.speculation.drafter import ComputedTokens, FloatArray, no_drafts
 from taco_worker.speculation.heads.head_checkpoint import HeadTensors
-from taco_worker.speculation.heads.observed_tokens import Standing
+from taco_worker.speculation.heads.observed_tokens import ObservedTokens
 from taco_worker.speculation.heads.tree_shapes import likeliest_shapes
 
 _DEFAULT_DRAFTS = 16
@@ -110,7 +110,7 @@ class MedusaDrafter:
         self._heads = heads
         self._num_ranks = num_ranks
         self._target = target
-        self._standing = Standing(max_num_seqs)
+        self._observed = ObservedTokens(max_num_seqs)
         self._last_hidden = torch.zeros(
             (max_num_seqs, target.config.hidden_size),
             dtype=target.hidden_dtype,
@@ -124,25 +124,27 @@ class MedusaDrafter:
         """As `clear`."""
 
     def join(self, joined: JoinedSequences) -> None:
-        self._standing.join(joined)
+        self._observed.join(joined)
 
     def append(self, slots: IntArray, num_tokens: IntArray, token_ids: IntArray) -> None:
-        self._standing.append(slots, num_tokens)
+        self._observed.append(slots, num_tokens)
 
     @torch.inference_mode()
     def observe(self, computed: ComputedTokens) -> None:
-        self._standing.observe(computed)
+        self._observed.observe(computed)
         last = torch.from_numpy(np.cumsum(computed.num_tokens) - 1)
         device = self._last_hidden.device
         slots = torch.from_numpy(computed.slots).long().to(device)
         self._last_hidden[slots] = computed.hidden[last.to(device)].to(self._last_hidden.dtype)
 
-    def note_verified(self, slots: IntArray, num_drafts: IntArray, num_accepted: IntArray) -> None:
+    def record_verified(
+        self, slots: IntArray, num_drafts: IntArray, num_accepted: IntArray
+    ) -> None:
         """Nothing: it drafts as well as it was trained to."""
 
     @torch.inference_mode()
     def draft(self, slots: IntArray, max_nodes: IntArray) -> DraftTrees:
-        sizes = np.minimum(max_nodes, self.max_draft_tokens) * self._standing.is_ready(slots)
+        sizes = np.minimum(max_nodes, self.max_draft_tokens) * self._observed.is_ready(slots)
         rows = np.flatnonzero(sizes > 0)
         if not rows.size:
             return no_drafts(slots.size)

@@ -8,7 +8,7 @@ from taco_proto.steps import IntArray, JoinedSequences
 from taco_worker.speculation.drafter import ComputedTokens
 
 
-class Standing:
+class ObservedTokens:
     """Counts, for each slot, the tokens that are known and those whose hidden states were seen.
 
     Attributes:

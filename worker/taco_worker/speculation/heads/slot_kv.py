@@ -15,7 +15,7 @@ _FIRST_BLOCKS = 16
 
 
 @runtime_checkable
-class KeepsKV(Protocol):
+class DrafterWithKV(Protocol):
     """A drafter with keys and values of its own on the model's device.
 
     Attributes:

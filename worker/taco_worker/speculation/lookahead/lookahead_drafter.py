@@ -16,7 +16,7 @@ from taco_proto.steps import IntArray, JoinedSequences
 from taco_worker.speculation.drafter import ComputedTokens
 from taco_worker.speculation.lookahead.acceptance_priors import class_priors
 from taco_worker.speculation.lookahead.config import cache_options, read_config
-from taco_worker.speculation.lookahead.lookahead_metrics import LookaheadFigures
+from taco_worker.speculation.lookahead.lookahead_metrics import LookaheadMetrics
 from taco_worker.speculation.lookahead.warm_up import read_texts, warm_up
 
 # Drafts of [ngram], unless the configuration says otherwise.
@@ -51,7 +51,7 @@ class LookaheadDrafter:
         """
         self.name = name
         self.priors = class_priors()
-        self.figures = LookaheadFigures(options.num_slots, log_interval)
+        self.figures = LookaheadMetrics(options.num_slots, log_interval)
         num_paths = {
             Mode.RAW: options.raw_paths,
             Mode.TURBO: options.max_paths,
@@ -89,7 +89,9 @@ class LookaheadDrafter:
     def observe(self, computed: ComputedTokens) -> None:
         """Nothing: tokens say it all."""
 
-    def note_verified(self, slots: IntArray, num_drafts: IntArray, num_accepted: IntArray) -> None:
+    def record_verified(
+        self, slots: IntArray, num_drafts: IntArray, num_accepted: IntArray
+    ) -> None:
         self.figures.observe(slots, num_drafts, num_accepted)
 
     def draft(self, slots: IntArray, max_nodes: IntArray) -> DraftTrees:

@@ -16,7 +16,7 @@ _COUNTS = ("num_iters", "hit_iters", "hit_len", "invalid_len")
 _RATIOS = ("hit_rate", "global_average_hit_len", "valid_average_hit_len", "hit_valid_rate")
 
 
-class LookaheadFigures:
+class LookaheadMetrics:
     """Eight figures, each the mean over all requests so far, those that still run among them.
 
     An iteration is a step that gave a request tokens; it is a hit if at least one draft was
