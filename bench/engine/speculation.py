@@ -31,7 +31,7 @@ from bench.interval import ratio_interval
 from bench.services.served_engine import ServedEngine
 from bench.worker.cpu_step import QWEN2_05B
 from taco_llm import LLM, SamplingParams
-from taco_scheduler.metrics.counters import Counters
+from taco_scheduler.state.counters import Counters
 
 PROMPT_TOKENS = 64
 MAX_TOKENS = 128

@@ -27,7 +27,7 @@ from taco_scheduler.core import replica as replica_module
 from taco_scheduler.core import router
 from taco_scheduler.core.engine import Engine
 from taco_scheduler.core.replica import Replica
-from taco_scheduler.core.sequence import Request
+from taco_scheduler.state.sequence import Request
 
 VOCABULARY = 32_000
 TOKENS = np.arange(1, 997, dtype=np.int32)
@@ -64,16 +64,16 @@ def round_robin() -> Choose:
 
 @contextmanager
 def policy(choose: Choose, decode_tokens: int, *, corrects: bool) -> Iterator[None]:
-    before = router.choose, router.gains
+    before = router.choose, router.find_rebalance
     weight = DECODE_TOKENS
     router.choose = choose  # type: ignore[assignment]
     set_weight(decode_tokens)
     if not corrects:
-        router.gains = lambda idle, busy: []
+        router.find_rebalance = lambda idle, busy: []
     try:
         yield
     finally:
-        router.choose, router.gains = before
+        router.choose, router.find_rebalance = before
         set_weight(weight)
 
 

@@ -19,8 +19,8 @@ from support.fake_worker import ROW_ERROR, generate, token_logprob, worker_info
 from taco_proto.licenses import NEEDS_NO_LICENSE, LicenseState, WorkerLicense
 from taco_proto.requests import FinishReason, PrefixPin
 from taco_proto.steps import WorkerInfo
-from taco_scheduler.core.sequence import sequence_seed
-from taco_scheduler.speculation import draft_pace
+from taco_scheduler.speculation import draft_length_controller
+from taco_scheduler.state.sequence import sequence_seed
 
 BLOCK_SIZE = 4
 POISON = 63  # workers fail a row that has computed this token, if they are told to
@@ -111,7 +111,9 @@ class Players(Driver):
 
     def give_drafter(self, peer: Peer) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(draft_pace, "_PLAIN_STEPS", 0)  # else it is asked too late for a test
+            patch.setattr(
+                draft_length_controller, "_PLAIN_STEPS", 0
+            )  # else it is asked too late for a test
             self.attach_drafter(peer=peer)
 
     def lose_worker(self, peer: Peer | None = None, *, is_fault: bool = True) -> None:
@@ -131,7 +133,7 @@ class Players(Driver):
         """With at least one worker that stays, and licenses for all."""
         for peer in self.peers:
             self.engine.note_license(peer.replica, NEEDS_NO_LICENSE)
-        if all(peer.replica.is_leaving for peer in self.peers):
+        if all(peer.replica.is_draining for peer in self.peers):
             self.join()
         self.run()
         self.answer_late()

@@ -9,7 +9,7 @@ from support.fake_worker import generate, worker_info
 from taco_proto.licenses import NEEDS_NO_LICENSE, LicenseState, WorkerLicense
 from taco_proto.requests import Tenant
 from taco_proto.sampling_params import SamplingParams
-from taco_scheduler.admission.rejections import Refusal
+from taco_scheduler.admission.rejections import RejectionReason
 
 VALID = NEEDS_NO_LICENSE
 ASKED = WorkerLicense(LicenseState.ASKED, "the license server has not answered yet")
@@ -45,7 +45,7 @@ def assert_refused(d: Driver, *handles: int) -> None:
     assert {handle: code for handle, (code, _) in d.got.errors.items()} == dict.fromkeys(
         handles, 503
     )
-    assert d.engine.counters.refusals[Refusal.LICENSE] == len(handles)
+    assert d.engine.counters.refusals[RejectionReason.LICENSE] == len(handles)
     assert all("license" in message for _, message in d.got.errors.values())
 
 

@@ -15,10 +15,10 @@ from taco_proto.requests import FinishReason, GenerateRequest, OutputBatch
 from taco_proto.sampling_params import SamplingParams
 from taco_proto.steps import StepOutput, StepPlan, WorkerInfo
 from taco_scheduler.core.engine import Engine
-from taco_scheduler.core.output_buffer import OutputBuffer
 from taco_scheduler.core.replica import Replica
 from taco_scheduler.metrics.exposition import engine_registry
-from taco_scheduler.speculation.draft_client import DraftDesk
+from taco_scheduler.speculation.speculation import Speculation
+from taco_scheduler.state.output_buffer import OutputBuffer
 
 
 def pack(tokens: list[int]) -> bytes:
@@ -61,7 +61,7 @@ class Received:
         rows = batch.logprobs.rows() if batch.logprobs else iter(())
         start = 0
         for i, key in enumerate(zip(batch.handles, batch.indexes, strict=True)):
-            assert key not in self.reasons, f"news of {key} after its end"
+            assert key not in self.reasons, f"new of {key} after its end"
             end = start + batch.num_tokens[i]
             self.tokens.setdefault(key, []).extend(batch.token_ids[start:end])
             if batch.logprobs is not None:
@@ -136,7 +136,7 @@ class Driver:
         return self.peers[0].outputs
 
     @property
-    def drafts(self) -> DraftDesk:
+    def drafts(self) -> Speculation:
         return self.peers[0].replica.drafts
 
     @property

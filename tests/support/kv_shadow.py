@@ -28,10 +28,10 @@ from support.kv_model import (
 )
 from support.kv_store import Store
 from taco_scheduler.kv.block_manager import BlockManager
-from taco_scheduler.kv.disk_tier import DiskTier
-from taco_scheduler.kv.disk_traffic import DiskTraffic
+from taco_scheduler.kv.disk_index import DiskIndex
+from taco_scheduler.kv.disk_transfers import DiskTransfers
 from taco_scheduler.kv.namespace import CacheNamespace
-from taco_scheduler.kv.node import NOWHERE, Node
+from taco_scheduler.kv.radix_node import NO_BLOCK, Node
 
 
 class KvShadow:
@@ -64,11 +64,11 @@ class KvShadow:
         self.pins: list[Pin] = []  # oldest first
 
     @property
-    def traffic(self) -> DiskTraffic | None:
+    def traffic(self) -> DiskTransfers | None:
         return self.manager._disk
 
     @property
-    def tier(self) -> DiskTier:
+    def tier(self) -> DiskIndex:
         assert self.manager._disk is not None
         return self.manager._disk._disk
 
@@ -109,7 +109,7 @@ class KvShadow:
 
     def host_block_of(self, prefix: Prefix) -> int:
         block = self.cached[prefix].host_block
-        return NOWHERE if block is None else block
+        return NO_BLOCK if block is None else block
 
     def is_offloaded_now(self, block: int | None, host_block: int | None) -> bool:
         host = self.manager._host
@@ -371,11 +371,11 @@ class KvShadow:
         for namespace, tokens, node in self.nodes():
             start = len(tokens) - node.num_blocks * BLOCK_SIZE
             device = [*node.blocks, *[None] * node.num_below]
-            host = node.host_blocks or [NOWHERE] * node.num_blocks
+            host = node.host_blocks or [NO_BLOCK] * node.num_blocks
             for i, blocks in enumerate(zip(device, host, strict=True), 1):
                 block, host_block = blocks
                 prefix = namespace, tokens[: start + i * BLOCK_SIZE]
-                found[prefix] = block, None if host_block == NOWHERE else host_block
+                found[prefix] = block, None if host_block == NO_BLOCK else host_block
         return found
 
     def snapshot(self) -> object:

@@ -14,9 +14,9 @@ from taco_proto.config import SchedulerConfig, TlsConfig
 from taco_proto.requests import GenerateRequest
 from taco_proto.sampling_params import SamplingParams
 from taco_proto.steps import StepOutput, StepPlan
-from taco_scheduler.core.sequence import sequence_seed
 from taco_scheduler.server.grpc_server import SchedulerServer
 from taco_scheduler.server.service import SchedulerService
+from taco_scheduler.state.sequence import sequence_seed
 
 PROMPT = [3, 5, 7, 11, 13]
 

@@ -110,7 +110,7 @@ class FairShare:
         self._is_metered = self.counts_outputs = True
 
     @property
-    def has_rivals(self) -> bool:
+    def has_several_tenants(self) -> bool:
         """There are requests of more than one share."""
         return len(self._active[False]) + len(self._active[True]) > 1
 
@@ -171,7 +171,7 @@ class FairShare:
         else:
             self.charges[share.index] += lift
         share.num_requests += 1
-        self.counts_outputs = self._is_metered or self.has_rivals
+        self.counts_outputs = self._is_metered or self.has_several_tenants
 
     def leave(self, share: Share) -> None:
         """A request has ended."""
@@ -179,7 +179,7 @@ class FairShare:
         if share.num_requests == 0:
             active, idle = self._active[share.is_offline], self._idle[share.is_offline]
             active.discard(share)
-            self.counts_outputs = self._is_metered or self.has_rivals
+            self.counts_outputs = self._is_metered or self.has_several_tenants
             self._last_left[share.is_offline] = share.charge = share.counter
             self._settle(share)
             self._free_rows.append(share.index)

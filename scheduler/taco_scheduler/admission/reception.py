@@ -2,11 +2,11 @@
 
 from taco_proto.config import SchedulerConfig
 from taco_proto.requests import GenerateRequest
-from taco_scheduler.admission.admission_queue import Lobby
+from taco_scheduler.admission.admission_control import AdmissionQueue
 from taco_scheduler.admission.fair_share import FairShare, Share
-from taco_scheduler.admission.quotas import Quotas
+from taco_scheduler.admission.rate_limits import RateLimits
 from taco_scheduler.admission.validation import TOKEN_BYTES
-from taco_scheduler.core.sequence import Request
+from taco_scheduler.state.sequence import Request
 
 
 class Reception:
@@ -19,8 +19,10 @@ class Reception:
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.fair_share = FairShare()
-        self.lobby = Lobby(config.max_waiting_requests, config.max_waiting_tokens)
-        self._quotas = Quotas(self.fair_share)
+        self.admission_queue = AdmissionQueue(
+            config.max_waiting_requests, config.max_waiting_tokens
+        )
+        self._quotas = RateLimits(self.fair_share)
 
     def share_of(self, message: GenerateRequest) -> Share:
         return self.fair_share.share_of(message.tenant, message.priority)
@@ -29,11 +31,13 @@ class Reception:
         """Whether the queue and the tenant's quotas admit a new request; counts nothing.
 
         Raises:
-            RefusedError: 429.
+            RejectedError: 429.
         """
-        self.lobby.tick(now)
+        self.admission_queue.tick(now)
         if not _is_resubmission(message):
-            self.lobby.make_room(self.share_of(message), len(message.token_ids) // TOKEN_BYTES)
+            self.admission_queue.make_room(
+                self.share_of(message), len(message.token_ids) // TOKEN_BYTES
+            )
             self._quotas.check(message, now)
 
     def make_room(self, message: GenerateRequest, now: float) -> list[Request]:
@@ -42,13 +46,13 @@ class Reception:
         Those that are resumed have paid and are let in.
 
         Raises:
-            RefusedError: 429.
+            RejectedError: 429.
         """
-        self.lobby.tick(now)
+        self.admission_queue.tick(now)
         if _is_resubmission(message):
             return []
         num_tokens = len(message.token_ids) // TOKEN_BYTES
-        refused = self.lobby.make_room(self.share_of(message), num_tokens)
+        refused = self.admission_queue.make_room(self.share_of(message), num_tokens)
         self._quotas.spend(message, now)
         return refused
 
@@ -56,14 +60,14 @@ class Reception:
         """A request has come."""
         self.fair_share.enter(request.share)
         self._quotas.enter(request.tenant)
-        self.lobby.enter(request)
+        self.admission_queue.enter(request)
 
     def leave(self, request: Request) -> None:
         """A request has ended."""
         self.fair_share.leave(request.share)
         self._quotas.leave(request.tenant)
         if not request.admitted:
-            self.lobby.leave(request, runs=False)
+            self.admission_queue.leave(request, runs=False)
 
 
 def _is_resubmission(message: GenerateRequest) -> bool:

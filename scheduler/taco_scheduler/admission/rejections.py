@@ -6,7 +6,7 @@ from enum import StrEnum
 from taco_proto.limits import MAX_RETRY_SECONDS, Limit
 
 
-class Refusal(StrEnum):
+class RejectionReason(StrEnum):
     """Why a request was refused, as metrics name it."""
 
     INVALID = "invalid"
@@ -19,7 +19,7 @@ class Refusal(StrEnum):
     LICENSE = "license"
 
 
-class RefusedError(Exception):
+class RejectedError(Exception):
     """A request cannot be served.
 
     Attributes:
@@ -35,7 +35,7 @@ class RefusedError(Exception):
         message: str,
         *,
         retry_after: float = 0.0,
-        reason: Refusal = Refusal.INVALID,
+        reason: RejectionReason = RejectionReason.INVALID,
     ) -> None:
         super().__init__(message)
         self.code = code

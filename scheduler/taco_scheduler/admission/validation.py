@@ -8,8 +8,8 @@ from taco_proto.errors import ConfigurationError
 from taco_proto.log_text import MAX_MODEL_CHARS, one_line
 from taco_proto.requests import MAX_PIN_SECONDS, MAX_PINS, GenerateRequest
 from taco_proto.steps import WorkerInfo
-from taco_scheduler.admission.rejections import RefusedError
-from taco_scheduler.core.sequence import Request, token_array
+from taco_scheduler.admission.rejections import RejectedError
+from taco_scheduler.state.sequence import Request, token_array
 
 MAX_BLOCKS = 2**26
 MAX_SLOTS = 2**16
@@ -23,7 +23,7 @@ class InvalidWorkerError(ValueError):
     """A worker says of itself what cannot be."""
 
 
-class WorkerRefusedError(Exception):
+class WorkerRejectedError(Exception):
     """There is nothing to do for a worker now."""
 
 
@@ -110,63 +110,63 @@ def check_message(message: GenerateRequest) -> None:
     """What can be checked without a worker.
 
     Raises:
-        RefusedError: the request makes no sense.
+        RejectedError: the request makes no sense.
     """
     sampling = message.sampling
     for packed in (message.token_ids, *message.emitted_token_ids):
         if len(packed) % TOKEN_BYTES:
-            raise RefusedError(400, "token ids must be packed int32")
+            raise RejectedError(400, "token ids must be packed int32")
         if packed and token_array(packed).min() < 0:
-            raise RefusedError(400, "token ids must not be negative")
+            raise RejectedError(400, "token ids must not be negative")
     if not message.token_ids:
-        raise RefusedError(400, "the prompt has no tokens")
+        raise RejectedError(400, "the prompt has no tokens")
     _check_resumption(message)
     if sampling.seed is None or sampling.max_tokens is None:
-        raise RefusedError(400, "seed and max_tokens must be set")
+        raise RejectedError(400, "seed and max_tokens must be set")
     if message.deadline is not None and not math.isfinite(message.deadline):
-        raise RefusedError(400, "the deadline must be a finite time")
+        raise RejectedError(400, "the deadline must be a finite time")
     if not 0 < message.tenant.weight < math.inf:
-        raise RefusedError(400, "the tenant's weight must be above 0")
+        raise RejectedError(400, "the tenant's weight must be above 0")
     if message.adapter:
-        raise RefusedError(404, f"there is no adapter {message.adapter!r}")
+        raise RejectedError(404, f"there is no adapter {message.adapter!r}")
     if len(message.cache_salt) > MAX_SALT_CHARS:
-        raise RefusedError(400, f"cache_salt may have at most {MAX_SALT_CHARS} characters")
+        raise RejectedError(400, f"cache_salt may have at most {MAX_SALT_CHARS} characters")
     if len(message.prompt_cache_key) > MAX_SALT_CHARS:
-        raise RefusedError(400, f"prompt_cache_key may have at most {MAX_SALT_CHARS} characters")
+        raise RejectedError(400, f"prompt_cache_key may have at most {MAX_SALT_CHARS} characters")
     if len(message.pins) > MAX_PINS:
-        raise RefusedError(400, f"a request may have at most {MAX_PINS} pins")
+        raise RejectedError(400, f"a request may have at most {MAX_PINS} pins")
     for pin in message.pins:
         if not 0 < pin.num_tokens <= len(message.token_ids) // TOKEN_BYTES:
-            raise RefusedError(400, "a pin must be a beginning of the prompt")
+            raise RejectedError(400, "a pin must be a beginning of the prompt")
         if not 0 < pin.seconds <= MAX_PIN_SECONDS:
-            raise RefusedError(400, f"a pin may last {MAX_PIN_SECONDS:g} seconds at most")
+            raise RejectedError(400, f"a pin may last {MAX_PIN_SECONDS:g} seconds at most")
 
 
 def _check_resumption(message: GenerateRequest) -> None:
     num_sequences, finished = message.sampling.num_sequences, set(message.finished_indexes)
     if message.emitted_token_ids and len(message.emitted_token_ids) != num_sequences:
-        raise RefusedError(400, f"emitted_token_ids must have {num_sequences} entries, or none")
+        raise RejectedError(400, f"emitted_token_ids must have {num_sequences} entries, or none")
     if not all(0 <= index < num_sequences for index in finished):
-        raise RefusedError(400, f"finished_indexes must be below {num_sequences}")
+        raise RejectedError(400, f"finished_indexes must be below {num_sequences}")
     if len(finished) == num_sequences:
-        raise RefusedError(400, "all sequences of the request have finished")
+        raise RejectedError(400, "all sequences of the request have finished")
 
 
 def check_fit(request: Request, info: WorkerInfo) -> None:
     """Whether the model that is served can run a request.
 
     Raises:
-        RefusedError: it cannot.
+        RejectedError: it cannot.
     """
     num_tokens = request.num_prompt_tokens
     if num_tokens >= info.max_model_len:
-        raise RefusedError(
+        raise RejectedError(
             400,
             f"context_length_exceeded: this model's maximum context length is {info.max_model_len} "
             f"tokens, and a prompt of {num_tokens} tokens leaves no room for an answer",
         )
     if num_tokens > info.num_blocks * info.block_size:
-        raise RefusedError(
+        raise RejectedError(
             400,
             f"context_length_exceeded: the KV memory holds {info.num_blocks * info.block_size} "
             f"tokens, the prompt has {num_tokens}",
@@ -174,15 +174,15 @@ def check_fit(request: Request, info: WorkerInfo) -> None:
     sampling = request.sampling
     for name in ("logprobs", "prompt_logprobs"):
         if (getattr(sampling, name) or 0) > info.max_logprobs:
-            raise RefusedError(400, f"{name} must be at most {info.max_logprobs}")
+            raise RejectedError(400, f"{name} must be at most {info.max_logprobs}")
     if request.max_token_id >= info.vocab_size:
-        raise RefusedError(400, f"token ids must be below {info.vocab_size}")
+        raise RejectedError(400, f"token ids must be below {info.vocab_size}")
     if any(token >= info.vocab_size for token in sampling.logit_bias or ()):
-        raise RefusedError(400, f"logit_bias token ids must be below {info.vocab_size}")
+        raise RejectedError(400, f"logit_bias token ids must be below {info.vocab_size}")
     if max(sampling.allowed_token_ids or (0,)) >= info.vocab_size:
-        raise RefusedError(400, f"allowed_token_ids must be below {info.vocab_size}")
+        raise RejectedError(400, f"allowed_token_ids must be below {info.vocab_size}")
     if any(token >= info.vocab_size for token in request.stop_token_ids):
-        raise RefusedError(400, f"stop_token_ids must be below {info.vocab_size}")
+        raise RejectedError(400, f"stop_token_ids must be below {info.vocab_size}")
 
 
 def length_limit(request: Request, info: WorkerInfo) -> int:

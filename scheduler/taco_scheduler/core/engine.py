@@ -8,7 +8,7 @@ from taco_proto.kv_tiers import StoreCommand, StoreReport
 from taco_proto.licenses import WorkerLicense
 from taco_proto.requests import FinishReason, GenerateRequest
 from taco_proto.steps import StepOutput, StepPlan, WorkerInfo
-from taco_scheduler.admission.rejections import RefusedError
+from taco_scheduler.admission.rejections import RejectedError
 from taco_scheduler.admission.validation import (
     check_config,
     check_same_model,
@@ -16,11 +16,11 @@ from taco_scheduler.admission.validation import (
     length_limit,
 )
 from taco_scheduler.core import router
-from taco_scheduler.core.output_buffer import OutputBuffer
 from taco_scheduler.core.replica import Replica
-from taco_scheduler.core.requests import Requests
-from taco_scheduler.core.sequence import Request
-from taco_scheduler.metrics.counters import Counters
+from taco_scheduler.core.request_registry import RequestRegistry
+from taco_scheduler.state.counters import Counters
+from taco_scheduler.state.output_buffer import OutputBuffer
+from taco_scheduler.state.sequence import Request
 
 # A replica that runs dry looks for work elsewhere at most so often.
 CORRECTION_SECONDS = 0.05
@@ -43,7 +43,7 @@ class Engine:
         self.counters = Counters()
         self.replicas: list[Replica] = []
         self._config = config
-        self._requests = Requests(config, self.counters.refusals)
+        self._requests = RequestRegistry(config, self.counters.refusals)
         self._epochs = itertools.count(1)
         self._step_ids = itertools.count(1)
         self._corrects_at = 0.0
@@ -90,8 +90,8 @@ class Engine:
         """When `expire`, `plan` and `stalled` should be called even if nothing else happens."""
         times = [self._requests.next_deadline()]
         for replica in self.replicas:
-            times += (replica.drafts.deadline(), replica.stalls_at(), replica.leaves_by)
-            times.append(replica.disk_waits.deadline())
+            times += (replica.drafts.deadline(), replica.stall_deadline(), replica.drain_deadline)
+            times.append(replica.disk_prefetch.deadline())
         return min((time for time in times if time is not None), default=None)
 
     # ---------------------------------------------------------------- clients
@@ -110,9 +110,9 @@ class Engine:
             request = self._requests.new(output_buffer, message, now)
             replica = router.choose(request, self.replicas)
             self._requests.add(request, message, now)
-        except RefusedError as error:
+        except RejectedError as error:
             self.counters.refusals[error.reason] += 1
-            output_buffer.add_refusal(message.handle, error)
+            output_buffer.add_rejection(message.handle, error)
             if request is not None:
                 request.sequences.clear()  # no cycle keeps tokens and tenant until the collector
             return
@@ -173,14 +173,14 @@ class Engine:
             request.replica = None
         if is_fault:
             self.counters.num_lost_workers += 1
-            self._requests.strike(present, is_death=True, has_begun=has_begun)
+            self._requests.strike(present, is_crash=True, has_begun=has_begun)
         self._place(request for request in concerned if request.unfinished)
 
-    def drain(self, replica: Replica, leaves_by: float) -> None:
+    def drain(self, replica: Replica, drain_deadline: float) -> None:
         """A worker wants to leave: it gets nothing new, and what waits there goes elsewhere. What
         runs may end, up to a time. `detach` is due when the replica `is_done`.
         """
-        replica.leaves_by = leaves_by
+        replica.drain_deadline = drain_deadline
         waiting = {
             request
             for request in self._requests
@@ -195,22 +195,22 @@ class Engine:
         """
         replica.license = license_
         self._corrects_at = 0.0
-        if not replica.takes_requests:
+        if not replica.accepts_requests:
             here = [request for request in self._requests if request.replica is replica]
             replica.give_up({request for request in here if not request.has_begun})
         self._place(request for request in self._requests if request.replica is None)
 
     def stalled(self, now: float) -> list[Replica]:
         """The workers that have not made progress for far too long."""
-        times = [(replica.stalls_at(), replica) for replica in self.replicas]
+        times = [(replica.stall_deadline(), replica) for replica in self.replicas]
         return [replica for time, replica in times if time is not None and time <= now]
 
     # ------------------------------------------------------------------ steps
 
     def plan(self, replica: Replica, now: float) -> StepPlan | None:
         """The next step of a worker, to be sent at once; None if there is nothing to run now."""
-        if len(self.replicas) > 1 and now >= self._corrects_at and replica.is_dry:
-            self._take_over(replica, now)
+        if len(self.replicas) > 1 and now >= self._corrects_at and replica.has_spare_capacity:
+            self._steal_work(replica, now)
         return replica.plan(now)
 
     def commit(self, replica: Replica, output: StepOutput, now: float) -> None:
@@ -254,11 +254,11 @@ class Engine:
         for request in sorted(requests, key=lambda request: request.urgency):
             try:
                 replica = router.choose(request, self.replicas)
-            except RefusedError as error:
+            except RejectedError as error:
                 self._requests.refuse(request, error)
                 continue
             if replica is None:
-                self._requests.let_wait(request)
+                self._requests.note_unassigned(request)
             else:
                 self._queue(request, replica)
 
@@ -271,13 +271,13 @@ class Engine:
             if reason is not FinishReason.RUNNING:
                 self._requests.end(sequence, reason)
 
-    def _take_over(self, idle: Replica, now: float) -> None:
+    def _steal_work(self, idle: Replica, now: float) -> None:
         """A replica has nothing to begin with: what waits elsewhere may be done sooner there."""
         busy = max(self.replicas, key=lambda replica: replica.queued_load)
         if not busy.waiting.num_sequences:
             return
         self._corrects_at = now + CORRECTION_SECONDS
-        moved = router.gains(idle, busy)
+        moved = router.find_rebalance(idle, busy)
         busy.give_up(set(moved))
         for request in moved:
             idle.take(request)

@@ -8,20 +8,20 @@ from taco_proto.logprobs import LogprobColumns
 from taco_proto.requests import FinishReason
 from taco_proto.steps import IntArray, StepOutput
 from taco_scheduler.admission.fair_share import FairShare
-from taco_scheduler.core.batch import Batch
-from taco_scheduler.core.in_flight import InFlightStep
-from taco_scheduler.core.sequence import Request, Sequence
-from taco_scheduler.core.step_tokens import News, news_of
+from taco_scheduler.core.step_tokens import StepTokens, step_tokens_of
 from taco_scheduler.core.stop import StopChecker
-from taco_scheduler.metrics.counters import Counters
+from taco_scheduler.state.batch import Batch
+from taco_scheduler.state.counters import Counters
+from taco_scheduler.state.in_flight import InFlightStep
+from taco_scheduler.state.sequence import Request, Sequence
 
 
-class Committer:
+class OutputCommitter:
     """Commits steps, in their order, for one worker.
 
     Args:
         landing: preempted sequences that wait for the outputs of steps in flight, by tenure.
-        suspects: requests that were in a step that failed; a new token clears them.
+        suspected_requests: requests that were in a step that failed; a new token clears them.
         fair_share: is told of each token that a tenant gets.
         retire: frees what an ended sequence holds.
         requeue: queues a sequence that has landed.
@@ -32,22 +32,22 @@ class Committer:
         self,
         batch: Batch,
         stops: StopChecker,
-        landing: dict[int, Sequence],
-        suspects: set[Request],
+        preempted: dict[int, Sequence],
+        suspected_requests: set[Request],
         counters: Counters,
         fair_share: FairShare,
         *,
-        retire: Callable[[Sequence], None],
+        free: Callable[[Sequence], None],
         requeue: Callable[[Sequence], None],
         limit_of: Callable[[Request], int],
     ) -> None:
         self._batch = batch
         self._stops = stops
-        self._landing = landing
-        self._suspects = suspects
+        self._preempted = preempted
+        self._suspected_requests = suspected_requests
         self._counters = counters
         self._fair_share = fair_share
-        self._retire = retire
+        self._free = free
         self._requeue = requeue
         self._limit_of = limit_of
 
@@ -55,85 +55,87 @@ class Committer:
         """`output` has been checked against `step`."""
         if output.prompt_logprobs is not None:
             self._emit_prompt_logprobs(step, output)
-        news = news_of(output)
-        owned = self._batch.tenure[news.slots] == step.sampled_tenures
+        new = step_tokens_of(output)
+        owned = self._batch.slot_generation[new.slots] == step.sampled_generations
         if step.max_drafts.any():
-            self._batch.drafts_in_flight[news.slots[owned]] -= step.max_drafts[owned]
+            self._batch.drafts_in_flight[new.slots[owned]] -= step.max_drafts[owned]
         self._counters.speculation.count(output, step.max_drafts)
         if not owned.all():
             # Sequences that ended or were preempted while the step ran.
             for row in np.flatnonzero(~owned).tolist():
-                sequence = self._landing.get(int(step.sampled_tenures[row]))
+                sequence = self._preempted.get(int(step.sampled_generations[row]))
                 if sequence is not None:
-                    self._land(sequence, news.take(np.array([row])), now)
-            news = news.take(np.flatnonzero(owned))
-        if news.slots.size:
-            self._commit_rows(news, now)
+                    self._commit_preempted(sequence, new.take(np.array([row])), now)
+            new = new.take(np.flatnonzero(owned))
+        if new.slots.size:
+            self._commit_rows(new, now)
 
-    def _commit_rows(self, news: News, now: float) -> None:
+    def _commit_rows(self, new: StepTokens, now: float) -> None:
         batch = self._batch
-        news, reasons = self._up_to_ends(news)
-        slots = news.slots
-        if news.tokens.size > slots.size:  # beyond the one that was counted when it was planned
-            batch.num_tokens[slots] += news.num_tokens - 1
-            batch.num_computed[slots] += news.num_tokens - 1
-        batch.append_tokens(slots, news.num_tokens, news.tokens)
-        batch.num_committed[slots] += news.num_tokens
+        new, reasons = self._up_to_ends(new)
+        slots = new.slots
+        if new.tokens.size > slots.size:  # beyond the one that was counted when it was planned
+            batch.num_tokens[slots] += new.num_tokens - 1
+            batch.num_computed[slots] += new.num_tokens - 1
+        batch.append_tokens(slots, new.num_tokens, new.tokens)
+        batch.num_committed[slots] += new.num_tokens
         if batch.no_token_yet[slots].any():
             self._note_first_tokens(slots, now)
-        self._emit(news, reasons)
-        self._counters.generation_tokens += news.tokens.size
+        self._emit(new, reasons)
+        self._counters.generation_tokens += new.tokens.size
         if self._fair_share.counts_outputs:
-            self._fair_share.charge_outputs(batch.share[slots], news.num_tokens)
-        if self._suspects:
-            self._suspects.difference_update(batch.owner(s).request for s in slots.tolist())
+            self._fair_share.charge_outputs(batch.share[slots], new.num_tokens)
+        if self._suspected_requests:
+            self._suspected_requests.difference_update(
+                batch.owner(s).request for s in slots.tolist()
+            )
         for row in reasons.nonzero()[0].tolist():
             sequence = batch.owner(int(slots[row]))
             self._note_end(sequence, now)
-            self._retire(sequence)
+            self._free(sequence)
 
-    def _up_to_ends(self, news: News) -> tuple[News, IntArray]:
+    def _up_to_ends(self, new: StepTokens) -> tuple[StepTokens, IntArray]:
         """What counts of the news, and why each row ends: a sequence has no token behind the one
         that ends it, drafted and accepted or not.
         """
-        batch, num_tokens = self._batch, news.num_tokens
-        if news.tokens.size == news.slots.size:
-            lengths = batch.num_committed[news.slots] + 1
-            return news, self._stops.finish_reasons(batch, news.slots, news.tokens, lengths)
+        batch, num_tokens = self._batch, new.num_tokens
+        if new.tokens.size == new.slots.size:
+            lengths = batch.num_committed[new.slots] + 1
+            return new, self._stops.finish_reasons(batch, new.slots, new.tokens, lengths)
         ends = np.cumsum(num_tokens)
-        token_slots = np.repeat(news.slots, num_tokens)
-        places = np.arange(news.tokens.size) - np.repeat(ends - num_tokens, num_tokens)
+        token_slots = np.repeat(new.slots, num_tokens)
+        places = np.arange(new.tokens.size) - np.repeat(ends - num_tokens, num_tokens)
         lengths = batch.num_committed[token_slots] + places + 1
-        reasons = self._stops.finish_reasons(batch, token_slots, news.tokens, lengths)
+        reasons = self._stops.finish_reasons(batch, token_slots, new.tokens, lengths)
         # Tokens that stand behind one that ends their row.
         num_endings = np.concatenate([[0], np.cumsum(reasons != 0)])
         is_behind = num_endings[:-1] > np.repeat(num_endings[ends - num_tokens], num_tokens)
         if is_behind.any():
-            news = news.without_tokens(is_behind)
+            new = new.without_tokens(is_behind)
             reasons = reasons[~is_behind]
-        return news, reasons[np.cumsum(news.num_tokens) - 1]
+        return new, reasons[np.cumsum(new.num_tokens) - 1]
 
-    def _emit(self, news: News, reasons: IntArray) -> None:
+    def _emit(self, new: StepTokens, reasons: IntArray) -> None:
         """One row a slot into the output_buffer of its client.
 
         The rows are sorted by client and converted once for the whole step; each client then gets
         slices. So the cost grows with the rows and with the clients, not with their product.
         """
-        clients = self._batch.client[news.slots]
+        clients = self._batch.client[new.slots]
         bounds = [0, clients.size]
         if (clients != clients[0]).any():
             order = np.argsort(clients, kind="stable")
-            news, reasons, clients = news.take(order), reasons[order], clients[order]
+            new, reasons, clients = new.take(order), reasons[order], clients[order]
             changes = np.flatnonzero(clients[1:] != clients[:-1]) + 1
             bounds[1:1] = changes.tolist()
-        columns = self._columns(news, reasons)
-        token_ids = news.tokens.tolist()
+        columns = self._columns(new, reasons)
+        token_ids = new.tokens.tolist()
         token_bounds = bounds
         if len(token_ids) > clients.size:
-            token_ends = np.cumsum(news.num_tokens)
+            token_ends = np.cumsum(new.num_tokens)
             token_bounds = [0, *token_ends[np.array(bounds[1:]) - 1].tolist()]
-        parts = None if news.logprobs is None else news.logprobs.split(token_bounds)
-        for part, slot in enumerate(news.slots[bounds[:-1]].tolist()):
+        parts = None if new.logprobs is None else new.logprobs.split(token_bounds)
+        for part, slot in enumerate(new.slots[bounds[:-1]].tolist()):
             start, end = bounds[part], bounds[part + 1]
             self._batch.owner(slot).request.output_buffer.add_tokens(
                 *(column[start:end] for column in columns),
@@ -141,11 +143,11 @@ class Committer:
                 logprobs=None if parts is None else parts[part],
             )
 
-    def _columns(self, news: News, reasons: IntArray) -> tuple[list[int], ...]:
+    def _columns(self, new: StepTokens, reasons: IntArray) -> tuple[list[int], ...]:
         """Columns for clients, one entry a row, in the order of `OutputBuffer.add_tokens`."""
-        batch, slots = self._batch, news.slots
+        batch, slots = self._batch, new.slots
         if reasons.any():
-            last_tokens = news.tokens[np.cumsum(news.num_tokens) - 1]
+            last_tokens = new.tokens[np.cumsum(new.num_tokens) - 1]
             reason_list = reasons.tolist()
             stop_tokens = np.where(reasons == FinishReason.STOP, last_tokens, -1).tolist()
         else:
@@ -153,25 +155,25 @@ class Committer:
         return (
             batch.handle[slots].tolist(),
             batch.index[slots].tolist(),
-            news.num_tokens.tolist(),
+            new.num_tokens.tolist(),
             reason_list,
             stop_tokens,
             batch.num_cached[slots].tolist(),
         )
 
-    def _land(self, sequence: Sequence, news: News, now: float) -> None:
+    def _commit_preempted(self, sequence: Sequence, new: StepTokens, now: float) -> None:
         """A preempted sequence gets the tokens of a step that it was in."""
         request = sequence.request
         limit = self._limit_of(request)
         reason, count = FinishReason.RUNNING, 0
-        for token in news.tokens.tolist():
+        for token in new.tokens.tolist():
             sequence.tokens.append(token)
             count += 1
             reason = self._stops.finish_reason(sequence, limit)
             if reason is not FinishReason.RUNNING:
                 break
-        sequence.num_landing -= 1
-        token_ids = news.tokens[:count].tolist()
+        sequence.num_outputs_in_flight -= 1
+        token_ids = new.tokens[:count].tolist()
         request.output_buffer.add_tokens(
             [request.handle],
             [sequence.index],
@@ -180,23 +182,23 @@ class Committer:
             [token_ids[-1] if reason is FinishReason.STOP else -1],
             [sequence.num_cached_tokens or 0],
             token_ids=token_ids,
-            logprobs=None if news.logprobs is None else news.logprobs.split([0, count])[0],
+            logprobs=None if new.logprobs is None else new.logprobs.split([0, count])[0],
         )
         self._counters.generation_tokens += count
         self._fair_share.charge_outputs(np.array([request.share.index]), np.array([count]))
-        self._suspects.discard(request)
+        self._suspected_requests.discard(request)
         if sequence.first_token_time is None:
             self._note_first_token(sequence, now)
         if reason is not FinishReason.RUNNING:
             self._note_end(sequence, now)
-            self._retire(sequence)
-        elif sequence.num_landing == 0:
-            del self._landing[sequence.tenure]
+            self._free(sequence)
+        elif sequence.num_outputs_in_flight == 0:
+            del self._preempted[sequence.slot_generation]
             self._requeue(sequence)
 
     def _emit_prompt_logprobs(self, step: InFlightStep, output: StepOutput) -> None:
         assert output.prompt_logprobs is not None
-        tenures = dict(zip(step.slots.tolist(), step.tenures.tolist(), strict=True))
+        generations = dict(zip(step.slots.tolist(), step.generations.tolist(), strict=True))
         slots, positions = output.prompt_logprob_slots, output.prompt_logprob_positions
         # Rows of one slot and of consecutive positions are one run.
         is_next = (slots[1:] == slots[:-1]) & (positions[1:] == positions[:-1] + 1)
@@ -204,8 +206,8 @@ class Committer:
         for run, rows in enumerate(output.prompt_logprobs.split(bounds)):
             slot, first = int(slots[bounds[run]]), int(positions[bounds[run]])
             sequence = self._batch.sequences[slot]
-            if sequence is None or sequence.tenure != tenures[slot]:
-                sequence = self._landing.get(tenures[slot])
+            if sequence is None or sequence.slot_generation != generations[slot]:
+                sequence = self._preempted.get(generations[slot])
             if sequence is not None:
                 self._emit_prompt_rows(sequence.request, first, rows)
 

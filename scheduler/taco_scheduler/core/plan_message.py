@@ -3,10 +3,10 @@
 import numpy as np
 
 from taco_proto.steps import EMPTY, BlockCopies, IntArray, JoinedSequences, PlannedDrafts, StepPlan
-from taco_scheduler.core.batch import Batch
-from taco_scheduler.core.in_flight import InFlightStep
-from taco_scheduler.core.sequence import Sequence, token_array
 from taco_scheduler.core.step_rows import StepRows
+from taco_scheduler.state.batch import Batch
+from taco_scheduler.state.in_flight import InFlightStep
+from taco_scheduler.state.sequence import Sequence, token_array
 
 
 def make_plan(
@@ -65,14 +65,14 @@ def make_plan(
         copies=copies,
         is_announced=is_announced,
     )
-    tenures = batch.tenure[slots]
+    generations = batch.slot_generation[slots]
     step = InFlightStep(
         step_id=step_id,
         slots=slots,
         num_tokens=num_tokens,
-        tenures=tenures,
+        generations=generations,
         sampled_slots=sampled,
-        sampled_tenures=tenures if sampled is slots else batch.tenure[sampled],
+        sampled_generations=generations if sampled is slots else batch.slot_generation[sampled],
         max_drafts=_of_sampled(rows, len(sampled)),
         planned_at=now,
         ran_alone=runs_alone,

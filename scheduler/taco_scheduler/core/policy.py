@@ -3,7 +3,7 @@
 There are no separate phases: a sequence runs whatever it has left to compute, one token or a chunk
 of its prompt. Running decodes come first, then chunks of running prefills, then sequences that
 wait, by priority, what their tenants have had, and arrival. One that waits comes before a prefill
-of lower rank, and takes the place of who holds more than its part (see `Standings`).
+of lower rank, and takes the place of who holds more than its part (see `PreemptionOrder`).
 """
 
 from collections.abc import Callable, Set
@@ -13,16 +13,16 @@ import numpy.typing as npt
 
 from taco_proto.config import MAX_SPECULATIVE_TOKENS
 from taco_proto.steps import IntArray
-from taco_scheduler.core.batch import Batch, BoolArray
-from taco_scheduler.core.preemption import Standings
-from taco_scheduler.core.sequence import Request, Sequence
+from taco_scheduler.core.preemption import PreemptionOrder
+from taco_scheduler.core.prefix_sharing import StepPrefixSharing
 from taco_scheduler.core.step_rows import StepRows
 from taco_scheduler.core.waiting_queue import WaitingQueue
 from taco_scheduler.kv.block_manager import BlockManager
 from taco_scheduler.kv.block_table import BlockTable
-from taco_scheduler.kv.node import CachedPrefix
-from taco_scheduler.kv.step_prefixes import StepPrefixes
-from taco_scheduler.speculation.draft_limits import DraftLimits
+from taco_scheduler.kv.radix_node import CachedPrefix
+from taco_scheduler.speculation.draft_length_limits import DraftLengthLimits
+from taco_scheduler.state.batch import Batch, BoolArray
+from taco_scheduler.state.sequence import Request, Sequence
 
 SlotNumbers = npt.NDArray[np.intp]
 
@@ -31,7 +31,7 @@ Rank = tuple[int, float, int, int]
 
 # After a vain search for somebody to preempt, while nobody joins or leaves: tokens alone change who
 # holds too much, and slowly.
-STEPS_TO_SEARCH = 8
+RECHECK_INTERVAL = 8
 
 # Prompts that need more than what is left of a step, and that the step looks past for shorter ones.
 MAX_LONG_PASSED = 16
@@ -44,7 +44,7 @@ class Policy:
     """Fills steps for one worker.
 
     Args:
-        suspects: requests that were in a step that failed; one at a time is admitted, on all
+        suspected_requests: were in a step that failed; one at a time is admitted, on all
             workers together, so that the next failure tells which one it was.
         max_num_batched_tokens: token budget of a step. Every running sequence gets at least a token
             a step, so `batch` has no more slots than that.
@@ -63,10 +63,10 @@ class Policy:
         batch: Batch,
         blocks: BlockManager,
         waiting: WaitingQueue,
-        suspects: Set[Request],
+        suspected_requests: Set[Request],
         max_num_batched_tokens: int,
         long_prefill_token_threshold: int | None,
-        drafts: DraftLimits,
+        drafts: DraftLengthLimits,
         *,
         holds: Callable[[Sequence], bool],
         delays: Callable[[Sequence], bool],
@@ -76,7 +76,7 @@ class Policy:
         self._batch = batch
         self._blocks = blocks
         self._waiting = waiting
-        self._suspects = suspects
+        self._suspected_requests = suspected_requests
         self._budget = max_num_batched_tokens
         if long_prefill_token_threshold is None:
             long_prefill_token_threshold = max(1, max_num_batched_tokens // 4)
@@ -86,13 +86,13 @@ class Policy:
         self._delays = delays
         self._preempt = preempt
         self._admit = admit
-        self._prefixes = StepPrefixes(blocks.block_bytes, blocks.block_size)
+        self._prefixes = StepPrefixSharing(blocks.block_bytes, blocks.block_size)
         self._refused: Sequence | None = None
         self._free_blocks_at_refusal = 0
         # Blocks that a decode may need at once: with run-ahead, drafts of two steps are in flight.
         self._max_growth = 1 + 2 * MAX_SPECULATIVE_TOKENS // blocks.block_size
-        self._vain_search = (-1, -1, -1)
-        self._steps_to_search = 0
+        self._failed_search = (-1, -1, -1)
+        self._steps_to_recheck = 0
 
     def fill_step(self, held: BoolArray | None = None) -> StepRows:
         """The rows of the next step; blocks and slots are taken, the columns' counters are
@@ -153,11 +153,11 @@ class Policy:
         num_tokens = batch.max_num_tokens
         slots = ((remaining == 1) & (num_tokens > batch.capacity)).nonzero()[0]
         needy = [batch.owner(slot) for slot in slots.tolist()]
-        standings: Standings | None = None
+        order: PreemptionOrder | None = None
         if len(needy) * self._max_growth > self._blocks.num_free_blocks:
             # The most urgent first: a victim is then never one that has just got a block.
-            standings = self._standings()
-            needy.sort(key=standings.standing)
+            order = self._preemption_order()
+            needy.sort(key=order.standing)
         elif needy:
             self._extend_all(needy, slots, num_tokens[slots], rows)
             return False
@@ -166,8 +166,8 @@ class Policy:
             while (table := sequence.table) is not None:
                 if self._extend(sequence, table, int(num_tokens[sequence.slot]), rows):
                     break
-                assert standings is not None
-                self._preempt(standings.least())
+                assert order is not None
+                self._preempt(order.least())
                 has_preempted = True
         return has_preempted
 
@@ -247,11 +247,11 @@ class Policy:
     def _make_room(self) -> None:
         """Preempts whoever must give way to the sequence that is next and finds no place."""
         batch, waiting = self._batch, self._waiting
-        if not waiting.has_rivals or (batch.num_free_slots and self._refused is None):
+        if not waiting.has_several_tenants or (batch.num_free_slots and self._refused is None):
             return
         search = (waiting.num_pushed, batch.num_joined, batch.num_running)
-        self._steps_to_search -= 1
-        if search == self._vain_search and self._steps_to_search > 0:
+        self._steps_to_recheck -= 1
+        if search == self._failed_search and self._steps_to_recheck > 0:
             return
         sequence = waiting.peek()
         if sequence is None or (batch.num_free_slots and sequence is not self._refused):
@@ -259,16 +259,16 @@ class Policy:
         if self._holds(sequence) or self._delays(sequence):
             return
         num_blocks = -(-len(sequence.tokens) // self._blocks.block_size)
-        victim = self._standings().yields_to(sequence, num_blocks)
+        victim = self._preemption_order().yields_to(sequence, num_blocks)
         if victim is None:
-            self._vain_search, self._steps_to_search = search, STEPS_TO_SEARCH
+            self._failed_search, self._steps_to_recheck = search, RECHECK_INTERVAL
         else:
             self._preempt(victim)
 
-    def _standings(self) -> Standings:
+    def _preemption_order(self) -> PreemptionOrder:
         blocks = self._blocks
         fair_share = self._waiting.fair_share
-        return Standings(self._batch, fair_share, blocks.num_blocks, blocks.block_size)
+        return PreemptionOrder(self._batch, fair_share, blocks.num_blocks, blocks.block_size)
 
     def _admit_waiting(self, rows: StepRows, budget: int, before: Rank | None = None) -> int:
         """Gives sequences that wait a slot and a first row, as far as slots, blocks and budget go;
@@ -285,7 +285,7 @@ class Policy:
             return budget
         self._refused = None
         batch = self._batch
-        suspects_run = any(request.is_on_worker for request in self._suspects)
+        suspects_run = any(request.is_on_worker for request in self._suspected_requests)
         passed_over: list[Sequence] = []
         num_kept_slots = num_joined_tokens = num_long = 0
         while (
@@ -300,7 +300,7 @@ class Policy:
             if not _precedes(sequence, before):
                 passed_over.append(sequence)
                 break
-            is_suspect = sequence.request in self._suspects
+            is_suspect = sequence.request in self._suspected_requests
             if is_suspect and suspects_run:
                 passed_over.append(sequence)
                 continue

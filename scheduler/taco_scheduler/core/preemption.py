@@ -3,18 +3,18 @@
 import numpy as np
 
 from taco_scheduler.admission.fair_share import FairShare, Share
-from taco_scheduler.core.batch import Batch, BoolArray
-from taco_scheduler.core.sequence import Sequence
+from taco_scheduler.state.batch import Batch, BoolArray
+from taco_scheduler.state.sequence import Sequence
 
 # A tenant that has had so many tokens more than another, by their counters, gives way whatever both
 # hold. They must change places by as much before the other one gives way in turn.
 FAR_AHEAD = 1024.0
 
 # Larger ones give way first: priority, what the tenant holds, arrival, index.
-Standing = tuple[int, float, int, int]
+PreemptionKey = tuple[int, float, int, int]
 
 
-class Standings:
+class PreemptionOrder:
     """What each tenant holds of a batch, as it was when this was made.
 
     A tenant's load is the larger one of its parts of the slots and of the blocks, over its weight
@@ -28,13 +28,13 @@ class Standings:
         self._fair_share = fair_share
         self._num_slots = len(batch.sequences)
         self._num_blocks = num_blocks
-        self._slots = np.flatnonzero(batch.tenure >= 0)
+        self._slots = np.flatnonzero(batch.slot_generation >= 0)
         self._share = batch.share[self._slots]
         self._blocks = batch.capacity[self._slots] // block_size
         self._slots_of = np.bincount(self._share)
         self._blocks_of = np.bincount(self._share, self._blocks)
 
-    def standing(self, sequence: Sequence) -> Standing:
+    def standing(self, sequence: Sequence) -> PreemptionKey:
         request = sequence.request
         return (request.priority, self._load(request.share), request.arrival, sequence.index)
 

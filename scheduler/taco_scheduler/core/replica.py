@@ -7,29 +7,29 @@ from taco_proto.config import SchedulerConfig
 from taco_proto.kv_tiers import StoreReport
 from taco_proto.registry import DECODE_TOKENS
 from taco_proto.steps import StepOutput, StepPlan, WorkerInfo
-from taco_scheduler.admission.prompt_delay import PromptDelay
 from taco_scheduler.admission.validation import length_limit
-from taco_scheduler.core.attached_worker import AttachedWorker
-from taco_scheduler.core.in_flight import (
+from taco_scheduler.core.disk_prefetch import DiskPrefetch
+from taco_scheduler.core.output_processing import OutputCommitter
+from taco_scheduler.core.pending_prefixes import PendingPrefixes
+from taco_scheduler.core.plan_message import make_plan
+from taco_scheduler.core.policy import Policy
+from taco_scheduler.core.prompt_delay import PromptDelay
+from taco_scheduler.core.prompt_progress import PromptProgress
+from taco_scheduler.core.request_registry import RequestRegistry
+from taco_scheduler.core.step_rows import StepRows
+from taco_scheduler.core.waiting_queue import WaitingQueue
+from taco_scheduler.faults.row_errors import end_failed_sequences
+from taco_scheduler.kv.block_table import BlockTable
+from taco_scheduler.speculation.speculation import Speculation
+from taco_scheduler.state.counters import Counters
+from taco_scheduler.state.in_flight import (
     InFlightStep,
     InvalidOutputError,
     StaleOutputError,
     check_output,
 )
-from taco_scheduler.core.output_processing import Committer
-from taco_scheduler.core.plan_message import make_plan
-from taco_scheduler.core.policy import Policy
-from taco_scheduler.core.requests import Requests
-from taco_scheduler.core.row_errors import end_failed_sequences
-from taco_scheduler.core.sequence import Request, Sequence, Status
-from taco_scheduler.core.step_rows import StepRows
-from taco_scheduler.core.waiting_queue import WaitingQueue
-from taco_scheduler.kv.block_table import BlockTable
-from taco_scheduler.kv.disk_waits import DiskWaits
-from taco_scheduler.kv.pending_prefixes import PendingPrefixes
-from taco_scheduler.kv.planned_prompts import PlannedPrompts
-from taco_scheduler.metrics.counters import Counters
-from taco_scheduler.speculation.draft_client import DraftDesk
+from taco_scheduler.state.sequence import Request, Sequence, Status
+from taco_scheduler.state.worker_state import WorkerState
 
 # A step in flight may take so many times as long as the longest one that was measured.
 STALL_FACTOR = 10.0
@@ -43,7 +43,7 @@ class Replica:
     Attributes:
         name: of the worker; no other one that is attached has it.
         license: whether the worker may take new requests.
-        leaves_by: when it has to be done, if it takes no new requests any more.
+        drain_deadline: when it has to be done, if it takes no new requests any more.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Replica:
         info: WorkerInfo,
         name: str,
         config: SchedulerConfig,
-        requests: Requests,
+        requests: RequestRegistry,
         counters: Counters,
         epochs: Iterator[int],
         step_ids: Iterator[int],
@@ -63,11 +63,11 @@ class Replica:
         """
         self.name = name
         self.license = info.license
-        self.leaves_by: float | None = None
-        self.worker = AttachedWorker(info, config)
+        self.drain_deadline: float | None = None
+        self.worker = WorkerState(info, config)
         self.waiting = WaitingQueue(requests.fair_share)
-        self.drafts = DraftDesk(self.worker, config, counters, requests.__len__)
-        self.disk_waits = DiskWaits(self.worker.blocks)
+        self.drafts = Speculation(self.worker, config, counters, requests.__len__)
+        self.disk_prefetch = DiskPrefetch(self.worker.blocks)
         self._delay = PromptDelay(config.prompt_delay_factor, self.worker.batch)
         self._epochs = epochs
         self._step_ids = step_ids
@@ -76,7 +76,7 @@ class Replica:
         self._requests = requests
         self._counters = counters
         self._max_in_flight = 2 if config.run_ahead else 1
-        self._prompts = PlannedPrompts(self.worker, self.waiting, counters)
+        self._prompts = PromptProgress(self.worker, self.waiting, counters)
         self._prefixes = PendingPrefixes(self.worker.blocks.block_bytes, info.block_size)
         self._last_output_at = 0.0
         self._longest_step = 0.0
@@ -85,23 +85,23 @@ class Replica:
             self.worker.batch,
             self.worker.blocks,
             self.waiting,
-            requests.suspects,
+            requests.suspected_requests,
             self.worker.max_num_batched_tokens,
             config.long_prefill_token_threshold,
             self.drafts.limits,
-            holds=self.disk_waits.holds,
+            holds=self.disk_prefetch.holds,
             delays=self._delay.holds,
             admit=self._admit,
             preempt=self._preempt,
         )
-        self._committer = Committer(
+        self._committer = OutputCommitter(
             self.worker.batch,
             self.worker.stops,
-            self.worker.landing,
-            requests.suspects,
+            self.worker.preempted,
+            requests.suspected_requests,
             counters,
             requests.fair_share,
-            retire=requests.retire,
+            free=requests.free,
             requeue=self.waiting.push,
             limit_of=lambda request: length_limit(request, info),
         )
@@ -125,31 +125,31 @@ class Replica:
         return self.worker.blocks.num_pinned_blocks
 
     @property
-    def is_leaving(self) -> bool:
-        return self.leaves_by is not None
+    def is_draining(self) -> bool:
+        return self.drain_deadline is not None
 
     @property
-    def takes_requests(self) -> bool:
+    def accepts_requests(self) -> bool:
         """New ones: those that have begun may still come."""
-        return self.license.is_valid and not self.is_leaving
+        return self.license.is_valid and not self.is_draining
 
     def is_done(self, now: float) -> bool:
         """It leaves, and may go: nobody waits or runs here any more and what belongs on disk is
         there, or the time is up.
         """
-        if self.leaves_by is None:
+        if self.drain_deadline is None:
             return False
         is_saved = self._is_empty and self.worker.blocks.is_flushed
-        return is_saved or now >= self.leaves_by
+        return is_saved or now >= self.drain_deadline
 
     @property
     def _is_empty(self) -> bool:
-        return not (self.num_running or self.waiting.num_sequences or self.worker.landing)
+        return not (self.num_running or self.waiting.num_sequences or self.worker.preempted)
 
     @property
-    def is_dry(self) -> bool:
+    def has_spare_capacity(self) -> bool:
         """It could begin with more than waits here."""
-        has_room = self.worker.batch.num_free_slots > 0 and self.takes_requests
+        has_room = self.worker.batch.num_free_slots > 0 and self.accepts_requests
         return has_room and not self.waiting.num_sequences and not self._is_full
 
     @property
@@ -166,7 +166,7 @@ class Replica:
     def _is_full(self) -> bool:
         return len(self.worker.in_flight) >= self._max_in_flight
 
-    def stalls_at(self) -> float | None:
+    def stall_deadline(self) -> float | None:
         """When the oldest step in flight has taken far longer than any before; None: never."""
         steps = self.worker.in_flight.steps
         if not steps or not self._is_watched:
@@ -223,20 +223,20 @@ class Replica:
                 self._forget(sequence)
             request.replica = None
 
-    def let_go(self, sequence: Sequence) -> None:
+    def release(self, sequence: Sequence) -> None:
         """Frees what a sequence of this replica holds; its outputs in flight find no owner."""
         match sequence.status:
             case Status.RUNNING:
                 self.worker.release(sequence)
-            case Status.LANDING:
-                del self.worker.landing[sequence.tenure]
+            case Status.PREEMPTED:
+                del self.worker.preempted[sequence.slot_generation]
             case Status.WAITING:
                 self.waiting.forget(sequence)
         self._forget(sequence)
 
     def _forget(self, sequence: Sequence) -> None:
         self.drafts.forget(sequence)
-        self.disk_waits.forget(sequence)
+        self.disk_prefetch.forget(sequence)
         self._prefixes.remove(sequence)
 
     # ------------------------------------------------------------------- steps
@@ -244,7 +244,7 @@ class Replica:
     def plan(self, now: float) -> StepPlan | None:
         """The next step, to be sent to the worker at once; None if there is nothing to run now."""
         worker = self.worker
-        self.disk_waits.now = now
+        self.disk_prefetch.now = now
         self._delay.begin(now)
         if self._is_full:
             return None
@@ -276,7 +276,7 @@ class Replica:
     def _plan_copies(self, now: float) -> StepPlan | None:
         """Nobody runs: a step for those copies alone that saving to disk needs."""
         worker = self.worker
-        if self.is_leaving:
+        if self.is_draining:
             worker.blocks.flush()
         # One at a time: whoever comes next should not wait for more.
         if worker.in_flight.steps or not worker.blocks.has_unsaved:
@@ -323,7 +323,7 @@ class Replica:
         self._last_output_at = now
         if not step.only_decodes:
             self._delay.note_prompts(seconds)
-            self.disk_waits.pace.note_step(int(step.num_tokens.sum()), seconds)
+            self.disk_prefetch.pace.note_step(int(step.num_tokens.sum()), seconds)
         if output.row_errors:
             end_failed_sequences(step, output.row_errors, worker, self._requests, self._counters)
         self.drafts.note_step(step, output, now)
@@ -331,7 +331,7 @@ class Replica:
 
     def take_store_report(self, report: StoreReport) -> None:
         """Takes what the worker's disk tier has done."""
-        self.disk_waits.pace.note_read(len(report.read), report.read_seconds)
+        self.disk_prefetch.pace.note_read(len(report.read), report.read_seconds)
         self.worker.blocks.take_store_report(report)
 
     def note_begun(self, epoch: int, step_id: int) -> None:
@@ -360,18 +360,18 @@ class Replica:
         worker = self.worker
         logger.error("step %d failed on %s: %s", step.step_id, self.name, error)
         self._counters.num_failed_steps += 1
-        suspects = {sequence.request for sequence in worker.sequences_in(step)}
+        suspected_requests = {sequence.request for sequence in worker.sequences_in(step)}
         worker.blocks.withdraw()
         for sequence in worker.release_all():
             self.waiting.push(sequence)
         self._epoch = next(self._epochs)
-        self._requests.strike(suspects, is_death=False, has_begun=suspects)
+        self._requests.strike(suspected_requests, is_crash=False, has_begun=suspected_requests)
 
     # ----------------------------------------------------------------- running
 
     def _admit(self, sequence: Sequence, table: BlockTable) -> None:
         request, info = sequence.request, self.info
-        self.disk_waits.forget(sequence)
+        self.disk_prefetch.forget(sequence)
         self._requests.note_admitted(request)
         if sequence.num_cached_tokens is None:
             sequence.num_cached_tokens = min(table.num_cached_tokens, request.num_prompt_tokens)
@@ -386,20 +386,22 @@ class Replica:
         self.worker.batch.join(sequence, table, limit, info.block_size)
 
     def _runs_a_suspect(self, rows: StepRows) -> bool:
-        suspects = self._requests.suspects
-        if not suspects:
+        suspected_requests = self._requests.suspected_requests
+        if not suspected_requests:
             return False
         slots = (*rows.decode_slots.tolist(), *rows.chunk_slots)
-        return any(self.worker.batch.owner(slot).request in suspects for slot in slots)
+        return any(self.worker.batch.owner(slot).request in suspected_requests for slot in slots)
 
     def _preempt(self, sequence: Sequence) -> None:
         """Back to the queue, at once or when the outputs of the steps it is in have come."""
         worker = self.worker
         self._counters.num_preemptions += 1
-        sequence.num_landing = worker.in_flight.num_sampling_steps(sequence.tenure)
+        sequence.num_outputs_in_flight = worker.in_flight.num_sampling_steps(
+            sequence.slot_generation
+        )
         worker.release(sequence, swaps=self._config.swaps_preempted)
-        if sequence.num_landing:
-            sequence.status = Status.LANDING
-            worker.landing[sequence.tenure] = sequence
+        if sequence.num_outputs_in_flight:
+            sequence.status = Status.PREEMPTED
+            worker.preempted[sequence.slot_generation] = sequence
         else:
             self.waiting.push(sequence)

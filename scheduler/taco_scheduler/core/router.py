@@ -6,10 +6,10 @@ from taco_common.rendezvous import home_of
 from taco_proto.licenses import LICENSE_MESSAGE, LicenseState
 from taco_proto.registry import DECODE_TOKENS
 from taco_proto.steps import WorkerInfo
-from taco_scheduler.admission.rejections import Refusal, RefusedError
+from taco_scheduler.admission.rejections import RejectedError, RejectionReason
 from taco_scheduler.admission.validation import check_fit, length_limit
 from taco_scheduler.core.replica import Replica
-from taco_scheduler.core.sequence import Request, Sequence
+from taco_scheduler.state.sequence import Request, Sequence
 
 # At most so many waiting sequences are looked at when one replica takes over from another.
 MAX_LOOKED_AT = 128
@@ -29,9 +29,9 @@ def choose(request: Request, replicas: Many[Replica]) -> Replica | None:
         a request that was accepted.
 
     Raises:
-        RefusedError: the request is new, and no replica can or may run it.
+        RejectedError: the request is new, and no replica can or may run it.
     """
-    able = _allowed(request, [replica for replica in replicas if not replica.is_leaving])
+    able = _allowed(request, [replica for replica in replicas if not replica.is_draining])
     fitting = [replica for replica in able if fits(request, replica.info)]
     if not fitting:
         if able and not request.accepted:
@@ -58,13 +58,13 @@ def _allowed(request: Request, able: Many[Replica]) -> Many[Replica]:
     goes on with others as well if it has to.
 
     Raises:
-        RefusedError: none of them has a license, and none is about to have one.
+        RejectedError: none of them has a license, and none is about to have one.
     """
-    licensed = [replica for replica in able if replica.takes_requests]
+    licensed = [replica for replica in able if replica.accepts_requests]
     if request.has_begun:
         return licensed if any(fits(request, replica.info) for replica in licensed) else able
     if able and all(replica.license.state is LicenseState.MISSING for replica in able):
-        raise RefusedError(503, LICENSE_MESSAGE, reason=Refusal.LICENSE)
+        raise RejectedError(503, LICENSE_MESSAGE, reason=RejectionReason.LICENSE)
     return licensed
 
 
@@ -72,14 +72,14 @@ def fits(request: Request, info: WorkerInfo) -> bool:
     """Whether a worker can run a request, or go on with it."""
     try:
         check_fit(request, info)
-    except RefusedError:
+    except RejectedError:
         return False
     # A sequence that is longer than this worker's limit would end where another's goes on.
     limit = length_limit(request, info)
     return not request.accepted or all(len(s.tokens) < limit for s in request.unfinished)
 
 
-def gains(idle: Replica, busy: Replica) -> list[Request]:
+def find_rebalance(idle: Replica, busy: Replica) -> list[Request]:
     """The requests that wait at one replica and would be done sooner at another one."""
     moved: list[Request] = []
     load, ahead = idle.load, busy.load - busy.queued_load

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from taco_proto.steps import EMPTY, IntArray
-from taco_scheduler.core.sequence import Sequence
+from taco_scheduler.state.sequence import Sequence
 
 
 @dataclass(slots=True)

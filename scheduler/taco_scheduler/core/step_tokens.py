@@ -13,7 +13,7 @@ RowNumbers = npt.NDArray[np.intp]
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class StepTokens:
     """Attributes:
     slots: int32 [num_rows].
     num_tokens: int32 [num_rows], at least one each.
@@ -26,7 +26,7 @@ class News:
     tokens: IntArray
     logprobs: LogprobColumns | None
 
-    def take(self, rows: RowNumbers) -> "News":
+    def take(self, rows: RowNumbers) -> "StepTokens":
         """The rows with these numbers, in this order."""
         num_tokens = self.num_tokens[rows]
         tokens = rows
@@ -36,17 +36,17 @@ class News:
             tokens += np.arange(tokens.size)
         return self._keep(rows, tokens, num_tokens)
 
-    def without_tokens(self, is_dropped: BoolArray) -> "News":
+    def without_tokens(self, is_dropped: BoolArray) -> "StepTokens":
         """All rows, without some of their tokens."""
         rows = np.repeat(np.arange(self.slots.size), self.num_tokens)
         num_tokens = np.bincount(rows[~is_dropped], minlength=self.slots.size).astype(np.int32)
         return self._keep(np.arange(self.slots.size), np.flatnonzero(~is_dropped), num_tokens)
 
-    def _keep(self, rows: RowNumbers, tokens: RowNumbers, num_tokens: IntArray) -> "News":
+    def _keep(self, rows: RowNumbers, tokens: RowNumbers, num_tokens: IntArray) -> "StepTokens":
         logprobs = None if self.logprobs is None else self.logprobs.take(tokens)
-        return News(self.slots[rows], num_tokens, self.tokens[tokens], logprobs)
+        return StepTokens(self.slots[rows], num_tokens, self.tokens[tokens], logprobs)
 
 
-def news_of(output: StepOutput) -> News:
+def step_tokens_of(output: StepOutput) -> StepTokens:
     num_tokens = output.num_tokens if output.num_tokens.size else np.ones_like(output.slots)
-    return News(output.slots, num_tokens, output.token_ids, output.logprobs)
+    return StepTokens(output.slots, num_tokens, output.token_ids, output.logprobs)

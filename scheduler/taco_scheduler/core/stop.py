@@ -6,8 +6,8 @@ import numpy as np
 
 from taco_proto.requests import FinishReason
 from taco_proto.steps import IntArray
-from taco_scheduler.core.batch import Batch
-from taco_scheduler.core.sequence import Request, Sequence
+from taco_scheduler.state.batch import Batch
+from taco_scheduler.state.sequence import Request, Sequence
 
 _STOP = np.int32(FinishReason.STOP)
 _LENGTH = np.int32(FinishReason.LENGTH)

@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Iterable, Iterator
 
 from taco_scheduler.admission.fair_share import FairShare, Share
-from taco_scheduler.core.sequence import Request, Sequence, Status, Urgency
+from taco_scheduler.state.sequence import Request, Sequence, Status, Urgency
 
 MIN_SWEEP = 64  # entries; sweeping at twice what was left makes it cost nothing on average
 
@@ -32,17 +32,17 @@ class WaitingQueue:
         self.num_tokens = 0
         self.num_pushed = 0
         self.fair_share = fair_share
-        self._lanes: dict[tuple[int, Share], _Lane] = {}
-        self._heap: list[tuple[LaneKey, int, _Lane]] = []
+        self._lanes: dict[tuple[int, Share], _TenantQueue] = {}
+        self._heap: list[tuple[LaneKey, int, _TenantQueue]] = []
         self._places = itertools.count(1)
         self._numbers = itertools.count(1)
         self._num_entries = 0
         self._sweep_at = MIN_SWEEP
 
     @property
-    def has_rivals(self) -> bool:
+    def has_several_tenants(self) -> bool:
         """More than one tenant has requests, here or elsewhere."""
-        return self.fair_share.has_rivals
+        return self.fair_share.has_several_tenants
 
     def push(self, sequence: Sequence, num_tokens: int | None = None) -> None:
         """`num_tokens` are expected to be computed; None: all that it has."""
@@ -116,15 +116,15 @@ class WaitingQueue:
         self.num_sequences += sign
         self.num_tokens += sign * sequence.num_queued_tokens
 
-    def _lane_of(self, sequence: Sequence) -> "_Lane":
+    def _lane_of(self, sequence: Sequence) -> "_TenantQueue":
         request = sequence.request
         name = (request.priority, request.share)
         lane = self._lanes.get(name)
         if lane is None:
-            lane = self._lanes[name] = _Lane(*name)
+            lane = self._lanes[name] = _TenantQueue(*name)
         return lane
 
-    def _place(self, lane: "_Lane") -> None:
+    def _place(self, lane: "_TenantQueue") -> None:
         lane.place = next(self._places)
         heapq.heappush(self._heap, (lane.key(), lane.place, lane))
         if len(self._heap) > max(MIN_SWEEP, 2 * len(self._lanes)):
@@ -132,7 +132,7 @@ class WaitingQueue:
             self._heap = [(lane.key(), lane.place, lane) for lane in self._lanes.values()]
             heapq.heapify(self._heap)
 
-    def _drop_ended(self, lane: "_Lane") -> None:
+    def _drop_ended(self, lane: "_TenantQueue") -> None:
         while lane.sequences and not self._is_valid(lane.sequences[0]):
             heapq.heappop(lane.sequences)
             self._num_entries -= 1
@@ -160,7 +160,7 @@ LaneKey = tuple[int, float, int, int]
 _Entry = tuple[Urgency, int, Sequence]
 
 
-class _Lane:
+class _TenantQueue:
     """The waiting sequences of one tenant and priority.
 
     Attributes:

@@ -8,13 +8,13 @@ from taco_scheduler.kv.block_ids import BlockIds, block_ids
 from taco_scheduler.kv.block_pool import BlockPool
 from taco_scheduler.kv.block_table import BlockTable
 from taco_scheduler.kv.device_blocks import DeviceBlocks
-from taco_scheduler.kv.disk_tier import DiskTier
-from taco_scheduler.kv.disk_traffic import DiskTraffic, Reading
+from taco_scheduler.kv.disk_index import DiskIndex
+from taco_scheduler.kv.disk_transfers import DiskTransfers, Reading
 from taco_scheduler.kv.hit_counts import HitCounts
-from taco_scheduler.kv.host_tier import HostTier
+from taco_scheduler.kv.host_blocks import HostBlocks
 from taco_scheduler.kv.namespace import CacheNamespace
-from taco_scheduler.kv.node import CachedPrefix, Node
-from taco_scheduler.kv.pins import Pins
+from taco_scheduler.kv.pinned_prefixes import PinnedPrefixes
+from taco_scheduler.kv.radix_node import CachedPrefix, Node
 from taco_scheduler.kv.radix_tree import RadixTree
 
 TOKEN_BYTES = 4  # token ids travel as packed little-endian int32
@@ -65,12 +65,12 @@ class BlockManager:
         self._live: set[BlockTable] = set()
         self._pool = BlockPool(num_blocks)
         self._host = (
-            HostTier(num_host_blocks) if num_host_blocks and enable_prefix_caching else None
+            HostBlocks(num_host_blocks) if num_host_blocks and enable_prefix_caching else None
         )
         self._tree = RadixTree(self._block_bytes, self._host, offload_min_accesses)
-        self._pins = Pins(self._tree, int(max_pinned_share * num_blocks))
+        self._pins = PinnedPrefixes(self._tree, int(max_pinned_share * num_blocks))
         self._device = DeviceBlocks(self._pool, self._tree, self._pins, max_cached_device_blocks)
-        self._disk = self._disk_traffic(num_disk_blocks) if num_disk_blocks else None
+        self._disk = self._make_disk_transfers(num_disk_blocks) if num_disk_blocks else None
 
     @property
     def num_free_blocks(self) -> int:
@@ -212,9 +212,9 @@ class BlockManager:
     def pin_prefix(
         self, tokens: memoryview | bytes, namespace: CacheNamespace, until: float, owner: str = ""
     ) -> bool:
-        """Keeps what the device holds of a prefix, in whole blocks, from eviction up to a time, on
-        somebody's account (see `Pins`). The oldest pin gives way to sequences that would find no
-        room otherwise.
+        """Keeps the cached blocks of a prefix on the device until a time (see `PinnedPrefixes`).
+
+        The oldest pinned prefix is evicted if a sequence needs its blocks.
 
         Returns:
             False, and nothing is kept, if that is no whole block, or more than may be.
@@ -411,11 +411,11 @@ class BlockManager:
             key = self._packed(tokens, 0, num_tokens // self.block_size)
             self._disk.note(table, table.namespace, key)
 
-    def _disk_traffic(self, num_blocks: int) -> DiskTraffic | None:
+    def _make_disk_transfers(self, num_blocks: int) -> DiskTransfers | None:
         host, residents = self._host, self._tree.residents
         if host is None or residents is None:
             return None  # what is read or written goes by way of the host
-        return DiskTraffic(DiskTier(num_blocks, self._block_bytes), host, residents, self._tree)
+        return DiskTransfers(DiskIndex(num_blocks, self._block_bytes), host, residents, self._tree)
 
     def _packed(self, tokens: memoryview | bytes, start: int, end: int) -> bytes:
         """The packed ids of the blocks start … end - 1."""

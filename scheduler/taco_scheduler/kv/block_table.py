@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from taco_scheduler.kv.block_ids import BlockIds
 from taco_scheduler.kv.namespace import CacheNamespace
-from taco_scheduler.kv.node import Node
+from taco_scheduler.kv.radix_node import Node
 
 
 @dataclass(slots=True, eq=False)

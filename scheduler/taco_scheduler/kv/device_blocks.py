@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from taco_scheduler.kv.block_ids import BlockIds, block_ids
 from taco_scheduler.kv.block_pool import BlockPool
 from taco_scheduler.kv.block_table import BlockTable
-from taco_scheduler.kv.pins import Pins
+from taco_scheduler.kv.pinned_prefixes import PinnedPrefixes
 from taco_scheduler.kv.radix_tree import RadixTree
 
 
@@ -13,7 +13,7 @@ class DeviceBlocks:
     """Takes free blocks first, then evicts cached ones, then pinned prefixes."""
 
     def __init__(
-        self, pool: BlockPool, tree: RadixTree, pins: Pins, max_cached: int | None
+        self, pool: BlockPool, tree: RadixTree, pins: PinnedPrefixes, max_cached: int | None
     ) -> None:
         """`max_cached`: maximum evictable blocks in the cache; None: no maximum."""
         self._pool = pool

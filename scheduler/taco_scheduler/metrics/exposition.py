@@ -15,10 +15,10 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from taco_proto.steps import RowErrorCode
-from taco_scheduler.admission.rejections import Refusal
+from taco_scheduler.admission.rejections import RejectionReason
 from taco_scheduler.core.engine import Engine
 from taco_scheduler.core.replica import Replica
-from taco_scheduler.speculation.metrics import speculation_metrics
+from taco_scheduler.metrics.speculation import speculation_metrics
 
 
 def engine_registry(engine: Engine) -> CollectorRegistry:
@@ -148,7 +148,7 @@ class EngineCollector(Collector):
             "taco:prefix_pins": ("Beginnings of prompts kept as asked for.", counters.num_pins),
             "taco:refused_prefix_pins": (
                 "Beginnings of prompts that were asked for, and not kept.",
-                counters.num_refused_pins,
+                counters.num_rejected_pins,
             ),
             "vllm:prompt_tokens": ("Prompt tokens.", counters.prompt_tokens),
             "vllm:generation_tokens": ("Generated tokens.", counters.generation_tokens),
@@ -173,7 +173,7 @@ class EngineCollector(Collector):
         family = CounterMetricFamily(
             "taco:refusals", "Requests that were refused.", labels=["model_name", "reason"]
         )
-        for reason in Refusal:
+        for reason in RejectionReason:
             family.add_metric([self._model, reason], self._engine.counters.refusals[reason])
         return family
 

@@ -124,4 +124,4 @@ class Advertiser:
 
     def _replicas(self) -> list[Replica]:
         """Those that take new requests."""
-        return [replica for replica in self._service.engine.replicas if replica.takes_requests]
+        return [replica for replica in self._service.engine.replicas if replica.accepts_requests]

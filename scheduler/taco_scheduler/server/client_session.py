@@ -4,7 +4,7 @@ import asyncio
 from typing import Protocol
 
 from taco_proto.requests import GenerateRequest, ModelInfo, OutputBatch
-from taco_scheduler.core.output_buffer import OutputBuffer
+from taco_scheduler.state.output_buffer import OutputBuffer
 
 
 class SessionClosedError(Exception):

@@ -8,7 +8,7 @@ from taco_common.prefix_hashes import block_hashes, is_landmark, root_hash
 from taco_proto.registry import MAX_PREFIXES
 from taco_scheduler.kv.block_manager import BlockManager
 from taco_scheduler.kv.namespace import CacheNamespace
-from taco_scheduler.kv.node import Node, Root
+from taco_scheduler.kv.radix_node import Node, Root
 
 # A round hashes no more new blocks than this and goes on in the next one: some 2 ms.
 MAX_HASHED_BLOCKS = 2048

@@ -22,8 +22,8 @@ def served_model(replicas: Collection[Replica]) -> ModelInfo | None:
     """What is served by workers of one model, whose limits may differ: a request goes to one that
     can run it. None: there are none.
     """
-    staying = [replica for replica in replicas if not replica.is_leaving]
-    takers = [replica for replica in staying if replica.takes_requests]
+    staying = [replica for replica in replicas if not replica.is_draining]
+    takers = [replica for replica in staying if replica.accepts_requests]
     infos = [replica.info for replica in takers or staying]
     if not infos:
         return None

@@ -15,10 +15,8 @@ from taco_proto.kv_tiers import StoreReport
 from taco_proto.licenses import WorkerLicense
 from taco_proto.requests import GenerateRequest, ModelInfo
 from taco_proto.steps import StepOutput
-from taco_scheduler.admission.rejections import Refusal
+from taco_scheduler.admission.rejections import RejectionReason
 from taco_scheduler.core.engine import Engine
-from taco_scheduler.core.in_flight import InvalidOutputError
-from taco_scheduler.core.output_buffer import OutputBuffer
 from taco_scheduler.core.replica import Replica
 from taco_scheduler.metrics.exposition import engine_registry
 from taco_scheduler.metrics.stats_log import log_stats
@@ -27,6 +25,8 @@ from taco_scheduler.server.drafter_links import DrafterLink, DraftExecutor, Loca
 from taco_scheduler.server.served_model import NO_MODEL, served_model
 from taco_scheduler.server.worker_links import LocalWorkerLink, StepExecutor, WorkerLink
 from taco_scheduler.speculation.drafter_pool import DrafterPool
+from taco_scheduler.state.in_flight import InvalidOutputError
+from taco_scheduler.state.output_buffer import OutputBuffer
 
 logger = logging.getLogger("taco.scheduler")
 
@@ -197,7 +197,7 @@ class SchedulerService:
         replica = self._replicas.pop(link, None)
         if replica is None:
             return
-        if replica.is_leaving and not is_fault:
+        if replica.is_draining and not is_fault:
             logger.info("worker %s detached after its drain", replica.name)
         else:
             logger.warning("worker %s lost: %s", replica.name, reason)
@@ -212,7 +212,7 @@ class SchedulerService:
     def let_leave(self, link: WorkerLink) -> None:
         """A worker wants to leave: it gets no new requests, and goes when it has nothing to do."""
         replica = self._replicas.get(link)
-        if replica is None or replica.is_leaving:
+        if replica is None or replica.is_draining:
             return
         limit = self.config.worker_drain_timeout
         logger.info("worker %s drains: its requests have %g s", replica.name, limit)
@@ -286,7 +286,7 @@ class SchedulerService:
 
     def submit(self, output_buffer: OutputBuffer, request: GenerateRequest) -> None:
         if self._draining:
-            self.engine.counters.refusals[Refusal.DRAINING] += 1
+            self.engine.counters.refusals[RejectionReason.DRAINING] += 1
             output_buffer.add_error(request.handle, 503, "the scheduler is shutting down")
         else:
             self.engine.submit(output_buffer, request, time.monotonic())

@@ -17,7 +17,7 @@ from taco_proto.config import PROTOCOL_VERSION
 from taco_scheduler.admission.validation import (
     InvalidWorkerError,
     OtherModelError,
-    WorkerRefusedError,
+    WorkerRejectedError,
 )
 
 HELLO_SECONDS = 10.0
@@ -44,7 +44,7 @@ def attach(call: Callable[[], None]) -> None:
         raise StreamError(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from None
     except OtherModelError as error:
         raise StreamError(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from None
-    except WorkerRefusedError as error:
+    except WorkerRejectedError as error:
         raise StreamError(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)) from None
 
 

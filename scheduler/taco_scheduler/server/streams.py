@@ -23,7 +23,6 @@ from taco_proto.kv_tiers import StoreReport
 from taco_proto.log_text import MAX_NAME_CHARS, one_line
 from taco_proto.requests import ModelInfo
 from taco_proto.steps import StepOutput
-from taco_scheduler.core.in_flight import StaleOutputError
 from taco_scheduler.server.client_session import ClientSession, SessionClosedError
 from taco_scheduler.server.service import SchedulerService, StalledError
 from taco_scheduler.server.stream_errors import (
@@ -37,6 +36,7 @@ from taco_scheduler.server.stream_errors import (
     unless_silent,
 )
 from taco_scheduler.server.worker_links import RemoteWorkerLink
+from taco_scheduler.state.in_flight import StaleOutputError
 
 GOODBYE_SECONDS = 0.1
 
@@ -101,13 +101,13 @@ def _cancel(session: ClientSession, message: pb.Cancel) -> None:
 async def _write_gateway(session: ClientSession, context: Context) -> None:
     while True:
         try:
-            news = await session.next_message()
+            new = await session.next_message()
         except SessionClosedError as error:
             raise StreamError(grpc.StatusCode.UNAVAILABLE, str(error)) from None
-        if isinstance(news, ModelInfo):
-            await context.write(pb.SchedulerMessage(model=model_info_to_pb(news)))
+        if isinstance(new, ModelInfo):
+            await context.write(pb.SchedulerMessage(model=model_info_to_pb(new)))
         else:
-            await context.write(pb.SchedulerMessage(outputs=output_batch_to_pb(news)))
+            await context.write(pb.SchedulerMessage(outputs=output_batch_to_pb(new)))
 
 
 # ----------------------------------------------------------------- workers

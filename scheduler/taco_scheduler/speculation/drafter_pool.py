@@ -8,7 +8,7 @@ import logging
 from collections.abc import Collection
 
 from taco_proto.drafts import DraftReply
-from taco_scheduler.admission.validation import InvalidWorkerError, WorkerRefusedError
+from taco_scheduler.admission.validation import InvalidWorkerError, WorkerRejectedError
 from taco_scheduler.core.replica import Replica
 from taco_scheduler.server.drafter_links import DrafterLink
 
@@ -30,11 +30,11 @@ class DrafterPool:
 
         Raises:
             InvalidWorkerError: it cannot draft for any of the workers that are there.
-            WorkerRefusedError: each of those has a draft worker. One that dials on stands by.
+            WorkerRejectedError: each of those has a draft worker. One that dials on stands by.
         """
         try:
             self._replicas[link] = self._tie(link, replicas)
-        except (InvalidWorkerError, WorkerRefusedError):
+        except (InvalidWorkerError, WorkerRejectedError):
             link.close()
             raise
         logger.info("draft worker %s attached: %s", link.info.name, link.info.model)
@@ -57,7 +57,7 @@ class DrafterPool:
             except InvalidWorkerError as error:
                 link.close(str(error))
                 self.lose(link, str(error))
-            except WorkerRefusedError:
+            except WorkerRejectedError:
                 return  # the replica has got one
 
     def remove_replica(self, replica: Replica) -> None:
@@ -77,11 +77,11 @@ class DrafterPool:
             replica.drafts.take(reply, now)
 
     def _tie(self, link: DrafterLink, replicas: Collection[Replica]) -> Replica | None:
-        """Raises InvalidWorkerError, WorkerRefusedError."""
+        """Raises InvalidWorkerError, WorkerRejectedError."""
         refusal: Exception | None = None
         for replica in replicas:
             if replica.drafts.is_taken:
-                refusal = refusal or WorkerRefusedError("every worker has a draft worker already")
+                refusal = refusal or WorkerRejectedError("every worker has a draft worker already")
                 continue
             try:
                 replica.drafts.attach(link.info)

@@ -11,7 +11,7 @@ from support.redis_server import RedisServer
 from taco_gateway.engine.limit_scripts import ADMIT, REACHED, SETTLE, limit_keys
 from taco_proto.limits import Limit
 from taco_proto.requests import Tenant
-from taco_scheduler.admission.quotas import TokenBucket
+from taco_scheduler.admission.rate_limits import TokenBucket
 
 START_MS = 1_700_000_000_000
 # Of rounding: the scripts let in what is a millisecond early.

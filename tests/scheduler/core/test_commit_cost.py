@@ -9,7 +9,7 @@ from support.counting_array import CountingArray
 from support.engine_driver import Driver, make_request
 from support.fake_worker import worker_info
 from taco_proto.logprobs import LogprobColumns
-from taco_scheduler.core.token_log import TokenLog
+from taco_scheduler.state.token_log import TokenLog
 
 NUM_SEQUENCES = 64
 
@@ -105,7 +105,7 @@ def test_decode_steps_touch_no_array_of_a_sequence(monkeypatch: pytest.MonkeyPat
 
 
 def test_sequences_have_their_tokens_when_the_log_was_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("taco_scheduler.core.token_log.MAX_ROWS", 8)
+    monkeypatch.setattr("taco_scheduler.state.token_log.MAX_ROWS", 8)
     driver = decoding(1)
     for _ in range(30):
         assert driver.step()

@@ -8,7 +8,7 @@ from support.engine_driver import Driver, make_request, pack
 from support.fake_worker import EOS, generate, next_token, token_logprob, worker_info
 from taco_proto.requests import FinishReason
 from taco_proto.sampling_params import SamplingParams
-from taco_scheduler.core.sequence import sequence_seed
+from taco_scheduler.state.sequence import sequence_seed
 
 
 @pytest.fixture(params=[True, False], ids=["run_ahead", "synchronous"])
@@ -372,7 +372,7 @@ def test_news_merge_while_a_client_is_behind(driver: Driver) -> None:
 def test_a_client_that_never_takes_anything_is_given_up(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("taco_scheduler.core.output_buffer.MAX_BUFFERED_VALUES", 20)
+    monkeypatch.setattr("taco_scheduler.state.output_buffer.MAX_BUFFERED_VALUES", 20)
     for handle in range(4):
         driver.submit(handle, [handle + 1], max_tokens=50, ignore_eos=True)
     while driver.plan() or driver.deliver():
@@ -385,7 +385,7 @@ def test_a_client_that_never_takes_anything_is_given_up(
 def test_log_probabilities_count_towards_what_a_client_may_leave(
     driver: Driver, monkeypatch: pytest.MonkeyPatch, asked: str
 ) -> None:
-    monkeypatch.setattr("taco_scheduler.core.output_buffer.MAX_BUFFERED_VALUES", 70)
+    monkeypatch.setattr("taco_scheduler.state.output_buffer.MAX_BUFFERED_VALUES", 70)
     driver.submit(1, [3] * 30, max_tokens=30, ignore_eos=True)
     driver.submit(2, [4] * 30, max_tokens=30, ignore_eos=True, **{asked: 0})
     while driver.plan() or driver.deliver():

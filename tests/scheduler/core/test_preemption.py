@@ -6,7 +6,7 @@ from support.engine_driver import Driver
 from support.fake_worker import generate, token_logprob, worker_info
 from taco_proto.requests import FinishReason
 from taco_proto.sampling_params import SamplingParams
-from taco_scheduler.core.sequence import Sequence, Status
+from taco_scheduler.state.sequence import Sequence, Status
 
 
 def tight_driver() -> Driver:
@@ -26,8 +26,8 @@ def run_until_one_lands(d: Driver) -> Sequence:
     for _ in range(100):
         d.plan()
         worker = d.peers[0].replica.worker
-        if worker.landing:
-            return next(iter(worker.landing.values()))
+        if worker.preempted:
+            return next(iter(worker.preempted.values()))
         if len(d.outputs) == 2:
             d.deliver()
     raise AssertionError("nobody was preempted")
@@ -48,11 +48,11 @@ def test_it_runs_again_only_when_they_have_come() -> None:
     crowd(d)
     sequence = run_until_one_lands(d)
     assert d.outputs, "its step is in flight"
-    assert sequence.status is Status.LANDING
-    while sequence.status is Status.LANDING:
-        num_landing = sequence.num_landing
+    assert sequence.status is Status.PREEMPTED
+    while sequence.status is Status.PREEMPTED:
+        num_outputs_in_flight = sequence.num_outputs_in_flight
         d.deliver()
-        assert sequence.num_landing == num_landing - 1
+        assert sequence.num_outputs_in_flight == num_outputs_in_flight - 1
     assert sequence.status is Status.WAITING
     d.run()
     assert len(d.got.tokens[sequence.request.handle, 0]) == 20

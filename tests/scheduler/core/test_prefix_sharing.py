@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from support.engine_driver import Driver, make_request
 from support.fake_worker import worker_info
 from taco_scheduler.admission.fair_share import FairShare
-from taco_scheduler.core.output_buffer import OutputBuffer
-from taco_scheduler.core.sequence import new_request
-from taco_scheduler.kv.pending_prefixes import PendingPrefixes
+from taco_scheduler.core.pending_prefixes import PendingPrefixes
 from taco_scheduler.kv.radix_tree import RadixTree
+from taco_scheduler.state.output_buffer import OutputBuffer
+from taco_scheduler.state.sequence import new_request
 
 BLOCK_SIZE = 16
 TEMPLATE = list(range(BLOCK_SIZE))  # the first block of every prompt, as a chat template gives it

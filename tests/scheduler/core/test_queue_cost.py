@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from support.engine_driver import Driver, make_request
 from support.fake_worker import worker_info
 from taco_proto.requests import LOW_PRIORITY, Tenant
-from taco_scheduler.admission.admission_queue import Lobby
+from taco_scheduler.admission.admission_control import AdmissionQueue
 from taco_scheduler.admission.fair_share import BURST_CREDIT, MAX_IDLE_SHARES, FairShare
-from taco_scheduler.admission.quotas import Quotas
+from taco_scheduler.admission.rate_limits import RateLimits
 from taco_scheduler.core import router
-from taco_scheduler.core.output_buffer import OutputBuffer
-from taco_scheduler.core.sequence import Request, new_request
-from taco_scheduler.core.waiting_queue import WaitingQueue, _Lane
+from taco_scheduler.core.waiting_queue import WaitingQueue, _TenantQueue
+from taco_scheduler.state.output_buffer import OutputBuffer
+from taco_scheduler.state.sequence import Request, new_request
 
 Tenants = Callable[[int], Tenant]
 
@@ -38,8 +38,8 @@ def visits(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         monkeypatch.setattr(owner, name, counting)
 
     count(FairShare, "counter")
-    count(Lobby, "_load")
-    count(_Lane, "key")
+    count(AdmissionQueue, "_load")
+    count(_TenantQueue, "key")
     count(WaitingQueue, "pop")
     count(WaitingQueue, "_is_valid")
     return counts
@@ -155,7 +155,7 @@ def test_tenants_without_requests_are_forgotten() -> None:
     driver.run()
     reception = driver.engine._requests._reception
     assert reception.fair_share.num_shares < MAX_IDLE_SHARES + 16
-    assert not reception.lobby._parties
+    assert not reception.admission_queue._backlogs
     assert len(reception.fair_share.num_outputs) <= 64
     driver.now += 120  # the quotas of a minute are full again
     for handle in range(10**6, 10**6 + 2 * MAX_IDLE_SHARES):
@@ -197,7 +197,7 @@ def test_a_tenant_that_is_forgotten_comes_back_as_if_it_were_not() -> None:
 
 def test_a_quota_is_not_forgotten_before_it_is_full_again() -> None:
     shares = FairShare()
-    quotas = Quotas(shares)
+    quotas = RateLimits(shares)
     small = Tenant(name="small", max_tokens_per_minute=60)
     large = Tenant(name="large", max_tokens_per_minute=10**6)
 
@@ -223,25 +223,27 @@ def test_a_quota_is_not_forgotten_before_it_is_full_again() -> None:
 @given(seed=st.integers(0, 10**6))
 def test_the_largest_tenant_is_what_a_search_would_find(seed: int) -> None:
     draw = random.Random(seed)
-    shares, lobby = FairShare(), Lobby(1000, 10_000)
+    shares, admission_queue = FairShare(), AdmissionQueue(1000, 10_000)
     waiting: list[Request] = []
     for arrival in range(60):
         if waiting and draw.random() < 0.4:
             request = waiting.pop(draw.randrange(len(waiting)))
-            lobby.leave(request, runs=False)
+            admission_queue.leave(request, runs=False)
         else:
             tenant = Tenant(name=draw.choice("abcdef"), weight=draw.choice([0.5, 1.0, 3.0]))
             message = make_request(arrival, [1] * draw.randint(1, 9), tenant=tenant)
             priority = draw.choice([0, 0, LOW_PRIORITY])
             share = shares.share_of(tenant, priority)
             request = new_request(OutputBuffer(0), message, share, arrival, 0.0)
-            lobby.enter(request)
+            admission_queue.enter(request)
             waiting.append(request)
         if not waiting:
             continue
-        largest = lobby._largest_share()
-        loads = {s: (s.is_offline, lobby._load(s)) for s in lobby._parties}
+        largest = admission_queue._largest_share()
+        loads = {s: (s.is_offline, admission_queue._load(s)) for s in admission_queue._backlogs}
         assert loads[largest] == max(loads.values())
-        for kind, counter in lobby._weights.items():
-            known = Counter(p.weight for s, p in lobby._parties.items() if s.is_offline is kind)
+        for kind, counter in admission_queue._weights.items():
+            known = Counter(
+                p.weight for s, p in admission_queue._backlogs.items() if s.is_offline is kind
+            )
             assert counter == known

@@ -76,7 +76,7 @@ def test_all_workers_roll_and_nothing_is_lost() -> None:
         d.step()
         d.drain(d.peers[0], seconds=0.03)
         d.attach()
-        while any(peer.replica.is_leaving for peer in d.peers):
+        while any(peer.replica.is_draining for peer in d.peers):
             d.step()
     assert len(d.peers) == 3
     d.run()
@@ -130,15 +130,15 @@ def poisoned(plan: StepPlan) -> bool:
 
 def run_with_deaths(d: Driver) -> int:
     """Every failing step kills its worker, and another one comes; returns how many died."""
-    num_deaths = 0
+    num_worker_crashes = 0
     for peer in d.peers:
         peer.worker.fails = poisoned
     while d.step():
         for peer in [peer for peer in d.peers if any(output.error for output in peer.outputs)]:
             d.lose_worker(peer)
-            num_deaths += 1
+            num_worker_crashes += 1
             d.attach().worker.fails = poisoned
-    return num_deaths
+    return num_worker_crashes
 
 
 def test_a_poisonous_request_kills_two_workers_and_no_more() -> None:
@@ -155,7 +155,7 @@ def lose_without_begin(d: Driver) -> None:
     (peer,) = d.peers
     plan = d.engine.plan(peer.replica, d.now)
     assert plan is not None
-    assert plan.is_announced == bool(d.engine._requests.suspects)
+    assert plan.is_announced == bool(d.engine._requests.suspected_requests)
     d.lose_worker(peer)
     d.attach()
 
@@ -195,11 +195,11 @@ def test_suspects_run_one_at_a_time_on_all_workers_together() -> None:
         d.submit(handle, [POISON, handle - 90, 2], max_tokens=20)
     crowd(d)
     seen: list[int] = []
-    suspects = d.engine._requests.suspects
+    suspected_requests = d.engine._requests.suspected_requests
     for peer in d.peers:
         peer.worker.fails = poisoned
     while d.step():
-        seen.append(sum(request.is_on_worker for request in suspects))
+        seen.append(sum(request.is_on_worker for request in suspected_requests))
         for peer in [peer for peer in d.peers if any(output.error for output in peer.outputs)]:
             d.lose_worker(peer)
             d.attach().worker.fails = poisoned
@@ -212,17 +212,17 @@ def test_suspects_run_one_at_a_time_on_all_workers_together() -> None:
 def test_a_request_at_every_death_is_given_up_even_if_it_gets_tokens_in_between() -> None:
     d = make_driver(1)
     d.submit(1, [1] * 9, max_tokens=50, ignore_eos=True)
-    num_deaths = 0
+    num_worker_crashes = 0
     while not d.got.errors:
         for _ in range(3):
             d.step()
         d.plan()
         d.lose_worker()
-        num_deaths += 1
+        num_worker_crashes += 1
         d.attach()
         d.collect()
     assert d.got.errors[1][0] == 500
-    assert num_deaths == 4
+    assert num_worker_crashes == 4
 
 
 # ---------------------------------------------------------------------- stalls

@@ -473,7 +473,7 @@ async def wait_for_workers(stub: SchedulerStub, count: int) -> None:
 async def test_a_gateway_that_never_reads_stalls_nobody(
     stub: SchedulerStub, worker: WorkerPeer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("taco_scheduler.core.output_buffer.MAX_BUFFERED_VALUES", 2_000)
+    monkeypatch.setattr("taco_scheduler.state.output_buffer.MAX_BUFFERED_VALUES", 2_000)
     deaf = await gateway(stub)
     for handle in range(3000):
         await deaf.submit(make_request(handle, [handle % 60 + 1], max_tokens=120, ignore_eos=True))

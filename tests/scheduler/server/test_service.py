@@ -217,7 +217,7 @@ async def test_stopping_ends_every_session() -> None:
 async def test_a_client_that_is_hopelessly_behind_is_closed(
     service: SchedulerService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("taco_scheduler.core.output_buffer.MAX_BUFFERED_VALUES", 50)
+    monkeypatch.setattr("taco_scheduler.state.output_buffer.MAX_BUFFERED_VALUES", 50)
     service.attach_local(FakeWorker())
     idle, reader = service.connect("idle"), service.connect("reader")
     for session in (idle, reader):

@@ -8,7 +8,7 @@ from support.fake_drafter import FakeDrafter
 from support.fake_worker import worker_info
 from taco_proto.config import SchedulerConfig
 from taco_proto.drafts import DrafterInfo, DraftRequest
-from taco_scheduler.admission.validation import InvalidWorkerError, WorkerRefusedError
+from taco_scheduler.admission.validation import InvalidWorkerError, WorkerRejectedError
 from taco_scheduler.core.engine import Engine
 from taco_scheduler.core.replica import Replica
 from taco_scheduler.speculation.drafter_pool import DrafterPool
@@ -49,7 +49,7 @@ def test_each_draft_worker_takes_a_worker_without() -> None:
     assert drafted_for(engine) == [True, False]
     pool.attach(links[1], engine.replicas)
     assert drafted_for(engine) == [True, True]
-    with pytest.raises(WorkerRefusedError):
+    with pytest.raises(WorkerRejectedError):
         pool.attach(links[2], engine.replicas)
     assert [link.is_closed for link in links] == [False, False, True]
     pool.lose(links[0], "gone")

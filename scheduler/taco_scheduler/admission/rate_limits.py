@@ -1,0 +1,194 @@
+"""What a tenant may have a minute, and at a time. Beyond it a request is refused with 429."""
+
+from collections import deque
+
+from taco_proto.limits import MINUTE, RETRY_CONCURRENT, Limit, too_long
+from taco_proto.requests import GenerateRequest, Tenant
+from taco_scheduler.admission.fair_share import FairShare, Share
+from taco_scheduler.admission.rejections import RejectedError, RejectionReason
+from taco_scheduler.admission.validation import TOKEN_BYTES
+
+
+class RateLimits:
+    """The limits that requests bring along, kept for all gateways in one place."""
+
+    def __init__(self, fair_share: FairShare) -> None:
+        self._fair_share = fair_share
+        self._usages: dict[str, _Usage] = {}
+        self._limited: deque[str] = deque()  # tenants to be forgotten once their buckets are full
+
+    def enter(self, tenant: Tenant) -> None:
+        """A request has come."""
+        self._usage_of(tenant).num_requests += 1
+
+    def leave(self, tenant: Tenant) -> None:
+        """A request has ended."""
+        usage = self._usages[tenant.name]
+        usage.num_requests -= 1
+        if usage.num_requests == 0 and not usage.is_listed:
+            del self._usages[tenant.name]
+
+    def spend(self, message: GenerateRequest, now: float) -> None:
+        """Counts a new request and its prompt. Its answer counts as it comes.
+
+        Raises:
+            RejectedError: 429; nothing has been counted.
+        """
+        name = message.tenant.name
+        usage = self._usages.get(name) or _Usage()
+        self._check(message, usage, now)
+        if message.tenant.max_tokens_per_minute:
+            usage.tokens.take(len(message.token_ids) // TOKEN_BYTES)
+        if message.tenant.max_requests_per_minute:
+            usage.requests.take(1)
+        if usage.is_limited:
+            usage.tenant = message.tenant
+            if name not in self._usages:
+                self._usages[name] = usage
+            if not usage.is_listed:
+                usage.is_listed = True
+                self._limited.append(name)
+            self._forget_idle(now)
+
+    def check(self, message: GenerateRequest, now: float) -> None:
+        """Whether a new request is within its tenant's quotas.
+
+        Raises:
+            RejectedError: 429.
+        """
+        self._check(message, self._usages.get(message.tenant.name) or _Usage(), now)
+
+    @property
+    def num_tenants(self) -> int:
+        """Tenants that something is remembered of."""
+        return len(self._usages)
+
+    def _check(self, message: GenerateRequest, usage: "_Usage", now: float) -> None:
+        tenant = message.tenant
+        num_tokens = len(message.token_ids) // TOKEN_BYTES
+        limit = tenant.max_concurrent_requests
+        if limit and usage.num_requests >= limit:
+            raise _refusal(Limit.CONCURRENT, tenant, RETRY_CONCURRENT)
+        if limit := tenant.max_requests_per_minute:
+            usage.requests.refill(limit, now)
+            if wait := usage.requests.seconds_until(1, limit):
+                raise _refusal(Limit.REQUESTS, tenant, wait)
+        if limit := tenant.max_tokens_per_minute:
+            self._fair_share.meter()
+            if (text := too_long(num_tokens, tenant)) is not None:
+                raise RejectedError(429, text, reason=RejectionReason.TOKENS)
+            self._take_outputs(tenant, usage)
+            usage.tokens.refill(limit, now)
+            if wait := usage.tokens.seconds_until(num_tokens, limit):
+                raise _refusal(Limit.TOKENS, tenant, wait)
+
+    def _take_outputs(self, tenant: Tenant, usage: "_Usage") -> None:
+        """Counts the tokens that the tenant's requests got since this was called last."""
+        usage.shares.update(self._fair_share.shares_of(tenant))
+        num_outputs = sum(share.num_outputs for share in usage.shares)
+        usage.tokens.take(num_outputs - usage.num_outputs)
+        usage.num_outputs = num_outputs
+
+    def _forget_idle(self, now: float) -> None:
+        """Looks at two of the limited tenants, in turn: with each new request one is added at most,
+        so all are looked at again and again.
+        """
+        for _ in range(min(2, len(self._limited))):
+            name = self._limited.popleft()
+            usage = self._usages[name]
+            if usage.num_requests == 0 and self._is_full(usage, now):
+                del self._usages[name]
+            else:
+                self._limited.append(name)
+
+    def _is_full(self, usage: "_Usage", now: float) -> bool:
+        """Whether its buckets are as those of a new tenant are."""
+        tenant = usage.tenant
+        assert tenant is not None
+        self._take_outputs(tenant, usage)
+        return usage.requests.is_full(tenant.max_requests_per_minute, now) and (
+            usage.tokens.is_full(tenant.max_tokens_per_minute, now)
+        )
+
+    def _usage_of(self, tenant: Tenant) -> "_Usage":
+        return self._usages.setdefault(tenant.name, _Usage())
+
+
+class _Usage:
+    """What a tenant has used.
+
+    Attributes:
+        tenant: with the limits that its latest request brought; None: it brought none a minute.
+        shares: those whose outputs are counted; they are remembered as long as this is.
+        num_outputs: tokens of answers that `tokens` has been told of.
+        is_listed: it is in the list of tenants that may be forgotten once their buckets are full.
+    """
+
+    __slots__ = (
+        "is_listed",
+        "num_outputs",
+        "num_requests",
+        "requests",
+        "shares",
+        "tenant",
+        "tokens",
+    )
+
+    def __init__(self) -> None:
+        self.tenant: Tenant | None = None
+        self.shares: set[Share] = set()
+        self.num_requests = 0
+        self.num_outputs = 0
+        self.is_listed = False
+        self.requests = TokenBucket()
+        self.tokens = TokenBucket()
+
+    @property
+    def is_limited(self) -> bool:
+        """One of its buckets is in use."""
+        return self.requests.is_used or self.tokens.is_used
+
+
+class TokenBucket:
+    """Fills at a limit a minute, and holds no more than a minute's worth.
+
+    What has been used may exceed what was there: the bucket is in debt until it has filled again.
+    """
+
+    __slots__ = ("_level", "_updated_at")
+
+    def __init__(self) -> None:
+        self._level = 0.0
+        self._updated_at: float | None = None
+
+    @property
+    def is_used(self) -> bool:
+        """There was a limit."""
+        return self._updated_at is not None
+
+    def is_full(self, limit: float, now: float) -> bool:
+        """It holds a minute's worth, as a new one does."""
+        if self._updated_at is None:
+            return True
+        return self._level + max(0.0, now - self._updated_at) * limit / MINUTE >= limit
+
+    def refill(self, limit: float, now: float) -> None:
+        """`limit` may be another than the last time: it holds from now on."""
+        if self._updated_at is None:  # full, but for what was used before there was a limit
+            self._updated_at = now - MINUTE
+            self._level = 0.0
+        elapsed = max(0.0, now - self._updated_at)
+        self._level = min(limit, self._level + elapsed * limit / MINUTE)
+        self._updated_at = max(now, self._updated_at)
+
+    def take(self, amount: float) -> None:
+        self._level -= amount
+
+    def seconds_until(self, amount: float, limit: float) -> float:
+        """When so much will be there; 0: it is."""
+        return max(0.0, amount - self._level) * MINUTE / limit
+
+
+def _refusal(limit: Limit, tenant: Tenant, wait: float) -> RejectedError:
+    reason = RejectionReason(limit)
+    return RejectedError(429, limit.reached(tenant), retry_after=wait, reason=reason)

@@ -1,0 +1,118 @@
+"""The prompts that wait or run at a replica, whose prefixes its cache may not hold yet."""
+
+from taco_scheduler.kv.common_blocks import num_common_blocks
+from taco_scheduler.kv.namespace import CacheNamespace
+from taco_scheduler.state.sequence import Sequence
+
+
+class PendingPrefixes:
+    """A radix tree of the tokens of sequences, in whole blocks, from their arrival to their end.
+
+    Adding, removing and looking up a sequence compares its tokens once as memory, and visits one
+    node per place where prompts part.
+    """
+
+    def __init__(self, block_bytes: int, block_size: int) -> None:
+        """`block_bytes`: size of the packed token ids of one block of `block_size` tokens."""
+        self._block_bytes = block_bytes
+        self._block_size = block_size
+        self._roots: dict[CacheNamespace, _Run] = {}
+        # Bytes of each sequence that are in the tree: the beginning of what it has packed, which
+        # stays the same when more tokens come. A copy of it would be as large as the prompt.
+        self._sizes: dict[Sequence, int] = {}
+
+    def add(self, sequence: Sequence) -> None:
+        """`sequence` waits here from now on."""
+        self.remove(sequence)
+        key = sequence.pack()
+        size = len(key) // self._block_bytes * self._block_bytes
+        if not size:
+            return
+        self._sizes[sequence] = size
+        node = self._roots.setdefault(sequence.request.namespace, _Run(b""))
+        node.num_sequences += 1
+        position = 0
+        while position < size:
+            child = self._child(node, key, position)
+            if child is None:
+                child = _Run(key[position:size])
+                node.children[key[position : position + self._block_bytes]] = child
+            num_bytes = self._num_common_bytes(child, key, position)
+            if num_bytes < len(child.key):
+                child = self._split(node, child, num_bytes)
+            child.num_sequences += 1
+            position += num_bytes
+            node = child
+
+    def remove(self, sequence: Sequence) -> None:
+        """`sequence` has ended or left; nothing happens if it was never added."""
+        size = self._sizes.pop(sequence, None)
+        if size is None:
+            return
+        key = sequence.packed
+        namespace = sequence.request.namespace
+        node = self._roots[namespace]
+        node.num_sequences -= 1
+        if not node.num_sequences:
+            del self._roots[namespace]
+            return
+        position = 0
+        while position < size:
+            child = self._child(node, key, position)
+            assert child is not None
+            child.num_sequences -= 1
+            if not child.num_sequences:
+                del node.children[key[position : position + self._block_bytes]]
+                return
+            position += len(child.key)
+            node = child
+
+    def num_common_tokens(self, sequence: Sequence) -> int:
+        """Tokens of a sequence, in whole blocks, that it has in common with one that is here; at
+        least one of its tokens is left to compute.
+        """
+        key = sequence.pack()
+        num_readable = (len(sequence.tokens) - 1) // self._block_size
+        node = self._roots.get(sequence.request.namespace)
+        position = 0
+        while node is not None and position < len(key):
+            child = self._child(node, key, position)
+            if child is None:
+                break
+            num_bytes = self._num_common_bytes(child, key, position)
+            position += num_bytes
+            node = child if num_bytes == len(child.key) else None
+        return min(position // self._block_bytes, num_readable) * self._block_size
+
+    def _child(self, node: "_Run", key: bytes, position: int) -> "_Run | None":
+        return node.children.get(key[position : position + self._block_bytes])
+
+    def _num_common_bytes(self, node: "_Run", key: bytes, position: int) -> int:
+        size = self._block_bytes
+        return num_common_blocks(key, position, node.key, size, num_known=1) * size
+
+    def _split(self, parent: "_Run", node: "_Run", num_bytes: int) -> "_Run":
+        """Puts the first bytes of `node` into a new node above it, which is returned."""
+        upper = _Run(node.key[:num_bytes])
+        upper.num_sequences = node.num_sequences
+        node.key = node.key[num_bytes:]
+        upper.children[node.key[: self._block_bytes]] = node
+        parent.children[upper.key[: self._block_bytes]] = upper
+        return upper
+
+
+class _Run:
+    """A run of blocks that continues its parent's.
+
+    Attributes:
+        key: their packed token ids.
+        children: by the packed token ids of their first block.
+        num_sequences: that have these blocks.
+    """
+
+    __slots__ = ("children", "key", "num_sequences")
+
+    def __init__(self, key: bytes) -> None:
+        self.key = key
+        self.children: dict[bytes, _Run] = {}
+        self.num_sequences = 0

@@ -1,0 +1,315 @@
+"""What goes between the prefix cache and the disk tier, by way of the host tier."""
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import chain, groupby, takewhile
+from operator import itemgetter
+
+from taco_proto.kv_tiers import StoreCommand, StoreReport
+from taco_scheduler.kv.disk_index import DiskFile, DiskIndex
+from taco_scheduler.kv.host_blocks import HostBlocks
+from taco_scheduler.kv.host_cache import HostCache
+from taco_scheduler.kv.namespace import CacheNamespace
+from taco_scheduler.kv.radix_node import NO_BLOCK, Node, Root
+from taco_scheduler.kv.radix_tree import RadixTree
+
+MAX_UNSAVED = 1024  # prefixes; beyond that the oldest are not saved
+MAX_SAVED_BLOCKS = 64  # copied to the host for it in one step, or written at one look
+MAX_LOOKED_AT = 8  # prefixes that are not done with, each time
+
+
+@dataclass(slots=True, eq=False)
+class Reading:
+    """Files that are read for a sequence.
+
+    Attributes:
+        tier: that reads them.
+        keys: of the files, as far as they are not known to be done.
+    """
+
+    tier: DiskIndex
+    keys: list[bytes] = field(default_factory=list)
+
+    @property
+    def is_done(self) -> bool:
+        while self.keys and not self.tier.is_reading(self.keys[-1]):
+            self.keys.pop()
+        return not self.keys
+
+
+@dataclass(slots=True, eq=False)
+class _Unsaved:
+    """A prefix, and what was found of it on disk."""
+
+    namespace: CacheNamespace
+    tokens: bytes
+    files: list[DiskFile] = field(default_factory=list)
+    was_touched: bool = False
+
+
+@dataclass(slots=True)
+class _Budget:
+    """Blocks that may still be copied to the host, and written, at one look."""
+
+    copies: int
+    writes: int
+
+
+class DiskTransfers:
+    """Writes prefixes to disk once they are computed, and reads them when they are asked for.
+
+    A prefix is written from its beginning on, so that whoever starts the server next can find it.
+    What the host does not hold of it is copied there first. What is read is kept on the host until
+    its sequence is admitted.
+
+    Attributes:
+        may_write: copies to the host are done, or room has become free there, since the last look.
+    """
+
+    def __init__(
+        self, disk: DiskIndex, host: HostBlocks, residents: HostCache, tree: RadixTree
+    ) -> None:
+        self.may_write = False
+        self._disk = disk
+        self._host = host
+        self._residents = residents
+        self._tree = tree
+        self._max_read = host.num_blocks // 4  # host blocks with what was read, or is
+        self._unsaved: OrderedDict[object, _Unsaved] = OrderedDict()
+        self._to_flush: deque[Node] | None = None  # None: there is no flush
+        self._awaits_earlier_jobs = False  # of the disk; a flush begins when they are reported
+        self._read: OrderedDict[bytes, int] = OrderedDict()  # host blocks
+
+    # ------------------------------------------------------------------ write
+
+    def note(self, owner: object, namespace: CacheNamespace, tokens: bytes) -> None:
+        """A sequence has computed more, `tokens` in all."""
+        before = self._unsaved.get(owner)
+        self._unsaved[owner] = unsaved = _Unsaved(namespace, tokens)
+        if before is not None and tokens.startswith(before.tokens):
+            unsaved.files = before.files
+        if len(self._unsaved) > MAX_UNSAVED:
+            self._unsaved.popitem(last=False)
+
+    def discard(self, owner: object, namespace: CacheNamespace, tokens: bytes) -> None:
+        """A sequence failed: its blocks are not saved, and its files are deleted, as far as no
+        other file continues them."""
+        self._unsaved.pop(owner, None)
+        self._disk.discard(self._disk.walk(namespace, tokens))
+
+    def flush(self, nodes: Iterable[Node]) -> None:
+        """From now on what ends with these nodes is written, as far as there is room; it takes the
+        room of what they do not lead to, and never that of one another.
+        """
+        if self._to_flush is None:
+            self._disk.keeps_all = True
+            self._unsaved.clear()  # it is cached as well
+            self._to_flush = deque(nodes)
+            self._awaits_earlier_jobs = True
+
+    @property
+    def outcomes(self) -> Mapping[str, int]:
+        """See `DiskIndex`."""
+        return self._disk.outcomes
+
+    @property
+    def has_unsaved(self) -> bool:
+        return bool(self._unsaved or self._to_flush)
+
+    @property
+    def is_flushed(self) -> bool:
+        """All that was worth it, and that the disk took, is there."""
+        return self._to_flush is not None and not self.has_unsaved and not self._disk.num_writing
+
+    def save(self, *, may_copy: bool) -> None:
+        """Writes what lies on the host; `may_copy`: copies the rest there with the next step."""
+        if not self._disk.is_known or not (may_copy or self.may_write):
+            return
+        if self._awaits_earlier_jobs and not self._begin_flush():
+            return
+        self.may_write = False
+        budget = _Budget(MAX_SAVED_BLOCKS if may_copy else 0, MAX_SAVED_BLOCKS)
+        num_waiting = 0
+        for owner, unsaved in self._prefixes_to_save():
+            if self._save(unsaved, budget):
+                del self._unsaved[owner]
+                continue
+            num_waiting += 1
+            if num_waiting == MAX_LOOKED_AT:
+                break
+
+    def _begin_flush(self) -> bool:
+        """Begin a flush when the worker has reported every earlier write and read.
+
+        If one of those fails, its file and all files behind it are lost. The flush must see that,
+        or it would skip these blocks as saved.
+
+        Returns:
+            False if a report is missing.
+        """
+        if self._disk.num_writing or self._disk.num_reading:
+            return False
+        self._awaits_earlier_jobs = False
+        while self._read:  # no sequence will use these blocks
+            self._drop(next(iter(self._read)))
+        return True
+
+    def _prefixes_to_save(self) -> Iterator[tuple[object, _Unsaved]]:
+        yield from list(self._unsaved.items())
+        while self._to_flush:
+            node = self._to_flush.popleft()
+            prefix = _prefix_of(node)
+            if prefix is not None:
+                self._unsaved[node] = unsaved = _Unsaved(*prefix)
+                yield node, unsaved
+
+    def _save(self, unsaved: _Unsaved, budget: _Budget) -> bool:
+        """Whether there is nothing left to do for it."""
+        namespace, tokens, size = unsaved.namespace, unsaved.tokens, self._tree.block_bytes
+        files = unsaved.files = self._disk.walk(namespace, tokens, unsaved.files)
+        if not unsaved.was_touched:
+            self._disk.touch(files)
+            unsaved.was_touched = True
+        places = _behind(self._tree.path(namespace, tokens), len(files))
+        sources: list[int] = []
+        place = next(places, None)
+        while place is not None and len(sources) < budget.writes and self._is_on_host(*place):
+            node, i = place
+            sources.append(node.host_blocks[i])
+            place = next(places, None)
+        if sources:
+            first = len(files) * size
+            starts = range(first, first + len(sources) * size, size)
+            blocks = [(s, tokens[at : at + size]) for s, at in zip(sources, starts, strict=True)]
+            new = self._disk.write(namespace, files[-1] if files else None, blocks)
+            self._host.retain(sources[: len(new)])
+            files += new
+            budget.writes -= len(new)
+            if len(new) < len(sources):
+                return True
+        return place is None or not self._copy(chain([place], places), budget)
+
+    def _copy(self, places: Iterable[tuple[Node, int]], budget: _Budget) -> bool:
+        """Copies what it can of a prefix's places; whether the first one is worth it."""
+        is_first = True
+        for node, group in groupby(places, key=itemgetter(0)):
+            if node.num_uses < self._residents.min_uses:
+                return not is_first
+            is_first = False
+            if node.step_id is not None:
+                break
+            wanted: list[int] = []
+            is_whole = True
+            for _, i in group:
+                # Room for the copies of the nodes above may have been taken from this one's end.
+                is_copied = i < len(node.host_blocks) and node.host_blocks[i] != NO_BLOCK
+                if len(wanted) == budget.copies or i >= len(node.blocks) or is_copied:
+                    is_whole = False
+                    break
+                wanted.append(i)
+            num_new = self._residents.copy(node, wanted) if wanted else 0
+            budget.copies -= num_new
+            if not is_whole or num_new < len(wanted):
+                break
+        return True
+
+    def _is_on_host(self, node: Node, i: int) -> bool:
+        return bool(node.host_blocks) and self._host.is_readable(node.host_blocks[i])
+
+    # ------------------------------------------------------------------- read
+
+    def read_ahead(
+        self,
+        namespace: CacheNamespace,
+        tokens: bytes,
+        num_matched: int,
+        is_worth_it: Callable[[int, int], bool],
+    ) -> Reading | None:
+        """Reads what is on disk of a prefix behind its first `num_matched` blocks, if it is worth
+        it. If not, one block is read while no others are, to see how long that takes by now.
+
+        Args:
+            is_worth_it: whether to read so many blocks after so many others.
+
+        Returns:
+            What is to be waited for; None if it is not known yet what is on disk.
+        """
+        if not self._disk.is_known:
+            return None
+        files = self._disk.walk(namespace, tokens)
+        self._disk.touch(files)
+        files = list(takewhile(lambda file: file.is_written, files))
+        wanted = [file.key for file in files[num_matched:]]
+        if not wanted:
+            return Reading(self._disk)
+        num_before = self._disk.num_reading + self._disk.num_writing
+        if is_worth_it(len(wanted), num_before):
+            self._begin_to_read(wanted)
+            return Reading(self._disk, [key for key in wanted if self._disk.is_reading(key)])
+        if not self._disk.num_reading:
+            self._begin_to_read(wanted[:1])
+        return Reading(self._disk)
+
+    def _begin_to_read(self, wanted: list[bytes]) -> None:
+        new = [k for k in wanted if k not in self._read and not self._disk.is_reading(k)]
+        there = [key for key in wanted if key in self._read]
+        for key in there:
+            self._read.move_to_end(key)
+        num_read = len(self._read) + self._disk.num_reading
+        while len(self._read) > len(there) and num_read + len(new) > self._max_read:
+            self._drop(next(iter(self._read)))
+            num_read -= 1
+        new = new[: max(0, self._max_read - num_read)]
+        targets = self._residents.take(len(new))
+        if targets:
+            self._disk.read(list(zip(new, targets, strict=False)))
+
+    def find(self, namespace: CacheNamespace, tokens: bytes, num_matched: int) -> list[bytes]:
+        """The keys of what was read of a prefix behind its first `num_matched` blocks."""
+        if not self._read:
+            return []
+        files = self._disk.walk(namespace, tokens)
+        keys = [file.key for file in files[num_matched:]]
+        return list(takewhile(self._read.__contains__, keys))
+
+    def pop(self, keys: list[bytes]) -> list[int]:
+        """The host blocks of what was read, which are the caller's from now on."""
+        return [self._read.pop(key) for key in keys]
+
+    def _drop(self, key: bytes) -> None:
+        self._host.release(self.pop([key]))
+
+    # --------------------------------------------------------------- messages
+
+    def next_command(self) -> StoreCommand | None:
+        self.save(may_copy=False)
+        return self._disk.next_command()
+
+    def take(self, report: StoreReport) -> None:
+        """Takes a report of the worker; what it says of keys that nobody waits for is ignored."""
+        self.may_write = True
+        released, loaded = self._disk.take(report)
+        self._host.release(released)
+        for key, host_block in loaded.items():
+            self._host.fill(host_block)
+            self._read[key] = host_block
+
+
+def _prefix_of(node: Node) -> tuple[CacheNamespace, bytes] | None:
+    """What ends with a node; None if it left the tree."""
+    keys = []
+    while node.parent is not None:
+        keys.append(node.key)
+        node = node.parent
+    if not isinstance(node, Root):
+        return None
+    assert isinstance(node.namespace, CacheNamespace)
+    return node.namespace, b"".join(reversed(keys))
+
+
+def _behind(path: list[tuple[Node, int]], num_blocks: int) -> Iterator[tuple[Node, int]]:
+    """The places of a path's blocks, one by one, without the first ones."""
+    for node, count in path:
+        yield from ((node, i) for i in range(min(num_blocks, count), count))
+        num_blocks = max(0, num_blocks - count)

@@ -1,0 +1,104 @@
+"""Prefixes that somebody asked to be kept for a time."""
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Set
+from dataclasses import dataclass
+
+from taco_scheduler.kv.namespace import CacheNamespace
+from taco_scheduler.kv.radix_node import Node
+from taco_scheduler.kv.radix_tree import RadixTree
+
+_Name = tuple[CacheNamespace, bytes]
+
+
+@dataclass(slots=True, eq=False)
+class _Pin:
+    node: Node
+    num_blocks: int
+    until: float
+    owner: str
+
+
+class PinnedPrefixes:
+    """Locks prefixes in the radix tree, on the device.
+
+    There are bounds, so that whoever pins cannot starve others: one owner has at most half of what
+    may be pinned, unless owners are not told apart. Beyond that its oldest pin gives way to a new
+    one, and where all together have too much, the oldest one of whoever has most. A prefix that is
+    pinned again counts as new. What a pin lets go of goes to the host tier, if there is one.
+
+    Attributes:
+        num_blocks: pinned blocks; those of a prefix that is a part of another count twice.
+    """
+
+    def __init__(self, tree: RadixTree, max_blocks: int) -> None:
+        self.num_blocks = 0
+        self._tree = tree
+        self._max_blocks = max_blocks
+        self._pins: OrderedDict[_Name, _Pin] = OrderedDict()
+        self._num_blocks_of: Counter[str] = Counter()
+        self._next_end = float("inf")  # no pin ends before
+
+    def nodes(self) -> Iterator[Node]:
+        """The ends of what is pinned, the newest first."""
+        return (pin.node for pin in reversed(self._pins.values()))
+
+    def add(self, namespace: CacheNamespace, key: bytes, until: float, owner: str) -> bool:
+        """Pins what the device holds of a prefix; False if that is nothing, or more than the owner
+        may have.
+        """
+        num_blocks = len(self._tree.match(namespace, key).blocks)
+        key = key[: num_blocks * self._tree.block_bytes]
+        name = namespace, key
+        if name in self._pins:
+            until = max(until, self._pins[name].until)
+            self._end(name)
+        most = self._max_blocks // 2 if owner else self._max_blocks
+        if not 0 < num_blocks <= most:
+            return False
+        while self._num_blocks_of[owner] + num_blocks > most:
+            self._end_oldest_of({owner})
+        while self.num_blocks + num_blocks > self._max_blocks:
+            most_held = max(self._num_blocks_of.values())
+            self._end_oldest_of({o for o, held in self._num_blocks_of.items() if held == most_held})
+        node = self._tree.pin(self._tree.match(namespace, key))
+        self._tree.mark_as_used(node)
+        self._pins[name] = _Pin(node, num_blocks, until, owner)
+        self._num_blocks_of[owner] += num_blocks
+        self.num_blocks += num_blocks
+        self._next_end = min(self._next_end, until)
+        return True
+
+    def give_way(self) -> bool:
+        """Ends the oldest pin; False if there is none."""
+        if not self._pins:
+            return False
+        self._end(next(iter(self._pins)))
+        return True
+
+    def expire(self, now: float) -> None:
+        if now < self._next_end:
+            return
+        for name in [name for name, pin in self._pins.items() if pin.until <= now]:
+            self._end(name)
+        self._next_end = min((pin.until for pin in self._pins.values()), default=float("inf"))
+
+    def note_removed(self, removed: Set[Node]) -> None:
+        """Nodes left the tree although they were locked: their pins end."""
+        for name in [name for name, pin in self._pins.items() if pin.node in removed]:
+            pin = self._pins[name]
+            while pin.node in removed:
+                assert pin.node.parent is not None
+                pin.node = pin.node.parent
+            self._end(name)
+
+    def _end_oldest_of(self, owners: Set[str]) -> None:
+        self._end(next(name for name, pin in self._pins.items() if pin.owner in owners))
+
+    def _end(self, name: _Name) -> None:
+        pin = self._pins.pop(name)
+        self._tree.unpin(pin.node)
+        self.num_blocks -= pin.num_blocks
+        self._num_blocks_of[pin.owner] -= pin.num_blocks
+        if not self._num_blocks_of[pin.owner]:
+            del self._num_blocks_of[pin.owner]

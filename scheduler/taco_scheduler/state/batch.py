@@ -1,0 +1,159 @@
+"""The running sequences as columns over slots, so that a decode step is array arithmetic."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from taco_proto.steps import IntArray
+from taco_scheduler.kv.block_table import BlockTable
+from taco_scheduler.state.sequence import Sequence, Status
+from taco_scheduler.state.token_log import TokenLog
+
+LongArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+
+
+class Batch:
+    """Mirrors the worker's persistent batch as it will be once every plan that was sent has run.
+
+    A slot may be given away while steps of its last owner are in flight. A *tenure* names one stay
+    of a sequence in a slot and is never used twice: what a step computed belongs to the slot's
+    owner only if the tenure is still the one that the plan was made for.
+
+    Columns, by slot:
+        tenure: of the owner; -1 if there is none.
+        num_tokens: tokens of the sequence, those that steps in flight will sample included: one a
+            step, and more only when it is known that drafts were accepted.
+        drafts_in_flight: drafts that steps in flight may accept beyond that.
+        num_committed: tokens of the sequence whose values are known.
+        num_computed: tokens whose KV is computed once the steps in flight are done.
+        num_prefill: tokens that it brought along; it decodes when they are computed.
+        limit: length at which the sequence ends; 0 if there is none.
+        capacity: tokens that its block table covers.
+        ignore_eos, has_stop_tokens: how it ends before.
+        no_token_yet: it has not generated a token since its request came.
+        client, handle, index, num_cached: what its client calls it; the prompt tokens that were
+            cached.
+        share: index of its tenant's share.
+        priority: of its request.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        self.sequences: list[Sequence | None] = [None] * num_slots
+        self._token_log = TokenLog(num_slots)
+        self.slot_generation = np.full(num_slots, -1, dtype=np.int64)
+        self.num_tokens = np.zeros(num_slots, dtype=np.int32)
+        self.drafts_in_flight = np.zeros(num_slots, dtype=np.int32)
+        self.num_committed = np.zeros(num_slots, dtype=np.int32)
+        self.num_computed = np.zeros(num_slots, dtype=np.int32)
+        self.num_prefill = np.zeros(num_slots, dtype=np.int32)
+        self.limit = np.zeros(num_slots, dtype=np.int32)
+        self.capacity = np.zeros(num_slots, dtype=np.int32)
+        self.ignore_eos = np.zeros(num_slots, dtype=np.bool_)
+        self.has_stop_tokens = np.zeros(num_slots, dtype=np.bool_)
+        self.no_token_yet = np.zeros(num_slots, dtype=np.bool_)
+        self.client = np.zeros(num_slots, dtype=np.int64)
+        self.handle = np.zeros(num_slots, dtype=np.int64)
+        self.index = np.zeros(num_slots, dtype=np.int32)
+        self.num_cached = np.zeros(num_slots, dtype=np.int32)
+        self.share = np.zeros(num_slots, dtype=np.int32)
+        self.priority = np.zeros(num_slots, dtype=np.int64)
+        self.left_slots: list[int] = []  # since the last plan
+        self._free_slots = list(range(num_slots))[::-1]
+        self._next_slot_generation = 0
+
+    @property
+    def num_free_slots(self) -> int:
+        return len(self._free_slots)
+
+    @property
+    def num_running(self) -> int:
+        return len(self.sequences) - len(self._free_slots)
+
+    @property
+    def num_joined(self) -> int:
+        """Joins since the start."""
+        return self._next_slot_generation
+
+    def running(self) -> Iterator[Sequence]:
+        return (sequence for sequence in self.sequences if sequence is not None)
+
+    def owner(self, slot: int) -> Sequence:
+        sequence = self.sequences[slot]
+        assert sequence is not None
+        return sequence
+
+    @property
+    def max_num_tokens(self) -> IntArray:
+        """The most tokens that each sequence can have once the steps in flight are done."""
+        return self.num_tokens + self.drafts_in_flight
+
+    def append_tokens(self, slots: IntArray, num_tokens: IntArray, tokens: IntArray) -> None:
+        """Commits tokens to running sequences.
+
+        Args:
+            slots: of the sequences, without repetition.
+            num_tokens: of each slot, at least one.
+            tokens: slot after slot, int32 [sum(num_tokens)].
+        """
+        num_rows = 1 if tokens.size == slots.size else int(num_tokens.max())
+        if not self._token_log.has_room(num_rows):
+            self._empty_token_log()
+        if num_rows == 1:
+            self._token_log.add(slots, tokens)
+        else:
+            starts = np.cumsum(num_tokens) - num_tokens
+            places = np.arange(tokens.size) - np.repeat(starts, num_tokens)
+            self._token_log.add_several(np.repeat(slots, num_tokens), tokens, places, num_rows)
+
+    def _empty_token_log(self) -> None:
+        for sequence in self.running():
+            _ = sequence.tokens  # which takes them
+        self._token_log.clear()
+
+    def join(self, sequence: Sequence, table: BlockTable, limit: int, block_size: int) -> None:
+        slot = self._free_slots.pop()
+        request = sequence.request
+        num_tokens = len(sequence.tokens)
+        sequence.status = Status.RUNNING
+        sequence.slot = slot
+        sequence.slot_generation = self._next_slot_generation
+        sequence.table = table
+        self._next_slot_generation += 1
+        self.sequences[slot] = sequence
+        self._token_log.begin(slot)
+        sequence.token_log = self._token_log
+        self.slot_generation[slot] = sequence.slot_generation
+        self.num_tokens[slot] = self.num_committed[slot] = self.num_prefill[slot] = num_tokens
+        self.num_computed[slot] = table.num_cached_tokens
+        self.drafts_in_flight[slot] = 0
+        self.limit[slot] = limit
+        self.capacity[slot] = len(table.blocks) * block_size
+        self.ignore_eos[slot] = request.sampling.ignore_eos
+        self.has_stop_tokens[slot] = bool(request.stop_token_ids)
+        self.no_token_yet[slot] = sequence.first_token_time is None
+        self.client[slot] = request.output_buffer.client
+        self.handle[slot] = request.handle
+        self.index[slot] = sequence.index
+        self.num_cached[slot] = sequence.num_cached_tokens or 0
+        self.share[slot] = request.share.index
+        self.priority[slot] = request.priority
+
+    def leave(self, sequence: Sequence) -> None:
+        """Frees the slot; outputs that are still to come for this tenure find no owner."""
+        slot = sequence.slot
+        _ = sequence.tokens  # which takes them out of the log
+        sequence.token_log = None
+        self.sequences[slot] = None
+        self.slot_generation[slot] = -1
+        self.limit[slot] = 0
+        self.left_slots.append(slot)
+        self._free_slots.append(slot)
+        sequence.slot = -1
+        sequence.table = None
+
+    def take_left_slots(self) -> IntArray:
+        left = np.array(self.left_slots, dtype=np.int32)
+        self.left_slots.clear()
+        return left
