@@ -22,9 +22,9 @@ from taco_gateway.engine.token_stream import RequestTable, TokenStream
 from taco_gateway.text.text_engine import TextEngine, TextUpdate
 from taco_gateway.text.tokenizer.tokenizer import FastTokenizer
 from taco_proto import scheduler_pb2 as pb
-from taco_proto.convert import output_batch_from_pb, output_batch_to_pb
+from taco_proto.convert import logprobs_to_pb
 from taco_proto.logprobs import LogprobColumns
-from taco_proto.requests import FinishReason, GenerateRequest, ModelInfo, OutputBatch
+from taco_proto.requests import FinishReason, GenerateRequest, ModelInfo
 from taco_proto.sampling_params import SamplingParams
 
 NUM_STREAMS = 64
@@ -84,22 +84,19 @@ def make_messages(params: SamplingParams, handles: list[int], vocab: list[int]) 
     for step in range(NUM_STEPS):
         token_ids = draw.choices(vocab, k=len(handles))
         reason = FinishReason.LENGTH if step == NUM_STEPS - 1 else FinishReason.RUNNING
-        batch = OutputBatch(
+        batch = pb.OutputBatch(
             handles=handles,
-            indexes=[0] * len(handles),
-            num_tokens=[1] * len(handles),
             token_ids=token_ids,
-            finish_reasons=[reason] * len(handles),
-            stop_token_ids=[-1] * len(handles),
-            num_cached_tokens=[0] * len(handles),
+            finish_reasons=[reason] * len(handles) if reason else (),
         )
         if params.logprobs is not None:
-            batch.logprobs = LogprobColumns()
+            columns = LogprobColumns()
             for token_id in token_ids:
                 others = draw.choices(vocab, k=params.logprobs)
                 count = 1 + len(others)
-                batch.logprobs.append_row([token_id, *others], [-1.0] * count, [1] * count)
-        yield pb.SchedulerMessage(outputs=output_batch_to_pb(batch)).SerializeToString()
+                columns.append_row([token_id, *others], [-1.0] * count, [1] * count)
+            batch.logprobs.CopyFrom(logprobs_to_pb(columns))
+        yield pb.SchedulerMessage(outputs=batch).SerializeToString()
 
 
 async def measure(tokenizer: FastTokenizer, params: SamplingParams) -> float:
@@ -133,7 +130,7 @@ async def measure(tokenizer: FastTokenizer, params: SamplingParams) -> float:
         expected = num_read + NUM_STREAMS
         start = time.perf_counter_ns()
         message = pb.SchedulerMessage.FromString(data)
-        client.requests.dispatch(output_batch_from_pb(message.outputs))
+        client.requests.dispatch(message.outputs)
         while num_read < expected:  # noqa: ASYNC110 (the readers need turns, and nothing else)
             await asyncio.sleep(0)
         times.append((time.perf_counter_ns() - start) / NUM_STREAMS / 1e3)

@@ -19,6 +19,7 @@ import numpy as np
 from bench.record import save
 from bench.scheduler.fake_executor import FakeExecutor
 from taco_proto.config import SchedulerConfig
+from taco_proto.output_batch import output_rows
 from taco_proto.registry import DECODE_TOKENS
 from taco_proto.requests import GenerateRequest
 from taco_proto.sampling_params import SamplingParams
@@ -132,7 +133,7 @@ class Simulation:
             output = self._workers[replica].execute(plan)
             self._engine.commit(replica, output, self._now)
             batch = self._output_buffer.take()
-            for handle, reason in zip(batch.handles, batch.finish_reasons, strict=True):
+            for handle, _, _, reason, *_ in output_rows(batch):
                 self._first_tokens.setdefault(handle, self._now - self._sent_at[handle])
                 if reason:
                     num_done += 1

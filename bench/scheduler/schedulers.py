@@ -20,6 +20,7 @@ from bench.scheduler.fake_executor import FakeExecutor
 from bench.scheduler.replicas import BLOCK_SIZE, TOKENS, VOCABULARY, Workload, seconds_of
 from taco_gateway.engine.placement import SchedulerView, place
 from taco_proto.config import SchedulerConfig
+from taco_proto.output_batch import output_rows
 from taco_proto.registry import DECODE_TOKENS, KEY_BYTES, WRITE_SECONDS, SchedulerRecord
 from taco_proto.requests import GenerateRequest, ModelInfo
 from taco_proto.sampling_params import SamplingParams
@@ -143,7 +144,7 @@ class Simulation:
             self._now, _, scheduler, plan = heapq.heappop(self._events)
             scheduler.engine.commit(scheduler.replica, scheduler.worker.execute(plan), self._now)
             batch = scheduler.output_buffer.take()
-            for handle, reason in zip(batch.handles, batch.finish_reasons, strict=True):
+            for handle, _, _, reason, *_ in output_rows(batch):
                 target = self._target_of[handle]
                 if handle not in self._first_tokens:
                     self._first_tokens[handle] = self._now - self._sent_at[handle]

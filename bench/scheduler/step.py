@@ -23,7 +23,6 @@ from bench.scheduler.fake_executor import FakeExecutor
 from taco_proto import scheduler_pb2 as pb
 from taco_proto.config import SchedulerConfig
 from taco_proto.convert import (
-    output_batch_to_pb,
     step_output_from_pb,
     step_output_to_pb,
     step_plan_to_pb,
@@ -164,7 +163,7 @@ class Bench:
                 self.engine.commit(self.replica, output, self.now)
             with clock.measure("news to bytes"):
                 for output_buffer in self.output_buffers:
-                    output_batch_to_pb(output_buffer.take()).SerializeToString()
+                    output_buffer.take().SerializeToString()
         return following
 
 

@@ -25,15 +25,7 @@ from taco_proto.licenses import (
 from taco_proto.log_text import MAX_NAME_CHARS, MAX_REQUEST_ID_CHARS, one_line
 from taco_proto.logprobs import LogprobColumns
 from taco_proto.message_codec import MessageCodec
-from taco_proto.requests import (
-    ANYBODY,
-    GenerateRequest,
-    ModelInfo,
-    OutputBatch,
-    PrefixPin,
-    RequestError,
-    Tenant,
-)
+from taco_proto.requests import ANYBODY, GenerateRequest, ModelInfo, PrefixPin, Tenant
 from taco_proto.steps import (
     BlockCopies,
     IntArray,
@@ -116,65 +108,6 @@ def logprobs_from_pb(columns: pb.LogprobColumns) -> LogprobColumns:
         logprobs=np.frombuffer(columns.logprobs, "<f4"),
         ranks=np.frombuffer(columns.ranks, "<i4"),
     )
-
-
-def output_batch_to_pb(batch: OutputBatch) -> pb.OutputBatch:
-    # A column that says the same of every row costs its bytes, and both sides' time, for nothing.
-    return pb.OutputBatch(
-        handles=batch.handles,
-        indexes=_unless_all(batch.indexes, 0),
-        num_tokens=_unless_all(batch.num_tokens, 1),
-        token_ids=batch.token_ids,
-        finish_reasons=_unless_all(batch.finish_reasons, 0),
-        stop_token_ids=_unless_all(batch.stop_token_ids, -1),
-        num_cached_tokens=_unless_all(batch.num_cached_tokens, 0),
-        logprobs=_optional_logprobs_to_pb(batch.logprobs),
-        prompt_logprob_handles=batch.prompt_logprob_handles,
-        prompt_logprob_positions=batch.prompt_logprob_positions,
-        prompt_logprobs=_optional_logprobs_to_pb(batch.prompt_logprobs),
-        error_handles=[error.handle for error in batch.errors],
-        error_codes=[error.code for error in batch.errors],
-        error_messages=[error.message for error in batch.errors],
-        error_retry_after=[error.retry_after for error in batch.errors],
-        error_reasons=[error.reason for error in batch.errors],
-        started_handles=batch.started_handles,
-        queue_seconds=batch.queue_seconds,
-    )
-
-
-def output_batch_from_pb(message: pb.OutputBatch) -> OutputBatch:
-    errors = zip(
-        message.error_handles,
-        message.error_codes,
-        message.error_messages,
-        message.error_retry_after,
-        message.error_reasons or [""] * len(message.error_handles),  # older peers send none
-        strict=True,
-    )
-    num_rows = len(message.handles)
-    return OutputBatch(
-        handles=list(message.handles),
-        indexes=list(message.indexes) or [0] * num_rows,
-        num_tokens=list(message.num_tokens) or [1] * num_rows,
-        token_ids=list(message.token_ids),
-        finish_reasons=list(message.finish_reasons) or [0] * num_rows,
-        stop_token_ids=list(message.stop_token_ids) or [-1] * num_rows,
-        num_cached_tokens=list(message.num_cached_tokens) or [0] * num_rows,
-        logprobs=logprobs_from_pb(message.logprobs) if message.HasField("logprobs") else None,
-        prompt_logprob_handles=list(message.prompt_logprob_handles),
-        prompt_logprob_positions=list(message.prompt_logprob_positions),
-        prompt_logprobs=logprobs_from_pb(message.prompt_logprobs)
-        if message.HasField("prompt_logprobs")
-        else None,
-        errors=[RequestError(*row) for row in errors],
-        started_handles=list(message.started_handles),
-        queue_seconds=list(message.queue_seconds),
-    )
-
-
-def _unless_all(column: list[int], value: int) -> list[int]:
-    """The column; empty if every row has the same, usual value."""
-    return [] if column.count(value) == len(column) else column
 
 
 # --------------------------------------------------------- worker and scheduler

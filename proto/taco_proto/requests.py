@@ -4,7 +4,6 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from taco_proto.logprobs import LogprobColumns
 from taco_proto.sampling_params import SamplingParams
 
 
@@ -119,49 +118,3 @@ class ModelInfo:
     ready: bool = True
     license_problem: str = ""
     draining: bool = False
-
-
-@dataclass(slots=True)
-class RequestError:
-    """A request that failed as a whole.
-
-    Attributes:
-        code: an HTTP status.
-        retry_after: seconds after which the same request may succeed; 0: nothing is known of that.
-        reason: machine-readable, such as `LICENSE_INVALID`; empty: `code` says all there is.
-    """
-
-    handle: int
-    code: int
-    message: str
-    retry_after: int = 0
-    reason: str = ""
-
-
-@dataclass(slots=True)
-class OutputBatch:
-    """All news for one client of the engine, as columns.
-
-    Row i is sequence `indexes[i]` of request `handles[i]` and owns the next `num_tokens[i]` entries
-    of `token_ids`. A sequence may own several rows, in order. `logprobs`, if any sequence asked for
-    them, has one row a token. `started_handles` are requests whose first step was planned, and
-    `queue_seconds` how long each was queued before; a batch of nothing else is not worth sending.
-    """
-
-    handles: list[int] = field(default_factory=list)
-    indexes: list[int] = field(default_factory=list)
-    num_tokens: list[int] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    finish_reasons: list[int] = field(default_factory=list)
-    stop_token_ids: list[int] = field(default_factory=list)
-    num_cached_tokens: list[int] = field(default_factory=list)
-    logprobs: LogprobColumns | None = None
-    prompt_logprob_handles: list[int] = field(default_factory=list)
-    prompt_logprob_positions: list[int] = field(default_factory=list)
-    prompt_logprobs: LogprobColumns | None = None
-    errors: list[RequestError] = field(default_factory=list)
-    started_handles: list[int] = field(default_factory=list)
-    queue_seconds: list[float] = field(default_factory=list)
-
-    def __bool__(self) -> bool:
-        return bool(self.handles or self.errors or self.prompt_logprob_handles)

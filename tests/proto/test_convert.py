@@ -11,20 +11,12 @@ from hypothesis import strategies as st
 from taco_proto import convert
 from taco_proto import scheduler_pb2 as pb
 from taco_proto.licenses import (
-    LICENSE_INVALID,
     NEEDS_NO_LICENSE,
     LicenseState,
     WorkerLicense,
 )
 from taco_proto.logprobs import LogprobColumns
-from taco_proto.requests import (
-    GenerateRequest,
-    ModelInfo,
-    OutputBatch,
-    PrefixPin,
-    RequestError,
-    Tenant,
-)
+from taco_proto.requests import GenerateRequest, ModelInfo, PrefixPin, Tenant
 from taco_proto.sampling_params import SamplingParams
 from taco_proto.steps import EMPTY, JoinedSequences, StepOutput, StepPlan, WorkerInfo
 
@@ -181,52 +173,6 @@ def test_step_output(data: st.DataObject) -> None:
     )
     wire = convert.step_output_to_pb(output).SerializeToString()
     assert_equal(output, convert.step_output_from_pb(pb.StepOutput.FromString(wire)))
-
-
-@given(logprobs=st.none() | logprob_columns(), prompt_logprobs=st.none() | logprob_columns())
-def test_output_batch(
-    logprobs: LogprobColumns | None, prompt_logprobs: LogprobColumns | None
-) -> None:
-    batch = OutputBatch(
-        handles=[1, 2],
-        indexes=[0, 3],
-        num_tokens=[2, 0],
-        token_ids=[5, 6],
-        finish_reasons=[0, 2],
-        stop_token_ids=[-1, 7],
-        num_cached_tokens=[16, 0],
-        logprobs=logprobs,
-        prompt_logprob_handles=[4],
-        prompt_logprob_positions=[1],
-        prompt_logprobs=prompt_logprobs,
-        errors=[
-            RequestError(9, 429, "busy", 12),
-            RequestError(3, 503, "no", reason=LICENSE_INVALID),
-        ],
-    )
-    wire = convert.output_batch_to_pb(batch).SerializeToString()
-    assert convert.output_batch_from_pb(pb.OutputBatch.FromString(wire)) == batch
-
-
-def test_columns_of_usual_values_do_not_travel() -> None:
-    batch = OutputBatch(
-        handles=[1, 2],
-        indexes=[0, 0],
-        num_tokens=[1, 1],
-        token_ids=[5, 6],
-        finish_reasons=[0, 0],
-        stop_token_ids=[-1, -1],
-        num_cached_tokens=[0, 0],
-    )
-    message = convert.output_batch_to_pb(batch)
-    assert {field.name for field, _ in message.ListFields()} == {"handles", "token_ids"}
-    assert convert.output_batch_from_pb(message) == batch
-
-
-def test_errors_of_an_older_scheduler_have_no_reasons() -> None:
-    message = convert.output_batch_to_pb(OutputBatch(errors=[RequestError(9, 429, "busy", 12)]))
-    message.ClearField("error_reasons")
-    assert convert.output_batch_from_pb(message).errors == [RequestError(9, 429, "busy", 12)]
 
 
 def test_model_and_worker_info() -> None:

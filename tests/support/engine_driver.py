@@ -8,10 +8,17 @@ from typing import Any
 from support.fake_drafter import FakeDrafter
 from support.fake_worker import FakeWorker, worker_info
 from taco_common.metrics import exposition
+from taco_proto import scheduler_pb2 as pb
 from taco_proto.config import SchedulerConfig
 from taco_proto.drafts import DraftReply
 from taco_proto.kv_tiers import StoreReport
-from taco_proto.requests import FinishReason, GenerateRequest, OutputBatch
+from taco_proto.output_batch import (
+    output_errors,
+    output_logprobs,
+    output_prompt_logprobs,
+    output_rows,
+)
+from taco_proto.requests import FinishReason, GenerateRequest
 from taco_proto.sampling_params import SamplingParams
 from taco_proto.steps import StepOutput, StepPlan, WorkerInfo
 from taco_scheduler.core.engine import Engine
@@ -57,38 +64,40 @@ class Received:
     errors: dict[int, tuple[int, str]] = field(default_factory=dict)
     reasons_of_errors: dict[int, str] = field(default_factory=dict)
 
-    def add(self, batch: OutputBatch) -> None:
-        rows = batch.logprobs.rows() if batch.logprobs else iter(())
+    def add(self, batch: pb.OutputBatch) -> None:
+        logprobs, prompt_logprobs = output_logprobs(batch), output_prompt_logprobs(batch)
+        entries = iter(()) if logprobs is None else logprobs.rows()
         start = 0
-        for i, key in enumerate(zip(batch.handles, batch.indexes, strict=True)):
-            assert key not in self.reasons, f"new of {key} after its end"
-            end = start + batch.num_tokens[i]
+        for handle, index, count, reason, stop_token, num_cached in output_rows(batch):
+            key = (handle, index)
+            assert key not in self.reasons, f"outputs of {key} after its end"
+            end = start + count
             self.tokens.setdefault(key, []).extend(batch.token_ids[start:end])
-            if batch.logprobs is not None:
+            if logprobs is not None:
                 for _ in range(start, end):
-                    self.logprobs.setdefault(key, []).extend(next(rows)[1][:1])
+                    self.logprobs.setdefault(key, []).extend(next(entries)[1][:1])
             start = end
-            if batch.num_tokens[i]:
-                self.cached[key] = batch.num_cached_tokens[i]
-            if batch.finish_reasons[i]:
-                self.reasons[key] = FinishReason(batch.finish_reasons[i])
-                self.stop_tokens[key] = batch.stop_token_ids[i]
+            if count:
+                self.cached[key] = num_cached
+            if reason:
+                self.reasons[key] = FinishReason(reason)
+                self.stop_tokens[key] = stop_token
         assert start == len(batch.token_ids)
-        assert next(rows, None) is None
-        if batch.prompt_logprobs is not None:
+        assert next(entries, None) is None
+        if prompt_logprobs is not None:
             columns = zip(
                 batch.prompt_logprob_handles,
                 batch.prompt_logprob_positions,
-                batch.prompt_logprobs.rows(),
+                prompt_logprobs.rows(),
                 strict=True,
             )
             for handle, position, row in columns:
                 self.prompt_logprobs.setdefault(handle, []).append((position, row[1][0]))
-        for error in batch.errors:
-            assert error.handle not in self.errors
-            self.errors[error.handle] = (error.code, error.message)
-            if error.reason:
-                self.reasons_of_errors[error.handle] = error.reason
+        for handle, code, message, _, reason_code in output_errors(batch):
+            assert handle not in self.errors
+            self.errors[handle] = (code, message)
+            if reason_code:
+                self.reasons_of_errors[handle] = reason_code
 
 
 class Peer:

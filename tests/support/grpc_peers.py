@@ -16,7 +16,6 @@ from support.patience import PATIENCE_SECONDS
 from taco_proto import scheduler_pb2 as pb
 from taco_proto.config import PROTOCOL_VERSION
 from taco_proto.convert import (
-    output_batch_from_pb,
     step_output_to_pb,
     step_plan_from_pb,
     submit_to_pb,
@@ -50,7 +49,7 @@ class GatewayPeer:
                 if message.WhichOneof("body") == "model":
                     self.models.append(message.model)
                 else:
-                    self.received.add(output_batch_from_pb(message.outputs))
+                    self.received.add(message.outputs)
         return self.received
 
     async def read_ends(self, num_ends: int) -> Received:

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 
 from support.engine_driver import Received
 from support.patience import PATIENCE_SECONDS
+from taco_proto import scheduler_pb2 as pb
 from taco_proto.config import SchedulerConfig
-from taco_proto.requests import GenerateRequest, OutputBatch
+from taco_proto.output_batch import output_logprobs, output_rows
+from taco_proto.requests import GenerateRequest
 from taco_scheduler.server.service import SchedulerService
 from taco_scheduler.server.worker_links import StepExecutor
 
@@ -19,17 +21,16 @@ class Generated(Received):
 
     gaps: dict[tuple[int, int], list[float]] = field(default_factory=dict)
 
-    def add(self, batch: OutputBatch) -> None:
+    def add(self, batch: pb.OutputBatch) -> None:
         super().add(batch)
-        if batch.logprobs is None:
+        columns = output_logprobs(batch)
+        if columns is None:
             return
-        rows = batch.logprobs.rows()
-        for key, count in zip(
-            zip(batch.handles, batch.indexes, strict=True), batch.num_tokens, strict=True
-        ):
+        rows = columns.rows()
+        for handle, index, count, *_ in output_rows(batch):
             for _, (_, logprobs, _) in zip(range(count), rows, strict=False):
                 if len(logprobs) > 2:
-                    self.gaps.setdefault(key, []).append(logprobs[1] - logprobs[2])
+                    self.gaps.setdefault((handle, index), []).append(logprobs[1] - logprobs[2])
 
 
 @asynccontextmanager

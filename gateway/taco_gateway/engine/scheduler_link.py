@@ -22,11 +22,11 @@ from taco_gateway.engine.placement import SchedulerView
 from taco_gateway.engine.token_stream import RequestTable, TokenStream
 from taco_proto import scheduler_pb2 as pb
 from taco_proto.config import MAX_MESSAGE_BYTES, PROTOCOL_VERSION, TlsConfig
-from taco_proto.convert import model_info_from_pb, output_batch_from_pb, submit_to_pb
+from taco_proto.convert import model_info_from_pb, submit_to_pb
 from taco_proto.errors import ConfigurationError
 from taco_proto.licenses import LICENSE_INVALID
 from taco_proto.registry import DECODE_TOKENS
-from taco_proto.requests import GenerateRequest, ModelInfo, OutputBatch, RequestError
+from taco_proto.requests import GenerateRequest, ModelInfo
 from taco_proto.scheduler_pb2_grpc import SchedulerStub
 
 _log = logging.getLogger("taco.gateway.scheduler")
@@ -222,7 +222,7 @@ class SchedulerLink:
             async for message in call:
                 match message.WhichOneof("body"):
                     case "outputs":
-                        self._dispatch(output_batch_from_pb(message.outputs))
+                        self.requests.dispatch(message.outputs, self._takes_over)
                     case "model":
                         self._meet(model_info_from_pb(message.model))
         except grpc.aio.AioRpcError as error:
@@ -254,18 +254,13 @@ class SchedulerLink:
         )
         self._host.met(self)
 
-    def _dispatch(self, batch: OutputBatch) -> None:
-        if batch.errors:
-            batch.errors = [error for error in batch.errors if not self._is_refusal(error)]
-        self.requests.dispatch(batch)
-
-    def _is_refusal(self, error: RequestError) -> bool:
-        stream = self.requests.get(error.handle)
+    def _takes_over(self, handle: int, error: EngineError) -> bool:
+        """Whether the error is a rejection after which the request may go to another scheduler."""
+        stream = self.requests.get(handle)
         if error.code != _UNAVAILABLE or stream is None:
             return False
         self.draining = self.draining or error.reason != LICENSE_INVALID
-        refusal = EngineError(error.code, error.message, reason=error.reason)
-        self._host.refused(self, stream, refusal)
+        self._host.refused(self, stream, error)
         return True
 
 

@@ -14,8 +14,15 @@ from dataclasses import replace
 from typing import Protocol
 
 from taco_gateway.engine.engine_client import EngineError, SequenceUpdate
+from taco_proto import scheduler_pb2 as pb
 from taco_proto.logprobs import LogprobColumns, concatenate
-from taco_proto.requests import FinishReason, GenerateRequest, OutputBatch
+from taco_proto.output_batch import (
+    output_errors,
+    output_logprobs,
+    output_prompt_logprobs,
+    output_rows,
+)
+from taco_proto.requests import FinishReason, GenerateRequest
 
 # A reader that lets so many token ids and log probabilities pile up is not reading any more.
 MAX_BUFFERED_VALUES = 2**17
@@ -219,26 +226,32 @@ class RequestTable:
         """It goes to another table; what still comes of it here is dropped."""
         self._streams.pop(stream.request.handle, None)
 
-    def dispatch(self, batch: OutputBatch) -> None:
-        """Gives every open request its news; rows of requests that are gone are dropped."""
+    def dispatch(
+        self,
+        batch: pb.OutputBatch,
+        takes_over: Callable[[int, EngineError], bool] = lambda handle, error: False,
+    ) -> None:
+        """Hands every open request its rows; rows of requests that are gone are dropped.
+
+        Args:
+            takes_over: is asked about each error; True: the caller deals with it, and the request
+                does not fail.
+
+        Raises:
+            ValueError: columns of the message differ in length.
+        """
         streams = self._streams
         for handle, seconds in zip(batch.started_handles, batch.queue_seconds, strict=True):
             if (started := streams.get(handle)) is not None:
                 started.queue_seconds = seconds
-        if batch.prompt_logprobs is not None:
-            self._dispatch_prompt_logprobs(batch, batch.prompt_logprobs)
-        logprobs = None if batch.logprobs is None else _RowSlicer(batch.logprobs)
-        token_ids = batch.token_ids
+        prompt_logprobs = output_prompt_logprobs(batch)
+        if prompt_logprobs is not None:
+            self._dispatch_prompt_logprobs(batch, prompt_logprobs)
+        columns = output_logprobs(batch)
+        logprobs = None if columns is None else _RowSlicer(columns)
+        token_ids = list(batch.token_ids)
         start = 0
-        for handle, index, count, finish_reason, stop_token_id, num_cached_tokens in zip(
-            batch.handles,
-            batch.indexes,
-            batch.num_tokens,
-            batch.finish_reasons,
-            batch.stop_token_ids,
-            batch.num_cached_tokens,
-            strict=True,
-        ):
+        for handle, index, count, finish_reason, stop_token_id, num_cached in output_rows(batch):
             end = start + count
             rows = None if logprobs is None else logprobs.take(count)
             stream = streams.get(handle)
@@ -249,17 +262,19 @@ class RequestTable:
                         token_ids[start:end],
                         finish_reason,
                         stop_token_id,
-                        num_cached_tokens,
+                        num_cached,
                         rows,
                     )
                 )
                 if not stream.running:
                     streams.pop(handle, None)
             start = end
-        for error in batch.errors:
-            failed = streams.pop(error.handle, None)
-            if failed is not None:
-                failed.fail(EngineError(error.code, error.message, error.retry_after, error.reason))
+        for handle, code, message, retry_after, reason in output_errors(batch):
+            error = EngineError(code, message, retry_after, reason)
+            if not takes_over(handle, error):
+                failed = streams.pop(handle, None)
+                if failed is not None:
+                    failed.fail(error)
 
     def fail_all(self, error: EngineError) -> None:
         for stream in self:
@@ -275,7 +290,7 @@ class RequestTable:
         if not stream.running:
             self._streams.pop(handle, None)
 
-    def _dispatch_prompt_logprobs(self, batch: OutputBatch, columns: LogprobColumns) -> None:
+    def _dispatch_prompt_logprobs(self, batch: pb.OutputBatch, columns: LogprobColumns) -> None:
         slicer = _RowSlicer(columns)
         handles, positions = batch.prompt_logprob_handles, batch.prompt_logprob_positions
         start = 0

@@ -3,7 +3,8 @@
 import asyncio
 from typing import Protocol
 
-from taco_proto.requests import GenerateRequest, ModelInfo, OutputBatch
+from taco_proto import scheduler_pb2 as pb
+from taco_proto.requests import GenerateRequest, ModelInfo
 from taco_scheduler.state.output_buffer import OutputBuffer
 
 
@@ -56,17 +57,17 @@ class ClientSession:
         self.output_buffer.add_error(handle, code, message)
         self.notify()
 
-    async def next_batch(self) -> OutputBatch:
+    async def next_batch(self) -> pb.OutputBatch:
         """Waits for news; all that has gathered comes at once.
 
         Raises:
             SessionClosedError: the service stopped, or this client was hopelessly behind.
         """
-        while not isinstance(message := await self.next_message(), OutputBatch):
+        while not isinstance(message := await self.next_message(), pb.OutputBatch):
             pass
         return message
 
-    async def next_message(self) -> ModelInfo | OutputBatch:
+    async def next_message(self) -> ModelInfo | pb.OutputBatch:
         """The same, with a `ModelInfo` first and whenever a worker comes or goes, or the
         service begins to shut down.
 

@@ -11,7 +11,6 @@ from google.protobuf.message import DecodeError
 from taco_proto import scheduler_pb2 as pb
 from taco_proto.convert import (
     model_info_to_pb,
-    output_batch_to_pb,
     step_output_from_pb,
     submit_from_pb,
     worker_info_from_pb,
@@ -107,7 +106,7 @@ async def _write_gateway(session: ClientSession, context: Context) -> None:
         if isinstance(new, ModelInfo):
             await context.write(pb.SchedulerMessage(model=model_info_to_pb(new)))
         else:
-            await context.write(pb.SchedulerMessage(outputs=output_batch_to_pb(new)))
+            await context.write(pb.SchedulerMessage(outputs=new))
 
 
 # ----------------------------------------------------------------- workers

@@ -1,45 +1,55 @@
-"""News of the engine for one client, gathered until the client takes it."""
+"""Buffers the outputs of one client (a gateway, or the engine's own process) until it takes them.
 
+This is the scheduler's backpressure: the engine never waits for a client. The outputs of several
+steps are merged into one message while a client is slow, and a client that falls too far behind is
+disconnected.
+"""
+
+import threading
 from collections.abc import Sequence
 
+from taco_proto import scheduler_pb2 as pb
+from taco_proto.convert import logprobs_to_pb
 from taco_proto.licenses import LICENSE_INVALID
 from taco_proto.logprobs import LogprobColumns, concatenate, without_entries
-from taco_proto.requests import FinishReason, OutputBatch, RequestError
+from taco_proto.output_batch import usual_column
+from taco_proto.requests import FinishReason
 from taco_scheduler.admission.rejections import RejectedError, RejectionReason
 
-# Rows, errors and entries of log probabilities. They cost about a dozen bytes each in the one
-# message that a client gets of them, which may have 64 MiB; and a single step of a large token
-# budget brings 22 a token where a prompt's log probabilities are asked for.
+# Rows, errors and entries of log probabilities. Each costs about a dozen bytes of the message, of
+# which the limit is 64 MiB. One step with a large token budget adds 22 values a prompt token if
+# prompt log probabilities are requested.
 MAX_BUFFERED_VALUES = 4_000_000
 
 
 class OutputBuffer:
-    """Everything a client has not taken yet, in one batch: steps are merged when the client is
-    behind.
+    """The outputs that a client has not taken yet, as the columns of one `OutputBatch`.
+
+    The engine's thread adds, and the thread that sends takes: a lock keeps rows whole.
 
     Attributes:
-        client: names the client in the engine's columns.
-        overflowed: the client is hopelessly behind; its news was dropped and it must be closed.
+        client: the client's number in the engine's columns.
+        overflowed: the client fell too far behind; its outputs were dropped and it must be closed.
     """
 
-    __slots__ = ("_batch", "_logprobs", "_num_values", "_prompt_logprobs", "client", "overflowed")
+    __slots__ = ("_columns", "_lock", "_num_values", "client", "overflowed")
 
     def __init__(self, client: int) -> None:
         self.client = client
         self.overflowed = False
+        self._lock = threading.Lock()
         self._clear()
 
     def __bool__(self) -> bool:
-        return bool(self._batch)
+        columns = self._columns
+        return bool(columns.handles or columns.error_handles or columns.prompt_logprob_handles)
 
-    def take(self) -> OutputBatch:
-        batch = self._batch
-        if self._logprobs:
-            batch.logprobs = concatenate(self._logprobs)
-        if self._prompt_logprobs:
-            batch.prompt_logprobs = concatenate(self._prompt_logprobs)
-        self._clear()
-        return batch
+    def take(self) -> pb.OutputBatch:
+        """All buffered outputs; the buffer is empty then."""
+        with self._lock:
+            columns = self._columns
+            self._clear()
+        return columns.to_pb()
 
     def add_tokens(
         self,
@@ -53,25 +63,28 @@ class OutputBuffer:
         token_ids: list[int],
         logprobs: LogprobColumns | None,
     ) -> None:
-        """One row a sequence; `token_ids` are flat, sum(num_tokens); `logprobs` have a row a
-        token.
+        """Adds one row a sequence.
+
+        Args:
+            token_ids: flat, sum(num_tokens).
+            logprobs: one row a token; None: no request asked for log probabilities.
         """
-        batch = self._batch
-        if logprobs is not None or self._logprobs:
-            if not self._logprobs and batch.token_ids:
-                self._logprobs.append(without_entries(len(batch.token_ids)))
-            logprobs = without_entries(len(token_ids)) if logprobs is None else logprobs
-            self._logprobs.append(logprobs)
-            self._num_values += logprobs.num_entries.size + logprobs.token_ids.size
-        batch.handles += handles
-        batch.indexes += indexes
-        batch.num_tokens += num_tokens
-        batch.token_ids += token_ids
-        batch.finish_reasons += finish_reasons
-        batch.stop_token_ids += stop_token_ids
-        batch.num_cached_tokens += num_cached_tokens
-        self._num_values += len(handles)
-        self._check_size()
+        with self._lock:
+            columns = self._columns
+            if logprobs is not None or columns.logprobs:
+                if not columns.logprobs and columns.token_ids:
+                    columns.logprobs.append(without_entries(len(columns.token_ids)))
+                logprobs = without_entries(len(token_ids)) if logprobs is None else logprobs
+                columns.logprobs.append(logprobs)
+                self._num_values += logprobs.num_entries.size + logprobs.token_ids.size
+            columns.handles += handles
+            columns.indexes += indexes
+            columns.num_tokens += num_tokens
+            columns.token_ids += token_ids
+            columns.finish_reasons += finish_reasons
+            columns.stop_token_ids += stop_token_ids
+            columns.num_cached_tokens += num_cached_tokens
+            self._count(len(handles))
 
     def add_end(
         self,
@@ -81,51 +94,109 @@ class OutputBuffer:
         stop_token_id: int,
         num_cached_tokens: int,
     ) -> None:
-        """A sequence ended without a new token."""
-        batch = self._batch
-        batch.handles.append(handle)
-        batch.indexes.append(index)
-        batch.num_tokens.append(0)
-        batch.finish_reasons.append(reason)
-        batch.stop_token_ids.append(stop_token_id)
-        batch.num_cached_tokens.append(num_cached_tokens)
-        self._num_values += 1
-        self._check_size()
+        """Adds the end of a sequence without a new token."""
+        self.add_tokens(
+            [handle],
+            [index],
+            [0],
+            [reason],
+            [stop_token_id],
+            [num_cached_tokens],
+            token_ids=[],
+            logprobs=None,
+        )
 
     def add_start(self, handle: int, queue_seconds: float) -> None:
-        """A request's first step was planned, `queue_seconds` after the request had come."""
-        self._batch.started_handles.append(handle)
-        self._batch.queue_seconds.append(queue_seconds)
+        """A request's first step was planned, `queue_seconds` after the request arrived."""
+        with self._lock:
+            self._columns.started_handles.append(handle)
+            self._columns.queue_seconds.append(queue_seconds)
 
     def add_prompt_logprobs(
         self, handle: int, positions: Sequence[int], rows: LogprobColumns
     ) -> None:
-        """Rows of some positions of one prompt."""
-        self._batch.prompt_logprob_handles += [handle] * len(positions)
-        self._batch.prompt_logprob_positions += positions
-        self._prompt_logprobs.append(rows)
-        self._num_values += rows.num_entries.size + rows.token_ids.size
-        self._check_size()
+        """Adds the rows of some positions of one prompt."""
+        with self._lock:
+            columns = self._columns
+            columns.prompt_logprob_handles += [handle] * len(positions)
+            columns.prompt_logprob_positions += positions
+            columns.prompt_logprobs.append(rows)
+            self._count(rows.num_entries.size + rows.token_ids.size)
 
     def add_error(
         self, handle: int, code: int, message: str, retry_after: int = 0, reason: str = ""
     ) -> None:
-        """See `RequestError`."""
-        self._batch.errors.append(RequestError(handle, code, message, retry_after, reason))
-        self._num_values += 1
-        self._check_size()
+        """Adds the failure of a whole request: see `output_errors`."""
+        with self._lock:
+            columns = self._columns
+            columns.error_handles.append(handle)
+            columns.error_codes.append(code)
+            columns.error_messages.append(message)
+            columns.error_retry_after.append(retry_after)
+            columns.error_reasons.append(reason)
+            self._count(1)
 
-    def add_rejection(self, handle: int, refusal: RejectedError) -> None:
-        reason = LICENSE_INVALID if refusal.reason is RejectionReason.LICENSE else ""
-        self.add_error(handle, refusal.code, str(refusal), refusal.retry_after, reason)
+    def add_rejection(self, handle: int, rejection: RejectedError) -> None:
+        """Adds the failure of a request that admission control rejected."""
+        reason = LICENSE_INVALID if rejection.reason is RejectionReason.LICENSE else ""
+        self.add_error(handle, rejection.code, str(rejection), rejection.retry_after, reason)
 
-    def _check_size(self) -> None:
+    def _count(self, num_values: int) -> None:
+        self._num_values += num_values
         if self._num_values > MAX_BUFFERED_VALUES:
             self.overflowed = True
             self._clear()
 
     def _clear(self) -> None:
-        self._batch = OutputBatch()
-        self._logprobs: list[LogprobColumns] = []  # joined when they are taken
-        self._prompt_logprobs: list[LogprobColumns] = []
+        self._columns = _Columns()
         self._num_values = 0
+
+
+class _Columns:
+    """The columns of an `OutputBatch` while they grow: lists grow faster than the message's."""
+
+    def __init__(self) -> None:
+        self.handles: list[int] = []
+        self.indexes: list[int] = []
+        self.num_tokens: list[int] = []
+        self.token_ids: list[int] = []
+        self.finish_reasons: list[int] = []
+        self.stop_token_ids: list[int] = []
+        self.num_cached_tokens: list[int] = []
+        self.logprobs: list[LogprobColumns] = []
+        self.prompt_logprob_handles: list[int] = []
+        self.prompt_logprob_positions: list[int] = []
+        self.prompt_logprobs: list[LogprobColumns] = []
+        self.error_handles: list[int] = []
+        self.error_codes: list[int] = []
+        self.error_messages: list[str] = []
+        self.error_retry_after: list[int] = []
+        self.error_reasons: list[str] = []
+        self.started_handles: list[int] = []
+        self.queue_seconds: list[float] = []
+
+    def to_pb(self) -> pb.OutputBatch:
+        return pb.OutputBatch(
+            handles=self.handles,
+            indexes=usual_column(self.indexes, 0),
+            num_tokens=usual_column(self.num_tokens, 1),
+            token_ids=self.token_ids,
+            finish_reasons=usual_column(self.finish_reasons, 0),
+            stop_token_ids=usual_column(self.stop_token_ids, -1),
+            num_cached_tokens=usual_column(self.num_cached_tokens, 0),
+            logprobs=_joined(self.logprobs),
+            prompt_logprob_handles=self.prompt_logprob_handles,
+            prompt_logprob_positions=self.prompt_logprob_positions,
+            prompt_logprobs=_joined(self.prompt_logprobs),
+            error_handles=self.error_handles,
+            error_codes=self.error_codes,
+            error_messages=self.error_messages,
+            error_retry_after=self.error_retry_after,
+            error_reasons=self.error_reasons,
+            started_handles=self.started_handles,
+            queue_seconds=self.queue_seconds,
+        )
+
+
+def _joined(parts: list[LogprobColumns]) -> pb.LogprobColumns | None:
+    return logprobs_to_pb(concatenate(parts)) if parts else None

@@ -13,8 +13,10 @@ from taco_gateway.engine.token_stream import (
     RequestTable,
     TokenStream,
 )
+from taco_proto import scheduler_pb2 as pb
+from taco_proto.convert import logprobs_to_pb
 from taco_proto.logprobs import LogprobColumns
-from taco_proto.requests import FinishReason, GenerateRequest, OutputBatch, RequestError
+from taco_proto.requests import FinishReason, GenerateRequest
 from taco_proto.sampling_params import SamplingParams
 
 
@@ -45,22 +47,23 @@ def request(**sampling: object) -> GenerateRequest:
     return GenerateRequest(handle=0, request_id="r", token_ids=b"", sampling=params)
 
 
-def batch_of(*rows: tuple[int, int, list[int], int], logprobs: bool = False) -> OutputBatch:
+def batch_of(*rows: tuple[int, int, list[int], int], logprobs: bool = False) -> pb.OutputBatch:
     """Rows of (handle, index, token ids, finish reason)."""
-    batch = OutputBatch()
+    batch = pb.OutputBatch()
     columns = LogprobColumns()
     for handle, index, token_ids, reason in rows:
         batch.handles.append(handle)
         batch.indexes.append(index)
         batch.num_tokens.append(len(token_ids))
-        batch.token_ids += token_ids
+        batch.token_ids.extend(token_ids)
         batch.finish_reasons.append(reason)
         batch.stop_token_ids.append(-1)
         batch.num_cached_tokens.append(0)
         for token_id in token_ids:
             # Only odd handles asked: the others' rows are empty.
             columns.append_row(*(([token_id], [-1.0], [1]) if handle % 2 else ([], [], [])))
-    batch.logprobs = columns if logprobs else None
+    if logprobs:
+        batch.logprobs.CopyFrom(logprobs_to_pb(columns))
     return batch
 
 
@@ -161,7 +164,10 @@ async def test_closing_an_ended_request_cancels_nothing(
 async def test_an_error_comes_behind_the_news(table: RequestTable) -> None:
     stream = table.generate(request())
     batch = batch_of((stream.request.handle, 0, [5], RUNNING))
-    batch.errors.append(RequestError(stream.request.handle, 429, "full", 7))
+    batch.error_handles.append(stream.request.handle)
+    batch.error_codes.append(429)
+    batch.error_messages.append("full")
+    batch.error_retry_after.append(7)
     table.dispatch(batch)
     assert (await anext(stream)).token_ids == [5]
     with pytest.raises(EngineError, match="full") as raised:
@@ -192,10 +198,10 @@ async def test_prompt_log_probabilities_come_once_and_in_order(table: RequestTab
         for position in positions:
             columns.append_row([position], [-1.0], [1])
         table.dispatch(
-            OutputBatch(
+            pb.OutputBatch(
                 prompt_logprob_handles=[handle] * len(positions),
                 prompt_logprob_positions=positions,
-                prompt_logprobs=columns,
+                prompt_logprobs=logprobs_to_pb(columns),
             )
         )
     (update,) = [await anext(stream)]
@@ -223,10 +229,10 @@ async def test_one_step_may_bring_many_prompt_log_probabilities(table: RequestTa
     for _ in range(num_rows):
         columns.append_row([5] * 21, [-1.0] * 21, [1] * 21)
     table.dispatch(
-        OutputBatch(
+        pb.OutputBatch(
             prompt_logprob_handles=[handle] * num_rows,
             prompt_logprob_positions=list(range(1, num_rows + 1)),
-            prompt_logprobs=columns,
+            prompt_logprobs=logprobs_to_pb(columns),
         )
     )
     update = await anext(stream)
@@ -242,7 +248,8 @@ async def test_unread_log_probabilities_are_not_copied_again_with_every_step(
     num_steps = 3 * MAX_MERGED_ENTRIES // 21
     for _ in range(num_steps):
         batch = batch_of((handle, 0, [5], RUNNING))
-        batch.logprobs = LogprobColumns([21], [5] * 21, [-1.0] * 21, [1] * 21)
+        columns = LogprobColumns([21], [5] * 21, [-1.0] * 21, [1] * 21)
+        batch.logprobs.CopyFrom(logprobs_to_pb(columns))
         table.dispatch(batch)
     table.dispatch(batch_of((handle, 0, [], LENGTH)))
     updates = [update.logprobs for update in await read_all(stream)]

@@ -23,9 +23,11 @@ from taco_gateway.engine.token_stream import RequestTable
 from taco_gateway.text.output.output_processor import TextUpdate
 from taco_gateway.text.text_engine import TextEngine
 from taco_gateway.text.tokenizer.tokenizer import FastTokenizer, TokenizerSettings
+from taco_proto import scheduler_pb2 as pb
+from taco_proto.convert import logprobs_to_pb
 from taco_proto.errors import InvalidParameterError
 from taco_proto.logprobs import LogprobColumns
-from taco_proto.requests import FinishReason, GenerateRequest, OutputBatch
+from taco_proto.requests import FinishReason, GenerateRequest
 from taco_proto.sampling_params import SamplingParams
 
 TOKENIZER = FastTokenizer(byte_level_bpe(), TokenizerSettings(chat_template="{{ messages }}"))
@@ -184,7 +186,7 @@ async def test_a_neighbours_log_probabilities_do_not_matter() -> None:
     await asyncio.sleep(0)
     num = len(dog)
     table.dispatch(
-        OutputBatch(
+        pb.OutputBatch(
             handles=[1, 2],
             indexes=[0, 0],
             num_tokens=[num, num],
@@ -192,7 +194,9 @@ async def test_a_neighbours_log_probabilities_do_not_matter() -> None:
             finish_reasons=[FinishReason.LENGTH] * 2,
             stop_token_ids=[-1, -1],
             num_cached_tokens=[0, 0],
-            logprobs=LogprobColumns([1] * num + [0] * num, dog, [-1.0] * num, [1] * num),
+            logprobs=logprobs_to_pb(
+                LogprobColumns([1] * num + [0] * num, dog, [-1.0] * num, [1] * num)
+            ),
         )
     )
     (asked,), (stopped,) = await asking, await stopping

@@ -4,6 +4,7 @@ import pytest
 
 from support.engine_driver import Driver
 from support.fake_worker import worker_info
+from taco_proto.output_batch import output_errors
 from taco_proto.requests import LOW_PRIORITY, Tenant
 from taco_scheduler.admission.admission_control import DrainRate
 from taco_scheduler.admission.rate_limits import TokenBucket
@@ -136,10 +137,11 @@ def retry_after(d: Driver) -> int:
     """What the next request of the flood is told."""
     handle = 10_000 + len(d.got.errors)
     d.submit(handle, [1] * 4, tenant=FLOOD)
-    (error,) = d.client.take().errors
-    assert error.handle == handle
-    d.received[d.client].errors[handle] = (error.code, error.message)
-    return error.retry_after
+    (error,) = output_errors(d.client.take())
+    assert error[0] == handle
+    _, code, message, retry_after, _ = error
+    d.received[d.client].errors[handle] = (code, message)
+    return retry_after
 
 
 def test_the_wait_is_what_is_queued_over_the_rate_at_which_it_leaves() -> None:
@@ -206,8 +208,8 @@ def test_the_rate_forgets_and_counts_only_while_somebody_waits() -> None:
 def answer(d: Driver, handle: int, tenant: Tenant, prompt: int = 4) -> tuple[int, int] | None:
     """Submits; the code and `retry_after` of the refusal, if it is one."""
     d.submit(handle, [1] * prompt, tenant=tenant, max_tokens=6, ignore_eos=True)
-    errors = d.client.take().errors
-    return (errors[0].code, errors[0].retry_after) if errors else None
+    errors = list(output_errors(d.client.take()))
+    return (errors[0][1], errors[0][3]) if errors else None
 
 
 def test_requests_a_minute() -> None:
