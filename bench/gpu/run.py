@@ -21,8 +21,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
-from bench.gpu import parts, requirements, table
-from bench.gpu.report import DONE
+from bench.gpu.harness import processes
+from bench.gpu.harness import requirements, table
+from bench.gpu.harness.report import DONE
 
 RESULTS = Path(__file__).parents[1] / "results" / "gpu"
 
@@ -38,7 +39,7 @@ def main() -> None:
     if missing:
         print(requirements.advice(missing), flush=True)
     try:
-        chosen = parts.choose(args.only, args.call)
+        chosen = processes.choose(args.only, args.call)
     except ValueError as error:
         sys.exit(f"run: {error}")
     needs_prebuild = args.device == "cuda" and any(part.name == "attention" for part in chosen)
@@ -51,19 +52,21 @@ def main() -> None:
     sys.exit(any(status != DONE for status in statuses))
 
 
-def _run_parts(chosen: Sequence[parts.Part], args: argparse.Namespace, folder: Path) -> list[str]:
+def _run_parts(
+    chosen: Sequence[processes.Part], args: argparse.Namespace, folder: Path
+) -> list[str]:
     """Runs the parts one after the other; returns their statuses."""
     begun = time.monotonic()
     elapsed: list[float] = []
     statuses: list[str] = []
-    allowed = parts.limits(chosen, 60 * args.minutes, elapsed)
+    allowed = processes.limits(chosen, 60 * args.minutes, elapsed)
     for part in chosen:
         elapsed.append(time.monotonic() - begun)
         limit = next(allowed)
         print(f"-- {part.name}: {part.about}, at most {limit:.0f} s", flush=True)
         command = _command(part.name, args.device, folder, limit)
-        status = parts.run(part.name, command, limit, folder)
-        if status == parts.NO_DEVICE:
+        status = processes.run(part.name, command, limit, folder)
+        if status == processes.NO_DEVICE:
             sys.exit("run: no GPU that torch can use; --device cpu tries the scripts without one")
         statuses.append(status)
     print(f"-- {time.monotonic() - begun:.0f} s")
@@ -77,22 +80,22 @@ def run_part(name: str, device: str, folder: Path, seconds: float) -> None:
         from support import triton_interpreter
 
         triton_interpreter.install()
-    from bench.gpu.context import open_context  # a run itself needs no torch
+    from bench.gpu.harness.context import open_context  # a run itself needs no torch
 
     with open_context(name, device, folder, seconds) as context:
-        importlib.import_module(f"bench.gpu.{name}").measure(context)
+        importlib.import_module(f"bench.gpu.parts.{name}").measure(context)
 
 
 @contextmanager
 def _prebuilding() -> Iterator[None]:
     """flashinfer compiles for minutes: it begins at once, on cores that the first parts leave, and
     is ended with the run, however that ends."""
-    command = [sys.executable, "-m", "bench.gpu.prebuild"]
+    command = [sys.executable, "-m", "bench.gpu.harness.prebuild"]
     process = subprocess.Popen(command, start_new_session=True)
     try:
         yield
     finally:
-        parts.kill(process)
+        processes.kill(process)
 
 
 def _default_folder(device: str) -> Path:
@@ -103,7 +106,7 @@ def _default_folder(device: str) -> Path:
 
 
 def _command(part: str, device: str, folder: Path, limit: float) -> list[str]:
-    seconds = max(1.0, limit - parts.END_SECONDS)
+    seconds = max(1.0, limit - processes.END_SECONDS)
     return [
         *(sys.executable, "-m", "bench.gpu.run", "--part", part, "--device", device),
         *("--folder", str(folder), "--seconds", f"{seconds:.1f}"),
@@ -114,9 +117,9 @@ def _parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="run.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    names = [part.name for part in parts.PARTS]
+    names = [part.name for part in processes.PARTS]
     parser.add_argument("--minutes", type=float, default=9.5, help="for all parts together")
-    calls = range(1, parts.NUM_CALLS + 1)
+    calls = range(1, processes.NUM_CALLS + 1)
     parser.add_argument("--call", type=int, choices=calls, help="the parts of this call alone")
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help=", ".join(names))
     parser.add_argument(

@@ -3,7 +3,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 path=$PWD # `bench` itself
-for folder in proto kernels worker scheduler gateway license taco_llm demo tests; do
+for folder in proto common kernels worker scheduler gateway license taco_llm demo tests; do
   path="$path:$PWD/$folder"
 done
 # Wheels that were carried along (README.md) come before what the machine has.

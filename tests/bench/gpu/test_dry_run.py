@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bench.gpu import report
+from bench.gpu.harness import report
 
 ROOT = Path(__file__).parents[3]
 

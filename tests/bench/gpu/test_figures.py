@@ -10,15 +10,15 @@ import torch
 import triton
 from triton.runtime.jit import JITFunction
 
-from bench.gpu.compile_only import compile_only
-from bench.gpu.correctness import run_suite
-from bench.gpu.llama import LLAMA_3_8B, Shape
-from bench.gpu.machine import Ceilings
-from bench.gpu.mix import SHAREGPT_LIKE, Mix
-from bench.gpu.plans import Plans
-from bench.gpu.successors import Successors
-from bench.gpu.tokens import Token, differ
-from bench.gpu.trace import Trace, summarize
+from bench.gpu.harness.compile_only import compile_only
+from bench.gpu.harness.trace import Trace, summarize
+from bench.gpu.inputs.llama import LLAMA_3_8B, Shape
+from bench.gpu.inputs.mix import SHAREGPT_LIKE, Mix
+from bench.gpu.inputs.plans import Plans
+from bench.gpu.inputs.successors import Successors
+from bench.gpu.inputs.tokens import Token, differ
+from bench.gpu.parts.correctness import run_suite
+from bench.gpu.parts.machine import Ceilings
 from taco_proto.steps import IntArray, WorkerInfo
 
 

@@ -12,8 +12,8 @@ import psutil
 import pytest
 from packaging.requirements import Requirement
 
-from bench.gpu import parts, report, requirements, table
-from bench.gpu.parts import PARTS, Part
+from bench.gpu.harness import processes, report, requirements, table
+from bench.gpu.harness.processes import PARTS, Part
 from support.patience import PATIENCE_SECONDS
 
 ROOT = Path(__file__).parents[3]
@@ -26,32 +26,32 @@ def _parts_find_their_modules(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(code: str, folder: Path, limit: float = 60.0) -> str:
-    return parts.run("machine", [sys.executable, "-c", code], limit, folder)
+    return processes.run("machine", [sys.executable, "-c", code], limit, folder)
 
 
 def test_every_part_is_a_module() -> None:
     for part in PARTS:
-        assert (Path(parts.__file__).parent / f"{part.name}.py").exists()
+        assert (ROOT / "bench/gpu/parts" / f"{part.name}.py").exists()
 
 
 def test_no_more_files_than_a_lent_machine_gives_back() -> None:
-    for call in range(1, parts.NUM_CALLS + 1):
-        assert len(parts.choose([], call)) <= 8
+    for call in range(1, processes.NUM_CALLS + 1):
+        assert len(processes.choose([], call)) <= 8
 
 
 def test_parts_come_in_the_order_of_a_run() -> None:
-    assert [part.name for part in parts.choose(["worker", "machine"])] == ["machine", "worker"]
-    assert parts.choose([]) == list(PARTS) == parts.choose([], 1) + parts.choose([], 2)
-    assert parts.choose(["peers"], 1) == parts.choose(["peers"])  # a name wins over a call
+    assert [part.name for part in processes.choose(["worker", "machine"])] == ["machine", "worker"]
+    assert processes.choose([]) == list(PARTS) == processes.choose([], 1) + processes.choose([], 2)
+    assert processes.choose(["peers"], 1) == processes.choose(["peers"])  # a name wins over a call
     with pytest.raises(ValueError, match="no part gpus; there are machine, "):
-        parts.choose(["gpus"])
+        processes.choose(["gpus"])
 
 
 def test_time_that_a_part_leaves_goes_to_those_behind_it() -> None:
     chosen = [Part("a", 1, ""), Part("b", 2, ""), Part("c", 1, "")]
     elapsed: list[float] = []
     found = []
-    allowed = parts.limits(chosen, 400, elapsed)
+    allowed = processes.limits(chosen, 400, elapsed)
     for seconds in (0.0, 20.0, 330.0):
         elapsed.append(seconds)
         found.append(next(allowed))
@@ -73,7 +73,7 @@ def test_a_part_that_crashes_keeps_its_figures(tmp_path: Path) -> None:
     code = f"""
 import os, signal
 from pathlib import Path
-from bench.gpu.report import Report
+from bench.gpu.harness.report import Report
 part = Report("machine", Path({str(tmp_path)!r}), 60, "a GPU")
 part.add("first", {{"us": 7}})
 os.kill(os.getpid(), signal.SIGSEGV)

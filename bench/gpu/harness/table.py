@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bench.gpu import report
-from bench.gpu.goals import GOALS
-from bench.gpu.parts import PARTS
+from bench.gpu.harness import report
+from bench.gpu.harness.goals import GOALS
+from bench.gpu.harness.processes import PARTS
 
 
 def render(folder: Path) -> str:

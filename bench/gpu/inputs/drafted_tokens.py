@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from bench.gpu.context import Context
-from bench.gpu.tokens import Token, differ
+from bench.gpu.harness.context import Context
+from bench.gpu.inputs.tokens import Token, differ
 from support.every_draft import verify_every_draft
 from taco_llm.llm import LLM
 from taco_llm.outputs import RequestOutput

@@ -10,10 +10,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bench.gpu.context import Context
-from bench.gpu.llama import LLAMA_3_8B, TINY, model_folder
-from bench.gpu.mix import SHAREGPT_LIKE, TRIAL, Mix, random_prompts
-from bench.gpu.trace import traced
+from bench.gpu.harness.context import Context
+from bench.gpu.harness.trace import traced
+from bench.gpu.inputs.llama import LLAMA_3_8B, TINY, model_folder
+from bench.gpu.inputs.mix import SHAREGPT_LIKE, TRIAL, Mix, random_prompts
 from taco_llm.llm import LLM
 from taco_proto.sampling_params import SamplingParams
 

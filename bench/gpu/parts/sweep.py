@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 
-from bench.gpu.attention import paged_calls
-from bench.gpu.attention_inputs import LLAMA_8B, Case, Heads, PagedInputs, make_inputs
-from bench.gpu.compile_only import compile_only
-from bench.gpu.context import Context, Device
-from bench.gpu.timing import time_calls
+from bench.gpu.harness.compile_only import compile_only
+from bench.gpu.harness.context import Context, Device
+from bench.gpu.harness.timing import time_calls
+from bench.gpu.parts.attention import paged_calls
+from bench.gpu.parts.attention_inputs import LLAMA_8B, Case, Heads, PagedInputs, make_inputs
 from taco_kernels.triton.attention_plan import (
     AttentionPass,
     AttentionPlan,

@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from bench.gpu.machine import Ceilings
+from bench.gpu.parts.machine import Ceilings
 
 _LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 import torch
 
-from bench.gpu.context import Context
-from bench.gpu.llama import LLAMA_3_8B, TINY, model_folder
-from bench.gpu.plans import Plans
-from bench.gpu.trace import traced
+from bench.gpu.harness.context import Context
+from bench.gpu.harness.trace import traced
+from bench.gpu.inputs.llama import LLAMA_3_8B, TINY, model_folder
+from bench.gpu.inputs.plans import Plans
 from support.every_draft import verify_every_draft
 from taco_proto.config import ModelConfig, SpeculationConfig, WorkerConfig
 from taco_proto.steps import IntArray

@@ -16,10 +16,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from xml.etree import ElementTree
 
-from bench.gpu.context import Context
-from bench.gpu.tokens import compare_tokens
+from bench.gpu.harness.context import Context
+from bench.gpu.inputs.tokens import compare_tokens
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 # By name: what pytest is given, and its share of the time that is left.
 _SUITES = {"kernels": ("tests/kernels/triton", 0.8), "worker": ("tests/worker/cuda", 1.0)}
 _TRIAL = {"kernels": ("tests/kernels/triton/test_activation.py::test_no_tokens_need_no_launch", 1)}
@@ -44,7 +44,7 @@ def run_suite(path: str, seconds: float, *, on_gpu: bool) -> dict[str, Any]:
     """Numbers of tests and the first lines of the failures; at the limit pytest is interrupted."""
     with TemporaryDirectory() as folder:
         results = Path(folder) / "results.xml"
-        options = ["-c", "bench/gpu/pytest.ini", "--rootdir", ".", f"--junitxml={results}"]
+        options = ["-c", "bench/gpu/parts/pytest.ini", "--rootdir", ".", f"--junitxml={results}"]
         # Those compile without a GPU what is compiled for this one anyway.
         options += ["-q", "--tb=short", "-p", "no:cacheprovider", "--ignore-glob=*test_compile*"]
         if on_gpu and importlib.util.find_spec("xdist"):

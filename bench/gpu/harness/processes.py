@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.gpu.report import DONE, path_of, set_status
+from bench.gpu.harness.report import DONE, path_of, set_status
 
 # What a part keeps of its limit to write its last figures and end in good order.
 END_SECONDS = 6.0
@@ -19,7 +19,7 @@ NO_DEVICE, NO_DEVICE_CODE = "no device", 3
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One module of this folder.
+    """One module of `bench.gpu.parts`.
 
     Attributes:
         seconds: its share of the time, in relation to the others' shares.

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bench.gpu.context import Context
-from bench.gpu.llama import TINY, model_folder
+from bench.gpu.harness.context import Context
+from bench.gpu.inputs.llama import TINY, model_folder
 from taco_proto.config import ModelConfig, WorkerConfig
 from taco_proto.sampling_params import SamplingParams
 from taco_proto.steps import IntArray, JoinedSequences, StepOutput, StepPlan, WorkerInfo

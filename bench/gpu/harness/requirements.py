@@ -11,7 +11,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 # Of the extras gateway and gpu, what `taco_llm.LLM` and the kernels need; and what runs the tests.
 OTHERS = ("tokenizers", "transformers", "jinja2", "triton", "pytest", "hypothesis")
 # Wheels of the machine that GPUs are lent with.

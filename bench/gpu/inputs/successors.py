@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from bench.gpu.llama import LLAMA_3_8B, TINY
+from bench.gpu.inputs.llama import LLAMA_3_8B, TINY
 from taco_worker.models import weight_loading
 
 _LOW_ID = 16  # above the special tokens, which nothing leads to

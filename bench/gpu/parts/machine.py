@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from bench.gpu import report
-from bench.gpu.context import Context
-from bench.gpu.timing import time_calls
+from bench.gpu.harness import report
+from bench.gpu.harness.context import Context
+from bench.gpu.harness.timing import time_calls
 from taco_llm.bench.environment import versions
 
 _PACKAGES = ("torch", "triton", "transformers", "xformers", "flashinfer-python", "protobuf")

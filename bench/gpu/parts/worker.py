@@ -15,11 +15,11 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-from bench.gpu.context import Context
-from bench.gpu.llama import LLAMA_3_8B, TINY, Shape, model_folder
-from bench.gpu.machine import load_ceilings
-from bench.gpu.plans import Plans
-from bench.gpu.trace import traced
+from bench.gpu.harness.context import Context
+from bench.gpu.harness.trace import traced
+from bench.gpu.inputs.llama import LLAMA_3_8B, TINY, Shape, model_folder
+from bench.gpu.inputs.plans import Plans
+from bench.gpu.parts.machine import load_ceilings
 from taco_proto.config import ModelConfig, WorkerConfig
 from taco_proto.steps import StepOutput, StepPlan
 from taco_worker.worker import Worker

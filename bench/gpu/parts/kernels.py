@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, rms_norm, silu
 
-from bench.gpu.context import Context
-from bench.gpu.machine import Ceilings, load_ceilings
-from bench.gpu.timing import Call, time_calls
+from bench.gpu.harness.context import Context
+from bench.gpu.harness.timing import Call, time_calls
+from bench.gpu.parts.machine import Ceilings, load_ceilings
 from bench.kernels.sampling import SETTINGS, make_choice, sort_and_draw
 from taco_kernels.triton import activation, norm, rotary
 from taco_kernels.triton.block_copy import copy_blocks

@@ -22,12 +22,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.gpu.context import Context
-from bench.gpu.drafted_tokens import compare_drafted_tokens
-from bench.gpu.llama import LLAMA_3_8B, TINY, model_folder
-from bench.gpu.mix import random_prompts
-from bench.gpu.successors import DRAFT, TINY_DRAFT, Successors, as_dummy_weights, write_draft
-from bench.gpu.verification import measure_verification
+from bench.gpu.harness.context import Context
+from bench.gpu.inputs.drafted_tokens import compare_drafted_tokens
+from bench.gpu.inputs.llama import LLAMA_3_8B, TINY, model_folder
+from bench.gpu.inputs.mix import random_prompts
+from bench.gpu.inputs.successors import DRAFT, TINY_DRAFT, Successors, as_dummy_weights, write_draft
+from bench.gpu.parts.verification import measure_verification
 from support.drafting import Ask, draft_request
 from taco_kernels.library import KernelLibraryError, quick_library
 from taco_llm.llm import LLM

@@ -6,9 +6,9 @@ import importlib.util
 
 import torch
 
-from bench.gpu.attention_inputs import LLAMA_8B, Case, make_inputs
-from bench.gpu.attention_peers import PEERS
-from bench.gpu.context import Device
+from bench.gpu.harness.context import Device
+from bench.gpu.parts.attention_inputs import LLAMA_8B, Case, make_inputs
+from bench.gpu.parts.attention_peers import PEERS
 
 
 def main() -> None:

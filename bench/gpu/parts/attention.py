@@ -14,7 +14,9 @@ from typing import Any
 
 import torch
 
-from bench.gpu.attention_inputs import (
+from bench.gpu.harness.context import Context
+from bench.gpu.harness.timing import Call, Timing, time_calls
+from bench.gpu.parts.attention_inputs import (
     LLAMA_8B,
     Case,
     Heads,
@@ -22,10 +24,8 @@ from bench.gpu.attention_inputs import (
     make_inputs,
     relative_error,
 )
-from bench.gpu.attention_peers import PEERS
-from bench.gpu.context import Context
-from bench.gpu.machine import Ceilings, load_ceilings
-from bench.gpu.timing import Call, Timing, time_calls
+from bench.gpu.parts.attention_peers import PEERS
+from bench.gpu.parts.machine import Ceilings, load_ceilings
 from taco_kernels.triton.attention import paged_attention
 
 _TINY = Heads(4, 2, 64)

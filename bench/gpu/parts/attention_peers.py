@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from bench.gpu.attention_inputs import BLOCK_SIZE, PagedInputs
+from bench.gpu.parts.attention_inputs import BLOCK_SIZE, PagedInputs
 
 _FLASHINFER_WORKSPACE_BYTES = 256 << 20
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 
-from bench.gpu.parts import NO_DEVICE_CODE
-from bench.gpu.report import Report
+from bench.gpu.harness.processes import NO_DEVICE_CODE
+from bench.gpu.harness.report import Report
 
 _NOT_MEASURED_BYTES = 1 << 20
 

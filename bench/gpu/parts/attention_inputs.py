@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bench.gpu.context import Device
+from bench.gpu.harness.context import Device
 from taco_kernels.triton.attention import AttentionBatch
 
 BLOCK_SIZE = 16

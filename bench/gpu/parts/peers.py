@@ -9,9 +9,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, StaticCache
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
-from bench.gpu.context import Context
-from bench.gpu.llama import LLAMA_3_8B, TINY
-from bench.gpu.mix import SHAREGPT_LIKE, TRIAL, Mix
+from bench.gpu.harness.context import Context
+from bench.gpu.inputs.llama import LLAMA_3_8B, TINY
+from bench.gpu.inputs.mix import SHAREGPT_LIKE, TRIAL, Mix
 
 # Tokens of a prompt, and steps behind it.
 _REAL, _TRIAL = (1024, 64), (24, 3)
