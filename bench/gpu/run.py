@@ -21,8 +21,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
-from bench.gpu.harness import processes
-from bench.gpu.harness import requirements, table
+from bench.gpu.harness import processes, requirements, table
 from bench.gpu.harness.report import DONE
 
 RESULTS = Path(__file__).parents[1] / "results" / "gpu"
