@@ -34,7 +34,7 @@ def values(chart: Path) -> dict[str, Any]:
     return values | {"model": values["model"] | DEMO["model"]} if chart == PLATFORM else values
 
 
-def test_the_schema_says_what_each_value_is(chart: Path, values: dict[str, Any]) -> None:
+def test_the_schema_describes_each_value(chart: Path, values: dict[str, Any]) -> None:
     jsonschema.Draft7Validator.check_schema(schema_of(chart))
     jsonschema.Draft7Validator(schema_of(chart)).validate(values)
     described = {value.path for value in leaves(chart) if value.schema.get("description")}
@@ -58,7 +58,7 @@ def _paths(values: dict[str, Any], chart: Path) -> list[str]:
     return found
 
 
-def test_no_map_takes_a_key_that_it_does_not_know(chart: Path, values: dict[str, Any]) -> None:
+def test_each_map_rejects_unknown_keys(chart: Path, values: dict[str, Any]) -> None:
     validator = jsonschema.Draft7Validator(schema_of(chart))
     paths = [*closed_objects(values, schema_of(chart))]
     assert len(paths) > 10
@@ -68,7 +68,7 @@ def test_no_map_takes_a_key_that_it_does_not_know(chart: Path, values: dict[str,
         assert not validator.is_valid(wrong), path
 
 
-def test_no_value_takes_another_type(chart: Path, values: dict[str, Any]) -> None:
+def test_each_value_rejects_another_type(chart: Path, values: dict[str, Any]) -> None:
     validator = jsonschema.Draft7Validator(schema_of(chart))
     for value in leaves(chart):
         wrong = copy.deepcopy(values)
@@ -90,7 +90,7 @@ def test_no_value_takes_another_type(chart: Path, values: dict[str, Any]) -> Non
         (DEMO | {"networkPolicy": {"clients": [{}]}}, "/networkPolicy/clients"),
     ],
 )
-def test_helm_refuses_what_the_schema_does(values: dict[str, Any], reason: str) -> None:
+def test_helm_rejects_values_that_the_schema_rejects(values: dict[str, Any], reason: str) -> None:
     with pytest.raises(ChartError, match=reason):
         render(PLATFORM, values=values)
 
@@ -98,14 +98,14 @@ def test_helm_refuses_what_the_schema_does(values: dict[str, Any], reason: str) 
 @pytest.mark.parametrize(
     ("values", "reason"),
     [
-        ({"scheduler": {"replicas": 2}}, "find several schedulers through Redis"),
+        ({"scheduler": {"replicas": 2}}, "scheduler.replicas above 1 needs redis.url"),
         ({"scheduler": {"enabled": False}}, "scheduler.address is needed"),
         ({"scheduler": {"address": "other:7100"}}, "set scheduler.enabled to false"),
         ({"redis": {"enabled": True}}, "needs redis.secretName"),
-        ({"redis": {"secretName": "a"}}, "of no use without redis.url"),
+        ({"redis": {"secretName": "a"}}, "has no effect without redis.url"),
         (
             {"redis": {"enabled": True, "secretName": "a", "url": "redis://b"}},
-            "give one of them",
+            "exclude each other: set one of them",
         ),
         ({"gateway": {"apiKeys": {"inRedis": True}}}, "inRedis needs redis.url"),
         (
@@ -113,20 +113,18 @@ def test_helm_refuses_what_the_schema_does(values: dict[str, Any], reason: str) 
                 "gateway": {"apiKeys": {"inRedis": True, "secretName": "keys"}},
                 "redis": {"url": "redis://b"},
             },
-            "API keys stand in Redis or in a Secret",
+            "inRedis and gateway.apiKeys.secretName exclude each other",
         ),
         ({"gateway": {"autoscaling": {"min": 20}}}, "gateway.autoscaling.max is below its min"),
         ({"draftWorker": {"enabled": True}}, "needs draftWorker.model"),
-        ({"worker": {"maxUnavailable": 0}}, "no worker could ever be replaced"),
+        ({"worker": {"maxUnavailable": 0}}, "no worker can be replaced"),
         (
             {"workerCpu": {"enabled": True}, "autoscaling": {"kind": "hpa"}},
             "workerCpu.autoscaling.enabled to false",
         ),
     ],
 )
-def test_values_that_make_no_sense_together_end_with_one_line(
-    values: dict[str, Any], reason: str
-) -> None:
+def test_contradicting_values_fail_with_one_line(values: dict[str, Any], reason: str) -> None:
     with pytest.raises(ChartError, match=reason):
         render(PLATFORM, values=DEMO | values)
 
@@ -135,7 +133,7 @@ def test_values_that_make_no_sense_together_end_with_one_line(
     ("values", "reason"),
     [
         ({"replicas": 2}, "need redis.url"),
-        ({"redis": {"secretName": "a"}}, "of no use without redis.url"),
+        ({"redis": {"secretName": "a"}}, "has no effect without redis.url"),
         ({"tls": {"enabled": True}}, "needs tls.issuer.name"),
         (
             {
@@ -146,12 +144,14 @@ def test_values_that_make_no_sense_together_end_with_one_line(
         ),
     ],
 )
-def test_so_do_those_of_the_license_server(values: dict[str, Any], reason: str) -> None:
+def test_contradicting_values_of_the_license_server_fail(
+    values: dict[str, Any], reason: str
+) -> None:
     with pytest.raises(ChartError, match=reason):
         render(LICENSE_SERVER, values=values)
 
 
-def test_services_take_the_least_that_the_schema_allows() -> None:
+def test_services_accept_the_lowest_values_of_the_schema() -> None:
     least: dict[str, Any] = {}
     for value in leaves(PLATFORM):
         if "minimum" in value.schema and "autoscaling" not in value.path:
@@ -167,17 +167,17 @@ def test_services_take_the_least_that_the_schema_allows() -> None:
         accepted(workload.container["args"])
 
 
-def test_helm_finds_nothing_to_complain_about() -> None:
+def test_helm_lint_passes() -> None:
     example = EXAMPLES / "everything.yaml"
     helm("lint", "--strict", PLATFORM, "--values", example)
     helm("lint", "--strict", LICENSE_SERVER)
 
 
-def test_charts_are_of_the_version_of_the_package(chart: Path) -> None:
+def test_chart_version_is_the_package_version(chart: Path) -> None:
     shown = yaml.safe_load(helm("show", "chart", chart))
     assert shown["version"] == shown["appVersion"] == version("taco-llm")
 
 
-def test_the_page_of_values_is_written_from_the_charts() -> None:
+def test_the_values_page_is_generated_from_the_charts() -> None:
     page = (ROOT / "docs" / "chart-values.md").read_text()
     assert page == values_page(), "python -m support.chart_values in tests/ writes it"

@@ -1,6 +1,7 @@
 """What the chart of the platform makes of its values."""
 
 import re
+import textwrap
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -181,6 +182,12 @@ def test_pods_have_the_time_to_stop_that_their_flags_give_to_requests() -> None:
     assert release.workload("worker").pod["terminationGracePeriodSeconds"] > 90
 
 
+def test_gateways_log_prompts_only_where_the_values_ask_for_it() -> None:
+    assert "--enable-log-requests" not in flags(rendered().workload("gateway"))
+    gateway = rendered(gateway={"logRequests": True}).workload("gateway")
+    assert "--enable-log-requests" in flags(gateway)
+
+
 def test_pods_of_a_lost_node_soon_start_elsewhere_but_those_with_a_disk() -> None:
     release = example("everything")
     seconds = {
@@ -325,8 +332,9 @@ def test_horizontal_pod_autoscalers_use_the_metrics_of_the_documented_adapter() 
         if metric["type"] == "External"
     }
     page = (ROOT / "docs" / "kubernetes.md").read_text()
-    (rules,) = re.findall(r"```yaml\n(rules:\n.*?)```", page, re.DOTALL)
-    assert used == {rule["name"]["as"] for rule in yaml.safe_load(rules)["rules"]["external"]}
+    (block,) = re.findall(r"```yaml\n( *rules:\n.*?)```", page, re.DOTALL)
+    rules = yaml.safe_load(textwrap.dedent(block))["rules"]["external"]
+    assert used == {rule["name"]["as"] for rule in rules}
 
 
 def test_the_notes_say_how_to_reach_it_and_what_is_open() -> None:
@@ -336,8 +344,8 @@ def test_the_notes_say_how_to_reach_it_and_what_is_open() -> None:
         return helm("install", "taco", PLATFORM, "--dry-run=client", *model, *arguments)
 
     assert "service/taco-gateway 8000:80" in notes()
-    assert "No API keys are set" in notes()
-    assert "No API keys are set" not in notes("gateway.apiKeys.secretName=keys")
+    assert "no API keys are set" in notes()
+    assert "no API keys are set" not in notes("gateway.apiKeys.secretName=keys")
     assert "networkPolicy.clients" in notes("gateway.service.type=LoadBalancer")
     assert "podMonitors" in notes("autoscaling.kind=hpa")
     assert "podMonitors" not in notes("autoscaling.kind=hpa", "monitoring.podMonitors.enabled=true")

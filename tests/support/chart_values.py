@@ -4,8 +4,10 @@
 """
 
 import json
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
@@ -66,14 +68,25 @@ def values_page() -> str:
 
 
 def _section(chart: Path) -> str:
-    lines = [f"## {chart.name}", "", "| value | default | meaning |", "|---|---|---|"]
-    for value in leaves(chart):
-        meaning = value.schema["description"].replace("|", "\\|")
-        if "enum" in value.schema:
-            choices = ", ".join(f"`{choice}`" for choice in value.schema["enum"])
-            meaning = f"{choices}. {meaning}"
-        lines.append(f"| `{value.path}` | {_shown(value.default)} | {meaning} |")
-    return "\n".join([*lines, ""])
+    lines = [f"## {chart.name}", ""]
+    for group, values in groupby(leaves(chart), key=lambda value: value.path.split(".")[0]):
+        lines += [f"### {group}", "", *chain.from_iterable(map(_item, values)), ""]
+    return "\n".join(lines)
+
+
+def _item(value: Value) -> list[str]:
+    """One value as a Markdown list item, wrapped at 120 characters."""
+    choices = ", ".join(f"`{choice}`" for choice in value.schema.get("enum", ()))
+    default = _shown(value.default)
+    about = [text for text in (choices, f"default {default}" if default else "") if text]
+    name = f"`{value.path}`" + (f" ({'; '.join(about)})" if about else "")
+    return textwrap.wrap(
+        f"- {name}: {value.schema['description']}",
+        width=120,
+        subsequent_indent="  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _shown(default: Any) -> str:
@@ -86,9 +99,10 @@ def _shown(default: Any) -> str:
 _INTRODUCTION = """\
 # Values of the charts
 
-What may be set with `--values` and `--set` in the charts of [Kubernetes](kubernetes.md). Each has a
-default; a value that does not stand here is refused, and so is one of another type. This page is
-written from the charts themselves.
+All values that you can set with `--values` and `--set` in the charts of the page
+[Kubernetes](kubernetes.md). Every value but `model.name` has a default; where none is shown, it is
+empty. The charts reject unknown values and values of a wrong type. This page is generated from the
+charts: `cd tests && python -m support.chart_values`.
 """
 
 

@@ -1,4 +1,4 @@
-{{/* Names do not follow the release's: workers look for this one, and there is one license a cluster. */}}
+{{/* Names do not depend on the release: workers look for this name, and a cluster has one license. */}}
 {{- define "license.name" -}}
 taco-license-server
 {{- end }}
@@ -37,11 +37,11 @@ taco-license-server:{{ .Values.image.tag | default .Chart.AppVersion }}
 {{ .Values.tls.secretNames.metrics | default (printf "%s-metrics-tls" (include "license.name" .)) }}
 {{- end }}
 
-{{/* What a schema cannot say: values that make no sense together end with one line. */}}
+{{/* Checks that a schema cannot express: values that contradict each other fail with one line. */}}
 {{- define "license.checks" -}}
 {{- $v := .Values -}}
-{{- if and (gt (int $v.replicas) 1) (not $v.redis.url) }}{{ fail "replicas above 1 need redis.url: a volume is one server's alone" }}{{ end -}}
-{{- if and $v.redis.secretName (not $v.redis.url) }}{{ fail "redis.secretName is of no use without redis.url" }}{{ end -}}
-{{- if and $v.tls.enabled (not $v.tls.issuer.name) (not $v.tls.secretNames.server) }}{{ fail "tls.enabled needs tls.issuer.name, the issuer of the workers' certificates too, or tls.secretNames.server" }}{{ end -}}
-{{- if and $v.tls.enabled $v.serviceMonitor.enabled (not $v.tls.issuer.name) (not $v.tls.secretNames.metrics) }}{{ fail "with tls.enabled Prometheus needs a certificate of the role client: tls.issuer.name or tls.secretNames.metrics" }}{{ end -}}
+{{- if and (gt (int $v.replicas) 1) (not $v.redis.url) }}{{ fail "replicas above 1 need redis.url: servers cannot share a volume" }}{{ end -}}
+{{- if and $v.redis.secretName (not $v.redis.url) }}{{ fail "redis.secretName has no effect without redis.url" }}{{ end -}}
+{{- if and $v.tls.enabled (not $v.tls.issuer.name) (not $v.tls.secretNames.server) }}{{ fail "tls.enabled needs tls.issuer.name (the issuer of the workers' certificates) or tls.secretNames.server" }}{{ end -}}
+{{- if and $v.tls.enabled $v.serviceMonitor.enabled (not $v.tls.issuer.name) (not $v.tls.secretNames.metrics) }}{{ fail "with tls.enabled Prometheus needs a certificate of the role client: set tls.issuer.name or tls.secretNames.metrics" }}{{ end -}}
 {{- end }}

@@ -1,6 +1,6 @@
-{{/* What both autoscalers go by. */}}
+{{/* Helpers of both autoscalers: HorizontalPodAutoscaler and KEDA. */}}
 
-{{/* The keys of services that are scaled by what they have to do, as {items: [key, …]}. */}}
+{{/* The keys of services that are autoscaled, as {items: [key, …]}. */}}
 {{- define "taco.scaled" -}}
 items:
 {{- range $key := (include "taco.services" . | fromYaml).items }}
@@ -13,8 +13,8 @@ items:
 {{- end }}
 
 {{/*
-{root, key}: how many pods there should be. Where an autoscaler decides, an upgrade keeps what the
-cluster has: an object without a number would fall to 1 when autoscaling is turned on.
+{root, key}: number of pods. With an autoscaler, an upgrade keeps the number in the cluster: an object
+without `replicas` would fall to 1 when autoscaling is turned on.
 */}}
 {{- define "taco.replicas" -}}
 {{- $values := index .root.Values .key -}}
@@ -27,7 +27,7 @@ cluster has: an object without a number would fall to 1 when autoscaling is turn
 {{- end }}
 {{- end }}
 
-{{/* {root, key}: what is scaled. */}}
+{{/* {root, key}: the object to scale (scaleTargetRef). */}}
 {{- define "taco.scaleTarget" -}}
 apiVersion: apps/v1
 kind: {{ ternary "StatefulSet" "Deployment" (and (hasPrefix "worker" .key) (dig "kvDisk" "enabled" false (index .root.Values .key))) }}
@@ -35,8 +35,8 @@ name: {{ include "taco.componentName" . }}
 {{- end }}
 
 {{/*
-More comes quickly, but by steps, since a worker needs minutes to load; less comes slowly, one by
-one, since what a worker has cached is lost with it.
+Scales up quickly but in steps, because a worker takes minutes to load. Scales down slowly and one by
+one, because a worker's prefix cache is lost with it.
 */}}
 {{- define "taco.scaleBehavior" -}}
 scaleUp:

@@ -1,8 +1,8 @@
-{{/* Names, labels and the list of what runs. A component is named by its key in values.yaml. */}}
+{{/* Names, labels and the list of enabled services. A component is named by its key in values.yaml. */}}
 
 {{/*
-Short enough for the longest name behind it, and for what a StatefulSet adds. Names of Services begin
-with a letter and have no dots, which a release's need not.
+Release name for object names. It leaves space for the longest suffix and for the suffix of a StatefulSet.
+Names of Services begin with a letter and have no dots; a release name may.
 */}}
 {{- define "taco.fullname" -}}
 {{- $name := .Release.Name | replace "." "-" -}}
@@ -39,7 +39,7 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version | replace "+" "_" }}
 app.kubernetes.io/component: {{ kebabcase .key }}
 {{- end }}
 
-{{/* {root, key, noun}: what stands at the top of every object of a component. */}}
+{{/* {root, key, noun}: metadata of every object of a component. */}}
 {{- define "taco.metadata" -}}
 metadata:
   name: {{ include "taco.componentName" . }}
@@ -63,12 +63,12 @@ items:
 {{- end }}
 {{- end }}
 
-{{/* By which a certificate names its holder, and Prometheus its job. */}}
+{{/* Role in the certificate, and job name in Prometheus. */}}
 {{- define "taco.role" -}}
 {{- if eq .key "workerCpu" }}worker{{ else }}{{ kebabcase .key }}{{ end -}}
 {{- end }}
 
-{{/* The scheduler's address for those who dial one. */}}
+{{/* Address of the scheduler, for services that connect to a fixed one. */}}
 {{- define "taco.schedulerAddress" -}}
 {{- if .Values.scheduler.enabled -}}
 {{ include "taco.componentName" (dict "root" . "key" "scheduler") }}:7100

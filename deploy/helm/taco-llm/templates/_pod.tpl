@@ -1,4 +1,4 @@
-{{/* The parts that the pods of all services have in common. Each takes {root, key}. */}}
+{{/* Common parts of the pods of all services. Each takes {root, key}. */}}
 
 {{- define "taco.podSecurity" -}}
 runAsNonRoot: true
@@ -16,7 +16,7 @@ readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
 {{- end }}
 
-{{/* Labels and annotations of a pod. The chart's version is none of them: it alone is no reason to roll pods. */}}
+{{/* Labels and annotations of a pod. They leave out the chart's version, so that a new version alone does not roll pods. */}}
 {{- define "taco.podMetadata" -}}
 labels:
   {{- include "taco.selectorLabels" . | nindent 2 }}
@@ -27,12 +27,12 @@ annotations:
 {{- end }}
 {{- end }}
 
-{{/* Where a pod runs and as whom: all of its spec but containers, volumes and time to stop. */}}
+{{/* Pod spec without containers, volumes and grace period: scheduling, user and security context. */}}
 {{- define "taco.podSpec" -}}
 {{- $values := index .root.Values .key -}}
 serviceAccountName: {{ include "taco.componentName" . }}
 automountServiceAccountToken: false
-# Variables that describe Services would only be mistaken for options.
+# Environment variables that describe Services could be taken for options.
 enableServiceLinks: false
 securityContext:
   {{- include "taco.podSecurity" . | nindent 2 }}
@@ -69,8 +69,8 @@ topologySpreadConstraints:
 {{- end }}
 
 {{/*
-Pods that keep nothing are soon started elsewhere when their node is lost. One with a KV disk is
-bound to it, and to its name, so that haste is of no use to it.
+Tolerations that start stateless pods elsewhere soon after their node is lost. A pod with a KV disk is bound
+to its disk and its name, so it keeps Kubernetes' default.
 */}}
 {{- define "taco.tolerations" -}}
 {{- $values := index .root.Values .key -}}
@@ -86,7 +86,7 @@ bound to it, and to its name, so that haste is of no use to it.
 {{- end }}
 {{- end }}
 
-{{/* What all containers of TACO have. Its command is the image's own entry point. */}}
+{{/* Common fields of TACO's containers. The command is the image's entry point. */}}
 {{- define "taco.container" -}}
 {{- $values := index .root.Values .key -}}
 name: {{ kebabcase .key }}
@@ -108,9 +108,9 @@ resources:
 {{- end }}
 
 {{/*
-/livez ticks with the event loop, also while a model loads, so that loading has no limit here: a
-Deployment's progressDeadlineSeconds tells of one that takes too long. Until it answers first, the
-process imports its packages, which takes a while from a cold disk.
+/livez answers while the event loop runs, also during model loading. So no probe limits loading:
+progressDeadlineSeconds of the Deployment reports a load that takes too long. The startup probe covers
+the import of packages, which is slow from a cold disk.
 */}}
 {{- define "taco.probes" -}}
 startupProbe:

@@ -1,6 +1,6 @@
 {{/*
-What services use: the model's files, Redis, certificates, keys. Each use has its arguments here,
-and its files in `taco.mounts` and `taco.volumes`, so that the three agree. All take {root, key}.
+Files that services use: models, Redis password, certificates, API keys. Each has its arguments here and
+its files in `taco.mounts` and `taco.volumes`, so that the three agree. All take {root, key}.
 */}}
 
 {{- define "taco.usesModel" -}}
@@ -20,7 +20,7 @@ and its files in `taco.mounts` and `taco.volumes`, so that the three agree. All 
 {{- end }}
 {{- end }}
 
-{{/* Who plans drafts and who verifies them must know how many there may be. */}}
+{{/* Number of draft tokens: the scheduler and the workers need the same value. */}}
 {{- define "taco.draftArgs" -}}
 {{- if .root.Values.draftWorker.enabled }}
 - --num-speculative-tokens={{ .root.Values.draftWorker.tokens }}
@@ -44,13 +44,13 @@ and its files in `taco.mounts` and `taco.volumes`, so that the three agree. All 
 {{- end }}
 {{- end }}
 
-{{/* The Secret with a role's certificate: a given one, or that which cert-manager fills. */}}
+{{/* Secret with a role's certificate: from the values, or filled by cert-manager. */}}
 {{- define "taco.tlsSecretName" -}}
 {{- $name := ternary "worker" .key (eq .key "workerCpu") -}}
 {{- index .root.Values.tls.secretNames $name | default (printf "%s-tls" (include "taco.componentName" (dict "root" .root "key" $name))) -}}
 {{- end }}
 
-{{/* Beside what the images have: HOME and HF_HOME are the places that are mounted to be written. */}}
+{{/* Environment beside the images' own: HOME and HF_HOME are writable mounts. */}}
 {{- define "taco.env" -}}
 {{- if include "taco.usesModel" . }}
 {{- if not .root.Values.model.fromHub }}
@@ -111,7 +111,7 @@ and its files in `taco.mounts` and `taco.volumes`, so that the three agree. All 
 {{- end }}
 {{- end }}
 
-{{/* All but the KV disk, which a StatefulSet claims for each of its pods. */}}
+{{/* All volumes but the KV disk, which a StatefulSet claims per pod. */}}
 {{- define "taco.volumes" -}}
 - {name: tmp, emptyDir: {}}
 {{- if include "taco.usesModel" . }}
