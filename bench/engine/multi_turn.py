@@ -63,7 +63,7 @@ class Engine:
                 max_num_seqs=NUM_AT_ONCE,
                 num_gpu_blocks_override=num_blocks,
                 quantization=args.quantization,
-                disable_log_stats=True,
+                log_stats=False,
                 **tiers,
             )
         )

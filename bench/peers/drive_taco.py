@@ -63,7 +63,7 @@ def engine_args(settings: driver.Settings) -> EngineArgs:
         block_size=BLOCK_SIZE,
         num_gpu_blocks_override=num_blocks(Path(settings.model), settings.kv_gib),
         enable_prefix_caching=settings.prefix_cache,
-        disable_log_stats=True,
+        log_stats=False,
         **settings.options,
     )
 

@@ -230,7 +230,7 @@ def scheduler(directory: str) -> Iterator[tuple[str, psutil.Process]]:
     command = [sys.executable, "-m", "taco_llm.cli.main", "scheduler", "--listen", address]
     with (Path(directory) / "scheduler.log").open("wb") as log:
         process = subprocess.Popen(
-            [*command, "--disable-log-stats", "--max-num-batched-tokens", "8192", *BOUNDS],
+            [*command, "--no-log-stats", "--max-num-batched-tokens", "8192", *BOUNDS],
             stdout=log,
             stderr=log,
         )

@@ -11,15 +11,26 @@ from taco_llm.cli.main import build_parser
 INTRODUCTION = """\
 # Command line
 
-Every flag may also be an option of the YAML file that `--config` names; flags on the command line
-win. A wrong flag ends the command with one line and exit code 2.
+This page lists every command and every flag. It is made from the same source as `--help`.
 
-A switch `--x` also takes `--no-x`, `--x True` and `--x False`. `taco_llm COMMAND --help` shows all
-flags but those of the compatibility group, `--help=GROUP` one group (its title's first word), and
-`--help=all` all flags.
+To see the flags in the terminal:
+
+| command | shows |
+|---|---|
+| `taco_llm serve --help` | the flags that most users need |
+| `taco_llm serve --help=GROUP` | all flags of one group, such as `--help=kv` |
+| `taco_llm serve --help=all` | all flags |
+
+- The name of a group is the first word of its title.
+- A switch `--x` also takes `--no-x`, `--x True` and `--x False`.
+- `--max_num_seqs` and `--max-num-seqs` are the same flag.
+- Flags can also be options of a YAML file, such as `port: 8000`. Name the file with
+  `--config FILE`. Flags on the command line override the file.
+- A wrong flag ends the command with one line on standard error and exit code 2.
+- Flags of vLLM that TACO does not have are accepted: see the group `compatibility` of each command.
 """
 
-# The groups that argparse makes itself.
+# The titles of argparse's own groups.
 _UNTITLED = ("positional arguments", "options")
 
 
@@ -34,7 +45,7 @@ def cli_page() -> str:
 
 
 def _commands(prefix: str, parser: argparse.ArgumentParser) -> Iterator[str]:
-    """A section for each command, and for each command of a command."""
+    """One section per command and per subcommand."""
     for group in parser._actions:
         if not isinstance(group, argparse._SubParsersAction):
             continue
@@ -59,7 +70,8 @@ def _command(name: str, parser: argparse.ArgumentParser, summary: str) -> str:
 
 
 def _is_option(action: argparse.Action) -> bool:
-    return action.dest != "help" and not isinstance(action, argparse._SubParsersAction)
+    is_hidden = action.dest == "help" or action.help == argparse.SUPPRESS
+    return not is_hidden and not isinstance(action, argparse._SubParsersAction)
 
 
 def _flag(action: argparse.Action) -> str:

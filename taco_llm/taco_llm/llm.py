@@ -87,7 +87,8 @@ class LLM:
             "disable_custom_all_reduce": disable_custom_all_reduce,
             "disable_async_output_proc": disable_async_output_proc,
         }
-        arguments.setdefault("disable_log_stats", True)
+        if "disable_log_stats" not in arguments:
+            arguments.setdefault("log_stats", False)
         args = EngineArgs(model=model, **named, **arguments)
         self._tokenizer: Any = None
         self._model_config = args.model_config()

@@ -36,7 +36,7 @@ class CompletionOutput:
         text: the generated text.
         token_ids: its tokens; the one that ended the sequence is among them.
         cumulative_logprob: sum of the log probabilities of `token_ids`; None only before the first
-            token, and where `disable_logprobs_during_spec_decoding` leaves them out.
+            token, and with `logprobs_during_spec_decoding=False`.
         logprobs: one entry a token; None unless they were asked for.
         finish_reason: "stop", "length" or "abort"; None while the sequence runs.
         stop_reason: the stop string or the id of the stop token that ended it; None otherwise.

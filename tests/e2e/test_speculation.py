@@ -76,7 +76,7 @@ def test_logprobs_can_be_left_out() -> None:
         num_gpu_blocks_override=64,
         speculative_model="[ngram]",
         ngram_prompt_lookup_max=2,
-        disable_logprobs_during_spec_decoding=True,
+        logprobs_during_spec_decoding=False,
     ) as llm:
         (output,) = llm.chat(chats()[:1], SAMPLED, use_tqdm=False)
         assert output.outputs[0].text

@@ -1,4 +1,4 @@
-"""Where a service that runs alone answers probes and shows its metrics."""
+"""Arguments of the admin listener: health probes and metrics of a single service."""
 
 import re
 from dataclasses import dataclass
@@ -16,20 +16,20 @@ class AdminArgs:
     """Arguments of the admin listener of a scheduler, a worker or a draft worker.
 
     Raises:
-        ConfigurationError: a value is out of range, or both are given.
+        ConfigurationError: a value is out of range, or both arguments are given.
     """
 
     admin_port: int | None = flag(
-        "TCP port of the admin listener with /livez, /readyz and /metrics. It listens on the host "
-        "of --listen; a worker's on the loopback address if the scheduler is dialled there or over "
-        "a Unix socket, else on every network. It asks for no key. Without it there is none.",
+        "TCP port of the admin listener with /livez, /readyz and /metrics, which need no API key. "
+        "A scheduler uses the host of --listen. A worker uses the loopback address if the "
+        "scheduler is on this machine, and every network otherwise. Default: no admin listener.",
         _SERVICES,
         default=None,
         parse=int,
         metavar="PORT",
     )
     admin_listen: str | None = flag(
-        "Address of the admin listener instead of a port, host:port or unix:/path.",
+        "Address of the admin listener, host:port or unix:/path, instead of --admin-port.",
         _SERVICES,
         default=None,
         metavar="ADDRESS",
@@ -43,9 +43,9 @@ class AdminArgs:
         check_admin_listen(self.admin_listen, self.admin_port)
 
     def beside_listener(self, listen: str) -> str | None:
-        """The admin listener of a service that listens on `listen`; None: there is none.
+        """Address of the admin listener of a service that listens on `listen`; None without one.
 
-        A port opens on the same host; on the loopback address beside a Unix socket.
+        A port is opened on the same host, or on the loopback address if `listen` is a Unix socket.
         """
         if self.admin_port is None:
             return self.admin_listen
@@ -53,13 +53,13 @@ class AdminArgs:
             return f"{LOOPBACK}:{self.admin_port}"
         host = _host(listen)
         if host in EVERY_HOST:
-            return f":{self.admin_port}"  # over IPv6 as well
+            return f":{self.admin_port}"  # IPv4 and IPv6
         return host_port(host, self.admin_port)
 
     def beside_link(self, scheduler: str) -> str | None:
-        """The admin listener of a service that dials `scheduler`; None: there is none.
+        """Address of the admin listener of a service that dials `scheduler`; None without one.
 
-        A port opens on the loopback address if the scheduler is on this machine for sure.
+        A port is opened on the loopback address if the scheduler is certainly on this machine.
         """
         if self.admin_port is None:
             return self.admin_listen
@@ -71,11 +71,13 @@ def _host(address: str) -> str:
 
 
 def check_admin_listen(admin_listen: str | None, admin_port: int | None) -> None:
-    """Raises ConfigurationError: the address is none, or the port says another."""
+    """Raises ConfigurationError if the address is invalid, or both arguments are given."""
     if admin_listen is None:
         return
     if admin_port is not None:
-        raise ConfigurationError("admin_listen and admin_port say the same: give one of them")
+        raise ConfigurationError(
+            "admin_listen and admin_port both set the admin listener: give one of them"
+        )
     match = re.fullmatch(r"unix:.+|(?:\[[^\[\]]+\]|[^:\[\]]*):(?P<port>[0-9]{1,5})", admin_listen)
     if match is None:
         raise ConfigurationError(

@@ -1,11 +1,11 @@
-"""Arguments of vLLM's interface that TACO does not have, in one table.
+"""Compatibility with vLLM: its arguments that TACO ignores or rejects, in one table.
 
-`LLM`, `EngineArgs` and the command line all take them, so that a program or a command that works
-with vLLM works here as long as it asks for nothing that is missing:
+`LLM`, `EngineArgs` and the command line accept these arguments, so that a program or a command
+written for vLLM works with TACO unless it asks for a missing feature:
 
-- A value that asks for nothing, such as `tensor_parallel_size=1` or None, is accepted in silence.
-- An argument that TACO's design makes needless has no effect and gets one log line.
-- An argument of a missing feature is refused with an error that names it.
+- A value that asks for nothing, such as `tensor_parallel_size=1` or None, is accepted silently.
+- An argument that TACO's design makes needless is ignored with one log line.
+- An argument of a missing feature is rejected with an error that names the feature.
 """
 
 import difflib
@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
+from taco_llm.args.flags import current_names
 from taco_proto.errors import ConfigurationError
 
 LOGGER = logging.getLogger("taco.llm")
@@ -25,20 +26,20 @@ Table = TypeVar("Table")
 
 @dataclass(frozen=True, slots=True)
 class CompatibilityArgument:
-    """One argument that TACO does not have.
+    """One argument of vLLM that TACO does not have.
 
     Attributes:
-        reason: why it has no effect, or which feature is missing.
-        is_refused: whether a value that asks for something is refused; else it gets a log line.
-        neutral: values that ask for nothing, beside None (and False, for a switch).
-        parse: makes the value of the flag's text; None: it is text.
+        reason: why the argument is ignored, or which feature is missing.
+        is_rejected: whether a value that asks for something is an error; if not, it is ignored.
+        neutral: values that ask for nothing, besides None (and False for a switch).
+        parse: converts the flag's text to the value; None for text.
         is_switch: whether the flag needs no value.
         takes_several: whether several values may follow the flag.
         short: the flag's short form, such as -tp.
     """
 
     reason: str
-    is_refused: bool
+    is_rejected: bool
     neutral: tuple[object, ...] = ()
     parse: Callable[[str], Any] | None = None
     is_switch: bool = False
@@ -47,7 +48,7 @@ class CompatibilityArgument:
 
     @property
     def help(self) -> str:
-        if not self.is_refused:
+        if not self.is_rejected:
             return f"No effect. {self.reason}"
         return f"Not available{self._only()}: {self.reason}"
 
@@ -56,7 +57,8 @@ class CompatibilityArgument:
             return False
         return not any(type(value) is type(entry) and value == entry for entry in self.neutral)
 
-    def refusal(self, name: str, value: object) -> str:
+    def rejection(self, name: str, value: object) -> str:
+        """The text of the error."""
         return f"{name}={value!r} is not available{self._only()}: {self.reason}"
 
     def _only(self) -> str:
@@ -73,7 +75,7 @@ def _json_or_text(text: str) -> Any:
         return text
 
 
-_TOKENIZER_POOL = "Prompts are always tokenized in threads beside the event loop."
+_TOKENIZER_POOL = "The gateway always tokenizes prompts in threads."
 _REMOTE_CODE = "Code inside a checkpoint is never run; TACO has a recipe for each architecture."
 _LORA = "LoRA adapters are not supported"
 _PROMPT_ADAPTERS = "prompt adapters are not supported"
@@ -81,11 +83,11 @@ _TOOLS = "tool calls are not supported"
 _TRACES = "OpenTelemetry traces are not supported"
 _ONE_DEVICE = "a worker runs the whole model on one device; see --data-parallel-size for more"
 
-_ignored = functools.partial(CompatibilityArgument, is_refused=False)
-_refused = functools.partial(CompatibilityArgument, is_refused=True)
+_ignored = functools.partial(CompatibilityArgument, is_rejected=False)
+_rejected = functools.partial(CompatibilityArgument, is_rejected=True)
 
 COMPATIBILITY: Mapping[str, CompatibilityArgument] = {
-    # Needless here: no effect, one log line.
+    # Ignored with one log line.
     "use_v2_block_manager": _ignored("There is one block manager.", is_switch=True),
     "num_lookahead_slots": _ignored(
         "The scheduler reserves blocks for every token in flight.", parse=int, neutral=(0,)
@@ -95,20 +97,20 @@ COMPATIBILITY: Mapping[str, CompatibilityArgument] = {
     ),
     "multi_step_stream_outputs": _ignored("Every step's tokens are streamed.", is_switch=True),
     "disable_async_output_proc": _ignored(
-        "Outputs are always processed beside the step that runs.", is_switch=True
+        "The scheduler always processes outputs while the next step runs.", is_switch=True
     ),
     "disable_frontend_multiprocessing": _ignored(
         "The gateway is always a separate process; taco_llm.LLM runs in the caller's process.",
         is_switch=True,
     ),
     "worker_use_ray": _ignored(
-        "Only taco_llm serve starts workers; other workers dial the scheduler.", is_switch=True
+        "Only taco_llm serve starts workers; other workers connect by themselves.", is_switch=True
     ),
     "ray_workers_use_nsight": _ignored(
-        "Start one taco_llm worker under nsys: it dials the same scheduler.", is_switch=True
+        "Start one taco_llm worker under nsys; it connects to the same scheduler.", is_switch=True
     ),
     "disable_custom_all_reduce": _ignored(
-        "One worker runs the whole model and reduces nothing.", is_switch=True
+        "One worker runs the whole model and needs no all-reduce.", is_switch=True
     ),
     "max_parallel_loading_workers": _ignored(
         "Weights are mapped from disk, not copied.", parse=int
@@ -122,67 +124,67 @@ COMPATIBILITY: Mapping[str, CompatibilityArgument] = {
     ),
     "trust_remote_code": _ignored(_REMOTE_CODE, is_switch=True),
     "code_revision": _ignored(_REMOTE_CODE),
-    # Features that are missing: refused.
-    "tensor_parallel_size": _refused(_ONE_DEVICE, parse=int, neutral=(1,), short="-tp"),
-    "pipeline_parallel_size": _refused(_ONE_DEVICE, parse=int, neutral=(1,), short="-pp"),
-    "sequence_parallel_size": _refused(_ONE_DEVICE, parse=int, neutral=(1,)),
-    "speculative_draft_tensor_parallel_size": _refused(
+    # Rejected: the feature is missing.
+    "tensor_parallel_size": _rejected(_ONE_DEVICE, parse=int, neutral=(1,), short="-tp"),
+    "pipeline_parallel_size": _rejected(_ONE_DEVICE, parse=int, neutral=(1,), short="-pp"),
+    "sequence_parallel_size": _rejected(_ONE_DEVICE, parse=int, neutral=(1,)),
+    "speculative_draft_tensor_parallel_size": _rejected(
         "a draft model runs whole on one worker", parse=int, neutral=(1,), short="-spec-draft-tp"
     ),
-    "data_parallel_size": _refused(
+    "data_parallel_size": _rejected(
         "only taco_llm serve starts several workers", parse=int, neutral=(1,)
     ),
-    "distributed_executor_backend": _refused(
+    "distributed_executor_backend": _rejected(
         "only taco_llm serve starts workers on Ray", neutral=("mp",)
     ),
-    "enable_lora": _refused(_LORA, is_switch=True),
-    "lora_modules": _refused(_LORA, takes_several=True),
-    "max_loras": _refused(_LORA, parse=int, neutral=(1,)),
-    "max_lora_rank": _refused(_LORA, parse=int, neutral=(16,)),
-    "max_cpu_loras": _refused(_LORA, parse=int),
-    "lora_extra_vocab_size": _refused(_LORA, parse=int, neutral=(256,)),
-    "lora_dtype": _refused(_LORA, neutral=("auto",)),
-    "long_lora_scaling_factors": _refused(_LORA),
-    "fully_sharded_loras": _refused(_LORA, is_switch=True),
-    "qlora_adapter_name_or_path": _refused(_LORA),
-    "enable_prompt_adapter": _refused(_PROMPT_ADAPTERS, is_switch=True),
-    "prompt_adapters": _refused(_PROMPT_ADAPTERS, takes_several=True),
-    "max_prompt_adapters": _refused(_PROMPT_ADAPTERS, parse=int, neutral=(1,)),
-    "max_prompt_adapter_token": _refused(_PROMPT_ADAPTERS, parse=int, neutral=(0,)),
-    "enable_auto_tool_choice": _refused(_TOOLS, is_switch=True),
-    "tool_call_parser": _refused(_TOOLS),
-    "guided_decoding_backend": _refused(
+    "enable_lora": _rejected(_LORA, is_switch=True),
+    "lora_modules": _rejected(_LORA, takes_several=True),
+    "max_loras": _rejected(_LORA, parse=int, neutral=(1,)),
+    "max_lora_rank": _rejected(_LORA, parse=int, neutral=(16,)),
+    "max_cpu_loras": _rejected(_LORA, parse=int),
+    "lora_extra_vocab_size": _rejected(_LORA, parse=int, neutral=(256,)),
+    "lora_dtype": _rejected(_LORA, neutral=("auto",)),
+    "long_lora_scaling_factors": _rejected(_LORA),
+    "fully_sharded_loras": _rejected(_LORA, is_switch=True),
+    "qlora_adapter_name_or_path": _rejected(_LORA),
+    "enable_prompt_adapter": _rejected(_PROMPT_ADAPTERS, is_switch=True),
+    "prompt_adapters": _rejected(_PROMPT_ADAPTERS, takes_several=True),
+    "max_prompt_adapters": _rejected(_PROMPT_ADAPTERS, parse=int, neutral=(1,)),
+    "max_prompt_adapter_token": _rejected(_PROMPT_ADAPTERS, parse=int, neutral=(0,)),
+    "enable_auto_tool_choice": _rejected(_TOOLS, is_switch=True),
+    "tool_call_parser": _rejected(_TOOLS),
+    "guided_decoding_backend": _rejected(
         "structured output is not supported", neutral=("outlines", "auto")
     ),
-    "limit_mm_per_prompt": _refused("images, audio and video are not supported"),
-    "mm_processor_kwargs": _refused(
+    "limit_mm_per_prompt": _rejected("images, audio and video are not supported"),
+    "mm_processor_kwargs": _rejected(
         "images, audio and video are not supported", parse=_json_or_text
     ),
-    "disable_sliding_window": _refused(
+    "disable_sliding_window": _rejected(
         "sliding windows are always used; max_model_len limits the length", is_switch=True
     ),
-    "config_format": _refused(
+    "config_format": _rejected(
         "config.json is the only format of a model's configuration", neutral=("auto", "hf")
     ),
-    "quantization_param_path": _refused("scaling factors of an fp8 KV cache are not supported"),
-    "model_loader_extra_config": _refused(
+    "quantization_param_path": _rejected("scaling factors of an fp8 KV cache are not supported"),
+    "model_loader_extra_config": _rejected(
         "no load_format has further options", parse=_json_or_text, neutral=({},)
     ),
-    "override_neuron_config": _refused(
+    "override_neuron_config": _rejected(
         "AWS Neuron devices are not supported", parse=_json_or_text, neutral=({},)
     ),
-    "otlp_traces_endpoint": _refused(_TRACES),
-    "collect_detailed_traces": _refused(_TRACES),
+    "otlp_traces_endpoint": _rejected(_TRACES),
+    "collect_detailed_traces": _rejected(_TRACES),
 }
 
 
 def drop_compatibility_arguments(
     arguments: Mapping[str, Any], logger: logging.Logger = LOGGER
 ) -> dict[str, Any]:
-    """`arguments` without those of the table; logs one line for each that has no effect.
+    """Returns `arguments` without those of `COMPATIBILITY`; logs one line per ignored argument.
 
     Raises:
-        ConfigurationError: an argument asks for a feature that is missing.
+        ConfigurationError: an argument asks for a missing feature.
     """
     kept: dict[str, Any] = {}
     for name, value in arguments.items():
@@ -190,14 +192,14 @@ def drop_compatibility_arguments(
         if argument is None:
             kept[name] = value
         elif argument.asks_for_something(value):
-            if argument.is_refused:
-                raise ConfigurationError(argument.refusal(name, value))
+            if argument.is_rejected:
+                raise ConfigurationError(argument.rejection(name, value))
             logger.warning("%s has no effect: %s", name, argument.reason)
     return kept
 
 
 def _check_names(table: Any, arguments: Mapping[str, Any]) -> None:
-    """Raises TypeError for an argument that neither the dataclass nor `COMPATIBILITY` has."""
+    """Raises TypeError for an argument that is neither a field of `table` nor a vLLM argument."""
     known = [*COMPATIBILITY, *(item.name for item in fields(table) if item.init)]
     for name in arguments:
         if name not in known:
@@ -209,14 +211,15 @@ def _check_names(table: Any, arguments: Mapping[str, Any]) -> None:
 def takes_compatibility_arguments(table: type[Table]) -> type[Table]:
     """Class decorator for a dataclass of arguments.
 
-    Its constructor then takes the arguments of `COMPATIBILITY`, too, and None for every field: None
-    is the field's default. The attribute `given`, a field of the dataclass, holds the names of the
-    fields that had another value than None.
+    The constructor then also accepts the arguments of `COMPATIBILITY`, former names of fields (see
+    `Flag`), and None for every field, which means the field's default. The dataclass needs a field
+    `given`: it holds the names of the fields whose value was not None.
     """
     construct: Callable[..., None] = table.__init__
 
     @functools.wraps(construct)
     def construct_from_any(self: Table, **arguments: Any) -> None:
+        arguments = current_names(type(self), arguments)
         _check_names(self, arguments)
         known = drop_compatibility_arguments(arguments)
         values = {name: value for name, value in known.items() if value is not None}

@@ -1,4 +1,4 @@
-"""What a speculative model's files hold: a model, or heads that need another model."""
+"""Tells from its files whether a speculative model is a draft model or Medusa or EAGLE heads."""
 
 import zipfile
 from collections.abc import Iterator
@@ -9,20 +9,20 @@ from taco_common.json_file import read_json_object
 from taco_proto.errors import ConfigurationError
 from taco_worker.models.weight_files import stored_tensor_names
 
-# What EAGLE calls the layer that joins a token's embedding with the target's hidden state.
+# EAGLE's name of the layer that joins a token's embedding with the target's hidden state.
 _EAGLE_WEIGHT = "fc.weight"
-# Names, shapes and places of tensors; the tensors are other files of the archive.
+# A pickle contains names, shapes and offsets of tensors; the tensors are other archive members.
 _MAX_PICKLE_BYTES = 16 * 2**20
 
 
 def are_heads(location: str) -> bool:
-    """Whether a directory or hub id holds Medusa or EAGLE heads.
+    """Whether a directory or hub id contains Medusa or EAGLE heads.
 
-    Medusa and EAGLE 3 say so in config.json. That of EAGLE 1 reads like a model of one layer: its
-    weights tell.
+    config.json identifies Medusa and EAGLE 3. The config.json of EAGLE 1 looks like a model with
+    one layer, so the names of its weights decide.
 
     Raises:
-        ConfigurationError: there is no config.json that can be read.
+        ConfigurationError: config.json is missing or cannot be read.
     """
     config = _read_config(location)
     architectures = " ".join(map(str, config.get("architectures") or ())).lower()
@@ -52,7 +52,7 @@ def _read_config(location: str) -> dict[str, Any]:
 
 
 def _has_eagle_weight(directory: Path) -> bool:
-    """Whether any weight file has an EAGLE layer; nothing is loaded, let alone unpickled.
+    """Whether any weight file contains an EAGLE layer. Nothing is loaded or unpickled.
 
     Raises:
         ConfigurationError: a weight file is damaged.
@@ -72,7 +72,7 @@ def _has_eagle_weight(directory: Path) -> bool:
 
 
 def _pickles(file: Path) -> Iterator[bytes]:
-    """The start of each pickle in a file of `torch.save`, where the names of weights are."""
+    """The start of each pickle in a file of `torch.save`; it contains the names of weights."""
     with zipfile.ZipFile(file) as archive:
         for name in archive.namelist():
             if name.endswith("data.pkl"):

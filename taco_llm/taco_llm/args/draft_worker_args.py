@@ -1,4 +1,4 @@
-"""A draft worker's arguments: which model drafts, and with what it computes."""
+"""A draft worker's arguments: draft model, quantization, library, KV cache size."""
 
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -14,66 +14,74 @@ _DRAFTER = (DRAFTER,)
 _ENGINE_FIELDS = {item.name: item for item in fields(EngineArgs)}
 
 
-def _as_of_engine(name: str) -> Any:
-    """A field that means of the draft model what the engine's means of its own."""
+def _engine_field(name: str) -> Any:
+    """The field of `EngineArgs` called `name`, here for the draft model."""
     item = _ENGINE_FIELDS[name]
     return field(default=item.default, metadata=item.metadata)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftWorkerArgs:
-    """Arguments of a draft worker that runs alone.
+    """Arguments of `taco_llm draft-worker`.
 
     Raises:
         ConfigurationError: a value is out of range.
     """
 
     speculative_model: str = flag(
-        "The draft model: a directory, a Hugging Face hub id, or a bundled model such as "
-        "demo-draft. It must have the vocabulary of the model that it drafts for.",
+        "Draft model: a directory, a Hugging Face hub id, or a bundled model such as demo-draft. "
+        "Its vocabulary must be that of the served model.",
         _DRAFTER,
         metavar="MODEL",
     )
     quantization: str | None = flag(
-        "int8 keeps weights in 8 bits, with a scale for each output, and halves what a draft token "
-        "costs; none keeps the model's own number format. Without it our kernels take int8, and "
-        "torch and ipex none.",
+        "Quantization of the weights: int8 stores them in 8 bits with one scale per output and "
+        "halves the cost of a draft token; none keeps the checkpoint's format. Default: int8 with "
+        "--draft-backend kernels, else none.",
         _DRAFTER,
         default=None,
         choices=("int8", "none"),
     )
-    draft_backend: str = _as_of_engine("draft_backend")
-    dtype: str = _as_of_engine("dtype")
-    load_format: str = _as_of_engine("load_format")
-    revision: str | None = _as_of_engine("revision")
-    download_dir: str | None = _as_of_engine("download_dir")
-    max_model_len: int | None = _as_of_engine("max_model_len")
-    num_threads: int | None = _as_of_engine("num_threads")
+    draft_backend: str = _engine_field("draft_backend")
+    dtype: str = _engine_field("dtype")
+    load_format: str = _engine_field("load_format")
+    revision: str | None = _engine_field("revision")
+    download_dir: str | None = _engine_field("download_dir")
+    max_model_len: int | None = _engine_field("max_model_len")
+    num_threads: int | None = _engine_field("num_threads")
     max_num_seqs: int = flag(
-        "Sequences of the longest kind that the KV cache is made for, where memory allows. More of "
-        "them may come: then those that were drafted for least recently are computed again.",
+        "Number of sequences of maximum length that the KV cache holds, if memory allows. Beyond "
+        "it the draft worker evicts the least recently used sequence and recomputes it later.",
         _DRAFTER,
         default=256,
         parse=int,
         metavar="SEQUENCES",
     )
     num_gpu_blocks_override: int | None = flag(
-        "Number of KV blocks of 16 tokens. Without it as many are made as memory allows.",
+        "Number of KV cache blocks of 16 tokens. Default: as many as --max-num-seqs needs and "
+        "memory allows.",
         _DRAFTER,
         default=None,
         parse=int,
         metavar="BLOCKS",
+        is_advanced=True,
     )
 
     def __post_init__(self) -> None:
         if not self.speculative_model:
-            raise ConfigurationError("no speculative_model is given")
+            raise ConfigurationError(
+                "speculative_model is empty: give a directory, a hub id or a bundled model"
+            )
         for name in ("max_model_len", "num_threads", "max_num_seqs", "num_gpu_blocks_override"):
             check_at_least(name, getattr(self, name), 1)
 
     def drafter_config(self, scheduler: str, name: str) -> DrafterConfig:
-        """Raises ConfigurationError: the model is neither a directory with config.json, nor
-        bundled, nor a hub id."""
+        """The draft worker's configuration.
+
+        Raises:
+            ConfigurationError: the model is neither a directory with config.json, nor a bundled
+                model, nor a hub id.
+        """
         model = ModelConfig(
             model=locate_model(self.speculative_model),
             served_model_names=(self.speculative_model,),

@@ -1,12 +1,11 @@
-"""The engine's arguments: which model, how much memory, how large a step."""
+"""The engine's arguments: model, tokenizer, device, memory and KV cache."""
 
-import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from taco_llm.args.compatibility import takes_compatibility_arguments
+from taco_llm.args.device_args import GPU_ONLY, DeviceArgs
 from taco_llm.args.flags import GATEWAY, WORKER, flag, flag_fields, json_object, not_a_choice
 from taco_llm.args.kv_tier_args import KVTierArgs
 from taco_llm.args.license_args import LicenseArgs
@@ -25,29 +24,20 @@ _WORKER = (WORKER,)
 _DEVICE_GROUP = "device and its memory"
 _KV_GROUP = "KV cache"
 
-# Arguments that only a GPU uses.
-_GPU_ONLY = (
-    "gpu_memory_utilization",
-    "conservative_dry_run",
-    "enforce_eager",
-    "max_seq_len_to_capture",
-    "cpu_offload_gb",
-)
 _CPU_BLOCK_SIZES = (16, 32)
 
 
 def _flag_groups() -> dict[str, str]:
-    """The help groups of the flags, by the names of their fields; all others are the model's."""
+    """Help group by field name; the group of all other fields is "model"."""
     groups: dict[str, str] = {}
     for table, title in (
+        (DeviceArgs, _DEVICE_GROUP),
         (LicenseArgs, "license"),
         (KVTierArgs, _KV_GROUP),
-        (SpeculationArgs, "speculation: drafts and their verification"),
+        (SpeculationArgs, "speculative decoding"),
         (SchedulerArgs, "scheduling"),
     ):
         groups |= dict.fromkeys((item.name for item in flag_fields(table)), title)
-    groups |= dict.fromkeys(("device", "attention_backend", "num_threads"), _DEVICE_GROUP)
-    groups |= dict.fromkeys(_GPU_ONLY, _DEVICE_GROUP)
     cache = ("block_size", "kv_cache_dtype", "num_gpu_blocks_override", "enable_prefix_caching")
     groups |= dict.fromkeys(cache, _KV_GROUP)
     return groups | {name: _KV_GROUP for name in groups if name.startswith("apc_offload")}
@@ -55,23 +45,27 @@ def _flag_groups() -> dict[str, str]:
 
 @takes_compatibility_arguments
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineArgs(LicenseArgs):
-    """Arguments of the engine, for `LLM`, `AsyncLLMEngine` and the command line alike.
+class EngineArgs(DeviceArgs):
+    """Arguments of the engine, for `LLM`, `AsyncLLMEngine` and the command line.
 
-    Each is described by its flag: `taco_llm serve --help` prints all of them. None means the
-    default of every argument. The arguments of vLLM that TACO does not have are taken as well; see
-    `compatibility`.
+    The help of its flag describes each argument: see `taco_llm serve --help=all`. None means the
+    default of every argument. The constructor also accepts the arguments of vLLM that TACO does not
+    have; see `compatibility`.
 
     Attributes:
-        given: the names of the arguments that were given.
+        given: the names of the arguments that the caller set.
 
     Raises:
-        ConfigurationError: a value is out of range, contradicts another, or asks for a feature that
-            is missing.
+        ConfigurationError: a value is out of range, two values contradict each other, or a value
+            asks for a missing feature.
     """
 
     NONE_IS_DEFAULT: ClassVar[bool] = True
     FLAG_GROUPS: ClassVar[Mapping[str, str]] = _flag_groups()
+    GROUP_ORDER: ClassVar[tuple[str, ...]] = (
+        *("model", _DEVICE_GROUP, _KV_GROUP),
+        *("scheduling", "speculative decoding", "license"),
+    )
 
     given: frozenset[str] = field(default=frozenset(), init=False, repr=False, compare=False)
 
@@ -81,75 +75,81 @@ class EngineArgs(LicenseArgs):
         _MODEL,
     )
     served_model_name: tuple[str, ...] = flag(
-        "Names that clients may put into the model field of requests. Responses have the first "
-        "one. Default: MODEL as it was given.",
+        "Names that clients may use in the model field of requests. Responses contain the first "
+        "name. Default: MODEL as given.",
         _MODEL,
         default=(),
         several="extend",
         metavar="NAME",
     )
     tokenizer: str | None = flag(
-        "Directory or hub id of the tokenizer. Without it the model's own tokenizer is used.",
+        "Directory or hub id of the tokenizer. Default: the tokenizer of MODEL.",
         _TEXT,
         default=None,
-        metavar="PATH",
+        metavar="MODEL",
     )
     tokenizer_mode: str = flag(
-        "auto reads tokenizer.json with the fast tokenizers library; slow always uses the "
-        "tokenizer of transformers.",
+        "Tokenizer library: auto reads tokenizer.json with the fast tokenizers library; slow "
+        "always uses transformers. Use slow if the two give different tokens.",
         _TEXT,
         default="auto",
         choices=("auto", "slow"),
+        is_advanced=True,
     )
     skip_tokenizer_init: bool = flag(
-        "Load no tokenizer: requests bring token ids and answers hold token ids only.",
+        "Do not load a tokenizer. Requests must then contain token ids, and answers contain token "
+        "ids only.",
         _TEXT,
         default=False,
+        is_advanced=True,
     )
     revision: str | None = flag(
-        "Branch, tag or commit of the model on the Hugging Face hub. Without it the default branch "
-        "is taken.",
+        "Branch, tag or commit of the model on the Hugging Face hub. Default: the default branch.",
         _MODEL,
         default=None,
     )
     tokenizer_revision: str | None = flag(
-        "Branch, tag or commit of the tokenizer on the Hugging Face hub.",
+        "Branch, tag or commit of --tokenizer on the Hugging Face hub. Default: the default "
+        "branch.",
         _TEXT,
         default=None,
         metavar="REVISION",
+        is_advanced=True,
     )
     download_dir: str | None = flag(
-        "Directory to download models into. Without it the Hugging Face cache is used.",
+        "Directory for downloaded models. Default: the Hugging Face cache.",
         _MODEL,
         default=None,
         metavar="DIR",
     )
     ignore_patterns: tuple[str, ...] = flag(
-        "Patterns of files not to download from the hub, such as 'original/**/*'. Folders and "
-        "consolidated copies of the weights are never downloaded.",
+        "Patterns of files that are not downloaded from the hub, such as 'original/**/*'. Folders "
+        "and consolidated copies of the weights are never downloaded.",
         _WORKER,
         default=(),
         several="extend",
         metavar="PATTERN",
+        is_advanced=True,
     )
     load_format: str = flag(
-        "Which weights to load: auto prefers safetensors and falls back to .bin files, pt takes "
-        "only .bin files, safetensors only safetensors, and dummy makes random weights for "
-        "profiling.",
+        "Format of the weight files: auto prefers safetensors and falls back to .bin files; pt "
+        "loads only .bin files; safetensors loads only safetensors; dummy makes random weights "
+        "for profiling.",
         _WORKER,
         default="auto",
         choices=("auto", "pt", "safetensors", "dummy"),
     )
     dtype: str = flag(
-        "Number format of weights and activations. auto takes the format that the checkpoint "
-        "names; half is float16 and float is float32. On a CPU float16 is computed in float32.",
+        "Number format of weights and activations. auto uses the format in the checkpoint's "
+        "config.json; half is float16 and float is float32. A CPU computes float16 in float32.",
         _WORKER,
         default="auto",
         choices=("auto", "half", "float16", "bfloat16", "float", "float32"),
     )
     quantization: str | None = flag(
-        "int8 stores weights in 8 bits, with a scale for each output, and rounds activations to 8 "
-        "bits. The weights take half the memory of bfloat16, and decoding is faster.",
+        "Quantization of the weights. int8 stores them in 8 bits with one scale per output, and "
+        "rounds activations to 8 bits: half the memory of bfloat16, and faster decoding. Default: "
+        "none.",
         _WORKER,
         default=None,
         choices=("int8",),
@@ -157,7 +157,7 @@ class EngineArgs(LicenseArgs):
     )
     max_model_len: int | None = flag(
         "Maximum tokens of a sequence, prompt and answer together. Default: the limit in the "
-        "model's config.json.",
+        "model's config.json. Lower it if the KV cache does not fit into memory.",
         _WORKER,
         default=None,
         parse=int,
@@ -165,81 +165,27 @@ class EngineArgs(LicenseArgs):
     )
     rope_scaling: Mapping[str, Any] | None = flag(
         "Rotary position scaling as a JSON object, for example "
-        '\'{"rope_type": "linear", "factor": 2.0}\'. It replaces the one in the model\'s '
-        "configuration.",
+        '\'{"rope_type": "linear", "factor": 2.0}\'. Default: the value in config.json.',
         _WORKER,
         default=None,
         parse=json_object,
         metavar="JSON",
+        is_advanced=True,
     )
     rope_theta: float | None = flag(
-        "Base of the rotary position frequencies. It replaces the one in the model's "
-        "configuration.",
+        "Base of the rotary position frequencies. Default: the value in config.json.",
         _WORKER,
         default=None,
         parse=float,
         metavar="BASE",
+        is_advanced=True,
     )
     seed: int = flag(
-        "Seed of offline requests that have no seed, and of the random weights of --load-format "
+        "Seed of offline requests without a seed, and of the random weights of --load-format "
         "dummy.",
         _WORKER,
         default=0,
         parse=int,
-    )
-    device: str = flag(
-        "Device that runs the model: cpu, cuda, or cuda:1 for the second GPU. auto uses a GPU if "
-        "there is one, else the CPU.",
-        _WORKER,
-        default="auto",
-    )
-    attention_backend: str | None = flag(
-        "Attention implementation on a GPU: triton (TACO's own kernels), xformers (the xformers "
-        "package) or torch (slow, for comparison). Default: the fastest one available.",
-        _WORKER,
-        default=None,
-        choices=("triton", "xformers", "torch"),
-    )
-    gpu_memory_utilization: float = flag(
-        "Maximum share of the GPU's memory in use. The KV cache gets what weights, activations "
-        "and CUDA leave of it; a log line at start shows the amounts.",
-        _WORKER,
-        default=0.9,
-        parse=float,
-        metavar="SHARE",
-    )
-    conservative_dry_run: bool = flag(
-        "Count all memory that the driver reports as used after the trial step, not only what "
-        "torch needed. Use it if steps run out of memory although the start succeeded.",
-        _WORKER,
-        default=False,
-    )
-    enforce_eager: bool = flag(
-        "Capture no CUDA graphs. This saves some memory, but small batches decode more slowly.",
-        _WORKER,
-        default=False,
-    )
-    max_seq_len_to_capture: int | None = flag(
-        "Maximum length in tokens of the sequences that run in CUDA graphs. Default: no limit.",
-        _WORKER,
-        default=None,
-        parse=int,
-        metavar="TOKENS",
-    )
-    cpu_offload_gb: float = flag(
-        "GiB of weights that stay in host memory and are copied to the GPU when they are needed, "
-        "for a model larger than the GPU's memory. Every step then waits for these copies.",
-        _WORKER,
-        default=0.0,
-        parse=float,
-        metavar="GIB",
-    )
-    num_threads: int | None = flag(
-        "CPU threads that compute the model. Default: one for each core.",
-        _WORKER,
-        default=None,
-        parse=int,
-        metavar="THREADS",
     )
     block_size: int = flag(
         "Tokens in a block of the KV cache. Smaller blocks waste less memory and share prefixes "
@@ -250,60 +196,46 @@ class EngineArgs(LicenseArgs):
         choices=(8, 16, 32),
     )
     kv_cache_dtype: str = flag(
-        "Number format of the KV cache. auto is the model's own format. int8 (CPU) and fp8 (GPU) "
-        "hold about twice as many tokens in the same memory as bfloat16.",
+        "Number format of the KV cache. auto is the format of the weights (--dtype). int8 (CPU) "
+        "and fp8 (GPU) hold about twice as many tokens as bfloat16 in the same memory.",
         _WORKER,
         default="auto",
         choices=("auto", "float32", "bfloat16", "int8", "fp8", "fp8_e4m3"),
     )
     num_gpu_blocks_override: int | None = flag(
-        "Number of KV cache blocks on the device that runs the model, also on a CPU. Default: as "
+        "Number of KV cache blocks on the device that runs the model, GPU or CPU. Default: as "
         "many as memory allows.",
         _WORKER,
         default=None,
         parse=int,
         metavar="BLOCKS",
+        is_advanced=True,
     )
     max_logprobs: int = flag(
-        "Maximum number of log probabilities that a request may ask for at each position.",
+        "Maximum log probabilities per position that a request may ask for.",
         _WORKER,
         default=20,
         parse=int,
         metavar="NUMBER",
+        is_advanced=True,
     )
 
     def __post_init__(self) -> None:
-        LicenseArgs.__post_init__(self)
+        DeviceArgs.__post_init__(self)
         for name in ("served_model_name", "ignore_patterns"):
             texts = getattr(self, name)
             texts = (texts,) if isinstance(texts, str) else tuple(texts)
             object.__setattr__(self, name, texts)
         if not self.model:
-            raise ConfigurationError("no model is given")
-        for name in (
-            "max_model_len",
-            "num_gpu_blocks_override",
-            "num_threads",
-            "max_seq_len_to_capture",
-        ):
+            raise ConfigurationError(
+                "model is empty: give a directory, a hub id or a bundled model such as demo"
+            )
+        for name in ("max_model_len", "num_gpu_blocks_override"):
             check_at_least(name, getattr(self, name), 1)
         for name in ("max_logprobs", "seed"):
             check_at_least(name, getattr(self, name), 0)
         if self.rope_theta is not None and not self.rope_theta > 0:
             raise ConfigurationError(f"rope_theta must be positive, got {self.rope_theta}")
-        if not 0 < self.gpu_memory_utilization <= 1:
-            raise ConfigurationError(
-                "gpu_memory_utilization must be above 0 and at most 1, got "
-                f"{self.gpu_memory_utilization}"
-            )
-        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
-            raise ConfigurationError(
-                f"device must be auto, cpu, cuda or cuda:N, got {self.device!r}"
-            )
-        if not 0 <= self.cpu_offload_gb < math.inf:
-            raise ConfigurationError(
-                f"cpu_offload_gb must be a number from 0 on, got {self.cpu_offload_gb}"
-            )
         for item in flag_fields(type(self)):
             choices, value = item.metadata["flag"].choices, getattr(self, item.name)
             if choices is not None and value is not item.default and value not in choices:
@@ -312,10 +244,14 @@ class EngineArgs(LicenseArgs):
             shown = not_a_choice(self.block_size, _CPU_BLOCK_SIZES)
             raise ConfigurationError(f"on a CPU block_size={shown}")
         if self.skip_tokenizer_init and self.tokenizer is not None:
-            raise ConfigurationError("tokenizer and skip_tokenizer_init contradict each other")
+            raise ConfigurationError(
+                "tokenizer and skip_tokenizer_init contradict each other: give one of them"
+            )
 
     def model_config(self) -> ModelConfig:
-        """The model as gateway and worker see it; the names of bundled models become directories.
+        """The model's configuration, the same for gateway and worker.
+
+        The name of a bundled model becomes its directory.
 
         Raises:
             ConfigurationError: the model is a directory without config.json.
@@ -342,7 +278,7 @@ class EngineArgs(LicenseArgs):
     def worker_config(
         self, scheduler: str = "", name: str = "worker-0", num_local_workers: int = 1
     ) -> WorkerConfig:
-        """The configuration of one of `num_local_workers` workers of a machine.
+        """The configuration of one worker; the machine runs `num_local_workers` of them.
 
         Raises:
             ConfigurationError: the model is a directory without config.json.
@@ -366,19 +302,19 @@ class EngineArgs(LicenseArgs):
             max_seq_len_to_capture=self.max_seq_len_to_capture,
             cpu_offload_gb=self.cpu_offload_gb,
             conservative_dry_run=self.conservative_dry_run,
-            given_gpu_options=tuple(name for name in _GPU_ONLY if name in self.given),
+            given_gpu_options=tuple(name for name in GPU_ONLY if name in self.given),
             speculation=self.speculation_config(),
             host_kv_bytes=self.host_kv_bytes(num_local_workers),
             host_kv_may_shrink=not has_own_size,
             num_local_workers=num_local_workers,
             kv_disk_path=self.kv_disk_path,
             kv_disk_bytes=self.kv_disk_bytes(),
-            lazy_loads=not self.apc_offload_not_lazy,
+            lazy_loads=self.apc_offload_lazy,
             license=self.license_config(),
         )
 
     def drafter_config(self, scheduler: str = "") -> DrafterConfig | None:
-        """Of the draft worker that runs beside the worker; None: there is no draft model.
+        """The configuration of the draft worker beside the worker; None without a draft model.
 
         Raises:
             ConfigurationError: the draft model cannot be found.
@@ -401,5 +337,5 @@ class EngineArgs(LicenseArgs):
         )
 
 
-# vLLM's name of the arguments of `AsyncLLMEngine`.
+# vLLM's name for the arguments of `AsyncLLMEngine`.
 AsyncEngineArgs = EngineArgs

@@ -1,12 +1,13 @@
-"""Command-line flags as dataclass fields: a field's default, type and help are written once.
+"""Command-line flags declared as dataclass fields: default, type and help text in one place.
 
-`EngineArgs` and `GatewayArgs` are such dataclasses. Python callers construct them; the command line
-makes an argparse flag of every field and constructs them from what was given.
+Tables such as `EngineArgs` and `GatewayArgs` are dataclasses whose fields are made by `flag`.
+Python callers construct a table directly. The command line adds one argparse flag per field
+(`add_flags`) and constructs the table from the flags that were given (`given`).
 """
 
 import argparse
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any
 
@@ -15,18 +16,22 @@ from taco_llm.args.parser import Parser
 GATEWAY, SCHEDULER, WORKER, DRAFTER = "gateway", "scheduler", "worker", "draft-worker"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Flag:
     """How a field appears on the command line.
 
     Attributes:
-        help: one or two sentences.
-        services: the services that read it; `taco_llm serve` takes the flags of all of them. None
-            for the flags of a tool, such as those of `taco_llm bench`.
-        parse: makes the value of its text; None for text and switches.
-        choices: the values there are.
-        several: "extend" takes several values behind one flag, "append" one flag a value.
-        short: the flag's short form, such as -q.
+        help: what the flag controls, its unit, and when to change it. The default is appended.
+        services: the services that read the flag; `taco_llm serve` takes the flags of all services.
+            Empty for the flags of a tool, such as those of `taco_llm bench`.
+        parse: converts the flag's text to the value; None for text and switches.
+        choices: the allowed values.
+        several: "extend" takes several values after one flag, "append" one value per flag.
+        short: the short form, such as -q.
+        is_advanced: the plain `--help` leaves the flag out; `--help=GROUP` shows it.
+        old_names: former names of the field. They still work and no help shows them.
+        old_negations: former names of a switch with the opposite meaning, such as
+            disable_log_stats for log_stats. They still work and no help shows them.
     """
 
     help: str
@@ -36,6 +41,9 @@ class Flag:
     several: str | None = None
     metavar: str | None = None
     short: str | None = None
+    is_advanced: bool = False
+    old_names: tuple[str, ...] = ()
+    old_negations: tuple[str, ...] = ()
 
 
 def flag(
@@ -48,9 +56,23 @@ def flag(
     several: str | None = None,
     metavar: str | None = None,
     short: str | None = None,
+    is_advanced: bool = False,
+    old_names: tuple[str, ...] = (),
+    old_negations: tuple[str, ...] = (),
 ) -> Any:
-    """A dataclass field that is a flag as well; see `Flag`."""
-    spec = Flag(help_text, frozenset(services), parse, choices, several, metavar, short)
+    """A dataclass field that is also a command-line flag; see `Flag`."""
+    spec = Flag(
+        help=help_text,
+        services=frozenset(services),
+        parse=parse,
+        choices=choices,
+        several=several,
+        metavar=metavar,
+        short=short,
+        is_advanced=is_advanced,
+        old_names=old_names,
+        old_negations=old_negations,
+    )
     return field(default=default, metadata={"flag": spec})
 
 
@@ -59,20 +81,26 @@ def flag_fields(table: type) -> list[Field[Any]]:
     return [item for item in fields(table) if "flag" in item.metadata]
 
 
-def add_flags(parser: Parser, title: str, table: type, service: str | None = None) -> None:
-    """Adds the flags of the dataclass `table` that `service` reads (None: all) to `parser`.
+def flag_name(field_name: str) -> str:
+    """The flag of a field: --max-num-seqs for max_num_seqs."""
+    return "--" + field_name.replace("_", "-")
 
-    A class attribute `FLAG_GROUPS` of the table maps the names of fields to other groups than
-    `title`. Where its attribute `NONE_IS_DEFAULT` is true, the value None means the default,
-    as it does in Python.
+
+def add_flags(parser: Parser, title: str, table: type, service: str | None = None) -> None:
+    """Adds the flags of the dataclass `table` that `service` reads (None: all flags) to `parser`.
+
+    Optional class attributes of the table: `FLAG_GROUPS` maps names of fields to groups other than
+    `title`. `GROUP_ORDER` is the order of these groups in the help. With `NONE_IS_DEFAULT` the text
+    None means the default, as the value None does in Python.
     """
     groups: dict[str, str] = getattr(table, "FLAG_GROUPS", {})
+    order: tuple[str, ...] = getattr(table, "GROUP_ORDER", (title,))
     none_is_default: bool = getattr(table, "NONE_IS_DEFAULT", False)
-    for item in flag_fields(table):
+    grouped = [(groups.get(item.name, title), item) for item in flag_fields(table)]
+    for group_title, item in sorted(grouped, key=lambda pair: order.index(pair[0])):
         spec: Flag = item.metadata["flag"]
         if service is None or service in spec.services:
-            group = parser.group(groups.get(item.name, title))
-            _add_flag(parser, group, item, spec, none_is_default)
+            _add_flag(parser, parser.group(group_title), item, spec, none_is_default)
 
 
 def _add_flag(
@@ -82,13 +110,19 @@ def _add_flag(
     spec: Flag,
     none_is_default: bool,
 ) -> None:
-    name = item.name.replace("_", "-")
-    names = [f"--{name}"] if spec.short is None else [spec.short, f"--{name}"]
+    name = flag_name(item.name)
+    old_names = [flag_name(old) for old in spec.old_names]
+    if spec.is_advanced:
+        parser.hide_from_short_help(name)
     help_text = (spec.help + _default_note(item.default)).replace("%", "%%")
     if isinstance(item.default, bool):
-        parser.add_switch(group, names[-1], help_text)
+        parser.add_switch(group, name, help_text)
+        for old in old_names:
+            parser.add_hidden_switch(old, item.name)
+        for old in spec.old_negations:
+            parser.add_hidden_switch(flag_name(old), item.name, negated=True)
         return
-    options: dict[str, Any] = {"help": help_text, "metavar": spec.metavar or item.name.upper()}
+    options: dict[str, Any] = {"metavar": spec.metavar or item.name.upper()}
     if spec.choices is not None:
         options["metavar"] = "{" + ",".join(map(str, spec.choices)) + "}"
     parse = spec.parse or str
@@ -99,7 +133,9 @@ def _add_flag(
         options["action"] = spec.several
     if spec.several == "extend":
         options["nargs"] = "+"
-    group.add_argument(*names, **options)
+    group.add_argument(*filter(None, (spec.short, name)), help=help_text, **options)
+    if old_names:
+        parser.add_argument(*old_names, dest=item.name, help=argparse.SUPPRESS, **options)
 
 
 def _one_of(choices: tuple[Any, ...], parse: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -116,7 +152,7 @@ def _one_of(choices: tuple[Any, ...], parse: Callable[[str], Any]) -> Callable[[
 
 
 def or_none(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """`parse` for argparse, but for the text "None", which gives None."""
+    """Wraps `parse` so that the text None gives None."""
 
     def parse_or_none(text: str) -> Any:
         return None if text == "None" else parse(text)
@@ -127,7 +163,7 @@ def or_none(parse: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 def not_a_choice(value: object, choices: Iterable[object]) -> str:
-    """The end of an error message about `value`, which is none of `choices`."""
+    """The end of an error message: `value` is not one of `choices`."""
     shown = [str(choice) for choice in choices]
     only = f"only {shown[0]} is" if len(shown) == 1 else f"choose from {', '.join(shown)}"
     return f"{value!r} is not available; {only}"
@@ -143,7 +179,7 @@ def _default_note(default: object) -> str:
 
 
 def given(table: type, values: dict[str, Any]) -> dict[str, Any]:
-    """Those of `values` that are fields of `table`."""
+    """The entries of `values` that are flags of `table`."""
     names = {item.name for item in flag_fields(table)}
     return {name: value for name, value in values.items() if name in names}
 
@@ -170,3 +206,23 @@ def strings(text: str) -> tuple[str, ...]:
     if not all(isinstance(entry, str) for entry in value):
         raise argparse.ArgumentTypeError("must be a JSON list of strings")
     return tuple(value)
+
+
+def current_names(table: type, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """`arguments` with the former names of fields replaced by the current ones; see `Flag`.
+
+    Raises:
+        TypeError: an argument is given under its former and its current name.
+    """
+    renamed = dict(arguments)
+    for item in flag_fields(table):
+        spec: Flag = item.metadata["flag"]
+        for old in (*spec.old_names, *spec.old_negations):
+            if old not in renamed:
+                continue
+            if item.name in renamed:
+                raise TypeError(f"{old} is the former name of {item.name}: give one of them")
+            value = renamed.pop(old)
+            is_negated = old in spec.old_negations and value is not None
+            renamed[item.name] = not value if is_negated else value
+    return renamed

@@ -1,4 +1,4 @@
-"""The gateway's arguments: where it listens, whom it lets in, how it answers."""
+"""The gateway's arguments: listeners, API keys, CORS, TLS for clients, request logging."""
 
 import math
 import os
@@ -23,25 +23,25 @@ class GatewayArgs:
     """Arguments of the HTTP and gRPC front end.
 
     Raises:
-        ConfigurationError: a value is out of range or contradicts another.
+        ConfigurationError: a value is out of range, or two values contradict each other.
     """
 
     host: str = flag(
-        "Address to listen on. 0.0.0.0 is every network of this machine, 127.0.0.1 only the "
-        "machine itself.",
+        "Address that the HTTP API listens on. 0.0.0.0 accepts clients from every network; use "
+        "127.0.0.1 to accept clients on this machine only.",
         _GATEWAY,
         default="0.0.0.0",
     )
     port: int = flag("TCP port of the HTTP API.", _GATEWAY, default=8000, parse=int)
     uds: str | None = flag(
-        "Unix socket to serve HTTP on instead of host and port.",
+        "Unix socket that serves the HTTP API instead of --host and --port.",
         _GATEWAY,
         default=None,
         metavar="PATH",
     )
     grpc_port: int | None = flag(
-        "TCP port of the Inference gRPC service for internal callers. Without it the service is "
-        "off.",
+        "TCP port of the Inference gRPC service for internal callers. Without this flag the "
+        "service is off.",
         _GATEWAY,
         default=None,
         parse=int,
@@ -49,171 +49,192 @@ class GatewayArgs:
     )
     admin_listen: str | None = flag(
         "Address of the admin listener, host:port or unix:/path. It serves /livez, /readyz, "
-        "/drain and /metrics, and asks for no key. By default taco_llm serve makes a private Unix "
+        "/drain and /metrics without an API key. By default taco_llm serve uses a private Unix "
         "socket.",
         _GATEWAY,
         default=None,
         metavar="ADDRESS",
     )
     admin_port: int | None = flag(
-        "TCP port of the admin listener, on the address of --host. /metrics is then served only "
-        "there.",
+        "TCP port of the admin listener on the address of --host. Set it to serve /metrics on "
+        "this port only and not on the public port.",
         _GATEWAY,
         default=None,
         parse=int,
         metavar="PORT",
     )
     min_ready_workers: int = flag(
-        "Report ready on /readyz only while at least this many workers are attached.",
+        "Report ready on /readyz only while at least this many workers are attached. Raise it if "
+        "fewer workers cannot carry the load.",
         _GATEWAY,
         default=1,
         parse=int,
         metavar="WORKERS",
     )
     queue_timeout: float = flag(
-        "Maximum seconds that a request waits in the queue before it fails with status 504.",
+        "Maximum seconds a request waits in the queue before it fails with status 504.",
         _GATEWAY,
         default=600.0,
         parse=float,
         metavar="SECONDS",
     )
     drain_timeout: float = flag(
-        "Seconds that running requests get to finish after SIGTERM.",
+        "Seconds that running requests have to finish after SIGTERM before they are aborted.",
         _GATEWAY,
         default=30.0,
         parse=float,
         metavar="SECONDS",
     )
     api_key: tuple[str, ...] = flag(
-        "An API key that clients may present as a bearer token. Repeat the flag for several keys. "
-        f"The environment variables {API_KEY_VARIABLE} (keys separated by commas) and "
-        f"{VLLM_API_KEY_VARIABLE} (one key) keep keys out of the process list.",
+        "API key that clients send as a bearer token. Repeat the flag for several keys. Without "
+        "any key every request is accepted. Use the environment variable "
+        f"{API_KEY_VARIABLE} (keys separated by commas) or {VLLM_API_KEY_VARIABLE} (one key) to "
+        "keep keys out of the process list.",
         _GATEWAY,
         default=(),
         several="append",
         metavar="KEY",
     )
     api_key_file: str | None = flag(
-        "JSON or YAML file with keys, and for each its owner's name, weight, limits and models. It "
-        "is read again on SIGHUP.",
+        "JSON or YAML file with API keys, each with its owner's name, weight, rate limits and "
+        "models. SIGHUP reloads the file.",
         _GATEWAY,
         default=None,
         metavar="FILE",
     )
     redis_keys: bool = flag(
         "Read API keys from Redis, shared by all gateways (see taco_llm keys). While Redis holds "
-        "no key, every request is rejected.",
+        "no keys, every request is rejected.",
         _GATEWAY,
         default=False,
     )
     share_prefix_cache: bool = flag(
-        "Share cached prefixes between requests of different API keys. Use it only for keys that "
-        "trust each other: the time to the first token then shows whether another key has sent "
-        "the same prefix.",
+        "Share cached prefixes between different API keys. Use it only if the owners of all keys "
+        "trust each other: the time to first token then reveals whether another key has sent the "
+        "same prefix.",
         _GATEWAY,
         default=False,
     )
     chat_template: str | None = flag(
-        "File with the Jinja chat template, or the template itself. Without it the one in the "
-        "checkpoint is used.",
+        "File with a Jinja chat template, or the template itself. Default: the template of the "
+        "checkpoint.",
         _GATEWAY,
         default=None,
         metavar="TEMPLATE",
     )
     response_role: str = flag(
-        "Role of the messages in chat answers.", _GATEWAY, default="assistant", metavar="ROLE"
+        "Role of the messages in chat answers.",
+        _GATEWAY,
+        default="assistant",
+        metavar="ROLE",
+        is_advanced=True,
     )
     return_tokens_as_token_ids: bool = flag(
-        "Show tokens in log probabilities as token_id:NUMBER, which is useful for tokens that are "
-        "not valid UTF-8 by themselves.",
+        "Show tokens in log probabilities as token_id:NUMBER. Use it if a client must tell tokens "
+        "apart that are not valid UTF-8 on their own.",
         _GATEWAY,
         default=False,
+        is_advanced=True,
     )
     allowed_origins: tuple[str, ...] = flag(
-        "Origins that browsers may call from (CORS), one or a JSON list.",
+        "Web origins whose pages may call the API (CORS): one origin or a JSON list.",
         _GATEWAY,
         default=("*",),
         parse=strings,
         metavar="ORIGINS",
     )
     allowed_methods: tuple[str, ...] = flag(
-        "HTTP methods that browsers may use from other origins, one or a JSON list.",
+        "HTTP methods that pages of other origins may use (CORS): one method or a JSON list.",
         _GATEWAY,
         default=("*",),
         parse=strings,
         metavar="METHODS",
+        is_advanced=True,
     )
     allowed_headers: tuple[str, ...] = flag(
-        "HTTP headers that browsers may send from other origins, one or a JSON list.",
+        "HTTP headers that pages of other origins may send (CORS): one header or a JSON list.",
         _GATEWAY,
         default=("*",),
         parse=strings,
         metavar="HEADERS",
+        is_advanced=True,
     )
     allow_credentials: bool = flag(
-        "Allow browsers to send cookies and credentials from other origins.",
+        "Allow pages of other origins to send cookies and credentials (CORS).",
         _GATEWAY,
         default=False,
+        is_advanced=True,
     )
     root_path: str = flag(
-        "Path under which a reverse proxy serves this API.", _GATEWAY, default="", metavar="PATH"
+        "Path prefix under which a reverse proxy serves the API, such as /llm.",
+        _GATEWAY,
+        default="",
+        metavar="PATH",
     )
     middleware: tuple[str, ...] = flag(
-        "Import path of an ASGI middleware to add to the app, a class or a function. Repeat the "
-        "flag for several.",
+        "Import path of an ASGI middleware, a class or a function, that wraps the HTTP app. Repeat "
+        "the flag for several.",
         _GATEWAY,
         default=(),
         several="append",
         metavar="IMPORT_PATH",
+        is_advanced=True,
     )
     ssl_keyfile: str | None = flag(
-        "File with the private key for TLS.", _GATEWAY, default=None, metavar="FILE"
+        "File with the private key of --ssl-certfile (PEM).",
+        _GATEWAY,
+        default=None,
+        metavar="FILE",
     )
     ssl_certfile: str | None = flag(
-        "File with the certificate for TLS.", _GATEWAY, default=None, metavar="FILE"
+        "File with the certificate of the HTTP API (PEM). With it the API is served over HTTPS.",
+        _GATEWAY,
+        default=None,
+        metavar="FILE",
     )
     ssl_ca_certs: str | None = flag(
-        "File with the authorities that client certificates are checked against.",
+        "File with the authorities (PEM) that sign client certificates. --ssl-cert-reqs needs it.",
         _GATEWAY,
         default=None,
         metavar="FILE",
     )
     ssl_cert_reqs: int = flag(
-        "Whether clients need a certificate: 0 no, 1 optional (checked if there is one), 2 "
-        "required.",
+        "Whether clients need a certificate: 0 no, 1 optional (checked if sent), 2 required.",
         _GATEWAY,
         default=0,
         parse=int,
         choices=(0, 1, 2),
     )
     max_connections: int = flag(
-        "Maximum HTTP connections open at a time, in each gateway process. A further connection "
-        "gets a 503 and is closed. A low limit on descriptors (ulimit -n) reduces it: raise both "
-        "together.",
+        "Maximum open HTTP connections of each gateway process. The gateway answers a further "
+        "connection with 503 and closes it. A low limit on file descriptors (ulimit -n) reduces "
+        "this limit: raise both together.",
         _GATEWAY,
         default=8192,
         parse=int,
-        metavar="NUMBER",
+        metavar="CONNECTIONS",
     )
     uvicorn_log_level: str = flag(
         "Log level of uvicorn, the HTTP server. info adds its lines about start and stop.",
         _GATEWAY,
         default="warning",
         choices=("critical", "error", "warning", "info", "debug", "trace"),
+        is_advanced=True,
     )
     enable_log_requests: bool = flag(
-        "Log the prompt and the parameters of each request when it starts. Without it prompts are "
-        "never logged. One line for each finished request is logged in any case.",
+        "Log the prompt and the parameters of each request when it starts. Without this flag the "
+        "gateway never logs prompts; it always logs one line per finished request.",
         _GATEWAY,
         default=False,
     )
     max_log_len: int | None = flag(
-        "Maximum characters, or token ids, of a prompt that --enable-log-requests logs. Default: "
-        "no limit.",
+        "Maximum characters, or token ids, of each prompt that --enable-log-requests logs. "
+        "Default: no limit.",
         _GATEWAY,
         default=None,
         parse=int,
         metavar="LENGTH",
+        is_advanced=True,
     )
 
     def __post_init__(self) -> None:
@@ -241,7 +262,7 @@ class GatewayArgs:
         if self.max_log_len is not None and self.max_log_len < 0:
             raise ConfigurationError(f"max_log_len must be at least 0, got {self.max_log_len}")
         if not all(self.api_key):
-            raise ConfigurationError("api_key is empty")
+            raise ConfigurationError("api_key is empty: give at least one character")
         self._check_tls()
 
     def _check_ports(self) -> None:
@@ -254,7 +275,9 @@ class GatewayArgs:
             if not 0 < port < 65536:
                 raise ConfigurationError(f"{name} must be between 1 and 65535, got {port}")
             if port in taken:
-                raise ConfigurationError(f"{taken[port]} and {name} are both {port}")
+                raise ConfigurationError(
+                    f"{taken[port]} and {name} are both {port}: give each its own port"
+                )
             taken[port] = name
         check_admin_listen(self.admin_listen, self.admin_port)
 
@@ -262,12 +285,12 @@ class GatewayArgs:
         for name in ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs"):
             path = getattr(self, name)
             if path is not None and not Path(path).is_file():
-                raise ConfigurationError(f"{name} {path!r} does not exist")
+                raise ConfigurationError(f"{name} {path!r} is not a file")
         if self.ssl_keyfile is not None and self.ssl_certfile is None:
-            raise ConfigurationError("ssl_keyfile needs ssl_certfile")
+            raise ConfigurationError("ssl_keyfile needs ssl_certfile: give both")
         if self.ssl_cert_reqs != ssl.CERT_NONE and self.ssl_ca_certs is None:
             raise ConfigurationError(
-                "ssl_cert_reqs needs ssl_ca_certs to check certificates against"
+                "ssl_cert_reqs needs ssl_ca_certs, the authorities that sign client certificates"
             )
 
     def gateway_config(
@@ -278,23 +301,25 @@ class GatewayArgs:
         admin_listen: str | None = None,
         redis: RedisConfig | None = None,
     ) -> GatewayConfig:
-        """The configuration; API keys come from the environment where no flag gives one, and
-        `admin_listen` holds where no flag says anything of it.
+        """The gateway's configuration. Without an API key flag, keys come from the environment.
+
+        Args:
+            admin_listen: address of the admin listener if no flag sets it.
 
         Raises:
-            ConfigurationError: keys are to be found in two places, or in a Redis that is not named.
+            ConfigurationError: API keys come from two sources, or from Redis without redis_url.
         """
         if self.admin_port is not None:
             host = f"[{self.host}]" if ":" in self.host else self.host
             admin_listen = f"{host}:{self.admin_port}"
         keys = self.api_key or keys_of(os.environ)
         if self.redis_keys and redis is None:
-            raise ConfigurationError("redis_keys needs redis_url")
+            raise ConfigurationError("redis_keys needs redis_url, the address of Redis")
         if self.redis_keys and (keys or self.api_key_file is not None):
             raise ConfigurationError(
-                f"redis_keys and api_key, api_key_file, {API_KEY_VARIABLE} or "
-                f"{VLLM_API_KEY_VARIABLE} contradict: "
-                "taco_llm keys import takes the keys of a file to Redis"
+                f"redis_keys contradicts api_key, api_key_file, {API_KEY_VARIABLE} and "
+                f"{VLLM_API_KEY_VARIABLE}: use one source of keys (taco_llm keys import copies "
+                "the keys of a file to Redis)"
             )
         return GatewayConfig(
             model=model,
@@ -333,7 +358,7 @@ class GatewayArgs:
 
 
 def keys_of(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """The API keys that environment variables hold; vLLM's counts where ours holds none."""
+    """The API keys in environment variables; vLLM's variable counts only if TACO's is empty."""
     keys = tuple(key for key in environment.get(API_KEY_VARIABLE, "").split(",") if key)
     other = environment.get(VLLM_API_KEY_VARIABLE, "")
     return keys or ((other,) if other else ())

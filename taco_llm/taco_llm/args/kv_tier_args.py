@@ -1,4 +1,4 @@
-"""The engine's arguments for KV beside the device: in host memory, and on disk."""
+"""The engine's arguments for the lower KV cache tiers: host memory and disk."""
 
 import logging
 import math
@@ -19,46 +19,50 @@ class KVTierArgs(SpeculationArgs):
     """Arguments of workers; those of the scheduler are in `SchedulerArgs`.
 
     Raises:
-        ConfigurationError: a value is out of range or contradicts another.
+        ConfigurationError: a value is out of range, or two values contradict each other.
     """
 
     enable_prefix_cache_offload: bool = flag(
-        "Offload cached prefixes to host memory if the device has no room for them, and copy them "
-        "back when a prompt begins with them.",
+        "Offload cached prefixes to host memory when the device evicts them, and copy them back "
+        "for prompts with the same prefix. Use it if prefixes are reused but do not fit on the "
+        "device.",
         _WORKER,
         default=False,
     )
     cpu_prefill_memory_utilization: float = flag(
-        "Share of the machine's memory for offloaded prefixes, divided equally among the workers "
-        "that taco_llm serve starts on it. The default takes less if less is free; a share that "
-        "is given must be free.",
+        "Fraction of the machine's memory for offloaded prefixes, divided equally among the "
+        "workers that taco_llm serve starts on it. The default takes less if less memory is free; "
+        "a fraction that you set must be free.",
         _WORKER,
         default=0.3,
         parse=float,
-        metavar="SHARE",
+        metavar="FRACTION",
     )
     swap_space: float | None = flag(
-        "GiB of host memory for the offloaded prefixes of each worker, instead of "
+        "GiB of host memory for the offloaded prefixes of each worker. It replaces "
         "--cpu-prefill-memory-utilization.",
         _WORKER,
         default=None,
         parse=float,
         metavar="GIB",
     )
-    apc_offload_not_lazy: bool = flag(
-        "Start a step only when all layers of its offloaded prefixes are loaded. Without it a "
-        "step starts when the first layer is loaded.",
+    apc_offload_lazy: bool = flag(
+        "Start a step when the first layer of its offloaded prefixes is loaded, and load the other "
+        "layers during the step. If off, the step waits for all layers.",
         _WORKER,
-        default=False,
+        default=True,
+        is_advanced=True,
+        old_negations=("apc_offload_not_lazy",),
     )
     kv_disk_path: str | None = flag(
-        "Directory that keeps cached prefixes over restarts. Its files contain what users wrote.",
+        "Directory that keeps cached prefixes over restarts. Its files contain users' prompts and "
+        "answers: protect them.",
         _WORKER,
         default=None,
         metavar="DIR",
     )
     kv_disk_space: float = flag(
-        "Maximum GiB that the files in --kv-disk-path take.",
+        "Maximum GiB of the files in --kv-disk-path.",
         _WORKER,
         default=16.0,
         parse=float,
@@ -81,20 +85,22 @@ class KVTierArgs(SpeculationArgs):
         if self.enable_prefix_cache_offload:
             if not self.enable_prefix_caching:
                 raise ConfigurationError(
-                    "enable_prefix_cache_offload needs enable_prefix_caching: there is nothing "
-                    "else to offload"
+                    "enable_prefix_cache_offload needs enable_prefix_caching: only cached prefixes "
+                    "are offloaded"
                 )
             if self.swap_space == 0:
                 raise ConfigurationError(
-                    "enable_prefix_cache_offload and swap_space 0 contradict each other"
+                    "enable_prefix_cache_offload needs host memory: swap_space must be above 0, "
+                    "got 0"
                 )
         elif self.kv_disk_path is not None:
             raise ConfigurationError(
-                "kv_disk_path needs enable_prefix_cache_offload: blocks pass through host memory"
+                "kv_disk_path needs enable_prefix_cache_offload: blocks reach the disk through "
+                "host memory"
             )
 
     def host_kv_bytes(self, num_workers: int = 1) -> int:
-        """Memory for the host tier of each of `num_workers` on this machine."""
+        """Bytes of the host tier of one worker, if `num_workers` run on this machine."""
         if not self.enable_prefix_cache_offload:
             for name, asks in {
                 "swap_space": self.swap_space,
@@ -106,7 +112,7 @@ class KVTierArgs(SpeculationArgs):
         if self.swap_space is not None:
             return int(self.swap_space * _GIB)
 
-        import psutil  # which a gateway's image need not have
+        import psutil  # not installed in a gateway's image
 
         total = psutil.virtual_memory().total
         return int(total * self.cpu_prefill_memory_utilization / num_workers)

@@ -1,4 +1,4 @@
-"""The engine's arguments for licenses: whether a worker asks for one, and as whom."""
+"""The engine's arguments for licenses: when a worker needs one, and the host's license id."""
 
 import os
 import re
@@ -21,11 +21,11 @@ class LicenseArgs(KVTierArgs):
     """Arguments of workers.
 
     Raises:
-        ConfigurationError: a value is out of range or contradicts another.
+        ConfigurationError: a value is out of range, or two values contradict each other.
     """
 
     license: str = flag(
-        "Whether the worker needs a license to take new requests. off: never. auto: if "
+        "When the worker needs a license to accept new requests. off: never. auto: if "
         "TACO_LS_ADDR names a license server, or a default server name resolves on this machine. "
         "required: always.",
         _WORKER,
@@ -33,26 +33,27 @@ class LicenseArgs(KVTierArgs):
         choices=("off", "auto", "required"),
     )
     license_id: str | None = flag(
-        "Name of a host without GPU in the license; GPUs have their own ids. Default: "
-        "TACO_LICENSE_ID, else the host name.",
+        "Id of a host without GPU in the license; a GPU has its own id. Default: the environment "
+        "variable TACO_LICENSE_ID, else the host name.",
         _WORKER,
         default=None,
         metavar="ID",
     )
     license_index: int | None = flag(
-        "Index of this worker if a host without GPU runs several. Each takes a seat, and asks for "
-        "it as ID-INDEX.",
+        "Index of this worker, from 0, if a host without GPU runs several workers. Each one takes "
+        "its own seat under the id ID-INDEX. Default: no index.",
         _WORKER,
         default=None,
         parse=int,
         metavar="INDEX",
+        is_advanced=True,
     )
 
     def license_config(self, environment: Mapping[str, str] = os.environ) -> LicenseConfig | None:
-        """How the worker asks; None: it does not.
+        """How the worker asks for its license; None if it never does.
 
         Raises:
-            ConfigurationError: `TACO_LS_ADDR` holds no address, or the id or the index is none.
+            ConfigurationError: `TACO_LS_ADDR` is not an address, or the id or index is invalid.
         """
         if self.license == "off":
             return None
@@ -71,11 +72,12 @@ class LicenseArgs(KVTierArgs):
         given = self.license_id or environment.get(_ID_VARIABLE)
         if given and not re.fullmatch(r"[A-Za-z0-9][\w.:-]*", given):
             raise ConfigurationError(
-                f"license_id may have letters, digits and . _ : - in it, got {given!r}"
+                "license_id must begin with a letter or digit and contain only letters, digits "
+                f"and . _ : -, got {given!r}"
             )
         host_id = given or socket.gethostname()
         if self.license_index is None:
             return host_id
         if self.license_index < 0:
-            raise ConfigurationError(f"license_index must not be negative: {self.license_index}")
+            raise ConfigurationError(f"license_index must be at least 0, got {self.license_index}")
         return f"{host_id}-{self.license_index}"

@@ -1,4 +1,4 @@
-"""How a service logs: the flags that every service has."""
+"""Arguments of logging, which every service has: format and level."""
 
 from dataclasses import dataclass
 
@@ -16,12 +16,12 @@ class LogArgs:
     """
 
     log_format: str = flag(
-        "Format of log lines: text, or json with one object a line.",
+        "Format of log lines: text for people, json for log collectors (one object per line).",
         default=TEXT,
         choices=(TEXT, JSON),
     )
     log_level: str = flag(
-        "Least severe level that is logged. debug also shows how services start and stop.",
+        "Minimum level of log lines. debug also shows how services start and stop.",
         default="info",
         choices=LEVELS,
     )

@@ -1,4 +1,4 @@
-"""From what an operator calls a model to the directory or hub id that holds it."""
+"""Resolves the MODEL argument to a directory or a Hugging Face hub id."""
 
 import re
 from pathlib import Path
@@ -15,13 +15,14 @@ _NEEDED_FILES = {
 
 
 def locate_model(name: str, what: str = "model") -> str:
-    """The directory of `name`, or `name` itself where it can be a hub id.
+    """The directory of the model `name`, or `name` itself if it can be a hub id.
 
-    A directory counts as a model only if it holds config.json, so that a folder that happens to be
-    called like a bundled or a hub model does not hide it.
+    A directory counts as a model only if it contains config.json. An unrelated directory with the
+    name of a bundled or hub model therefore does not hide that model.
 
     Raises:
-        ConfigurationError: `name` is neither a model's directory, nor bundled, nor a hub id.
+        ConfigurationError: `name` is neither a model's directory, nor a bundled model, nor a hub
+            id.
     """
     directory = Path(name).expanduser()
     needed = _NEEDED_FILES[what]
@@ -31,9 +32,11 @@ def locate_model(name: str, what: str = "model") -> str:
     if bundled is not None:
         return str(bundled)
     if directory.is_dir():
-        raise ConfigurationError(f"{what} path {name!r} holds no {needed[0]}")
+        raise ConfigurationError(f"{what} path {name!r} contains no {needed[0]}")
     if directory.exists():
         raise ConfigurationError(f"{what} path {name!r} is a file; give the directory of the model")
     if not _HUB_ID.fullmatch(name):
-        raise ConfigurationError(f"{what} path {name!r} does not exist")
+        raise ConfigurationError(
+            f"{what} path {name!r} does not exist; give a directory, a hub id or a bundled model"
+        )
     return name

@@ -1,4 +1,4 @@
-"""How many workers `taco_llm serve` starts, and where."""
+"""Arguments of data parallelism: how many workers `taco_llm serve` starts, and where."""
 
 import re
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ DEFAULT_PORT = 7100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaArgs:
-    """Arguments of the replicas: workers with a whole copy of the model each.
+    """Arguments of the replicas; each replica is a worker with a whole copy of the model.
 
     Raises:
         ConfigurationError: a value is out of range.
@@ -21,25 +21,26 @@ class ReplicaArgs:
 
     data_parallel_size: int = flag(
         "Number of workers to start, each with a whole copy of the model. On this machine each "
-        "gets one GPU, or an equal share of the CPU cores.",
+        "worker gets one GPU, or an equal share of the CPU cores.",
         default=1,
         parse=int,
         metavar="WORKERS",
     )
     distributed_executor_backend: str = flag(
         "Where workers run: mp starts processes on this machine; ray starts actors on the Ray "
-        "cluster of RAY_ADDRESS or of this machine, and starts a cluster where there is none.",
+        "cluster of RAY_ADDRESS or of this machine, and starts a local cluster if there is none.",
         default="mp",
         choices=("mp", "ray"),
     )
     worker_use_ray: bool = flag(
         "Deprecated: use --distributed-executor-backend ray.",
         default=False,
+        is_advanced=True,
     )
     scheduler_listen: str | None = flag(
-        "Address (host:port) at which the scheduler listens for workers. They must be able to "
-        f"reach it. Default: a private Unix socket with mp; with ray port {DEFAULT_PORT} of this "
-        "machine's address in the cluster.",
+        "Address (host:port) at which the scheduler listens for workers. All workers must be able "
+        f"to reach it. Default: a private Unix socket with mp; port {DEFAULT_PORT} of this "
+        "machine's cluster address with ray.",
         default=None,
         metavar="ADDRESS",
     )
@@ -53,7 +54,7 @@ class ReplicaArgs:
             host, port = (match[1] or match[3], int(match[2] or match[4])) if match else ("", 0)
             if host in EVERY_HOST or not 0 < port < 65536:
                 raise ConfigurationError(
-                    "scheduler_listen must be host:port, one that workers can dial, got "
+                    "scheduler_listen must be host:port with a host that workers can reach, got "
                     f"{self.scheduler_listen!r}"
                 )
 
@@ -63,5 +64,5 @@ class ReplicaArgs:
 
     @property
     def on_network(self) -> bool:
-        """Whether the scheduler listens on a network, and not on a private socket."""
+        """Whether the scheduler listens on a network address instead of a private Unix socket."""
         return self.on_ray or self.scheduler_listen is not None

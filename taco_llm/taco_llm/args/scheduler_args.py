@@ -1,4 +1,4 @@
-"""The scheduler's arguments: how much runs in a step, and who waits."""
+"""The scheduler's arguments: step size, queue limits, prefix caching, worker timeouts."""
 
 import math
 from dataclasses import dataclass
@@ -24,54 +24,55 @@ class SchedulerArgs:
     """
 
     max_num_seqs: int = flag(
-        "Maximum sequences in one step. A higher value raises throughput and memory use.",
+        "Maximum sequences in one step. A higher value raises throughput and memory use; a lower "
+        "one shortens the time between tokens.",
         (SCHEDULER, WORKER),
         default=256,
         parse=int,
         metavar="SEQUENCES",
     )
     max_num_batched_tokens: int = flag(
-        "Maximum tokens that one step computes, decodes and chunks of prompts together. A lower "
-        "value shortens the time between tokens; a higher one computes long prompts faster. If a "
-        "scheduler and a worker have different values, the lower one applies to that worker.",
+        "Maximum tokens that one step computes: decoded tokens and prompt chunks together. A lower "
+        "value shortens the time between tokens; a higher one computes long prompts faster. If "
+        "scheduler and worker have different values, the lower one applies.",
         (SCHEDULER, WORKER),
         default=2048,
         parse=int,
         metavar="TOKENS",
     )
     long_prefill_token_threshold: int | None = flag(
-        "Maximum tokens of a step that a prompt too long for one step computes before shorter "
-        "prompts behind it (default: a quarter of --max-num-batched-tokens). It also gets the "
-        "tokens that they leave. A lower value starts more short prompts before a long one; 0 "
-        "starts none before it.",
+        "Maximum tokens per step for a prompt that is too long for one step, while shorter prompts "
+        "wait behind it. It also gets the tokens that they leave. A lower value starts more short "
+        "prompts before a long one; 0 starts none before it. Default: a quarter of "
+        "--max-num-batched-tokens.",
         _SCHEDULER,
         default=None,
         parse=int,
         metavar="TOKENS",
     )
     max_waiting_requests: int = flag(
-        "Maximum requests in the queue. Beyond it requests are rejected with status 429.",
+        "Maximum requests in the queue. The scheduler rejects further requests with status 429.",
         _SCHEDULER,
         default=4096,
         parse=int,
         metavar="REQUESTS",
     )
     max_waiting_tokens: int = flag(
-        "Maximum prompt tokens in the queue. Beyond it requests are rejected with status 429.",
+        "Maximum prompt tokens in the queue. The scheduler rejects further requests with status "
+        "429.",
         _SCHEDULER,
         default=2**24,
         parse=int,
         metavar="TOKENS",
     )
     enable_prefix_caching: bool = flag(
-        "Keep the KV cache of finished requests and reuse it for prompts that begin with the same "
-        "tokens.",
+        "Keep the KV cache of finished requests and reuse it for prompts with the same prefix.",
         _SCHEDULER,
         default=True,
     )
     apc_offload_min_access_threshold: int = flag(
-        "Minimum number of requests that must have used a block of the KV cache before it is "
-        "offloaded. A higher value keeps host memory for prefixes that are used again.",
+        "Minimum number of requests that must have used a KV cache block before it is offloaded. A "
+        "higher value keeps host memory for prefixes that are used again.",
         _SCHEDULER,
         default=1,
         parse=int,
@@ -79,69 +80,80 @@ class SchedulerArgs:
     )
     apc_offload_enable_hit_cnt: bool = flag(
         "Log after every 100 blocks how many were found on the device and in host memory, and how "
-        "many were computed.",
+        "many were computed. Use it to judge the offload settings.",
         _SCHEDULER,
         default=False,
+        is_advanced=True,
     )
     apc_offload_gpu_evictor_limit: int = flag(
-        "Maximum cached blocks that the device keeps while no request uses them; -1: no limit. "
-        "For debugging only.",
+        "Maximum cached blocks on the device that no request uses; -1 means no limit. For "
+        "debugging only.",
         _SCHEDULER,
         default=-1,
         parse=int,
         metavar="BLOCKS",
+        is_advanced=True,
     )
     max_pinned_share: float = flag(
-        "Maximum share of the device's KV cache for prefixes that requests ask to keep "
-        "(cache_control, prompt_cache_retention). One API key gets at most half of it. 0 keeps "
-        "none.",
+        "Maximum fraction of the device's KV cache for pinned prefixes, which requests ask to keep "
+        "(cache_control, prompt_cache_retention). One API key gets at most half of it. 0 disables "
+        "pinning.",
         _SCHEDULER,
         default=0.5,
         parse=float,
-        metavar="SHARE",
+        metavar="FRACTION",
     )
     preemption_mode: str | None = flag(
-        "What happens to the KV cache of a preempted sequence. recompute (the default) treats it "
-        "like any cached prefix. swap moves it to host memory if the device has no room for it, "
-        "whatever --apc-offload-min-access-threshold is.",
+        "What happens to the KV cache of a preempted sequence. recompute treats it like any cached "
+        "prefix. swap moves it to host memory if the device has no free blocks, regardless of "
+        "--apc-offload-min-access-threshold. Default: recompute.",
         _SCHEDULER,
         default=None,
         choices=("recompute", "swap"),
+        is_advanced=True,
     )
     scheduler_delay_factor: float = flag(
         "While sequences run, delay a prompt by this factor times the duration of the last step "
-        "with prompts, so that one step computes several prompts.",
+        "with prompts. Raise it so that one step computes several prompts.",
         _SCHEDULER,
         default=0.0,
         parse=float,
         metavar="FACTOR",
+        is_advanced=True,
     )
     enable_chunked_prefill: bool = flag(
-        "Compute long prompts in chunks beside the sequences that decode. It cannot be turned off.",
+        "Compute long prompts in chunks, in the same steps as decoding sequences. The scheduler "
+        "always does: False is an error.",
         _SCHEDULER,
         default=True,
+        is_advanced=True,
     )
-    disable_log_stats: bool = flag(
-        "Do not log a line with the throughput every few seconds.", _SCHEDULER, default=False
+    log_stats: bool = flag(
+        "Log a line with throughput and load every 5 seconds while requests run.",
+        _SCHEDULER,
+        default=True,
+        is_advanced=True,
+        old_negations=("disable_log_stats",),
     )
     step_timeout: float = flag(
-        "Declare a worker lost if one step takes longer than this, and longer than 10 times its "
-        "slowest step so far. Its requests continue on other workers.",
+        "Declare a worker lost if one step takes more seconds than this and more than 10 times its "
+        "slowest step so far. Its requests continue on other workers. Raise it if a normal step "
+        "can take longer.",
         _SCHEDULER,
         default=120.0,
         parse=float,
         metavar="SECONDS",
     )
     worker_timeout: float = flag(
-        "Declare a worker lost after this many seconds without a heartbeat; it sends one every "
-        "2 s. Its requests continue on other workers.",
+        "Heartbeat timeout: declare a worker lost after this many seconds without a heartbeat. A "
+        "worker sends one every 2 seconds. Its requests continue on other workers.",
         _SCHEDULER,
         default=10.0,
         parse=float,
         metavar="SECONDS",
     )
     worker_drain_timeout: float = flag(
-        "Seconds that the requests of a stopping worker have to finish. Then they continue on "
+        "Seconds that the requests of a stopping worker have to finish before they continue on "
         "other workers.",
         _SCHEDULER,
         default=30.0,
@@ -150,23 +162,25 @@ class SchedulerArgs:
     )
 
     num_speculative_tokens: int | None = flag(
-        "Draft tokens of each sequence in a step, from a draft model, heads or [ngram]. The "
-        "lookahead cache has its own setting, copy_length. A worker verifies fewer where that is "
-        "faster.",
+        "Maximum draft tokens per sequence in a step, from a draft model, heads or [ngram]. A "
+        "worker verifies fewer if that is faster. The lookahead cache has its own setting, "
+        f"copy_length. Default: {DEFAULT_SPECULATIVE_TOKENS}; at most {MAX_SPECULATIVE_TOKENS}.",
         (SCHEDULER, WORKER),
         default=None,
         parse=int,
         metavar="TOKENS",
     )
     speculative_max_model_len: int | None = flag(
-        "Disable speculation for sequences longer than this many tokens.",
+        "Disable speculation for sequences longer than this many tokens. Default: no limit.",
         _SCHEDULER,
         default=None,
         parse=int,
         metavar="TOKENS",
+        is_advanced=True,
     )
     speculative_disable_by_batch_size: int | None = flag(
-        "Disable speculation while more than this many requests are running or waiting.",
+        "Disable speculation while more than this many requests are running or waiting. Default: "
+        "no limit.",
         _SCHEDULER,
         default=None,
         parse=int,
@@ -207,7 +221,10 @@ class SchedulerArgs:
         check_at_least("apc_offload_min_access_threshold", self.apc_offload_min_access_threshold, 1)
         check_at_least("apc_offload_gpu_evictor_limit", self.apc_offload_gpu_evictor_limit, -1)
         if not self.enable_chunked_prefill:
-            raise ConfigurationError("enable_chunked_prefill cannot be turned off")
+            raise ConfigurationError(
+                "enable_chunked_prefill cannot be turned off: the scheduler always computes long "
+                "prompts in chunks"
+            )
 
     def scheduler_config(
         self, listen: str = "", redis: RedisConfig | None = None, advertise: str | None = None
@@ -230,7 +247,7 @@ class SchedulerArgs:
             max_pinned_share=self.max_pinned_share,
             swaps_preempted=self.preemption_mode == "swap",
             prompt_delay_factor=self.scheduler_delay_factor,
-            log_stats=not self.disable_log_stats,
+            log_stats=self.log_stats,
             step_timeout=self.step_timeout,
             worker_timeout=self.worker_timeout,
             worker_drain_timeout=self.worker_drain_timeout,

@@ -1,4 +1,4 @@
-"""The engine's arguments for speculative decoding: who drafts, and how drafts are verified."""
+"""The engine's arguments for speculative decoding: sources of draft tokens, and verification."""
 
 import math
 from dataclasses import dataclass
@@ -23,35 +23,34 @@ class SpeculationArgs(SchedulerArgs):
     """Arguments of workers and draft workers.
 
     Raises:
-        ConfigurationError: a value is out of range or contradicts another.
+        ConfigurationError: a value is out of range, or two values contradict each other.
     """
 
     lookahead_cache_config_dir: str | None = flag(
-        "Turn on the lookahead cache, which drafts from earlier prompts and answers. The "
-        "directory may contain lookahead_cache_config.json with its options.",
+        "Directory that turns on the lookahead cache, which drafts tokens from earlier prompts and "
+        "answers. It may contain lookahead_cache_config.json with the cache's options.",
         _WORKER,
         default=None,
         metavar="DIR",
     )
     ignore_prompt_for_lookahead_cache: bool = flag(
-        "Build the lookahead cache from answers only, for tasks such as translation whose answers "
-        "repeat nothing of their prompts.",
+        "Build the lookahead cache from answers only. Use it for tasks whose answers do not repeat "
+        "their prompts, such as translation.",
         _WORKER,
         default=False,
     )
     cpu_decoding_memory_utilization: float | None = flag(
-        "Maximum share of the machine's memory for the lookahead cache. By default the cache_size "
-        "of its configuration applies; if that is not set either, 5,000,000 tokens or 0.15 of the "
-        "memory, whichever is less.",
+        "Maximum fraction of the machine's memory for the lookahead cache. Default: cache_size in "
+        "its configuration; without that, the smaller of 5,000,000 tokens and 0.15 of the memory.",
         _WORKER,
         default=None,
         parse=float,
-        metavar="SHARE",
+        metavar="FRACTION",
     )
     speculative_model: str | None = flag(
-        "What drafts tokens: a small model with the same vocabulary, which a draft worker runs on "
-        "CPU cores; Medusa or EAGLE heads of the model; or [ngram], which finds the last tokens "
-        "earlier in the same text.",
+        "Source of draft tokens: a small model with the same vocabulary, which a draft worker runs "
+        "on CPU cores; Medusa or EAGLE heads for MODEL; or [ngram], which looks up the last tokens "
+        "earlier in the same text. Default: no speculation.",
         (WORKER, DRAFTER),
         default=None,
         metavar="MODEL",
@@ -61,69 +60,76 @@ class SpeculationArgs(SchedulerArgs):
         "a draft model does the same.",
         _WORKER,
         default=False,
+        is_advanced=True,
     )
     speculative_model_quantization: str | None = flag(
-        "Number format of the draft model's weights: int8 (the default) halves the cost of a "
-        "draft token, none keeps the checkpoint's format.",
+        "Quantization of the draft model's weights: int8 halves the cost of a draft token, none "
+        "keeps the checkpoint's format. Default: int8 with --draft-backend kernels, else none.",
         (DRAFTER,),
         default=None,
         choices=("int8", "none"),
     )
     draft_backend: str = flag(
-        "Library that computes the draft model: kernels are TACO's CPU kernels, ipex is Intel's "
-        "extension for PyTorch 2.8.",
+        "Library that computes the draft model: kernels (TACO's CPU kernels) or ipex (Intel's "
+        "extension for PyTorch 2.8).",
         (DRAFTER,),
         default="kernels",
         choices=("kernels", "ipex"),
+        is_advanced=True,
     )
     ngram_prompt_lookup_max: int | None = flag(
-        "Maximum number of tokens that [ngram] looks for.",
+        "Maximum number of last tokens that [ngram] looks up. [ngram] needs this flag.",
         _WORKER,
         default=None,
         parse=int,
         metavar="TOKENS",
     )
     ngram_prompt_lookup_min: int | None = flag(
-        "Minimum number of tokens that [ngram] looks for. Default: 1.",
+        "Minimum number of last tokens that [ngram] looks up. Default: 1.",
         _WORKER,
         default=None,
         parse=int,
         metavar="TOKENS",
+        is_advanced=True,
     )
     spec_decoding_acceptance_method: str = flag(
-        "How drafts are accepted. rejection_sampler gives exactly the tokens of plain decoding. "
-        "typical_acceptance_sampler also accepts drafts that the model finds likely enough: "
-        "faster at high temperatures, but no longer the model's own distribution.",
+        "How draft tokens are accepted. rejection_sampler gives exactly the tokens of plain "
+        "decoding. typical_acceptance_sampler also accepts draft tokens that the model finds "
+        "likely enough: faster at high temperatures, but the output distribution changes.",
         _WORKER,
         default="rejection_sampler",
         choices=("rejection_sampler", "typical_acceptance_sampler"),
     )
     typical_acceptance_sampler_posterior_threshold: float = flag(
-        "Probability above which typical acceptance accepts every draft.",
+        "Probability above which typical acceptance accepts every draft token.",
         _WORKER,
         default=0.09,
         parse=float,
-        metavar="SHARE",
+        metavar="PROBABILITY",
+        is_advanced=True,
     )
     typical_acceptance_sampler_posterior_alpha: float = flag(
-        "Factor of typical acceptance, which accepts drafts with a probability above this factor "
-        "times exp(-entropy).",
+        "Typical acceptance accepts draft tokens with a probability above this factor times "
+        "exp(-entropy).",
         _WORKER,
         default=0.3,
         parse=float,
         metavar="FACTOR",
+        is_advanced=True,
     )
-    disable_logprobs_during_spec_decoding: bool = flag(
-        "Return no log probabilities of answers, also where a request asks for them. Such "
-        "requests become faster.",
+    logprobs_during_spec_decoding: bool = flag(
+        "Return log probabilities of answers to requests that ask for them. Turn it off to speed "
+        "such requests up.",
         _WORKER,
-        default=False,
+        default=True,
+        is_advanced=True,
+        old_negations=("disable_logprobs_during_spec_decoding",),
     )
 
     def __post_init__(self) -> None:
         SchedulerArgs.__post_init__(self)
         if self.cpu_draft_worker and self.speculative_model in (None, NGRAM):
-            raise ConfigurationError("cpu_draft_worker needs a speculative_model to run")
+            raise ConfigurationError("cpu_draft_worker needs speculative_model, a draft model")
         utilization = self.cpu_decoding_memory_utilization
         if utilization is not None and not 0 < utilization <= 1:
             raise ConfigurationError(
@@ -142,26 +148,32 @@ class SpeculationArgs(SchedulerArgs):
         shortest, longest = self.ngram_prompt_lookup_min, self.ngram_prompt_lookup_max
         if self.speculative_model == NGRAM:
             if longest is None:
-                raise ConfigurationError("[ngram] needs ngram_prompt_lookup_max")
+                raise ConfigurationError(
+                    "speculative_model [ngram] needs ngram_prompt_lookup_max, at least 1"
+                )
             if not 1 <= (shortest or 1) <= longest:
                 raise ConfigurationError(
-                    "ngram_prompt_lookup_min must be at least 1 and at most ngram_prompt_lookup_max"
+                    "ngram_prompt_lookup_min must be at least 1 and at most "
+                    f"ngram_prompt_lookup_max, got {shortest} and {longest}"
                 )
         elif longest is not None or shortest is not None:
-            raise ConfigurationError("ngram_prompt_lookup_max and _min belong to [ngram]")
+            raise ConfigurationError(
+                "ngram_prompt_lookup_max and ngram_prompt_lookup_min need speculative_model [ngram]"
+            )
 
     def speculation_config(self) -> SpeculationConfig | None:
-        """None where nothing drafts for the worker.
+        """The worker's configuration of speculative decoding; None if there is no drafter.
 
         Raises:
-            ConfigurationError: the speculative model cannot be found, or two drafters are asked
-                for that both run on the worker.
+            ConfigurationError: the speculative model cannot be found, or the arguments ask for two
+                drafters that both run on the worker.
         """
         kind = self.speculative_kind()
         has_lookahead = self.lookahead_cache_config_dir is not None
         if has_lookahead and kind in ("ngram", "heads"):
             raise ConfigurationError(
-                f"the lookahead cache and {kind} both draft on the worker: choose one of them"
+                f"lookahead_cache_config_dir and speculative_model ({kind}) both draft on the "
+                "worker: give one of them"
             )
         if kind is None and not has_lookahead and self.num_speculative_tokens is None:
             return None
@@ -176,11 +188,11 @@ class SpeculationArgs(SchedulerArgs):
             acceptance_method=self.spec_decoding_acceptance_method,
             posterior_threshold=self.typical_acceptance_sampler_posterior_threshold,
             posterior_alpha=self.typical_acceptance_sampler_posterior_alpha,
-            disable_logprobs=self.disable_logprobs_during_spec_decoding,
+            disable_logprobs=not self.logprobs_during_spec_decoding,
         )
 
     def speculative_kind(self) -> SpeculativeKind | None:
-        """What the speculative model is.
+        """What `speculative_model` names: n-grams, heads or a draft model; None without it.
 
         Raises:
             ConfigurationError: it cannot be found or read.
@@ -192,7 +204,7 @@ class SpeculationArgs(SchedulerArgs):
         return "heads" if are_heads(self._located()) else "draft model"
 
     def draft_model(self) -> str | None:
-        """Directory or hub id of the model that a draft worker is to run; None: there is none.
+        """Directory or hub id of the model that a draft worker runs; None without a draft model.
 
         Raises:
             ConfigurationError: the speculative model cannot be found or read.

@@ -1,4 +1,4 @@
-"""The certificate by which a service knows others and is known, for services that run alone."""
+"""Arguments of mutual TLS between services: authority, certificate and private key."""
 
 import logging
 from dataclasses import dataclass
@@ -17,28 +17,29 @@ _SERVICES = (GATEWAY, SCHEDULER, WORKER, DRAFTER)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsArgs:
-    """Arguments of mutual TLS between services: all of them or none.
+    """Arguments of mutual TLS between services. Give all three or none.
 
     Raises:
-        ConfigurationError: some are given and some are not.
+        ConfigurationError: some of the three are missing.
     """
 
     tls_ca_file: str | None = flag(
-        "File with the certificate authorities (PEM) that the certificates of other services are "
-        "checked against. With this flag and the next two, services talk over mutual TLS only.",
+        "File with the certificate authorities (PEM) that sign the certificates of other services. "
+        "With this flag and the next two, services talk over mutual TLS only.",
         _SERVICES,
         default=None,
         metavar="FILE",
     )
     tls_cert_file: str | None = flag(
-        "File with the certificate of this service (PEM), which must name ROLE.taco.internal. It "
-        "is read again for every connection: a renewed certificate needs no restart.",
+        "File with the certificate of this service (PEM). Its names must include "
+        "ROLE.taco.internal. Each new connection reads the file again, so a renewed certificate "
+        "needs no restart.",
         _SERVICES,
         default=None,
         metavar="FILE",
     )
     tls_key_file: str | None = flag(
-        "File with the private key of that certificate (PEM, without a password).",
+        "File with the private key of --tls-cert-file (PEM, without a password).",
         _SERVICES,
         default=None,
         metavar="FILE",
@@ -48,25 +49,27 @@ class TlsArgs:
         missing = [name for name in _NAMES if not getattr(self, name)]
         if 0 < len(missing) < len(_NAMES):
             raise ConfigurationError(
-                f"{', '.join(_NAMES)} are given together or not at all: {missing[0]} is missing"
+                f"{missing[0]} is missing: give {', '.join(_NAMES[:-1])} and {_NAMES[-1]} "
+                "together, or none of them"
             )
 
     def tls_config(self, role: Role, *addresses: str) -> TlsConfig | None:
-        """The configuration of a service that proves a role; None: it speaks in plaintext.
+        """The TLS configuration of a service; None without TLS.
 
         Args:
-            addresses: those that it listens on or dials.
+            role: the role that the certificate must prove.
+            addresses: the addresses that the service listens on or dials.
 
         Raises:
-            ConfigurationError: a file cannot be used, does not prove the role, or an address is a
-                Unix socket, which needs no TLS.
+            ConfigurationError: a file cannot be used, the certificate does not prove the role, or
+                an address is a Unix socket, which needs no TLS.
         """
         if self.tls_ca_file is None or self.tls_cert_file is None or self.tls_key_file is None:
             return None
         for address in addresses:
             if address.startswith("unix:"):
                 raise ConfigurationError(
-                    f"{address} is a Unix socket, on which there is no TLS: leave tls_ca_file, "
+                    f"{address} is a Unix socket, which has no TLS: leave tls_ca_file, "
                     "tls_cert_file and tls_key_file out, or give host:port"
                 )
         config = TlsConfig(
@@ -80,7 +83,7 @@ class TlsArgs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaintextArgs:
-    """Whether the scheduler may speak in plaintext where other machines reach it."""
+    """Whether the scheduler may listen without TLS on an address that other machines reach."""
 
     allow_insecure: bool = flag(
         "Allow the scheduler to listen without TLS on an address that other machines can reach. "
@@ -91,18 +94,17 @@ class PlaintextArgs:
     )
 
     def check(self, listen: str, tls: TlsConfig | None) -> None:
-        """Raises ConfigurationError unless the scheduler may listen on this address."""
+        """Raises ConfigurationError if the scheduler must not listen on this address."""
         if tls is not None or is_private(listen):
             return
         if not self.allow_insecure:
             raise ConfigurationError(
-                f"the scheduler does not listen on {listen} in plaintext, where anyone who "
-                "reaches it could attach a worker and read prompts: give --tls-ca-file, "
-                "--tls-cert-file and --tls-key-file, an address on 127.0.0.1 or unix:/path, or "
-                "--allow-insecure"
+                f"the scheduler must not listen on {listen} without TLS: anyone who reaches it "
+                "could attach a worker and read prompts. Give --tls-ca-file, --tls-cert-file and "
+                "--tls-key-file, an address on 127.0.0.1 or unix:/path, or --allow-insecure"
             )
         LOGGER.warning(
-            "the scheduler listens on %s in plaintext: anyone who reaches it can attach a worker "
+            "the scheduler listens on %s without TLS: anyone who reaches it can attach a worker "
             "and read prompts",
             listen,
         )
@@ -112,7 +114,7 @@ _NAMES = ("tls_ca_file", "tls_cert_file", "tls_key_file")
 
 
 def tls_flags(tls: TlsConfig | None) -> list[str]:
-    """The flags of a service that is started with these files."""
+    """The command-line flags for these files."""
     if tls is None:
         return []
     return [

@@ -133,7 +133,7 @@ def _generate(
 
 
 def _shown(args: BenchThroughputArgs | BenchLatencyArgs) -> bool:
-    return not args.disable_tqdm and sys.stderr.isatty()
+    return args.progress and sys.stderr.isatty()
 
 
 def _write(

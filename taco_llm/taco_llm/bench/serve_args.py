@@ -1,4 +1,4 @@
-"""The arguments of `taco_llm bench serve`."""
+"""Arguments of `taco_llm bench serve`: server, load, reported metrics, result files."""
 
 import argparse
 import datetime
@@ -9,7 +9,7 @@ from typing import Any
 
 from taco_llm.args.flags import flag, json_object
 from taco_llm.bench.output_files import SERVE_SUFFIXES, check_suffixes
-from taco_llm.bench.workload_args import WorkloadArgs, check_at_least
+from taco_llm.bench.workload_args import WorkloadArgs, check_at_least, progress_flag
 from taco_proto.errors import ConfigurationError
 
 GOODPUT_METRICS = ("ttft", "tpot", "e2el")
@@ -39,85 +39,90 @@ def latency_goal(text: str) -> tuple[str, float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchServeArgs(WorkloadArgs):
-    """What to send, how fast, to which server, and where the results go.
+    """Arguments of the HTTP benchmark.
 
     Raises:
         ConfigurationError: a value is out of range.
     """
 
     host: str = flag("Host of the server.", default="127.0.0.1")
-    port: int = flag("Port of the server.", default=8000, parse=int)
+    port: int = flag("TCP port of the server.", default=8000, parse=int)
     base_url: str | None = flag(
-        "URL of the server, http or https, instead of host and port.", default=None, metavar="URL"
+        "URL of the server, http or https, instead of --host and --port.",
+        default=None,
+        metavar="URL",
     )
     endpoint: str = flag(
-        "Path of the route. Paths that end in /chat/completions get chat messages, all others "
-        "prompts.",
+        "Path of the route. A path that ends in /chat/completions gets chat messages; other paths "
+        "get prompts.",
         default="/v1/completions",
         metavar="PATH",
     )
     model: str | None = flag(
-        "Model name of the requests. Without it the first one of /v1/models.", default=None
+        "Model name in the requests. Default: the first model of /v1/models.",
+        default=None,
+        metavar="NAME",
     )
     tokenizer: str | None = flag(
-        "Directory, hub id or bundled model whose tokenizer counts the dataset's tokens and the "
-        "answers' (retokenized), and makes text of random prompts for chat.",
+        "Model whose tokenizer counts the tokens of the dataset and of the answers (retokenized), "
+        "and makes text of random prompts for chat: a directory, a hub id or a bundled model.",
         default=None,
-        metavar="PATH",
+        metavar="MODEL",
     )
     api_key: str | None = flag(
-        "Key of the server. Without it the environment's OPENAI_API_KEY.",
+        "API key of the server. Default: the environment variable OPENAI_API_KEY.",
         default=None,
         metavar="KEY",
     )
     header: tuple[tuple[str, str], ...] = flag(
-        "One more header of every request. May be given several times.",
+        "Additional header of every request. Repeat the flag for several headers.",
         default=(),
         parse=key_value,
         several="append",
         metavar="NAME=VALUE",
     )
     extra_body: Mapping[str, Any] | None = flag(
-        "More fields of every request's body as a JSON object, for example '{\"top_p\": 0.9}'. "
-        "They win over the benchmark's own; null takes a field out.",
+        "Additional fields of every request's body as a JSON object, for example "
+        "'{\"top_p\": 0.9}'. They override the benchmark's own fields; null removes a field.",
         default=None,
         parse=json_object,
         metavar="JSON",
     )
     request_rate: tuple[float, ...] = flag(
-        "Requests a second; inf sends all at once. Each of several rates is a run of its own.",
+        "Requests per second; inf sends all requests at once. Several rates give one run each.",
         default=(float("inf"),),
         parse=float,
         several="extend",
         metavar="RATE",
     )
     burstiness: float = flag(
-        "Shape of the gamma distribution of the time between requests: 1 is a Poisson process, "
-        "less comes in bursts, more comes evenly.",
+        "Shape of the gamma distribution of the time between requests: 1 is a Poisson process, a "
+        "lower value sends bursts, a higher value sends more evenly.",
         default=1.0,
         parse=float,
         metavar="SHAPE",
     )
     max_concurrency: int | None = flag(
-        "The most requests under way at once. Those behind wait, and their clock does not run.",
+        "Maximum requests in flight. A request's latency counts from when it is sent, not from "
+        "when it starts to wait. Default: no limit.",
         default=None,
         parse=int,
         metavar="REQUESTS",
     )
     ignore_eos: bool = flag(
-        "Send ignore_eos, so that every answer has the full length. Not every server knows it.",
+        "Send ignore_eos, so that every answer has the full length. The server must support it.",
         default=False,
     )
     seed: int = flag("Seed of prompts, lengths and arrival times.", default=0, parse=int)
     num_warmups: int = flag(
-        "Requests that are sent, and must succeed, before the clock starts. They share no prefix "
-        "with those that are measured.",
+        "Warm-up requests before the measurement. They must succeed, and share no prefix with the "
+        "measured requests.",
         default=1,
         parse=int,
         metavar="REQUESTS",
     )
     request_timeout: float = flag(
-        "Give a request up after so many seconds.", default=3600.0, parse=float, metavar="SECONDS"
+        "Request timeout in seconds.", default=3600.0, parse=float, metavar="SECONDS"
     )
     metric_percentiles: tuple[float, ...] = flag(
         "Percentiles to report.",
@@ -127,36 +132,37 @@ class BenchServeArgs(WorkloadArgs):
         metavar="PERCENT",
     )
     goodput: tuple[tuple[str, float], ...] = flag(
-        "Also report the requests a second that kept all of these limits in milliseconds, for "
-        "example ttft:500 tpot:50; e2el is the end-to-end latency.",
+        "Also report goodput: requests per second within all of these limits in milliseconds, such "
+        "as ttft:500 tpot:50. e2el is the end-to-end latency.",
         default=(),
         parse=latency_goal,
         several="extend",
         metavar="METRIC:MS",
     )
     backend: str = flag(
-        "Name of the server's engine, for the report.", default="openai", metavar="NAME"
+        "Name of the server's engine in the report.", default="openai", metavar="NAME"
     )
     name: str | None = flag("Name of the run in the table. Default: the date.", default=None)
     metadata: tuple[tuple[str, str], ...] = flag(
-        "What to note with the results. prefix_cache, offload, hit and lookahead are columns of "
-        "the table.",
+        "Notes that are stored with the results. The keys prefix_cache, offload, hit and lookahead "
+        "are columns of the table.",
         default=(),
         parse=key_value,
         several="extend",
         metavar="KEY=VALUE",
     )
     output_file: tuple[str, ...] = flag(
-        "Where results go; the suffix says how. .csv: a row is appended for each run; .json: one "
-        "document with everything; .png: latency against rate. May be given several times.",
+        "File for the results. Its suffix selects the format: .csv appends one row per run, .json "
+        "writes one document with all results, .png plots latency against rate. Repeat the flag "
+        "for several files.",
         default=(),
         several="append",
         metavar="FILE",
     )
-    save_detailed: bool = flag("Put every request's own times into the JSON.", default=False)
-    disable_tqdm: bool = flag(
-        "Show no progress bar. Without a terminal there is none anyway.", default=False
+    save_detailed: bool = flag(
+        "Write the times of every request into the .json file.", default=False
     )
+    progress: bool = progress_flag()
 
     def __post_init__(self) -> None:
         WorkloadArgs.__post_init__(self)
@@ -175,7 +181,7 @@ class BenchServeArgs(WorkloadArgs):
 
     @property
     def url(self) -> str:
-        """The server's URL; a /v1 at its end that `endpoint` repeats is left out."""
+        """The server's URL, without a trailing /v1 that `endpoint` repeats."""
         url = (self.base_url or f"http://{self.host}:{self.port}").rstrip("/")
         return url.removesuffix("/v1") if self.endpoint.startswith("/v1/") else url
 

@@ -102,7 +102,7 @@ async def _run(
     tokenizer: Tokenizer | None,
 ) -> Run:
     arrivals = arrival_times(len(requests), rate, args.burstiness, seed)
-    hidden = True if args.disable_tqdm else None  # None: shown on a terminal only
+    hidden = None if args.progress else True  # None: shown on a terminal only
     title = "Requests" if math.isinf(rate) else f"Requests at {rate:g}/s"
     with tqdm(total=len(requests), desc=title, disable=hidden) as progress:
         timelines, duration = await run_load(

@@ -1,6 +1,7 @@
-"""Which requests a benchmark sends: a dataset's, or random ones of given lengths."""
+"""Arguments of a benchmark's workload: prompts of a dataset, or random prompts of given lengths."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from taco_llm.args.flags import flag
 from taco_proto.errors import ConfigurationError
@@ -15,29 +16,30 @@ class WorkloadArgs:
     """
 
     num_prompts: int = flag(
-        "Number of requests of a run.", default=100, parse=int, metavar="REQUESTS"
+        "Number of requests in a run.", default=100, parse=int, metavar="REQUESTS"
     )
     dataset_path: str | None = flag(
         "File with prompts: ShareGPT's JSON (a list of conversations), or JSON lines with a prompt "
-        "or text field. Without it prompts are random token ids.",
+        "or text field. Default: prompts of random token ids.",
         default=None,
         metavar="FILE",
     )
     dataset_max_len: int = flag(
-        "Leave out the dataset's conversations that have more tokens, prompt and answer together.",
+        "Maximum tokens of a conversation in the dataset, prompt and answer together. Longer ones "
+        "are left out.",
         default=2048,
         parse=int,
         metavar="TOKENS",
     )
     output_len: int | None = flag(
-        "Tokens to generate for each prompt of the dataset. Without it as many as the dataset's "
-        "own answer has, which takes a tokenizer to count.",
+        "Tokens to generate for each prompt of the dataset. Default: the length of the dataset's "
+        "own answer, which needs --tokenizer.",
         default=None,
         parse=int,
         metavar="TOKENS",
     )
     random_input_len: int = flag(
-        "Tokens of a random prompt, a shared prefix not counted.",
+        "Tokens of a random prompt, without its shared prefix.",
         default=128,
         parse=int,
         metavar="TOKENS",
@@ -46,32 +48,34 @@ class WorkloadArgs:
         "Tokens to generate for a random prompt.", default=128, parse=int, metavar="TOKENS"
     )
     random_range_ratio: float = flag(
-        "Spread of random lengths: with R they are uniform from (1 - R) to (1 + R) times the "
-        "length. 0 makes them all equal.",
+        "Spread of random lengths: with ratio R they are uniform from (1 - R) to (1 + R) times the "
+        "length. 0 makes all lengths equal.",
         default=0.0,
         parse=float,
-        metavar="R",
+        metavar="RATIO",
     )
     random_vocab_size: int | None = flag(
-        "Random prompts hold ids below this one. Without it the tokenizer's size, or 1000 where no "
-        "tokenizer is given.",
+        "Random prompts consist of token ids below this number. Default: the size of --tokenizer, "
+        "or 1000 without a tokenizer.",
         default=None,
         parse=int,
         metavar="TOKENS",
     )
     shared_prefix_len: int = flag(
-        "Tokens that prompts share at their beginning, in front of what is each one's own.",
+        "Tokens of the shared prefix at the start of each prompt.",
         default=0,
         parse=int,
         metavar="TOKENS",
     )
     num_prefix_groups: int = flag(
-        "Number of different shared prefixes; prompts take turns among them.",
+        "Number of different shared prefixes. Prompts use them in turn.",
         default=1,
         parse=int,
         metavar="GROUPS",
     )
-    temperature: float = flag("Sampling temperature. 0 is greedy.", default=0.0, parse=float)
+    temperature: float = flag(
+        "Sampling temperature. 0 is greedy.", default=0.0, parse=float, metavar="NUMBER"
+    )
 
     def __post_init__(self) -> None:
         check_at_least(
@@ -90,12 +94,21 @@ class WorkloadArgs:
             raise ConfigurationError("random_range_ratio must be at least 0 and below 1")
 
 
+def progress_flag() -> Any:
+    """The field of --progress, which all benchmarks have."""
+    return flag(
+        "Show a progress bar if standard error is a terminal.",
+        default=True,
+        old_negations=("disable_tqdm",),
+    )
+
+
 # Lower ids are the special tokens of many vocabularies.
 LOWEST_TOKEN_ID = 16
 
 
 def check_at_least(args: object, low: float, *names: str) -> None:
-    """Raises ConfigurationError where an attribute of `args` is below `low`; None is fine."""
+    """Raises ConfigurationError if an attribute of `args` is below `low`. None passes."""
     for name in names:
         value = getattr(args, name)
         if value is not None and not value >= low:

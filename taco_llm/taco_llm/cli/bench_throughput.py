@@ -35,7 +35,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def run(parser: Parser, namespace: argparse.Namespace) -> int:
     values = collect(parser, namespace)
-    require(values, "model", "a model is needed: taco_llm bench throughput MODEL")
+    require(values, "model", "MODEL is needed: taco_llm bench throughput MODEL")
     args = BenchThroughputArgs(**given(BenchThroughputArgs, values))
 
     from taco_llm.bench.offline import bench_throughput

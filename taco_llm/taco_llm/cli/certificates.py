@@ -1,4 +1,4 @@
-"""`taco_llm certificates …`: an authority and certificates for mutual TLS between services."""
+"""`taco_llm certificates`: an authority and certificates for mutual TLS between services."""
 
 import argparse
 from collections.abc import Callable
@@ -19,43 +19,43 @@ Command = Callable[[dict[str, Any]], None]
 def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "certificates",
-        help="Make the certificates by which services know each other.",
-        description="Makes an authority, and certificates by which services know each other "
-        "(--tls-ca-file, --tls-cert-file, --tls-key-file), for those without an authority of "
-        "their own.",
+        help="Make certificates for mutual TLS between services.",
+        description="Makes a certificate authority and certificates for mutual TLS between "
+        "services (--tls-ca-file, --tls-cert-file, --tls-key-file). Use it if you have no "
+        "certificate authority.",
     )
     commands = parser.add_subparsers(dest="certificates_command", metavar="COMMAND", required=True)
-    _add_command(commands, "init", _init, "Make an authority: ca.crt and ca.key.")
+    _add_command(commands, "init", _init, "Make a certificate authority: ca.crt and ca.key.")
     issue = _add_command(
         commands,
         "issue",
         _issue,
-        "Make a certificate and its key, ROLE.crt and ROLE.key, in place of older ones.",
+        "Make a certificate and its key, ROLE.crt and ROLE.key. Older ones are replaced.",
     )
     issue.add_argument(
         "role",
         metavar="ROLE",
         choices=[role.value for role in Role],
-        help=f"What it proves: {', '.join(Role)}.",
+        help=f"Role that the certificate proves: {', '.join(Role)}.",
     )
     issue.add_argument(
         "--days",
         type=int,
         metavar="DAYS",
-        help=f"How long it is valid. Default: {DEFAULT_DAYS}.",
+        help=f"Days that the certificate is valid. Default: {DEFAULT_DAYS}.",
     )
     issue.add_argument(
         "--host",
         action="append",
         metavar="NAME",
-        help="A host name or IP address to be valid for as well, for callers that check it, such "
-        "as curl. Give the flag once a name.",
+        help="Host name or IP address that the certificate is also valid for, for clients that "
+        "check it, such as curl. Repeat the flag for several names.",
     )
 
 
 def _add_command(commands: Subparsers, name: str, command: Command, help_text: str) -> Parser:
     parser = commands.add_parser(name, help=help_text, description=help_text)
-    parser.add_argument("directory", metavar="DIR", help="Where the authority's files are.")
+    parser.add_argument("directory", metavar="DIR", help="Directory of the authority's files.")
 
     def run(parser: Parser, namespace: argparse.Namespace) -> int:
         command(collect(parser, namespace))
@@ -70,7 +70,7 @@ def _init(values: dict[str, Any]) -> None:
 
     directory = Path(values["directory"])
     make_authority(directory)
-    print(f"{directory / 'ca.crt'} for every service, {directory / 'ca.key'} (keep it secret)")
+    print(f"{directory / 'ca.crt'} (for every service), {directory / 'ca.key'} (keep it secret)")
 
 
 def _issue(values: dict[str, Any]) -> None:
@@ -81,4 +81,4 @@ def _issue(values: dict[str, Any]) -> None:
     if not 0 < days <= 36500:
         raise ConfigurationError(f"--days must be between 1 and 36500, got {days}")
     end = issue(directory, role, timedelta(days), values.get("host", ()))
-    print(f"{directory / role}.crt and {directory / role}.key, until {end:%Y-%m-%d}")
+    print(f"{directory / role}.crt and {directory / role}.key, valid until {end:%Y-%m-%d}")

@@ -1,4 +1,4 @@
-"""`taco_llm chat`: a conversation with a server, in the terminal."""
+"""`taco_llm chat`: a conversation with a server in the terminal."""
 
 import argparse
 
@@ -13,11 +13,11 @@ def add_parser(subparsers: Subparsers) -> None:
         "chat",
         usage="taco_llm chat [MESSAGE] [options]",
         help="Chat with a running server in the terminal.",
-        description="Sends messages to a running server and prints the answers as they come. With "
-        "MESSAGE it asks once and ends; without it reads messages from the terminal, or one from "
-        "each line of a pipe, and keeps the conversation.",
+        description="Sends messages to a running server and streams the answers. With MESSAGE it "
+        "sends that message and exits. Without MESSAGE it reads messages from the terminal, or one "
+        "per line from a pipe, and keeps the conversation.",
     )
-    parser.add_argument("message", metavar="MESSAGE", nargs="?", help="What to ask, once.")
+    parser.add_argument("message", metavar="MESSAGE", nargs="?", help="The only message to send.")
     add_flags(parser, "server and answers", ChatArgs)
     parser.set_defaults(run=run, parser=parser)
 

@@ -1,4 +1,4 @@
-"""`taco_llm complete`: completions of a server, in the terminal."""
+"""`taco_llm complete`: completions of a server in the terminal."""
 
 import argparse
 
@@ -12,12 +12,12 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "complete",
         usage="taco_llm complete [TEXT] [options]",
-        help="Let a running server continue a text.",
-        description="Sends texts to a running server and prints how the model continues them. With "
-        "TEXT it asks once and ends; without it reads texts from the terminal, or one from each "
-        "line of a pipe.",
+        help="Complete a text with a running server.",
+        description="Sends texts to a running server and streams the completions. With TEXT it "
+        "sends that text and exits. Without TEXT it reads texts from the terminal, or one per line "
+        "from a pipe.",
     )
-    parser.add_argument("text", metavar="TEXT", nargs="?", help="The text to continue, once.")
+    parser.add_argument("text", metavar="TEXT", nargs="?", help="The only text to complete.")
     add_flags(parser, "server and answers", ClientArgs)
     parser.set_defaults(run=run, parser=parser)
 

@@ -1,4 +1,4 @@
-"""`--config file.yaml`: options from a file, which flags on the command line override."""
+"""`--config FILE`: reads options from a YAML file; flags on the command line override them."""
 
 import json
 from pathlib import Path
@@ -10,13 +10,13 @@ from taco_proto.errors import ConfigurationError
 
 
 def read_config_file(path: str) -> list[str]:
-    """The options of a YAML mapping as command-line arguments.
+    """The options of a YAML file as command-line arguments.
 
-    `port: 8000` is `--port=8000`; true and false turn a switch on and off; a list repeats its flag;
-    a mapping is passed as JSON.
+    `port: 8000` becomes `--port=8000`. true and false turn a switch on and off, a list repeats its
+    flag, and a mapping is passed as JSON.
 
     Raises:
-        ConfigurationError: the file cannot be read or is no such mapping.
+        ConfigurationError: the file cannot be read, or is not a YAML mapping of options.
     """
     try:
         options = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
@@ -30,7 +30,7 @@ def read_config_file(path: str) -> list[str]:
     if options is None:
         return []
     if not isinstance(options, dict) or not all(isinstance(key, str) for key in options):
-        raise ConfigurationError(f"{path} must be a YAML mapping of options")
+        raise ConfigurationError(f"{path} must be a YAML mapping of options, such as port: 8000")
     return [argument for name, value in options.items() for argument in _arguments(name, value)]
 
 

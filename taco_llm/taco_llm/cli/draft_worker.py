@@ -27,15 +27,14 @@ def add_parser(subparsers: Subparsers) -> None:
         "draft-worker",
         usage="taco_llm draft-worker --speculative-model MODEL --scheduler ADDRESS [options]",
         help="Run a draft worker, which drafts tokens with a small model on CPU cores.",
-        description="Runs one draft worker alone. It loads a small model, dials the scheduler and "
-        "drafts the next tokens of the sequences that the scheduler names, for the workers to "
-        "verify.",
+        description="Runs a single draft worker. It loads a small model, connects to the scheduler "
+        "and drafts tokens for the sequences that the scheduler names. Workers verify the drafts.",
     )
     add_scheduler_argument(parser)
     parser.add_argument(
         "--name",
         metavar="NAME",
-        help="Name of the draft worker in logs. Default: the host's name and the process id.",
+        help="Name of the draft worker in logs. Default: the host name and the process id.",
     )
     add_config_argument(parser)
     add_flags(parser, "draft model", DraftWorkerArgs)
@@ -48,8 +47,8 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def run(parser: Parser, namespace: argparse.Namespace) -> int:
     values = collect(parser, namespace)
-    require(values, "speculative_model", "--speculative-model is needed: the model that drafts")
-    require(values, "scheduler", "--scheduler is needed: the address of the scheduler")
+    require(values, "speculative_model", "--speculative-model is needed, the draft model")
+    require(values, "scheduler", "--scheduler is needed, the address of the scheduler")
     name = values.get("name", f"{socket.gethostname()}-{os.getpid()}")
     args = DraftWorkerArgs(**given(DraftWorkerArgs, values))
     config = args.drafter_config(values["scheduler"], name)

@@ -1,4 +1,4 @@
-"""`taco_llm gateway`: one gateway alone, for containers and several machines."""
+"""`taco_llm gateway`: a single gateway, for containers and several machines."""
 
 import argparse
 from dataclasses import replace
@@ -26,15 +26,16 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "gateway",
         usage="taco_llm gateway MODEL --scheduler ADDRESS [options]",
-        help="Run a gateway, which serves the OpenAI API and dials the scheduler.",
-        description="Runs one gateway alone. It serves the OpenAI API, turns text into token ids "
-        "and back, and dials the scheduler. It needs the model's tokenizer, not its weights.",
+        help="Run a gateway, which serves the OpenAI API.",
+        description="Runs a single gateway. It serves the OpenAI API, tokenizes prompts, "
+        "detokenizes answers, and connects to the scheduler. It needs the model's tokenizer, not "
+        "its weights.",
     )
     add_model_argument(parser)
     add_scheduler_argument(
         parser,
-        " Several schedulers of one model: their addresses with commas between them. With "
-        "--redis-url and without this flag the gateway dials those that it finds there.",
+        " For several schedulers of one model, separate their addresses with commas. Default: the "
+        "schedulers registered in --redis-url.",
     )
     add_config_argument(parser)
     add_flags(parser, "HTTP and gRPC", GatewayArgs)
@@ -48,12 +49,13 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def run(parser: Parser, namespace: argparse.Namespace) -> int:
     values = collect(parser, namespace)
-    require(values, "model", "a model is needed: taco_llm gateway MODEL")
+    require(values, "model", "MODEL is needed: taco_llm gateway MODEL")
     if "redis_url" not in values:
         require(
             values,
             "scheduler",
-            "--scheduler is needed, the address of the scheduler, or --redis-url to find it",
+            "--scheduler is needed, the address of the scheduler, or --redis-url, where schedulers "
+            "register",
         )
     model = EngineArgs(**given(EngineArgs, values)).model_config()
     redis = RedisArgs(**given(RedisArgs, values)).redis_config()

@@ -1,4 +1,4 @@
-"""`taco_llm keys …`: the API keys that stand in Redis, for gateways with `--redis-keys`."""
+"""`taco_llm keys`: add, list, revoke and import the API keys that gateways share in Redis."""
 
 import argparse
 from collections.abc import Callable, Sequence
@@ -16,41 +16,47 @@ Command = Callable[[RedisConfig, dict[str, Any]], None]
 
 
 def priority(text: str) -> str | int:
-    """Parses a priority, for argparse."""
+    """Parses a priority, for argparse: "low" or an integer."""
     return text if text == "low" else int(text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnerOptions:
-    """What a key's owner may have, as in a key file; checked where that is."""
+    """Limits of a key's owner, as in a key file. `read_owner` checks them."""
 
     weight: float | None = flag(
-        "The owner's part of the engine, beside those of others: 2 is twice that of an owner with "
-        "1. Default: 1.",
+        "The owner's share of the engine relative to other owners: weight 2 gets twice the share "
+        "of weight 1. Default: 1.",
         default=None,
         parse=float,
     )
     max_requests_per_minute: int | None = flag(
-        "The most requests a minute.", default=None, parse=int, metavar="REQUESTS"
+        "Rate limit: maximum requests per minute. Default: no limit.",
+        default=None,
+        parse=int,
+        metavar="REQUESTS",
     )
     max_tokens_per_minute: int | None = flag(
-        "The most tokens a minute, of prompts and answers.",
+        "Rate limit: maximum tokens per minute, prompts and answers together. Default: no limit.",
         default=None,
         parse=int,
         metavar="TOKENS",
     )
     max_concurrent_requests: int | None = flag(
-        "The most requests at a time.", default=None, parse=int, metavar="REQUESTS"
+        "Maximum requests at the same time. Default: no limit.",
+        default=None,
+        parse=int,
+        metavar="REQUESTS",
     )
     models: Sequence[str] | None = flag(
-        "Names of the models that the key may use. Default: all.",
+        "Names of the models that the owner may use. Default: all.",
         default=None,
         several="extend",
         metavar="MODEL",
     )
     priority: str | int | None = flag(
-        "The highest urgency of the owner's requests: low is offline work; of numbers the lower "
-        "one runs sooner. Default: 0.",
+        "Highest priority of the owner's requests: a number, of which the lower runs sooner, or "
+        "low for offline work. Default: 0.",
         default=None,
         parse=priority,
         metavar="PRIORITY",
@@ -61,32 +67,36 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "keys",
         help="Add, list and revoke the API keys that gateways share through Redis.",
-        description="Adds, lists and revokes the API keys that stand in Redis. Gateways with "
-        "--redis-keys follow within seconds.",
+        description="Adds, lists and revokes API keys in Redis. Gateways with --redis-keys apply "
+        "the changes within seconds.",
     )
     commands = parser.add_subparsers(dest="keys_command", metavar="COMMAND", required=True)
-    add = _add_command(commands, "add", _add, "Make a key and print it, this once.")
+    add = _add_command(commands, "add", _add, "Make a key and print it. It is not shown again.")
     _add_name(add)
     add.add_argument(
         "--another",
         action="store_true",
-        help="One more key for an owner that is there already, for a change of keys.",
+        help="Make one more key for an existing owner. Use it to rotate keys.",
     )
-    add_flags(add, "what the owner may have", OwnerOptions)
-    _add_command(commands, "list", _list, "Show the owners, what they may have, and no key.")
-    revoke = _add_command(commands, "revoke", _revoke, "Take an owner's keys away.")
+    add_flags(add, "limits of the owner", OwnerOptions)
+    _add_command(commands, "list", _list, "Show the owners and their limits, but no keys.")
+    revoke = _add_command(commands, "revoke", _revoke, "Revoke the keys of an owner.")
     _add_name(revoke)
     revoke.add_argument(
-        "--key-id", metavar="ID", help="Only this one of them, by its id in the list."
+        "--key-id",
+        metavar="ID",
+        help="Revoke only the key with this id (see taco_llm keys list). Default: all keys.",
     )
     import_ = _add_command(
         commands,
         "import",
         _import,
-        "Take the keys of a key file. An owner that is there already is replaced.",
+        "Copy the keys of a key file to Redis. Existing owners of the same name are replaced.",
     )
     import_.add_argument(
-        "file", metavar="FILE", help="JSON or YAML, as --api-key-file of a gateway takes it."
+        "file",
+        metavar="FILE",
+        help="Key file in JSON or YAML, in the format of the gateway's --api-key-file.",
     )
 
 
@@ -96,7 +106,7 @@ def _add_command(commands: Subparsers, name: str, command: Command, help_text: s
 
     def run(parser: Parser, namespace: argparse.Namespace) -> int:
         values = collect(parser, namespace)
-        require(values, "redis_url", "--redis-url is needed: where the keys stand")
+        require(values, "redis_url", "--redis-url is needed, the address of Redis")
         config = RedisArgs(**given(RedisArgs, values)).redis_config()
         assert config is not None
         command(config, values)
@@ -107,7 +117,7 @@ def _add_command(commands: Subparsers, name: str, command: Command, help_text: s
 
 
 def _add_name(parser: Parser) -> None:
-    parser.add_argument("name", metavar="NAME", help="Whose keys they are; never a key itself.")
+    parser.add_argument("name", metavar="NAME", help="Name of the owner. It is not a key.")
 
 
 def _add(config: RedisConfig, values: dict[str, Any]) -> None:
@@ -117,7 +127,9 @@ def _add(config: RedisConfig, values: dict[str, Any]) -> None:
     options = given(OwnerOptions, values)
     another = values.get("another", False)
     if another and options:
-        raise ConfigurationError("--another leaves what the owner may have as it is")
+        raise ConfigurationError(
+            "--another does not change the owner's limits: leave the other options out"
+        )
     try:
         owner = read_owner({"name": values["name"], **options})
     except EntryError as error:
@@ -131,7 +143,7 @@ def _list(config: RedisConfig, values: dict[str, Any]) -> None:
 
     for name, record in KeyStore(config).records().items():
         if isinstance(record, str):
-            print(f"{name}\tmakes no sense: {record}")
+            print(f"{name}\tinvalid: {record}")
             continue
         options = owner_entry(record.owner)
         del options["name"]
@@ -150,4 +162,4 @@ def _import(config: RedisConfig, values: dict[str, Any]) -> None:
     from taco_gateway.api_keys.redis_key_store import KeyStore
 
     count = KeyStore(config).put(read_key_file(values["file"]))
-    print(f"keys of {count} owners")
+    print(f"imported the keys of {count} owners")

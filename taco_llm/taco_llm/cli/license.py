@@ -1,4 +1,4 @@
-"""`taco_llm license …`: make an issuer's keys, issue licenses, and serve them to workers."""
+"""`taco_llm license`: make an issuer's keys, sign licenses, and run the license server."""
 
 import argparse
 from collections.abc import Callable, Sequence
@@ -24,19 +24,22 @@ from taco_proto.errors import ConfigurationError
 Command = Callable[[dict[str, Any]], None]
 
 DATA_DIR = "taco-license"
-# A worker waits for its answer five times as long.
+# A worker waits 5 times as long for the license server's answer.
 REDIS_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyOptions:
+    """Options of `taco_llm license keygen`."""
+
     private_key: str = flag(
-        "Where the private key goes, with which licenses are signed. Whoever has it can issue.",
+        "Output file of the private key, which signs licenses. Keep it secret: anyone who has it "
+        "can issue licenses.",
         default="license.key",
         metavar="FILE",
     )
     public_key: str = flag(
-        "Where the public key goes, which license servers are given.",
+        "Output file of the public key, for --public-key of license servers.",
         default="license.pub",
         metavar="FILE",
     )
@@ -44,30 +47,35 @@ class KeyOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IssueOptions:
+    """Options of `taco_llm license issue`."""
+
     request: Sequence[str] = flag(
-        "Files with the output of `nvidia-smi -L`, of one machine or many, and a line with an id "
-        "for each host without a GPU.",
+        "Request files: the output of `nvidia-smi -L` on each machine, and one line with an id for "
+        "each host without a GPU.",
         several="extend",
         metavar="FILE",
     )
-    customer: str = flag("Who the license is for.")
-    appid: str = flag("The customer's id with the issuer.")
+    customer: str = flag("Name of the customer, written into the license.", metavar="NAME")
+    appid: str = flag("The customer's id with the issuer, written into the license.", metavar="ID")
     expires: str = flag(
-        "Until when it is good: a day, which is its last; a time such as "
-        "2026-12-31T18:00:00+08:00; or days from now such as 365d.",
+        "Expiry of the license: its last day such as 2026-12-31, a time such as "
+        "2026-12-31T18:00:00+08:00, or days from now such as 365d.",
         metavar="TIME",
     )
     access_limit: int = flag(
-        "The most GPUs at once. 0: no limit.", default=0, parse=int, metavar="GPUS"
+        "Number of seats: maximum GPUs that may serve at the same time; 0 means no limit.",
+        default=0,
+        parse=int,
+        metavar="GPUS",
     )
     private_key: str = flag(
-        "The issuer's private key, of `taco_llm license keygen`.",
+        "Private key of the issuer, made by `taco_llm license keygen`.",
         default="license.key",
         metavar="FILE",
     )
     serial: int | None = flag(
-        "A server takes no license whose serial is not above that of the one before. Default: the "
-        "milliseconds since 1970.",
+        "Serial number of the license. A server accepts only a higher serial than that of its "
+        "current license. Default: milliseconds since 1970.",
         default=None,
         parse=int,
         metavar="NUMBER",
@@ -76,35 +84,38 @@ class IssueOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions:
+    """Options of `taco_llm license serve`."""
+
     host: str = flag("Address to listen on.", default="0.0.0.0")
-    port: int = flag("Port to listen on.", default=10080, parse=int)
+    port: int = flag("TCP port to listen on.", default=10080, parse=int)
     data_dir: str | None = flag(
-        "Directory of the license, the leases and the audit log. One server's alone. Default: "
-        "taco-license.",
+        "Directory of the license, the leases and the audit log. Each server needs its own. "
+        f"Default: {DATA_DIR}.",
         default=None,
-        metavar="DIRECTORY",
+        metavar="DIR",
     )
     redis_url: str | None = flag(
-        "Redis, in which several servers share what else stands in the directory: "
-        "redis://host:6379/0, rediss:// with TLS, or unix:///path.",
+        "URL of Redis, in which several license servers share the license, the leases and the "
+        "audit log instead of --data-dir: redis://host:6379/0, rediss:// with TLS, or "
+        "unix:///path.",
         default=None,
         metavar="URL",
     )
     redis_password_file: str | None = flag(
-        "File with the password of Redis, so that it need not stand in the URL.",
+        "File with the password of Redis. Use it to keep the password out of the URL.",
         default=None,
         metavar="FILE",
     )
     public_key: Sequence[str] = flag(
-        "Files with the public keys of those who may issue licenses for this server, and of nobody "
-        "else. Default: the project's two.",
+        "Files with the public keys of the issuers that this server trusts. Default: the two keys "
+        "of the TACO project.",
         default=(),
         several="extend",
         metavar="FILE",
     )
     admin_token_file: str | None = flag(
-        "File with a token. Whoever replaces the license must send it: Authorization: Bearer "
-        "TOKEN. Default: anybody may, who has a license.",
+        "File with a token that a client must send to replace the license (Authorization: Bearer "
+        "TOKEN). Default: no token, anyone with a newer license can replace it.",
         default=None,
         metavar="FILE",
     )
@@ -113,21 +124,27 @@ class ServeOptions:
 def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "license",
-        help="Issue licenses, and run the server that workers ask.",
-        description="Makes the keys of an issuer, issues licenses for GPUs, and runs the server "
-        "that says which GPUs may serve.",
+        help="Issue licenses, and run the license server.",
+        description="Makes the keys of an issuer, signs licenses for GPUs, and runs the license "
+        "server, which grants GPUs seats under a license.",
     )
     commands = parser.add_subparsers(dest="license_command", metavar="COMMAND", required=True)
-    _add_command(commands, "keygen", _keygen, KeyOptions, "Make an issuer's pair of keys.")
+    _add_command(
+        commands, "keygen", _keygen, KeyOptions, "Make the key pair of an issuer (Ed25519)."
+    )
     issue = _add_command(commands, "issue", _issue, IssueOptions, "Sign a license for GPUs.")
     issue.add_argument(
         "-o",
         "--output",
         metavar="FILE",
-        help="Where the license goes. Default: license-taco_APPID-CUSTOMER-TIME.dat.",
+        help="Output file of the license. Default: license-taco_APPID-CUSTOMER-TIME.dat.",
     )
     serve = _add_command(
-        commands, "serve", _serve, ServeOptions, "Run the license server, which workers ask."
+        commands,
+        "serve",
+        _serve,
+        ServeOptions,
+        "Run the license server, from which workers lease seats.",
     )
     add_config_argument(serve)
     add_flags(serve, "TLS between services", TlsArgs)
@@ -138,7 +155,8 @@ def _add_command(
     commands: Subparsers, name: str, command: Command, table: type, help_text: str
 ) -> Parser:
     parser = commands.add_parser(name, help=help_text, description=help_text)
-    add_flags(parser, "options", table)
+    parser.usage = f"taco_llm license {name} [options]"
+    add_flags(parser, "license", table)
 
     def run(parser: Parser, namespace: argparse.Namespace) -> int:
         values = collect(parser, namespace)
@@ -210,7 +228,10 @@ def _serve(values: dict[str, Any]) -> None:
         redis_timeout=REDIS_SECONDS,
     ).redis_config()
     if redis is not None and options.data_dir is not None:
-        raise ConfigurationError("--data-dir and --redis-url: a server has one of the two")
+        raise ConfigurationError(
+            "--data-dir and --redis-url contradict each other: a license server stores its "
+            "license in one of them"
+        )
     tls = TlsArgs(**given(TlsArgs, values)).tls_config(Role.LICENSE_SERVER)
     run_license_server(
         LicenseServerConfig(

@@ -1,4 +1,4 @@
-"""What the commands' parsers share: the model argument, --config, compatibility flags, merging."""
+"""Options that commands share: MODEL, --config, compatibility flags; and the merge of options."""
 
 import argparse
 import logging
@@ -15,7 +15,7 @@ from taco_proto.errors import ConfigurationError
 # The class takes a type argument only for type checkers.
 Subparsers: TypeAlias = "argparse._SubParsersAction[Parser]"
 
-# What main() needs to find the command, beside the options.
+# Entries of the parsed namespace that are not options: main() finds the command by them.
 _DISPATCH = frozenset(
     {
         "command",
@@ -32,21 +32,21 @@ LOGGER = logging.getLogger("taco.cli")
 
 
 def add_model_argument(parser: Parser) -> None:
-    """The positional MODEL; the flag --model says the same."""
+    """Adds the positional MODEL. The flag --model means the same."""
     parser.add_argument(
         "model_tag",
         metavar="MODEL",
         nargs="?",
-        help="Model: a directory, a Hugging Face hub id, or a bundled model such as demo.",
+        help="Model to serve: a directory, a Hugging Face hub id, or a bundled model such as demo.",
     )
 
 
 def add_scheduler_argument(parser: Parser, more: str = "") -> None:
-    """`more` is said of it behind what is true for every command."""
+    """Adds --scheduler; `more` is appended to its help."""
     parser.add_argument(
         "--scheduler",
         metavar="ADDRESS",
-        help=f"Address of the scheduler to dial, host:port or unix:/path.{more}",
+        help=f"Address of the scheduler to connect to, host:port or unix:/path.{more}",
     )
 
 
@@ -54,18 +54,18 @@ def add_config_argument(parser: Parser) -> None:
     parser.add_argument(
         "--config",
         metavar="FILE",
-        help="YAML file with options of this command, for example port: 8000. Flags on the command "
+        help="YAML file with options of this command, such as port: 8000. Flags on the command "
         "line override the file.",
     )
 
 
 def add_log_flags(parser: Parser) -> None:
-    """--log-format and --log-level; `collect` obeys them."""
+    """Adds --log-format and --log-level, which `collect` applies."""
     add_flags(parser, "logging", LogArgs)
 
 
 def add_compatibility_flags(parser: Parser) -> None:
-    """The flags of `COMPATIBILITY` that this command does not have itself."""
+    """Adds vLLM's flags of `COMPATIBILITY` that this command does not have itself."""
     group = parser.group(COMPATIBILITY_GROUP)
     for name, argument in COMPATIBILITY.items():
         flag = "--" + name.replace("_", "-")
@@ -85,13 +85,13 @@ def add_compatibility_flags(parser: Parser) -> None:
 
 
 def collect(parser: Parser, namespace: argparse.Namespace) -> dict[str, Any]:
-    """The options that were given; those of the command line win over the configuration file.
+    """Merges the options of the command line and of the configuration file.
 
-    Logging is set up as they say, before anything is logged.
+    The command line overrides the file. Logging is configured first, with the merged options.
 
     Raises:
-        ConfigurationError: the file is unusable, two models are named, or a flag asks for a
-            feature that is missing.
+        ConfigurationError: the file cannot be used, two models are given, or a flag asks for a
+            missing feature.
     """
     values = _options(vars(namespace))
     path = values.pop("config", None)
@@ -104,19 +104,19 @@ def collect(parser: Parser, namespace: argparse.Namespace) -> dict[str, Any]:
     drop_compatibility_arguments(
         {name: value for name, value in values.items() if name in foreign}, LOGGER
     )
-    # The text None means the default.
+    # The value None means the default.
     return {
         name: value for name, value in values.items() if name not in foreign and value is not None
     }
 
 
 def service_of(parser: Parser) -> str:
-    """The service that the parser's command runs, for its log."""
+    """The name in log lines of the service that the parser's command runs."""
     return parser.prog.removeprefix("taco_llm ")
 
 
 def _file_values(parser: Parser, path: str) -> dict[str, Any]:
-    # The file's own errors name the file, in the parser's one line.
+    # Errors in the file name the file.
     file_parser_name, parser.prog = parser.prog, f"{parser.prog}: {path}"
     try:
         values = vars(parser.parse_args(read_config_file(path)))
@@ -128,17 +128,19 @@ def _file_values(parser: Parser, path: str) -> dict[str, Any]:
 
 
 def _options(values: dict[str, Any]) -> dict[str, Any]:
-    """The options among `values`, the positional MODEL under the name of its flag."""
+    """The options in `values`; the positional MODEL becomes the option `model`."""
     values = {name: value for name, value in values.items() if name not in _DISPATCH}
     tag = values.pop("model_tag", None)
     if tag is not None:
         if values.get("model", tag) != tag:
-            raise ConfigurationError(f"two models are named: {tag} and {values['model']}")
+            raise ConfigurationError(
+                f"two models are given, {tag} and {values['model']}: give one of them"
+            )
         values["model"] = tag
     return values
 
 
 def require(values: dict[str, Any], name: str, message: str) -> None:
-    """Raises ConfigurationError with `message` where the option `name` was not given."""
+    """Raises ConfigurationError with `message` if the option `name` was not given."""
     if name not in values:
         raise ConfigurationError(message)

@@ -1,4 +1,4 @@
-"""`taco_llm scheduler`: the scheduler alone, for containers and several machines."""
+"""`taco_llm scheduler`: a single scheduler, for containers and several machines."""
 
 import argparse
 from dataclasses import replace
@@ -28,21 +28,22 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "scheduler",
         usage="taco_llm scheduler [options]",
-        help="Run the scheduler, which gateways and workers dial.",
-        description="Runs the scheduler alone. It decides which sequences run in the next step and "
-        "where their KV cache lives; gateways and workers dial it over gRPC.",
+        help="Run a scheduler, which gateways and workers connect to.",
+        description="Runs a single scheduler. It decides which sequences run in the next step and "
+        "where their KV cache lives. Gateways and workers connect to it over gRPC.",
     )
     parser.add_argument(
         "--listen",
         metavar="ADDRESS",
-        help="Address for gateways and workers to dial, host:port or unix:/path. "
+        help="Address that gateways and workers connect to, host:port or unix:/path. "
         f"Default: {DEFAULT_LISTEN}.",
     )
     parser.add_argument(
         "--advertise",
         metavar="ADDRESS",
-        help="Address at which gateways reach this scheduler, written to Redis for those that are "
-        "not told it. Default: --listen, where that is an address that others can reach.",
+        help="Address at which gateways reach this scheduler, host:port or unix:/path. The "
+        "scheduler registers it in --redis-url. Default: the address of --listen, if others can "
+        "reach it.",
     )
     add_config_argument(parser)
     add_flags(parser, "scheduling", SchedulerArgs)
@@ -71,21 +72,23 @@ def run(parser: Parser, namespace: argparse.Namespace) -> int:
 
 
 def advertised(listen: str, advertise: str | None, *, has_redis: bool) -> str | None:
-    """The address that gateways find in Redis; None: they find none.
+    """The address that the scheduler registers in Redis; None without Redis.
 
     Raises:
-        ConfigurationError: nobody else could reach the scheduler at it.
+        ConfigurationError: gateways could not reach the scheduler at that address.
     """
     if not has_redis:
         if advertise is not None:
-            raise ConfigurationError("--advertise needs --redis-url, where gateways look for it")
+            raise ConfigurationError(
+                "--advertise needs --redis-url, where the scheduler registers the address"
+            )
         return None
     if advertise is None:
         host = listen.rpartition(":")[0].strip("[]")
         if listen.startswith("unix:") or host in _NOT_REACHED:
             raise ConfigurationError(
-                f"gateways elsewhere cannot reach {listen}: with --redis-url give --advertise, the "
-                "host:port at which they can"
+                f"gateways on other machines cannot reach {listen}: with --redis-url also give "
+                "--advertise, a host:port that they can reach"
             )
         return listen
     if advertise.startswith("unix:/"):
@@ -94,7 +97,7 @@ def advertised(listen: str, advertise: str | None, *, has_redis: bool) -> str | 
     is_port = port.isascii() and port.isdigit() and 0 < int(port) < 65536
     if host.strip("[]") in EVERY_HOST or not is_port:
         raise ConfigurationError(
-            f"--advertise must be host:port or unix:/path, one that can be dialled, got "
+            "--advertise must be host:port with a host that gateways can reach, or unix:/path, got "
             f"{advertise!r}"
         )
     return advertise

@@ -36,12 +36,12 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     add_model_argument(parser)
     add_config_argument(parser)
+    add_flags(parser, "model", EngineArgs)
+    add_flags(parser, "replicas", ReplicaArgs)
     add_flags(parser, "HTTP and gRPC", GatewayArgs)
     add_flags(parser, "Redis", RedisArgs)
-    add_flags(parser, "replicas", ReplicaArgs)
     add_flags(parser, "TLS between services, and with the license server", TlsArgs)
     add_flags(parser, "TLS between services, and with the license server", PlaintextArgs)
-    add_flags(parser, "model", EngineArgs)
     add_log_flags(parser)
     add_compatibility_flags(parser)
     parser.set_defaults(run=run, parser=parser)
@@ -49,7 +49,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def run(parser: Parser, namespace: argparse.Namespace) -> int:
     values = collect(parser, namespace)
-    require(values, "model", "a model is needed: taco_llm serve MODEL")
+    require(values, "model", "MODEL is needed: taco_llm serve MODEL")
     engine = EngineArgs(**given(EngineArgs, values))
     gateway = GatewayArgs(**given(GatewayArgs, values))
     redis = RedisArgs(**given(RedisArgs, values)).redis_config()
@@ -67,10 +67,10 @@ def run(parser: Parser, namespace: argparse.Namespace) -> int:
 
 
 def _tls_config(args: TlsArgs, engine: EngineArgs, replicas: ReplicaArgs) -> TlsConfig | None:
-    """Of all services together: one certificate, which proves each of their roles.
+    """The TLS configuration of all services: one certificate proves each of their roles.
 
     Raises:
-        ConfigurationError: a file cannot be used, or a role is not proven.
+        ConfigurationError: a file cannot be used, or the certificate lacks a role.
     """
     tls = args.tls_config(Role.WORKER)
     if tls is not None and replicas.on_network:

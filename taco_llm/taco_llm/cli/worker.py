@@ -1,4 +1,4 @@
-"""`taco_llm worker`: one worker alone, for containers and several machines."""
+"""`taco_llm worker`: a single worker, for containers and several machines."""
 
 import argparse
 import os
@@ -27,16 +27,16 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "worker",
         usage="taco_llm worker MODEL --scheduler ADDRESS [options]",
-        help="Run a worker, which loads the model and dials the scheduler.",
-        description="Runs one worker alone. It loads the model, dials the scheduler and runs the "
-        "steps that the scheduler plans.",
+        help="Run a worker, which computes the model.",
+        description="Runs a single worker. It loads the model, connects to the scheduler and runs "
+        "the steps that the scheduler plans.",
     )
     add_model_argument(parser)
     add_scheduler_argument(parser)
     parser.add_argument(
         "--name",
         metavar="NAME",
-        help="Name of the worker in logs. Default: the host's name and the process id.",
+        help="Name of the worker in logs. Default: the host name and the process id.",
     )
     add_config_argument(parser)
     add_flags(parser, "model", EngineArgs, WORKER)
@@ -49,8 +49,8 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def run(parser: Parser, namespace: argparse.Namespace) -> int:
     values = collect(parser, namespace)
-    require(values, "model", "a model is needed: taco_llm worker MODEL")
-    require(values, "scheduler", "--scheduler is needed: the address of the scheduler")
+    require(values, "model", "MODEL is needed: taco_llm worker MODEL")
+    require(values, "scheduler", "--scheduler is needed, the address of the scheduler")
     name = values.get("name", f"{socket.gethostname()}-{os.getpid()}")
     config = EngineArgs(**given(EngineArgs, values)).worker_config(values["scheduler"], name)
     admin = AdminArgs(**given(AdminArgs, values))

@@ -1,4 +1,4 @@
-"""The arguments of `taco_llm chat` and `taco_llm complete`."""
+"""Arguments of `taco_llm chat` and `taco_llm complete`: server, API key, sampling."""
 
 import os
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from taco_proto.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientArgs:
-    """Where the server is, and how it is asked.
+    """Arguments of both commands.
 
     Raises:
         ConfigurationError: a value is out of range.
@@ -24,24 +24,24 @@ class ClientArgs:
         metavar="URL",
     )
     model_name: str | None = flag(
-        "Name of the model to ask. Without it the first model that the server lists.",
+        "Name of the model. Default: the first model of the server's /v1/models.",
         default=None,
         metavar="NAME",
     )
     api_key: str | None = flag(
-        "API key of the server. Without it the first key of the environment's TACO_API_KEY, or "
-        "VLLM_API_KEY, or OPENAI_API_KEY.",
+        "API key of the server. Default: the first key in the environment variable TACO_API_KEY, "
+        "VLLM_API_KEY or OPENAI_API_KEY.",
         default=None,
         metavar="KEY",
     )
     temperature: float | None = flag(
-        "Sampling temperature; 0 always takes the likeliest token. Without it the server's own.",
+        "Sampling temperature; 0 always picks the most likely token. Default: the server's.",
         default=None,
         parse=float,
-        metavar="TEMPERATURE",
+        metavar="NUMBER",
     )
     max_tokens: int | None = flag(
-        "Maximum tokens of an answer. Without it the server's own limit.",
+        "Maximum tokens of an answer. Default: the server's limit.",
         default=None,
         parse=int,
         metavar="TOKENS",
@@ -60,7 +60,7 @@ class ClientArgs:
         return keys[0] if keys else os.environ.get("OPENAI_API_KEY") or None
 
     def options(self) -> dict[str, Any]:
-        """The fields of a request that were given."""
+        """The sampling fields of a request that were given."""
         values = {"temperature": self.temperature, "max_tokens": self.max_tokens}
         return {name: value for name, value in values.items() if value is not None}
 
@@ -70,7 +70,7 @@ class ChatArgs(ClientArgs):
     """Arguments of `taco_llm chat`."""
 
     system_prompt: str | None = flag(
-        "Instructions for the model, which precede the conversation.",
+        "System prompt: instructions for the model before the conversation.",
         default=None,
         metavar="TEXT",
     )

@@ -31,7 +31,7 @@ def config_of(*argv: str) -> DrafterConfig:
     return DraftWorkerArgs(**given(DraftWorkerArgs, values)).drafter_config("host:7100", "d1")
 
 
-def test_without_flags_everything_is_at_its_default() -> None:
+def test_the_defaults_without_flags() -> None:
     config = config_of()
     assert config.model.model == str(find_model("demo-draft"))
     assert config.model.served_name == "demo-draft"
@@ -54,7 +54,7 @@ def test_every_flag_reaches_the_configuration(tmp_path: Path) -> None:
     assert (config.max_num_seqs, config.num_blocks) == (4, 5)
 
 
-def test_a_draft_model_on_a_hub_that_cannot_be_reached_is_one_line(
+def test_an_unreachable_hub_is_a_one_line_error(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with serve_hub({}) as (address, _):
@@ -68,7 +68,7 @@ def test_a_draft_model_on_a_hub_that_cannot_be_reached_is_one_line(
 @pytest.mark.parametrize(
     "name", ["max_model_len", "num_threads", "max_num_seqs", "num_gpu_blocks_override"]
 )
-def test_numbers_below_one_are_refused(name: str) -> None:
+def test_numbers_below_one_are_rejected(name: str) -> None:
     with pytest.raises(ConfigurationError, match=f"{name} must be an integer of at least 1"):
         DraftWorkerArgs(speculative_model="demo-draft", **{name: 0})  # type: ignore[arg-type]
 
@@ -78,13 +78,13 @@ def test_numbers_below_one_are_refused(name: str) -> None:
     [
         (["--scheduler", "x:1"], "--speculative-model is needed"),
         (["--speculative-model", "demo-draft"], "--scheduler is needed"),
-        (["--speculative-model", "", "--scheduler", "x:1"], "no speculative_model"),
+        (["--speculative-model", "", "--scheduler", "x:1"], "speculative_model is empty"),
         (["--speculative-model", "./no/where", "--scheduler", "x:1"], "does not exist"),
         (["--quantization", "awq"], "'awq' is not available; choose from int8, none"),
         (["--draft-backend", "cuda"], "'cuda' is not available; choose from kernels, ipex"),
     ],
 )
-def test_wrong_flags_are_one_line(
+def test_wrong_flags_are_a_one_line_error(
     argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     try:

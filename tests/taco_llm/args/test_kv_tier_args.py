@@ -40,7 +40,7 @@ def test_offload_takes_a_share_of_the_machines_memory_or_what_is_said(model: str
     half = worker_config(model, **on, cpu_prefill_memory_utilization=0.5)
     assert half.host_kv_bytes == int(0.5 * total)
     assert worker_config(model, **on, swap_space=1.5).host_kv_bytes == 3 * GIB // 2
-    assert not worker_config(model, **on, apc_offload_not_lazy=True).lazy_loads
+    assert not worker_config(model, **on, apc_offload_lazy=False).lazy_loads
 
 
 def test_workers_of_a_machine_divide_the_share_but_not_the_swap_space(model: str) -> None:
@@ -111,7 +111,7 @@ def test_swap_space_alone_offloads_nothing_and_says_so(
         ({"cpu_prefill_memory_utilization": 1.1}, "above 0 and at most 1, got 1.1"),
         ({"swap_space": -1.0}, "swap_space must be a number from 0 on, got -1.0"),
         ({"swap_space": float("nan")}, "swap_space must be a number from 0 on, got nan"),
-        ({"swap_space": 0.0, "enable_prefix_cache_offload": True}, "swap_space 0 contradict"),
+        ({"swap_space": 0.0, "enable_prefix_cache_offload": True}, "swap_space must be above 0"),
         ({"kv_disk_space": 0.0}, "kv_disk_space must be above 0, got 0.0"),
         ({"kv_disk_path": "/x"}, "kv_disk_path needs enable_prefix_cache_offload"),
         (
@@ -127,7 +127,7 @@ def test_swap_space_alone_offloads_nothing_and_says_so(
         ({"scheduler_delay_factor": float("inf")}, "must be a number from 0 on, got inf"),
     ],
 )
-def test_what_cannot_be_is_one_line(arguments: dict[str, object], message: str) -> None:
+def test_invalid_arguments_are_a_one_line_error(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message) as caught:
         EngineArgs(model="m", **arguments)  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)

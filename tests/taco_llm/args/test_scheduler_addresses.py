@@ -10,7 +10,7 @@ from taco_proto.errors import ConfigurationError
 
 
 @pytest.mark.parametrize("listen", ["10.0.0.5:7100", "scheduler-0:7100", "[fd00::1]:7100"])
-def test_an_address_that_others_reach_is_written_as_it_is(listen: str) -> None:
+def test_a_reachable_listen_address_is_advertised_unchanged(listen: str) -> None:
     assert advertised(listen, None, has_redis=True) == listen
     assert advertised(listen, None, has_redis=False) is None
 
@@ -19,14 +19,14 @@ def test_an_address_that_others_reach_is_written_as_it_is(listen: str) -> None:
     "listen",
     ["0.0.0.0:7100", ":7100", "[::]:7100", "127.0.0.1:7100", "localhost:7100", "unix:/run/s.sock"],
 )
-def test_an_address_that_others_do_not_reach_needs_another(listen: str) -> None:
+def test_an_unreachable_listen_address_needs_advertise(listen: str) -> None:
     with pytest.raises(ConfigurationError, match=f"cannot reach {listen[:4].replace('[', '.')}"):
         advertised(listen, None, has_redis=True)
     assert advertised(listen, "10.0.0.5:7100", has_redis=True) == "10.0.0.5:7100"
 
 
 @pytest.mark.parametrize("address", ["unix:/run/s.sock", "127.0.0.1:7100", "host.example:65535"])
-def test_whatever_can_be_dialled_may_be_given(address: str) -> None:
+def test_valid_advertised_addresses(address: str) -> None:
     assert advertised("0.0.0.0:7100", address, has_redis=True) == address
 
 
@@ -34,20 +34,25 @@ def test_whatever_can_be_dialled_may_be_given(address: str) -> None:
     "address",
     ["", "host", "host:", ":7100", "0.0.0.0:7100", "host:0", "host:65536", "unix:", "h:٣"],
 )
-def test_what_cannot_be_dialled_is_refused(address: str) -> None:
-    with pytest.raises(ConfigurationError, match="--advertise must be host:port or unix:/path"):
+def test_invalid_advertised_addresses_are_rejected(address: str) -> None:
+    with pytest.raises(
+        ConfigurationError,
+        match="--advertise must be host:port with a host that gateways can reach",
+    ):
         advertised("0.0.0.0:7100", address, has_redis=True)
 
 
-def test_advertising_needs_redis() -> None:
+def test_advertise_needs_redis() -> None:
     with pytest.raises(ConfigurationError, match="--advertise needs --redis-url"):
         advertised("0.0.0.0:7100", "10.0.0.5:7100", has_redis=False)
 
 
-def test_the_command_says_so_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unreachable_listen_address_is_a_one_line_error(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["scheduler", "--redis-url", "redis://127.0.0.1:1"]) == 2
     error = capsys.readouterr().err
-    assert "cannot reach 0.0.0.0:7100: with --redis-url give --advertise" in error
+    assert "cannot reach 0.0.0.0:7100: with --redis-url also give --advertise" in error
     assert "Traceback" not in error
 
 
@@ -58,7 +63,7 @@ def test_a_gateway_needs_an_address_or_redis(capsys: pytest.CaptureFixture[str])
     )
 
 
-def test_addresses_stand_between_commas() -> None:
+def test_scheduler_addresses_are_separated_by_commas() -> None:
     model = ModelConfig(model="m")
     config = GatewayArgs().gateway_config(model, "a:1,unix:/b")
     assert config.schedulers == ("a:1", "unix:/b")

@@ -46,28 +46,26 @@ def test_without_the_flags_there_is_no_tls() -> None:
     assert TlsArgs().tls_config(Role.WORKER, "unix:/any") is None
 
 
-def test_the_files_are_found_from_everywhere(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tls_paths_become_absolute(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(directory)
     relative = TlsArgs(tls_ca_file="ca.crt", tls_cert_file="worker.crt", tls_key_file="worker.key")
     assert relative.tls_config(Role.WORKER, ADDRESS) == tls_config(directory, Role.WORKER)
 
 
-def test_some_files_without_the_others_are_refused() -> None:
+def test_an_incomplete_set_of_tls_files_is_rejected() -> None:
     with pytest.raises(ConfigurationError, match="tls_key_file is missing"):
         TlsArgs(tls_ca_file="ca.crt", tls_cert_file="worker.crt")
 
 
 @pytest.mark.parametrize("role", COMMANDS)
-def test_a_service_does_not_start_without_its_own_role(
+def test_a_service_needs_a_certificate_with_its_role(
     role: Role, directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*COMMANDS[role], ADDRESS, *flags(directory, Role.CLIENT)]) == 2
     assert f"does not prove the role {role}: Hostname mismatch" in capsys.readouterr().err
 
 
-def test_serve_has_one_certificate_for_all_who_meet_on_a_network(
+def test_serve_needs_one_certificate_with_all_roles_on_a_network(
     directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["serve", "demo", "--scheduler-listen", ADDRESS, *flags(directory, Role.WORKER)]
@@ -75,14 +73,14 @@ def test_serve_has_one_certificate_for_all_who_meet_on_a_network(
     assert "worker.crt does not prove the role gateway" in capsys.readouterr().err
 
 
-def test_workers_of_serve_get_it_for_their_license_server(directory: Path) -> None:
+def test_workers_of_serve_get_tls_for_the_license_server(directory: Path) -> None:
     tls = tls_config(directory, Role.WORKER)
     (child,) = local_replicas(EngineArgs(model="demo"), "unix:/scheduler.sock", 1, tls)
     assert isinstance(child._config, WorkerConfig)
     assert child._config.tls == tls
 
 
-def test_a_service_elsewhere_is_told_by_flags(directory: Path) -> None:
+def test_ray_services_get_tls_files_as_flags(directory: Path) -> None:
     tls = tls_config(directory, Role.WORKER)
     worker = ray_replicas(
         EngineArgs(model="demo", device="cpu", num_threads=1),
@@ -97,7 +95,7 @@ def test_a_service_elsewhere_is_told_by_flags(directory: Path) -> None:
     assert args.tls_config(Role.WORKER, ADDRESS) == tls
 
 
-def test_a_license_server_does_not_start_without_its_own_role(
+def test_a_license_server_needs_a_certificate_with_its_role(
     directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["license", "serve", *flags(directory, Role.CLIENT)]) == 2
@@ -109,7 +107,7 @@ def test_a_unix_socket_has_no_tls(
     role: Role, directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*COMMANDS[role], "unix:/tmp/a.sock", *flags(directory, role)]) == 2
-    assert "unix:/tmp/a.sock is a Unix socket, on which there is no TLS" in capsys.readouterr().err
+    assert "unix:/tmp/a.sock is a Unix socket, which has no TLS" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -118,14 +116,14 @@ def test_a_unix_socket_has_no_tls(
 @pytest.mark.parametrize(
     "command", [["scheduler", "--listen"], ["serve", "demo", "--scheduler-listen"]]
 )
-def test_a_scheduler_does_not_listen_in_plaintext_where_others_reach_it(
+def test_a_scheduler_without_tls_must_not_listen_on_a_reachable_address(
     command: list[str], address: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if command[0] == "serve" and address[:3] in ("0.0", ":71", "[::"):
         address = "192.0.2.1:7100"  # it takes only addresses that can be dialled
     assert main([*command, address]) == 2
     error = capsys.readouterr().err
-    assert f"does not listen on {address} in plaintext" in error
+    assert f"must not listen on {address} without TLS" in error
     assert "--allow-insecure" in error
 
 
@@ -133,23 +131,23 @@ def test_the_default_address_of_a_scheduler_needs_certificates(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["scheduler"]) == 2
-    assert "does not listen on 0.0.0.0:7100 in plaintext" in capsys.readouterr().err
+    assert "must not listen on 0.0.0.0:7100 without TLS" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     "address", ["127.0.0.1:7100", "127.8.0.1:1", "localhost:7100", "[::1]:7100", "unix:/s"]
 )
-def test_plaintext_is_fine_where_only_this_machine_comes(address: str) -> None:
+def test_a_scheduler_without_tls_may_listen_on_a_private_address(address: str) -> None:
     PlaintextArgs().check(address, None)
 
 
-def test_plaintext_elsewhere_must_be_asked_for(
+def test_allow_insecure_permits_plaintext_with_a_warning(
     directory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     PlaintextArgs().check("0.0.0.0:7100", tls_config(directory, Role.SCHEDULER))
     assert not caplog.records
     PlaintextArgs(allow_insecure=True).check("0.0.0.0:7100", None)
-    assert "listens on 0.0.0.0:7100 in plaintext" in caplog.text
+    assert "listens on 0.0.0.0:7100 without TLS" in caplog.text
 
 
 def documented_commands(words: str) -> list[list[str]]:
@@ -161,7 +159,7 @@ def documented_commands(words: str) -> list[list[str]]:
     return [command[1:] for command in commands]
 
 
-def test_documented_schedulers_start_on_the_address_that_they_name() -> None:
+def test_documented_scheduler_commands_start() -> None:
     commands = documented_commands("taco_llm scheduler ")
     assert len(commands) >= 4
     for command in commands:

@@ -1,8 +1,9 @@
-"""The command line: one table of flags, one-line errors, a configuration file beneath the flags."""
+"""The command line: flags, one-line errors, the configuration file, help."""
 
 import argparse
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -60,6 +61,8 @@ def test_help_names_every_flag_with_a_sentence(
     assert exit_info.value.code == 0
     text = capsys.readouterr().out
     for action in subparser(command)._actions:
+        if action.help == argparse.SUPPRESS:  # a former name
+            continue
         assert action.help, f"{command} {action.dest} has no help"
         names = action.option_strings
         if isinstance(action, argparse.BooleanOptionalAction):
@@ -67,7 +70,7 @@ def test_help_names_every_flag_with_a_sentence(
         assert all(option in text for option in names)
 
 
-def test_help_explains_only_what_the_command_has(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_notes_match_the_flags_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     texts = {}
     for command in ("", "chat", "serve"):
         with pytest.raises(SystemExit):
@@ -77,6 +80,73 @@ def test_help_explains_only_what_the_command_has(capsys: pytest.CaptureFixture[s
     assert "--help=GROUP" in texts["chat"]
     assert "Every switch" not in texts["chat"]
     assert "Every switch" in texts["serve"]
+
+
+def shown_flags(command: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    with pytest.raises(SystemExit):
+        main(command.split())
+    return re.findall(r"^  (?:-\w, |-\w \S+, )?(--[\w-]+)", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_the_short_help_of_serve_shows_at_most_90_flags(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    short = shown_flags("serve --help", capsys)
+    assert 50 < len(short) <= 90
+    everything = shown_flags("serve --help=all", capsys)
+    assert set(short) < set(everything)
+    assert {"--redis-timeout", "--rope-theta", "--middleware"} <= set(everything) - set(short)
+    assert "--redis-timeout" in shown_flags("serve --help=redis", capsys)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_flag_has_a_clear_metavar(command: str) -> None:
+    for action in subparser(command)._actions:
+        if action.help == argparse.SUPPRESS or action.nargs == 0 or not action.option_strings:
+            continue
+        assert action.metavar or action.choices, f"{command} {action.dest}"
+
+
+@pytest.mark.parametrize(
+    ("command", "old", "new"),
+    [
+        ("serve m", "disable-log-stats", "log_stats"),
+        ("scheduler", "disable-log-stats", "log_stats"),
+        ("serve m", "apc-offload-not-lazy", "apc_offload_lazy"),
+        ("serve m", "disable-logprobs-during-spec-decoding", "logprobs_during_spec_decoding"),
+        ("bench serve", "disable-tqdm", "progress"),
+        ("bench latency m", "disable-tqdm", "progress"),
+    ],
+)
+def test_former_names_of_switches_still_work(
+    command: str, old: str, new: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    argv = command.split()
+    path = tmp_path / "config.yaml"
+    path.write_text(f"{old}: true\n")
+    for given_flags, expected in (
+        ([f"--{old}"], False),
+        ([f"--{old}=True"], False),
+        ([f"--{old.replace('-', '_')}", "false"], True),
+        ([f"--no-{old}"], True),
+        ([f"--no-{new.replace('_', '-')}"], False),
+        (["--config", str(path)], False),
+    ):
+        assert parse(*argv, *given_flags)[new] is expected, given_flags
+    assert f"--{old}" not in shown_flags(f"{command} --help=all", capsys)
+
+
+def test_former_names_of_arguments_still_work(tmp_path: Path) -> None:
+    old: dict[str, Any] = {"disable_log_stats": True, "apc_offload_not_lazy": None}
+    args = EngineArgs(model="demo", **old)
+    assert (args.log_stats, args.apc_offload_lazy, args.given) == (
+        False,
+        True,
+        {"model", "log_stats"},
+    )
+    both: dict[str, Any] = {"disable_log_stats": True, "log_stats": True}
+    with pytest.raises(TypeError, match="disable_log_stats is the former name of log_stats"):
+        EngineArgs(model="demo", **both)
 
 
 def test_serve_takes_every_field_of_the_tables() -> None:
@@ -96,7 +166,7 @@ def test_each_service_takes_its_own_flags_only() -> None:
     assert "model" not in flags_of("scheduler")
 
 
-def test_only_what_was_given_is_kept() -> None:
+def test_the_parse_holds_only_given_options() -> None:
     assert parse("serve", "demo", "--port", "9000", "--max_num_seqs=4") == {
         "model": "demo",
         "port": 9000,
@@ -104,14 +174,14 @@ def test_only_what_was_given_is_kept() -> None:
     }
 
 
-def test_switches_take_a_value_and_a_negation() -> None:
+def test_switches_accept_a_value_and_a_no_form() -> None:
     assert parse("serve", "m", "--enable-prefix-caching=False")["enable_prefix_caching"] is False
     assert parse("serve", "m", "--no-enable-prefix-caching")["enable_prefix_caching"] is False
     assert parse("serve", "m", "--enable-chunked-prefill=true")["enable_chunked_prefill"] is True
-    assert parse("serve", "--disable-log-stats", "m") == {"disable_log_stats": True, "model": "m"}
+    assert parse("serve", "--enforce-eager", "m") == {"enforce_eager": True, "model": "m"}
 
 
-def test_several_values() -> None:
+def test_flags_with_several_values() -> None:
     values = parse("serve", "m", "--api-key", "a", "--api-key=b", "--served-model-name", "x", "y")
     assert GatewayArgs(**given(GatewayArgs, values)).api_key == ("a", "b")
     assert EngineArgs(**given(EngineArgs, values)).served_model_name == ("x", "y")
@@ -119,19 +189,19 @@ def test_several_values() -> None:
     assert origins["allowed_origins"] == ("http://a", "http://b")
 
 
-def test_flags_win_over_the_file(tmp_path: Path) -> None:
+def test_flags_override_the_configuration_file(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(
         "model: m\nport: 9000\nserved_model_name: [a, b]\nenable-prefix-caching: false\n"
-        "disable-log-stats: true\nrope-scaling: {rope_type: linear, factor: 2.0}\ndtype: float\n"
+        "log-stats: false\nrope-scaling: {rope_type: linear, factor: 2.0}\ndtype: float\n"
     )
-    values = parse("serve", "--config", str(path), "--port", "9001", "--no-disable-log-stats")
+    values = parse("serve", "--config", str(path), "--port", "9001", "--log-stats")
     assert values == {
         "model": "m",
         "port": 9001,
         "served_model_name": ["a", "b"],
         "enable_prefix_caching": False,
-        "disable_log_stats": False,
+        "log_stats": True,
         "rope_scaling": {"rope_type": "linear", "factor": 2.0},
         "dtype": "float",
     }
@@ -148,7 +218,7 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
         ("model: other\n", ""),
     ],
 )
-def test_a_bad_file_is_one_line(
+def test_a_bad_configuration_file_is_a_one_line_error(
     content: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "config.yaml"
@@ -161,14 +231,14 @@ def test_a_bad_file_is_one_line(
     ("argv", "message"),
     [
         ([], "COMMAND"),
-        (["serve"], "a model is needed"),
+        (["serve"], "MODEL is needed"),
         (["serve", "demo", "--bogus"], "unrecognized arguments: --bogus"),
         (["serve", "demo", "--max-model", "5"], "unrecognized arguments"),
         (["serve", "demo", "--quantization", "awq"], "'awq' is not available; only int8 is"),
         (["serve", "demo", "--port", "x"], "invalid int value"),
         (["serve", "demo", "--port", "70000"], "port must be between"),
         (["serve", "demo", "--grpc-port", "8000"], "port and grpc_port are both 8000"),
-        (["serve", "demo", "--model", "other"], "two models are named"),
+        (["serve", "demo", "--model", "other"], "two models are given"),
         (["serve", "demo", "--enable-chunked-prefill=False"], "cannot be turned off"),
         (["serve", "demo", "--block-size", "7"], "7 is not available; choose from 8, 16, 32"),
         (["serve", "demo", "--max-num-seqs", "0"], "max_num_seqs must be an integer"),
@@ -179,7 +249,10 @@ def test_a_bad_file_is_one_line(
         (["scheduler", "--admin-port", "0"], "admin_port must be between 1 and 65535, got 0"),
         (["scheduler", "--admin-listen", "here"], "admin_listen must be host:port or"),
         (["scheduler", "--admin-listen", ":70000"], "admin_listen must be between 1 and 65535"),
-        (["serve", "demo", "--admin-port", "9", "--admin-listen", "unix:/x"], "say the same"),
+        (
+            ["serve", "demo", "--admin-port", "9", "--admin-listen", "unix:/x"],
+            "both set the admin listener",
+        ),
         (["serve", "demo", "--min-ready-workers", "0"], "min_ready_workers must be at least 1"),
         (["serve", "demo", "--queue-timeout", "0"], "queue_timeout must be above 0"),
         (["serve", "demo", "--drain-timeout", "inf"], "drain_timeout must be above 0"),
@@ -194,17 +267,17 @@ def test_a_bad_file_is_one_line(
         (["serve", "demo", "--cpu-offload-gb", "inf"], "cpu_offload_gb must be a number from 0"),
         (["serve", "demo", "--max-seq-len-to-capture", "0"], "max_seq_len_to_capture must be"),
         (["serve", "demo", "--skip-tokenizer-init", "--tokenizer", "x"], "contradict"),
-        (["serve", "demo", "--ssl-keyfile", "/no/such/file"], "does not exist"),
+        (["serve", "demo", "--ssl-keyfile", "/no/such/file"], "is not a file"),
         (["serve", "demo", "--config", "/no/such/file.yaml"], "cannot read"),
         (["serve", "/no/such/model"], "does not exist"),
         (["worker", "demo"], "--scheduler is needed"),
         (["sevre", "m"], "there is no command 'sevre'; did you mean serve?"),
         (["xyz"], "there is no command 'xyz'; choose from serve, chat, complete"),
         (["--help=http"], "--help=GROUP belongs to a command: taco_llm COMMAND --help=http"),
-        (["gateway", "--scheduler", "unix:/x"], "a model is needed"),
+        (["gateway", "--scheduler", "unix:/x"], "MODEL is needed"),
     ],
 )
-def test_a_wrong_command_is_one_line(
+def test_a_wrong_command_is_a_one_line_error(
     argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert_one_line_error(argv, message, capsys)
@@ -239,7 +312,7 @@ def test_api_keys_come_from_the_environment_unless_flags_give_some(
     assert GatewayArgs(api_key=("c",)).gateway_config(model, "unix:/x").api_keys == ("c",)
 
 
-def test_where_the_admin_listener_is(tmp_path: Path) -> None:
+def test_the_address_of_the_admin_listener(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     model = EngineArgs(model=str(tmp_path)).model_config()
     for args, default, expected, has_port in [
@@ -254,7 +327,7 @@ def test_where_the_admin_listener_is(tmp_path: Path) -> None:
         assert (config.admin_listen, config.has_admin_port) == (expected, has_port)
 
 
-def test_what_bounds_waiting_gets_to_the_services(tmp_path: Path) -> None:
+def test_queue_limits_reach_the_services(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     values = parse(
         *("serve", str(tmp_path), "--max-waiting-tokens", "77", "--api-key-file", "keys.json"),
@@ -270,7 +343,7 @@ def test_what_bounds_waiting_gets_to_the_services(tmp_path: Path) -> None:
     assert (config.min_ready_workers, config.share_prefix_cache) == (3, True)
 
 
-def test_where_redis_is_gets_to_gateway_and_scheduler(tmp_path: Path) -> None:
+def test_the_redis_url_reaches_gateway_and_scheduler(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     flags = [
         *("--redis-url", "rediss://me@host:6380/2", "--redis-password-file", "password"),
@@ -295,7 +368,9 @@ def test_where_redis_is_gets_to_gateway_and_scheduler(tmp_path: Path) -> None:
     assert RedisArgs().redis_config() is None
 
 
-def test_keys_stand_in_redis_or_elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_api_keys_come_from_redis_or_from_flags_but_not_both(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     (tmp_path / "config.json").write_text("{}")
     model = EngineArgs(model=str(tmp_path)).model_config()
     redis = RedisConfig(url="redis://host")
@@ -319,20 +394,20 @@ def test_keys_stand_in_redis_or_elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_p
     ("arguments", "message"),
     [
         ({"redis_url": "http://host"}, "must begin with redis://"),
-        ({"redis_url": "redis://:sesame-7@host:many"}, "is no URL"),
-        ({"redis_url": "unix://"}, "names no socket"),
+        ({"redis_url": "redis://:sesame-7@host:many"}, "is not a valid URL"),
+        ({"redis_url": "unix://"}, "must name a socket"),
         ({"redis_password_file": "f"}, "needs redis_url"),
         ({"redis_timeout": 0.0}, "redis_timeout must be above 0"),
         ({"redis_url": "redis://:sesame-7@host", "redis_password_file": "f"}, "names another"),
     ],
 )
-def test_wrong_ways_to_redis(arguments: dict[str, Any], message: str) -> None:
+def test_invalid_redis_arguments_are_rejected(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message) as caught:
         RedisArgs(**arguments)
     assert "sesame-7" not in str(caught.value)
 
 
-def test_configurations_carry_what_was_given(tmp_path: Path) -> None:
+def test_given_options_reach_the_configurations(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     args = EngineArgs(
         model=str(tmp_path), num_gpu_blocks_override=8, block_size=32, enable_prefix_caching=False
@@ -362,17 +437,17 @@ def test_the_long_prefill_threshold_reaches_the_scheduler(threshold: int | None)
     assert config.long_prefill_token_threshold == threshold
 
 
-def test_a_negative_long_prefill_threshold_is_refused() -> None:
+def test_a_negative_long_prefill_threshold_is_rejected() -> None:
     with pytest.raises(ConfigurationError, match="long_prefill_token_threshold must be an integer"):
         SchedulerArgs(long_prefill_token_threshold=-1)
 
 
-def test_a_folder_without_a_model_is_no_model(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"holds no config\.json"):
+def test_a_directory_without_config_json_is_not_a_model(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"contains no config\.json"):
         EngineArgs(model=str(tmp_path)).model_config()
 
 
-def test_a_reader_that_has_seen_enough_gets_no_traceback() -> None:
+def test_a_closed_pipe_ends_the_command_without_a_traceback() -> None:
     """As `taco_llm bench ... | head` does it."""
     read_end, write_end = os.pipe()
     os.close(read_end)
@@ -411,7 +486,7 @@ def test_the_first_process_of_a_container_can_be_ended_while_it_starts(
         ("unix:/run/taco", "127.0.0.1:9000"),
     ],
 )
-def test_an_admin_port_follows_the_listener(listen: str, expected: str) -> None:
+def test_a_schedulers_admin_port_uses_the_host_of_listen(listen: str, expected: str) -> None:
     assert AdminArgs(admin_port=9000).beside_listener(listen) == expected
     assert AdminArgs(admin_listen="unix:/a").beside_listener(listen) == "unix:/a"
     assert AdminArgs().beside_listener(listen) is None
@@ -427,7 +502,9 @@ def test_an_admin_port_follows_the_listener(listen: str, expected: str) -> None:
         ("scheduler:7100", ":9000"),  # a kubelet and Prometheus are elsewhere, too
     ],
 )
-def test_a_workers_admin_port_follows_its_link(scheduler: str, expected: str) -> None:
+def test_a_workers_admin_port_is_on_loopback_beside_a_local_scheduler(
+    scheduler: str, expected: str
+) -> None:
     assert AdminArgs(admin_port=9000).beside_link(scheduler) == expected
     assert AdminArgs(admin_listen="[::]:1").beside_link(scheduler) == "[::]:1"
     assert AdminArgs().beside_link(scheduler) is None

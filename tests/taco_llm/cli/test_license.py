@@ -97,7 +97,7 @@ def test_what_cannot_be_issued_is_said_in_one_line(
         (("--admin-token-file", "empty"), "holds no token"),
         (("--host", "192.0.2.1"), "cannot listen on 192.0.2.1"),
         (("--data-dir", "empty/data", "--port", "0"), "cannot write in empty/data"),
-        (("--data-dir", "data", "--redis-url", "redis://r"), "has one of the two"),
+        (("--data-dir", "data", "--redis-url", "redis://r"), "contradict each other"),
         (("--redis-url", "http://r"), "redis_url must begin with redis://"),
         (("--redis-url", "redis://r?no=1", "--port", "0"), "redis://r has an option that is none"),
         (
