@@ -1,10 +1,10 @@
-"""Makes the dashboards' JSON from the YAML files beside this one.
+"""Generates the Grafana dashboards' JSON from the YAML files in this folder.
 
     python deploy/dashboards/make_dashboards.py
 
-A file says what its panels show; the fields are those of `grafana.Panel`, and two words more.
-`percentiles: METRIC{@JOB}` stands for the queries of a histogram's median, 90th and 99th
-percentile. A board of a job ends with a row of what every service shows of its process.
+A file lists rows of panels; a panel's fields are those of `grafana.Panel`. In addition,
+`percentiles: METRIC{@JOB}` expands to queries of a histogram's 50th, 90th and 99th percentile.
+A dashboard with `job` ends with a row about the job's processes: CPU, memory, version.
 """
 
 import json
@@ -28,7 +28,7 @@ def main() -> None:
 
 
 def dashboards() -> dict[str, str]:
-    """The files' contents by their names."""
+    """Maps file names to their JSON."""
     boards = [read_board(path) for path in sorted(SOURCES.glob("*.yaml"))]
     return {
         f"{board.uid}.json": json.dumps(board.to_json(), indent=1, ensure_ascii=False) + "\n"
@@ -63,21 +63,21 @@ def _processes(job: str) -> Row:
         "Processes",
         [
             Panel(
-                title="Processor",
-                description="Cores that each process uses.",
+                title="CPU",
+                description="CPU cores used by each process.",
                 queries={"{{instance}}": f"rate(process_cpu_seconds_total{of}[$__rate_interval])"},
                 width=8,
             ),
             Panel(
                 title="Resident memory",
-                description="Memory of each process, without what a GPU holds.",
+                description="Resident memory of each process, without GPU memory.",
                 queries={"{{instance}}": f"process_resident_memory_bytes{of}"},
                 unit="bytes",
                 width=8,
             ),
             Panel(
                 title="Version",
-                description="What runs; several at once only while an upgrade is under way.",
+                description="Running versions. More than one is normal only during an upgrade.",
                 queries={"{{version}}": f"count by (version) (taco:build_info{of})"},
                 width=8,
             ),
