@@ -11,9 +11,9 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from taco_common.histogram import Histogram
+from taco_common.http_protocol import ConnectionCounts
 from taco_common.metrics import Families, exposition, process_registry
 from taco_common.tls import Role
-from taco_gateway.http.uvicorn_protocol import ConnectionCounts
 from taco_proto.config import TlsConfig
 
 _FIRST_TOKEN_BUCKETS = (

@@ -5,8 +5,8 @@ import logging
 import signal
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
 import grpc.aio
@@ -14,21 +14,23 @@ import uvicorn
 import uvloop
 from fastapi import FastAPI
 
-from taco_common.admin import ADMIN_SOCKET_MODE, warn_of_open_admin
+from taco_common.admin import ADMIN_SOCKET_MODE, serving_admin_app
+from taco_common.http_protocol import ConnectionLimits, http_protocol
+from taco_common.http_server import HttpServer
 from taco_common.listener import BACKLOG, EVERY_HOST, host_port, listen
 from taco_common.logging import configure_logging
-from taco_gateway.admin import admin_uvicorn_config
+from taco_gateway.admin import gateway_admin_app
 from taco_gateway.app import create_app
 from taco_gateway.engine.limited_client import LimitedClient
 from taco_gateway.engine.scheduler_client import SchedulerClient
 from taco_gateway.gateway import Gateway
 from taco_gateway.grpc_api.inference_service import start_inference_server
+from taco_gateway.http.connection_errors import connection_error
 from taco_gateway.http.file_descriptors import (
     DescriptorCheck,
     connections_within_limit,
     raise_descriptor_limit,
 )
-from taco_gateway.http.uvicorn_protocol import http_protocol
 from taco_gateway.text.tokenizer.loading import load_tokenizer
 from taco_gateway.text.tokenizer.tokenizer import Tokenizer
 from taco_proto.config import GatewayConfig
@@ -125,15 +127,9 @@ async def _serving_admin(gateway: Gateway, listener: socket.socket | None) -> As
     if listener is None:
         yield
         return
-    server = GatewayServer(admin_uvicorn_config(gateway))
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
-    logger.info("admin listener on %s", gateway.config.admin_listen)
-    warn_of_open_admin(logger, gateway.config.admin_listen or "")
-    try:
+    address = gateway.config.admin_listen or ""
+    async with serving_admin_app(gateway_admin_app(gateway), listener, address, logger):
         yield
-    finally:
-        server.should_exit = True
-        await serving
 
 
 async def _serve_until_signal(
@@ -206,20 +202,16 @@ async def _first_of(*parts: Awaitable[object]) -> None:
             future.cancel()
 
 
-class GatewayServer(uvicorn.Server):
-    """uvicorn, which leaves signals to its caller.
+class GatewayServer(HttpServer):
+    """The HTTP server of clients, which also reports when no file descriptor is left.
 
     Args:
-        descriptors: is checked every second; None: another server does that.
+        descriptors: checked every second; None: not checked.
     """
 
     def __init__(self, config: uvicorn.Config, descriptors: DescriptorCheck | None = None) -> None:
         super().__init__(config)
         self._descriptors = descriptors
-
-    @contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        yield
 
     async def on_tick(self, counter: int) -> bool:
         if self._descriptors is not None and counter % TICKS_PER_SECOND == 0:
@@ -235,8 +227,9 @@ def uvicorn_config(config: GatewayConfig, app: FastAPI) -> uvicorn.Config:
     result = uvicorn.Config(
         app,
         http=http_protocol(
-            max_connections=connections_within_limit(config.max_connections),
-            counts=gateway.metrics.connections,
+            ConnectionLimits(max_connections=connections_within_limit(config.max_connections)),
+            gateway.metrics.connections,
+            connection_error,
         ),
         ws="none",
         lifespan="on",

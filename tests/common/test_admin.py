@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from support.admin_pages import exchange, get
+from support.admin_pages import HEADERS, exchange, get
 from support.patience import PATIENCE_SECONDS
 from taco_common import admin
 from taco_common.admin import serving_admin
@@ -58,8 +58,8 @@ async def serving(directory: Path) -> AsyncIterator[Service]:
 
 async def test_probes_and_metrics(tmp_path: Path) -> None:
     async with serving(tmp_path) as service:
-        assert await service.get("/livez") == (200, b'{"alive": true}')
-        assert await service.get("/readyz?verbose") == (200, b'{"ready": true}')
+        assert await service.get("/livez") == (200, b'{"alive":true}')
+        assert await service.get("/readyz?verbose") == (200, b'{"ready":true}')
         assert await service.get("/metrics") == (200, b"x 1\n")
         service.reason = "draining"
         status, body = await service.get("/readyz")
@@ -73,8 +73,10 @@ async def test_what_is_not_there_and_what_is_no_request(tmp_path: Path) -> None:
         assert (await service.get("/"))[0] == 404
         assert (await service.get("/drain", "POST"))[0] == 404
         assert (await service.get("/metrics", "POST"))[0] == 405
-        assert b"Allow: GET" in await service.ask("HEAD /livez HTTP/1.1\r\n\r\n")
-        for request in ("\r\n\r\n", "GET /livez\r\n\r\n", "GET /livez SPDY/3\r\n\r\n"):
+        refused = await service.ask(f"PUT /livez HTTP/1.1\r\n{HEADERS}\r\n")
+        assert b"HTTP/1.1 405 " in refused
+        assert b"\r\nallow: " in refused
+        for request in ("GET /livez HTTP/1.1\r\n\r\n", "GET /livez SPDY/3\r\n\r\n"):
             assert (await service.ask(request)).startswith(b"HTTP/1.1 400 ")
         service.exposition = b""
         assert (await service.get("/metrics"))[0] == 500
@@ -94,20 +96,20 @@ async def test_a_long_page_arrives_whole_and_a_long_head_is_refused(tmp_path: Pa
 async def test_clients_that_say_nothing_are_cut_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(admin, "_HEAD_SECONDS", 0.05)
+    monkeypatch.setattr(admin, "_HEADER_SECONDS", 0.05)
     async with serving(tmp_path) as service:
         reader, _ = await service.connect()
         assert await all_of(reader) == b""
         reader, writer = await service.connect()
         writer.write(b"GET /livez")
-        assert await all_of(reader) == b""
+        assert (await all_of(reader)).startswith(b"HTTP/1.1 408 ")
 
 
 async def test_the_oldest_silent_client_gives_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admin, "_MAX_CONNECTIONS", 2)
-    monkeypatch.setattr(admin, "_HEAD_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr(admin, "_HEADER_SECONDS", PATIENCE_SECONDS)
     async with serving(tmp_path) as service:
         clients = [await service.connect() for _ in range(5)]
         (_, *_, (last, writer)) = clients
@@ -115,7 +117,7 @@ async def test_the_oldest_silent_client_gives_way(
             assert await all_of(reader) == b""
         assert (await service.get("/livez"))[0] == 200
         assert await all_of(clients[3][0]) == b""
-        writer.write(b"GET /livez HTTP/1.1\r\n\r\n")
+        writer.write(f"GET /livez HTTP/1.1\r\n{HEADERS}\r\n".encode())
         assert (await all_of(last)).startswith(b"HTTP/1.1 200 ")
 
 
@@ -126,7 +128,7 @@ async def test_clients_that_read_nothing_keep_others_out_for_a_while(
     async with serving(tmp_path) as service:
         service.exposition = b"x 1\n" * 1_000_000
         reader, writer = await service.connect()
-        writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
+        writer.write(f"GET /metrics HTTP/1.1\r\n{HEADERS}\r\n".encode())
         assert await reader.readexactly(8) == b"HTTP/1.1"
         second, _ = await service.connect()
         assert await all_of(second) == b""

@@ -36,7 +36,7 @@ def admin_of(address: str) -> str:
 
 
 async def drains(admin: str) -> bool:
-    return (await get(admin, "/readyz"))[1] == b'{"ready": false, "reason": "draining"}'
+    return (await get(admin, "/readyz"))[1] == b'{"ready":false,"reason":"draining"}'
 
 
 def wait_until_it_listens(process: subprocess.Popen[str]) -> None:

@@ -4,10 +4,12 @@ import asyncio
 
 from support.patience import PATIENCE_SECONDS
 
+HEADERS = "host: admin\r\nconnection: close\r\n"
+
 
 async def get(socket: str, path: str, method: str = "GET") -> tuple[int, bytes]:
     """Status and body."""
-    answer = await exchange(socket, f"{method} {path} HTTP/1.1\r\n\r\n".encode())
+    answer = await exchange(socket, f"{method} {path} HTTP/1.1\r\n{HEADERS}\r\n".encode())
     head, _, body = answer.partition(b"\r\n\r\n")
     return int(head.split()[1]), body
 

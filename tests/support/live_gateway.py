@@ -1,24 +1,30 @@
 """An application behind a real HTTP server on a port of this machine, in the test's own loop."""
 
 import asyncio
+import logging
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from support.gateway_app import App
 from support.patience import PATIENCE_SECONDS
-from taco_gateway.admin import admin_uvicorn_config
+from taco_common.admin import serving_admin_app
+from taco_gateway.admin import gateway_admin_app
 from taco_gateway.server import GatewayServer, uvicorn_config
+
+logger = logging.getLogger("tests")
 
 
 @asynccontextmanager
 async def serve(app: App, *, admin: bool = False) -> AsyncIterator[int]:
     """Gives the port. `admin`: of the admin listener."""
     listener = socket.create_server(("127.0.0.1", 0))
-    config = (
-        admin_uvicorn_config(app.gateway) if admin else uvicorn_config(app.gateway.config, app.app)
-    )
-    server = GatewayServer(config)
+    if admin:
+        admin_app = gateway_admin_app(app.gateway)
+        async with serving_admin_app(admin_app, listener, "127.0.0.1:0", logger):
+            yield listener.getsockname()[1]
+        return
+    server = GatewayServer(uvicorn_config(app.gateway.config, app.app))
     task = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         yield listener.getsockname()[1]

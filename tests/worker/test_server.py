@@ -281,7 +281,7 @@ async def test_a_worker_whose_device_has_failed_says_so_and_ends(
 
 
 async def waits_for_a_scheduler(admin: str) -> bool:
-    body = b'{"ready": false, "reason": "not attached to the scheduler"}'
+    body = b'{"ready":false,"reason":"not attached to the scheduler"}'
     return await get(admin, "/readyz") == (503, body)
 
 

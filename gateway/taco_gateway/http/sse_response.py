@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from taco_common.http_protocol import ABORT_EXTENSION
 from taco_gateway.api_errors import CLIENT_CLOSED_REQUEST, ApiError, as_api_error
 from taco_gateway.http.sse_chunks import PING, error_frame
-from taco_gateway.http.uvicorn_protocol import ABORT_EXTENSION
 from taco_gateway.metrics import GatewayMetrics
 from taco_gateway.request_log import note_failure
 

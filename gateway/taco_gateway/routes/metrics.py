@@ -17,14 +17,14 @@ logger = logging.getLogger("taco.gateway")
 @router.get("/metrics")
 @public
 async def metrics(request: Request) -> Response:
-    return await exposition(gateway_of(request))
+    return Response(await exposition(gateway_of(request)), media_type=CONTENT_TYPE_LATEST)
 
 
-async def exposition(gateway: Gateway) -> Response:
-    """Without the scheduler's part while that does not answer."""
+async def exposition(gateway: Gateway) -> bytes:
+    """Metrics of the gateway, and those of the scheduler if it answers."""
     scheduler = b""
     try:
         scheduler = (await gateway.client.stats()).prometheus
     except EngineError as error:
-        logger.warning("No metrics from the scheduler: %s", error.message)
-    return Response(gateway.metrics.exposition(scheduler), media_type=CONTENT_TYPE_LATEST)
+        logger.warning("no metrics from the scheduler: %s", error.message)
+    return gateway.metrics.exposition(scheduler)

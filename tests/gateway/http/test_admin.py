@@ -7,14 +7,14 @@ import pytest
 
 from support.gateway_app import App, AppMaker
 from support.scripted_engine import MODEL_INFO, replay
-from taco_gateway.admin import create_admin_app
+from taco_gateway.admin import gateway_admin_app
 from taco_gateway.engine.engine_client import EngineError, EngineStats
 
 TCP = "127.0.0.1:1"
 
 
 def admin_of(app: App) -> httpx.AsyncClient:
-    transport = httpx.ASGITransport(app=create_admin_app(app.gateway))
+    transport = httpx.ASGITransport(app=gateway_admin_app(app.gateway))
     return httpx.AsyncClient(transport=transport, base_url="http://admin")
 
 

@@ -9,8 +9,8 @@ from support.asgi import AsgiCall
 from support.gateway_app import AppMaker
 from support.patience import PATIENCE_SECONDS
 from support.scripted_engine import Hold, Script, Step, replay
+from taco_common.http_protocol import ABORT_EXTENSION
 from taco_gateway.engine.engine_client import SequenceUpdate
-from taco_gateway.http.uvicorn_protocol import ABORT_EXTENSION
 from taco_proto.requests import FinishReason, GenerateRequest
 
 CHAT = "/v1/chat/completions"

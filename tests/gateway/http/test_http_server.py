@@ -10,8 +10,8 @@ from support.gateway_app import MODEL, AppMaker
 from support.live_gateway import exchange, serve
 from support.patience import PATIENCE_SECONDS
 from support.scripted_engine import Hold, replay
+from taco_common import http_protocol
 from taco_gateway.engine.engine_client import EngineError, SequenceUpdate
-from taco_gateway.http import uvicorn_protocol
 from taco_gateway.text.tokenizer.tokenizer import Tokenizer
 from taco_proto.requests import FinishReason
 
@@ -81,7 +81,7 @@ async def test_a_client_that_goes_away_while_it_sends(
 
 
 async def test_headers_that_never_end(make_app: AppMaker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uvicorn_protocol, "HEADER_SECONDS", 0.05)
+    monkeypatch.setattr(http_protocol, "HEADER_SECONDS", 0.05)
     async with serve(make_app(replay([50]))) as port:
         assert status_and_error(await exchange(port, POST))[0] == 408
         assert await exchange(port, b"") == b""
@@ -90,7 +90,7 @@ async def test_headers_that_never_end(make_app: AppMaker, monkeypatch: pytest.Mo
 async def test_a_long_answer_outlives_the_limit_on_headers(
     make_app: AppMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(uvicorn_protocol, "HEADER_SECONDS", 1.0)  # enough for headers that do end
+    monkeypatch.setattr(http_protocol, "HEADER_SECONDS", 1.0)  # enough for headers that do end
     hold = Hold()
     last = SequenceUpdate(0, [50], finish_reason=FinishReason.LENGTH)
     app = make_app(lambda _: [hold, last])
@@ -190,13 +190,13 @@ async def test_a_client_that_does_not_read(
 ) -> None:
     """It is cut off although its connection stays open, and costs no more than the buffers."""
     transports: list[asyncio.Transport] = []
-    connection_made = uvicorn_protocol.GatewayHttpProtocol.connection_made
+    connection_made = http_protocol.BoundedHttpProtocol.connection_made
 
-    def note(protocol: uvicorn_protocol.GatewayHttpProtocol, transport: asyncio.Transport) -> None:
+    def note(protocol: http_protocol.BoundedHttpProtocol, transport: asyncio.Transport) -> None:
         transports.append(transport)
         connection_made(protocol, transport)
 
-    monkeypatch.setattr(uvicorn_protocol.GatewayHttpProtocol, "connection_made", note)
+    monkeypatch.setattr(http_protocol.BoundedHttpProtocol, "connection_made", note)
 
     def endless(_: object) -> list[SequenceUpdate]:
         return [SequenceUpdate(0, [50] * 4000) for _ in range(4000)]

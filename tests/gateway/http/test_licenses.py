@@ -7,7 +7,7 @@ import pytest
 
 from support.gateway_app import AppMaker
 from support.scripted_engine import MODEL_INFO, replay
-from taco_gateway.admin import Readiness
+from taco_gateway.admin import ReadinessCheck
 from taco_gateway.engine.engine_client import not_licensed
 from taco_proto.licenses import LICENSE_INVALID
 
@@ -56,5 +56,5 @@ async def test_load_balancers_stay_and_operators_hear_why(make_app: AppMaker) ->
     app = make_app(replay([5]), info=UNLICENSED)
     assert_refused(await app.http.get("/health"))
     reason = f"no worker has a license: {PROBLEM}"
-    assert await Readiness(app.gateway).check() == (True, reason)
+    assert await ReadinessCheck(app.gateway).check() == (True, reason)
     assert (await app.http.get("/v1/models")).status_code == 200

@@ -11,8 +11,8 @@ from support.gateway_app import App, AppMaker
 from support.live_gateway import exchange, serve
 from support.patience import PATIENCE_SECONDS, until
 from support.scripted_engine import Hold, replay
+from taco_common import http_protocol
 from taco_gateway.engine.engine_client import SequenceUpdate
-from taco_gateway.http import uvicorn_protocol
 from taco_gateway.http.file_descriptors import DescriptorCheck, connections_within_limit
 from taco_proto.requests import FinishReason
 
@@ -96,7 +96,7 @@ async def test_trailers_are_bounded(make_app: AppMaker, path: str, line: bytes) 
 
 
 async def test_trailers_over_the_limit_are_answered(make_app: AppMaker) -> None:
-    trailer = b"t: " + b"z" * uvicorn_protocol.MAX_TRAILER_BYTES + b"\r\n\r\n"
+    trailer = b"t: " + b"z" * http_protocol.MAX_TRAILER_BYTES + b"\r\n\r\n"
     async with serve(make_app(replay([50]))) as port:
         answer = await exchange(port, CHUNKED + b"\r\n" + CHUNK + b"0\r\n" + trailer)
         assert status_of(answer) == 431
@@ -170,7 +170,7 @@ async def test_an_encoded_slash_in_a_model_name(make_app: AppMaker) -> None:
 async def test_a_connection_ends_after_an_answer(
     make_app: AppMaker, monkeypatch: pytest.MonkeyPatch, rest: bytes, admin: bool
 ) -> None:
-    monkeypatch.setattr(uvicorn_protocol, "HEADER_SECONDS", 0.2)
+    monkeypatch.setattr(http_protocol, "HEADER_SECONDS", 0.2)
     path = b"/livez" if admin else b"/health"
     async with serve(make_app(replay([50])), admin=admin) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -185,7 +185,7 @@ async def test_a_pipelined_request_may_take_long(
     make_app: AppMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The time for a head does not run while the request behind an answered one is served."""
-    monkeypatch.setattr(uvicorn_protocol, "HEADER_SECONDS", 0.2)
+    monkeypatch.setattr(http_protocol, "HEADER_SECONDS", 0.2)
     first, second = Hold(), Hold()
     holds = iter([first, second])
     last = SequenceUpdate(0, [50], finish_reason=FinishReason.LENGTH)
@@ -207,7 +207,7 @@ async def test_a_pipelined_request_may_take_long(
 async def test_a_body_that_drips_on_after_its_answer(
     make_app: AppMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(uvicorn_protocol, "HEADER_SECONDS", 0.2)
+    monkeypatch.setattr(http_protocol, "HEADER_SECONDS", 0.2)
     async with serve(make_app(replay([50]))) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"POST /x HTTP/1.1\r\nhost: x\r\ncontent-length: 100000000\r\n\r\n")
@@ -228,7 +228,7 @@ async def test_an_answer_that_is_never_read(
     make_app: AppMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The bytes that do not fit into the sockets wait; the connection is closed, then reset."""
-    monkeypatch.setattr(uvicorn_protocol, "STALL_SECONDS", 0.3)
+    monkeypatch.setattr(http_protocol, "STALL_SECONDS", 0.3)
     app = make_app(replay([50] * 4000, FinishReason.LENGTH))
     body = json.dumps({"prompt": "x", "max_tokens": 500, "logprobs": 5}).encode()
     request = HEAD + b"content-length: %d\r\n\r\n" % len(body) + body
