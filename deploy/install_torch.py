@@ -1,10 +1,10 @@
-"""Installs torch into the environment of this interpreter: the CPU build, or PyPI's for GPUs.
+"""Installs torch into this interpreter's environment: the CPU build, or PyPI's CUDA build.
 
     .venv/bin/python deploy/install_torch.py --backend auto|cpu|cuda --constraint constraints.txt
 
-PyPI's torch for Linux is the CUDA build: it brings several GB of NVIDIA's libraries, which a
-machine without a GPU never loads. The CPU build comes from PyTorch's own index, which uv knows, or
-from the folders that pip is configured to look into (`PIP_FIND_LINKS`).
+PyPI's torch for Linux is the CUDA build. It needs several GB of NVIDIA libraries that a machine
+without a GPU never loads. The CPU build comes from PyTorch's own index, which uv knows, or from the
+folders in pip's configuration (`PIP_FIND_LINKS`).
 """
 
 import argparse

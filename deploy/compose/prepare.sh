@@ -1,9 +1,9 @@
 #!/bin/sh
-# Makes what compose.yaml mounts and no repository holds: passwords, an API key, certificates, and keys
-# to issue licenses with. What is there already stays, so it may be run again.
+# Creates the secrets that compose.yaml mounts: passwords, an API key, certificates, and a key pair to
+# issue licenses with. Existing files are kept, so you can run it again.
 #
-#   SECRETS  where they go; by default secrets/ beside this file
-#   TACO     the taco_llm command; by default that of the license server's image
+#   SECRETS  target directory (default: secrets/ beside this file)
+#   TACO     the taco_llm command (default: the one in the license server's image)
 set -eu
 umask 077
 cd "$(dirname "$0")"
@@ -31,8 +31,8 @@ issue license-server --host localhost # for curl on this machine
 test -e license.key || taco license keygen \
   --private-key "$SECRETS/license.key" --public-key "$SECRETS/license.pub"
 
-# Compose mounts a file as it is, and each image has a user of its own. So every user may read those
-# that are mounted, but on this machine only their owner gets into the directory.
+# Compose mounts files with their owner and mode, and the images' users do not exist on this machine. So
+# the mounted files are readable by all users, inside a directory that only its owner can open.
 for file in *; do
   case $file in
     ca.key | license.key) ;;

@@ -1,4 +1,4 @@
-"""Grafana's dashboard model, as far as the dashboards need it.
+"""Grafana's dashboard model: the subset that TACO's dashboards use.
 
 https://grafana.com/docs/grafana/latest/dashboards/build-dashboards/view-dashboard-json-model/
 """
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-SCHEMA_VERSION = 39  # of Grafana 11, which later ones migrate
+SCHEMA_VERSION = 39  # Grafana 11; later versions migrate it
 COLUMNS = 24
 STAT_HEIGHT, GRAPH_HEIGHT = 4, 8
 
@@ -21,10 +21,10 @@ class Panel:
     """A graph over time, or one number.
 
     Attributes:
-        queries: PromQL by legend, `value` for a stat. `@gateway` and the like stand for the
-            matchers of a job: see `Dashboard.expand`.
-        unit: one of Grafana's: short, s, percentunit, bytes, reqps, …
-        width: in columns, of 24.
+        queries: PromQL by legend; the legend of a stat is `value`. `@gateway`, `@scheduler`, …
+            expand to the matchers of a job: see `Dashboard.expand`.
+        unit: a Grafana unit: short, s, percentunit, bytes, reqps, …
+        width: in columns; a row has 24.
         kind: timeseries or stat.
         worse_from: where a stat turns red, if it does.
         better_from: where a stat turns green, if it does.
@@ -53,12 +53,12 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Dashboard:
-    """Rows of panels, and the variables that choose what they show.
+    """A dashboard: rows of panels, and variables that select instances, models and releases.
 
     Attributes:
-        job: whose instances can be chosen; empty: none can.
-        has_models: models can be chosen.
-        has_releases: releases of the Helm chart can be chosen.
+        job: the job whose instances a user can select; empty: no selection.
+        has_models: a user can select models.
+        has_releases: a user can select releases of the Helm chart.
     """
 
     uid: str
@@ -140,10 +140,10 @@ class Dashboard:
         }
 
     def expand(self, expr: str) -> str:
-        """The expression with the matchers of this dashboard's variables.
+        """Replaces `@job` in an expression by label matchers with this dashboard's variables.
 
-        `@scheduler` matches the job, and the instance too where it is the dashboard's own job.
-        Draft workers and license servers have no label of the model that is served.
+        `@scheduler` matches the job, and also the selected instances if it is the dashboard's own
+        job. Draft workers and license servers have no `model_name` label.
         """
         for name in ("draft-worker", "license-server", "gateway", "scheduler", "worker"):
             matchers = [f'job="taco-{name}"']
@@ -182,7 +182,7 @@ def _datasource_variable() -> Json:
 
 
 def _label_variable(name: str, label: str, query: str) -> Json:
-    """All of them unless some are chosen; series without the label are among all."""
+    """A variable that selects all values by default, including series without the label."""
     return {
         "name": name,
         "label": label,

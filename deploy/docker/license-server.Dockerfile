@@ -1,8 +1,8 @@
-# The license server: which GPUs may serve. No torch.
+# Image of the license server. No torch.
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm
 
-# These two stages are the same in every Dockerfile, so that a builder makes them once: the installer,
-# and one wheel of all services with the CPU kernels inside.
+# These two stages are the same in every Dockerfile, so a builder runs them once: the installer, and one
+# wheel of all services with the CPU kernels inside.
 FROM ${PYTHON_IMAGE} AS installer
 COPY constraints.txt /install/
 RUN pip install --no-cache-dir --constraint /install/constraints.txt uv \
@@ -19,7 +19,7 @@ COPY . .
 RUN uv build --wheel --out-dir /install
 
 FROM ${PYTHON_IMAGE}
-# No home but /tmp, which is writable where the root file system is not.
+# HOME is /tmp, which is writable when the root file system is read-only.
 RUN useradd --uid 10001 --user-group --no-log-init --no-create-home --home-dir /tmp \
         --shell /usr/sbin/nologin taco \
     && install --directory --owner=taco --group=taco /var/lib/taco-license

@@ -1,8 +1,8 @@
-# The scheduler: who runs in the next step, and where its KV lives. No torch.
+# Image of the scheduler: queue, batches and KV block management. No torch.
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm
 
-# These two stages are the same in every Dockerfile, so that a builder makes them once: the installer,
-# and one wheel of all services with the CPU kernels inside.
+# These two stages are the same in every Dockerfile, so a builder runs them once: the installer, and one
+# wheel of all services with the CPU kernels inside.
 FROM ${PYTHON_IMAGE} AS installer
 COPY constraints.txt /install/
 RUN pip install --no-cache-dir --constraint /install/constraints.txt uv \
@@ -19,7 +19,7 @@ COPY . .
 RUN uv build --wheel --out-dir /install
 
 FROM ${PYTHON_IMAGE}
-# No home but /tmp, which is writable where the root file system is not.
+# HOME is /tmp, which is writable when the root file system is read-only.
 RUN useradd --uid 10001 --user-group --no-log-init --no-create-home --home-dir /tmp \
         --shell /usr/sbin/nologin taco
 RUN --mount=type=bind,from=wheel,source=/install,target=/mnt \
@@ -39,6 +39,6 @@ EXPOSE 7100 9000
 HEALTHCHECK --interval=10s --timeout=5s --start-period=30s \
     CMD ["python", "-c", "from urllib.request import urlopen; urlopen('http://127.0.0.1:9000/livez', timeout=3)"]
 ENTRYPOINT ["taco_llm"]
-# It starts only with certificates (--tls-ca-file, --tls-cert-file, --tls-key-file) or with
-# --allow-insecure added: an image whose default trusts every network would be worse.
+# The scheduler starts only with certificates (--tls-ca-file, --tls-cert-file, --tls-key-file) or with
+# --allow-insecure. The default image must not trust every network.
 CMD ["scheduler", "--listen", "0.0.0.0:7100", "--admin-port", "9000"]

@@ -1,8 +1,8 @@
-# The worker for CPUs.
+# Image of the CPU worker.
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm
 
-# These two stages are the same in every Dockerfile, so that a builder makes them once: the installer,
-# and one wheel of all services with the CPU kernels inside.
+# These two stages are the same in every Dockerfile, so a builder runs them once: the installer, and one
+# wheel of all services with the CPU kernels inside.
 FROM ${PYTHON_IMAGE} AS installer
 COPY constraints.txt /install/
 RUN pip install --no-cache-dir --constraint /install/constraints.txt uv \
@@ -19,11 +19,11 @@ COPY . .
 RUN uv build --wheel --out-dir /install
 
 FROM ${PYTHON_IMAGE}
-# No home but /tmp, which is writable where the root file system is not.
+# HOME is /tmp, which is writable when the root file system is read-only.
 RUN useradd --uid 10001 --user-group --no-log-init --no-create-home --home-dir /tmp \
         --shell /usr/sbin/nologin taco \
     && install --directory --owner=taco --group=taco /models-cache
-# torch first and in a layer of its own: it is nearly all of the image, and changes seldom.
+# torch has its own layer: it is most of the image and rarely changes.
 ARG UV_TORCH_BACKEND=cpu
 RUN --mount=type=bind,from=installer,source=/install,target=/mnt \
     /mnt/uv pip install --system --no-cache --compile-bytecode --constraint /mnt/constraints.txt \

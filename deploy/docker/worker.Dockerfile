@@ -1,9 +1,9 @@
-# The worker for NVIDIA GPUs. The base is the slim one, since torch's wheels bring CUDA along: an
-# image of NVIDIA's would hold it twice. The driver comes from the host (NVIDIA's container toolkit).
+# Image of the worker for NVIDIA GPUs. The base has no CUDA, because torch's wheels include it. The driver
+# comes from the host (NVIDIA's container toolkit).
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm
 
-# These two stages are the same in every Dockerfile, so that a builder makes them once: the installer,
-# and one wheel of all services with the CPU kernels inside.
+# These two stages are the same in every Dockerfile, so a builder runs them once: the installer, and one
+# wheel of all services with the CPU kernels inside.
 FROM ${PYTHON_IMAGE} AS installer
 COPY constraints.txt /install/
 RUN pip install --no-cache-dir --constraint /install/constraints.txt uv \
@@ -20,15 +20,15 @@ COPY . .
 RUN uv build --wheel --out-dir /install
 
 FROM ${PYTHON_IMAGE}
-# Triton compiles a small C launcher for each kernel when it first runs.
+# Triton compiles a C launcher for each kernel at its first run, so the image needs a compiler.
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends gcc libc6-dev \
     && rm -rf /var/lib/apt/lists/*
-# No home but /tmp, which is writable where the root file system is not.
+# HOME is /tmp, which is writable when the root file system is read-only.
 RUN useradd --uid 10001 --user-group --no-log-init --no-create-home --home-dir /tmp \
         --shell /usr/sbin/nologin taco \
     && install --directory --owner=taco --group=taco /models-cache
-# torch first and in a layer of its own: it is nearly all of the image, and changes seldom.
+# torch has its own layer: it is most of the image and rarely changes.
 RUN --mount=type=bind,from=installer,source=/install,target=/mnt \
     /mnt/uv pip install --system --no-cache --compile-bytecode --constraint /mnt/constraints.txt \
         torch

