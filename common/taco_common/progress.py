@@ -41,6 +41,7 @@ class ProgressDisplay:
     def close(self) -> None:
         if self._bar is not None:
             self._bar.close()
+            sys.stderr.write("\r")  # tqdm does so only after the bar of the first row
 
     def _show_bar(self, done: int, total: int) -> None:
         if self._bar is None:

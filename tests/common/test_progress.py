@@ -24,10 +24,20 @@ PROGRAM = (
 )
 
 
-def test_a_terminal_has_a_bar() -> None:
+TWO_BARS = (
+    "from taco_common.progress import ProgressDisplay\n"
+    "first, second = ProgressDisplay('first'), ProgressDisplay('second')\n"
+    "first.show(1, 2)\n"
+    "second.show(1, 2)\n"
+    "first.close()\n"
+    "second.close()\n"
+)
+
+
+def shown_on_a_terminal(program: str) -> bytes:
+    """What the program writes to standard error where that is a terminal."""
     terminal, end = pty.openpty()
     termios.tcsetwinsize(end, (24, 80))
-    program = PROGRAM.format(format="text", supervised=False)
     process = subprocess.Popen([sys.executable, "-c", program], stderr=end)
     os.close(end)
     shown = b""
@@ -38,7 +48,17 @@ def test_a_terminal_has_a_bar() -> None:
         pass
     os.close(terminal)
     assert process.wait(PATIENCE_SECONDS) == 0
-    assert b"loading weights:" in shown
+    return shown
+
+
+def test_a_terminal_has_a_bar() -> None:
+    assert b"loading weights:" in shown_on_a_terminal(
+        PROGRAM.format(format="text", supervised=False)
+    )
+
+
+def test_a_line_after_two_bars_starts_in_the_first_column() -> None:
+    assert shown_on_a_terminal(TWO_BARS).endswith(b"\r")
 
 
 def test_a_supervisor_gets_events() -> None:
