@@ -1,6 +1,6 @@
 """Draws the README's chart of TACO beside other engines from bench/results/peers_*.json.
 
-    python bench/pictures/peers_chart.py      # writes docs/images/peers-{light,dark}.svg
+    python -m bench.pictures.peers_chart      # writes docs/images/peers-{light,dark}.svg
 
 A bar is the median of the runs, the line across its end reaches from the lowest to the highest run.
 The ratio is TACO / peer over pairs of neighbouring runs, with its 95% interval.
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pictures.svg import SANS, SCHEMES, Scheme, document, element, text
+from bench.pictures.svg import SANS, SCHEMES, Scheme, document, element, text
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "bench" / "results"
@@ -244,7 +244,7 @@ def _notes(records: Sequence[Record]) -> tuple[str, str]:
         f"{when}, {cpu}, {threads} threads of {cores} cores ({sets}) of a shared machine, "
         f"shape of {name} with random weights. No GPU.",
         f"Bar: median of {pairs[0]} to {pairs[-1]} runs. Line: lowest to highest run. "
-        "Bold ratio: TACO / peer, 95% interval of paired runs. bench/compare_peers.py",
+        "Bold ratio: TACO / peer, 95% interval of paired runs. python -m bench.peers.compare",
     )
 
 

@@ -4,15 +4,16 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
-from pictures.peers_chart import IMAGES, PANELS, RESULTS, chart
-from pictures.svg import SCHEMES, Scheme
+
+from bench.pictures.peers_chart import IMAGES, PANELS, RESULTS, chart
+from bench.pictures.svg import SCHEMES, Scheme
 
 by_scheme = pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name)
 
 
 @by_scheme
 def test_the_committed_chart_shows_the_recorded_results(scheme: Scheme) -> None:
-    """Else: python bench/pictures/peers_chart.py."""
+    """Else: python -m bench.pictures.peers_chart."""
     assert (IMAGES / f"peers-{scheme.name}.svg").read_text() == chart(RESULTS, scheme)
 
 
