@@ -80,12 +80,9 @@ serve: kernels
 test: test-tools install $(HELM)
 	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --maxprocesses 8 --dist worksteal $(ARGS)
 
-# Tests that start no process and load no model: about a minute on two cores.
-QUICK := tests/proto tests/common tests/scheduler tests/gateway/text tests/gateway/engine tests/worker/sampling tests/bench \
-	tests/taco_llm/args/test_compatibility.py --ignore=tests/scheduler/kv/test_state_machine.py \
-	--ignore=tests/scheduler/test_any_schedule.py --ignore=tests/scheduler/test_process.py --ignore=tests/bench/gpu/test_dry_run.py
-quick: install
-	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --maxprocesses 8 --dist worksteal --quiet $(QUICK) $(ARGS)
+# Tests without the markers process, kernels and slow (pyproject.toml): less than a minute on two cores.
+quick: $(STAMP)
+	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --maxprocesses 8 --dist worksteal --quiet --quick $(ARGS)
 
 # Tests that need no torch, under another Python: make check-python PYTHON=python3.12
 OTHER_VENV = build/$(notdir $(PYTHON))

@@ -1,5 +1,6 @@
 """Settings of the whole test suite."""
 
+import functools
 import logging
 import os
 import signal
@@ -12,7 +13,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from taco_common.logging import ServiceHandler
-from taco_kernels import build
 
 if TYPE_CHECKING:
     from support.redis_server import RedisServer
@@ -33,9 +33,63 @@ settings.register_profile("long", max_examples=5000, **_COMMON)  # type: ignore[
 settings.load_profile(os.environ.get("TACO_HYPOTHESIS_PROFILE", "ci"))
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _cpu_kernels_are_built() -> None:
+# Markers that every test of a folder has; others stand in the modules. See pyproject.toml.
+FOLDER_MARKERS = {
+    "chaos": ("process", "kernels"),
+    "demo": ("kernels",),
+    "deploy": ("process",),
+    "draft_cpu": ("kernels",),
+    "e2e": ("process", "kernels"),
+    "examples": ("process", "kernels"),
+    "kernels": ("kernels",),
+    "worker": ("kernels",),
+}
+NOT_QUICK = frozenset({"process", "kernels", "slow"})
+_TESTS = Path(__file__).parent
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--quick",
+        action="store_true",
+        help="run only tests without the markers process, kernels and slow",
+    )
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With --quick, folders without a quick test are not imported: that takes most of the time."""
+    if config.getoption("quick") and NOT_QUICK.intersection(_folder_markers(collection_path)):
+        return True
+    return None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        for marker in _folder_markers(item.path):
+            item.add_marker(marker)
+    if config.getoption("quick"):
+        quick = [item for item in items if not any(map(item.get_closest_marker, NOT_QUICK))]
+        config.hook.pytest_deselected(items=[item for item in items if item not in set(quick)])
+        items[:] = quick
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("kernels"):
+        _build_cpu_kernels()
+
+
+def _folder_markers(path: Path) -> tuple[str, ...]:
+    folder, *_ = path.relative_to(_TESTS).parts or ("",)
+    return FOLDER_MARKERS.get(folder, ())
+
+
+@functools.cache
+def _build_cpu_kernels() -> None:
     """Workers take the library as they find it, and torch where it is not of these sources."""
+    from taco_kernels import build  # most tests need no kernels
+
     try:
         build.build()
     except build.KernelBuildError as error:

@@ -23,6 +23,8 @@ from taco_common.logging import (
     render,
 )
 
+pytestmark = pytest.mark.process
+
 TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}[+-]\d\d:\d\d"
 
 

@@ -14,6 +14,8 @@ from support.patience import PATIENCE_SECONDS
 from taco_common import progress
 from taco_common.progress import Progress
 
+pytestmark = pytest.mark.process
+
 PROGRAM = (
     "from taco_common.logging import LogConfig, configure_logging\n"
     "from taco_common.progress import Progress\n"

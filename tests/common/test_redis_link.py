@@ -20,6 +20,8 @@ from taco_llm.certificates import issue
 from taco_proto.config import RedisConfig
 from taco_proto.errors import ConfigurationError
 
+pytestmark = pytest.mark.process
+
 SCRIPT = "return {ARGV[1], redis.call('GET', KEYS[1])}"
 
 

@@ -13,6 +13,8 @@ from taco_common.tls import Role, check_files
 from taco_llm.certificates import issue
 from taco_proto.errors import ConfigurationError
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -5,6 +5,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
@@ -14,6 +15,8 @@ from support.licenses import gpu_names, make_license, signed
 from support.redis_server import RedisServer
 from taco_license.errors import LeaseRefusedError
 from taco_license.ledger.leases import LEASE_SECONDS
+
+pytestmark = pytest.mark.process
 
 GPUS = gpu_names(6)
 LICENSED = 5

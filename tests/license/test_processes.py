@@ -20,6 +20,8 @@ from support.serving import free_port
 from taco_license.document.issue import issue
 from taco_license.document.license_file import Gpu
 
+pytestmark = pytest.mark.process
+
 PORT = 10080  # of the documents, and the default
 FILE = "license-taco_1234-leolingli-20240906104354.dat"
 # As they stand in TACO's documents, but for `kubectl`, which says the address.

@@ -22,6 +22,8 @@ from taco_proto.steps import WorkerInfo
 from taco_scheduler.speculation import draft_length_controller
 from taco_scheduler.state.sequence import sequence_seed
 
+pytestmark = pytest.mark.slow
+
 BLOCK_SIZE = 4
 POISON = 63  # workers fail a row that has computed this token, if they are told to
 LARGE_POOL = 12  # blocks that hold the longest prompt and answer

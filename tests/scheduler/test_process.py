@@ -17,6 +17,8 @@ from support.fake_worker import FakeWorker
 from support.grpc_peers import GatewayPeer, WorkerPeer, background, dial
 from support.patience import PATIENCE_SECONDS, until
 
+pytestmark = pytest.mark.process
+
 PROGRAM = """
 import sys
 from taco_proto.config import SchedulerConfig

@@ -7,6 +7,8 @@ import pytest
 
 from support.patience import PATIENCE_SECONDS
 
+pytestmark = pytest.mark.process
+
 WITHOUT_BOTH = (
     "import sys\n"
     "class Neither:\n"

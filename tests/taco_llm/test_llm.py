@@ -19,6 +19,8 @@ from support.patience import PATIENCE_SECONDS, wait_until
 from taco_llm import LLM, AsyncLLMEngine, EngineArgs, RequestOutput, SamplingParams
 from taco_proto.errors import ConfigurationError, InvalidParameterError
 
+pytestmark = pytest.mark.kernels
+
 ENGINE: dict[str, Any] = {"num_gpu_blocks_override": 256, "num_threads": 1, "max_num_seqs": 8}
 GREEDY = SamplingParams(temperature=0, max_tokens=6)
 

@@ -9,6 +9,8 @@ import pytest
 from support.checkpoints import make_checkpoint
 from taco_llm import LLM, RequestOutput, SamplingParams
 
+pytestmark = pytest.mark.kernels
+
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 PROMPTS = [[random.Random(seed).randrange(3, 384) for _ in range(70)] for seed in range(8)]
 # Full blocks of 16 of a prompt, and all that it ever needs.

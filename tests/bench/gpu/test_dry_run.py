@@ -10,6 +10,8 @@ import pytest
 
 from bench.gpu.harness import report
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).parents[3]
 
 # Some figures of each part.

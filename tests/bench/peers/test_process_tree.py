@@ -11,6 +11,8 @@ import pytest
 from bench.peers.process_tree import ProcessTree
 from support.patience import wait_until
 
+pytestmark = pytest.mark.process
+
 ECHO = "import sys\nfor line in sys.stdin: print(line, end='', flush=True)"
 GROW = "import sys\nfor line in sys.stdin: bytearray(int(line)); print('done', flush=True)"
 # Engines start workers: the answers come from a child.

@@ -23,6 +23,8 @@ from taco_llm.cli.main import main
 from taco_proto.errors import ConfigurationError
 from taco_proto.requests import LOW_PRIORITY, Tenant
 
+pytestmark = pytest.mark.process
+
 LIMITS = st.integers(0, 2**31 - 1)
 
 

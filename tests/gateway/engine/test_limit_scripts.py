@@ -13,6 +13,8 @@ from taco_proto.limits import Limit
 from taco_proto.requests import Tenant
 from taco_scheduler.admission.rate_limits import TokenBucket
 
+pytestmark = pytest.mark.process
+
 START_MS = 1_700_000_000_000
 # Of rounding: the scripts let in what is a millisecond early.
 CLOSE_MS = 2.0

@@ -28,6 +28,8 @@ from taco_scheduler.server import advertiser as advertiser_module
 from taco_scheduler.server.advertiser import Advertiser
 from taco_scheduler.server.service import SchedulerService
 
+pytestmark = pytest.mark.process
+
 NUM_BLOCKS = worker_info().num_blocks
 
 

@@ -21,6 +21,8 @@ from taco_proto.limits import Limit
 from taco_proto.requests import ANYBODY, GenerateRequest, Tenant
 from taco_proto.sampling_params import SamplingParams
 
+pytestmark = pytest.mark.process
+
 
 @dataclass(frozen=True)
 class Gateway:

@@ -22,6 +22,8 @@ from taco_gateway.sandbox.process_pool import _LimitedProcess
 from taco_gateway.text.request_checks import CheckedTokenIds
 from taco_proto.requests import ModelInfo
 
+pytestmark = pytest.mark.slow
+
 CHAT_PATH, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 TEXT = {"type": "text", "text": "a"}
 

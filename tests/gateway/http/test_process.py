@@ -24,6 +24,8 @@ from taco_proto.steps import StepOutput, StepPlan
 from taco_scheduler.server.grpc_server import SchedulerServer
 from taco_scheduler.server.service import SchedulerService
 
+pytestmark = pytest.mark.process
+
 PROGRAM = """
 import json, sys
 from taco_gateway.server import run_gateway

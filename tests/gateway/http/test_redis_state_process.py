@@ -25,6 +25,8 @@ from taco_llm.args.flags import GATEWAY
 from taco_proto.config import GatewayConfig, ModelConfig
 from taco_proto.requests import Tenant
 
+pytestmark = pytest.mark.process
+
 BODY = {"prompt": "x", "max_tokens": 3, "ignore_eos": True}
 # A request waits so long, twice, when Redis begins to hang; a machine that is busy needs less.
 REDIS_SECONDS = 1.0

@@ -224,6 +224,7 @@ async def test_a_body_that_drips_on_after_its_answer(
         writer.close()
 
 
+@pytest.mark.slow
 async def test_an_answer_that_is_never_read(
     make_app: AppMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

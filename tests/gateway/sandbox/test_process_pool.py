@@ -12,6 +12,8 @@ import support
 from support.patience import PATIENCE_SECONDS
 from taco_gateway.sandbox.process_pool import ProcessLostError, ProcessPool
 
+pytestmark = pytest.mark.process
+
 TESTS = str(Path(next(iter(support.__path__))).parent)
 MakePool = Callable[..., ProcessPool]
 

@@ -19,6 +19,8 @@ from taco_gateway.text.tokenizer.tokenizer_error import TokenizerError
 from taco_proto.config import ModelConfig
 from taco_proto.errors import ConfigurationError
 
+pytestmark = pytest.mark.process
+
 ODD_PATTERN = r"\p{L}+(?=\p{L})|\p{L}|\P{L}+"  # harmless, and not known to be
 
 

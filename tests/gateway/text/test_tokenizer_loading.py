@@ -14,6 +14,8 @@ from taco_gateway.text.tokenizer.tokenizer import FastTokenizer, SlowTokenizer, 
 from taco_proto.config import ModelConfig
 from taco_proto.errors import ConfigurationError
 
+pytestmark = pytest.mark.process
+
 TEXTS = ["", "The quick brown fox", "  two  spaces\n", "é🦊 <|im_start|>x<|im_end|>", "<s>a</s>"]
 
 

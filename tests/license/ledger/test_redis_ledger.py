@@ -19,6 +19,8 @@ from taco_license.ledger.redis_scripts import SEATS, STATE
 from taco_license.server.app import create_app
 from taco_license.server.service import LicenseService
 
+pytestmark = pytest.mark.process
+
 ONE, TWO, THREE, FOUR = gpu_names(4)
 NO_LIMIT_BYTES, NO_ROOM_BYTES = 0, 1
 DOCUMENTATION = Path(__file__).parents[3] / "docs" / "license.md"

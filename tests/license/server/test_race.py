@@ -8,10 +8,14 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
+import pytest
+
 from support.ledgers import Harness, RedisHarness
 from support.licenses import gpu_names, make_license, signed
 from taco_license.server.server import BACKLOG, http_server
 from taco_license.server.service import LicenseService
+
+pytestmark = pytest.mark.slow
 
 HEAD = b"POST /ls/lease HTTP/1.1\r\nHost: l\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
 

@@ -7,6 +7,7 @@ rule the manager's whole state must agree with it.
 
 from itertools import chain
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -32,6 +33,8 @@ from support.kv_model import (
 )
 from support.kv_store import Store
 from taco_scheduler.kv.namespace import CacheNamespace
+
+pytestmark = pytest.mark.slow
 
 MAX_SEQUENCES = 6
 NAMESPACES = [CacheNamespace(), CacheNamespace(cache_salt="a"), CacheNamespace(adapter="a")]

@@ -15,6 +15,8 @@ from support.patience import PATIENCE_SECONDS, wait_until
 from support.serving import Serving, free_port
 from taco_llm.cli.main import main
 
+pytestmark = pytest.mark.process
+
 GOOD = STREAM_HEAD + events(piece("a"), piece("b", "length"), "[DONE]")
 
 

@@ -8,6 +8,8 @@ import pytest
 from support.checkpoints import make_checkpoint
 from taco_llm.cli.main import main
 
+pytestmark = pytest.mark.kernels
+
 ENGINE = ("--num-gpu-blocks-override", "64", "--num-threads", "1", "--max-num-seqs", "8")
 
 

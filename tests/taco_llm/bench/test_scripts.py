@@ -14,6 +14,8 @@ from support.canned_server import STREAM_HEAD, CannedServer, events, piece
 from support.patience import PATIENCE_SECONDS
 from support.serving import free_port
 
+pytestmark = pytest.mark.process
+
 SCRIPTS = Path(__file__).parents[3] / "bench" / "scripts"
 GOOD = STREAM_HEAD + events(piece("a"), piece("b", "length"), "[DONE]")
 

@@ -12,6 +12,8 @@ from support.certificates import tls_config
 from taco_common.tls import Role, check_files
 from taco_llm.cli.main import main
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:

@@ -19,6 +19,8 @@ from taco_license.document.keys import read_public_keys
 from taco_license.document.license_file import License, verify
 from taco_llm.cli.main import main
 
+pytestmark = pytest.mark.process
+
 REQUEST = "GPU 0: Tesla T4 (UUID: GPU-4c34f7a2-cd33-469b-019f-9af0bb76a073)\n"
 WHO = ("--request", "request.txt", "--appid", "1234", "--customer", "leo lingli")
 

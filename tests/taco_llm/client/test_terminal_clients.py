@@ -18,6 +18,8 @@ from support.canned_server import STREAM_HEAD, CannedServer, events, piece, refu
 from support.patience import PATIENCE_SECONDS, wait_until
 from taco_llm.cli.main import main
 
+pytestmark = pytest.mark.process
+
 
 def delta(text: str | None, finish_reason: str | None = None) -> dict[str, Any]:
     """A chunk of a streamed chat answer."""

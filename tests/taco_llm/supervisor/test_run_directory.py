@@ -9,6 +9,8 @@ import pytest
 
 from taco_llm.supervisor.run_directory import run_directory
 
+pytestmark = pytest.mark.process
+
 _HOLD = """
 import sys, tempfile
 tempfile.tempdir = sys.argv[1]
