@@ -17,12 +17,13 @@ from typing import Any
 
 from bench.peers.comparison import Verdict, verdicts
 from bench.peers.workloads import Length, parse
+from bench.report.highlights import highlights_table
 from bench.report.speculation import speculation_table
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "bench" / "results"
 PAGES = {
-    Path("README.md"): ("parts", "peers"),
+    Path("README.md"): ("highlights",),
     Path("docs/benchmarks.md"): ("parts", "peers"),
     Path("docs/cpu.md"): ("perplexity",),
     Path("docs/speculation.md"): ("speculation",),
@@ -147,6 +148,7 @@ def changed_pages(results: Path) -> Iterator[tuple[Path, str]]:
 def with_tables(text: str, results: Path) -> str:
     """Raises `KeyError` for a table that there is not."""
     makers = {
+        "highlights": highlights_table,
         "parts": parts_table,
         "peers": peers_table,
         "perplexity": perplexity_table,
