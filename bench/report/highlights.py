@@ -1,4 +1,4 @@
-"""The README's table: five figures from bench/results, with machine and interval, losses included."""
+"""The README's table: five figures of bench/results, losses included, with machine and interval."""
 
 import json
 from collections.abc import Callable, Iterator
