@@ -120,7 +120,10 @@ async def measure(tokenizer: FastTokenizer, params: SamplingParams) -> float:
         async for update in updates:
             num_read += len(update.token_ids)
 
-    streams = [engine.generate(prompt, params, request_id=str(i)) for i in range(NUM_STREAMS)]
+    streams = [
+        engine.generate(prompt, GenerateRequest(request_id=str(i), sampling=params))
+        for i in range(NUM_STREAMS)
+    ]
     readers = [asyncio.create_task(read(updates)) for updates in streams]
     await asyncio.sleep(0)
     handles = [stream.request.handle for stream in client.requests]

@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from functools import cached_property
 from importlib.metadata import version
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from fastapi import Request
 from fastapi.responses import Response
@@ -29,11 +29,25 @@ from taco_gateway.text.text_engine import TextEngine
 from taco_gateway.text.tokenizer.tokenizer import Tokenizer
 from taco_proto.config import GatewayConfig
 from taco_proto.errors import InvalidParameterError
+from taco_proto.requests import GenerateRequest, PrefixPin
 from taco_proto.sampling_params import SamplingParams
 
 logger = logging.getLogger("taco.gateway")
 
 T = TypeVar("T")
+
+
+class EngineFields(Protocol):
+    """Fields that requests of every surface hand on to the engine."""
+
+    @property
+    def priority(self) -> int: ...
+
+    @property
+    def cache_salt(self) -> str: ...
+
+    @property
+    def prompt_cache_key(self) -> str: ...
 
 
 class Gateway:
@@ -136,7 +150,7 @@ class Gateway:
             message = "The API key may not use this model."
             raise ApiError(403, message, param="model", code="model_not_allowed")
 
-    def cache_salt(self, key: ApiKey, salt: str) -> str:
+    def _cache_salt(self, key: ApiKey, salt: str) -> str:
         """Requests share cached prefixes only under the same salt: those of different keys do not,
         since the time to the first token would tell one what another has asked.
         """
@@ -192,9 +206,33 @@ class Gateway:
             as_token_ids = self.config.return_tokens_as_token_ids
         return LogprobFormatter(as_token_ids=as_token_ids)
 
-    def deadline(self) -> float:
-        """When a request that arrives now has waited too long, in seconds of `time.monotonic`."""
-        return time.monotonic() + self.config.queue_timeout
+    def engine_request(
+        self,
+        fields: EngineFields,
+        key: ApiKey,
+        params: SamplingParams,
+        request_id: str,
+        pins: tuple[PrefixPin, ...],
+        seconds_left: float | None = None,
+    ) -> GenerateRequest:
+        """What the engine gets of a client's request, without its prompt.
+
+        Args:
+            seconds_left: the client's own time limit; None: `queue_timeout` alone holds.
+        """
+        timeout = self.config.queue_timeout
+        if seconds_left is not None:
+            timeout = min(timeout, seconds_left)
+        return GenerateRequest(
+            request_id=request_id,
+            sampling=params,
+            priority=key.bound(fields.priority),
+            deadline=time.monotonic() + timeout,
+            tenant=key.tenant,
+            cache_salt=self._cache_salt(key, fields.cache_salt),
+            pins=pins,
+            prompt_cache_key=fields.prompt_cache_key,
+        )
 
     def log_request(
         self, request_id: str, prompt: str | Sequence[int], params: SamplingParams

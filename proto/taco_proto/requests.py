@@ -81,10 +81,10 @@ class GenerateRequest:
         prompt_cache_key: requests with the same one begin alike; empty: nothing is known of that.
     """
 
-    handle: int
     request_id: str
-    token_ids: bytes
     sampling: SamplingParams
+    handle: int = 0
+    token_ids: bytes = b""
     emitted_token_ids: tuple[bytes, ...] = ()
     finished_indexes: tuple[int, ...] = ()
     quota_charged: bool = False

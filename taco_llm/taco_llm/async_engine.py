@@ -17,6 +17,7 @@ from taco_llm.prompts import PromptInputs
 from taco_llm.running_request import RunningRequest
 from taco_proto.config import DRAIN_SECONDS, DrafterConfig
 from taco_proto.errors import ConfigurationError, InvalidParameterError
+from taco_proto.requests import GenerateRequest
 from taco_proto.sampling_params import SamplingParams
 from taco_proto.steps import WorkerInfo
 from taco_scheduler.admission.validation import InvalidWorkerError, check_drafter
@@ -164,9 +165,8 @@ class AsyncLLMEngine:
         request_id = request_id or uuid.uuid4().hex
         if request_id in self._requests:
             raise ValueError(f"request id {request_id!r} is in use")
-        updates = text_engine.generate(
-            token_ids, params, request_id=request_id, priority=priority, sum_logprobs=True
-        )
+        request = GenerateRequest(request_id=request_id, sampling=params, priority=priority)
+        updates = text_engine.generate(token_ids, request, sum_logprobs=True)
         if text is None and self._tokenizer is not None:
             text = self._tokenizer.decode(token_ids, skip_special_tokens=False)
         output = RequestOutput(
@@ -175,9 +175,9 @@ class AsyncLLMEngine:
             prompt_token_ids=list(token_ids),
             outputs=[CompletionOutput(index) for index in range(params.n)],
         )
-        request = RunningRequest(output, updates)
-        self._requests[request_id] = request
-        return request
+        running = RunningRequest(output, updates)
+        self._requests[request_id] = running
+        return running
 
     async def _started(self) -> TextEngine:
         """The text engine, started by whoever needs it first."""

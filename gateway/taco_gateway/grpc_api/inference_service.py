@@ -204,14 +204,9 @@ class InferenceService(InferenceServicer):
         request_id = log.request_id
         updates = gateway.engine.generate(
             await gateway.engine.checked(token_ids),
-            params,
-            request_id=request_id,
-            priority=key.bound(request.priority),
-            cache_salt=gateway.cache_salt(key, request.cache_salt),
-            pins=pins,
-            prompt_cache_key=cache.prompt_cache_key,
-            tenant=key.tenant,
-            deadline=_deadline(context, gateway.deadline()),
+            gateway.engine_request(
+                request, key, params, request_id, pins, context.time_remaining()
+            ),
             clamp_max_tokens="max_tokens" not in given,
         )
         gateway.metrics.observe_params(len(token_ids), params.n, given.get("max_tokens"))
@@ -321,11 +316,6 @@ def _given(sampling: pb.TextSampling) -> Mapping[str, Any]:
         field.name: list(value) if field.is_repeated else value
         for field, value in sampling.ListFields()
     }
-
-
-def _deadline(context: Context, latest: float) -> float:
-    remaining = context.time_remaining()
-    return latest if remaining is None else min(latest, time.monotonic() + remaining)
 
 
 def _usage(stats: RequestStats) -> pb.Usage:

@@ -61,14 +61,7 @@ async def _generate(
     )
     updates = gateway.engine.generate(
         await gateway.engine.checked(prompt_token_ids),
-        params,
-        request_id=request_id,
-        priority=key.bound(chat.priority),
-        cache_salt=gateway.cache_salt(key, chat.cache_salt),
-        pins=pins,
-        prompt_cache_key=chat.prompt_cache_key,
-        deadline=gateway.deadline(),
-        tenant=key.tenant,
+        gateway.engine_request(chat, key, params, request_id, pins),
     )
     gateway.metrics.observe_params(len(prompt_token_ids), params.n, chat.asked_max_tokens)
     gateway.log_request(request_id, chat.messages[-1].text, params)

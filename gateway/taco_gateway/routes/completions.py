@@ -86,21 +86,13 @@ def _generate(
     key: ApiKey,
     request_id: str,
 ) -> Updates:
-    streams = [
-        gateway.engine.generate(
-            token_ids,
-            params,
-            request_id=request_id if len(prompts) == 1 else f"{request_id}-{number}",
-            priority=key.bound(body.priority),
-            cache_salt=gateway.cache_salt(key, body.cache_salt),
-            pins=body.pins_of_whole(len(token_ids)),
-            prompt_cache_key=body.prompt_cache_key,
-            deadline=gateway.deadline(),
-            tenant=key.tenant,
-            clamp_max_tokens=body.asked_max_tokens is None,
-        )
-        for number, token_ids in enumerate(prompts)
-    ]
+    streams = []
+    for number, token_ids in enumerate(prompts):
+        own_id = request_id if len(prompts) == 1 else f"{request_id}-{number}"
+        pins = body.pins_of_whole(len(token_ids))
+        request = gateway.engine_request(body, key, params, own_id, pins)
+        clamps = body.asked_max_tokens is None
+        streams.append(gateway.engine.generate(token_ids, request, clamp_max_tokens=clamps))
     updates = merged(streams, params.n)
     return without_tokens(updates) if body.wants_no_tokens else updates
 

@@ -10,6 +10,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from taco_gateway.engine.engine_client import EngineClient, EngineError, not_licensed
+from taco_gateway.text.bad_words import tokenize_bad_words
 from taco_gateway.text.chat_template.cache_breakpoints import Breakpoint, lasting
 from taco_gateway.text.chat_template.chat_prompt import ChatPrompter
 from taco_gateway.text.output.output_processor import OutputProcessor, PromptLogprobs, TextUpdate
@@ -28,12 +29,10 @@ from taco_gateway.text.request_checks import (
 from taco_gateway.text.tokenizer.tokenizer import Tokenizer
 from taco_proto.errors import InvalidParameterError
 from taco_proto.requests import (
-    ANYBODY,
     FinishReason,
     GenerateRequest,
     ModelInfo,
     PrefixPin,
-    Tenant,
 )
 from taco_proto.sampling_params import MAX_SEED, SamplingParams
 
@@ -235,32 +234,22 @@ class TextEngine:
     def generate(
         self,
         prompt_token_ids: Sequence[int],
-        params: SamplingParams,
+        request: GenerateRequest,
         *,
-        request_id: str,
-        priority: int = 0,
-        cache_salt: str = "",
-        pins: Sequence[PrefixPin] = (),
-        prompt_cache_key: str = "",
-        deadline: float | None = None,
-        tenant: Tenant = ANYBODY,
-        adapter: str = "",
         clamp_max_tokens: bool = False,
         sum_logprobs: bool = False,
     ) -> AsyncGenerator[TextUpdate, None]:
-        """Runs a request: news of its sequences as they come.
+        """Runs a request and yields the updates of its sequences as they come.
 
         The request is checked at once and submitted when iteration begins. Leaving the iterator
         (`aclose`, a cancelled task) cancels it upstream.
 
         Args:
-            params: `max_tokens=None` is as many as fit; a seed is drawn where none is given. With
-                `best_of > n` nothing comes before all sequences have ended.
-            pins: beginnings of the prompt that are to be kept in the prefix cache; none are if
-                `params` cut the prompt at its beginning.
-            prompt_cache_key: names requests that begin alike, so that they go to one worker.
-            deadline: when the request has waited too long to run, in seconds of `time.monotonic`.
-            clamp_max_tokens: shorten `max_tokens` to what fits instead of refusing it.
+            request: what is asked for, without handle and prompt. Its `sampling` is the client's:
+                `max_tokens=None` is as many as fit; a seed is drawn where none is given; with
+                `best_of > n` nothing comes before all sequences have ended; `pins` are dropped
+                where the prompt is truncated at its beginning.
+            clamp_max_tokens: reduce `max_tokens` to what fits instead of rejecting it.
             sum_logprobs: updates carry `logprob_sum`.
 
         Raises:
@@ -268,13 +257,13 @@ class TextEngine:
                 token id or a parameter is out of the model's range.
             EngineError: no worker serves the model (503). Also while iterating: the request failed.
         """
-        info = self.model_info()
+        info, params, pins = self.model_info(), request.sampling, request.pins
         is_checked = isinstance(prompt_token_ids, CheckedTokenIds)
         if len(kept := truncated(prompt_token_ids, params, info)) < len(prompt_token_ids):
             prompt_token_ids, pins = kept, ()
         check_prompt(prompt_token_ids, info, is_checked=is_checked)
         check_sampling(params, info)
-        check_priority(priority)
+        check_priority(request.priority)
         if params.stop and self.tokenizer is None:
             raise InvalidParameterError(f"stop: {_NO_TOKENIZER}", "stop")
         if params.bad_words and self.tokenizer is None:
@@ -286,9 +275,8 @@ class TextEngine:
         )
         ranks = params.num_sequences > params.n
         needs_logprobs = ranks or sum_logprobs
-        request = GenerateRequest(
-            handle=0,
-            request_id=request_id,
+        request = replace(
+            request,
             token_ids=array("i", prompt_token_ids).tobytes(),
             sampling=params.with_updates(
                 n=params.num_sequences,
@@ -298,13 +286,7 @@ class TextEngine:
                 seed=secrets.randbelow(MAX_SEED) if params.seed is None else params.seed,
                 logprobs=params.logprobs or 0 if needs_logprobs else params.logprobs,
             ),
-            priority=priority,
-            deadline=deadline,
-            tenant=tenant,
-            adapter=adapter,
-            cache_salt=cache_salt,
-            pins=tuple(pins),
-            prompt_cache_key=prompt_cache_key,
+            pins=pins,
         )
         if ranks:
             return self._best(request, prompt_token_ids, params, info)
@@ -315,21 +297,6 @@ class TextEngine:
             gives_logprobs=params.logprobs is not None,
             sums_logprobs=sum_logprobs,
         )
-
-    def _with_bad_words(self, params: SamplingParams) -> SamplingParams:
-        """Bad words as the tokens that they are at the beginning of a text and behind a space.
-        Blocks: call it from a thread.
-        """
-        words = list(params.bad_words_token_ids or ())
-        for text in params.bad_words or ():
-            assert self.tokenizer is not None
-            bare = text.lstrip(" ")
-            words += [
-                self.tokenizer.encode(variant, add_special_tokens=False)
-                for variant in (bare, f" {bare}")
-            ]
-        known = [word for word in dict.fromkeys(map(tuple, words)) if word]
-        return params.with_updates(bad_words=None, bad_words_token_ids=known)
 
     async def warm_up(self) -> None:
         """Starts what the first chat would wait for."""
@@ -354,7 +321,8 @@ class TextEngine:
     ) -> AsyncGenerator[TextUpdate, None]:
         params = request.sampling
         if params.bad_words:
-            params = await asyncio.to_thread(self._with_bad_words, params)
+            assert self.tokenizer is not None
+            params = await asyncio.to_thread(tokenize_bad_words, params, self.tokenizer)
             request = replace(request, sampling=params)
         processors = [
             OutputProcessor(

@@ -43,8 +43,13 @@ def engine_of(steps: Iterable[Step]) -> tuple[TextEngine, ScriptedEngine]:
 
 
 async def run(engine: TextEngine, params: SamplingParams, **given_: object) -> list[TextUpdate]:
-    updates = engine.generate(PROMPT, params, request_id="r", **given_)  # type: ignore[arg-type]
+    request = GenerateRequest(request_id="r", sampling=params)
+    updates = engine.generate(PROMPT, request, **given_)  # type: ignore[arg-type]
     return [update async for update in updates]
+
+
+def request_of(params: SamplingParams) -> GenerateRequest:
+    return GenerateRequest(request_id="r", sampling=params)
 
 
 class Upstream:
@@ -300,7 +305,7 @@ async def test_best_of_returns_the_most_likely_and_keeps_its_own_logprobs_to_its
 async def test_a_request_is_complete_before_it_goes_out() -> None:
     engine, client = engine_of([SequenceUpdate(0, [5], FinishReason.LENGTH)])
     params = SamplingParams(max_tokens=None, truncate_prompt_tokens=2, stop="x")
-    updates = engine.generate(PROMPT, params, request_id="r", priority=3, cache_salt="s")
+    updates = engine.generate(PROMPT, replace(request_of(params), priority=3, cache_salt="s"))
     assert client.requests == []  # nothing runs that nobody reads
     async for _ in updates:
         pass
@@ -313,7 +318,7 @@ async def test_a_request_is_complete_before_it_goes_out() -> None:
 
 async def test_leaving_cancels_upstream() -> None:
     engine, client = engine_of([SequenceUpdate(0, [5]), Hold()])
-    async with aclosing(engine.generate(PROMPT, SamplingParams(), request_id="r")) as updates:
+    async with aclosing(engine.generate(PROMPT, request_of(SamplingParams()))) as updates:
         async for _ in updates:
             break
     assert client.streams[0].given_up
@@ -356,7 +361,7 @@ def test_what_does_not_fit_the_model_is_refused_at_once(
 ) -> None:
     engine, client = engine_of([])
     with pytest.raises(InvalidParameterError) as raised:
-        engine.generate(prompt, params, request_id="r")
+        engine.generate(prompt, request_of(params))
     assert (raised.value.param, raised.value.code) == (param, code)
     assert client.requests == []
 
@@ -374,7 +379,7 @@ def test_no_worker_is_an_error_that_says_so() -> None:
     for info in (None, replace(INFO, ready=False)):
         engine = TextEngine(ScriptedEngine(replay([5]), info), TOKENIZER)
         with pytest.raises(EngineError) as raised:
-            engine.generate(PROMPT, SamplingParams(), request_id="r")
+            engine.generate(PROMPT, request_of(SamplingParams()))
         assert raised.value.code == 503
 
 
@@ -405,4 +410,4 @@ async def test_without_a_tokenizer_there_are_token_ids_only() -> None:
         with pytest.raises(InvalidParameterError):
             await ask
     with pytest.raises(InvalidParameterError):
-        engine.generate([5], SamplingParams(stop="x"), request_id="r")
+        engine.generate([5], request_of(SamplingParams(stop="x")))
