@@ -24,8 +24,8 @@ from taco_proto.registry import DECODE_TOKENS
 from taco_proto.requests import GenerateRequest
 from taco_proto.sampling_params import SamplingParams
 from taco_proto.steps import StepPlan, WorkerInfo
+from taco_scheduler.core import rebalancing, router
 from taco_scheduler.core import replica as replica_module
-from taco_scheduler.core import router
 from taco_scheduler.core.engine import Engine
 from taco_scheduler.core.replica import Replica
 from taco_scheduler.state.sequence import Request
@@ -65,21 +65,21 @@ def round_robin() -> Choose:
 
 @contextmanager
 def policy(choose: Choose, decode_tokens: int, *, corrects: bool) -> Iterator[None]:
-    before = router.choose, router.find_rebalance
+    before = router.choose, rebalancing.find_movable
     weight = DECODE_TOKENS
     router.choose = choose  # type: ignore[assignment]
     set_weight(decode_tokens)
     if not corrects:
-        router.find_rebalance = lambda idle, busy: []
+        rebalancing.find_movable = lambda idle, busy: []
     try:
         yield
     finally:
-        router.choose, router.find_rebalance = before
+        router.choose, rebalancing.find_movable = before
         set_weight(weight)
 
 
 def set_weight(decode_tokens: int) -> None:
-    for module in (replica_module, router):
+    for module in (replica_module, rebalancing):
         vars(module)["DECODE_TOKENS"] = decode_tokens
 
 

@@ -243,7 +243,7 @@ def rebalancing(num_rounds: int, num_waiting: int) -> dict[str, dict[str, float]
         bench.now += 1.0
         with clock.measure("plan"):
             bench.engine.plan(idle, bench.now)
-        bench.engine.detach(idle, is_fault=False)
+        bench.engine.on_worker_lost(idle, is_fault=False)
     return clock.figures()
 
 

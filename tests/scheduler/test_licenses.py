@@ -45,7 +45,7 @@ def assert_refused(d: Driver, *handles: int) -> None:
     assert {handle: code for handle, (code, _) in d.got.errors.items()} == dict.fromkeys(
         handles, 503
     )
-    assert d.engine.counters.refusals[RejectionReason.LICENSE] == len(handles)
+    assert d.engine.counters.rejections[RejectionReason.LICENSE] == len(handles)
     assert all("license" in message for _, message in d.got.errors.values())
 
 

@@ -145,8 +145,8 @@ class Driver:
         return self.peers[0].outputs
 
     @property
-    def drafts(self) -> Speculation:
-        return self.peers[0].replica.drafts
+    def speculation(self) -> Speculation:
+        return self.peers[0].replica.speculation
 
     @property
     def drafter(self) -> FakeDrafter | None:
@@ -175,7 +175,7 @@ class Driver:
         """The process ends, with all plans that it was sent."""
         peer = peer or self.peers[0]
         self.peers.remove(peer)
-        self.engine.detach(peer.replica, is_fault=is_fault)
+        self.engine.on_worker_lost(peer.replica, is_fault=is_fault)
 
     def drain(self, peer: Peer, seconds: float = 5.0) -> None:
         """The worker wants to leave; `step` lets it go when it may."""
@@ -183,7 +183,7 @@ class Driver:
 
     def release_leavers(self) -> None:
         for peer in list(self.peers):
-            if peer.replica.is_done(self.now):
+            if peer.replica.is_drained(self.now):
                 self.lose_worker(peer, is_fault=False)
 
     def submit(self, handle: int, prompt: list[int], **fields: Any) -> None:
@@ -192,19 +192,19 @@ class Driver:
     def attach_drafter(self, drafter: FakeDrafter | None = None, peer: Peer | None = None) -> None:
         peer = peer or self.peers[0]
         drafter = drafter or FakeDrafter(self.info.vocab_size, self.info.max_model_len)
-        peer.replica.drafts.attach(drafter.info)
+        peer.replica.speculation.attach(drafter.info)
         peer.drafter = drafter
 
     def lose_drafter(self, peer: Peer | None = None) -> None:
         peer = peer or self.peers[0]
-        peer.replica.drafts.detach()
+        peer.replica.speculation.detach()
         peer.drafter = None
         peer.replies.clear()
 
     def ask(self, peer: Peer | None = None) -> bool:
         """Sends a draft worker a request; False if there was none."""
         peer = peer or self.peers[0]
-        request = peer.replica.drafts.request(self.now)
+        request = peer.replica.speculation.client.ask(self.now)
         if request is None or peer.drafter is None:
             return False
         peer.replies.append(peer.drafter.draft(request))
@@ -215,7 +215,7 @@ class Driver:
         peer = peer or self.peers[0]
         if not peer.replies:
             return False
-        peer.replica.drafts.take(peer.replies.popleft(), self.now)
+        peer.replica.speculation.client.take(peer.replies.popleft(), self.now)
         return True
 
     def plan(self, peer: Peer | None = None) -> bool:
@@ -230,7 +230,7 @@ class Driver:
             return False
         self.plans.append(plan)
         if plan.is_announced:
-            self.engine.note_begun(peer.replica, plan.epoch, plan.step_id)
+            self.engine.note_step_begun(peer.replica, plan.epoch, plan.step_id)
         peer.outputs.append(peer.worker.execute(plan))
         return True
 

@@ -6,7 +6,7 @@ from taco_proto.limits import MINUTE, RETRY_CONCURRENT, Limit, too_long
 from taco_proto.requests import GenerateRequest, Tenant
 from taco_scheduler.admission.fair_share import FairShare, Share
 from taco_scheduler.admission.rejections import RejectedError, RejectionReason
-from taco_scheduler.admission.validation import TOKEN_BYTES
+from taco_scheduler.token_ids import TOKEN_BYTES
 
 
 class RateLimits:
@@ -28,7 +28,7 @@ class RateLimits:
         if usage.num_requests == 0 and not usage.is_listed:
             del self._usages[tenant.name]
 
-    def spend(self, message: GenerateRequest, now: float) -> None:
+    def charge(self, message: GenerateRequest, now: float) -> None:
         """Counts a new request and its prompt. Its answer counts as it comes.
 
         Raises:

@@ -1,4 +1,4 @@
-"""Why requests are refused."""
+"""Rejections: the errors of requests that the scheduler does not run, and their reasons."""
 
 import math
 from enum import StrEnum
@@ -7,7 +7,7 @@ from taco_proto.limits import MAX_RETRY_SECONDS, Limit
 
 
 class RejectionReason(StrEnum):
-    """Why a request was refused, as metrics name it."""
+    """Reason of a rejection, as the metric `taco:rejections_total` labels it."""
 
     INVALID = "invalid"
     QUEUE_FULL = "queue_full"
@@ -20,13 +20,13 @@ class RejectionReason(StrEnum):
 
 
 class RejectedError(Exception):
-    """A request cannot be served.
+    """The scheduler rejects a request.
 
     Attributes:
-        code: an HTTP status.
-        reason: for metrics.
+        code: HTTP status.
+        reason: label of the rejection in metrics.
         retry_after: whole seconds after which the same request may succeed, 1 to
-            `MAX_RETRY_SECONDS`; 0: nothing is known of that.
+            `MAX_RETRY_SECONDS`; 0 if that is unknown.
     """
 
     def __init__(

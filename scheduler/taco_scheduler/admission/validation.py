@@ -1,34 +1,56 @@
-"""Which requests and workers the engine accepts, checked before any work."""
+"""Validation: checks of the configuration, workers, draft workers and requests."""
 
 import math
+from collections.abc import Set
+from typing import Protocol
 
 from taco_proto.config import SchedulerConfig
 from taco_proto.drafts import DrafterInfo
 from taco_proto.errors import ConfigurationError
 from taco_proto.log_text import MAX_MODEL_CHARS, one_line
 from taco_proto.requests import MAX_PIN_SECONDS, MAX_PINS, GenerateRequest
+from taco_proto.sampling_params import SamplingParams
 from taco_proto.steps import WorkerInfo
 from taco_scheduler.admission.rejections import RejectedError
-from taco_scheduler.state.sequence import Request, token_array
+from taco_scheduler.token_ids import TOKEN_BYTES, token_array
 
 MAX_BLOCKS = 2**26
 MAX_SLOTS = 2**16
 MAX_VOCABULARY = 2**24
-MAX_ENTRIES = 1024  # of lists that a worker names
+MAX_ENTRIES = 1024  # of the lists in a worker's description
 MAX_SALT_CHARS = 4096
-TOKEN_BYTES = 4
 
 
 class InvalidWorkerError(ValueError):
-    """A worker says of itself what cannot be."""
+    """A worker or draft worker describes itself with values that are out of range."""
 
 
 class WorkerRejectedError(Exception):
-    """There is nothing to do for a worker now."""
+    """The scheduler has no use for a draft worker now: every worker has one."""
 
 
 class OtherModelError(ValueError):
-    """A worker serves another model than those beside which it wants to work."""
+    """A worker serves another model than the attached workers."""
+
+
+class ValidatedRequest(Protocol):
+    """The fields of a request that `check_fit` and `length_limit` read.
+
+    Attributes:
+        max_token_id: the largest id of its prompt and of the tokens generated before.
+    """
+
+    @property
+    def num_prompt_tokens(self) -> int: ...
+
+    @property
+    def max_token_id(self) -> int: ...
+
+    @property
+    def sampling(self) -> SamplingParams: ...
+
+    @property
+    def stop_token_ids(self) -> Set[int]: ...
 
 
 def check_config(config: SchedulerConfig) -> None:
@@ -54,7 +76,7 @@ def check_config(config: SchedulerConfig) -> None:
 
 
 def check_worker(info: WorkerInfo) -> None:
-    """Raises: InvalidWorkerError: a size is out of range, or the model's name is no name."""
+    """Raises: InvalidWorkerError: a size is out of range, or the model's name is not printable."""
     if not info.model.isprintable() or len(info.model) > MAX_MODEL_CHARS:
         raise InvalidWorkerError(
             f"the model's name must be at most {MAX_MODEL_CHARS} printable characters, got "
@@ -84,17 +106,17 @@ def check_worker(info: WorkerInfo) -> None:
 
 
 def check_same_model(info: WorkerInfo, other: WorkerInfo) -> None:
-    """Raises: OtherModelError: two workers cannot take over each other's sequences."""
+    """Raises: OtherModelError: the workers cannot continue each other's sequences."""
     for name in ("model", "vocab_size", "eos_token_ids", "block_size"):
         own, others = getattr(info, name), getattr(other, name)
         if own != others:
             raise OtherModelError(
-                f"worker {info.name} has {name} {own!r}, the workers that are attached {others!r}"
+                f"worker {info.name} has {name} {own!r}, the attached workers have {others!r}"
             )
 
 
 def check_drafter(drafter: DrafterInfo, worker: WorkerInfo) -> None:
-    """Raises: InvalidWorkerError: the worker cannot use what the draft worker drafts."""
+    """Raises: InvalidWorkerError: the worker cannot verify this draft worker's drafts."""
     if not worker.max_draft_tokens:
         raise InvalidWorkerError(
             f"worker {worker.name} verifies no drafts: start it with --num-speculative-tokens"
@@ -107,10 +129,10 @@ def check_drafter(drafter: DrafterInfo, worker: WorkerInfo) -> None:
 
 
 def check_message(message: GenerateRequest) -> None:
-    """What can be checked without a worker.
+    """Check a request as far as that needs no worker.
 
     Raises:
-        RejectedError: the request makes no sense.
+        RejectedError: 400, a field is invalid; 404, the adapter does not exist.
     """
     sampling = message.sampling
     for packed in (message.token_ids, *message.emitted_token_ids):
@@ -152,11 +174,11 @@ def _check_resumption(message: GenerateRequest) -> None:
         raise RejectedError(400, "all sequences of the request have finished")
 
 
-def check_fit(request: Request, info: WorkerInfo) -> None:
-    """Whether the model that is served can run a request.
+def check_fit(request: ValidatedRequest, info: WorkerInfo) -> None:
+    """Check that a worker can run a request.
 
     Raises:
-        RejectedError: it cannot.
+        RejectedError: 400, the request exceeds a limit of the worker or of its model.
     """
     num_tokens = request.num_prompt_tokens
     if num_tokens >= info.max_model_len:
@@ -185,10 +207,10 @@ def check_fit(request: Request, info: WorkerInfo) -> None:
         raise RejectedError(400, f"stop_token_ids must be below {info.vocab_size}")
 
 
-def length_limit(request: Request, info: WorkerInfo) -> int:
+def length_limit(request: ValidatedRequest, info: WorkerInfo) -> int:
     """Length in tokens, prompt included, at which a sequence of the request ends.
 
-    The last token is never computed, so it needs no KV.
+    The last token's KV is never computed, so that token needs no block.
     """
     assert request.sampling.max_tokens is not None
     return min(

@@ -1,71 +1,70 @@
-"""Holds sequences back while what is on disk of their prefixes is read."""
+"""Disk prefetch: a waiting sequence waits while its prefix is read from disk to the host tier."""
 
 from dataclasses import dataclass
 
 from taco_scheduler.kv.block_manager import BlockManager
 from taco_scheduler.kv.disk_read_estimate import DiskReadEstimate
-from taco_scheduler.kv.disk_transfers import Reading
+from taco_scheduler.kv.disk_transfers import PrefixRead
 from taco_scheduler.state.sequence import Sequence
 
-# Nobody waits for longer. What the disk has not read by then is computed.
+# A sequence waits at most this long; blocks that the disk has not read by then are computed.
 MAX_WAIT_SECONDS = 10.0
-# As long as it is not known what is on disk, or how long computing it would take.
+# The same before the files on disk, or the time of computing a block, are known.
 UNMEASURED_WAIT_SECONDS = 1.0
 
 
 @dataclass(slots=True, eq=False)
 class _Wait:
-    """`reading`: None before it is known what is on disk."""
+    """A sequence's wait; `read` is None before the files on disk are known."""
 
-    reading: Reading | None
+    read: PrefixRead | None
     until: float
 
 
 class DiskPrefetch:
-    """The waiting sequences of one worker that files are read for.
+    """Reads the prefixes of one worker's waiting sequences, and tells which sequences wait.
 
-    A sequence waits only where reading is quicker than computing by what both have taken of late,
-    and never for longer than computing would take: what is lost where the disk turns out to be slow
-    is at most as much time again.
+    A sequence waits only if reading is faster than computing, as recently measured. It waits no
+    longer than computing would take. So a slow disk at most doubles the time.
 
     Attributes:
-        now: when a plan was last asked for.
-        pace: what reading and computing take.
+        now: time of the latest plan.
+        estimate: measured times of reading and computing.
     """
 
     def __init__(self, blocks: BlockManager) -> None:
         self.now = 0.0
-        self.pace = DiskReadEstimate(blocks.block_size)
+        self.estimate = DiskReadEstimate(blocks.block_size)
         self._blocks = blocks
         self._waits: dict[Sequence, _Wait] = {}
 
-    def holds(self, sequence: Sequence) -> bool:
-        """Whether a sequence that could be admitted should wait; has its files read at first."""
+    def must_wait(self, sequence: Sequence) -> bool:
+        """Whether a sequence that could be admitted waits; the first call starts the read."""
         if not self._blocks.has_disk_tier or sequence.computes_prompt_logprobs:
             return False
         wait = self._waits.get(sequence)
         if wait is None:
             wait = self._waits[sequence] = _Wait(None, self.now + UNMEASURED_WAIT_SECONDS)
-        if wait.reading is None:
+        if wait.read is None:
             tokens, namespace = sequence.pack(), sequence.request.namespace
-            wait.reading = self._blocks.read_ahead(tokens, namespace, self.pace.is_quicker)
-            if wait.reading is not None:
-                wait.until = self.now + self._patience(len(wait.reading.keys))
+            wait.read = self._blocks.read_ahead(tokens, namespace, self.estimate.is_faster)
+            if wait.read is not None:
+                wait.until = self.now + self._patience(len(wait.read.keys))
         if self.now >= wait.until:
             return False
-        return wait.reading is None or (not wait.reading.is_done and self.pace.is_quicker(1))
+        return wait.read is None or (not wait.read.is_done and self.estimate.is_faster(1))
 
     def forget(self, sequence: Sequence) -> None:
-        """It was admitted, or waits here no more."""
+        """End a sequence's wait: it was admitted, or does not wait here any more."""
         self._waits.pop(sequence, None)
 
     def deadline(self) -> float | None:
-        """When the next one will have waited for long enough."""
+        """When the next sequence stops waiting; None if none waits."""
         if not self._waits:
             return None
         waits = [w for w in self._waits.values() if w.until > self.now]
-        return min((w.until for w in waits if w.reading is None or w.reading.keys), default=None)
+        return min((w.until for w in waits if w.read is None or w.read.keys), default=None)
 
     def _patience(self, num_blocks: int) -> float:
-        seconds = self.pace.compute_seconds(num_blocks)
+        seconds = self.estimate.compute_seconds(num_blocks)
         return UNMEASURED_WAIT_SECONDS if seconds is None else min(seconds, MAX_WAIT_SECONDS)

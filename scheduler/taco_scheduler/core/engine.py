@@ -1,4 +1,4 @@
-"""The continuous-batching engine: a state machine without I/O and without a clock."""
+"""The engine: continuous batching over all workers, as a state machine without I/O or a clock."""
 
 import itertools
 from collections.abc import Iterable
@@ -13,40 +13,38 @@ from taco_scheduler.admission.validation import (
     check_config,
     check_same_model,
     check_worker,
-    length_limit,
 )
 from taco_scheduler.core import router
+from taco_scheduler.core.rebalancing import Rebalancer
 from taco_scheduler.core.replica import Replica
 from taco_scheduler.core.request_registry import RequestRegistry
 from taco_scheduler.state.counters import Counters
 from taco_scheduler.state.output_buffer import OutputBuffer
 from taco_scheduler.state.sequence import Request
 
-# A replica that runs dry looks for work elsewhere at most so often.
-CORRECTION_SECONDS = 0.05
-
 
 class Engine:
-    """Requests in, step plans out; step outputs in, tokens out to each client's output_buffer.
+    """Takes requests and step outputs; makes step plans, and tokens for each client's buffer.
 
-    Time is passed in: seconds of a clock that never goes back (`time.monotonic`). Nothing here
-    waits: whoever drives the engine sends each plan to its worker and hands every output back, in
-    the order of the plans.
+    Time is an argument: seconds of a clock that never goes back (`time.monotonic`). No method
+    waits. The caller sends each plan to its worker, and passes every output back in the order of
+    the plans.
 
     Attributes:
-        replicas: the workers that are attached, in the order in which they came.
+        counters: totals for metrics.
+        replicas: the attached workers, in order of attachment.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
-        """Raises ConfigurationError if a limit makes no sense."""
+        """Raises: ConfigurationError: a limit is out of range."""
         check_config(config)
         self.counters = Counters()
         self.replicas: list[Replica] = []
         self._config = config
-        self._requests = RequestRegistry(config, self.counters.refusals)
+        self._requests = RequestRegistry(config, self.counters.rejections)
         self._epochs = itertools.count(1)
         self._step_ids = itertools.count(1)
-        self._corrects_at = 0.0
+        self._rebalancer = Rebalancer(self.replicas)
 
     # ------------------------------------------------------------------- state
 
@@ -76,22 +74,21 @@ class Engine:
 
     @property
     def kv_usage(self) -> float:
-        """Share of all blocks that are active, 0 to 1."""
+        """Active part of all device blocks, 0 to 1."""
         return 1 - self.num_free_blocks / self.num_blocks if self.replicas else 0.0
 
     @property
     def host_kv_usage(self) -> float:
-        """Share of all host blocks that are in use, 0 to 1."""
+        """Used part of all host blocks, 0 to 1."""
         num_blocks = sum(replica.info.num_host_blocks for replica in self.replicas)
         num_used = sum(replica.worker.blocks.num_used_host_blocks for replica in self.replicas)
         return num_used / num_blocks if num_blocks else 0.0
 
     def next_deadline(self) -> float | None:
-        """When `expire`, `plan` and `stalled` should be called even if nothing else happens."""
+        """When to call `expire`, `plan` and `stalled` even if no message comes; None: never."""
         times = [self._requests.next_deadline()]
         for replica in self.replicas:
-            times += (replica.drafts.deadline(), replica.stall_deadline(), replica.drain_deadline)
-            times.append(replica.disk_prefetch.deadline())
+            times += replica.deadlines()
         return min((time for time in times if time is not None), default=None)
 
     # ---------------------------------------------------------------- clients
@@ -100,49 +97,49 @@ class Engine:
         return self._requests.connect()
 
     def disconnect(self, output_buffer: OutputBuffer) -> None:
-        """Ends whatever the client still has, silently."""
+        """Abort all requests of a client, without a message to it."""
         self._requests.disconnect(output_buffer)
 
     def submit(self, output_buffer: OutputBuffer, message: GenerateRequest, now: float) -> None:
-        """Queues a request; a refusal becomes an error in the output_buffer."""
+        """Queue a request; a rejection becomes an error in the output buffer."""
         request: Request | None = None
         try:
             request = self._requests.new(output_buffer, message, now)
             replica = router.choose(request, self.replicas)
             self._requests.add(request, message, now)
         except RejectedError as error:
-            self.counters.refusals[error.reason] += 1
+            self.counters.rejections[error.reason] += 1
             output_buffer.add_rejection(message.handle, error)
             if request is not None:
-                request.sequences.clear()  # no cycle keeps tokens and tenant until the collector
+                request.sequences.clear()  # no cycle delays their memory's release
             return
         if replica is not None:
             self._queue(request, replica)
 
     def cancel(self, output_buffer: OutputBuffer, handle: int, index: int | None = None) -> None:
-        """Ends a request or one of its sequences; what has ended already is left alone."""
+        """Abort a request, or one of its sequences; an ended one is left alone."""
         request = self._requests.get(output_buffer, handle)
         if request is None:
             return
         for sequence in request.unfinished:
             if index is None or sequence.index == index:
-                self._requests.end(sequence, FinishReason.ABORTED)
+                self._requests.finish(sequence, FinishReason.ABORTED)
 
     def expire(self, now: float) -> None:
-        """Fails the requests that have waited too long."""
+        """Fail the requests whose deadline passed while they waited."""
         self._requests.expire(now)
 
     # ---------------------------------------------------------------- workers
 
-    def attach(self, info: WorkerInfo, *, is_watched: bool = True) -> Replica:
-        """A worker with empty KV memory is there.
+    def attach(self, info: WorkerInfo, *, detects_stalls: bool = True) -> Replica:
+        """Attach a worker whose KV memory is empty.
 
         Args:
-            is_watched: it is given up if it makes no progress; see `stalled`.
+            detects_stalls: the worker counts as lost if it makes no progress; see `stalled`.
 
         Raises:
             InvalidWorkerError: its description is out of range.
-            OtherModelError: it serves another model than those that are attached.
+            OtherModelError: it serves another model than the attached workers.
         """
         check_worker(info)
         if self.replicas:
@@ -155,53 +152,61 @@ class Engine:
             self.counters,
             self._epochs,
             self._step_ids,
-            is_watched=is_watched,
+            detects_stalls=detects_stalls,
         )
         self.replicas.append(replica)
-        self._corrects_at = 0.0
-        self._place(request for request in self._requests if request.replica is None)
+        self._rebalancer.search_now()
+        self._assign(request for request in self._requests if request.replica is None)
         return replica
 
-    def detach(self, replica: Replica, *, is_fault: bool = True) -> None:
-        """A worker is lost, with its KV. Its sequences go on elsewhere, or wait for a worker, up to
-        their deadlines.
+    def on_worker_lost(self, replica: Replica, *, is_fault: bool = True) -> None:
+        """Detach a worker whose KV is lost.
+
+        Its sequences continue on other workers, or wait for a worker up to their deadlines.
+
+        Args:
+            is_fault: the worker crashed or stalled, and did not leave by itself.
         """
         self.replicas.remove(replica)
-        present, has_begun = replica.lose()
-        concerned = [request for request in self._requests if request.replica is replica]
-        for request in concerned:
+        lost = replica.on_worker_lost()
+        unassigned = [request for request in self._requests if request.replica is replica]
+        for request in unassigned:
             request.replica = None
         if is_fault:
             self.counters.num_lost_workers += 1
-            self._requests.strike(present, is_crash=True, has_begun=has_begun)
-        self._place(request for request in concerned if request.unfinished)
+            self._requests.poison.on_worker_crash(lost.in_flight, lost.has_begun)
+        self._assign(request for request in unassigned if request.unfinished)
 
-    def drain(self, replica: Replica, drain_deadline: float) -> None:
-        """A worker wants to leave: it gets nothing new, and what waits there goes elsewhere. What
-        runs may end, up to a time. `detach` is due when the replica `is_done`.
+    def drain(self, replica: Replica, deadline: float) -> None:
+        """Drain a worker that wants to leave.
+
+        It gets no new requests, and its waiting requests move to other workers. Its running
+        requests may end until the deadline. Call `on_worker_lost` when the replica `is_drained`.
         """
-        replica.drain_deadline = drain_deadline
+        replica.drain_deadline = deadline
         waiting = {
             request
             for request in self._requests
             if request.replica is replica and not request.is_on_worker
         }
-        replica.give_up(waiting)
-        self._place(waiting)
+        replica.detach(waiting)
+        self._assign(waiting)
 
     def note_license(self, replica: Replica, license_: WorkerLicense) -> None:
-        """A worker may take new requests from now on, or may not any more. What has begun finishes
-        where it is; what waits goes to a worker that may, or is refused if none will.
+        """Record whether a worker may take new requests.
+
+        Without a license, its running requests end there. Its waiting requests move to a licensed
+        worker, or are rejected if none will have a license.
         """
         replica.license = license_
-        self._corrects_at = 0.0
+        self._rebalancer.search_now()
         if not replica.accepts_requests:
             here = [request for request in self._requests if request.replica is replica]
-            replica.give_up({request for request in here if not request.has_begun})
-        self._place(request for request in self._requests if request.replica is None)
+            replica.detach({request for request in here if not request.has_begun})
+        self._assign(request for request in self._requests if request.replica is None)
 
     def stalled(self, now: float) -> list[Replica]:
-        """The workers that have not made progress for far too long."""
+        """The workers whose oldest step has taken far longer than any before."""
         times = [(replica.stall_deadline(), replica) for replica in self.replicas]
         return [replica for time, replica in times if time is not None and time <= now]
 
@@ -209,13 +214,13 @@ class Engine:
 
     def plan(self, replica: Replica, now: float) -> StepPlan | None:
         """The next step of a worker, to be sent at once; None if there is nothing to run now."""
-        if len(self.replicas) > 1 and now >= self._corrects_at and replica.has_spare_capacity:
-            self._steal_work(replica, now)
+        self._rebalancer.steal_work(replica, now)
         return replica.plan(now)
 
     def commit(self, replica: Replica, output: StepOutput, now: float) -> None:
-        """Takes the output of a worker's oldest step in flight; outputs of an older epoch, and of
-        workers that are lost, are dropped.
+        """Commit the output of a worker's oldest step in flight.
+
+        Outputs of an older epoch, and those of lost workers, are dropped.
 
         Raises:
             InvalidOutputError: it does not answer that step; nothing has changed.
@@ -223,23 +228,21 @@ class Engine:
         if replica in self.replicas:
             replica.commit(output, now)
 
-    def note_begun(self, replica: Replica, epoch: int, step_id: int) -> None:
-        """A worker begins a step that it had to announce: see `StepPlan.is_announced`."""
-        replica.note_begun(epoch, step_id)
+    def note_step_begun(self, replica: Replica, epoch: int, step_id: int) -> None:
+        """Record that a worker begins an announced step: see `StepPlan.is_announced`."""
+        replica.note_step_begun(epoch, step_id)
 
     def next_store_command(self, replica: Replica) -> StoreCommand | None:
-        """What a worker's disk tier is to do, to be sent at once; None if there is nothing now."""
+        """The next command for a worker's disk tier, to be sent at once; None if there is none."""
         return replica.worker.blocks.next_store_command()
 
     def take_store_report(self, replica: Replica, report: StoreReport) -> None:
-        """Takes what a worker's disk tier has done; that of workers that are lost is dropped."""
+        """Take a report of a worker's disk tier; a report of a lost worker is dropped."""
         if replica in self.replicas:
             replica.take_store_report(report)
 
     def flush(self) -> None:
-        """Has what workers keep of prefixes written to disk, as far as it is worth it. No request
-        is to come any more.
-        """
+        """Write the cached prefixes to disk, as far as there is space. No request may come then."""
         for replica in self.replicas:
             replica.worker.blocks.flush()
 
@@ -249,13 +252,13 @@ class Engine:
 
     # ----------------------------------------------------------------- routing
 
-    def _place(self, requests: Iterable[Request]) -> None:
-        """Finds a replica for each of some requests that are nowhere, the most urgent first."""
+    def _assign(self, requests: Iterable[Request]) -> None:
+        """Find a replica for each unassigned request, the most urgent request first."""
         for request in sorted(requests, key=lambda request: request.urgency):
             try:
                 replica = router.choose(request, self.replicas)
             except RejectedError as error:
-                self._requests.refuse(request, error)
+                self._requests.reject(request, error)
                 continue
             if replica is None:
                 self._requests.note_unassigned(request)
@@ -263,27 +266,15 @@ class Engine:
                 self._queue(request, replica)
 
     def _queue(self, request: Request, replica: Replica) -> None:
-        replica.take(request, is_choice=len(self.replicas) > 1)
-        # A resumed request may have had all its tokens already.
-        limit = length_limit(request, replica.info)
+        replica.attach(request, is_choice=len(self.replicas) > 1)
+        # A resumed request may have all its tokens already.
         for sequence in request.unfinished:
-            reason = replica.worker.stops.finish_reason(sequence, limit)
+            reason = replica.finish_reason(sequence)
             if reason is not FinishReason.RUNNING:
-                self._requests.end(sequence, reason)
-
-    def _steal_work(self, idle: Replica, now: float) -> None:
-        """A replica has nothing to begin with: what waits elsewhere may be done sooner there."""
-        busy = max(self.replicas, key=lambda replica: replica.queued_load)
-        if not busy.waiting.num_sequences:
-            return
-        self._corrects_at = now + CORRECTION_SECONDS
-        moved = router.find_rebalance(idle, busy)
-        busy.give_up(set(moved))
-        for request in moved:
-            idle.take(request)
+                self._requests.finish(sequence, reason)
 
     def _free_name(self, name: str) -> str:
-        """The name, or one that no other worker has: metrics tell workers by their names."""
+        """The name with a number if another worker has it: metrics label workers by name."""
         taken = {replica.name for replica in self.replicas}
         names = (name if number == 1 else f"{name}-{number}" for number in itertools.count(1))
         return next(candidate for candidate in names if candidate not in taken)

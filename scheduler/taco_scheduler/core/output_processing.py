@@ -1,4 +1,4 @@
-"""Turns the output of a step into committed tokens, ended sequences and news for clients."""
+"""Output processing: commits the tokens of a step, ends sequences, and fills output buffers."""
 
 from collections.abc import Callable
 
@@ -8,62 +8,61 @@ from taco_proto.logprobs import LogprobColumns
 from taco_proto.requests import FinishReason
 from taco_proto.steps import IntArray, StepOutput
 from taco_scheduler.admission.fair_share import FairShare
-from taco_scheduler.core.step_tokens import StepTokens, step_tokens_of
+from taco_scheduler.core.preemption import Preemption
+from taco_scheduler.core.step_tokens import StepTokens
 from taco_scheduler.core.stop import StopChecker
-from taco_scheduler.state.batch import Batch
 from taco_scheduler.state.counters import Counters
 from taco_scheduler.state.in_flight import InFlightStep
 from taco_scheduler.state.sequence import Request, Sequence
+from taco_scheduler.state.worker_state import WorkerState
 
 
 class OutputCommitter:
-    """Commits steps, in their order, for one worker.
+    """Commits the outputs of one worker's steps, in their order.
 
     Args:
-        landing: preempted sequences that wait for the outputs of steps in flight, by tenure.
-        suspected_requests: requests that were in a step that failed; a new token clears them.
-        fair_share: is told of each token that a tenant gets.
-        retire: frees what an ended sequence holds.
-        requeue: queues a sequence that has landed.
+        preemption: queues a preempted sequence with its last output in flight.
+        suspected: requests that were in a failed step; a new token clears them.
+        fair_share: charges each token to its tenant.
+        free: frees the slot and blocks of an ended sequence.
         limit_of: length at which a request's sequences end.
     """
 
     def __init__(
         self,
-        batch: Batch,
+        worker: WorkerState,
         stops: StopChecker,
-        preempted: dict[int, Sequence],
-        suspected_requests: set[Request],
+        preemption: Preemption,
+        suspected: set[Request],
         counters: Counters,
         fair_share: FairShare,
         *,
         free: Callable[[Sequence], None],
-        requeue: Callable[[Sequence], None],
         limit_of: Callable[[Request], int],
     ) -> None:
-        self._batch = batch
+        self._worker = worker
+        self._batch = worker.batch
         self._stops = stops
-        self._preempted = preempted
-        self._suspected_requests = suspected_requests
+        self._preemption = preemption
+        self._suspected = suspected
         self._counters = counters
         self._fair_share = fair_share
         self._free = free
-        self._requeue = requeue
         self._limit_of = limit_of
 
     def commit(self, step: InFlightStep, output: StepOutput, now: float) -> None:
-        """`output` has been checked against `step`."""
+        """Commit an output that has been checked against its step."""
         if output.prompt_logprobs is not None:
             self._emit_prompt_logprobs(step, output)
-        new = step_tokens_of(output)
+        new = StepTokens.of(output)
         owned = self._batch.slot_generation[new.slots] == step.sampled_generations
         if step.max_drafts.any():
             self._batch.drafts_in_flight[new.slots[owned]] -= step.max_drafts[owned]
         self._counters.speculation.count(output, step.max_drafts)
         if not owned.all():
-            # Sequences that ended or were preempted while the step ran.
+            # The other rows are of sequences that ended or were preempted during the step.
             for row in np.flatnonzero(~owned).tolist():
-                sequence = self._preempted.get(int(step.sampled_generations[row]))
+                sequence = self._worker.preempted.get(int(step.sampled_generations[row]))
                 if sequence is not None:
                     self._commit_preempted(sequence, new.take(np.array([row])), now)
             new = new.take(np.flatnonzero(owned))
@@ -74,7 +73,7 @@ class OutputCommitter:
         batch = self._batch
         new, reasons = self._up_to_ends(new)
         slots = new.slots
-        if new.tokens.size > slots.size:  # beyond the one that was counted when it was planned
+        if new.tokens.size > slots.size:  # the plan counted one each
             batch.num_tokens[slots] += new.num_tokens - 1
             batch.num_computed[slots] += new.num_tokens - 1
         batch.append_tokens(slots, new.num_tokens, new.tokens)
@@ -85,18 +84,18 @@ class OutputCommitter:
         self._counters.generation_tokens += new.tokens.size
         if self._fair_share.counts_outputs:
             self._fair_share.charge_outputs(batch.share[slots], new.num_tokens)
-        if self._suspected_requests:
-            self._suspected_requests.difference_update(
-                batch.owner(s).request for s in slots.tolist()
-            )
+        if self._suspected:
+            self._suspected.difference_update(batch.owner(s).request for s in slots.tolist())
         for row in reasons.nonzero()[0].tolist():
             sequence = batch.owner(int(slots[row]))
             self._note_end(sequence, now)
             self._free(sequence)
 
     def _up_to_ends(self, new: StepTokens) -> tuple[StepTokens, IntArray]:
-        """What counts of the news, and why each row ends: a sequence has no token behind the one
-        that ends it, drafted and accepted or not.
+        """Cut each row behind the token that ends its sequence; drafts may go beyond it.
+
+        Returns:
+            The rows, and why each of them ends, as `FinishReason` values.
         """
         batch, num_tokens = self._batch, new.num_tokens
         if new.tokens.size == new.slots.size:
@@ -107,7 +106,7 @@ class OutputCommitter:
         places = np.arange(new.tokens.size) - np.repeat(ends - num_tokens, num_tokens)
         lengths = batch.num_committed[token_slots] + places + 1
         reasons = self._stops.finish_reasons(batch, token_slots, new.tokens, lengths)
-        # Tokens that stand behind one that ends their row.
+        # Drop the tokens behind the first one that ends their row.
         num_endings = np.concatenate([[0], np.cumsum(reasons != 0)])
         is_behind = num_endings[:-1] > np.repeat(num_endings[ends - num_tokens], num_tokens)
         if is_behind.any():
@@ -116,10 +115,10 @@ class OutputCommitter:
         return new, reasons[np.cumsum(new.num_tokens) - 1]
 
     def _emit(self, new: StepTokens, reasons: IntArray) -> None:
-        """One row a slot into the output_buffer of its client.
+        """Add each row to the output buffer of its client.
 
-        The rows are sorted by client and converted once for the whole step; each client then gets
-        slices. So the cost grows with the rows and with the clients, not with their product.
+        The rows are sorted by client and converted once for the whole step, and each client gets a
+        slice. So the cost grows with rows plus clients, not with their product.
         """
         clients = self._batch.client[new.slots]
         bounds = [0, clients.size]
@@ -162,7 +161,7 @@ class OutputCommitter:
         )
 
     def _commit_preempted(self, sequence: Sequence, new: StepTokens, now: float) -> None:
-        """A preempted sequence gets the tokens of a step that it was in."""
+        """Commit the tokens of a step that a preempted sequence was in."""
         request = sequence.request
         limit = self._limit_of(request)
         reason, count = FinishReason.RUNNING, 0
@@ -172,7 +171,6 @@ class OutputCommitter:
             reason = self._stops.finish_reason(sequence, limit)
             if reason is not FinishReason.RUNNING:
                 break
-        sequence.num_outputs_in_flight -= 1
         token_ids = new.tokens[:count].tolist()
         request.output_buffer.add_tokens(
             [request.handle],
@@ -186,15 +184,14 @@ class OutputCommitter:
         )
         self._counters.generation_tokens += count
         self._fair_share.charge_outputs(np.array([request.share.index]), np.array([count]))
-        self._suspected_requests.discard(request)
+        self._suspected.discard(request)
         if sequence.first_token_time is None:
             self._note_first_token(sequence, now)
         if reason is not FinishReason.RUNNING:
             self._note_end(sequence, now)
             self._free(sequence)
-        elif sequence.num_outputs_in_flight == 0:
-            del self._preempted[sequence.slot_generation]
-            self._requeue(sequence)
+        else:
+            self._preemption.on_output(sequence)
 
     def _emit_prompt_logprobs(self, step: InFlightStep, output: StepOutput) -> None:
         assert output.prompt_logprobs is not None
@@ -205,15 +202,14 @@ class OutputCommitter:
         bounds = [0, *(np.flatnonzero(~is_next) + 1).tolist(), slots.size]
         for run, rows in enumerate(output.prompt_logprobs.split(bounds)):
             slot, first = int(slots[bounds[run]]), int(positions[bounds[run]])
-            sequence = self._batch.sequences[slot]
-            if sequence is None or sequence.slot_generation != generations[slot]:
-                sequence = self._preempted.get(generations[slot])
+            sequence = self._worker.owner(slot, generations[slot])
             if sequence is not None:
                 self._emit_prompt_rows(sequence.request, first, rows)
 
     def _emit_prompt_rows(self, request: Request, first: int, rows: LogprobColumns) -> None:
-        """Rows of consecutive positions from `first`, without those that were emitted before: a
-        sequence that was preempted in its prefill computes some positions again.
+        """Emit rows of consecutive positions from `first`, except those emitted before.
+
+        A sequence that was preempted in its prefill computes some positions again.
         """
         num_rows = rows.num_entries.size
         num_emitted = request.num_prompt_logprobs - first

@@ -1,4 +1,7 @@
-"""Turns the rows of a step into the message for the worker, and moves the counters on."""
+"""Builds the plan message of a step for the worker, and advances the batch's token counts.
+
+`policy` decides which rows the step has.
+"""
 
 import numpy as np
 
@@ -6,7 +9,8 @@ from taco_proto.steps import EMPTY, BlockCopies, IntArray, JoinedSequences, Plan
 from taco_scheduler.core.step_rows import StepRows
 from taco_scheduler.state.batch import Batch
 from taco_scheduler.state.in_flight import InFlightStep
-from taco_scheduler.state.sequence import Sequence, token_array
+from taco_scheduler.state.sequence import Sequence
+from taco_scheduler.token_ids import token_array
 
 
 def make_plan(
@@ -22,13 +26,15 @@ def make_plan(
     copies: BlockCopies | None = None,
     needs_history: bool = False,
 ) -> tuple[StepPlan, InFlightStep]:
-    """The plan of a step and the record that its output will be read against.
+    """Make the plan of a step, and the record that its output is checked against.
 
     Advances `num_computed` and `num_tokens` of the rows: the scheduler counts tokens when it plans
     them, not when they arrive.
 
     Args:
-        needs_history: the worker reads all tokens of joining sequences, those in cached blocks too.
+        runs_alone: no other step is in flight.
+        is_announced: the worker announces the step before it begins, to help find a poison request.
+        needs_history: the worker reads all tokens of joining sequences, also of cached blocks.
     """
     if rows.chunk_slots:
         chunk_slots = np.array(rows.chunk_slots, dtype=np.int32)
@@ -38,7 +44,7 @@ def make_plan(
     else:
         slots = rows.decode_slots
         num_tokens = np.ones(len(slots), np.int32)
-    # Before the counters move: a joining sequence names what was computed when it joins.
+    # Before the counts advance: a joining sequence names the tokens computed before it joins.
     joined = _joined(batch, rows.joined, needs_history) if rows.joined else None
     batch.num_computed[slots] += num_tokens
     max_drafts = EMPTY
@@ -82,7 +88,7 @@ def make_plan(
 
 
 def _of_sampled(rows: StepRows, num_sampled: int) -> IntArray:
-    """Drafts of the rows that sample: decodes, of which all do, stand first."""
+    """Draft tokens of the rows that sample; decodes come first, and all of them sample."""
     max_drafts = np.zeros(num_sampled, np.int32)
     max_drafts[: len(rows.decode_slots)] = rows.max_drafts
     return max_drafts

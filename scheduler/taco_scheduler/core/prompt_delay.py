@@ -1,7 +1,7 @@
-"""Lets prompts gather while others are answered, so that a step computes several of them.
+"""Prompt delay: prompts wait and gather, so that one step computes several of them.
 
-What vLLM knows as its scheduler's delay factor. A step that computes prompts holds up every
-sequence that decodes: fewer and larger ones trade the time to the first token for steadier streams.
+The same as vLLM's scheduler delay factor. A step that computes prompts delays every sequence that
+decodes. Fewer, larger steps with prompts give a later first token and a steadier token stream.
 """
 
 import math
@@ -11,10 +11,10 @@ from taco_scheduler.state.sequence import Sequence
 
 
 class PromptDelay:
-    """Says for one worker whether those who wait should go on waiting."""
+    """Tells for one worker whether the waiting prompts wait longer."""
 
     def __init__(self, factor: float, batch: Batch) -> None:
-        """`factor`: how long a prompt waits, in steps that compute prompts; 0: not at all."""
+        """`factor`: how long a prompt waits, in steps that compute prompts; 0: no delay."""
         self._factor = factor
         self._batch = batch
         self._last_seconds = 0.0
@@ -23,19 +23,19 @@ class PromptDelay:
         self._is_open = False
 
     def begin(self, now: float) -> None:
-        """A plan is being made."""
+        """Begin a plan."""
         self._now = now
         self._is_open = False
 
     def note_prompts(self, seconds: float) -> None:
-        """A step that computed prompts took so long."""
+        """Record how long a step that computed prompts took."""
         self._last_seconds = seconds
 
-    def holds(self, head: Sequence) -> bool:
-        """Whether all who wait should go on waiting; `head` is next. Nobody does while none runs.
+    def must_wait(self, head: Sequence) -> bool:
+        """Whether all waiting sequences wait; `head` is the first of them.
 
-        When one has waited for long enough, all may run in that plan: also one that came later and
-        stands before it.
+        No sequence waits while none runs. Once one sequence has waited long enough, that plan may
+        admit all of them, also later ones of higher rank.
         """
         if not self._batch.num_running:
             self._opens_at = math.inf

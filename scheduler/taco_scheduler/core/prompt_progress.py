@@ -1,15 +1,15 @@
-"""Publishes the prompt blocks that a planned step computes, and acts when a prompt is complete."""
+"""Prompt progress: caches the prompt blocks that a planned step computes, and ends prefills."""
 
-from taco_scheduler.admission.validation import TOKEN_BYTES
 from taco_scheduler.core.step_rows import StepRows
 from taco_scheduler.core.waiting_queue import WaitingQueue
 from taco_scheduler.state.counters import Counters
 from taco_scheduler.state.sequence import Request, Sequence, Status
 from taco_scheduler.state.worker_state import WorkerState
+from taco_scheduler.token_ids import TOKEN_BYTES
 
 
 class PromptProgress:
-    """Updates the prefix cache, the queue and the counters of one worker after each plan."""
+    """Updates one worker's prefix cache, queue and counters after each plan."""
 
     def __init__(self, worker: WorkerState, waiting: WaitingQueue, counters: Counters) -> None:
         self._worker = worker
@@ -17,14 +17,14 @@ class PromptProgress:
         self._counters = counters
 
     def note_planned(self, rows: StepRows, step_id: int, now: float) -> None:
-        """Make what the step computes of prompts matchable from the next step on.
+        """Publish the prompt blocks that a step computes: the next step can match them.
 
-        A sequence whose prompt becomes complete pins its prefixes and queues the sequences of its
-        request that waited for the prompt.
+        The sequence that completes a prompt pins the request's prefixes, and queues the sequences
+        that wait for the prompt.
 
         Args:
-            rows: of the step; its plan is made.
-            now: when the plan was made, in seconds of the scheduler's clock.
+            rows: of the step, whose plan is made.
+            now: time of the plan.
         """
         for sequence in rows.joined:
             if sequence.first_run_time is None:
@@ -36,7 +36,7 @@ class PromptProgress:
             assert sequence.table is not None
             blocks.publish(sequence.table, sequence.pack(), num_computed, step_id)
             if num_computed >= sequence.request.num_prompt_tokens:
-                self._release_held(sequence.request)
+                self._queue_siblings(sequence.request)
                 self._pin_prompt(sequence, now)
 
     def _note_first_run(self, sequence: Sequence, now: float) -> None:
@@ -47,7 +47,7 @@ class PromptProgress:
             request.output_buffer.add_start(request.handle, queued)
         self._counters.speculation.num_sequences += 1
 
-    def _release_held(self, request: Request) -> None:
+    def _queue_siblings(self, request: Request) -> None:
         for sequence in request.sequences:
             if sequence.status is Status.AWAITING_PREFILL:
                 sequence.take_prompt()

@@ -1,32 +1,28 @@
-"""Which replica a request goes to: the one that would be done with it first."""
+"""Router: assigns each request to the replica that would finish it first."""
 
 from collections.abc import Sequence as Many
 
 from taco_common.rendezvous import home_of
 from taco_proto.licenses import LICENSE_MESSAGE, LicenseState
-from taco_proto.registry import DECODE_TOKENS
 from taco_proto.steps import WorkerInfo
 from taco_scheduler.admission.rejections import RejectedError, RejectionReason
 from taco_scheduler.admission.validation import check_fit, length_limit
 from taco_scheduler.core.replica import Replica
-from taco_scheduler.state.sequence import Request, Sequence
-
-# At most so many waiting sequences are looked at when one replica takes over from another.
-MAX_LOOKED_AT = 128
+from taco_scheduler.state.sequence import Request
 
 
 def choose(request: Request, replicas: Many[Replica]) -> Replica | None:
-    """The replica with the least estimated work, what the request itself is there included: what
-    it finds in the prefix cache costs nothing. So a hot prefix spreads once the replica that has it
-    is behind by more than it takes to compute the prefix again. Requests with the same
-    `prompt_cache_key` go to one replica, unless that is behind by more than it takes to compute the
-    whole prompt.
+    """The replica with the least estimated work, including the request's own tokens.
 
-    A replica that ends the request's sequences before another one would is not considered.
+    Tokens in a replica's prefix cache cost nothing there. So a hot prefix is computed on a second
+    replica once the first one is behind by more tokens than the prefix has. Requests with one
+    `prompt_cache_key` go to one replica, unless it is behind by more than the whole prompt.
+
+    A replica whose length limit would end the sequences earlier than another one's is left out.
 
     Returns:
-        None if the request has to wait for a worker: there is none, or none of them can go on with
-        a request that was accepted.
+        None if the request has to wait for a worker: there is none, or none can continue a request
+        that was accepted before.
 
     Raises:
         RejectedError: the request is new, and no replica can or may run it.
@@ -54,11 +50,13 @@ def choose(request: Request, replicas: Many[Replica]) -> Replica | None:
 
 
 def _allowed(request: Request, able: Many[Replica]) -> Many[Replica]:
-    """Those that may run a request: new ones are for replicas with a license. One that has begun
-    goes on with others as well if it has to.
+    """The replicas that may run a request.
+
+    A new request needs a replica with a license. A request that has begun may continue on a
+    replica without one if it must.
 
     Raises:
-        RejectedError: none of them has a license, and none is about to have one.
+        RejectedError: 503, no replica has a license or expects one.
     """
     licensed = [replica for replica in able if replica.accepts_requests]
     if request.has_begun:
@@ -69,40 +67,14 @@ def _allowed(request: Request, able: Many[Replica]) -> Many[Replica]:
 
 
 def fits(request: Request, info: WorkerInfo) -> bool:
-    """Whether a worker can run a request, or go on with it."""
+    """Whether a worker can run a request, or continue it."""
     try:
         check_fit(request, info)
     except RejectedError:
         return False
-    # A sequence that is longer than this worker's limit would end where another's goes on.
+    # A sequence longer than this worker's limit would end here and continue elsewhere.
     limit = length_limit(request, info)
     return not request.accepted or all(len(s.tokens) < limit for s in request.unfinished)
-
-
-def find_rebalance(idle: Replica, busy: Replica) -> list[Request]:
-    """The requests that wait at one replica and would be done sooner at another one."""
-    moved: list[Request] = []
-    load, ahead = idle.load, busy.load - busy.queued_load
-    for sequence in busy.waiting.first(MAX_LOOKED_AT):
-        there = sequence.num_queued_tokens
-        if ahead + there > load and _may_move(sequence, idle, busy):
-            here = idle.num_missing_tokens(sequence)
-            if ahead + there > load + here:
-                moved.append(sequence.request)
-                load += here + DECODE_TOKENS
-                continue
-        ahead += there + DECODE_TOKENS
-    return moved
-
-
-def _may_move(sequence: Sequence, idle: Replica, busy: Replica) -> bool:
-    request = sequence.request
-    return (
-        not request.is_on_worker
-        and request.unfinished[0] is sequence  # the request is looked at once
-        and fits(request, idle.info)
-        and length_limit(request, idle.info) >= length_limit(request, busy.info)
-    )
 
 
 def _num_tokens(info: WorkerInfo) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""The new tokens of a step, row after row."""
+"""The new tokens of one step, as columns over its rows."""
 
 from dataclasses import dataclass
 
@@ -14,17 +14,25 @@ RowNumbers = npt.NDArray[np.intp]
 
 @dataclass(frozen=True, slots=True)
 class StepTokens:
-    """Attributes:
-    slots: int32 [num_rows].
-    num_tokens: int32 [num_rows], at least one each.
-    tokens: int32 [sum(num_tokens)].
-    logprobs: a row a token; None: nobody asked.
+    """New tokens of a step.
+
+    Attributes:
+        slots: int32 [num_rows].
+        num_tokens: int32 [num_rows], each at least 1.
+        tokens: int32 [sum(num_tokens)], row after row.
+        logprobs: one row a token; None: no request asked for log probabilities.
     """
 
     slots: IntArray
     num_tokens: IntArray
     tokens: IntArray
     logprobs: LogprobColumns | None
+
+    @classmethod
+    def of(cls, output: StepOutput) -> "StepTokens":
+        """The tokens of a checked output."""
+        num_tokens = output.num_tokens if output.num_tokens.size else np.ones_like(output.slots)
+        return cls(output.slots, num_tokens, output.token_ids, output.logprobs)
 
     def take(self, rows: RowNumbers) -> "StepTokens":
         """The rows with these numbers, in this order."""
@@ -37,7 +45,7 @@ class StepTokens:
         return self._keep(rows, tokens, num_tokens)
 
     def without_tokens(self, is_dropped: BoolArray) -> "StepTokens":
-        """All rows, without some of their tokens."""
+        """All rows, without the tokens of a mask over `tokens`."""
         rows = np.repeat(np.arange(self.slots.size), self.num_tokens)
         num_tokens = np.bincount(rows[~is_dropped], minlength=self.slots.size).astype(np.int32)
         return self._keep(np.arange(self.slots.size), np.flatnonzero(~is_dropped), num_tokens)
@@ -45,8 +53,3 @@ class StepTokens:
     def _keep(self, rows: RowNumbers, tokens: RowNumbers, num_tokens: IntArray) -> "StepTokens":
         logprobs = None if self.logprobs is None else self.logprobs.take(tokens)
         return StepTokens(self.slots[rows], num_tokens, self.tokens[tokens], logprobs)
-
-
-def step_tokens_of(output: StepOutput) -> StepTokens:
-    num_tokens = output.num_tokens if output.num_tokens.size else np.ones_like(output.slots)
-    return StepTokens(output.slots, num_tokens, output.token_ids, output.logprobs)

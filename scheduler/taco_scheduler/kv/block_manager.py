@@ -9,15 +9,14 @@ from taco_scheduler.kv.block_pool import BlockPool
 from taco_scheduler.kv.block_table import BlockTable
 from taco_scheduler.kv.device_blocks import DeviceBlocks
 from taco_scheduler.kv.disk_index import DiskIndex
-from taco_scheduler.kv.disk_transfers import DiskTransfers, Reading
+from taco_scheduler.kv.disk_transfers import DiskTransfers, PrefixRead
 from taco_scheduler.kv.hit_counts import HitCounts
 from taco_scheduler.kv.host_blocks import HostBlocks
 from taco_scheduler.kv.namespace import CacheNamespace
 from taco_scheduler.kv.pinned_prefixes import PinnedPrefixes
 from taco_scheduler.kv.radix_node import CachedPrefix, Node
 from taco_scheduler.kv.radix_tree import RadixTree
-
-TOKEN_BYTES = 4  # token ids travel as packed little-endian int32
+from taco_scheduler.token_ids import TOKEN_BYTES
 
 
 class BlockManager:
@@ -281,7 +280,7 @@ class BlockManager:
         tokens: memoryview | bytes,
         namespace: CacheNamespace,
         is_worth_it: Callable[[int, int], bool],
-    ) -> Reading | None:
+    ) -> PrefixRead | None:
         """Reads what is on disk of a sequence that waits, behind what is cached of it. `allocate`
         finds it once it is done.
 

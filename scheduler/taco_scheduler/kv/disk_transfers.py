@@ -20,7 +20,7 @@ MAX_LOOKED_AT = 8  # prefixes that are not done with, each time
 
 
 @dataclass(slots=True, eq=False)
-class Reading:
+class PrefixRead:
     """Files that are read for a sequence.
 
     Attributes:
@@ -225,7 +225,7 @@ class DiskTransfers:
         tokens: bytes,
         num_matched: int,
         is_worth_it: Callable[[int, int], bool],
-    ) -> Reading | None:
+    ) -> PrefixRead | None:
         """Reads what is on disk of a prefix behind its first `num_matched` blocks, if it is worth
         it. If not, one block is read while no others are, to see how long that takes by now.
 
@@ -242,14 +242,14 @@ class DiskTransfers:
         files = list(takewhile(lambda file: file.is_written, files))
         wanted = [file.key for file in files[num_matched:]]
         if not wanted:
-            return Reading(self._disk)
+            return PrefixRead(self._disk)
         num_before = self._disk.num_reading + self._disk.num_writing
         if is_worth_it(len(wanted), num_before):
             self._begin_to_read(wanted)
-            return Reading(self._disk, [key for key in wanted if self._disk.is_reading(key)])
+            return PrefixRead(self._disk, [key for key in wanted if self._disk.is_reading(key)])
         if not self._disk.num_reading:
             self._begin_to_read(wanted[:1])
-        return Reading(self._disk)
+        return PrefixRead(self._disk)
 
     def _begin_to_read(self, wanted: list[bytes]) -> None:
         new = [k for k in wanted if k not in self._read and not self._disk.is_reading(k)]

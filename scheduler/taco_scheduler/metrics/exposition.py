@@ -44,7 +44,7 @@ class EngineCollector(Collector):
         yield from self._worker_gauges()
         yield from self._worker_counters()
         yield from self._counters()
-        yield self._refusals()
+        yield self._rejections()
         yield self._row_errors()
         yield from self._histograms()
         yield from speculation_metrics(self._engine.counters.speculation, self._model)
@@ -169,12 +169,12 @@ class EngineCollector(Collector):
             family.add_metric([self._model], value)
             yield family
 
-    def _refusals(self) -> Metric:
+    def _rejections(self) -> Metric:
         family = CounterMetricFamily(
             "taco:refusals", "Requests that were refused.", labels=["model_name", "reason"]
         )
         for reason in RejectionReason:
-            family.add_metric([self._model, reason], self._engine.counters.refusals[reason])
+            family.add_metric([self._model, reason], self._engine.counters.rejections[reason])
         return family
 
     def _row_errors(self) -> Metric:

@@ -24,19 +24,6 @@ class DraftExecutor(Protocol):
     def draft(self, request: DraftRequest) -> DraftReply: ...
 
 
-class DrafterLink(Protocol):
-    """A draft worker as the service sees it. It answers in the order of the requests."""
-
-    @property
-    def info(self) -> DrafterInfo: ...
-
-    def send(self, request: DraftRequest) -> None:
-        """Hands a request over and returns at once."""
-
-    def close(self, reason: str = "") -> None:
-        """No more requests. `reason` tells the draft worker why it cannot be used, if it cannot."""
-
-
 class LocalDrafter:
     """Runs a draft model in a thread of its own.
 

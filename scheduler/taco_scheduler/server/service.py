@@ -21,10 +21,10 @@ from taco_scheduler.core.replica import Replica
 from taco_scheduler.metrics.exposition import engine_registry
 from taco_scheduler.metrics.stats_log import log_stats
 from taco_scheduler.server.client_session import ClientSession
-from taco_scheduler.server.drafter_links import DrafterLink, DraftExecutor, LocalDrafter
+from taco_scheduler.server.drafter_links import DraftExecutor, LocalDrafter
 from taco_scheduler.server.served_model import NO_MODEL, served_model
 from taco_scheduler.server.worker_links import LocalWorkerLink, StepExecutor, WorkerLink
-from taco_scheduler.speculation.drafter_pool import DrafterPool
+from taco_scheduler.speculation.drafter_pool import DrafterLink, DrafterPool
 from taco_scheduler.state.in_flight import InvalidOutputError
 from taco_scheduler.state.output_buffer import OutputBuffer
 
@@ -173,7 +173,7 @@ class SchedulerService:
             OtherModelError: it serves another model than the workers that are attached.
         """
         # Nobody comes in the place of a local worker, however long its step takes.
-        replica = self.engine.attach(link.info, is_watched=link.is_remote)
+        replica = self.engine.attach(link.info, detects_stalls=link.is_remote)
         self._replicas[link] = replica
         logger.info("worker %s attached: %s", replica.name, link.info.model)
         if replica.worker.max_num_batched_tokens < self.config.max_num_batched_tokens:
@@ -187,7 +187,7 @@ class SchedulerService:
         if not replica.license.is_valid:
             reason = replica.license.reason
             logger.warning("worker %s takes no new requests yet: %s", replica.name, reason)
-        self._drafters.add_replica(replica)
+        self._drafters.add_replica(replica.speculation)
         self._announce()
         self._first_worker.set()
         self._wake.set()
@@ -201,8 +201,8 @@ class SchedulerService:
             logger.info("worker %s detached after its drain", replica.name)
         else:
             logger.warning("worker %s lost: %s", replica.name, reason)
-        self.engine.detach(replica, is_fault=is_fault)
-        self._drafters.remove_replica(replica)
+        self.engine.on_worker_lost(replica, is_fault=is_fault)
+        self._drafters.remove_replica(replica.speculation)
         link.close()
         self._announce()
         if not self._replicas and not link.is_remote:
@@ -242,7 +242,7 @@ class SchedulerService:
         """A worker begins a step that it had to announce."""
         replica = self._replicas.get(link)
         if replica is not None:
-            self.engine.note_begun(replica, epoch, step_id)
+            self.engine.note_step_begun(replica, epoch, step_id)
 
     def deliver_store_report(self, link: WorkerLink, report: StoreReport) -> None:
         """Takes what a worker's disk tier has done."""
@@ -259,12 +259,12 @@ class SchedulerService:
 
     def attach_drafter(self, link: DrafterLink) -> None:
         """Takes a draft worker in; raises what `DrafterPool.attach` does."""
-        self._drafters.attach(link, self._replicas.values())
+        self._drafters.attach(link, [r.speculation for r in self._replicas.values()])
         self._wake.set()
 
     def lose_drafter(self, link: DrafterLink, reason: str) -> None:
         """The link to a draft worker is gone: decoding goes on without."""
-        self._drafters.lose(link, reason)
+        self._drafters.remove(link, reason)
         self._wake.set()
 
     def deliver_drafts(self, link: DrafterLink, reply: DraftReply) -> None:
@@ -286,7 +286,7 @@ class SchedulerService:
 
     def submit(self, output_buffer: OutputBuffer, request: GenerateRequest) -> None:
         if self._draining:
-            self.engine.counters.refusals[RejectionReason.DRAINING] += 1
+            self.engine.counters.rejections[RejectionReason.DRAINING] += 1
             output_buffer.add_error(request.handle, 503, "the scheduler is shutting down")
         else:
             self.engine.submit(output_buffer, request, time.monotonic())
@@ -345,7 +345,7 @@ class SchedulerService:
     def _release_leavers(self) -> None:
         now = time.monotonic()
         for link, replica in list(self._replicas.items()):
-            if replica.is_done(now):
+            if replica.is_drained(now):
                 self.lose(link, "it left", is_fault=False)
 
     def _send_plans(self) -> None:

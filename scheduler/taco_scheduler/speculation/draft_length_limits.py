@@ -1,4 +1,4 @@
-"""How many draft tokens each sequence may have verified in its next step."""
+"""Draft length limits: how many draft tokens a sequence may verify in its next step."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,29 +11,29 @@ from taco_scheduler.state.batch import Batch
 
 @dataclass(frozen=True, slots=True)
 class DraftLengthLimits:
-    """What the operator and the worker allow.
+    """The limits of the operator and of the worker.
 
     Attributes:
         max_draft_tokens: of a sequence in a step; 0 if the worker does not speculate.
-        max_model_len: longer sequences have none; None: no limit.
-        max_requests: with more requests than that nobody has any; None: no limit.
-        num_requests: how many there are.
-        may_come: whether there may be any drafts in the next step at all.
+        max_model_len: longer sequences verify no drafts; None: no limit.
+        max_requests: with more requests, no sequence verifies drafts; None: no limit.
+        num_requests: returns the number of requests.
+        may_draft: returns whether the next step may have any drafts.
     """
 
     max_draft_tokens: int
     max_model_len: int | None
     max_requests: int | None
     num_requests: Callable[[], int]
-    may_come: Callable[[], bool]
+    may_draft: Callable[[], bool]
 
     def allowed(self, batch: Batch) -> IntArray:
-        """`wanted`, and nothing while nobody drafts."""
-        return self.wanted(batch) if self.may_come() else np.zeros(batch.limit.size, np.int32)
+        """The same as `wanted`; 0 for every slot while there are no drafts."""
+        return self.wanted(batch) if self.may_draft() else np.zeros(batch.limit.size, np.int32)
 
     def wanted(self, batch: Batch) -> IntArray:
-        """Of every slot: what its length leaves room for, before blocks and budgets."""
-        if not self.max_draft_tokens or self._is_crowded():
+        """Draft tokens of every slot by its sequence's length, before blocks and budgets count."""
+        if not self.max_draft_tokens or self._has_too_many_requests():
             return np.zeros_like(batch.limit)
         num_tokens = batch.max_num_tokens
         # The token behind the last draft must fit as well.
@@ -42,5 +42,5 @@ class DraftLengthLimits:
             wanted[num_tokens + wanted > self.max_model_len] = 0
         return wanted
 
-    def _is_crowded(self) -> bool:
+    def _has_too_many_requests(self) -> bool:
         return self.max_requests is not None and self.num_requests() > self.max_requests

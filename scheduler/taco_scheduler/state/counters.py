@@ -43,7 +43,7 @@ class Counters:
     num_pins: int = 0
     num_rejected_pins: int = 0
     row_errors: Counter[RowErrorCode] = field(default_factory=Counter)
-    refusals: Counter[RejectionReason] = field(default_factory=Counter)
+    rejections: Counter[RejectionReason] = field(default_factory=Counter)
     speculation: SpeculationCounters = field(default_factory=SpeculationCounters)
     iteration_tokens: Histogram = field(default_factory=lambda: Histogram(TOKENS))
     queue_seconds: Histogram = field(default_factory=_seconds)

@@ -11,16 +11,14 @@ from array import array
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import numpy as np
-
 from taco_proto.requests import GenerateRequest, PrefixPin, Tenant
 from taco_proto.sampling_params import SamplingParams
 from taco_scheduler.admission.fair_share import Share
-from taco_scheduler.kv.block_manager import TOKEN_BYTES
 from taco_scheduler.kv.block_table import BlockTable
 from taco_scheduler.kv.namespace import CacheNamespace
 from taco_scheduler.state.output_buffer import OutputBuffer
 from taco_scheduler.state.token_log import TokenLog
+from taco_scheduler.token_ids import TOKEN_BYTES, token_array
 
 # Sooner first: priority, arrival of the request, index of the sequence.
 Urgency = tuple[int, int, int]
@@ -44,7 +42,7 @@ class Status(enum.Enum):
     FINISHED = enum.auto()
 
 
-class Home(Protocol):
+class AssignedReplica(Protocol):
     """The replica where the sequences of a request wait and run.
 
     Attributes:
@@ -54,10 +52,10 @@ class Home(Protocol):
     name: str
 
     def release(self, sequence: "Sequence") -> None:
-        """Frees what a sequence holds there; its outputs in flight find no owner."""
+        """Free a sequence's slot and blocks; its outputs in flight have no owner then."""
 
-    def queue(self, sequence: "Sequence") -> None:
-        """Lets a sequence wait there."""
+    def enqueue(self, sequence: "Sequence") -> None:
+        """Queue a sequence there."""
 
 
 @dataclass(slots=True, eq=False)
@@ -95,7 +93,7 @@ class Request:
     num_prompt_logprobs: int = 1
     admitted: bool = False
     accepted: bool = False
-    replica: Home | None = None
+    replica: AssignedReplica | None = None
     num_worker_crashes: int = 0
     sequences: list["Sequence"] = field(default_factory=list)
 
@@ -268,8 +266,3 @@ def sequence_seed(seed: int, index: int) -> int:
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
     z ^= z >> 31
     return z - 2**64 if z >= 2**63 else z
-
-
-def token_array(packed: bytes) -> np.ndarray:
-    """Packed little-endian int32 ids as an array, without a copy."""
-    return np.frombuffer(packed, dtype="<i4")

@@ -6,7 +6,7 @@ from support.engine_driver import Driver
 from support.fake_worker import worker_info
 from taco_proto.output_batch import output_errors
 from taco_proto.requests import LOW_PRIORITY, Tenant
-from taco_scheduler.admission.admission_control import DrainRate
+from taco_scheduler.admission.drain_rate import DrainRate
 from taco_scheduler.admission.rate_limits import TokenBucket
 from taco_scheduler.admission.rejections import RejectionReason
 from taco_scheduler.core import router
@@ -110,7 +110,7 @@ def test_who_has_run_is_not_refused_when_it_waits_again() -> None:
         d.submit(handle, [handle + 1] * 4, tenant=FLOOD, max_tokens=20, ignore_eos=True)
         d.step()
     d.lose_worker()
-    assert d.engine._requests._reception.admission_queue.num_requests == 4
+    assert d.engine._requests.admission.backlogs.num_requests == 4
     flood(d, 1, first=10)
     d.submit(100, [1], tenant=OTHER)
     d.collect()
@@ -118,8 +118,8 @@ def test_who_has_run_is_not_refused_when_it_waits_again() -> None:
     d.attach()
     d.run()
     assert sorted(h for h, _ in d.got.reasons) == [0, 1, 2, 3]
-    assert d.engine._requests._reception.admission_queue.num_requests == 0
-    assert d.engine._requests._reception.admission_queue.num_tokens == 0
+    assert d.engine._requests.admission.backlogs.num_requests == 0
+    assert d.engine._requests.admission.backlogs.num_tokens == 0
 
 
 def test_a_cancelled_request_leaves_its_place() -> None:
@@ -152,7 +152,7 @@ def test_the_wait_is_what_is_queued_over_the_rate_at_which_it_leaves() -> None:
     for _ in range(20):
         d.step()  # 10 ms and one prompt each
         d.now += 0.19
-    assert d.engine._requests._reception.admission_queue.num_requests == 80 - 1
+    assert d.engine._requests.admission.backlogs.num_requests == 80 - 1
     flood(d, 21, first=200, prompt=8)
     assert retry_after(d) == 20, "800 tokens at 40 a second"
 
@@ -167,8 +167,8 @@ def test_a_tenant_waits_for_its_part_of_the_rate() -> None:
         d.step()
         d.now += 0.19
     flood(d, 30, first=200, prompt=8)
-    admission_queue = d.engine._requests._reception.admission_queue
-    share = d.engine._requests._reception.fair_share.share_of(FLOOD, 0)
+    admission_queue = d.engine._requests.admission.backlogs
+    share = d.engine._requests.admission.fair_share.share_of(FLOOD, 0)
     tokens = admission_queue._backlogs[share].num_tokens
     assert retry_after(d) == pytest.approx(tokens / 20, abs=1.1), "half of 40 a second"
 
@@ -187,15 +187,15 @@ def test_the_rate_forgets_and_counts_only_while_somebody_waits() -> None:
     assert rate.tokens_per_second() is None
     now = 0.0
     for _ in range(100):
-        rate.tick(now, somebody_waits=True)
+        rate.tick(now, is_queue_empty=False)
         rate.count(10)
         now += 0.1
     assert rate.tokens_per_second() == pytest.approx(100, rel=0.05)
-    rate.tick(now + 1000, somebody_waits=False)
+    rate.tick(now + 1000, is_queue_empty=True)
     assert rate.tokens_per_second() == pytest.approx(100, rel=0.05), "nobody waited"
     now += 1000
     for _ in range(100):
-        rate.tick(now, somebody_waits=True)
+        rate.tick(now, is_queue_empty=False)
         rate.count(1)
         now += 0.1
     assert rate.tokens_per_second() == pytest.approx(10, rel=0.1)
@@ -297,7 +297,7 @@ def test_refusals_are_counted_by_reason_and_waiting_tokens_are_shown() -> None:
     d.submit(10, [1], tenant=tenant, quota_charged=True, deadline=d.now + 1)
     d.now += 2
     d.engine.expire(d.now)
-    assert d.engine.counters.refusals[RejectionReason.DEADLINE] == 1
+    assert d.engine.counters.rejections[RejectionReason.DEADLINE] == 1
 
 
 @pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf")])

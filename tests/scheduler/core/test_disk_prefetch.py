@@ -197,9 +197,9 @@ def test_a_worker_whose_disk_does_not_answer_is_let_go_in_time() -> None:
     while d.plan():
         d.deliver()
     d.store()
-    assert not peer.replica.is_done(d.now)
+    assert not peer.replica.is_drained(d.now)
     d.now += 5.0
-    assert peer.replica.is_done(d.now)
+    assert peer.replica.is_drained(d.now)
 
 
 def test_a_worker_without_a_disk_tier_goes_at_once() -> None:
@@ -207,7 +207,7 @@ def test_a_worker_without_a_disk_tier_goes_at_once() -> None:
     d.attach()
     ask_long(d, 0, topic=10)
     d.drain(d.peers[0])
-    assert d.peers[0].replica.is_done(d.now)
+    assert d.peers[0].replica.is_drained(d.now)
 
 
 def test_what_still_runs_when_a_worker_leaves_is_written_when_it_ends() -> None:

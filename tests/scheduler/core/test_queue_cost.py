@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from support.engine_driver import Driver, make_request
 from support.fake_worker import worker_info
 from taco_proto.requests import LOW_PRIORITY, Tenant
-from taco_scheduler.admission.admission_control import AdmissionQueue
 from taco_scheduler.admission.fair_share import BURST_CREDIT, MAX_IDLE_SHARES, FairShare
 from taco_scheduler.admission.rate_limits import RateLimits
-from taco_scheduler.core import router
+from taco_scheduler.admission.tenant_backlogs import TenantBacklogs
+from taco_scheduler.core.rebalancing import MAX_EXAMINED
 from taco_scheduler.core.waiting_queue import WaitingQueue, _TenantQueue
 from taco_scheduler.state.output_buffer import OutputBuffer
 from taco_scheduler.state.sequence import Request, new_request
@@ -38,7 +38,7 @@ def visits(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         monkeypatch.setattr(owner, name, counting)
 
     count(FairShare, "counter")
-    count(AdmissionQueue, "_load")
+    count(TenantBacklogs, "load")
     count(_TenantQueue, "key")
     count(WaitingQueue, "pop")
     count(WaitingQueue, "_is_valid")
@@ -94,18 +94,16 @@ def test_a_plan_looks_at_a_few_of_those_that_wait(visits: Counter[str]) -> None:
     assert cost_of_plans(visits, 2000) <= cost_of_plans(visits, 10) + 4
 
 
-def test_rebalancing_looks_at_a_few_of_those_that_wait(
-    visits: Counter[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rebalancing_looks_at_a_few_of_those_that_wait(visits: Counter[str]) -> None:
     def cost(num_waiting: int) -> int:
         driver = crowded(num_waiting, 3)
         idle = driver.attach()
-        monkeypatch.setattr(driver.engine, "_corrects_at", 0.0)
+        driver.engine._rebalancer.search_now()
         visits.clear()
         assert driver.engine.plan(idle.replica, driver.now) is not None, "it took work over"
         return visits.total()
 
-    few = cost(2 * router.MAX_LOOKED_AT)
+    few = cost(2 * MAX_EXAMINED)
     assert 0 < cost(4000) <= few * 1.2
 
 
@@ -153,15 +151,15 @@ def test_tenants_without_requests_are_forgotten() -> None:
         if handle % 8 == 7:
             driver.run()
     driver.run()
-    reception = driver.engine._requests._reception
-    assert reception.fair_share.num_shares < MAX_IDLE_SHARES + 16
-    assert not reception.admission_queue._backlogs
-    assert len(reception.fair_share.num_outputs) <= 64
+    admission = driver.engine._requests.admission
+    assert admission.fair_share.num_shares < MAX_IDLE_SHARES + 16
+    assert not admission.backlogs._backlogs
+    assert len(admission.fair_share.num_outputs) <= 64
     driver.now += 120  # the quotas of a minute are full again
     for handle in range(10**6, 10**6 + 2 * MAX_IDLE_SHARES):
         driver.submit(handle, [1], tenant=Tenant(name="last", max_requests_per_minute=10**6))
         driver.engine.cancel(driver.client, handle)
-    assert reception._quotas.num_tenants <= 1
+    assert admission._rate_limits.num_tenants <= 1
 
 
 def test_a_rejected_request_leaves_nothing_behind() -> None:
@@ -202,7 +200,7 @@ def test_a_quota_is_not_forgotten_before_it_is_full_again() -> None:
     large = Tenant(name="large", max_tokens_per_minute=10**6)
 
     def spend(tenant: Tenant, now: float, num_tokens: int = 1) -> None:
-        quotas.spend(make_request(1, [1] * num_tokens, tenant=tenant), now)
+        quotas.charge(make_request(1, [1] * num_tokens, tenant=tenant), now)
 
     spend(small, 0.0, 50)
     for _ in range(10):
@@ -223,27 +221,25 @@ def test_a_quota_is_not_forgotten_before_it_is_full_again() -> None:
 @given(seed=st.integers(0, 10**6))
 def test_the_largest_tenant_is_what_a_search_would_find(seed: int) -> None:
     draw = random.Random(seed)
-    shares, admission_queue = FairShare(), AdmissionQueue(1000, 10_000)
+    shares, backlogs = FairShare(), TenantBacklogs[Request](1000, 10_000)
     waiting: list[Request] = []
     for arrival in range(60):
         if waiting and draw.random() < 0.4:
             request = waiting.pop(draw.randrange(len(waiting)))
-            admission_queue.leave(request, runs=False)
+            backlogs.remove(request)
         else:
             tenant = Tenant(name=draw.choice("abcdef"), weight=draw.choice([0.5, 1.0, 3.0]))
             message = make_request(arrival, [1] * draw.randint(1, 9), tenant=tenant)
             priority = draw.choice([0, 0, LOW_PRIORITY])
             share = shares.share_of(tenant, priority)
             request = new_request(OutputBuffer(0), message, share, arrival, 0.0)
-            admission_queue.enter(request)
+            backlogs.add(request)
             waiting.append(request)
         if not waiting:
             continue
-        largest = admission_queue._largest_share()
-        loads = {s: (s.is_offline, admission_queue._load(s)) for s in admission_queue._backlogs}
+        largest = backlogs.largest()
+        loads = {s: (s.is_offline, backlogs.load(s)) for s in backlogs._backlogs}
         assert loads[largest] == max(loads.values())
-        for kind, counter in admission_queue._weights.items():
-            known = Counter(
-                p.weight for s, p in admission_queue._backlogs.items() if s.is_offline is kind
-            )
+        for kind, counter in backlogs._weights.items():
+            known = Counter(p.weight for s, p in backlogs._backlogs.items() if s.is_offline is kind)
             assert counter == known

@@ -7,7 +7,7 @@ from support.fake_worker import FakeWorker, generate, worker_info
 from taco_proto.sampling_params import SamplingParams
 from taco_proto.steps import StepPlan
 from taco_scheduler.admission.validation import OtherModelError
-from taco_scheduler.core.replica import STALL_FACTOR
+from taco_scheduler.faults.worker_loss import STALL_FACTOR
 
 POISON = 60
 
@@ -89,7 +89,7 @@ def test_a_worker_that_leaves_gets_nothing_new_and_may_finish() -> None:
     d.step()
     leaver = d.peers[0]
     d.drain(leaver, seconds=100)
-    assert not leaver.replica.is_done(d.now)
+    assert not leaver.replica.is_drained(d.now)
     for handle in range(2, 8):
         d.submit(handle, [handle + 1] * 9, max_tokens=20, ignore_eos=True)
     assert leaver.replica.num_running == 1
@@ -113,7 +113,7 @@ def test_what_waits_for_the_only_worker_waits_for_the_next_when_it_leaves() -> N
     d = make_driver(1)
     crowd(d, 2)
     d.drain(d.peers[0])
-    assert d.peers[0].replica.is_done(d.now)
+    assert d.peers[0].replica.is_drained(d.now)
     d.run()
     assert not d.peers
     d.attach()
@@ -155,7 +155,7 @@ def lose_without_begin(d: Driver) -> None:
     (peer,) = d.peers
     plan = d.engine.plan(peer.replica, d.now)
     assert plan is not None
-    assert plan.is_announced == bool(d.engine._requests.suspected_requests)
+    assert plan.is_announced == bool(d.engine._requests.poison.suspected)
     d.lose_worker(peer)
     d.attach()
 
@@ -195,7 +195,7 @@ def test_suspects_run_one_at_a_time_on_all_workers_together() -> None:
         d.submit(handle, [POISON, handle - 90, 2], max_tokens=20)
     crowd(d)
     seen: list[int] = []
-    suspected_requests = d.engine._requests.suspected_requests
+    suspected_requests = d.engine._requests.poison.suspected
     for peer in d.peers:
         peer.worker.fails = poisoned
     while d.step():

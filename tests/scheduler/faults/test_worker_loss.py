@@ -35,7 +35,7 @@ def test_one_poisonous_request_is_quarantined_and_the_others_live(
             d.attach()
             d.worker.fails = poisoned
     assert {handle: code for handle, (code, _) in d.got.errors.items()} == {5: 500}
-    assert "request-5 is given up" in caplog.text
+    assert "poison request request-5 fails" in caplog.text
     for handle, prompt in prompts.items():
         if handle != 5:
             expected = generate(prompt, SamplingParams(max_tokens=12), d.info, 1)

@@ -160,10 +160,10 @@ def test_what_cannot_be_drafts_is_left_out_and_counted(changes: dict) -> None:
         token_ids=np.array([5], dtype=np.int32),
     )
     real = driver.replies.popleft()
-    driver.drafts.take(replace(reply, **changes), driver.now)
+    driver.speculation.client.take(replace(reply, **changes), driver.now)
     assert driver.engine.counters.num_invalid_drafts == 1
     if "request_id" in changes:  # the answer itself is still to come
-        driver.drafts.take(real, driver.now)
+        driver.speculation.client.take(real, driver.now)
     assert driver.plan()
     driver.run()
     assert driver.got.tokens[1, 0] == expected(driver, 24)

@@ -12,6 +12,7 @@ from taco_scheduler.admission.validation import InvalidWorkerError, WorkerReject
 from taco_scheduler.core.engine import Engine
 from taco_scheduler.core.replica import Replica
 from taco_scheduler.speculation.drafter_pool import DrafterPool
+from taco_scheduler.speculation.speculation import Speculation
 
 DRAFTING = worker_info(max_draft_tokens=4)
 
@@ -38,30 +39,34 @@ def make_engine(*infos: object) -> Engine:
     return engine
 
 
+def speculations(engine: Engine) -> list[Speculation]:
+    return [replica.speculation for replica in engine.replicas]
+
+
 def drafted_for(engine: Engine) -> list[bool]:
-    return [replica.drafts.is_taken for replica in engine.replicas]
+    return [replica.speculation.has_draft_worker for replica in engine.replicas]
 
 
 def test_each_draft_worker_takes_a_worker_without() -> None:
     engine, pool = make_engine(DRAFTING, DRAFTING), DrafterPool()
     links = [Link(), Link(), Link()]
-    pool.attach(links[0], engine.replicas)
+    pool.attach(links[0], speculations(engine))
     assert drafted_for(engine) == [True, False]
-    pool.attach(links[1], engine.replicas)
+    pool.attach(links[1], speculations(engine))
     assert drafted_for(engine) == [True, True]
     with pytest.raises(WorkerRejectedError):
-        pool.attach(links[2], engine.replicas)
+        pool.attach(links[2], speculations(engine))
     assert [link.is_closed for link in links] == [False, False, True]
-    pool.lose(links[0], "gone")
+    pool.remove(links[0], "gone")
     assert drafted_for(engine) == [False, True]
     again = Link()
-    pool.attach(again, engine.replicas)
+    pool.attach(again, speculations(engine))
     assert drafted_for(engine) == [True, True]
 
 
 def test_workers_that_verify_nothing_are_passed_over() -> None:
     engine, pool = make_engine(worker_info(), DRAFTING), DrafterPool()
-    pool.attach(Link(), engine.replicas)
+    pool.attach(Link(), speculations(engine))
     assert drafted_for(engine) == [False, True]
 
 
@@ -69,7 +74,7 @@ def test_one_that_fits_no_worker_is_told_why() -> None:
     engine, pool = make_engine(DRAFTING), DrafterPool()
     link = Link(FakeDrafter(vocab_size=65).info)
     with pytest.raises(InvalidWorkerError, match="a vocabulary of 65 tokens"):
-        pool.attach(link, engine.replicas)
+        pool.attach(link, speculations(engine))
     assert link.is_closed
     assert pool.links == []
 
@@ -78,24 +83,24 @@ def test_draft_workers_wait_for_workers() -> None:
     engine, pool = make_engine(), DrafterPool()
     links = [Link(FakeDrafter(vocab_size=65).info), Link(), Link()]
     for link in links:
-        pool.attach(link, engine.replicas)
-    pool.add_replica(engine.attach(DRAFTING))
+        pool.attach(link, speculations(engine))
+    pool.add_replica(engine.attach(DRAFTING).speculation)
     assert links[0].is_closed
     assert "vocabulary" in links[0].reason
     assert drafted_for(engine) == [True]
     assert pool.links == links[1:]
-    pool.add_replica(engine.attach(DRAFTING))
+    pool.add_replica(engine.attach(DRAFTING).speculation)
     assert drafted_for(engine) == [True, True]
 
 
 def test_a_draft_worker_goes_with_its_worker_and_may_dial_again() -> None:
     engine, pool = make_engine(DRAFTING, DRAFTING), DrafterPool()
     link = Link()
-    pool.attach(link, engine.replicas)
+    pool.attach(link, speculations(engine))
     lost: Replica = engine.replicas[0]
-    engine.detach(lost)
-    pool.remove_replica(lost)
+    engine.on_worker_lost(lost)
+    pool.remove_replica(lost.speculation)
     assert link.is_closed
     assert not link.reason, "it did nothing wrong"
-    pool.attach(Link(), engine.replicas)
+    pool.attach(Link(), speculations(engine))
     assert drafted_for(engine) == [True]

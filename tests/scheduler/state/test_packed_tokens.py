@@ -8,8 +8,9 @@ from support.engine_driver import Driver
 from support.fake_worker import worker_info
 from taco_proto.convert import step_plan_to_pb
 from taco_proto.steps import JoinedSequences
-from taco_scheduler.kv.block_manager import TOKEN_BYTES, BlockManager
+from taco_scheduler.kv.block_manager import BlockManager
 from taco_scheduler.state.sequence import Sequence
+from taco_scheduler.token_ids import TOKEN_BYTES
 
 PROMPT = [token % 60 + 1 for token in range(4000)]
 
