@@ -136,7 +136,7 @@ async def test_a_refusal_is_final_where_dialling_again_is_no_use(
         scheduler.requests.put_nowait(code)
         reason = await soon(link.run(asyncio.Event()))
         assert reason == f"{code.name}: {REFUSAL}"
-        refusal = f"the scheduler at {address} refuses: {REFUSAL}"
+        refusal = f"the scheduler at {address} rejects it: {REFUSAL}"
         assert link.failure == (refusal if is_final else "")
 
 
@@ -167,7 +167,7 @@ async def test_the_process_dials_until_the_scheduler_is_there_and_leaves_when_to
     process = start_process(config.model.model, address)
     assert process.stderr is not None
     lines = iter(process.stderr)
-    while "dialling again" not in await asyncio.to_thread(next, lines):
+    while "reconnecting" not in await asyncio.to_thread(next, lines):
         pass
     async with serve(address) as scheduler:
         await soon(scheduler.drafter_hellos.get())
@@ -189,7 +189,7 @@ async def test_a_process_that_is_refused_says_why_in_one_line_and_ends(
         _, errors = await asyncio.to_thread(process.communicate, timeout=PATIENCE_SECONDS)
     assert process.returncode == 1
     assert [line for line in errors.splitlines() if "ERROR" in line] == errors.splitlines()[-1:]
-    assert errors.endswith(f"refuses: {REFUSAL}\n")
+    assert errors.endswith(f"rejects it: {REFUSAL}\n")
 
 
 def test_a_model_that_cannot_be_loaded_is_one_line_and_exit_code_1(tmp_path: Path) -> None:

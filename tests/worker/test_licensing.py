@@ -166,7 +166,7 @@ def test_a_question_that_cannot_be_put_is_a_missing_license(
     with closing(Licensing(config("http://127.0.0.1:1"))) as licensing:
         change = listen(licensing)
         licensing.ask()
-        reason = "the license server cannot be asked: FileNotFoundError"
+        reason = "requesting a license failed: FileNotFoundError"
         assert (
             change() == licensing.wait_for_answer() == WorkerLicense(LicenseState.MISSING, reason)
         )

@@ -116,7 +116,7 @@ async def test_a_heart_that_stops_ends_the_stream(
     monkeypatch.setattr(SchedulerLink, "_heartbeat", fail)
     async with serve(address):
         reason = await soon(SchedulerLink(address, worker, ModelThread()).run(asyncio.Event()))
-        assert reason == "the heart has stopped: no pulse"
+        assert reason == "sending heartbeats failed: no pulse"
 
 
 async def test_the_heart_beats_while_a_step_runs_and_leaving_takes_until_the_scheduler_says(
@@ -277,7 +277,7 @@ async def test_a_worker_whose_device_has_failed_says_so_and_ends(
         assert (await soon(scheduler.outputs.get())).error == "CUDA error"
         _, errors = await asyncio.to_thread(process.communicate, timeout=PATIENCE_SECONDS)
     assert process.returncode == 1
-    assert "the device has failed; a new process has to take over" in errors
+    assert "the device has failed; restart the worker" in errors
 
 
 async def waits_for_a_scheduler(admin: str) -> bool:
@@ -292,7 +292,7 @@ async def test_the_process_dials_until_the_scheduler_is_there_and_leaves_when_to
     process = start_process(config.model.model, address, admin_listen=f"unix:{admin}")
     assert process.stderr is not None
     lines = iter(process.stderr)
-    while "dialling again" not in await asyncio.to_thread(next, lines):
+    while "reconnecting" not in await asyncio.to_thread(next, lines):
         pass
     for _ in range(2):  # the second time after the scheduler went away
         await until(lambda: waits_for_a_scheduler(admin), "a worker that says that it is alone")

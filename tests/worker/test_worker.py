@@ -251,7 +251,7 @@ def test_a_lower_epoch_is_refused_and_changes_nothing(worker: Worker) -> None:
     token_id = sampled(
         worker.execute(make_plan({0: 9}, joined=[Join(0, PROMPT, BLOCKS)], epoch=5))
     )[0]
-    assert "epoch 4 is over" in worker.execute(make_plan({}, left=[0], epoch=4)).error
+    assert "epoch 4 has ended" in worker.execute(make_plan({}, left=[0], epoch=4)).error
     worker.execute(make_plan({0: 1}, epoch=5))
     again = make_plan({1: 9}, joined=[Join(1, PROMPT, BLOCKS)], epoch=5)
     assert sampled(worker.execute(again)) == {1: token_id}

@@ -1,4 +1,4 @@
-"""By which ids a license names what a worker runs on."""
+"""The ids by which a license names a worker's GPU or CPU host."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def license_ids(device: torch.device, host_id: str) -> tuple[str, ...]:
-    """Ids as `nvidia-smi -L` prints them; a CPU has that of its host."""
+    """The GPU's id as `nvidia-smi -L` prints it; a CPU has the id of its host."""
     if device.type == "cpu":
         return (host_id,)
     properties = torch.cuda.get_device_properties(device)
@@ -17,12 +17,13 @@ def license_ids(device: torch.device, host_id: str) -> tuple[str, ...]:
 
 
 def gpu_id(name: str, uuid: str, environment: Mapping[str, str] = os.environ) -> str:
-    """Of one GPU, or of one MIG instance, which serves on its own.
+    """The id of a GPU, or of the MIG instance that the process uses.
 
-    CUDA shows a process one instance at most. Which one is said by whoever has chosen it: a user,
-    whose first choice CUDA takes, or a container runtime, unless it leaves a choice: in what order
-    CUDA counts instances is not said. Without them it is the UUID that CUDA gives; whose name has
-    the instance's profile in it, such as `NVIDIA A100-SXM4-40GB MIG 1g.5gb`.
+    CUDA shows a process one MIG instance at most. A user chooses it by CUDA_VISIBLE_DEVICES, of
+    which CUDA takes the first entry. A container runtime chooses it by NVIDIA_VISIBLE_DEVICES; a
+    list of several is ignored, because CUDA's order of instances is not documented. Otherwise the
+    id is CUDA's UUID. An instance's name contains its profile, for example
+    `NVIDIA A100-SXM4-40GB MIG 1g.5gb`.
     """
     chosen = environment.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
     given = environment.get("NVIDIA_VISIBLE_DEVICES", "").strip()

@@ -1,4 +1,4 @@
-"""Whether a worker may take new requests: it is found out beside everything else, in threads."""
+"""A worker's license: requested in background threads, reported to the scheduler."""
 
 import logging
 import threading
@@ -10,7 +10,7 @@ from taco_proto.config import LicenseConfig, WorkerConfig
 from taco_proto.errors import ConfigurationError
 from taco_proto.licenses import NEEDS_NO_LICENSE, LicenseState, WorkerLicense
 
-if TYPE_CHECKING:  # workers that need no license do not pay for the client
+if TYPE_CHECKING:  # workers without a license do not import the client
     from taco_license.client import LicenseClient
 
 logger = logging.getLogger("taco.worker")
@@ -19,10 +19,10 @@ _NOT_ASKED = WorkerLicense(LicenseState.ASKED, "the license server has not been 
 
 
 class Licensing:
-    """The license of one worker, from before its model is loaded until it ends.
+    """The license of one worker, from before its model is loaded until the worker ends.
 
     Attributes:
-        on_change: called in any thread when `current` gives something else.
+        on_change: called in any thread when `current` changes.
     """
 
     def __init__(self, config: WorkerConfig) -> None:
@@ -36,7 +36,7 @@ class Licensing:
         self._is_closed = False
 
     def ask(self) -> None:
-        """Begins to ask; to be called in the thread that will load the model, just before.
+        """Request a license in the background; call it in the model's thread before the load.
 
         Raises:
             ConfigurationError: the worker cannot run on its device.
@@ -51,13 +51,13 @@ class Licensing:
         self._start_thread.start()
 
     def current(self) -> WorkerLicense:
-        """Of this moment. As long as it is not known whether there is a server, none is needed."""
+        """The current state. Until a server is known to exist, no license is needed."""
         if self._client is not None:
             return _license_of(self._client)
         return self._state_without_client if self._is_needed else NEEDS_NO_LICENSE
 
     def wait_for_answer(self) -> WorkerLicense:
-        """What stands when a server that is asked has answered, or had its time to."""
+        """Wait for the license server's answer or its timeout, and return the state."""
         if self._is_needed and self._start_thread is not None:
             self._start_thread.join()
         if self._client is not None:
@@ -65,7 +65,7 @@ class Licensing:
         return self.current()
 
     def close(self) -> None:
-        """Gives the seats back, if the server takes them quickly. Idempotent."""
+        """Return the seats, if the server accepts them quickly. Idempotent."""
         with self._lock:
             self._is_closed = True
         if self._client is not None:
@@ -74,9 +74,9 @@ class Licensing:
     def _try_to_start(self, ids: tuple[str, ...], config: LicenseConfig) -> None:
         try:
             self._start_client(ids, config)
-        except Exception as error:  # the scheduler would wait for the worker for ever
-            logger.exception("the license server cannot be asked")
-            reason = f"the license server cannot be asked: {type(error).__name__}"
+        except Exception as error:  # without a state the scheduler would wait for this worker
+            logger.exception("requesting a license failed")
+            reason = f"requesting a license failed: {type(error).__name__}"
             self._state_without_client = WorkerLicense(LicenseState.MISSING, reason)
             self.on_change()
 
@@ -86,7 +86,7 @@ class Licensing:
         if config.only_if_found:
             if not is_any_known(addresses):
                 return
-            logger.info("a license server is found and asked; --license off does without")
+            logger.info("license server found: requesting a license (--license off disables this)")
             self._is_needed = True
         from taco_license.client import LicenseClient, this_instance
         from taco_license.tls import TlsFiles
@@ -109,7 +109,7 @@ class Licensing:
 
 
 def _license_ids(device: str, host_id: str) -> tuple[str, ...]:
-    # Torch takes seconds to import: only those who ask, and will load a model, have a use for it.
+    # Importing torch takes seconds: import it only in workers that request a license.
     from taco_worker.devices.selection import find_device
     from taco_worker.license_ids import license_ids
 
@@ -121,7 +121,7 @@ def _license_ids(device: str, host_id: str) -> tuple[str, ...]:
 
 def _license_of(client: "LicenseClient") -> WorkerLicense:
     standing = client.standing()
-    if standing.is_valid:  # that the server is away meanwhile is for this worker's log
+    if standing.is_valid:  # a server that is away meanwhile is logged by this worker alone
         return NEEDS_NO_LICENSE
     state = LicenseState.ASKED if standing.is_pending else LicenseState.MISSING
     return WorkerLicense(state, standing.reason)

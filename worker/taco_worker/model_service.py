@@ -1,4 +1,4 @@
-"""A process around one model: it loads the model, dials the scheduler, and stays with it."""
+"""The life of a model's process: load, readiness, signals, and reconnecting to the scheduler."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from taco_proto.config import DrafterConfig, WorkerConfig
 from taco_proto.errors import ConfigurationError
 from taco_worker.model_thread import ModelThread
 
-if TYPE_CHECKING:  # processes without an admin listener do not pay for it
+if TYPE_CHECKING:  # imported only by processes with an admin listener
     from prometheus_client import Metric
 
 Model = TypeVar("Model")
 
 _FIRST_BACKOFF_SECONDS = 0.1
 _MAX_BACKOFF_SECONDS = 5.0
-# An outage that is shorter is not logged.
+# Shorter outages of the scheduler are not logged.
 _QUIET_SECONDS = 1.0
 
 
@@ -43,13 +43,13 @@ class Link(Protocol):
 
 
 class ModelService:
-    """What the parts of a model's process share.
+    """State shared by the parts of a model's process.
 
     Attributes:
-        thread: the only one to use the model.
+        thread: the only thread that uses the model.
         stop: set once the process is to end.
-        link: the latest one to the scheduler; None: none was dialled yet.
-        metrics: gives those of the model that is served, whenever somebody asks.
+        link: the current or last link to the scheduler; None before the first dial.
+        metrics: returns the model's metrics at each scrape.
     """
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class ModelService:
         self.metrics: Callable[[], Iterable[Metric]] = lambda: ()
 
     def why_not_ready(self) -> str | None:
-        """Why nothing runs here; None: the scheduler may send what is to be done."""
+        """The reason of a failing readiness probe; None: the process is ready for requests."""
         if self.stop.is_set():
             return "draining"
         if not self.is_loaded:
@@ -69,7 +69,7 @@ class ModelService:
 
     @property
     def is_attached(self) -> bool:
-        """Whether the scheduler has taken the process in."""
+        """Whether the scheduler has accepted the process."""
         return self.link is not None and self.link.is_attached
 
 
@@ -81,14 +81,13 @@ def run_model_service(
 ) -> int:
     """Load a model and serve until SIGTERM or SIGINT; call it from the main thread.
 
-    A second signal waits for nothing that is done here.
+    The first signal drains; a second one ends the process without waiting.
 
     Args:
-        config: of it are read where probes and metrics are, which are there while the model loads,
-            too, and the certificate.
-        load: runs in the model's thread, which is the only one to use the model later.
-        serve: is to return its exit code once `stop` is set and what it does is done; or it is
-            cancelled.
+        config: used here for the admin listener's address, which serves probes and metrics while
+            the model loads too, and for the certificate.
+        load: runs in the model's thread, the only thread that uses the model later.
+        serve: returns the exit code once `stop` is set and its work is done. It may be cancelled.
 
     Returns:
         The exit code.
@@ -101,7 +100,7 @@ def run_model_service(
         logger.error("%s", error)
         return 1
     if service.thread.is_busy:
-        # An interpreter that ends while a thread is inside torch aborts.
+        # The interpreter aborts if it ends while a thread runs inside torch.
         logging.shutdown()
         os._exit(exit_code)
     return exit_code
@@ -165,27 +164,27 @@ async def _load_and_serve(
 
 
 def _load(load: Callable[[], Model]) -> Model:
-    # Torch takes seconds to import: not before the signal handlers are there. What it would say
-    # when a signal comes meanwhile concerns nobody.
+    # Importing torch takes seconds, so the signal handlers are installed first. Silence torch's
+    # own messages about a signal that arrives meanwhile.
     logging.getLogger("torch").setLevel(logging.WARNING)
-    # For torch without the CPU kernels; beside them it has one thread. OpenMP reads it as torch is
-    # imported. By default its threads spin at every barrier, so that one of them that gateway,
-    # scheduler or another program has pushed off its core holds up all others for whole time
-    # slices: a decode step takes up to fifty times as long. Threads that sleep instead cost some
-    # wake-ups on a machine without other work (bench/worker/threads.py).
+    # OpenMP reads this variable when torch is imported; it matters where torch serves without the
+    # CPU kernels. By default OpenMP threads spin at every barrier. If another program, such as the
+    # gateway or the scheduler, takes the core of one thread, all others wait for whole time slices:
+    # a decode step takes up to fifty times as long. Sleeping threads cost some wake-ups on a
+    # machine without other work (bench/worker/threads.py).
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     model = load()
-    gc.freeze()  # what is loaded stays: the collector need not walk it during steps
+    gc.freeze()  # loaded objects stay: garbage collection need not walk them during steps
     return model
 
 
 async def stay_attached(
     address: str, connect: Callable[[], Link], service: ModelService, logger: logging.Logger
 ) -> int:
-    """Serve over one link after the other, dialling again with growing delays.
+    """Stay connected to the scheduler: dial again with a growing back-off when a link ends.
 
     Returns:
-        The exit code: 1 once a link says that the process cannot go on.
+        The exit code: 1 once a link reports a failure that a new link cannot repair.
     """
     backoff = _FIRST_BACKOFF_SECONDS
     reported = ""
@@ -205,11 +204,13 @@ async def stay_attached(
             backoff = _FIRST_BACKOFF_SECONDS
         if link.was_attached:
             lost_at, reported = ended, ""
-        # A scheduler that stops with this process, or starts beside it, is no event.
+        # Do not warn about a scheduler that stops with this process or is still starting.
         if reason != reported and ended - lost_at >= _QUIET_SECONDS:
             reported = reason
-            logger.warning("no link to the scheduler at %s (%s); dialling again", address, reason)
-        # Spread out, so that the workers of a scheduler that restarts do not dial in step.
+            logger.warning(
+                "not connected to the scheduler at %s (%s); reconnecting", address, reason
+            )
+        # Jitter: the workers of a restarting scheduler must not dial in step.
         await _wait(stop, backoff * random.uniform(0.5, 1.0))
         backoff = min(2 * backoff, _MAX_BACKOFF_SECONDS)
     logger.info("stopped")

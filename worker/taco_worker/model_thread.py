@@ -1,4 +1,4 @@
-"""The one thread in which a model is loaded and runs."""
+"""The one thread that loads and runs the model, with its queue of jobs."""
 
 import logging
 import threading
@@ -13,11 +13,11 @@ logger = logging.getLogger("taco.worker")
 
 
 class ModelThread:
-    """Runs what it is given, in order. It ends with the process, whatever it is doing.
+    """Runs calls in order. The thread is a daemon: it never delays the end of the process.
 
     Attributes:
-        is_busy: whether it is running something now.
-        when_idle: called while there is nothing to run, until it says that it has done nothing.
+        is_busy: whether a call is running.
+        when_idle: called repeatedly while the queue is empty, until it returns False.
     """
 
     def __init__(self) -> None:
@@ -28,11 +28,11 @@ class ModelThread:
 
     @property
     def num_waiting(self) -> int:
-        """What has not begun yet."""
+        """Length of the queue."""
         return self._calls.qsize()
 
     def submit(self, call: Callable[[], T]) -> Future[T]:
-        """The future can be cancelled until its turn comes."""
+        """Queue a call. Its future can be cancelled until the call starts."""
         future: Future[T] = Future()
         self._calls.put((future, call))
         return future
@@ -62,7 +62,7 @@ class ModelThread:
         try:
             return self.when_idle()
         except Exception:
-            logger.exception("what was to make later steps faster failed, and is given up")
+            logger.exception("idle-time preparation failed; it will not be tried again")
             self.when_idle = lambda: False
             return False
         finally:

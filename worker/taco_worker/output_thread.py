@@ -1,4 +1,4 @@
-"""A thread that waits for steps, so that the one that launches them need not."""
+"""A thread that waits for launched steps, so that the model's thread can launch the next one."""
 
 import logging
 import threading
@@ -9,7 +9,7 @@ logger = logging.getLogger("taco.worker")
 
 
 class OutputThread:
-    """Runs what it is given, in order. It ends with the process."""
+    """Runs calls in order, until the process ends."""
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
@@ -19,7 +19,7 @@ class OutputThread:
         self._calls.put(call)
 
     def join(self) -> None:
-        """Wait until all that was put before has run."""
+        """Wait until all earlier calls have run."""
         reached = threading.Event()
         self._calls.put(reached.set)
         reached.wait()
@@ -30,4 +30,4 @@ class OutputThread:
             try:
                 call()
             except Exception:
-                logger.exception("an output was not delivered")
+                logger.exception("delivering a step's output failed")

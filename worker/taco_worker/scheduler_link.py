@@ -1,4 +1,4 @@
-"""A worker's Attach stream to the scheduler: plans and commands down, outputs and reports up."""
+"""A worker's Attach stream: receives plans and store commands, sends outputs and reports."""
 
 import threading
 from collections.abc import Callable
@@ -26,12 +26,12 @@ from taco_worker.model_thread import ModelThread
 from taco_worker.step_metrics import StepMetrics
 from taco_worker.stream_link import StreamLink
 
-# Without a word in this time the stream has ended, and what a step gives is for nobody.
+# Timeout for the scheduler's go-ahead. Without it the stream has ended and the output is lost.
 GO_AHEAD_SECONDS = 5.0
 
 
 class Executor(Protocol):
-    """What runs plans; see `Worker`."""
+    """What a link needs of a worker; see `Worker`."""
 
     info: WorkerInfo
     is_broken: bool
@@ -54,9 +54,9 @@ class Executor(Protocol):
 
 
 class SchedulerLink(StreamLink[pb.WorkerMessage, pb.WorkerCommand]):
-    """The link of a worker, whose batch is empty at its start.
+    """The link of a worker. The worker's batch is empty when the link starts.
 
-    It ends of itself once the worker is broken and has said so in its last output.
+    The link ends itself after the last output of a broken worker.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class SchedulerLink(StreamLink[pb.WorkerMessage, pb.WorkerCommand]):
         tls: TlsConfig | None = None,
         licensing: Licensing | None = None,
     ) -> None:
-        """Without `licensing` the worker needs no license."""
+        """Without `licensing` the worker reports that it needs no license."""
         super().__init__(address, thread, tls)
         self._worker = worker
         self._licensing = licensing
@@ -123,8 +123,8 @@ class SchedulerLink(StreamLink[pb.WorkerMessage, pb.WorkerCommand]):
         self._send(pb.WorkerMessage(store_report=store_report_to_pb(report)))
 
     def _send_output(self, output: StepOutput) -> None:
-        """Runs in the model's thread, or in the worker's own."""
+        """Runs in the model's thread or in the output thread."""
         failure = ""
         if self._worker.is_broken:
-            failure = "the device has failed; a new process has to take over"
+            failure = "the device has failed; restart the worker"
         self._send_answer(pb.WorkerMessage(output=step_output_to_pb(output)), failure)

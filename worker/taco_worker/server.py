@@ -1,4 +1,4 @@
-"""The worker as a service."""
+"""Runs a worker process: loads the model and serves the scheduler until SIGTERM or SIGINT."""
 
 import logging
 from collections.abc import Awaitable, Iterable
@@ -17,10 +17,10 @@ logger = logging.getLogger("taco.worker")
 
 
 def run_worker(config: WorkerConfig) -> int:
-    """Serve until SIGTERM or SIGINT; returns the exit code. Call it from the main thread.
+    """Serve until SIGTERM or SIGINT and return the exit code. Call it from the main thread.
 
-    A scheduler that is not there, or goes away, is dialled again with growing delays. A license is
-    asked for beside the load of the model: the scheduler is told whether there is one.
+    The worker dials the scheduler again, with a growing back-off, while it is unreachable. The
+    worker requests its license while the model loads and reports the result to the scheduler.
     """
     licensing = Licensing(config)
 
@@ -44,7 +44,7 @@ def run_worker(config: WorkerConfig) -> int:
 
 
 def _metrics(worker: Executor, service: ModelService) -> "Iterable[Metric]":
-    from taco_worker.metrics import worker_metrics  # only where somebody scrapes
+    from taco_worker.metrics import worker_metrics  # imported at the first scrape
 
     return worker_metrics(worker, service)
 

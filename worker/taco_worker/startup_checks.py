@@ -1,7 +1,6 @@
-"""Checks of a worker's model that need neither torch nor the weights: they take milliseconds.
+"""Checks of a model before any process starts, without torch and without reading the weights.
 
-The worker itself checks the same, and more, seconds later: what is refused here is refused before
-any process is started.
+They take milliseconds. The worker repeats them, and more, after its start.
 """
 
 from __future__ import annotations
@@ -19,22 +18,22 @@ from taco_worker.models.decoder_config import DecoderConfig
 from taco_worker.models.load_format import load_format_of
 from taco_worker.models.weight_files import check_weight_files
 
-# On a CPU: float16 is computed in float32 there where it is asked for, and else in bfloat16.
+# Bytes per element on a CPU. An explicit float16 is computed in float32; auto takes bfloat16.
 _DTYPE_BYTES = {"half": 4, "float16": 4, "bfloat16": 2, "float": 4, "float32": 4}
 _KV_DTYPE_BYTES = {**_DTYPE_BYTES, "int8": 1, "fp8": 1, "fp8_e4m3": 1}
 
 
 def check_model(wanted: WantedModel, *, has_weights: bool = True) -> ModelConfig:
-    """Read a model's configuration, and the headers of its weights where it is a directory.
+    """Read a model's configuration and, for a directory, the headers of its weight files.
 
-    Of a hub id only config.json is downloaded.
+    For a hub id only config.json is downloaded.
 
     Args:
-        has_weights: whether this machine is to hold the weights, too.
+        has_weights: whether this machine will hold the weights.
 
     Raises:
         ConfigurationError: the model cannot be found or read, has an unknown architecture, is
-            quantized, or is shorter than `max_model_len`; a weight file is missing or cut off.
+            quantized, or is shorter than `max_model_len`; a weight file is missing or truncated.
     """
     try:
         load_format = load_format_of(wanted)
@@ -58,17 +57,17 @@ def check_model(wanted: WantedModel, *, has_weights: bool = True) -> ModelConfig
 def check_memory(config: WorkerConfig, model: ModelConfig, count: int = 1) -> None:
     """Check that `count` workers on this machine's CPU can hold the weights and the KV blocks.
 
-    A model on a GPU is not checked: only torch knows the free memory there.
+    A model on a GPU is not checked: only torch knows the GPU's free memory.
 
     Raises:
-        ConfigurationError: the weights, or the blocks that the configuration asks for, take more
-            than the memory that is available.
+        ConfigurationError: the weights, with the configured KV blocks, take more memory than is
+            available.
     """
     if not runs_on_cpu(config.device):
         return
     dtype_bytes = _DTYPE_BYTES.get(_cpu_dtype(config.model, model), 4)
     matrix_bytes = 1 if config.model.quantization == "int8" else dtype_bytes
-    # The embeddings stay in the mapped file, unless they are the last matrix as well.
+    # The embeddings stay in the memory-mapped file unless they are tied to the LM head.
     embeddings = 0 if model.decoder.tied_embeddings else _embedding_elements(model.decoder)
     weights = (num_parameters(model.decoder) - embeddings) * matrix_bytes
     kv_bytes = _KV_DTYPE_BYTES.get(config.kv_cache_dtype, dtype_bytes)
@@ -84,7 +83,7 @@ def check_memory(config: WorkerConfig, model: ModelConfig, count: int = 1) -> No
 
 
 def num_parameters(config: DecoderConfig) -> int:
-    """The number of weights in the model's matrices, embeddings included, norms and biases not."""
+    """Number of elements of the model's matrices: with embeddings, without norms and biases."""
     head_dims = (2 * config.num_heads + 2 * config.num_kv_heads) * config.head_dim
     mlp = (3 if config.gated_mlp else 2) * config.intermediate_size
     layers = config.num_layers * config.hidden_size * (head_dims + mlp)
@@ -111,7 +110,7 @@ def _config_directory(wanted: WantedModel) -> Path:
     directory = Path(wanted.model).expanduser()
     if directory.is_dir():
         return directory
-    from taco_worker.models.download import download_config  # a fifth of a second to import
+    from taco_worker.models.download import download_config  # importing it takes 0.2 s
 
     download_dir = None if wanted.download_dir is None else Path(wanted.download_dir)
     return download_config(wanted.model, wanted.revision, download_dir)

@@ -1,4 +1,4 @@
-"""What a worker's steps come to."""
+"""Counters and a duration histogram of a worker's steps."""
 
 from time import perf_counter
 
@@ -12,16 +12,16 @@ _SECONDS = (
 
 
 class StepMetrics:
-    """Counts steps for dashboards: some additions a step, and no lock.
+    """Counts steps for metrics: a few additions a step, no lock.
 
     Steps begin in one thread and end in order, perhaps in another.
 
     Attributes:
-        num_failed: steps that failed.
+        num_failed: failed steps.
         num_computed: tokens that steps were to compute, without drafts.
-        num_given: tokens that came of them, drafts that were accepted included.
-        seconds: from a step's begin, or the end of the one before where that came later, to its
-            end. Where steps are launched ahead this is the device's time.
+        num_given: tokens that steps returned, accepted drafts included.
+        seconds: duration from the step's begin, or from the end of the step before if that is
+            later, to the step's end. When steps are launched ahead this is the device's time.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class StepMetrics:
         self._last_end = 0.0
 
     def begin(self, plan: StepPlan) -> float:
-        """What `end` is to be told of the step."""
+        """Count a planned step; pass the result to `end`."""
         self.num_computed += int(plan.num_tokens.sum())
         return perf_counter()
 

@@ -1,4 +1,4 @@
-"""One stream of a model's process to the scheduler: requests down, answers and heartbeats up."""
+"""A gRPC stream from a model's process to the scheduler: hello, heartbeats, jobs and answers."""
 
 import asyncio
 import contextlib
@@ -22,30 +22,28 @@ Down = TypeVar("Down")
 
 HEARTBEAT_SECONDS = 2.0
 _CLOSE_TIMEOUT_SECONDS = 2.0
-_DRAIN_TIMEOUT_SECONDS = (
-    3600.0  # the scheduler has a limit of its own, and knows who is still served
-)
+_DRAIN_TIMEOUT_SECONDS = 3600.0  # the scheduler enforces its own drain timeout
 _CHANNEL_OPTIONS = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    # A peer that vanishes without closing is found after 15 s.
+    # gRPC keepalive detects a peer that vanished without closing within 15 s.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.http2.ping_timeout_ms", 5_000),  # no keepalive goes out while another ping waits
+    ("grpc.http2.ping_timeout_ms", 5_000),  # gRPC sends no keepalive while another ping waits
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
 )
 
 
 class StreamLink(ABC, Generic[Up, Down]):
-    """From hello to the end of the stream; a new stream is a new link.
+    """One stream, from hello to its end; each reconnect makes a new link.
 
     Attributes:
-        is_used: whether a request came down.
-        is_attached: whether the scheduler has taken the process in.
-        was_attached: whether it has ever, over this link.
-        failure: why the process cannot go on, once the stream has ended; empty otherwise.
-        final_codes: statuses with which the scheduler refuses the process for good.
+        is_used: whether a job has arrived.
+        is_attached: whether the scheduler has accepted the process.
+        was_attached: whether the scheduler ever accepted it over this link.
+        failure: after the stream has ended, why the process must exit; empty otherwise.
+        final_codes: status codes with which the scheduler rejects the process for good.
     """
 
     final_codes: ClassVar[tuple[grpc.StatusCode, ...]] = ()
@@ -56,7 +54,7 @@ class StreamLink(ABC, Generic[Up, Down]):
         self.was_attached = False
         self.failure = ""
         self._address = address
-        # Whoever reaches a Unix socket may; a worker has the files for its license server then.
+        # Unix sockets use file permissions, not TLS; a worker may have TLS for its license server.
         self._tls = None if address.startswith("unix:") else tls
         self._thread = thread
         self._loop = asyncio.get_running_loop()
@@ -75,41 +73,42 @@ class StreamLink(ABC, Generic[Up, Down]):
 
     @abstractmethod
     def _job(self, message: Down) -> Callable[[], None] | None:
-        """What the model's thread has to do for a message, if anything.
+        """The job that a message gives to the model's thread; None if it gives none.
 
         Raises:
-            ValueError, OverflowError: the message makes no sense.
+            ValueError, OverflowError: the message is invalid.
         """
 
     @abstractmethod
     def _reset(self) -> None:
-        """Forget what came over an earlier link; runs in the model's thread."""
+        """Forget the state of an earlier link; runs in the model's thread."""
 
     def _leave_message(self) -> Up | None:
-        """Asks the scheduler to be let go; None: nobody has to be found for what is done here."""
+        """The message that asks the scheduler to drain this process; None: no drain is needed."""
         return None
 
     def _drain(self) -> None:
-        """Return once all answers have been sent; runs in the model's thread."""
+        """Return once all answers have been queued for sending; runs in the model's thread."""
         return
 
     def _send_answer(self, message: Up, failure: str = "") -> None:
-        """Send an answer, the last one if there is a `failure`; called in any thread."""
+        """Send an answer; with a `failure` it is the last message. Thread safe."""
         self.failure = failure
         self._send(message)
         if failure:
             self._send(None)
 
     def _send(self, message: Up | None) -> None:
-        """Send something that nobody waits for, or end the stream; called in any thread."""
+        """Queue a message for sending; None ends the stream. Thread safe."""
         with contextlib.suppress(RuntimeError):  # the loop is closed: the service has ended
             self._loop.call_soon_threadsafe(self._send_queue.put_nowait, message)
 
     async def run(self, stop: asyncio.Event) -> str:
-        """Serve until `stop` is set or the stream ends; says why it ended.
+        """Serve until `stop` is set or the stream ends; return the reason why it ended.
 
-        When told to stop, it asks the scheduler to let it go if it is one that has to ask, finishes
-        the job in hand and sends its answer. When it is cancelled it leaves at once, but in order.
+        On `stop` the link asks the scheduler to drain this process, if it needs that. It then
+        finishes the current job and sends the answer. On cancellation it closes the stream at
+        once, but in order.
         """
         await asyncio.wrap_future(self._thread.submit(self._reset))
         self._send_queue.put_nowait(self._hello())
@@ -128,13 +127,13 @@ class StreamLink(ABC, Generic[Up, Down]):
                 await asyncio.wait(
                     {reader, writer, heart, stopped}, return_when=asyncio.FIRST_COMPLETED
                 )
-                if heart.done():  # without it the scheduler would take the process for dead
-                    return f"the heart has stopped: {heart.exception()}"
+                if heart.done():  # without heartbeats the scheduler declares the process lost
+                    return f"sending heartbeats failed: {heart.exception()}"
                 if stopped.done():
                     await self._request_drain(reader, writer)
                     await self._finish_current_job(reader, writer)
                 elif writer.done():
-                    # The last answer was sent; a stream that is cancelled now might lose it.
+                    # Cancelling the stream now might lose the last answer.
                     await asyncio.wait({reader}, timeout=_CLOSE_TIMEOUT_SECONDS)
                 return await self._end_reason(stream, reader)
             except asyncio.CancelledError:
@@ -147,9 +146,9 @@ class StreamLink(ABC, Generic[Up, Down]):
                 stream.cancel()
 
     async def _watch_attached(self, stream: grpc.aio.StreamStreamCall) -> None:
-        """The scheduler sends its initial metadata once it has taken the process in."""
+        """Note the initial metadata, which the scheduler sends once it has accepted the process."""
         await stream.initial_metadata()
-        if not stream.done():  # a call that has failed has metadata, too
+        if not stream.done():  # a failed call has metadata, too
             self.is_attached = self.was_attached = True
 
     async def _read(self, stream: grpc.aio.StreamStreamCall) -> None:
@@ -172,7 +171,7 @@ class StreamLink(ABC, Generic[Up, Down]):
             self._send_queue.put_nowait(self._heartbeat())
 
     async def _request_drain(self, reader: asyncio.Task[None], writer: asyncio.Task[None]) -> None:
-        """Goes on serving until the scheduler ends the stream."""
+        """Ask for a drain and serve on until the scheduler ends the stream."""
         message = self._leave_message()
         if message is not None:
             self._send_queue.put_nowait(message)
@@ -185,15 +184,15 @@ class StreamLink(ABC, Generic[Up, Down]):
     async def _finish_current_job(
         self, reader: asyncio.Task[None], writer: asyncio.Task[None]
     ) -> None:
-        """Leaves the reader alone, since a read that is cancelled takes the stream with it."""
+        """Finish the current job. The reader keeps running: cancelling a read ends the stream."""
         self._is_stopping = True
         self._cancel_waiting_jobs()
-        # Behind the job in hand, whose answer is then in the outbox.
+        # The drain is queued behind the current job; its answer is then in the send queue.
         await asyncio.wrap_future(self._thread.submit(self._drain))
         await self._close_stream(reader, writer)
 
     async def _close_stream(self, reader: asyncio.Task[None], writer: asyncio.Task[None]) -> None:
-        """Ends the stream in order: the scheduler counts no fault."""
+        """Half-close the stream in order, so that the scheduler counts no worker loss."""
         self._is_stopping = True
         self._send_queue.put_nowait(None)
         await asyncio.wait({reader, writer}, timeout=_CLOSE_TIMEOUT_SECONDS)
@@ -207,14 +206,14 @@ class StreamLink(ABC, Generic[Up, Down]):
     ) -> str:
         error = reader.exception() if reader.done() and not reader.cancelled() else None
         if error is not None and not isinstance(error, grpc.aio.AioRpcError):
-            return f"a message cannot be read: {error}"
+            return f"a message from the scheduler is invalid: {error}"
         if stream.done() or not self._is_stopping:
-            # What ended the stream may be known here before its status is.
+            # The end of the stream may be known before its status.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_CLOSE_TIMEOUT_SECONDS):
                     code, details = await stream.code(), await stream.details()
                 if code in self.final_codes:
-                    self.failure = f"the scheduler at {self._address} refuses: {details}"
+                    self.failure = f"the scheduler at {self._address} rejects it: {details}"
                 if code != grpc.StatusCode.OK:
                     return f"{code.name}: {details}"
         return "the stream was closed"

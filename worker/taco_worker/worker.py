@@ -1,4 +1,4 @@
-"""A worker in this process: a model, its KV cache and its batch, driven by step plans."""
+"""The worker: executes step plans with a model, its KV cache and its batch."""
 
 import logging
 import weakref
@@ -47,14 +47,14 @@ logger = logging.getLogger("taco.worker")
 class Worker:
     """Executes step plans one after the other. Not thread safe.
 
-    Plans carry an epoch. The first plan of a higher epoch empties the batch; a plan of a lower one
-    is refused. When a step fails, what it did to the batch and to the KV of its own tokens is
-    unknown, so that later plans of that epoch are refused too, until the scheduler starts over with
-    a new one.
+    Each plan carries an epoch. The first plan of a higher epoch empties the batch; the worker
+    rejects plans of a lower epoch. After a failed step the state of the batch and the KV of that
+    step's tokens are unknown. The worker then rejects all later plans of the epoch until the
+    scheduler starts a new one.
 
     Attributes:
-        is_broken: the device computes nothing any more; only a new process helps.
-        step_metrics: what the steps came to.
+        is_broken: the device no longer works; only a restart of the process helps.
+        step_metrics: counters and durations of the steps.
     """
 
     def __init__(
@@ -62,13 +62,13 @@ class Worker:
         config: WorkerConfig,
         start_kernels: Callable[[int | None], CpuKernels | None] = start_cpu_kernels,
     ) -> None:
-        """Loads the model.
+        """Load the model.
 
         Args:
-            start_kernels: gives the CPU kernels for a number of threads, or None for torch.
+            start_kernels: returns the CPU kernels for a number of threads; None means torch.
 
         Raises:
-            ConfigurationError: the model cannot be found, read or run as the configuration says.
+            ConfigurationError: the model cannot be found, read or run with this configuration.
         """
         try:
             self._transfers = transfers = Transfers(find_device(config.device))
@@ -78,7 +78,7 @@ class Worker:
                 for name in config.given_gpu_options:
                     logger.warning("%s has no effect on a CPU", name)
                 kernels = start_kernels(config.num_threads)
-                # Beside the kernels' own threads torch's would only be in the way.
+                # With the CPU kernels torch needs one thread; more would compete for the cores.
                 threads = 1 if kernels else available_cores().num_threads(config.num_threads)
                 torch.set_num_threads(threads)
             model_config, self._model = load_step_model(config, kernels, transfers)
@@ -139,15 +139,15 @@ class Worker:
         _log_start(self.info, self._model)
 
     def execute(self, plan: StepPlan) -> StepOutput:
-        """Run one step. Never raises for a step that failed: the output's `error` says why."""
+        """Run one step. A failed step does not raise: the output's `error` says why it failed."""
         begun = self.step_metrics.begin(plan)
         return self._wait(plan, self._launch(plan), begun)
 
     def submit(self, plan: StepPlan, deliver: Callable[[StepOutput], None]) -> None:
-        """Launch one step; `deliver` gets its output, in the order of the plans.
+        """Launch one step. `deliver` receives its output; outputs keep the order of the plans.
 
-        On a GPU it returns before the step is done, so that the next one can be launched behind it,
-        and `deliver` is called in another thread.
+        On a GPU `submit` returns before the step is done, so that the next step can be launched
+        behind it. `deliver` is then called in another thread.
         """
         if self._output_thread is None:
             deliver(self.execute(plan))
@@ -157,12 +157,14 @@ class Worker:
         self._output_thread.put(lambda: deliver(self._wait(plan, launched, begun)))
         try:
             self.tune(between_steps=True)
-        except Exception:  # the step is on its way: this must not look like its failure
-            logger.exception("a step could not be made faster")
+        except Exception:  # the step was launched: do not report it as failed
+            logger.exception("capturing a CUDA graph failed")
 
     def close(self) -> None:
-        """Let go of the disk tier's directory; later commands to it are dropped. A worker that
-        nobody holds any more closes of itself. Idempotent."""
+        """Release the disk tier's directory and drop later commands to it. Idempotent.
+
+        Garbage collection of the worker closes it too.
+        """
         if self._disk_store is not None:
             self._close_disk_store()
 
@@ -173,19 +175,19 @@ class Worker:
 
     @torch.inference_mode()
     def tune(self, *, between_steps: bool = False) -> bool:
-        """Prepare one thing more that makes later steps faster, such as a CUDA graph.
+        """Do one piece of preparation that makes later steps faster, such as a CUDA graph capture.
 
         Args:
-            between_steps: only what the steps that come just now would gain by.
+            between_steps: prepare only what the current steps need.
 
         Returns:
-            Whether there was something left to do.
+            Whether anything was prepared.
         """
         self._transfers.enter()
         return not self.is_broken and self._model.tune(between_steps=between_steps)
 
     def memory_bytes(self) -> dict[str, int]:
-        """What memory is used for; any thread may ask, and nothing waits for the device."""
+        """Memory by use, in bytes. Thread safe; does not wait for the device."""
         info, model = self.info, self._model
         sizes = {
             "weights": model.weight_bytes,
@@ -196,14 +198,14 @@ class Worker:
 
     @property
     def num_graphs(self) -> int:
-        """CUDA graphs that were captured."""
+        """Number of captured CUDA graphs."""
         return self._model.num_graphs
 
     def store(self, command: StoreCommand, report: Callable[[StoreReport], None]) -> None:
-        """Let the disk tier do something; `report` is called in another thread.
+        """Pass a command to the disk tier; `report` is called in another thread.
 
-        The first command after a `reset`, which may be empty, is preceded by reports of what the
-        tier holds.
+        Before the first command after a `reset`, even an empty one, the tier reports the blocks
+        that it holds.
         """
         if self._disk_store is not None:
             self._disk_store.submit(command, report)
@@ -212,9 +214,8 @@ class Worker:
         report(StoreReport(is_complete=True, failed=tuple(keys)))
 
     def reset(self) -> None:
-        """Forget all sequences, the epoch and what the disk tier was told, for a scheduler that
-        starts afresh."""
-        self.drain()  # what is under way may still copy to host blocks
+        """Forget all sequences, the epoch and the disk tier's commands: a new stream begins."""
+        self.drain()  # running steps may still copy to host blocks
         if self._disk_store is not None:
             self._disk_store.reset()
         self._begin_epoch(0)
@@ -227,10 +228,10 @@ class Worker:
         self._failed = False
 
     def _launch(self, plan: StepPlan) -> LaunchedStep | StepOutput:
-        """A step under way, or the output of one that cannot be."""
+        """Return the launched step, or the output of a plan that was rejected or failed."""
         self._transfers.enter()
         if plan.epoch < self._epoch:
-            return _failure(plan, f"epoch {plan.epoch} is over, this is epoch {self._epoch}")
+            return _failure(plan, f"epoch {plan.epoch} has ended; the current is {self._epoch}")
         if plan.epoch > self._epoch:
             self._begin_epoch(plan.epoch)
         if self._failed:
@@ -259,7 +260,7 @@ class Worker:
 
     def _note_failure(self, plan: StepPlan, error: Exception) -> StepOutput:
         logger.exception("step %d of epoch %d failed", plan.step_id, plan.epoch)
-        # A step of an epoch that is over may fail late, in the collector.
+        # A step of an earlier epoch may fail late, in the output thread.
         self._failed = self._failed or plan.epoch == self._epoch
         self.is_broken = self.is_broken or self._transfers.is_lost()
         return _failure(plan, f"{type(error).__name__}: {error}")

@@ -106,7 +106,7 @@ def test_the_command_runs_a_draft_worker_until_it_is_told_to_stop(tmp_path: Path
     )
     assert process.stderr is not None
     assert "demo-draft on" in process.stderr.readline()
-    assert "dialling again" in process.stderr.readline()
+    assert "reconnecting" in process.stderr.readline()
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 0

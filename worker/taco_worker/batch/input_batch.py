@@ -1,4 +1,4 @@
-"""The worker's persistent batch: what it knows of every sequence between steps."""
+"""The worker's persistent batch: tokens, block tables and sampling parameters of every slot."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from taco_worker.sampling.columns import READS_TOKENS, Array, SamplingColumns
 
 
 class PlanError(ValueError):
-    """A plan that contradicts the batch; the step fails, and nothing was run."""
+    """A plan that contradicts the batch. The step fails before anything runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +24,11 @@ class StepRows:
 
     Attributes:
         slots: [num_rows].
-        num_computed_tokens: tokens whose KV was there before the step.
+        num_computed_tokens: tokens whose KV existed before the step.
         num_new_tokens: tokens that the step computes.
-        is_sampled: whether a row's new tokens reach the end of what is known of its sequence.
-        max_drafts: draft tokens that a row may verify, within its blocks; only of sampled rows.
-        trees: drafts that rows verify beside their new tokens, which then count them; None: none.
+        is_sampled: whether a row's new tokens include the last known token of its sequence.
+        max_drafts: draft tokens that a row may verify within its blocks; 0 for other rows.
+        trees: drafts that the rows verify; `num_new_tokens` includes them. None without drafts.
     """
 
     slots: IntArray
@@ -39,7 +39,7 @@ class StepRows:
     trees: DraftTrees | None = None
 
     def with_drafts(self, trees: DraftTrees) -> StepRows:
-        """`trees` has a tree a row, empty where nothing is drafted for it."""
+        """Add a tree to each row; the tree of a row without drafts is empty."""
         return replace(self, num_new_tokens=self.num_new_tokens + trees.num_nodes, trees=trees)
 
     def without_drafts(self) -> StepRows:
@@ -47,20 +47,21 @@ class StepRows:
         return replace(self, num_new_tokens=self.num_new_tokens - self.trees.num_nodes, trees=None)
 
     def num_outputs(self) -> IntArray:
-        """Tokens of each row behind which a token is chosen: the last one, and all of a tree."""
+        """Tokens of each row behind which a token is sampled: the last one and all of a tree."""
         if self.trees is None:
             return self.is_sampled.astype(np.int32)
         return self.is_sampled * (1 + self.trees.num_nodes)
 
 
 class InputBatch:
-    """Slots with their tokens, block tables and sampling parameters; it follows plans.
+    """The state of all slots; each plan updates it.
 
-    Tokens live in a buffer [max_num_seqs, max_model_len] whose memory the operating system hands
-    out as it is first written. All per-slot arrays mean something for occupied slots only.
+    The token buffer [max_num_seqs, max_model_len] is not touched at the start: the operating
+    system allocates its pages at the first write. Per-slot arrays are valid for occupied slots
+    only.
 
-    A plan is checked as it is applied, and one that fails may have been applied in part: the batch
-    must then be `clear`ed.
+    A plan is checked while it is applied. A plan that fails may have been applied in part: the
+    batch must then be `clear`ed.
     """
 
     def __init__(
@@ -77,8 +78,8 @@ class InputBatch:
     ) -> None:
         """
         Args:
-            tokens: a row a slot, of max_model_len tokens.
-            gives_logprobs: sequences that ask for log probabilities of their output get them.
+            tokens: one row of max_model_len tokens per slot.
+            gives_logprobs: whether requests for output log probabilities are served.
         """
         self.max_num_seqs = max_num_seqs
         self.max_model_len = max_model_len
@@ -105,7 +106,7 @@ class InputBatch:
         self.is_occupied[:] = False
 
     def apply(self, plan: StepPlan) -> StepRows:
-        """Take in what a plan changes; returns the rows to run.
+        """Apply a plan's changes and return the rows to run.
 
         Raises:
             PlanError: the plan names a slot, block or token that does not exist, or does not fit
@@ -120,8 +121,8 @@ class InputBatch:
         return self._rows(plan.slots, plan.num_tokens, plan.max_drafts)
 
     def advance(self, rows: StepRows, sampled_token_ids: Tensor) -> None:
-        """Take in what a step without drafts gives: integers [number of sampled rows], in the rows'
-        order, which the device may still be working out."""
+        """Append the tokens of a step without drafts: integers [number of sampled rows], in the
+        rows' order. The device may still be computing them."""
         self.num_computed_tokens[rows.slots] += rows.num_new_tokens
         slots = rows.slots[rows.is_sampled]
         positions = self.num_tokens[slots]
@@ -129,10 +130,10 @@ class InputBatch:
         self.num_tokens[slots] = positions + 1
 
     def advance_by(self, rows: StepRows, num_tokens: IntArray, token_ids: Tensor) -> None:
-        """The same of a step with drafts.
+        """Append the tokens of a step with drafts.
 
         Args:
-            num_tokens: int32 [number of sampled rows], accepted drafts and the token behind them.
+            num_tokens: int32 [number of sampled rows], accepted drafts plus the bonus token.
             token_ids: integers [sum(num_tokens)].
         """
         assert rows.trees is not None
@@ -185,11 +186,11 @@ class InputBatch:
             raise PlanError(f"{num_new_tokens.size} numbers of tokens for {slots.size} slots")
         self._check_slots(slots, "run", occupied=True)
         num_computed_tokens = self.num_computed_tokens[slots]
-        ends = num_computed_tokens + num_new_tokens.astype(np.int64)  # garbage must not wrap round
+        ends = num_computed_tokens + num_new_tokens.astype(np.int64)  # invalid input may overflow
         num_tokens = self.num_tokens[slots]
         is_sampled = ends == num_tokens
         if (num_new_tokens < 1).any() or (ends > num_tokens).any():
-            raise PlanError("a row runs no token, or tokens that are not known")
+            raise PlanError("a row runs no token, or tokens that the worker does not know")
         if (ends > self.num_blocks[slots] * self.block_size).any():
             raise PlanError("a row runs tokens that its blocks do not hold")
         if (num_tokens[is_sampled] >= self.max_model_len).any():
@@ -203,7 +204,7 @@ class InputBatch:
 
     def _check_drafts(self, slots: IntArray, ends: Array, max_drafts: IntArray) -> None:
         if max_drafts.size != slots.size or (max_drafts < 0).any():
-            raise PlanError("the numbers of drafts are not one for each row, from 0 on")
+            raise PlanError("max_drafts must hold one number from 0 on for each row")
         last = ends + max_drafts
         if (last > self.num_blocks[slots] * self.block_size).any():
             raise PlanError("a row may verify drafts that its blocks do not hold")

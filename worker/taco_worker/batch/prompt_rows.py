@@ -1,4 +1,4 @@
-"""Which of a step's tokens predict prompt tokens whose log probabilities are asked for."""
+"""Finds the tokens of a step whose outputs give prompt log probabilities (`prompt_logprobs`)."""
 
 from dataclasses import dataclass
 
@@ -11,10 +11,10 @@ from taco_worker.sampling.columns import Feature
 
 @dataclass(frozen=True, slots=True)
 class PromptRows:
-    """Prompt tokens whose log probabilities are asked for.
+    """Prompt tokens whose log probabilities were requested.
 
     Attributes:
-        slots, positions: of the tokens that are predicted.
+        slots, positions: of the predicted tokens.
         sources: the step's tokens that predict them.
     """
 
@@ -24,10 +24,10 @@ class PromptRows:
 
 
 def find_prompt_rows(batch: InputBatch, rows: StepRows, ends: IntArray) -> PromptRows | None:
-    """The prompt tokens that follow those of this step, where their sequences ask for them.
+    """Find the prompt tokens that this step predicts for sequences with `prompt_logprobs`.
 
     Args:
-        ends: of each row, in the step's tokens.
+        ends: for each row, the end of its tokens among the step's tokens.
     """
     is_asked = (batch.sampling.features[rows.slots] & Feature.PROMPT_LOGPROBS) != 0
     if not is_asked.any():

@@ -1,4 +1,4 @@
-"""From the rows of a step to what the model reads."""
+"""Builds the model's input tensors from the rows of a step."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from taco_worker.sampling.columns import Array
 def make_input(
     batch: InputBatch, rows: StepRows, ends: IntArray, outputs: IntArray, transfers: Transfers
 ) -> ModelInput:
-    """Whole columns at a time: a step of decodes costs the host no loop over sequences.
+    """Build a step's input with whole-column operations: no host loop over sequences.
 
     Args:
-        ends: of each row, in the step's tokens.
-        outputs: the tokens whose hidden states are wanted, in rising order.
+        ends: for each row, the end of its tokens among the step's tokens.
+        outputs: indices of the tokens whose hidden states are needed, ascending.
     """
     num_rows, num_tokens = rows.slots.size, int(ends[-1])
     slots, positions = rows.slots, rows.num_computed_tokens
@@ -61,11 +61,13 @@ def _place_drafts(
     positions: IntArray,
     transfers: Transfers,
 ) -> IntArray | None:
-    """Sets the positions of drafts, and writes the first path of each tree behind the sequence's
-    own tokens, where the model's input and penalties read them.
+    """Set the positions of drafts and store the first path of each tree in the token table.
+
+    The first path follows the sequence's own tokens, where the model's input and the penalties
+    read it.
 
     Returns:
-        The token that each token of the step follows; None if each follows the one before it.
+        For each token of the step the token that it follows; None if each follows the one before.
     """
     assert rows.trees is not None
     trees = rows.trees
@@ -86,13 +88,13 @@ def _place_drafts(
 
 
 def _node_tokens(rows: StepRows, ends: IntArray) -> IntArray:
-    """Where the drafts of all rows stand among the step's tokens."""
+    """Indices of the drafts of all rows among the step's tokens."""
     assert rows.trees is not None
     return last_of_each(ends, rows.trees.num_nodes)
 
 
 def _depths(trees: DraftTrees) -> IntArray:
-    """int32 [sum(num_nodes)], 1 for the children of a root."""
+    """int32 [sum(num_nodes)], the depth of each node; children of a root have depth 1."""
     firsts = np.repeat(np.cumsum(trees.num_nodes) - trees.num_nodes, trees.num_nodes)
     above = parents = np.where(trees.parents < 0, -1, trees.parents + firsts)
     depths = np.ones(parents.size, dtype=np.int32)
@@ -103,14 +105,14 @@ def _depths(trees: DraftTrees) -> IntArray:
 
 
 def last_of_each(ends: IntArray, counts: IntArray) -> IntArray:
-    """The numbers ends[i] - counts[i] … ends[i] - 1 of every i, one after the other."""
+    """The indices ends[i] - counts[i] … ends[i] - 1 of every i, concatenated."""
     before = np.cumsum(counts) - counts
     numbers = np.arange(int(counts.sum())) + np.repeat(ends - counts - before, counts)
     return numbers.astype(np.int32)
 
 
 def _first_paths(follows: Array, num_nodes: IntArray) -> Array:
-    """Nodes before the first branch of their tree."""
+    """Whether each node lies before the first branch of its tree."""
     ends = np.cumsum(num_nodes)
     num_breaks = np.concatenate([[0], np.cumsum(~follows)])
     before = np.repeat(num_breaks[ends - num_nodes], num_nodes)

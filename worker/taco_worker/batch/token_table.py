@@ -1,5 +1,5 @@
-"""The tokens of every slot, where the model reads them: a step's input is the last step's output,
-and on a GPU it never comes to the host in between."""
+"""The token ids of every slot, on the model's device: a step reads the tokens of the step before
+without a round trip to the host."""
 
 from __future__ import annotations
 
@@ -14,24 +14,30 @@ from taco_worker.devices.transfers import Array, Transfers
 
 
 class TokenTable(Protocol):
-    """Attributes:
-    data: int32 [max_num_seqs, max_model_len], on the model's device; what lies past a sequence's
-        tokens means nothing.
+    """Token ids of all slots.
+
+    Attributes:
+        data: int32 [max_num_seqs, max_model_len], on the model's device; entries past a sequence's
+            tokens are undefined.
     """
 
     data: Tensor
 
     def put(self, slots: IntArray, starts: IntArray, ends: IntArray, token_ids: IntArray) -> None:
-        """Fill each slot's positions from its start to its end, one slot's after the other's."""
+        """Fill each slot's positions from its start to its end; `token_ids` slot after slot."""
         ...
 
     def at(self, slots: IntArray, positions: IntArray) -> Tensor:
-        """int32 [size of slots], on the device."""
+        """The token ids at these positions: int32 [size of slots], on the device."""
         ...
 
     def write(self, slots: IntArray, positions: IntArray, token_ids: Tensor) -> None:
-        """token_ids: integers [size of slots], on the device. Negative ones, of sequences that
-        end with an error, are stored as 0: the next step may run before the error is known.
+        """Write one token per slot.
+
+        Args:
+            token_ids: integers [size of slots], on the device. Negative ids mark sequences that
+                end with an error; they are stored as 0, because the next step may run before the
+                error is known.
         """
         ...
 
@@ -43,7 +49,7 @@ def make_token_table(max_num_seqs: int, max_model_len: int, transfers: Transfers
 
 
 class HostTokenTable:
-    """In this process's memory, where numpy's indexing costs a fraction of torch's."""
+    """A table in host memory: numpy's indexing costs a fraction of torch's."""
 
     def __init__(self, max_num_seqs: int, max_model_len: int) -> None:
         self.data = torch.empty((max_num_seqs, max_model_len), dtype=torch.int32)
@@ -63,7 +69,7 @@ class HostTokenTable:
 
 
 class DeviceTokenTable:
-    """On a device, whose stream keeps reads behind the writes that come before them."""
+    """A table on a GPU: the stream orders reads behind earlier writes."""
 
     def __init__(self, max_num_seqs: int, max_model_len: int, transfers: Transfers) -> None:
         shape = (max_num_seqs, max_model_len)
@@ -88,6 +94,6 @@ class DeviceTokenTable:
         self._flat.index_copy_(0, index, token_ids.int().clamp_(min=0))
 
     def _places(self, slots: Array, positions: Array) -> Array:
-        """int64, in the flat table."""
+        """int64 indices into the flat table."""
         places: Array = slots.astype(np.int64) * self.data.shape[1] + positions
         return places

@@ -1,4 +1,4 @@
-"""Work that a device does beside what it computes."""
+"""Copy streams: KV copies that run beside the model's computation, and events to wait for them."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ import torch
 
 
 class CopyEvent(Protocol):
-    """The end of a piece of work."""
+    """Marks the end of a queued piece of work."""
 
     def wait(self) -> None:
-        """What is launched from now on comes behind it."""
+        """Order everything launched from now on behind this event."""
         ...
 
 
 class CopyStream(Protocol):
-    """Does one piece of work after the other."""
+    """Runs pieces of work in order, beside the stream that computes."""
 
     def follow(self) -> None:
-        """What is put in from now on comes behind all that has been launched for computing."""
+        """Order later work behind everything launched for computing so far."""
         ...
 
     def put(self, work: Callable[[], None]) -> CopyEvent: ...
 
 
 class CudaCopyStream:
-    """A stream of its own."""
+    """A copy stream on a separate CUDA stream."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -53,21 +53,21 @@ class _CudaCopyEvent:
 
 
 class LayerCopies:
-    """Copies under way that reach a model's layers one after the other."""
+    """Running copies of KV, which complete layer by layer."""
 
     def __init__(self, pending_copies: Sequence[tuple[int, CopyEvent]]) -> None:
         """
         Args:
-            pending_copies: the first layer of each group and its end, in the order of the layers.
+            pending_copies: the first layer of each group and its event, in the order of the layers.
         """
         self._pending = list(pending_copies)
 
     def wait_for(self, layer: int) -> None:
-        """To be called before the layer's KV is read or written."""
+        """Wait for the copies of a layer; call it before its KV is read or written."""
         while self._pending and self._pending[0][0] <= layer:
             self._pending.pop(0)[1].wait()
 
     def wait(self) -> None:
-        """Wait for all layers."""
+        """Wait for the copies of all layers."""
         while self._pending:
             self._pending.pop(0)[1].wait()

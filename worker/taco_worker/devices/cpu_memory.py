@@ -1,4 +1,4 @@
-"""How much memory a process on the host may still take."""
+"""The memory that is available to a process on the host, container limits included."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import psutil
 
 
 def available_cpu_memory(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes this process may still take: the machine's, or its container's where that is less.
+    """Bytes that this process can still allocate: the machine's or, if less, its container's.
 
     Args:
         cgroup: the container's control group, version 2.
@@ -21,7 +21,7 @@ def available_cpu_memory(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
         statistics = dict(
             line.split() for line in (cgroup / "memory.stat").read_text().splitlines()
         )
-        # Files that were read, the weights among them, count as used but can be evicted.
+        # The page cache of files, such as the weights, counts as used but can be evicted.
         used = int((cgroup / "memory.current").read_text()) - int(statistics["inactive_file"])
         return min(available, max(0, int(limit) - used))
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Which device serves, and what keeps one from serving."""
+"""Resolves `--device` and checks that the device can run the model."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _BF16_CAPABILITY = (8, 0)
 
 
 def find_device(name: str) -> torch.device:
-    """The device for `--device NAME`; auto is a GPU where one can be used.
+    """Resolve `--device NAME`; auto means a GPU if one is usable, else the CPU.
 
-    Workers of one machine that are told auto get `auto:N`: GPU N where GPUs can be used.
+    `auto:N` means GPU N if GPUs are usable; several workers of one machine use it.
 
     Raises:
-        ValueError: there is no such device, or it cannot be used: why.
+        ValueError: the device does not exist or cannot be used; the message says why.
     """
     match = re.fullmatch(r"cpu|(auto|cuda)(?::(\d+))?", name)
     if match is None:
@@ -33,7 +33,7 @@ def find_device(name: str) -> torch.device:
 
 
 def check_dtype(dtype: torch.dtype, name: str, capability: tuple[int, int]) -> None:
-    """Raises ValueError for a GPU too old for a model's dtype."""
+    """Raises ValueError if the GPU is too old for the model's dtype."""
     if dtype == torch.bfloat16 and capability < _BF16_CAPABILITY:
         raise ValueError(
             f"{name} (compute capability {capability[0]}.{capability[1]}) has no bfloat16, which "
@@ -42,7 +42,7 @@ def check_dtype(dtype: torch.dtype, name: str, capability: tuple[int, int]) -> N
 
 
 def check_weights_fit(weight_bytes: int, free_bytes: int, what: str = "GPU") -> None:
-    """Raises ValueError for weights that the device's memory does not hold."""
+    """Raises ValueError if the device's free memory does not hold the weights."""
     if weight_bytes > free_bytes:
         raise ValueError(
             f"the weights take {gibibytes(weight_bytes)}, and only {gibibytes(free_bytes)} of "
@@ -51,11 +51,11 @@ def check_weights_fit(weight_bytes: int, free_bytes: int, what: str = "GPU") -> 
 
 
 def _why_no_gpu() -> str:
-    """Empty where a GPU can be used."""
+    """Why no GPU is usable; empty if one is."""
     if torch.version.cuda is None:
         return f"torch {torch.__version__} was built without CUDA"
     try:
         torch.cuda.init()
-    except (RuntimeError, AssertionError) as error:  # no driver, none that fits, or no GPU
+    except (RuntimeError, AssertionError) as error:  # no driver, a driver too old, or no GPU
         return str(error).partition("\n")[0]
     return "" if torch.cuda.device_count() else "there is no NVIDIA GPU"

@@ -1,4 +1,4 @@
-"""Between the host and the device, without waiting for what the device still has to do."""
+"""Asynchronous copies between the host and the device."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _TORCH_TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Download:
-    """Tensors on their way to the host.
+    """Tensors that are being copied to the host.
 
     Attributes:
-        done: None where they are there already.
+        done: None if the tensors are already there.
     """
 
     tensors: list[Tensor]
@@ -40,7 +40,7 @@ class Download:
 
 
 class Transfers:
-    """Copies beside the stream that computes: what a step needs comes while the one before runs.
+    """Copies on streams beside the computing stream: a step's input arrives while another runs.
 
     On a CPU nothing is copied: arrays and tensors share their memory.
     """
@@ -52,13 +52,13 @@ class Transfers:
             self._up, self._down = (torch.cuda.Stream(device) for _ in range(2))
 
     def enter(self) -> None:
-        """Let what this thread launches go to the device: each thread has a current one."""
+        """Make the device current in this thread; CUDA keeps a current device per thread."""
         if self.overlaps:
             torch.cuda.set_device(self.device)
 
     def memory_bytes(self) -> dict[str, int]:
-        """Of the GPU: what tensors take, what torch holds for them, and all of it. Empty on a CPU,
-        where the process' own size says it. Only torch is asked, and never the driver.
+        """GPU memory as torch sees it: allocated, reserved and total bytes. Empty on a CPU, where
+        the size of the process shows it. Does not call the driver.
         """
         if self.device.type != "cuda":
             return {}
@@ -69,7 +69,7 @@ class Transfers:
         }
 
     def is_lost(self) -> bool:
-        """Whether an error has made the device useless to this process, as a wild address does."""
+        """Whether an error, such as an illegal address, made the device unusable."""
         if not self.overlaps:
             return False
         try:
@@ -79,9 +79,9 @@ class Transfers:
         return False
 
     def upload(self, *columns: Array) -> list[Tensor]:
-        """Arrays as tensors on the device, all in one copy from pinned memory.
+        """Copy arrays to the device as tensors, all in one copy from pinned memory.
 
-        Pinned memory comes from torch's pool, which keeps it until the copy is done.
+        The memory comes from torch's pool of pinned memory, which keeps it until the copy is done.
         """
         if not self.overlaps:
             return [torch.from_numpy(np.ascontiguousarray(column)) for column in columns]
@@ -95,7 +95,7 @@ class Transfers:
         return unpack(there, columns)
 
     def download(self, *tensors: Tensor) -> Download:
-        """Tensors to the host; whoever waits for them holds up nothing else."""
+        """Start copying tensors to the host; waiting for them does not block other launches."""
         if not self.overlaps:
             return Download(list(tensors))
         self._down.wait_stream(torch.cuda.current_stream(self.device))
@@ -125,7 +125,7 @@ def pack(columns: Sequence[Array], packed: Tensor) -> None:
 
 
 def unpack(packed: Tensor, like: Sequence[Array]) -> list[Tensor]:
-    """Views of what `pack` wrote, wherever it lies now, in the shapes and types of `like`."""
+    """Views of the packed columns in `packed`, in the shapes and types of `like`."""
     parts = packed.split([_padded_size(column) for column in like])
     return [
         part[: column.nbytes].view(_TORCH_TYPES[column.dtype]).view(column.shape)

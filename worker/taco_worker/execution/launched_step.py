@@ -1,4 +1,4 @@
-"""A step that the device is working on, and what comes of it."""
+"""The output of a step that was launched: waits for the device and builds the `StepOutput`."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from taco_worker.devices.transfers import Transfers
 from taco_worker.sampling.logprobs import LogprobTable
 
 _NO_CHOICE = (
-    "the model gives no finite probabilities for a token of this request: its checkpoint or the "
-    "device that runs it may be damaged, or the request's parameters rule out every token"
+    "the model returned no finite probabilities for a token of this request: its checkpoint or "
+    "the device may be damaged, or the request's parameters exclude every token"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """Log probabilities of prompt tokens, in one or more tables; slots, positions: of all rows."""
+    """Log probabilities of prompt tokens in one or more tables; slots and positions of all rows."""
 
     slots: IntArray
     positions: IntArray
@@ -32,14 +32,14 @@ class PromptLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What came of the drafts of some rows.
+    """The result of verifying the drafts of some rows.
 
     Attributes:
-        kept: the choices that count, of those that were made behind each row's own token and its
-            drafts.
-        num_tokens: int32 [number of sampled rows], of which a row got so many.
-        num_drafts: int32 [number of sampled rows], drafts that it verified.
-        token_ids: int32 [sum(num_tokens)], what the rows got: the host knows it by now.
+        kept: indices of the sampled tokens that count. The target samples one token behind each
+            row's own token and one behind each draft.
+        num_tokens: int32 [number of sampled rows], tokens that each row gains.
+        num_drafts: int32 [number of sampled rows], drafts that each row verified.
+        token_ids: int32 [sum(num_tokens)], the tokens that the rows gain, on the host.
     """
 
     kept: IntArray
@@ -50,12 +50,12 @@ class Verified:
 
 @dataclass(frozen=True, slots=True)
 class KeptTokens:
-    """The tokens of some rows whose KV is kept, row after row: all but rejected drafts.
+    """The tokens of some rows whose KV stays valid, row after row: all but rejected drafts.
 
     Attributes:
         slots, num_tokens: int32 [num_rows].
         positions: int32 [num_rows], of each row's first token.
-        hidden: [sum(num_tokens), size], what the drafter asked for.
+        hidden: [sum(num_tokens), size], the hidden states that the drafter asked for.
     """
 
     slots: IntArray
@@ -66,14 +66,14 @@ class KeptTokens:
 
 @dataclass(frozen=True, slots=True)
 class StepPart:
-    """What comes of some rows of a step.
+    """The results of some rows of a step.
 
     Attributes:
-        slots: those that are sampled.
-        token_ids: int64, on the device: one a slot, or as many as `verified` says.
-        logprobs: of all choices that were made; None where none of them asked.
-        verified: None: nothing was drafted.
-        kept: None: no drafter asked for hidden states.
+        slots: the slots of the sampled rows.
+        token_ids: int64, on the device: one per slot, or `verified.num_tokens` per slot.
+        logprobs: of all sampled tokens; None if no sequence asked for them.
+        verified: None if the step verified no drafts.
+        kept: None if no drafter asked for hidden states.
     """
 
     slots: IntArray
@@ -89,9 +89,9 @@ class StepPart:
 
 
 class LaunchedStep:
-    """The results' way to the host has begun; `wait` may be called from any thread, once.
+    """A step whose results are being copied to the host.
 
-    A step with drafts has one part.
+    `wait` may be called once, from any thread. A step with drafts has one part.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class LaunchedStep:
         self._download = transfers.download(*tensors)
 
     def wait(self) -> StepOutput:
-        """Raises what went wrong on the device."""
+        """Return the step's output. Raises the device's error if the step failed there."""
         arrived = iter(self._download.wait())
         token_ids = [next(arrived).numpy() for _ in self._parts]
         columns = [_Columns(part, arrived) for part in self._parts]
@@ -137,10 +137,10 @@ class LaunchedStep:
 
 
 class _Columns:
-    """A part's tables as columns, taken from what arrived in the order of `StepPart.tables`.
+    """A part's log probabilities as columns, read from the download in `StepPart.tables` order.
 
     Attributes:
-        failed: slots whose prompt has a token that the model gives no probability.
+        failed: slots whose prompt contains a token without a finite probability.
     """
 
     def __init__(self, part: StepPart, arrived: Iterator[Tensor]) -> None:
@@ -166,7 +166,7 @@ def _rows_with_nan(columns: LogprobColumns) -> list[bool]:
 def _row_errors(
     slots: IntArray, token_ids: IntArray, verified: Verified | None, failed_prompts: list[int]
 ) -> tuple[RowError, ...]:
-    """Sequences without a choice of a next token, or of a prompt without log probabilities."""
+    """Errors of the sequences whose next token or prompt log probabilities are not finite."""
     failed = set(failed_prompts)
     if token_ids.size and token_ids.min() == NO_CHOICE:
         token_slots = slots if verified is None else np.repeat(slots, verified.num_tokens)
@@ -181,7 +181,7 @@ def _joined(columns: Sequence[IntArray]) -> IntArray:
 
 
 def _sum(parts: Sequence[LogprobColumns | None], num_rows: Sequence[int]) -> LogprobColumns | None:
-    """All columns as one; a part without any has so many rows without entries."""
+    """Concatenate the columns; a part without any contributes rows without entries."""
     if all(part is None for part in parts):
         return None
     return concatenate(

@@ -1,4 +1,4 @@
-"""Runs one step: from a plan to the model's input, through the model, to sampled tokens."""
+"""Runs one step: builds the model's input, runs the model, verifies drafts and samples tokens."""
 
 from dataclasses import replace
 
@@ -30,18 +30,18 @@ from taco_worker.sampling.typical_acceptance import TypicalAcceptance, draft_can
 from taco_worker.speculation.drafter import ComputedTokens
 from taco_worker.speculation.speculator import Speculator
 
-# Logits of so many numbers at a time for prompt log probabilities: 64 MiB.
+# Maximum number of logits computed at once for prompt log probabilities: 64 MiB.
 _MAX_PROMPT_LOGITS = 2**24
 
-# Features of sequences that ask for the most likely token of the logits as they are.
+# Features that leave the logits unchanged: such a sequence takes the most likely token.
 _LEAVES_LOGITS = Feature.LOGPROBS | Feature.PROMPT_LOGPROBS
 
 
 class ModelRunner:
-    """One model and its batch. Not thread safe.
+    """Runs the steps of one model and its batch. Not thread safe.
 
-    On a GPU a step is launched and not waited for: the next one may be launched behind it, whose
-    input is this one's output on the device.
+    On a GPU a step is launched without waiting. The next step can be launched behind it and reads
+    this step's tokens on the device.
     """
 
     def __init__(
@@ -55,9 +55,9 @@ class ModelRunner:
     ) -> None:
         """
         Args:
-            host_store: of no blocks where there is none.
-            speculator: None: no drafts are made or verified.
-            typical: None: drafts are accepted where the target's own sample is the draft.
+            host_store: has no blocks if there is no host tier.
+            speculator: None disables speculative decoding.
+            typical: None accepts a draft only if the target samples the same token.
         """
         self._model = model
         self._batch = batch
@@ -70,8 +70,10 @@ class ModelRunner:
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> LaunchedStep:
-        """Raises:
-        PlanError: the plan does not fit the batch or the tiers.
+        """Launch a step.
+
+        Raises:
+            PlanError: the plan does not fit the batch or the tiers.
         """
         if plan.copies is not None:
             self._host_store.check(plan.copies)
@@ -83,11 +85,11 @@ class ModelRunner:
         try:
             parts, num_invalid_drafts = self._compute(plan, rows)
         finally:
-            pending_copies.wait()  # the output, and the next step, come behind all copies
+            pending_copies.wait()  # the output and the next step follow all copies
         return LaunchedStep(plan, parts, self._transfers, num_invalid_drafts)
 
     def _compute(self, plan: StepPlan, rows: StepRows) -> tuple[list[StepPart], int]:
-        """What came of the rows, and how many drafters' drafts were left out."""
+        """Run the rows. Returns their parts and the number of invalid drafts that were dropped."""
         if self._speculator is not None:
             self._speculator.follow(plan)
             parts = self._speculate(self._speculator, rows, plan)
@@ -102,7 +104,7 @@ class ModelRunner:
         return split_on_out_of_memory(self._run, rows) if rows.slots.size else []
 
     def _speculate(self, speculator: Speculator, rows: StepRows, plan: StepPlan) -> list[StepPart]:
-        """The step with drafts. It waits for the tokens, which the next drafts follow."""
+        """Run a step with drafts. It waits for the tokens, because the next drafts follow them."""
         rows = speculator.draft(rows, plan.drafts)
         parts = self._run_parts(rows)
         if not parts:
@@ -112,22 +114,22 @@ class ModelRunner:
         if (verified := parts[0].verified) is not None:
             num_tokens, host_ids = verified.num_tokens, verified.token_ids
             self._batch.advance_by(rows, num_tokens, token_ids)
-        else:  # nothing was drafted, or there was no memory for it
+        else:  # the step had no drafts, or dropped them for lack of memory
             num_tokens, host_ids = np.ones_like(slots), self._to_host(token_ids)
             self._batch.advance(rows if rows.trees is None else rows.without_drafts(), token_ids)
         for part in parts:
             if part.kept is not None:
                 speculator.observe(self._computed(part.kept))
         num_drafts = np.zeros_like(slots) if verified is None else verified.num_drafts
-        # A row without a choice ends with an error: what is learned of it does not matter.
+        # A row without a valid token ends with an error, so the speculator may learn any id.
         speculator.learn(slots, num_tokens, np.maximum(host_ids, 0), num_drafts)
-        # Chunks of prompts alone give no token to wait for: the device may still be at it.
+        # A step of prompt chunks returns no token to wait for: the device may still be working.
         is_done = slots.size > 0 or not self._transfers.overlaps
         speculator.end_step(int(rows.num_new_tokens.sum()), is_done=is_done)
         return parts
 
     def _run(self, rows: StepRows) -> StepPart:
-        """All of a step's rows, or some of them."""
+        """Run all of a step's rows, or one part after a split."""
         ends = np.cumsum(rows.num_new_tokens, dtype=np.int32)
         chosen = last_of_each(ends, rows.num_outputs())
         prompt_rows = find_prompt_rows(self._batch, rows, ends)
@@ -156,7 +158,7 @@ class ModelRunner:
     def _verify(
         self, rows: StepRows, inputs: ModelInput, chosen: IntArray, part: StepPart
     ) -> StepPart:
-        """The part with what was chosen behind accepted drafts alone."""
+        """Reduce the part to the tokens behind accepted drafts."""
         assert rows.trees is not None
         num_drafts = rows.trees.num_nodes[rows.is_sampled]
         trees = replace(rows.trees, num_nodes=num_drafts)
@@ -181,7 +183,7 @@ class ModelRunner:
         verified: Verified | None,
         hidden: Tensor,
     ) -> KeptTokens:
-        """`hidden`: of all tokens of the step."""
+        """`hidden`: the hidden states of all tokens of the step."""
         if verified is None:
             return KeptTokens(rows.slots, rows.num_new_tokens, rows.num_computed_tokens, hidden)
         assert rows.trees is not None
@@ -195,7 +197,7 @@ class ModelRunner:
         return KeptTokens(rows.slots, num_tokens, rows.num_computed_tokens, hidden[index])
 
     def _computed(self, kept: KeptTokens) -> ComputedTokens:
-        """With the tokens that follow, all of which the batch knows by now."""
+        """Add the next token of each kept token; the batch holds them all by now."""
         slots = np.repeat(kept.slots, kept.num_tokens)
         before = np.repeat(np.cumsum(kept.num_tokens) - kept.num_tokens, kept.num_tokens)
         places = np.arange(slots.size) - before
@@ -206,7 +208,7 @@ class ModelRunner:
     def _sample(
         self, rows: StepRows, num_tokens: IntArray, hidden: Tensor
     ) -> tuple[Tensor, LogprobTable | None]:
-        """`num_tokens` stand before each token that is chosen."""
+        """`num_tokens`: the number of tokens before each sampled token."""
         batch = self._batch
         slots = np.repeat(rows.slots, rows.num_outputs())
         if not slots.size:
@@ -229,7 +231,7 @@ class ModelRunner:
         return sampled.token_ids, sampled.logprobs
 
     def _most_likely(self, hidden: Tensor, num_top: Array) -> tuple[Tensor, LogprobTable | None]:
-        """Greedy rows that ask for no log probability but their token's own: no logits are kept.
+        """Sample greedily without keeping logits, for rows that need their own token's logprob.
 
         Args:
             num_top: as in `LogprobTable`, at most 0.
@@ -245,7 +247,7 @@ class ModelRunner:
         return token_ids, table
 
     def _prompt_logprobs(self, rows: PromptRows, hidden: Tensor) -> PromptLogprobs:
-        """Log probabilities of the tokens of `rows`, each of which follows a row of `hidden`."""
+        """Log probabilities of the tokens of `rows`; row i of `hidden` predicts token i."""
         batch = self._batch
         num_top = batch.sampling.prompt_logprobs[rows.slots]
         token_ids = batch.tokens.at(rows.slots, rows.positions).long()
@@ -260,11 +262,11 @@ class ModelRunner:
         return PromptLogprobs(rows.slots, rows.positions, tables)
 
     def _to_host(self, token_ids: Tensor) -> IntArray:
-        """int32, through pinned memory. It waits for the device, as whatever drafts next must."""
+        """int32 on the host, through pinned memory. Waits for the device, as drafting must."""
         (host,) = self._transfers.download(token_ids).wait()
         return host.numpy().astype(np.int32)
 
     def _pick(self, hidden: Tensor, rows: Array, wanted: Array) -> Tensor:
-        """Rows of `hidden`, which stand for the tokens `rows` (rising), that stand for `wanted`."""
+        """Select the rows of `hidden` for the tokens `wanted`; its rows are the tokens `rows`."""
         (index,) = self._transfers.upload(np.searchsorted(rows, wanted))
         return hidden[index]

@@ -1,4 +1,4 @@
-"""A step that the device's memory does not hold, in halves."""
+"""Splits a step that runs out of memory into smaller steps."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ T = TypeVar("T")
 
 
 def split_on_out_of_memory(run: Callable[[StepRows], T], rows: StepRows) -> list[T]:
-    """What `run` gives for all rows, or for halves of them one after the other.
+    """Run all rows at once; on out of memory, run them as two halves, recursively.
 
-    What a step needs beside weights and KV grows with its tokens, and rows do not depend on each
-    other but through KV that was written before: halves give what the whole would have given.
+    A step's memory beside weights and KV grows with its tokens. Rows depend on each other only
+    through KV that was written before, so the halves return what the whole step would return.
 
     Raises:
-        RuntimeError, MemoryError: not even one token's step fits, or something else failed.
+        RuntimeError, MemoryError: a step of one token does not fit, or the error is another one.
     """
     try:
         return [run(rows)]
@@ -33,11 +33,11 @@ def split_on_out_of_memory(run: Callable[[StepRows], T], rows: StepRows) -> list
         if not smaller:
             raise
         reason = str(error).partition("\n")[0]
-    # Outside the handler, whose exception holds on to what the failed step had allocated.
+    # Outside the handler: its exception references the memory of the failed step.
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     logger.warning(
-        "out of memory in a step of %d tokens, which goes on in smaller ones: %s",
+        "out of memory in a step of %d tokens; retrying it as smaller steps: %s",
         rows.num_new_tokens.sum(),
         reason,
     )
@@ -45,8 +45,8 @@ def split_on_out_of_memory(run: Callable[[StepRows], T], rows: StepRows) -> list
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    """torch's allocator of a GPU and Python's own say so by a class; torch's allocator of a CPU,
-    libraries and Triton by their words.
+    """Recognize out of memory: by class for torch's GPU allocator and for Python, by message for
+    torch's CPU allocator, libraries and Triton.
     """
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
@@ -55,8 +55,8 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 
 def _split(rows: StepRows) -> Sequence[StepRows]:
-    """The step without drafts; else two of about as many tokens each, in order, where a row may be
-    cut between its tokens; nothing if there is but one token."""
+    """Split a step: first drop the drafts, then halve the tokens, in order. A row may be cut
+    between its tokens. A step of one token gives nothing."""
     if rows.trees is not None:
         return (rows.without_drafts(),)
     num_tokens = int(rows.num_new_tokens.sum())

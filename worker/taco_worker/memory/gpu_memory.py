@@ -1,4 +1,4 @@
-"""How a GPU's memory is shared out: weights, what a step needs, and the KV cache from the rest."""
+"""Profiles a GPU's memory: weights, activations and CUDA graphs; the KV cache gets the rest."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from taco_worker.memory.profiling_steps import ProfilingSteps
 from taco_worker.models.step_model import StepModel
 from taco_worker.speculation.heads.slot_kv import DrafterWithKV
 
-# What CUDA graphs of decodes keep beside the memory of eager steps, with room for growth.
+# Reserved for CUDA graphs of decode steps, beside the activations of eager steps, with headroom.
 GRAPH_BYTES = 512 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class GpuMemory:
-    """What is taken before there is a KV cache, in bytes.
+    """GPU memory in use before the KV cache is allocated, in bytes.
 
     Attributes:
         total: the GPU's memory.
-        utilization: the share of it that may be in use.
-        weights: and all else that stays from step to step, what a drafter loads among it.
-        activations: the most that a step takes beside them, the making of drafts included.
-        others: what torch does not count: CUDA's context, libraries, other processes.
-        graphs: kept free for CUDA graphs.
+        utilization: the fraction of it that may be used (`gpu_memory_utilization`).
+        weights: the weights and other permanent tensors, those of a drafter included.
+        activations: the peak of a step beside them, drafting included.
+        others: memory that torch does not count: CUDA's context, libraries, other processes.
+        graphs: reserved for CUDA graphs.
     """
 
     total: int
@@ -39,12 +39,12 @@ class GpuMemory:
 
     @property
     def kv_cache(self) -> int:
-        """Bytes for the KV cache; negative where they are missing."""
+        """Bytes left for the KV cache; negative if memory is missing."""
         taken = self.weights + self.activations + self.others + self.graphs
         return int(self.total * self.utilization) - taken
 
     def describe(self) -> str:
-        """Where each GiB goes, in one line."""
+        """The share of each use, in one line for the log and errors."""
         return (
             f"{gibibytes(self.total)} of GPU memory, of which {self.utilization:.0%} may be used: "
             f"weights {gibibytes(self.weights)}, activations {gibibytes(self.activations)}, CUDA "
@@ -54,10 +54,10 @@ class GpuMemory:
 
 
 def num_gpu_blocks(memory: GpuMemory, block_bytes: int, block_size: int) -> int:
-    """How many KV blocks fit.
+    """The number of KV blocks that fit.
 
     Raises:
-        ValueError: not one; the line says where the memory went.
+        ValueError: not one fits; the message lists the uses of the memory.
     """
     num_blocks = memory.kv_cache // block_bytes
     if num_blocks < 1:
@@ -71,37 +71,37 @@ def num_gpu_blocks(memory: GpuMemory, block_bytes: int, block_size: int) -> int:
 def measure_gpu_memory(
     model: StepModel,
     transfers: Transfers,
-    trial: ProfilingSteps,
+    profiling_steps: ProfilingSteps,
     *,
     utilization: float,
     block_size: int,
     captures_graphs: bool,
     conservative: bool,
 ) -> GpuMemory:
-    """Run the largest steps that there may be.
+    """Run the largest possible steps and measure their memory.
 
     Args:
-        conservative: count what the driver says is gone after the steps, torch's unused reserve
-            included, instead of what torch says they needed: memory that kernels take behind
-            torch's back is seen then.
+        conservative: count the memory that the driver reports as used after the steps, with
+            torch's unused reserve, instead of torch's peak. It includes memory that kernels
+            allocate without torch.
     """
-    device, verification = transfers.device, trial.verification
-    model.allocate_kv(1, block_size, trial.max_model_len)
+    device, verification = transfers.device, profiling_steps.verification
+    model.allocate_kv(1, block_size, profiling_steps.max_model_len)
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     weights = torch.cuda.memory_allocated(device)
     graphs = GRAPH_BYTES if captures_graphs else 0
     with torch.inference_mode():
         if captures_graphs and verification is not None:
-            # All graphs share one pool, in which the largest of them leaves what it works with.
+            # All graphs share one pool, which keeps the working memory of the largest graph.
             graphs += _peak_bytes(device, lambda: model.forward(verification))
-        activations = _peak_bytes(device, lambda: trial.run(model, device))
+        activations = _peak_bytes(device, lambda: profiling_steps.run(model, device))
     free, total = torch.cuda.mem_get_info(device)
     reserved = torch.cuda.memory_reserved(device)
     if conservative:
         activations = reserved - weights
-    if isinstance(trial.drafter, DrafterWithKV):
-        activations += trial.drafter.kv_bytes_beside
+    if isinstance(profiling_steps.drafter, DrafterWithKV):
+        activations += profiling_steps.drafter.kv_bytes_beside
     torch.cuda.empty_cache()
     return GpuMemory(
         total=total,
@@ -114,7 +114,7 @@ def measure_gpu_memory(
 
 
 def _peak_bytes(device: torch.device, run: Callable[[], object]) -> int:
-    """The most that it has beside what is there before."""
+    """Peak memory that `run` allocates on top of what was allocated before."""
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
     run()

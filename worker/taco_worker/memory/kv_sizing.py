@@ -1,4 +1,4 @@
-"""How long a sequence may become, and how many KV blocks there are."""
+"""Computes the number of KV blocks and the longest sequence (`max_model_len`) that they allow."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from taco_worker.speculation.speculator_factory import make_typical, max_draft_t
 
 logger = logging.getLogger("taco.worker")
 
-# The rest is left to activations, the page cache that holds mapped weights, and other processes.
+# The rest is for activations, the page cache of the mapped weights, and other processes.
 _CPU_MEMORY_SHARE = 0.5
 
 
 def resolve_max_model_len(config: WorkerConfig, model: StepModel) -> int:
-    """The longest sequence in tokens, if the KV blocks hold it.
+    """The longest sequence in tokens that the model and the configuration allow.
 
     Raises:
-        ValueError: the model does not allow it.
+        ValueError: the configured length exceeds the model's limit.
     """
     wanted_len, limit = config.model.max_model_len, model.config.max_position_embeddings
     if wanted_len is not None and wanted_len > limit:
@@ -43,17 +43,17 @@ def size_kv_cache(
     transfers: Transfers,
     drafter: Drafter | None = None,
 ) -> tuple[int, int]:
-    """The longest sequence in tokens, and how many blocks to have.
+    """Compute the longest sequence in tokens and the number of KV blocks.
 
-    The blocks hold at least one sequence of that length, so that every sequence can finish; a
-    length that nobody asked for is cut to what they hold.
+    The blocks hold at least one sequence of that length, so that every sequence can finish. A
+    length that was not configured is reduced to what the blocks hold.
 
     Args:
-        drafter: what drafts on the worker. It may need KV of its own for the same tokens, which a
-            block then counts as well.
+        drafter: the drafter on the worker, if any. If it keeps KV for the same tokens, the size of
+            a block includes it.
 
     Raises:
-        ValueError: a length or a number of blocks that the model or the memory does not allow.
+        ValueError: the model or the memory does not allow the configured length or block count.
     """
     block_size, wanted_len = config.block_size, config.model.max_model_len
     max_model_len = resolve_max_model_len(config, model)
@@ -85,7 +85,7 @@ def _num_blocks(
 ) -> int:
     if transfers.device.type == "cuda":
         if config.num_blocks is not None:
-            torch.cuda.empty_cache()  # what loading has left over
+            torch.cuda.empty_cache()  # free what loading left in torch's cache
             available = torch.cuda.mem_get_info(transfers.device)[0]
             return _checked(config.num_blocks, block_bytes, available)
         return _measured(config, model, transfers, drafter, max_model_len, block_bytes)
@@ -109,7 +109,7 @@ def _measured(
     max_model_len: int,
     block_bytes: int,
 ) -> int:
-    """What a GPU has room for beside the largest steps."""
+    """Profile the largest steps on the GPU and fill the remaining memory with blocks."""
     try:
         memory = measure_gpu_memory(
             model,
@@ -178,14 +178,14 @@ def num_cpu_blocks(
     max_model_len: int,
     available_bytes: int,
 ) -> int:
-    """How many blocks to allocate on a CPU: what a full batch can use, if half the memory holds it.
+    """The number of blocks on a CPU: enough for a full batch, within half the available memory.
 
     Args:
-        block_bytes: as `bytes_per_block` says.
-        available_bytes: memory that is free after the weights were loaded.
+        block_bytes: see `bytes_per_block`.
+        available_bytes: memory available after the weights were loaded.
 
     Raises:
-        ValueError: not one block fits.
+        ValueError: the memory does not hold one block.
     """
     blocks_per_sequence = -(-max_model_len // block_size)
     fitting = int(available_bytes * _CPU_MEMORY_SHARE) // block_bytes

@@ -1,4 +1,4 @@
-"""The largest steps that there may be, run once at the start: a GPU keeps free what they take."""
+"""The largest possible steps, run once at start to measure the GPU memory that a step needs."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from taco_worker.speculation.drafter import ComputedTokens, Drafter
 
 @dataclass(frozen=True, slots=True)
 class ProfilingSteps:
-    """The largest steps that there may be, over a KV cache of one block.
+    """The largest possible steps, with a KV cache of one block.
 
     Attributes:
         largest: the step with the most tokens.
-        verification: the one with the most drafts; None where nothing is drafted.
-        drafter: what drafts on the worker; None: nothing does.
-        typical: None: drafts are verified exactly.
+        verification: the step with the most drafts; None without speculative decoding.
+        drafter: the drafter on the worker, if any.
+        typical: None if drafts are verified exactly.
     """
 
     largest: ModelInput
@@ -39,9 +39,8 @@ class ProfilingSteps:
     max_logprobs: int
 
     def run(self, model: StepModel, device: torch.device) -> None:
-        """Both, with everything that a request can ask for, so that all that steps need is
-        counted."""
-        # Stands for the table of tokens, which comes later and stays.
+        """Run both steps with every option of a request, so that all memory is counted."""
+        # Stands in for the token table, which is allocated later and stays.
         shape = (self.max_num_seqs, self.max_model_len)
         tokens = torch.zeros(shape, dtype=torch.int32, device=device)
         run_with_all_options(model, self.largest, tokens, self.max_logprobs, self.drafter)
@@ -59,8 +58,8 @@ def run_with_all_options(
     drafter: Drafter | None = None,
     typical: TypicalAcceptance | None = None,
 ) -> None:
-    """A step and everything that its sequences can ask for, so that what it needs is counted and no
-    request waits for a kernel to be compiled; `tokens` int32 [max_num_seqs, max_model_len]."""
+    """Run a step with every option that a request may have, for two reasons: all memory is counted,
+    and no request waits for a kernel to compile. `tokens`: int32 [max_num_seqs, max_model_len]."""
     chosen = step.output_rows
     hidden_layers = None if drafter is None else drafter.hidden_layers
     if hidden_layers == ():
@@ -85,7 +84,7 @@ def _sample_with_all_options(
     max_logprobs: int,
     typical: TypicalAcceptance | None,
 ) -> None:
-    """A token behind each row of `hidden`, of these sequences."""
+    """Sample one token of these sequences for each row of `hidden`."""
     model.most_likely(hidden)
     logits = model.compute_logits(hidden)
     raw_logits = logits.clone()
@@ -126,7 +125,7 @@ def _sample_with_all_options(
 
 
 def _run_drafter(drafter: Drafter, step: ModelInput, hidden: Tensor) -> None:
-    """Drafts behind a step whose sequences have just come; `hidden` of all of its tokens."""
+    """Make drafts after a step whose sequences have just joined; `hidden` of all its tokens."""
     num_tokens = np.diff(step.query_start)
     slots = np.arange(num_tokens.size, dtype=np.int32)
     zeros, ones = np.zeros_like(slots), np.ones_like(slots)
@@ -153,9 +152,9 @@ def _run_drafter(drafter: Drafter, step: ModelInput, hidden: Tensor) -> None:
 def largest_step(
     transfers: Transfers, *, max_num_seqs: int, num_tokens: int, max_model_len: int
 ) -> ModelInput:
-    """As many tokens and sequences as a step may have, all over KV block 0.
+    """A step with the most tokens and sequences, all in KV block 0.
 
-    What is computed means nothing; what it takes does not depend on it.
+    The results are meaningless; the memory does not depend on them.
     """
     num_seqs = min(max_num_seqs, num_tokens)
     lens = np.full(num_seqs, num_tokens // num_seqs, dtype=np.int32)
@@ -170,7 +169,7 @@ def largest_step(
         positions=positions,
         query_start=query_start,
         seq_lens=lens,
-        # Entries for every block size that there is.
+        # Enough entries for every supported block size.
         block_tables=np.zeros((num_seqs, -(-int(lens.max()) // 8)), dtype=np.int32),
         output_rows=query_start[1:] - 1,
     )
@@ -185,8 +184,8 @@ def largest_verification(
     num_drafts: int,
     has_branches: bool,
 ) -> ModelInput:
-    """The same of a step in which each sequence verifies so many drafts, as far as a step may have
-    so many tokens: a token is chosen behind every one."""
+    """The largest step in which each sequence verifies `num_drafts` drafts, within `num_tokens`
+    tokens a step: a token is sampled behind every one."""
     step = largest_step(
         transfers,
         max_num_seqs=max_num_seqs,
@@ -196,7 +195,7 @@ def largest_verification(
     step = replace(step, output_rows=np.arange(step.positions.size, dtype=np.int32))
     if not has_branches:
         return step
-    # Every draft follows the sequence's own token.
+    # Every draft is a child of the sequence's last token.
     roots = step.query_start[:-1]
     parents = np.repeat(roots, np.diff(step.query_start))
     parents[roots] = -1
