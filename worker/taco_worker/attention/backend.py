@@ -1,4 +1,4 @@
-"""What an attention back end does, and which there are."""
+"""The interface of attention back ends, and the registry that creates them by name."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from taco_worker.attention.metadata import AttentionMetadata
 
 
 class AttentionBackend(Protocol):
-    """Reads the paged KV of one model.
+    """Computes attention over the paged KV cache of one model.
 
-    A step's keys and values are in the cache before `attend`, and all layers pass the same metadata
-    object, so that what depends on the batch alone can be worked out once.
+    A step's keys and values are in the cache before `attend`. All layers pass the same metadata
+    object, so a back end can compute what depends on the batch alone once per step.
 
     Attributes:
-        supports_trees: whether it goes by `AttentionMetadata.tree`.
+        supports_trees: whether it applies `AttentionMetadata.tree`.
     """
 
     supports_trees: bool
@@ -34,12 +34,12 @@ class AttentionBackend(Protocol):
         scale: float,
         sliding_window: int | None,
     ) -> Tensor:
-        """Causal attention over each token's own sequence, in trees over the way to the token.
+        """Causal attention of each token over its own sequence; in a tree, over its ancestors.
 
         Args:
             query: [num_tokens, num_heads, head_dim].
             scale: factor on query-key products.
-            sliding_window: how many tokens a token sees, itself included; None is all.
+            sliding_window: the number of tokens that a token sees, itself included; None is all.
 
         Returns:
             [num_tokens, num_heads, head_dim].
@@ -50,8 +50,8 @@ class AttentionBackend(Protocol):
 @dataclass(frozen=True, slots=True)
 class _Entry:
     """Attributes:
-    package: what it needs beside torch.
-    device: the only kind of device that it runs on; None is any.
+    package: the package that it needs beside torch.
+    device: the only device type that it runs on; None is any.
     """
 
     module_name: str
@@ -68,18 +68,18 @@ _ENTRIES = {
 
 
 def default_attention_backend(device: torch.device) -> str:
-    """The fastest one on a kind of device."""
+    """The fastest back end on a device type."""
     return "triton" if device.type == "cuda" else "torch"
 
 
 def create_attention_backend(name: str, device: torch.device | None = None) -> AttentionBackend:
-    """A back end, whose packages are imported only now.
+    """Create a back end; its packages are imported only now.
 
     Args:
-        device: what it is to run on; None: left open.
+        device: the device that it will run on; None skips the check.
 
     Raises:
-        ValueError: the name is not known, a package is missing, or it does not run on `device`.
+        ValueError: the name is unknown, a package is missing, or it does not run on `device`.
     """
     if name not in _ENTRIES:
         known = ", ".join(_ENTRIES)

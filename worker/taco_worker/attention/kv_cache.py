@@ -1,4 +1,4 @@
-"""The KV cache's tensors: how large a block is, how many fit, and where they lie."""
+"""The KV cache's tensors of the torch back end: layout, views, and the size of a block."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from taco_worker.models.decoder_config import DecoderConfig
 class KVCache:
     """Keys and values of all layers in blocks of a fixed number of tokens.
 
-    A block's keys and values of all layers lie side by side, so that it can be moved in one piece.
-    Memory is not initialised, so that the operating system hands it out as it is first written: a
-    back end must not let what it reads past a sequence's end into a result.
+    A block's keys and values of all layers are contiguous, so that one copy moves the block.
+    Memory is not initialised: the operating system allocates it at the first write. A back end
+    must mask what it reads past a sequence's end.
 
     Attributes:
-        pending_copies: copies to blocks that are under way, for which a layer waits.
+        pending_copies: running copies to blocks; each layer waits for its own.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class KVCache:
         Args:
             sources, targets: int64 [num_tokens], block * block_size + offset, on the device.
         """
-        memory = self._data.view(torch.uint8)  # torch does not index every type
+        memory = self._data.view(torch.uint8)  # torch cannot index every dtype
         size = self.block_size
         moved = memory[sources // size, :, :, sources % size]
         memory[targets // size, :, :, targets % size] = moved

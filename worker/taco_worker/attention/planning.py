@@ -1,4 +1,4 @@
-"""What back ends share in working out a step's batch, once for all of its layers."""
+"""Helpers that attention back ends share to plan a step once for all layers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Plan = TypeVar("Plan")
 
 
 class StepPlans(Generic[Plan]):
-    """The plans of the step at hand: one for each sliding window among its layers."""
+    """The plans of the current step: one for each sliding window among the layers."""
 
     def __init__(self) -> None:
         self._metadata: AttentionMetadata | None = None
@@ -24,7 +24,7 @@ class StepPlans(Generic[Plan]):
     def get(
         self, metadata: AttentionMetadata, sliding_window: int | None, make: Callable[[], Plan]
     ) -> Plan:
-        """The plan that the first layer with this metadata object and window made."""
+        """Return the plan for this metadata object and window; the first layer computes it."""
         if metadata is not self._metadata:
             self._metadata = metadata
             self._plans = {}
@@ -34,19 +34,20 @@ class StepPlans(Generic[Plan]):
 
 
 def first_seen(position: int, sliding_window: int | None) -> int:
-    """The first position that a token sees."""
+    """The first position that a token can see."""
     return 0 if sliding_window is None else max(0, position - sliding_window + 1)
 
 
 def upload_indices(indices: np.ndarray, device: torch.device) -> Tensor:
-    """As int64 on the device; the host does not wait for what the device still has to do.
+    """Copy indices to the device as int64, without waiting for earlier work of the device.
 
-    Pageable memory has been read when an asynchronous copy from it returns: none is kept.
+    An asynchronous copy from pageable memory has read its source when it returns, so the source
+    need not be kept.
     """
     host = torch.from_numpy(np.ascontiguousarray(indices, dtype=np.int64))
     return host.to(device, non_blocking=True)
 
 
 def indexable(cache: Tensor) -> Tensor:
-    """The cache with its numbers as bytes where they are fp8, which torch does not always index."""
+    """A view of the cache that torch can index: fp8 as bytes, because torch lacks fp8 indexing."""
     return cache.view(torch.uint8) if cache.dtype == torch.float8_e4m3fn else cache

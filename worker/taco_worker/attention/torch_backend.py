@@ -1,4 +1,4 @@
-"""Attention over paged KV in plain torch: correct on every device, fast on none."""
+"""Attention over paged KV in plain torch: runs on every device; the reference, not the fastest."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class _Prefill:
     Attributes:
         tokens: its rows of the query.
         blocks: [num_blocks], the blocks that its tokens can see.
-        kv: the part of those blocks' tokens that can be seen.
-        mask: [query_len, kv_len], true where a token is seen; None for the plain triangle.
+        kv: the visible range of those blocks' tokens.
+        mask: [query_len, kv_len], true where a token is visible; None for plain causal.
     """
 
     tokens: slice
@@ -33,13 +33,13 @@ class _Prefill:
 
 @dataclass(frozen=True, slots=True)
 class _DecodeGroup:
-    """Sequences with one query token each and KV of about the same length.
+    """Sequences with one query token each and KV of similar length.
 
     Attributes:
         rows: [num_rows], their rows of the query.
-        blocks: [num_rows, num_blocks], the blocks that can be seen, padded to a common number.
-        seen: [num_rows, num_blocks * block_size], true where a token is seen.
-        unseen: where it is not, as indices into all rows' tokens one after the other.
+        blocks: [num_rows, num_blocks], the visible blocks, padded to a common number.
+        seen: [num_rows, num_blocks * block_size], true where a token is visible.
+        unseen: the invisible tokens, as indices into all rows' tokens concatenated.
     """
 
     rows: Tensor
@@ -55,10 +55,10 @@ class _BatchPlan:
 
 
 class TorchAttention:
-    """Prefills one sequence at a time, decodes in groups that are padded alike.
+    """Runs prefills one sequence at a time and decodes in groups of equal padding.
 
-    A group's padding follows from the sequence's own length, never from its neighbours', and
-    padding is zeroed before use, so that not even an infinity in a stale block can leak.
+    A group's padding depends on each sequence's own length, never on its neighbours. Padding is
+    zeroed before use, so that no infinity of a stale block can leak.
     """
 
     supports_trees = True
@@ -116,7 +116,7 @@ def _plan_batch(
 
 
 def _padded(num_blocks: int) -> int:
-    """The next of four sizes an octave: little is padded, and groups stay few."""
+    """Round up to the next of four sizes per octave: little padding, few groups."""
     step = 1 << max(0, num_blocks.bit_length() - 3)
     return -(-num_blocks // step) * step
 
@@ -146,7 +146,7 @@ def _prefill_mask(
     seq_len: int,
     sliding_window: int | None,
 ) -> Tensor | None:
-    """Of one sequence's tokens over its KV from `first` on; see `_Prefill`."""
+    """The mask of one sequence's tokens over its KV from `first` on; see `_Prefill`."""
     query_len = tokens.stop - tokens.start
     context_len, tree = seq_len - query_len, metadata.tree
     is_windowed = sliding_window is not None and sliding_window < seq_len
@@ -183,7 +183,7 @@ def _plan_decode_group(
         first_seens = np.maximum(0, seq_lens - sliding_window)
     first_blocks = first_seens // block_size
 
-    # Past the last block the table's entries mean nothing: the last one is gathered again.
+    # Table entries past the last block are undefined: gather the last block again instead.
     columns = np.minimum(first_blocks + np.arange(num_blocks), (seq_lens - 1) // block_size)
     positions = first_blocks * block_size + np.arange(num_blocks * block_size)
     seen = (positions >= first_seens) & (positions < seq_lens)
@@ -204,7 +204,7 @@ def _gather(cache: Tensor, blocks: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _prefill(query: Tensor, keys: Tensor, values: Tensor, plan: _Prefill, scale: float) -> Tensor:
-    """query [query_len, num_heads, head_dim], and the same shape back."""
+    """query [query_len, num_heads, head_dim] to the same shape."""
     query_len, num_heads, head_dim = query.shape
     num_kv_heads = keys.shape[2]
     group_size = num_heads // num_kv_heads
@@ -228,7 +228,7 @@ def _prefill(query: Tensor, keys: Tensor, values: Tensor, plan: _Prefill, scale:
 def _decode(
     query: Tensor, keys: Tensor, values: Tensor, group: _DecodeGroup, scale: float
 ) -> Tensor:
-    """query [num_rows, num_heads, head_dim], and the same shape back."""
+    """query [num_rows, num_heads, head_dim] to the same shape."""
     num_rows, num_heads, head_dim = query.shape
     num_kv_heads = keys.shape[2]
 
@@ -239,7 +239,7 @@ def _decode(
         return tokens.unflatten(0, group.seen.shape).transpose(1, 2)
 
     output = F.scaled_dot_product_attention(
-        # The query heads that share a KV head stand where the tokens of a prefill would.
+        # Query heads that share a KV head take the dimension of a prefill's tokens.
         query.view(num_rows, num_kv_heads, num_heads // num_kv_heads, head_dim),
         per_kv_head(keys),
         per_kv_head(values),

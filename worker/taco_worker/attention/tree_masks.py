@@ -1,4 +1,4 @@
-"""Trees of draft tokens for attention that masks: which tokens of its step each token sees."""
+"""Attention masks of draft trees: which tokens of the step each token sees."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ from torch import Tensor
 
 from taco_proto.steps import IntArray
 
-# Bits of a mask, and so tokens that a sequence with a tree may have in a step.
+# Bits of a mask: the maximum number of tokens in a step of a sequence with a tree.
 MAX_TREE_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class TreeMasks:
-    """What attention needs where sequences of a step hold trees; their KV lies in the tokens'
-    order.
+    """Masks for a step with draft trees; KV is stored in the order of the tokens.
 
     Attributes:
-        masks: int64 [num_tokens]; bit j says that the token sees its sequence's j-th token of the
-            step, -1 that it sees those up to itself.
-        positions: int32 [num_tokens], true ones, by which sliding windows go.
+        masks: int64 [num_tokens]; bit j: the token sees its sequence's j-th token of the step.
+            -1: the token sees all tokens up to itself.
+        positions: int32 [num_tokens], the true positions, which sliding windows use.
     """
 
     masks: Tensor
@@ -30,13 +29,13 @@ class TreeMasks:
 
 
 def tree_masks(parents: IntArray, query_start: IntArray) -> npt.NDArray[np.int64]:
-    """The masks of a step, -1 for sequences without branches.
+    """The masks of a step; -1 for sequences without branches.
 
     Args:
         parents, query_start: as in ModelInput.
 
     Raises:
-        ValueError: a tree of more tokens than a mask has bits.
+        ValueError: a tree has more tokens than a mask has bits.
     """
     masks = np.full(parents.size, -1, dtype=np.int64)
     branches = np.flatnonzero(parents != np.arange(-1, parents.size - 1))

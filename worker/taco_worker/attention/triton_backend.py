@@ -1,4 +1,4 @@
-"""Attention by our own Triton kernels, in steps that CUDA graphs can capture."""
+"""Attention by TACO's Triton kernels, which CUDA graphs can capture."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class _Step:
 class TritonAttention:
     """Reads lengths and block tables on the device; the host's lengths are upper bounds.
 
-    What is kept between layers is the metadata's own tensors and host numbers: a step is captured
-    with the object that it was warmed up with, and must not use what was allocated then.
+    Between layers it keeps only the metadata's own tensors and host numbers. A graph capture uses
+    the same metadata object as its warm-up and must not use tensors that the warm-up allocated.
     """
 
     supports_trees = True

@@ -20,18 +20,18 @@ from taco_worker.attention.planning import StepPlans, first_seen, indexable, upl
 
 Operator = type[AttentionFwOpBase]
 
-# Products on tensor cores take no fewer keys, and a tile must not cross a block's end.
+# Tensor-core products need at least this many keys, and a tile must not cross a block's end.
 _MIN_TILE, _MAX_TILE = 16, 64
 
 
 class Operators(Protocol):
-    """xformers' operators, as far as they run on this machine.
+    """The xformers operators that run on this machine.
 
     Queries, keys and values are [1, tokens, num_kv_heads, group_size, head_dim].
     """
 
     def supports(self, operator: Operator, inputs: Inputs) -> bool:
-        """Whether `run` can use this operator."""
+        """Whether `run` can use this operator for these inputs."""
         ...
 
     def run(self, operator: Operator | None, inputs: Inputs) -> Tensor:
@@ -56,12 +56,12 @@ class InstalledOperators:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Sequences that one call serves.
+    """Sequences that one operator call serves.
 
     Attributes:
-        rows: of the query.
-        bias: which keys each of them sees.
-        operator: reads the cache itself; None where keys and values are gathered first.
+        rows: their rows of the query.
+        bias: the keys that each of them sees.
+        operator: an operator that reads the cache in place; None if keys and values are gathered.
         tokens: block and offset of each token to gather.
     """
 
@@ -72,10 +72,10 @@ class _Part:
 
 
 class XformersAttention:
-    """Decodes together, prefills together.
+    """Runs all decodes together and all prefills together.
 
-    Where an operator takes block tables it reads the cache in place; elsewhere the keys and values
-    that are seen are copied together first, a layer at a time.
+    An operator that takes block tables reads the cache in place. Otherwise the visible keys and
+    values are gathered first, one layer at a time.
     """
 
     supports_trees = False
@@ -134,7 +134,7 @@ class XformersAttention:
         metadata: AttentionMetadata,
         window: int | None,
     ) -> _Part | None:
-        """None where the installed operators do not read this cache."""
+        """None if no installed operator reads this cache."""
         block_size = keys.shape[1]
         if block_size % _MIN_TILE:
             return None
@@ -149,7 +149,7 @@ class XformersAttention:
         metadata: AttentionMetadata,
         window: int | None,
     ) -> _Part | None:
-        """Likewise. No paged bias has a window, and without context there is little to gather."""
+        """None likewise. No paged bias has a window; without context there is little to gather."""
         seq_lens = [metadata.seq_lens_host[sequence] for sequence in sequences]
         query_lens = [metadata.query_lens_host[sequence] for sequence in sequences]
         if window is not None or seq_lens == query_lens:
@@ -185,7 +185,7 @@ class XformersAttention:
 
 @cache
 def _split_k(block_size: int) -> Operator:
-    """xformers' own splits blocks of 64 tokens; the tile must divide ours."""
+    """xformers' own operator splits blocks of 64 tokens; the tile must divide TACO's block."""
     tile = next(size for size in (_MAX_TILE, 32, _MIN_TILE) if block_size % size == 0)
     return type(f"SplitK{tile}", (triton_splitk.FwOp,), {"BLOCK_N": tile})
 
@@ -193,13 +193,13 @@ def _split_k(block_size: int) -> Operator:
 def _decode_bias(
     sequences: np.ndarray, keys: Tensor, metadata: AttentionMetadata, window: int | None
 ) -> biases.AttentionBias:
-    """One query a sequence, over block tables that start where the window does."""
+    """One query per sequence; the block tables start where the window starts."""
     block_size, device = keys.shape[1], keys.device
     seq_lens = np.array(metadata.seq_lens_host)[sequences]
     first = np.array([first_seen(seq_len - 1, window) for seq_len in seq_lens.tolist()])
     first_blocks = first // block_size
     width = int((-(-seq_lens // block_size) - first_blocks).max())
-    # A row's columns past its sequence's end are not read, whichever they are.
+    # Entries past a sequence's end are not read.
     columns = np.minimum(
         first_blocks[:, None] + np.arange(width), metadata.block_tables.shape[1] - 1
     )
@@ -224,7 +224,7 @@ def _decode_bias(
         kv_seqlen=(seq_lens - first).tolist(),
         device=device,
     )
-    # Its own from_seqlens takes no list of starts that from_seqlens_gappy accepts (0.0.35).
+    # from_seqlens rejects the starts that from_seqlens_gappy accepts (xformers 0.0.35).
     return unpaged.make_paged(
         block_tables=tables,
         page_size=block_size,
@@ -269,7 +269,7 @@ def _plan_gathered(
 def _rows_of(
     sequences: np.ndarray, metadata: AttentionMetadata, device: torch.device
 ) -> slice | Tensor:
-    """The query's rows of some sequences (rising); a slice where they are one after the other."""
+    """The query rows of some sequences (ascending); a slice if they are contiguous."""
     query_lens = np.array(metadata.query_lens_host)
     ends = np.cumsum(query_lens)
     first, end = int(ends[sequences[0]] - query_lens[sequences[0]]), int(ends[sequences[-1]])
@@ -282,14 +282,14 @@ def _rows_of(
 
 
 def _gather(cache: Tensor, blocks: Tensor, offsets: Tensor, dtype: torch.dtype) -> Tensor:
-    """Tokens of a cache side by side, [1, num_tokens, num_kv_heads, head_dim]."""
+    """Gather tokens of a cache, [1, num_tokens, num_kv_heads, head_dim]."""
     return indexable(cache)[blocks, offsets].view(cache.dtype).to(dtype).unsqueeze(0)
 
 
 def _inputs(
     query: Tensor, keys: Tensor, values: Tensor, bias: biases.AttentionBias, scale: float
 ) -> Inputs:
-    """In the five dimensions of grouped heads; each KV head is repeated as a view."""
+    """Add the dimension of grouped heads; each KV head is repeated as a view."""
     grouped = query.unflatten(1, (keys.shape[2], -1)).unsqueeze(0)
     group_size = grouped.shape[3]
     return Inputs(
@@ -302,16 +302,16 @@ def _inputs(
 
 
 def _blocks_apart(cache: Tensor) -> int | None:
-    """How many blocks' lengths lie between a layer's neighbouring blocks; None: no whole number."""
+    """Distance of a layer's neighbouring blocks, in blocks; None if it is not a whole number."""
     block_stride = cache.shape[1] * cache.stride(1)
     return None if cache.stride(0) % block_stride else cache.stride(0) // block_stride
 
 
 def _as_pages(cache: Tensor) -> Tensor:
-    """One layer's keys or values as [1, num_tokens, num_kv_heads, head_dim], nothing copied.
+    """One layer's keys or values as [1, num_tokens, num_kv_heads, head_dim], without a copy.
 
-    It spans what lies between its blocks too, the other layers, of which no table names a page:
-    xformers wants all tokens the same stride apart.
+    xformers needs a constant stride between tokens, so the view also spans the other layers
+    between the blocks. No block table refers to a page there.
     """
     num_blocks, block_size, num_kv_heads, head_dim = cache.shape
     apart = cache.stride(0) // (block_size * cache.stride(1))
@@ -323,5 +323,5 @@ def _as_pages(cache: Tensor) -> Tensor:
 
 
 def _pages(cache: Tensor, block_tables: Tensor) -> Tensor:
-    """Where the blocks are in `_as_pages`."""
+    """The indices of the blocks in `_as_pages`."""
     return block_tables * (_blocks_apart(cache) or 1)

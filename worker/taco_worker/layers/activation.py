@@ -1,4 +1,4 @@
-"""Activations by the names that configs use."""
+"""Activation functions by the names that Hugging Face configs use."""
 
 from collections.abc import Callable
 from functools import partial
@@ -18,7 +18,7 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def find_activation(name: str) -> Callable[[Tensor], Tensor]:
-    """Raises ValueError for a name that is not known."""
+    """Raises ValueError for an unknown name."""
     if name not in _ACTIVATIONS:
         known = ", ".join(sorted(_ACTIVATIONS))
         raise ValueError(f"unknown activation {name!r}; known: {known}")

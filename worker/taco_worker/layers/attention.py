@@ -1,4 +1,4 @@
-"""The attention half of a layer: projections around a back end."""
+"""The attention block of a decoder layer: QKV projection, rotary positions, attention, output."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Attention(nn.Module):
         kv_cache: KVCache,
         metadata: AttentionMetadata,
     ) -> Tensor:
-        """`cos_sin` of all positions, None without rotary ones."""
+        """`cos_sin`: the table of all positions; None without rotary positions."""
         heads = self.qkv_proj(hidden).view(hidden.shape[0], -1, self.head_dim)
         query, key, value = heads.split(
             (self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1

@@ -1,4 +1,4 @@
-"""Lookup table whose rows are left for the loader to fill."""
+"""Embedding table; the loader fills its rows."""
 
 import torch
 import torch.nn.functional as F

@@ -1,4 +1,4 @@
-"""Linear layer whose weight is left for the loader to fill."""
+"""Linear layer; the loader fills its weight."""
 
 import torch
 import torch.nn.functional as F
@@ -9,7 +9,7 @@ class Linear(nn.Module):
     """y = x W^T + b, weight [out_features, in_features].
 
     Projections of one input are fused: their outputs are consecutive rows of one weight, which the
-    loader fills piece by piece.
+    loader fills one projection at a time.
     """
 
     def __init__(

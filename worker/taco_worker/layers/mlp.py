@@ -1,4 +1,4 @@
-"""The feed-forward half of a layer."""
+"""The feed-forward block (MLP) of a decoder layer."""
 
 import torch
 from torch import Tensor, nn

@@ -1,4 +1,4 @@
-"""Norm layers whose weights are left for the loader to fill."""
+"""Norm layers; the loader fills their weights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(weight, requires_grad=False)
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """The norm of x, or of their sum, which `residual` then holds."""
+        """The norm of x. With a residual: of x + residual, and `residual` is set to that sum."""
         return self.ops.rms_norm(x, self.weight, self.eps, residual=residual)
 
 
@@ -35,5 +35,5 @@ class LayerNorm(nn.Module):
         self.bias = nn.Parameter(bias, requires_grad=False)
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """The norm of x, or of their sum, which `residual` then holds."""
+        """The norm of x. With a residual: of x + residual, and `residual` is set to that sum."""
         return self.ops.layer_norm(x, self.weight, self.bias, self.eps, residual=residual)

@@ -1,4 +1,4 @@
-"""The operations between a layer's products: on torch for every device, fused on a GPU."""
+"""Element-wise operations of a layer: norms, activation, rotary positions and KV writes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from taco_kernels.reference import activation, norm, rotary
 
 
 class LayerOps(Protocol):
-    """Everything a layer computes that is neither a product nor attention."""
+    """All operations of a layer except matrix products and attention."""
 
     def rms_norm(
         self, x: Tensor, weight: Tensor, eps: float, *, residual: Tensor | None = None
     ) -> Tensor:
-        """The norm of x [num_tokens, hidden]; with a residual x is added to it, in place, and the
-        sum is what is normed."""
+        """The norm of x [num_tokens, hidden]. With a residual, x is added to it in place and the
+        sum is normed."""
         ...
 
     def layer_norm(
@@ -46,14 +46,14 @@ class LayerOps(Protocol):
         value_cache: Tensor,
         kv_slot_mapping: Tensor,
     ) -> None:
-        """The query is rotated in place; keys, rotated, and values go into the cache.
+        """Rotate the query in place; write rotated keys and values into the cache.
 
         Args:
             query, key, value: [num_tokens, heads of each, head_dim].
             cos_sin: float32 [max_positions, head_dim], cosines before sines.
             key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim].
-            kv_slot_mapping: int64 [num_tokens]. -1, the padding of a step that is replayed, is not
-                written.
+            kv_slot_mapping: int64 [num_tokens]. -1 marks padding of a CUDA graph replay, which is
+                not written.
         """
         ...
 
@@ -65,12 +65,12 @@ class LayerOps(Protocol):
         value_cache: Tensor,
         kv_slot_mapping: Tensor,
     ) -> None:
-        """The same for models without rotary positions."""
+        """Write keys and values into the cache, for models without rotary positions."""
         ...
 
 
 class TorchOps:
-    """`LayerOps` on any device, and the reference of the others."""
+    """`LayerOps` in torch, for any device; the reference of the fused kernels."""
 
     def rms_norm(
         self, x: Tensor, weight: Tensor, eps: float, *, residual: Tensor | None = None

@@ -1,4 +1,4 @@
-"""Angles of rotary positions, shared by all layers."""
+"""Rotary position embeddings (RoPE): cosines, sines and scaled frequencies."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from taco_worker.models.rope import (
 
 
 class RotaryEmbedding:
-    """Cosines and sines of positions, in float32."""
+    """Cosines and sines of positions, in float32; shared by all layers."""
 
     def __init__(self, config: RotaryConfig, head_dim: int, device: torch.device) -> None:
         self._frequencies = inverse_frequencies(config, head_dim).to(device)
@@ -31,13 +31,13 @@ class RotaryEmbedding:
         return angles.cos() * self._amplitude, angles.sin() * self._amplitude
 
     def table(self, num_positions: int) -> Tensor:
-        """float32 [num_positions, head_dim] of the first positions, cosines before sines."""
+        """float32 [num_positions, head_dim] of positions 0 to num_positions - 1, cosines first."""
         positions = torch.arange(num_positions, device=self._frequencies.device)
         return torch.cat(self.cos_sin(positions), dim=1)
 
 
 def inverse_frequencies(config: RotaryConfig, head_dim: int) -> Tensor:
-    """Radians a position, float32 [head_dim / 2], highest frequency first."""
+    """Radians per position, float32 [head_dim / 2], highest frequency first."""
     match config.scaling:
         case None:
             return _frequencies(config.theta, head_dim)
@@ -57,14 +57,14 @@ def _frequencies(theta: float, head_dim: int) -> Tensor:
 
 
 def _dynamic_theta(theta: float, head_dim: int, scaling: DynamicScaling) -> float:
-    """Theta for a length of factor x original, the longest that is served."""
+    """Theta for the longest served length, factor × original length."""
     stretch = scaling.factor * scaling.factor - (scaling.factor - 1)
     return float(theta * stretch ** (head_dim / (head_dim - 2)))
 
 
 def _llama3(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:
     wavelengths = 2 * math.pi / frequencies
-    # 0 at the long wavelengths, which are divided by the factor, 1 at the short ones, kept as is.
+    # 0 at long wavelengths, which are divided by the factor; 1 at short ones, which are kept.
     keep = (scaling.original_max_position_embeddings / wavelengths - scaling.low_freq_factor) / (
         scaling.high_freq_factor - scaling.low_freq_factor
     )
@@ -73,7 +73,7 @@ def _llama3(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:
 
 
 def _yarn(theta: float, head_dim: int, scaling: YarnScaling) -> Tensor:
-    """Dimensions that turn often within the original length are kept, slow ones interpolated."""
+    """Keep dimensions that turn often within the original length; interpolate slow ones."""
 
     def dimension_that_turns(times: float) -> float:
         length = scaling.original_max_position_embeddings

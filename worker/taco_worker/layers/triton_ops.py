@@ -1,10 +1,10 @@
-"""A layer's operations as Triton kernels."""
+"""A layer's element-wise operations as Triton kernels."""
 
 from taco_kernels.triton import activation, kv_write, norm, rotary
 
 
 class TritonOps:
-    """`LayerOps` on a GPU: one launch where torch takes three to ten."""
+    """`LayerOps` on a GPU: one kernel launch for three to ten of torch's."""
 
     rms_norm = staticmethod(norm.rms_norm)
     layer_norm = staticmethod(norm.layer_norm)

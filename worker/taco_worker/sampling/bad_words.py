@@ -1,7 +1,7 @@
-"""Sequences of tokens that must not be generated.
+"""Bans bad words: token sequences that must not be generated.
 
-The last token of a bad word is banned wherever the output ends with the tokens before it. They are
-compared on the device: the newest token may be known nowhere else yet.
+The last token of a bad word is banned when the output ends with the tokens before it. The
+comparison runs on the device, because the newest token may not have reached the host.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class BadWords:
 
     Attributes:
         prefixes: int32 [num_words, longest prefix], the tokens before the last one, right-aligned;
-            _NO_TOKEN in front of shorter ones.
+            _NO_TOKEN pads shorter ones in front.
         lengths: int32 [num_words], tokens of each prefix.
         last: int64 [num_words], the token that completes each word.
     """
@@ -38,7 +38,7 @@ class BadWords:
 
     @classmethod
     def of(cls, words: Sequence[Sequence[int]], vocab_size: int) -> BadWords:
-        """Words with a token beyond the vocabulary cannot be generated: they are left out."""
+        """Build the table. Words with a token beyond the vocabulary are dropped."""
         known = [word for word in words if max(word) < vocab_size]
         if not known:
             return NO_BAD_WORDS
@@ -65,12 +65,12 @@ def bad_word_rows(
     num_tokens: Array,
     num_generated: Array,
 ) -> tuple[Array, Array, Array, Array, Array] | None:
-    """What `ban_bad_words` takes after the table of tokens; None where no word may be completed.
+    """The arguments of `ban_bad_words` after the token table; None if no word can be completed.
 
     Args:
         words: of each row.
-        rows: int64, of the logits.
-        sequences: int32, rows of the table of tokens.
+        rows: int64, rows of the logits.
+        sequences: int32, rows of the token table.
         num_tokens: tokens of each sequence; `num_generated` of them are its output.
     """
     width = max(of_row.prefixes.shape[1] for of_row in words)
@@ -103,7 +103,7 @@ def ban_bad_words(
     prefixes: Tensor,
     last: Tensor,
 ) -> None:
-    """Rule out last[i] for row rows[i] where the sequence ends with prefixes[i].
+    """Ban last[i] in row rows[i] if its sequence ends with prefixes[i].
 
     Args:
         logits: float32 [num_rows, vocab_size], changed in place.
@@ -115,6 +115,6 @@ def ban_bad_words(
     positions = num_tokens.unsqueeze(1) - width + torch.arange(width, device=logits.device)
     before = tokens[sequences.unsqueeze(1), positions.clamp_(min=0)]
     ends_with = ((before == prefixes) | (prefixes == _NO_TOKEN)).all(1)
-    # Added, not assigned: several words may end in the same token, and all of them count.
+    # Added, not assigned: several words may end in the same token.
     ban = torch.where(ends_with, -math.inf, 0.0).to(logits.dtype)
     logits.index_put_((rows, last), ban, accumulate=True)

@@ -1,4 +1,4 @@
-"""Sampling parameters of all slots, as columns."""
+"""Sampling parameters of all slots, stored as columns."""
 
 import enum
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ Array = npt.NDArray[Any]
 
 
 class Feature(enum.IntFlag):
-    """What a slot asks of the sampler beyond the most likely token."""
+    """The sampling features that a slot uses; none is greedy decoding."""
 
     RANDOM = enum.auto()  # temperature above 0
     MIN_P = enum.auto()
@@ -33,7 +33,7 @@ class Feature(enum.IntFlag):
     BAD_WORDS = enum.auto()
 
 
-# Features whose changes depend on the tokens before the one that is chosen.
+# Features that read the tokens before the sampled one.
 READS_TOKENS = (
     Feature.REPETITION_PENALTY
     | Feature.COUNT_PENALTIES
@@ -43,17 +43,17 @@ READS_TOKENS = (
 
 
 class SamplingColumns:
-    """One row a slot; a row means something from `set_row` on, until the next one overwrites it.
+    """One row per slot, valid from `set_row` until the next `set_row` of the slot.
 
-    Numbers are float32 wherever they came from, so that a sequence's tokens do not depend on
-    whether its parameters travelled through protobuf.
+    Floats are float32, so that a sequence's tokens do not depend on whether its parameters passed
+    through protobuf.
 
     Attributes:
         features: bits of `Feature`; 0 is plain greedy decoding.
-        suppressed_token_ids: per slot, the tokens that `min_tokens` keeps from ending it.
+        suppressed_token_ids: per slot, the end tokens that `min_tokens` suppresses.
         bias_token_ids, bias_values: per slot, its logit bias.
-        allowed_token_ids: per slot, the tokens that may be chosen; empty: all.
-        bad_words: per slot, the sequences of tokens that must not be generated.
+        allowed_token_ids: per slot, the only tokens that may be sampled; empty: all.
+        bad_words: per slot, the token sequences that must not be generated.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class SamplingColumns:
         eos_token_ids: Sequence[int],
         gives_logprobs: bool = True,
     ) -> None:
-        """`gives_logprobs` False leaves out the log probabilities that sequences ask for."""
+        """`gives_logprobs=False` ignores requests for log probabilities."""
         self._vocab_size = vocab_size
         self._gives_logprobs = gives_logprobs
         self._eos_token_ids = tuple(eos_token_ids)
@@ -89,9 +89,10 @@ class SamplingColumns:
         self.bad_words = [NO_BAD_WORDS] * max_num_seqs
 
     def set_row(self, slot: int, params: SamplingParams) -> None:
-        """Take in a sequence's parameters, of which `seed` must be set.
+        """Set a slot's parameters, whose `seed` must be set.
 
-        Token ids beyond the vocabulary can never be sampled: bias and suppression leave them out.
+        Bias and suppression of token ids beyond the vocabulary are dropped: such tokens are never
+        sampled.
         """
         assert params.seed is not None
         self.seed[slot] = params.seed
@@ -132,7 +133,7 @@ class SamplingColumns:
         random = not params.is_greedy
         wanted = {
             Feature.RANDOM: random,
-            # Filters keep the most likely token, so that they change nothing for greedy decoding.
+            # Filters always keep the most likely token, so greedy decoding ignores them.
             Feature.MIN_P: random and params.min_p > 0.0,
             Feature.TOP_K: random and 0 < params.top_k < self._vocab_size,
             Feature.TOP_P: random and self.top_p[slot] < 1.0,

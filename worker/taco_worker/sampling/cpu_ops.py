@@ -1,4 +1,4 @@
-"""Sampling on the CPU kernels."""
+"""Sampling operations of the CPU kernels."""
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from taco_worker.sampling.ops import Choice, Penalties
 
 
 class CpuSampling:
-    """`SamplingOps` of logits in this machine's memory."""
+    """`SamplingOps` for logits in host memory."""
 
     def __init__(self, kernels: CpuKernels) -> None:
         self._kernels = kernels

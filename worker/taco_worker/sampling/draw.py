@@ -1,7 +1,7 @@
-"""From logits to random tokens: temperature, filters, inverse CDF.
+"""Draws random tokens from logits: temperature, min_p, top_k, top_p, inverse CDF.
 
-A row's token depends on that row alone, bit for bit: the operations that add up along a row are
-those that torch runs row by row (softmax, cumsum), or over a fixed number of elements.
+A row's token depends on that row alone, bit for bit. Sums along a row use operations that torch
+runs row by row (softmax, cumsum), or cover a fixed number of elements.
 """
 
 from dataclasses import dataclass
@@ -9,14 +9,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# The nucleus seldom reaches further down; sorting a whole vocabulary costs 20 times as much.
+# Candidates to look at first: the nucleus seldom needs more; sorting the vocabulary costs 20 times.
 _NUCLEUS_CANDIDATES = 64
 _GROUP_SIZE = 64
 
 
 @dataclass(frozen=True, slots=True)
 class RowValues:
-    """Rows that ask for a filter (int64 indices) and the parameter of each."""
+    """Rows that use a filter (int64 indices) and the parameter of each."""
 
     rows: Tensor
     values: Tensor
@@ -24,7 +24,7 @@ class RowValues:
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """Which rows to filter; None where no row asks for it. `max_top_k` is the largest top_k."""
+    """The rows of each filter; None if no row uses it. `max_top_k` is the largest top_k."""
 
     min_p: RowValues | None = None
     top_k: RowValues | None = None
@@ -33,10 +33,10 @@ class Filters:
 
 
 def draw_tokens(logits: Tensor, temperature: Tensor, uniforms: Tensor, filters: Filters) -> Tensor:
-    """Draw one token a row.
+    """Draw one token per row.
 
-    The order is min_p, top_k, top_p (over what the others have left), as in vLLM. A filter is a
-    threshold on the probability: tokens that tie with the least likely one kept are kept too, so
+    The order is min_p, top_k, then top_p over the remaining tokens, as in vLLM. A filter is a
+    threshold on the probability. Tokens that tie with the least likely kept token are kept too, so
     that no sorting order decides.
 
     Args:
@@ -45,7 +45,7 @@ def draw_tokens(logits: Tensor, temperature: Tensor, uniforms: Tensor, filters: 
         uniforms: float64 [num_rows] in [0, 1).
 
     Returns:
-        int64 [num_rows]. A row in which every token is ruled out gives some valid token.
+        int64 [num_rows]. A row whose tokens are all banned returns some valid token.
     """
     probs = torch.softmax(logits / temperature.unsqueeze(1), dim=-1)
     if filters.min_p is not None:
@@ -64,7 +64,7 @@ def draw_tokens(logits: Tensor, temperature: Tensor, uniforms: Tensor, filters: 
 def inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
     """The first token of each row, in vocabulary order, whose cumulative weight exceeds its share.
 
-    Two levels, groups of tokens and then the tokens of one group: a cumulative sum of whole rows in
+    It searches groups of tokens, then the tokens of one group: a cumulative sum of whole rows in
     float64 takes ten times as long.
 
     Args:
@@ -89,9 +89,9 @@ def inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
     member_weights = weights.gather(1, members.clamp(max=vocab_size - 1))
     member_weights = torch.where(members < vocab_size, member_weights, 0.0)
     chosen = _first_above(member_weights.cumsum(-1, dtype=torch.float64), share - below)
-    # The group's own sum was rounded to float32: the share may lie a hair beyond its last token.
+    # The group's sum was rounded to float32, so the share may lie just past its last token.
     last = torch.where(member_weights > 0, offsets, 0).amax(-1, keepdim=True)
-    # Where nothing has weight, the group found may be the empty rest of the vocabulary.
+    # If no token has weight, the group found may be the padding behind the vocabulary.
     return (group * _GROUP_SIZE + chosen.minimum(last)).clamp_(max=vocab_size - 1).squeeze(1)
 
 
@@ -116,7 +116,7 @@ def _nucleus_threshold(probs: Tensor, top_p: Tensor) -> Tensor:
 
 
 def _threshold_to_reach(target: Tensor, probs: Tensor, num_candidates: int) -> Tensor:
-    """Looks at the most likely candidates, and at more of them in rows where they do not do."""
+    """Search the most likely candidates; rows that need more are searched again with more."""
     num_candidates = min(num_candidates, probs.shape[1])
     ranked = probs.topk(num_candidates).values
     is_short = ranked.cumsum(-1, dtype=torch.float64) < target.unsqueeze(1)

@@ -1,4 +1,4 @@
-"""Log probabilities of chosen and of most likely tokens, as the columns that travel."""
+"""Log probabilities of sampled tokens and of the top tokens, as columns of the step's output."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from taco_worker.sampling.ops import SamplingOps
 
 @dataclass(frozen=True, slots=True)
 class LogprobTable:
-    """A row a position: the token itself, then the most likely ones, of which each row wants some.
+    """One row per position: the token itself, then the top tokens.
 
     Attributes:
         token_ids: int64 [num_rows, width].
         logprobs: float32 [num_rows, width].
         ranks: int64 [num_rows], of the token itself.
-        num_top: int [num_rows], how many most likely tokens are wanted; NO_LOGPROBS: the position
-            has no row here.
+        num_top: int [num_rows], the number of top tokens requested; NO_LOGPROBS: the position has
+            no row in this table.
     """
 
     token_ids: Tensor
@@ -34,7 +34,7 @@ class LogprobTable:
         return self.token_ids, self.logprobs, self.ranks
 
     def columns(self, arrived: Iterator[Tensor]) -> LogprobColumns:
-        """`arrived` gives the three tensors on the host, in their order."""
+        """Build the columns; `arrived` yields the three tensors on the host, in their order."""
         token_ids, logprobs, token_ranks = (next(arrived).numpy() for _ in range(3))
         num_entries = np.where(self.num_top == NO_LOGPROBS, 0, self.num_top + 1)
         if token_ids.shape[1] == 1:
@@ -55,13 +55,12 @@ class LogprobTable:
 def gather_logprobs(
     ops: SamplingOps, logits: Tensor, token_ids: Tensor, num_top: Array
 ) -> LogprobTable:
-    """The table of the positions that asked for log probabilities.
+    """Compute the table of the positions whose log probabilities were requested.
 
     Args:
-        logits: float32 [number of those that asked, vocab_size], as the model gave them.
+        logits: float32 [number of such positions, vocab_size], the model's raw logits.
         token_ids: int64, the token at each of these positions.
-        num_top: int32 [num_rows] of all positions, NO_LOGPROBS for those that did not ask; else at
-            most vocab_size.
+        num_top: int32 [num_rows] of all positions: NO_LOGPROBS, or at most vocab_size.
     """
     asked = num_top[num_top != NO_LOGPROBS]
     return LogprobTable(*ops.gather_logprobs(logits, token_ids, asked), num_top)

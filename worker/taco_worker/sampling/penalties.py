@@ -1,8 +1,8 @@
-"""Changes to logits that depend on a sequence's tokens so far, or on a fixed list of tokens.
+"""Logit changes in torch: bias, penalties, banned and allowed tokens, repeated n-grams.
 
-Each function changes `logits` [num_rows, vocab_size] in place, and in it only the rows that it is
-given. `tokens` [num_chosen_rows, max_len] holds the tokens of the chosen rows' sequences; what lies
-outside a row's range is ignored.
+Each function changes the given rows of `logits` [num_rows, vocab_size] in place. `tokens`
+[num_chosen_rows, max_len] holds the tokens of the chosen rows' sequences; entries outside a row's
+range are ignored.
 """
 
 import math
@@ -27,7 +27,7 @@ def apply_repetition_penalty(
         lengths: tokens of each sequence; at least one.
         penalty: [num_chosen_rows].
     """
-    # Padding repeats the first token, which is changed to the same value once more.
+    # Padding repeats the first token, which gets the same value again.
     tokens = torch.where(_before(tokens, lengths), tokens, tokens[:, :1])
     index = (rows.unsqueeze(1), tokens)
     seen, penalty = logits[index], penalty.unsqueeze(1)
@@ -43,7 +43,7 @@ def apply_count_penalties(
     presence: Tensor,
     frequency: Tensor,
 ) -> None:
-    """Subtract `frequency` once an occurrence, and `presence` once, from every token of the output.
+    """For every token of the output subtract `frequency` per occurrence, and `presence` once.
 
     Args:
         starts: where each sequence's output begins.
@@ -51,7 +51,7 @@ def apply_count_penalties(
         presence, frequency: [num_chosen_rows].
     """
     is_output = _before(tokens, lengths) & ~_before(tokens, starts)
-    # What is not output stands for token 0, and counts nothing.
+    # Positions outside the output become token 0 with a count of 0.
     tokens = torch.where(is_output, tokens, 0)
     totals = torch.zeros(tokens.shape[0], logits.shape[1], device=logits.device)
     counts = totals.scatter_add_(1, tokens, is_output.float()).gather(1, tokens)
@@ -61,20 +61,20 @@ def apply_count_penalties(
 
 
 def ban_tokens(logits: Tensor, rows: Tensor, token_ids: Tensor) -> None:
-    """Rule out token_ids[i] for row rows[i]."""
+    """Ban token_ids[i] in row rows[i]."""
     logits[rows, token_ids] = -math.inf
 
 
 def allow_tokens(
     logits: Tensor, chosen: Tensor, places: Tensor, rows: Tensor, token_ids: Tensor
 ) -> None:
-    """Rule out all tokens of the rows `chosen` but token_ids[i] for row rows[i].
+    """In the rows `chosen`, ban all tokens except token_ids[i] for row rows[i].
 
-    Where other changes have ruled out all allowed tokens, these become equally likely.
+    If earlier changes banned all allowed tokens, these become equally likely.
 
     Args:
-        chosen: int64, rising.
-        places: int64, where rows[i] is in `chosen`.
+        chosen: int64, ascending.
+        places: int64, the index of rows[i] in `chosen`.
     """
     allowed = logits[rows, token_ids]
     best = torch.full(chosen.shape, -math.inf, device=logits.device)
@@ -86,10 +86,10 @@ def allow_tokens(
 def ban_repeated_ngrams(
     logits: Tensor, rows: Tensor, tokens: Tensor, lengths: Tensor, sizes: Tensor
 ) -> None:
-    """Rule out every token that would complete an n-gram which the sequence already holds.
+    """Ban every token that would complete an n-gram that the sequence already contains.
 
-    Follows the places where the sequence's last n - 1 tokens occurred before, from their last token
-    backwards; few are left after the first one.
+    It compares the sequence's last n - 1 tokens with every earlier place, from the last token
+    backwards; few places remain after the first comparison.
 
     Args:
         sizes: n of each row, at least 1.

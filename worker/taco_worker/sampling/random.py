@@ -1,4 +1,4 @@
-"""Counter-based random numbers: one per (seed, position), whatever else is running."""
+"""Counter-based random numbers: one per (seed, position), independent of the rest of the batch."""
 
 import numpy as np
 
@@ -14,7 +14,7 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 def uniforms(seeds: Array, positions: Array) -> Array:
     """The random number of each (seed, position).
 
-    Integer arithmetic modulo 2**64 only, so that every machine gives the same bits. The seed is
+    Only integer arithmetic modulo 2**64, so that every machine returns the same bits. The seed is
     mixed before the position is added: streams of neighbouring seeds are not shifts of each other.
 
     Args:

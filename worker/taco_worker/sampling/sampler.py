@@ -1,4 +1,4 @@
-"""Chooses the next token of every sequence that reached its end in a step."""
+"""Samples the next token of each sequence that has all of its known tokens computed."""
 
 from dataclasses import dataclass
 
@@ -20,10 +20,10 @@ _CHANGES_LOGITS = READS_TOKENS | Feature.LOGIT_BIAS | Feature.MIN_TOKENS | Featu
 
 @dataclass(frozen=True, slots=True)
 class SampledRows:
-    """The sequences whose next token is chosen; row i of the logits is slot `slots[i]`.
+    """The sequences to sample; row i of the logits belongs to slot `slots[i]`.
 
     Attributes:
-        num_tokens: tokens known of each sequence, which is the position of the one to choose.
+        num_tokens: known tokens of each sequence: the position of the token to sample.
     """
 
     slots: Array
@@ -33,23 +33,22 @@ class SampledRows:
 
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
-    """One token a row, int64, or NO_CHOICE; log probabilities if any row asked for them, which
-    mean nothing where there is no choice."""
+    """One token per row, int64, or NO_CHOICE; log probabilities if any row asked for them, which
+    are undefined for NO_CHOICE."""
 
     token_ids: Tensor
     logprobs: LogprobTable | None
 
 
 class Sampler:
-    """Chooses tokens for a whole batch at once.
+    """Samples tokens for a whole batch at once.
 
     Order: logit bias, repetition, frequency and presence penalties, no_repeat_ngram_size,
-    min_tokens, bad words, allowed tokens; then the most likely token where the temperature is 0,
-    else temperature, min_p, top_k, top_p and a draw. Log probabilities are those of the logits
-    before all of it.
+    min_tokens, bad words, allowed tokens. Then the most likely token if the temperature is 0, else
+    temperature, min_p, top_k, top_p and a draw. Log probabilities are those of the raw logits.
 
-    It keeps no state: penalties read the sequence's tokens, randomness is a function of the seed
-    and the token's position.
+    The sampler has no state: penalties read the sequence's tokens, and randomness is a function of
+    the seed and the token's position.
     """
 
     def __init__(
@@ -63,7 +62,7 @@ class Sampler:
         """
         Args:
             token_ids: [max_num_seqs, max_model_len], the batch's token table.
-            typical: None: drafts are accepted where a sample happens to be one.
+            typical: None accepts a draft only if the sample equals it.
         """
         self._columns = columns
         self._token_ids = token_ids
@@ -74,7 +73,8 @@ class Sampler:
     def sample(
         self, logits: Tensor, rows: SampledRows, candidates: Candidates | None = None
     ) -> SampledTokens:
-        """
+        """Sample one token per row.
+
         Args:
             logits: float32 [num_rows, vocab_size]; they are overwritten.
             candidates: drafts that typical acceptance may prefer to a sample.
@@ -117,7 +117,7 @@ class Sampler:
             ban_tokens(logits, *self._transfers.upload(*pairs))
         if (chosen := np.flatnonzero(features & Feature.BAD_WORDS)).size:
             self._ban_bad_words(logits, rows, chosen, num_generated[chosen])
-        # Last, so that what is not allowed stays out even where all allowed tokens are banned.
+        # Last, so that other tokens stay banned even if all allowed tokens are banned.
         if (chosen := np.flatnonzero(features & Feature.ALLOWED_TOKENS)).size:
             row_ids, ids = self._flatten(chosen, rows, columns.allowed_token_ids)
             places = np.searchsorted(chosen, row_ids)
@@ -169,12 +169,12 @@ class Sampler:
     def _flatten(
         self, chosen: Array, rows: SampledRows, ids_of_slot: list[Array]
     ) -> tuple[Array, Array]:
-        """Lists of token ids that slots have, as pairs of a row and a token."""
+        """The token ids of the chosen rows' slots, as pairs of row and token."""
         lists = [ids_of_slot[slot] for slot in rows.slots[chosen]]
         return np.repeat(chosen, [ids.size for ids in lists]), np.concatenate(lists)
 
     def _pick(self, values: Tensor, rows: Array) -> Tensor:
-        """Some rows in rising order; a copy unless they are all."""
+        """Select rows (ascending); returns `values` itself if all are selected."""
         if rows.size == values.shape[0]:
             return values
         (index,) = self._transfers.upload(rows)

@@ -1,4 +1,4 @@
-"""Sampling on torch's own operations: the CPU kernels' reference, and what other devices use."""
+"""Sampling operations in torch: the reference of the CPU and Triton kernels; run on any device."""
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from taco_worker.sampling.penalties import (
 
 
 class TorchSampling:
-    """`SamplingOps` on any device; each operation runs on the rows that ask for it and no other."""
+    """`SamplingOps` on any device; each operation runs only on the rows that use it."""
 
     def choose(self, logits: Tensor, choice: Choice) -> Tensor:
         random_rows = np.flatnonzero(choice.temperature)
@@ -80,12 +80,12 @@ def most_likely(logits: Tensor) -> Tensor:
     Args:
         logits: floating [num_rows, vocab_size].
     """
-    best = logits.max(-1)  # NaN where a logit is NaN
+    best = logits.max(-1)  # NaN if a logit is NaN
     return best.indices.masked_fill_(best.values.sub(best.values) != 0, NO_CHOICE)
 
 
 def _draw(logits: Tensor, choice: Choice, rows: Array) -> Tensor:
-    """Tokens of logits [rows.size, vocab_size], which stand for `rows` of the choice."""
+    """Draw tokens; logits [rows.size, vocab_size] belong to `rows` of the choice."""
 
     def filter_of(column: Array, off: int) -> RowValues | None:
         chosen = np.flatnonzero(column[rows] != off)

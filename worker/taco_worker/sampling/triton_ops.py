@@ -1,4 +1,4 @@
-"""Sampling on the GPU's kernels: nothing waits for the device, nor comes back from it."""
+"""Sampling operations as Triton kernels; the host does not wait for the device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from taco_worker.sampling.columns import Array
 
 
 class TritonSampling:
-    """`SamplingOps` of logits on a GPU. The columns of a call go there in one copy."""
+    """`SamplingOps` for logits on a GPU. All columns of a call are uploaded in one copy."""
 
     def __init__(self, transfers: Transfers) -> None:
         self._transfers = transfers

@@ -1,4 +1,4 @@
-"""Typical acceptance: drafts that the target finds likely enough, sampled by it or not."""
+"""Typical acceptance: accepts likely drafts even if the target did not sample them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from taco_worker.sampling.columns import Array
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Drafts that may follow: each stands behind a row of the step's logits.
+    """Drafts that may be accepted; each follows a row of the step's logits.
 
     Attributes:
         rows: int64 [num_candidates].
@@ -28,8 +28,9 @@ class Candidates:
 
 @dataclass(frozen=True, slots=True)
 class TypicalAcceptance:
-    """Cai et al., "Medusa" (2024), section 3.3.1: a draft is accepted whose probability exceeds
-    min(threshold, alpha * exp(-entropy)). More drafts are accepted than by exact verification, and
+    """Accepts a draft whose probability exceeds min(threshold, alpha * exp(-entropy)).
+
+    Cai et al., "Medusa" (2024), section 3.3.1. It accepts more drafts than exact verification, but
     the text is no longer a sample of the target's distribution.
     """
 
@@ -44,12 +45,11 @@ class TypicalAcceptance:
         candidates: Candidates,
         transfers: Transfers,
     ) -> Tensor:
-        """`chosen` with the likeliest acceptable draft in place of the target's sample, in rows
-        that draw at random.
+        """Replace `chosen` by the most likely acceptable draft, in rows that sample at random.
 
         Args:
             logits: float32 [num_rows, vocab_size].
-            temperature: float32 [num_rows], 0 for rows that do not draw.
+            temperature: float32 [num_rows], 0 for greedy rows.
             chosen: int64 [num_rows].
         """
         is_random = temperature[candidates.rows] > 0
@@ -61,14 +61,14 @@ class TypicalAcceptance:
         )
         log_probs = torch.log_softmax(logits[index] / warmth.unsqueeze(1), dim=-1)
         probs = log_probs.exp()
-        # A token that is ruled out has probability 0 and adds nothing.
+        # A banned token has probability 0 and adds nothing.
         entropy = -(probs * log_probs.masked_fill(probs == 0, 0.0)).sum(-1)
         limits = torch.clamp(self.alpha * torch.exp(-entropy), max=self.threshold)
         chances = probs[place, token_ids]
         chances = torch.where(chances > limits[place], chances, 0.0)
         best = torch.zeros(rows.size, dtype=chances.dtype, device=logits.device)
         best.scatter_reduce_(0, place, chances, reduce="amax")
-        # Of several as likely the first; written last to first, since the last write stays.
+        # Of equally likely drafts take the first: write last to first, the last write stays.
         wins = (chances > 0) & (chances == best[place])
         preferred = chosen.clone()
         for candidate in reversed(wins.nonzero().squeeze(1).tolist()):
@@ -77,7 +77,7 @@ class TypicalAcceptance:
 
 
 def draft_candidates(trees: DraftTrees, is_sampled: Array) -> Candidates:
-    """The drafts of a step whose sampled rows have logits behind their own token and each draft."""
+    """The drafts of a step; its sampled rows have logits behind their own token and each draft."""
     num_nodes = trees.num_nodes[is_sampled]
     roots = np.cumsum(num_nodes + 1) - num_nodes - 1
     rows = np.repeat(roots, num_nodes) + 1 + trees.parents
