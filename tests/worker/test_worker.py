@@ -312,7 +312,7 @@ def test_rope_scaling_extends_the_longest_sequence(checkpoint: Path) -> None:
         ({"num_blocks": 10**9}, "memory are available"),
         ({"device": "tpu"}, "unknown device 'tpu'; known: auto, cpu, cuda, cuda:N"),
         ({"device": "cuda"}, "device 'cuda' cannot be used: "),
-        ({"attention_backend": "triton"}, "attention_backend 'triton' has no place on a CPU"),
+        ({"attention_backend": "triton"}, "attention_backend 'triton' is not supported on a CPU"),
         ({"dtype": "int8"}, "int8"),
         ({"load_format": "gguf"}, "unknown load format 'gguf'"),
         ({"quantization": "awq"}, "unknown quantization 'awq'"),

@@ -69,7 +69,7 @@ def test_sizes_beyond_every_model(checkpoint: Path, fields: dict[str, int]) -> N
         ({"rope_parameters": {"rope_theta": float("inf")}}, "rope_theta must be above 0, not inf"),
         ({"rms_norm_eps": float("nan")}, "epsilon must be 0 or above, not nan"),
         ({"rms_norm_eps": -1.0}, "epsilon must be 0 or above, not -1"),
-        ({"rms_norm_eps": "x"}, "a field of no use"),
+        ({"rms_norm_eps": "x"}, "an invalid field"),
         (
             {"rope_parameters": {"rope_type": "linear", "factor": 1e300, "rope_theta": 1.0}},
             "max_position_embeddings is",

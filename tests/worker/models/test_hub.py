@@ -49,7 +49,7 @@ def test_directory_with_a_config_is_itself(tmp_path: Path) -> None:
 
 
 def test_directory_without_a_config(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"is no model: it holds no config\.json"):
+    with pytest.raises(ValueError, match=r"is not a model: it has no config\.json"):
         resolve_model(str(tmp_path))
 
 

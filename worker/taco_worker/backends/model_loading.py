@@ -1,4 +1,4 @@
-"""From a worker's configuration to a model that is ready to run."""
+"""Loads the model that a worker's configuration names, on the CPU kernels or on torch."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _QUANTIZATIONS = (None, "int8")
 def load_step_model(
     config: WorkerConfig, kernels: CpuKernels | None, transfers: Transfers
 ) -> tuple[ModelConfig, StepModel]:
-    """Load the model that `config` names: for the CPU kernels, or for torch without them.
+    """Load the model that `config` names: on the CPU kernels, or on torch if `kernels` is None.
 
     Raises:
-        ValueError: the model cannot be found, read or run as the configuration says.
+        ValueError: the model cannot be found, read or run with this configuration.
     """
     wanted = config.model
     load_format = load_format_of(wanted)
@@ -55,8 +55,8 @@ def load_step_model(
         )
     if config.attention_backend is not None:
         raise ValueError(
-            f"attention_backend {config.attention_backend!r} has no place on a CPU: its kernels "
-            "compute whole layers"
+            f"attention_backend {config.attention_backend!r} is not supported on a CPU: its "
+            "kernels compute whole layers"
         )
 
     from taco_worker.backends.cpu.cpu_model import CpuModel

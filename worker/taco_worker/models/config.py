@@ -1,4 +1,4 @@
-"""What a checkpoint's config says, in our words: read once, frozen after that."""
+"""Reads a checkpoint's config.json and generation_config.json into `ModelConfig`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from taco_worker.models.registry import find_recipe
 
 SAMPLING_DEFAULT_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
-# Several times those of the largest published models, under the names that they have in Hugging
-# Face's configs.
+# Upper limits: several times the largest published models, under Hugging Face's config names.
 _MAX_LAYERS, _MAX_WIDTH, _MAX_LENGTH = 1024, 2**20, 2**24
 _MAX_SIZES = {
     **dict.fromkeys(("num_hidden_layers", "n_layer"), _MAX_LAYERS),
@@ -28,14 +27,14 @@ _MAX_SIZES = {
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """One model directory's config.json and generation_config.json.
+    """The contents of config.json and generation_config.json of one model directory.
 
     Attributes:
-        directory: where its files are.
-        architecture: the entry of `architectures` that a recipe was found for.
-        checkpoint_dtype: name of the dtype that the weights are said to be stored in, if any.
+        directory: the model directory.
+        architecture: the first entry of `architectures` that has a recipe.
+        checkpoint_dtype: the name of the weights' dtype according to config.json, if any.
         eos_token_ids: ids that end a sequence, in the order of the files, without repeats.
-        sampling_defaults: those of SAMPLING_DEFAULT_KEYS that generation_config.json sets.
+        sampling_defaults: the SAMPLING_DEFAULT_KEYS that generation_config.json sets.
     """
 
     directory: Path
@@ -55,11 +54,11 @@ def load_hf_config(
     """Read a model directory's configuration.
 
     Args:
-        rope_scaling, rope_theta: replace what config.json says about rotary positions.
+        rope_scaling, rope_theta: override config.json's rotary position settings.
 
     Raises:
         ValueError: a file is missing, is not JSON or lacks a field, the architecture has no
-            recipe, or the checkpoint needs what no recipe supports.
+            recipe, or the checkpoint needs an option that no recipe supports.
     """
     hf_config = _read_json(model_dir / "config.json")
     generation_path = model_dir / "generation_config.json"
@@ -70,7 +69,7 @@ def load_hf_config(
     except KeyError as error:
         raise ValueError(f"{model_dir / 'config.json'} has no {error}") from None
     except (TypeError, AttributeError, ZeroDivisionError, OverflowError) as error:
-        raise ValueError(f"{model_dir} has a config with a field of no use: {error}") from None
+        raise ValueError(f"{model_dir} has a config with an invalid field: {error}") from None
     if isinstance(config.decoder.positions, LearnedPositions) and (rope_scaling or rope_theta):
         raise ValueError(
             f"{config.architecture} has learned positions: rope settings do not apply to it"
@@ -110,7 +109,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _check_sizes(path: Path, hf_config: Mapping[str, Any]) -> None:
-    """Raises ValueError for a size beyond all published models, before memory depends on it."""
+    """Raises ValueError for a size beyond all published models, before anything is allocated."""
     for name, limit in _MAX_SIZES.items():
         value = hf_config.get(name)
         if isinstance(value, int) and value > limit:
@@ -120,7 +119,7 @@ def _check_sizes(path: Path, hf_config: Mapping[str, Any]) -> None:
 def _override_rope(
     hf_config: dict[str, Any], rope_scaling: Mapping[str, Any] | None, rope_theta: float | None
 ) -> dict[str, Any]:
-    """Put the overrides where `parse_rotary` looks first."""
+    """Apply the overrides under the keys that `parse_rotary` reads first."""
     if rope_scaling is None and rope_theta is None:
         return hf_config
     current = hf_config.get("rope_parameters") or {
@@ -133,11 +132,11 @@ def _override_rope(
 
 
 def _eos_token_ids(*configs: Mapping[str, Any]) -> tuple[int, ...]:
-    """Both files count: each is known to name an end that the other one lacks."""
+    """The end tokens of both files: each may name one that the other lacks."""
     ids: dict[int, None] = {}
     for config in configs:
         value = config.get("eos_token_id")
         for token_id in value if isinstance(value, list) else [value]:
-            if token_id is not None and int(token_id) >= 0:  # some say -1 for none
+            if token_id is not None and int(token_id) >= 0:  # some configs use -1 for none
                 ids[int(token_id)] = None
     return tuple(ids)

@@ -1,4 +1,4 @@
-"""The options of the decoder: what one architecture or size differs in from another."""
+"""The options of the decoder: everything in which architectures and sizes differ."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class LearnedPositions:
     offset: int
 
 
-_MAX_SIZE = 2**24  # beyond all published models, and what a length may be scaled to
+_MAX_SIZE = 2**24  # larger than in any published model, and than any scaled length
 _SIZES = (
     "vocab_size",
     "hidden_size",
@@ -33,14 +33,15 @@ _SIZES = (
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """Everything that makes one decoder differ from another.
+    """The options of one decoder.
 
     Attributes:
-        embedding_size: width of the token embeddings; where it is not hidden_size, a projection
-            leads from it into the first layer and another one back before the logits (OPT-350m).
-        pre_norm: norms stand before attention and MLP, else after the residual sum.
+        embedding_size: width of the token embeddings. If it differs from hidden_size, one
+            projection leads into the first layer and another one back to the logits (OPT-350m).
+        pre_norm: norms precede attention and MLP; otherwise they follow the residual sum.
         final_norm: whether a norm follows the last layer.
-        sliding_windows: per layer, how many tokens a token sees (itself included); None is all.
+        sliding_windows: per layer, the number of tokens that a token sees, itself included; None
+            is all.
         attention_scale: factor on query-key products.
         max_position_embeddings: longest sequence in tokens, rope scaling included.
     """

@@ -1,4 +1,4 @@
-"""Models from the Hugging Face hub."""
+"""Downloads models from the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from taco_common.progress import Progress
 _CONFIG_PATTERNS = ["*.json", "*.txt", "*.model", "*.jinja"]
 _SAFETENSORS_PATTERNS = ["*.safetensors"]
 _STATE_DICT_PATTERNS = ["*.bin", "medusa_lm_head.pt"]
-# Folders and consolidated files hold the same weights in other layouts; the rest is for training.
+# Not downloaded: other layouts of the same weights (folders, consolidated files), training files.
 _IGNORED_PATTERNS = ["*/*", "consolidated*", "training_args.bin", "optimizer.bin"]
 
 
@@ -29,7 +29,7 @@ def download_model(
     download_dir: Path | None,
     ignore_patterns: tuple[str, ...] = (),
 ) -> Path:
-    """A directory with the files of a hub id; raises as `resolve_model` does."""
+    """Download a hub id and return its directory; raises as `resolve_model` does."""
     try:
         ignored = [*_IGNORED_PATTERNS, *ignore_patterns]
         wanted = _CONFIG_PATTERNS + _SAFETENSORS_PATTERNS
@@ -37,17 +37,17 @@ def download_model(
         if not any(directory.glob("*.safetensors")):
             _download(model, _STATE_DICT_PATTERNS, ignored, revision, download_dir)
     except Exception as error:
-        # The hub's client lets through what its HTTP library raises, which is requests in some
-        # versions and httpx in others.
+        # The hub's client passes on errors of its HTTP library: requests in some versions, httpx
+        # in others.
         raise ValueError(_explain(error, model, revision)) from None
     if not (directory / "config.json").is_file():
-        raise ValueError(f"{model} on the hub is no model: it holds no config.json")
+        raise ValueError(f"{model} on the hub is not a model: it has no config.json")
     return directory
 
 
 def download_config(model: str, revision: str | None, download_dir: Path | None) -> Path:
-    """A directory with config.json of a hub id, and with generation_config.json where there is one;
-    raises as `resolve_model` does.
+    """Download config.json of a hub id, and generation_config.json if it exists, and return the
+    directory; raises as `resolve_model` does.
     """
     try:
         wanted = ["config.json", "generation_config.json"]

@@ -1,4 +1,4 @@
-"""Which dtypes a model and its KV cache have."""
+"""Resolves `--dtype` and `--kv-cache-dtype` to torch dtypes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _DTYPES = {
     "float": torch.float32,
     "float32": torch.float32,
 }
-# What a KV cache may be kept in beside the model's own dtype.
+# Dtypes of a KV cache beside the model's own dtype.
 _CPU_KV_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
 _CUDA_KV_DTYPES = {"fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn}
 
@@ -23,22 +23,22 @@ _CUDA_KV_DTYPES = {"fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn}
 def resolve_dtype(name: str, checkpoint_dtype: str | None, device: torch.device) -> torch.dtype:
     """The dtype for `--dtype NAME`.
 
-    "auto" is what config.json says of the checkpoint, float32 where it says nothing, with one
-    exception: a float16 checkpoint runs as bfloat16 on a CPU. It is as small, and the CPU kernels
-    have no other 16-bit format. It rounds weights to 8 significant bits from 11.
+    "auto" is the dtype that config.json names, or float32 if it names none. One exception: on a CPU
+    a float16 checkpoint runs as bfloat16. It is as small, and the CPU kernels have no other 16-bit
+    format. It rounds weights from 11 to 8 significant bits.
 
-    Where float16 is asked for by name, a CPU computes in float32, which holds every float16 number
-    exactly, so that no answer loses digits to the device. It takes twice the memory.
+    An explicit float16 is computed in float32 on a CPU. Float32 holds every float16 number exactly,
+    so the result loses no digits, but it takes twice the memory.
 
     Raises:
-        ValueError: the name, or the checkpoint's own dtype, is not one that models run in.
+        ValueError: the name, or the checkpoint's own dtype, is not supported.
     """
     if name != "auto":
         dtype = _find(name)
         if dtype == torch.float16 and device.type == "cpu":
             logger.warning(
-                "dtype %s runs as float32 on a CPU: as exact, and twice as large; bfloat16 is as "
-                "small, with fewer digits",
+                "dtype %s runs as float32 on a CPU: exact, but twice as large; bfloat16 is as "
+                "small and less precise",
                 name,
             )
             return torch.float32
@@ -50,10 +50,10 @@ def resolve_dtype(name: str, checkpoint_dtype: str | None, device: torch.device)
 
 
 def resolve_kv_dtype(name: str, dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """The dtype for `--kv-cache-dtype NAME` beside a model of `dtype`.
+    """The dtype for `--kv-cache-dtype NAME` of a model of `dtype`.
 
     Raises:
-        ValueError: the name is not one that a KV cache on `device` has.
+        ValueError: the device does not support a KV cache of that dtype.
     """
     if name == "auto":
         return dtype

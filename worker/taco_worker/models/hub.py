@@ -1,4 +1,4 @@
-"""From the MODEL that a user names to a directory on this machine."""
+"""Resolves `--model`: a directory, or a Hugging Face hub id that is downloaded."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ def resolve_model(
     download_dir: Path | None = None,
     ignore_patterns: tuple[str, ...] = (),
 ) -> Path:
-    """A directory that holds `model`: itself, or a download of that name from the hub.
+    """The directory of `model`: the given directory, or a download from the hub.
 
-    Weights come as safetensors; as .bin only where the hub has nothing else.
+    Weights are downloaded as safetensors, or as .bin if the hub has nothing else.
 
     Args:
         model: a path or a hub id ("owner/name").
         revision: branch, tag or commit on the hub.
-        download_dir: where downloads are kept; by default Hugging Face's own cache.
-        ignore_patterns: files of the hub that are not downloaded, beside those that never are.
+        download_dir: the cache directory for downloads; by default Hugging Face's own.
+        ignore_patterns: further files of the hub that are not downloaded.
 
     Raises:
         ValueError: a directory without config.json, a path that does not exist, or a hub id that
@@ -29,11 +29,11 @@ def resolve_model(
     path = Path(model).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
-            raise ValueError(f"{model} is no model: it holds no config.json")
+            raise ValueError(f"{model} is not a model: it has no config.json")
         return path
     if model.startswith(("/", "./", "../", "~")) or path.exists():
         raise ValueError(f"{model} is not a model directory")
-    # A fifth of a second to import, which a model on disk need not wait for.
+    # Importing it takes 0.2 s; a model on disk does not need it.
     from taco_worker.models.download import download_model
 
     return download_model(model, revision, download_dir, ignore_patterns)

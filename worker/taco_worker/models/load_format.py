@@ -1,4 +1,4 @@
-"""The `--load-format` of a model, checked."""
+"""Validates `--load-format`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from taco_worker.models.weight_files import LoadFormat
 
 
 def load_format_of(wanted: ModelConfig) -> LoadFormat:
-    """Raises ValueError for one that is not known."""
+    """Raises ValueError for an unknown load format."""
     match wanted.load_format:
         case "auto" | "safetensors" | "pt" | "dummy" as load_format:
             return load_format

@@ -1,4 +1,4 @@
-"""Lets go of the memory of a mapped file's pages that have been read."""
+"""Releases pages of a memory-mapped weight file that have been read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LIBC.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 class MappedPages:
-    """The places where this process has mapped a file, at the time of the call."""
+    """The memory ranges where this process has mapped a file, at the time of the call."""
 
     def __init__(self, path: Path, maps: Path = Path("/proc/self/maps")) -> None:
         file = os.path.realpath(path)
@@ -26,9 +26,9 @@ class MappedPages:
                 self._ranges.append((start, end))
 
     def release(self, tensor: Tensor) -> None:
-        """Drop the whole pages that `tensor` lies in; it stays valid, and is read anew.
+        """Release the whole pages of `tensor`; it stays valid and is read from the file again.
 
-        What does not lie in the file is left alone: memory of the process's own would be lost.
+        Memory outside the mapped file is not touched: its content would be lost.
         """
         start, page = tensor.data_ptr(), mmap.PAGESIZE
         end = start + tensor.nbytes

@@ -1,4 +1,4 @@
-"""What a recipe is, and the vocabulary that recipes write their weight maps in."""
+"""The interface of a recipe, and helpers to write its weight map."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from taco_worker.models.decoder_config import DecoderConfig
 
 @dataclass(frozen=True, slots=True)
 class WeightSlot:
-    """Where one tensor of a checkpoint belongs.
+    """The place of one checkpoint tensor in the decoder.
 
     Attributes:
         parameter: name of the decoder's parameter.
@@ -30,13 +30,13 @@ WeightMap = dict[str, WeightSlot]
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How one architecture maps to the decoder.
+    """Maps one architecture to the decoder.
 
     Attributes:
-        decoder_config: config.json to DecoderConfig; a KeyError names a field that is missing.
+        decoder_config: config.json to DecoderConfig; a KeyError names a missing field.
         weight_map: every tensor that a checkpoint must hold, by canonical name.
-        canonical_name: a checkpoint's own name to the canonical one, or None for a tensor that
-            may be there and is not needed (a buffer, a tied copy).
+        canonical_name: a checkpoint's tensor name to the canonical one; None for an optional tensor
+            that is not needed (a buffer, a tied copy).
     """
 
     decoder_config: Callable[[Mapping[str, Any]], DecoderConfig]
@@ -45,7 +45,7 @@ class Recipe:
 
 
 def whole(source: str, target: str, *, bias: bool, transpose: bool = False) -> WeightMap:
-    """A module whose weight (and bias) is one parameter here as there."""
+    """Map a module whose weight (and bias) is one whole parameter of the decoder."""
     slots = {f"{source}.weight": WeightSlot(f"{target}.weight", transpose=transpose)}
     if bias:
         slots[f"{source}.bias"] = WeightSlot(f"{target}.bias")
@@ -53,7 +53,7 @@ def whole(source: str, target: str, *, bias: bool, transpose: bool = False) -> W
 
 
 def fused(sources: Mapping[str, int], target: str, *, bias: bool) -> WeightMap:
-    """Several linear modules (name to output size), one below the other in a fused one."""
+    """Map several linear modules (name to output size) to consecutive rows of a fused one."""
     slots: WeightMap = {}
     start = 0
     for source, size in sources.items():

@@ -1,4 +1,4 @@
-"""Architectures by name; a recipe is imported when a model asks for it."""
+"""The supported architectures by name; a recipe is imported on first use."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def supported_architectures() -> list[str]:
 
 
 def find_recipe(architectures: Sequence[str]) -> tuple[str, Recipe]:
-    """The first of `architectures` that has a recipe, with the recipe.
+    """Find the first of `architectures` that has a recipe.
 
     Raises:
-        ValueError: none has one; the message lists those there are.
+        ValueError: none has one; the message lists the supported architectures.
     """
     for architecture in architectures:
         if module_name := _RECIPE_MODULES.get(architecture):

@@ -1,4 +1,4 @@
-"""Rotary position settings: parsed from a config, turned into frequencies by `layers.rotary`."""
+"""Parses rotary position (RoPE) settings of a config; `layers.rotary` computes the frequencies."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class LinearScaling:
 
 @dataclass(frozen=True, slots=True)
 class DynamicScaling:
-    """NTK-aware scaling of theta, at the longest length that `factor` allows.
+    """NTK-aware scaling of theta, for the longest length that `factor` allows.
 
-    The published form picks a new theta as the sequence grows, which leaves keys of several thetas
-    in one cache. Here theta is fixed, so that a token's key depends on its position alone and
-    prefixes can be shared.
+    The published form changes theta as the sequence grows, so that one cache holds keys of several
+    thetas. TACO fixes theta: a token's key depends on its position alone and prefixes can be
+    shared.
     """
 
     factor: float
@@ -30,7 +30,7 @@ class DynamicScaling:
 
 @dataclass(frozen=True, slots=True)
 class Llama3Scaling:
-    """Long wavelengths divided by `factor`, short ones kept, a ramp between (Llama 3.1)."""
+    """Divides long wavelengths by `factor`, keeps short ones, and blends between (Llama 3.1)."""
 
     factor: float
     low_freq_factor: float
@@ -63,7 +63,7 @@ def parse_rotary(hf_config: Mapping[str, Any]) -> RotaryConfig:
     """Read `rope_parameters`, or the older `rope_theta` with `rope_scaling`.
 
     Raises:
-        ValueError: the kind of scaling is not known, or one of its numbers is missing.
+        ValueError: the kind of scaling is unknown, or one of its numbers is missing.
     """
     parameters = hf_config.get("rope_parameters") or {}
     scaling = parameters or hf_config.get("rope_scaling") or {}
@@ -83,9 +83,9 @@ def _first_given(*values: float | None) -> float:
 
 
 def scaled_max_position_embeddings(rotary: RotaryConfig, max_position_embeddings: int) -> int:
-    """The longest sequence in tokens, given the length that the config names.
+    """The longest sequence in tokens, computed from the config's length.
 
-    Configs with Llama-3 scaling name the length after scaling, the others the length before.
+    Configs with Llama-3 scaling give the length after scaling, the others the length before.
     """
     match rotary.scaling:
         case LinearScaling(factor=factor):
@@ -115,7 +115,7 @@ def _parse_scaling(scaling: Mapping[str, Any], hf_config: Mapping[str, Any]) -> 
         case "linear":
             return LinearScaling(number("factor"))
         case "dynamic":
-            # Unlike the others, a dynamic scale starts at the length that the config names.
+            # Unlike the others, dynamic scaling starts at the config's length.
             return DynamicScaling(number("factor"), int(hf_config["max_position_embeddings"]))
         case "llama3":
             low, high = number("low_freq_factor"), number("high_freq_factor")

@@ -1,4 +1,4 @@
-"""What a model runner needs of a model, whatever runs it."""
+"""The interface between the model runner and a model, on any back end."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from taco_worker.sampling.ops import SamplingOps
 
 @dataclass(frozen=True, slots=True)
 class ModelInput:
-    """One step's tokens, sequence after sequence, and where their KV lies; int32.
+    """The tokens of one step, sequence after sequence, and the places of their KV; int32.
 
-    All but the tokens are known on the host before the device has done the step before.
+    The host knows everything except the token ids before the device has finished the step before.
 
     Attributes:
         token_ids: [num_tokens], on the model's device.
@@ -29,12 +29,12 @@ class ModelInput:
         query_start: [num_seqs + 1], first token of each sequence in the step.
         seq_lens: [num_seqs], tokens in the KV after the step (context and query).
         block_tables: [num_seqs, max_blocks]; entries past a sequence's end are not read.
-        output_rows: the tokens whose hidden states are wanted, in rising order. A model may skip
-            whatever only the others need.
-        parents: [num_tokens], where sequences hold trees of draft tokens: the token of the step
-            that each one follows, -1 for the first of a sequence. A sequence's tokens stand depth
-            first: the first child of a token stands right behind it. `positions` are true ones (a
-            parent's and one), and `seq_lens` counts all nodes. None: every token follows the one
+        output_rows: the tokens whose hidden states are needed, ascending. A model may skip work
+            that only other tokens need.
+        parents: [num_tokens], for sequences with draft trees: the token of the step that each
+            token follows, -1 for the first of a sequence. A sequence's tokens are in depth-first
+            order: a token's first child comes right after it. `positions` are the true ones
+            (parent's + 1), and `seq_lens` counts all nodes. None: every token follows the one
             before it.
     """
 
@@ -47,20 +47,20 @@ class ModelInput:
     parents: IntArray | None = None
 
     def kv_slot_mapping(self, block_size: int) -> IntArray:
-        """int64 [num_tokens], block * block_size + offset of each token's position: where its KV
-        lies, and in trees where it is to lie once the token has been accepted."""
+        """int64 [num_tokens], block * block_size + offset of each token's position: the place of
+        its KV. For a tree it is the place after the token's acceptance."""
         return self._slots_of(self.positions, block_size)
 
     def step_slot_mapping(self, block_size: int) -> IntArray:
-        """The same where a tree's KV lies in the order of its tokens, as attention that masks has
-        it until the step's drafts are accepted."""
+        """The same, with a tree's KV in the order of its tokens: the layout of masked attention
+        until the step's drafts are accepted."""
         if self.parents is None:
             return self.kv_slot_mapping(block_size)
         behind = np.repeat(self.seq_lens - self.query_start[1:], np.diff(self.query_start))
         return self._slots_of(behind + np.arange(behind.size, dtype=np.int32), block_size)
 
     def _slots_of(self, places: IntArray, block_size: int) -> IntArray:
-        """Of one place in its sequence for each token."""
+        """`places`: for each token a place in its sequence."""
         query_lens = np.diff(self.query_start)
         rows = np.repeat(np.arange(query_lens.size), query_lens)
         blocks = self.block_tables[rows, places // block_size].astype(np.int64)
@@ -77,14 +77,13 @@ class StepModel(Protocol):
 
     Attributes:
         config: the decoder's options.
-        weight_bytes: memory that the weights take.
-        description: how it runs, for the start line, such as "amx, 2 threads, bfloat16".
-        sampling: what chooses tokens from its logits.
-        max_tree_paths: paths that all trees of a step together may have beside the first one of
-            each; 0: it runs chains only.
-        device, hidden_dtype: of the hidden states that it gives.
-        kv_layout: says how a block's bytes came about and what they mean; they are of no use to a
-            model whose layout has another name.
+        weight_bytes: memory of the weights.
+        description: device, threads and dtype for the log, such as "amx, 2 threads, bfloat16".
+        sampling: the sampling operations for its logits.
+        max_tree_paths: paths that all trees of a step may have together, beyond the first path of
+            each; 0: the model runs chains only.
+        device, hidden_dtype: of the hidden states that it returns.
+        kv_layout: names the format of a block's bytes; a model with another name cannot use them.
     """
 
     config: DecoderConfig
@@ -98,45 +97,46 @@ class StepModel(Protocol):
 
     @property
     def kept_hidden(self) -> Tensor:
-        """Outputs of the layers of `keep_hidden` for all tokens of the last step, side by side:
+        """Outputs of the `keep_hidden` layers for all tokens of the last step, side by side:
         [num_tokens, number of layers * hidden_size]. The next step may overwrite them."""
         ...
 
     def keep_hidden(self, layers: tuple[int, ...]) -> None:
-        """From now on each step leaves the outputs of these layers in `kept_hidden`: the residual
-        stream behind them. It comes before the first step.
+        """Make each step store the outputs (residual stream) of these layers in `kept_hidden`.
+
+        Call it before the first step.
 
         Raises:
-            ValueError: there is no such layer, or it is the last one, whose output after the final
-                norm is what `forward` gives.
+            ValueError: the layer does not exist or is the last one, whose output after the final
+                norm `forward` returns.
         """
         ...
 
     def kv_block_bytes(self, block_size: int) -> int:
-        """Size of one block's keys and values in all layers.
+        """Size of one block's keys and values in all layers, in bytes.
 
         Raises:
-            ValueError: the model cannot work with blocks of that size.
+            ValueError: the model does not support that block size.
         """
         ...
 
     def allocate_kv(self, num_blocks: int, block_size: int, max_model_len: int) -> None:
-        """Make the KV cache, in place of an earlier one."""
+        """Allocate the KV cache and free an earlier one."""
         ...
 
     @property
     def kv_rows(self) -> Tensor:
-        """The blocks that `allocate_kv` has made: uint8 [num_blocks, bytes of a block], a view. A
-        row is layer after layer, all of them of one size."""
+        """The allocated blocks: uint8 [num_blocks, bytes of a block], a view. A row holds layer
+        after layer, all of one size."""
         ...
 
     def set_pending_copies(self, pending_copies: LayerCopies) -> None:
-        """Blocks are still being written to: until they have arrived, let what reads or writes a
-        layer's KV come behind them."""
+        """Register running copies to KV blocks: each layer waits for its copies before it reads or
+        writes KV."""
         ...
 
     def forward(self, inputs: ModelInput) -> Tensor:
-        """Run one step and keep its keys and values.
+        """Run one step and store its keys and values.
 
         Returns:
             Hidden states after the final norm, [number of output_rows, hidden_size].
@@ -144,41 +144,40 @@ class StepModel(Protocol):
         ...
 
     def keep_accepted(self, inputs: ModelInput, accepted: IntArray) -> None:
-        """Move the KV of a step's accepted tokens to where their positions belong.
+        """Move the KV of a step's accepted tokens to the places of their positions.
 
-        To be called after `forward` and before the next one, of a step with `parents`.
+        Call it between `forward` of a step with `parents` and the next `forward`.
 
         Args:
-            accepted: tokens of the step: of each tree a path from its root, in order. The KV of
-                other tokens of trees is lost.
+            accepted: tokens of the step: for each tree a path from its root, in order. The KV of
+                the tree's other tokens is lost.
         """
         ...
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """[num_rows, hidden_size] to float32 [num_rows, vocab_size], which are the caller's own."""
+        """[num_rows, hidden_size] to float32 [num_rows, vocab_size]; the caller may change it."""
         ...
 
     def most_likely(self, hidden: Tensor) -> Tensor:
         """[num_rows, hidden_size] to int64 [num_rows], as `compute_logits(hidden).argmax(-1)`.
 
-        NO_CHOICE where the greatest logit is not finite.
+        NO_CHOICE if the greatest logit is not finite.
         """
         ...
 
     def most_likely_logprobs(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """`most_likely`, and the log probability of each of these tokens: float32 [num_rows].
+        """`most_likely` and the log probability of each of these tokens: float32 [num_rows].
 
-        Its bits are those that `sampling.gather_logprobs` gives for the logits. It has no meaning
-        where there is no choice.
+        The values are bit-identical to `sampling.gather_logprobs`; undefined for NO_CHOICE.
         """
         ...
 
     def embed(self, token_ids: Tensor) -> Tensor:
-        """Integers [num_rows] to [num_rows, embedding_size] of the hidden states' dtype."""
+        """Integers [num_rows] to [num_rows, embedding_size], in the hidden states' dtype."""
         ...
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        """x W^T + b for what computes on hidden states beside the model, as the model does it.
+        """Make a function x W^T + b for a drafter, computed as the model's own products.
 
         Args:
             weight, bias: floating, [out, in] and [out]; they are copied.
@@ -187,17 +186,17 @@ class StepModel(Protocol):
 
     @property
     def num_graphs(self) -> int:
-        """CUDA graphs that were captured."""
+        """Number of captured CUDA graphs."""
         ...
 
     def tune(self, *, between_steps: bool) -> bool:
-        """Prepare one thing more that makes later steps faster, such as a CUDA graph.
+        """Do one piece of preparation that makes later steps faster, such as a CUDA graph capture.
 
         Args:
-            between_steps: only what the steps that come just now would gain by.
+            between_steps: prepare only what the current steps need.
 
         Returns:
-            Whether there was something left to do.
+            Whether anything was prepared.
         """
         ...
 
@@ -212,5 +211,5 @@ def check_kept_layers(layers: tuple[int, ...], num_layers: int) -> None:
 
 
 def describe(what: str, num_threads: int, dtype: torch.dtype) -> str:
-    """A model's `description`."""
+    """Format a model's `description`."""
     return f"{what}, {num_threads} thread{'s' if num_threads > 1 else ''}, {dtype_name(dtype)}"

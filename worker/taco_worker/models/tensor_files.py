@@ -1,4 +1,4 @@
-"""The tensors in weight files."""
+"""Iterates over the tensors of a weight file (safetensors or .bin)."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from taco_worker.models.mapped_pages import MappedPages
 
 
 def iterate_tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
-    """Names and tensors of one file, as views of the mapped file where its form allows it.
+    """Yield names and tensors of one file, as views of the mapped file if its format allows it.
 
-    A tensor's pages leave this process's memory when the next one is asked for, so that weights
-    which are copied out are not there twice. They are read again if the tensor is.
+    A tensor's pages are released when the next tensor is requested, so that copied weights are not
+    in memory twice. Later access to the tensor reads them again.
 
     Raises:
-        ValueError: the file is damaged, or holds something else than tensors.
+        ValueError: the file is damaged, or holds something other than tensors.
     """
     is_safetensors = path.suffix == ".safetensors"
     pages: MappedPages | None = None
@@ -42,7 +42,7 @@ def _iterate_safetensors(path: Path) -> Iterator[tuple[str, Tensor]]:
 
 def _iterate_state_dict(path: Path) -> Iterator[tuple[str, Tensor]]:
     try:
-        # Files from before torch 1.6 are no archives and cannot be mapped.
+        # Files written before torch 1.6 are not zip archives and cannot be mapped.
         content = torch.load(
             path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
         )

@@ -1,4 +1,4 @@
-"""The weight files of a model directory, checked without reading a tensor and without torch."""
+"""Finds and checks the weight files of a model directory, without torch or reading a tensor."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
 
 
 def find_weight_files(model_dir: Path, load_format: LoadFormat) -> list[Path]:
-    """The files to read: of an index, or a single file; "auto" takes safetensors first.
+    """The files to read: those of an index, or a single file; "auto" prefers safetensors.
 
     Raises:
-        ValueError: there are none, or the index is damaged or names a file that is missing.
+        ValueError: there are none, or the index is damaged or names a missing file.
     """
     bases = {
         "safetensors": ["model.safetensors"],
@@ -32,18 +32,18 @@ def find_weight_files(model_dir: Path, load_format: LoadFormat) -> list[Path]:
     for base in bases[load_format]:
         if (index := model_dir / f"{base}.index.json").exists():
             return _indexed_files(index)
-        if (single := model_dir / base).is_file():  # a pipe would keep its reader waiting
+        if (single := model_dir / base).is_file():  # reading a pipe would block
             return [single]
     raise ValueError(f"no weights in {model_dir}: looked for {' and '.join(bases[load_format])}")
 
 
 def check_weight_files(model_dir: Path, config: ModelConfig, load_format: LoadFormat) -> None:
-    """Check that the weight files are whole and hold the tensors of the architecture.
+    """Check that the weight files are complete and hold the architecture's tensors.
 
-    Of safetensors files it reads the headers; of `.bin` files only their sizes.
+    It reads the headers of safetensors files, and only the sizes of `.bin` files.
 
     Raises:
-        ValueError: a file is missing, empty or cut off, or its tensors are not the model's.
+        ValueError: a file is missing, empty or truncated, or its tensors are not the model's.
     """
     if load_format == "dummy":
         return
@@ -69,7 +69,7 @@ def stored_tensor_names(path: Path) -> list[str]:
     """The names of the tensors in a safetensors file, from its header.
 
     Raises:
-        ValueError: the file cannot be read, its header is damaged, or it is cut off.
+        ValueError: the file cannot be read, its header is damaged, or it is truncated.
     """
     try:
         size = path.stat().st_size
@@ -98,7 +98,7 @@ def check_tensor_names(
     unexpected: Sequence[str],
     misshapen: Sequence[str] = (),
 ) -> None:
-    """Raises ValueError if any name is given, with the first few of them."""
+    """Raises ValueError if any list is not empty; the message shows the first few names."""
     problems = [
         f"{problem}: {_listed(names)}"
         for problem, names in (

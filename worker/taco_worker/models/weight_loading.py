@@ -1,4 +1,4 @@
-"""Fills a model's parameters from a checkpoint, each tensor read once."""
+"""Loads a checkpoint's weights into a model, reading each tensor once."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from taco_worker.models.weight_files import LoadFormat, check_tensor_names, find
 
 
 class WeightSink(Protocol):
-    """Takes in parameters, whole or some rows at a time, in any order.
+    """Receives parameters, whole or some rows at a time, in any order.
 
     Attributes:
         shapes: of all parameters, by their names in `Decoder`.
-        dtype, device: what random parameters are made in, and where: a GPU takes a second for
-            billions of them, a CPU minutes.
+        dtype, device: of random weights. A GPU makes billions of them in a second, a CPU in
+            minutes.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -32,7 +32,7 @@ class WeightSink(Protocol):
     device: torch.device
 
     def put(self, parameter: str, start: int, rows: Tensor) -> None:
-        """`rows` become those of the parameter from `start` on; they may be views of a file."""
+        """Store `rows` into the parameter from row `start`; they may be views of a file."""
         ...
 
 
@@ -44,16 +44,16 @@ def load_weights(
     load_format: LoadFormat = "auto",
     seed: int = 0,
 ) -> None:
-    """Fill `sink` with the weights of `model_dir`.
+    """Load the weights of `model_dir` into `sink`.
 
     Args:
         load_format: "auto" (safetensors, else .bin), "safetensors", "pt" (.bin), or "dummy"
             (random weights; no weight file is read).
-        seed: of random weights, which are the same in every process on a device of that kind.
+        seed: of random weights, which are equal in every process on the same kind of device.
 
     Raises:
-        ValueError: weight files are missing or damaged, or their tensors are not exactly those
-            that the architecture has.
+        ValueError: weight files are missing or damaged, or their tensors are not exactly the
+            architecture's.
     """
     if load_format == "dummy":
         _fill_randomly(sink, seed)
@@ -89,13 +89,13 @@ def _fill_from_files(sink: WeightSink, config: ModelConfig, files: list[Path]) -
 
 
 def _wanted_shape(shape: tuple[int, ...], slot: WeightSlot) -> tuple[int, ...]:
-    """Of the stored tensor that fills `slot` of a parameter."""
+    """The shape that a stored tensor must have to fill `slot` of a parameter."""
     wanted = shape if slot.size is None else (slot.size, *shape[1:])
     return wanted[::-1] if slot.transpose else wanted
 
 
 def _fill_randomly(sink: WeightSink, seed: int) -> None:
-    """Weights that keep activations in range: norms as they would start, matrices small."""
+    """Random weights that keep activations in range: norms are 1, biases 0, matrices small."""
     generator = torch.Generator(sink.device).manual_seed(seed)
     for name, shape in sink.shapes.items():
         values = torch.empty(shape, dtype=sink.dtype, device=sink.device)

@@ -1,4 +1,4 @@
-"""The decoder on the CPU kernels: a whole step in one call."""
+"""The model on the CPU kernels: one call runs a whole step."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from taco_worker.models.step_model import Linear, ModelInput, check_kept_layers,
 from taco_worker.sampling.cpu_ops import CpuSampling
 from taco_worker.sampling.ops import SamplingOps
 
-# Paths beside the first ones that the trees of a step may have, and how many tokens of each: enough
-# for trees of 64 nodes. Blocks for them take no memory before they are used.
+# Maximum number of paths in a step's trees beyond the first ones, and of tokens in a path: enough
+# for trees of 64 nodes. The operating system allocates their spare blocks at first use.
 _MAX_TREE_PATHS = 32
 _MAX_PATH_TOKENS = 64
 
 
 class CpuModel:
-    """A `StepModel` of the CPU kernels. A token's bits depend on its own sequence alone."""
+    """A `StepModel` on the CPU kernels. A token's bits depend on its own sequence alone."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class CpuModel:
         *,
         kv_dtype: torch.dtype,
     ) -> None:
-        """`weights` have been loaded."""
+        """`weights` must be loaded."""
         self.config = config
         self.weight_bytes = weights.nbytes
         self.description = describe(kernels.isa, kernels.num_threads, weights.matrix_dtype)
@@ -75,7 +75,7 @@ class CpuModel:
         )
 
     def allocate_kv(self, num_blocks: int, block_size: int, max_model_len: int) -> None:
-        """As `StepModel`; spare blocks for the paths of trees follow those that are asked for."""
+        """As `StepModel`, with spare blocks for tree paths behind the requested blocks."""
         config = self.config
         self._num_blocks = num_blocks
         cache = PagedKV.allocate(
@@ -105,8 +105,8 @@ class CpuModel:
             paths = cut_into_paths(inputs, block_size, self._num_blocks, _num_spares(block_size))
             query_start, seq_lens = paths.query_start, paths.seq_lens
             block_tables, copies = paths.block_tables, SlotCopies(paths.sources, paths.targets)
-            # What a path does not write in its blocks must not stray into its sums. NumPy does it
-            # on this thread: torch's, once woken, would keep a core from ours for milliseconds.
+            # Zero what a path does not write in its blocks, so that sums stay clean. NumPy does it
+            # on this thread: torch's threads, once woken, would occupy cores for milliseconds.
             spares = decoder.cache.memory[self._num_blocks :][: paths.num_spares]
             spares.numpy().fill(0)
             self._paths = paths
@@ -164,5 +164,5 @@ class CpuModel:
 
 
 def _num_spares(block_size: int) -> int:
-    """A path of n tokens that begins anywhere in a block touches at most so many."""
+    """The most blocks that a path of n tokens touches, wherever in a block it begins."""
     return _MAX_TREE_PATHS * (1 + -(-(_MAX_PATH_TOKENS - 1) // block_size))

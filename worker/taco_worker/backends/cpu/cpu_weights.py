@@ -1,4 +1,4 @@
-"""A checkpoint's tensors, packed for the CPU kernels one by one as they are read."""
+"""Packs a checkpoint's tensors for the CPU kernels, one by one as they are read."""
 
 from __future__ import annotations
 
@@ -28,13 +28,12 @@ _ACTIVATIONS = {
 class CpuWeights:
     """A `WeightSink` for the CPU kernels.
 
-    Matrices are packed, norms and biases become float32. Embeddings are read out of the packed LM
-    head where they are tied to it and it holds the same numbers; else they stay where they are (a
-    view of the mapped file).
+    Matrices are packed; norms and biases become float32. If the LM head is tied to the embeddings
+    and holds the same numbers, embeddings are read from it; otherwise they stay in the mapped file.
 
     Attributes:
-        matrix_dtype: what matrices are stored in.
-        nbytes: memory that they take, without the embeddings, of which only rows in use are read.
+        matrix_dtype: the stored dtype of matrices.
+        nbytes: memory of the weights without the embeddings, of which only used rows are read.
     """
 
     def __init__(
@@ -45,7 +44,7 @@ class CpuWeights:
         dtype: torch.dtype,
         quantization: str | None,
     ) -> None:
-        """Raises ValueError for what no kernel computes."""
+        """Raises ValueError for options that the kernels do not support."""
         if config.activation not in _ACTIVATIONS:
             known = ", ".join(sorted(_ACTIVATIONS))
             raise ValueError(f"unknown activation {config.activation!r}; known: {known}")
@@ -66,7 +65,7 @@ class CpuWeights:
             is_tied = module == "embed_tokens" and self._config.tied_embeddings
             if is_tied:
                 self._matrix("lm_head", parameter).pack(self._kernels, rows)
-            # Packed as they are, they need not be kept twice.
+            # Packed with the same numbers, they need not be kept twice.
             if not is_tied or rows.dtype != self.matrix_dtype:
                 self._tables[module] = rows
         elif kind == "bias" and f"{module}.weight" in self.shapes and not module.endswith("norm"):
@@ -82,7 +81,7 @@ class CpuWeights:
         return matrices + sum(vector.nbytes for vector in self._vectors.values())
 
     def assemble(self, num_positions: int) -> Weights:
-        """All weights, once all of them were put; rotary angles for so many positions."""
+        """All weights, once every parameter was put; rotary angles for `num_positions`."""
         config, positions = self._config, self._config.positions
         rotary = None
         if not isinstance(positions, LearnedPositions):
@@ -110,7 +109,7 @@ class CpuWeights:
         )
 
     def _matrix(self, module: str, parameter: str) -> PackedMatrix:
-        """The matrix of `module`, whose rows and columns are those of `parameter`."""
+        """The matrix of `module`, with the shape of `parameter`."""
         if module not in self._matrices:
             n, k = self.shapes[parameter]
             self._matrices[module] = PackedMatrix(

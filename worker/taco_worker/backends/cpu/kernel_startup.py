@@ -1,4 +1,4 @@
-"""Whether the CPU kernels serve, and with how many threads."""
+"""Starts the CPU kernels with their thread pool, or falls back to torch."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def start_cpu_kernels(
     cores: Cores | None = None,
     load_kernels: Callable[..., CpuKernels] = load,
 ) -> CpuKernels | None:
-    """The kernels with a pool of threads, or None where torch must serve, after one warning.
+    """Start the kernels with a pool of threads; None, after one warning, if torch must serve.
 
     Args:
-        num_threads: None is one for each core.
-        cores: what the process may compute on; None asks the system.
+        num_threads: None means one for each core.
+        cores: the cores that the process may use; None asks the system.
 
     Raises:
         ValueError: this CPU lacks AVX2, or there are more threads than cores.
@@ -31,7 +31,7 @@ def start_cpu_kernels(
     try:
         return load_kernels(count, cores.bindings(count))
     except KernelLibraryError as error:
-        logger.warning("torch serves, many times slower than the CPU kernels: %s", error)
+        logger.warning("CPU kernels unavailable; torch serves, many times slower: %s", error)
         return None
     except UnsupportedCpuError as error:
         raise ValueError(str(error)) from error

@@ -1,8 +1,9 @@
-"""Trees of draft tokens as sequences of their own, for kernels that know sequences alone.
+"""Runs draft trees as sequences, for kernels that support sequences only.
 
-A tree's tokens stand depth first, so that it falls into paths: runs of tokens that each follow the
-one before. A path's tokens have consecutive positions. Attention that reads them where every other
-token of a position stands gives them the bits of plain decoding, whatever other paths there are.
+A tree's tokens are in depth-first order, so the tree splits into paths: runs of tokens that each
+follow the one before. The tokens of a path have consecutive positions. Each path reads KV at the
+places of a plain sequence, so its tokens get the bits of plain decoding, whatever other paths the
+tree has.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ SlotArray = npt.NDArray[np.int64]
 class TreePaths:
     """A step whose sequences are paths.
 
-    The first path of a sequence lies in the sequence's own blocks. Every other one has spare blocks
-    from the block on in which it begins; those before are the ones of the path that it leaves.
+    The first path of a sequence uses the sequence's own blocks. Every other path uses spare blocks
+    from the block in which it begins; the blocks before it belong to the path that it leaves.
 
     Attributes:
         query_start: int32 [num_paths + 1], first token of each path.
         seq_lens: int32 [num_paths], tokens up to the path's end.
         block_tables: int32 [num_paths, max_blocks].
-        num_spares: spare blocks in use, the first ones.
-        sources, targets: int64, slots: what each layer copies into the spare blocks, which is the
-            KV of the tokens that stand before a path in the block in which it begins.
+        num_spares: number of used spare blocks, counted from the first.
+        sources, targets: int64 KV slots that each layer copies into the spare blocks: the tokens
+            before a path in the block in which it begins.
         kv_slots: int64 [num_tokens], where each token's KV is written.
     """
 
@@ -47,7 +48,8 @@ class TreePaths:
 def cut_into_paths(
     inputs: ModelInput, block_size: int, first_spare: int, max_spares: int
 ) -> TreePaths:
-    """
+    """Split the trees of a step into paths.
+
     Args:
         inputs: a step with `parents`.
         first_spare: spare blocks are first_spare … first_spare + max_spares - 1.

@@ -1,8 +1,8 @@
-"""CUDA graphs of steps in which every sequence runs one token, or a few that are verified.
+"""CUDA graphs of decode steps and of short verification steps.
 
-Such a step is some hundred launches that cost the host more than the device. A graph is captured
-for a number of sequences and of tokens of each; steps of fewer are padded to it. What differs from
-step to step lies in tensors that all graphs share, each reading as many rows as it has.
+Such a step is some hundred launches, which cost the host more than the device. A graph is captured
+for a number of sequences and a number of tokens per sequence; smaller steps are padded. All graphs
+share the input tensors, and each reads as many rows as it needs.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from taco_worker.models.step_model import ModelInput
 
 logger = logging.getLogger("taco.worker")
 
-# The forward pass over tokens, positions and metadata that stay where they are.
+# The forward pass over token ids, positions and metadata at fixed addresses.
 Forward = Callable[[Tensor, Tensor, AttentionMetadata], Tensor]
-# Makes a replay of what a call does on the device.
+# Captures the device work of a call and returns a function that replays it.
 Capture = Callable[[Callable[[], Tensor]], Callable[[], Tensor]]
 
-# Tokens of a sequence that a graph is captured for: one, or one and the drafts behind it. A step
-# takes the next larger one, so that drafts of changing lengths share a few graphs.
+# Tokens per sequence of a graph: one, or one plus drafts. A step takes the next larger number, so
+# that drafts of varying lengths share a few graphs.
 _QUERY_LENS = (1, 2, 3, 5, 9, 16)
 _MAX_QUERY_LEN = _QUERY_LENS[-1]
-# A shape is worth a graph once it has come so often.
+# Capture a shape after it has occurred this many times.
 _TIMES_SEEN = 2
-# Each graph keeps some memory: of steps with more than one token a sequence there are no more.
+# Each graph keeps memory: the limit for graphs of more than one token per sequence.
 _MAX_VERIFICATIONS = 32
-# Padding tokens that cost nothing: so few rows are bound by reading the weights.
+# Padding tokens that cost nothing: reading the weights dominates such small steps.
 _FREE_PADDING = 32
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class GraphShape:
-    """So many sequences of at most so many tokens each, which may stand in trees."""
+    """`num_seqs` sequences of at most `query_len` tokens each, with or without draft trees."""
 
     query_len: int
     num_seqs: int
@@ -55,7 +55,7 @@ class GraphShape:
 
 
 class CudaGraphs:
-    """The graphs of one model. They are captured one at a time, between steps that run eagerly."""
+    """The graphs of one model, captured one at a time between eager steps."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class CudaGraphs:
         """
         Args:
             max_seq_len: steps with a longer sequence run eagerly; None: no limit.
-            capture: None: CUDA's.
+            capture: replaces CUDA's capture; None uses it.
         """
         self._transfers = transfers
         self._max_seq_len = max_seq_len
@@ -77,7 +77,7 @@ class CudaGraphs:
         self.clear()
 
     def clear(self) -> None:
-        """Let go of all graphs and of the memory that they use."""
+        """Release all graphs and their memory."""
         self._inputs: _StaticInputs | None = None
         self._graphs: dict[GraphShape, CapturedStep] = {}
         self._seen: dict[GraphShape, int] = {}
@@ -91,7 +91,7 @@ class CudaGraphs:
         return len(self._graphs)
 
     def prepare(self, forward: Forward, *, block_size: int, max_model_len: int) -> None:
-        """Make the shared inputs; decodes of every size will be captured, the smallest first."""
+        """Allocate the shared inputs; plan to capture decodes of every size, smallest first."""
         limit = min(max_model_len, self._max_seq_len or max_model_len)
         self._forward = forward
         self._inputs = _StaticInputs(
@@ -100,7 +100,7 @@ class CudaGraphs:
         self._wanted = [GraphShape(1, num_seqs) for num_seqs in reversed(self._sizes)]
 
     def find(self, inputs: ModelInput) -> CapturedStep | None:
-        """The graph for a step; None where there is none (yet)."""
+        """The graph for a step; None if there is none yet."""
         shape = self._shape_of(inputs)
         if shape is None:
             return None
@@ -110,10 +110,10 @@ class CudaGraphs:
         return graph
 
     def capture_next(self, *, only_urgent: bool = False) -> bool:
-        """Capture what is wanted most; returns whether anything was.
+        """Capture the most wanted graph; returns whether one was captured.
 
         Args:
-            only_urgent: shapes of steps that came again and again; else all sizes of decodes.
+            only_urgent: only shapes of repeated steps; otherwise all sizes of decodes too.
         """
         queue = self._urgent if only_urgent or self._urgent else self._wanted
         if not queue or self._inputs is None:
@@ -123,9 +123,10 @@ class CudaGraphs:
             return True
         try:
             self._graphs[shape] = CapturedStep(self._inputs, shape, self._forward, self._capture)
-        except Exception:  # what is captured is the eager step: without a graph it serves as well
+        except Exception:  # the eager step serves without a graph
             logger.exception(
-                "no CUDA graph of %d sequences, nor any more: steps without one run eagerly",
+                "capturing a CUDA graph of %d sequences failed: no more are captured, other steps "
+                "run eagerly",
                 shape.num_seqs,
             )
             self._urgent.clear()
@@ -168,13 +169,13 @@ class CapturedStep:
         self._replay = capture(lambda: forward(token_ids, positions, metadata))
 
     def run(self, inputs: ModelInput) -> Tensor:
-        """Hidden states [num_tokens, hidden_size], which the next run of any graph overwrites."""
+        """Hidden states [num_tokens, hidden_size]; the next run of any graph overwrites them."""
         self._inputs.fill(inputs, self._shape)
         return self._replay()[: inputs.positions.size]
 
 
 class _StaticInputs:
-    """A step's inputs at addresses that stay, with room for the largest step."""
+    """A step's inputs at fixed addresses, large enough for the largest step."""
 
     def __init__(
         self, transfers: Transfers, max_num_seqs: int, *, block_size: int, max_seq_len: int
@@ -196,7 +197,7 @@ class _StaticInputs:
         self._block_tables = zeros(max_num_seqs, -(-max_seq_len // block_size))
 
     def views(self, shape: GraphShape) -> tuple[Tensor, Tensor, AttentionMetadata]:
-        """What a graph of `shape` reads."""
+        """The views that a graph of `shape` reads."""
         num_tokens, num_seqs = shape.num_tokens, shape.num_seqs
         tree = None
         if shape.has_trees:
@@ -213,7 +214,7 @@ class _StaticInputs:
         return self._token_ids[:num_tokens], self._positions[:num_tokens], metadata
 
     def clear(self) -> None:
-        """No sequence, and no token that is kept: what a graph is warmed up with."""
+        """Set no sequence and no KV slot, for the warm-up of a graph."""
         self._kv_slot_mapping.fill_(-1)
         self._query_start.zero_()
         self._seq_lens.zero_()
@@ -245,16 +246,16 @@ class _StaticInputs:
 
 
 def graph_sizes(max_num_seqs: int) -> list[int]:
-    """Numbers of sequences that have a graph: padding stays below a half, and soon below 8 rows."""
+    """Numbers of sequences with a graph: padding is below one half, and soon below 8 rows."""
     sizes = [size for size in (1, 2, 4, *range(8, max_num_seqs, 8)) if size < max_num_seqs]
     return [*sizes, max_num_seqs]
 
 
 class _CudaCapture:
-    """Graphs that share one pool: none of them is needed after the next one has run.
+    """Captures graphs that share one memory pool: a graph's output is consumed before the next run.
 
-    All are captured on one stream, since libraries keep a workspace for each stream for good; and
-    without the context manager of torch, which empties caches each time, while requests run.
+    All captures use one stream, because libraries keep a workspace per stream forever. They avoid
+    torch's context manager, which empties caches at each capture, while requests run.
     """
 
     def __init__(self) -> None:
@@ -266,13 +267,13 @@ class _CudaCapture:
         self._stream.wait_stream(serving)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(self._stream):
-            run()  # what is compiled or allocated once must not be captured
-            # Other threads wait for events meanwhile, which must not spoil the capture.
+            run()  # compile and allocate outside of the capture
+            # thread_local: other threads wait for events, which would invalidate the capture.
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 output = run()
             except BaseException:
-                with suppress(RuntimeError):  # says only that the capture is spoilt
+                with suppress(RuntimeError):  # reports only that the capture is invalid
                     graph.capture_end()
                 raise
             graph.capture_end()

@@ -1,4 +1,4 @@
-"""The decoder-only transformer that every recipe configures."""
+"""The decoder-only transformer in torch, which every recipe configures."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from taco_worker.models.decoder_config import DecoderConfig, LearnedPositions
 
 
 class Decoder(nn.Module):
-    """Token ids to hidden states over a paged KV cache, and hidden states to logits.
+    """Computes hidden states from token ids over a paged KV cache, and logits from hidden states.
 
-    Parameters are allocated and not initialised: the loader fills them. Nothing here records
-    gradients; callers run it under `torch.inference_mode()`.
+    Parameters are allocated but not initialised: the loader fills them. Callers run the decoder
+    under `torch.inference_mode()`.
 
     Attributes:
-        kept_layers: whose outputs `forward` gives beside the last one's, in this order.
+        kept_layers: layers whose outputs `forward` returns beside the last one's, in this order.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Decoder(nn.Module):
         device: torch.device,
         num_host_layers: int = 0,
     ) -> None:
-        """`num_host_layers`: the last layers whose weights lie on the host; see weight_offload."""
+        """`num_host_layers`: the last layers with weights on the host; see weight_offload."""
         super().__init__()
         self.config = config
         self.supports_trees = backend.supports_trees
@@ -89,7 +89,7 @@ class Decoder(nn.Module):
             )
 
     def prepare_positions(self, num_positions: int) -> None:
-        """Work out the rotary angles of so many positions; it comes before `forward`."""
+        """Compute the rotary angles of `num_positions` positions; call it before `forward`."""
         if self.rotary is not None:
             self._cos_sin = self.rotary.table(num_positions)
 
@@ -106,7 +106,7 @@ class Decoder(nn.Module):
             token_ids, positions: integers [num_tokens], sequence after sequence.
 
         Returns:
-            Hidden states after the final norm, and the outputs of `kept_layers` behind them,
+            Hidden states after the final norm, then the outputs of `kept_layers`,
             [num_tokens, (1 + len(kept_layers)) * hidden_size].
         """
         x = self.embed_tokens(token_ids)
@@ -133,7 +133,7 @@ class Decoder(nn.Module):
         return self.project(hidden).float()
 
     def project(self, hidden: Tensor) -> Tensor:
-        """The logits as the product gives them, in the model's dtype."""
+        """The logits of `hidden` in the model's dtype."""
         if self.embed_out_proj is not None:
             hidden = self.embed_out_proj(hidden)
         if self.lm_head is not None:
@@ -144,8 +144,8 @@ class Decoder(nn.Module):
 class DecoderLayer(nn.Module):
     """Attention, then MLP, each with a norm and a residual.
 
-    What a pre-norm half gives is added to the residual by the norm that follows it, wherever that
-    stands: the sum is read and written once.
+    In pre-norm models the following norm adds a block's output to the residual, so that the sum is
+    read and written once.
     """
 
     def __init__(
@@ -178,7 +178,7 @@ class DecoderLayer(nn.Module):
         kv_cache: KVCache,
         metadata: AttentionMetadata,
     ) -> tuple[Tensor, Tensor | None]:
-        """x and residual as the layer before gave them; their sum is the hidden state."""
+        """x and residual as the layer before returned them; their sum is the hidden state."""
         if not self.pre_norm:
             attended = self.attn(x, positions, cos_sin, kv_cache, metadata)
             x = self.attn_norm(attended, residual=x)

@@ -1,4 +1,4 @@
-"""Loads weights into the torch decoder, and lists the parameters that a decoder has."""
+"""Loads weights into the torch decoder, and lists the shapes of a decoder's parameters."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def load_model(
     load_format: LoadFormat = "auto",
     seed: int = 0,
 ) -> None:
-    """Fill a torch decoder; see `load_weights`."""
+    """Load weights into a torch decoder; see `load_weights`."""
     load_weights(_DecoderSink(decoder), model_dir, config, load_format=load_format, seed=seed)
 
 

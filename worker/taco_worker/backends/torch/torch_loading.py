@@ -1,4 +1,4 @@
-"""Loads the torch decoder, on a GPU with all that makes it fast there."""
+"""Loads the torch decoder; on a GPU with Triton kernels, CUDA graphs and weight offload."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _GIB = 2**30
 
 @dataclass(frozen=True, slots=True)
 class TorchBackend:
-    """What computes on a device beside torch's products."""
+    """The implementations that a torch model uses beside torch's matrix products."""
 
     attention: AttentionBackend
     layers: LayerOps
@@ -45,7 +45,7 @@ class TorchBackend:
 def choose_torch_backend(
     config: WorkerConfig, transfers: Transfers, dtype: torch.dtype
 ) -> TorchBackend:
-    """Raises ValueError for an attention back end that cannot run here."""
+    """Raises ValueError if the attention back end cannot run on the device."""
     device = transfers.device
     name = config.attention_backend or default_attention_backend(device)
     attention = create_attention_backend(name, device)
@@ -78,7 +78,7 @@ def load_torch_model(
     kv_dtype: torch.dtype,
     load_format: LoadFormat,
 ) -> TorchModel:
-    """Raises ValueError for what the device, its memory or the configuration does not allow."""
+    """Raises ValueError if the device, its memory or the configuration does not allow it."""
     device = transfers.device
     parts = choose_torch_backend(config, transfers, dtype)
     _check_kv_dtype(config, device, dtype, kv_dtype)
@@ -127,7 +127,7 @@ def _check_kv_dtype(
 
 @dataclass(frozen=True, slots=True)
 class _WeightSizes:
-    """Bytes that a model's parameters take: all of them, and those of each layer."""
+    """Bytes of a model's parameters: the total, and each layer's."""
 
     total: int
     layers: list[int]

@@ -1,4 +1,4 @@
-"""The decoder as torch modules: what serves on GPUs, and on a CPU without the CPU kernels."""
+"""The model on torch modules: for GPUs, and for CPUs without the CPU kernels."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from taco_worker.models.step_model import Linear, ModelInput, check_kept_layers
 from taco_worker.sampling.ops import Choice, SamplingOps
 from taco_worker.sampling.torch_ops import most_likely
 
-# Of paths there may be as many as there are tokens: they are masked.
+# Masked attention: as many paths as there are tokens.
 _ANY = 2**31 - 1
 
 
@@ -37,7 +37,7 @@ class TorchModel:
         kv_dtype: torch.dtype,
         graphs: CudaGraphs | None = None,
     ) -> None:
-        """`graphs` hold steps of few tokens, which else cost the host more than the device."""
+        """`graphs`: CUDA graphs for steps of few tokens, whose launches dominate otherwise."""
         self.config = decoder.config
         self.weight_bytes = sum(parameter.nbytes for parameter in decoder.parameters())
         self.description = description
@@ -61,7 +61,7 @@ class TorchModel:
         return bytes_per_block(self.config, block_size, self._kv_dtype)
 
     def allocate_kv(self, num_blocks: int, block_size: int, max_model_len: int) -> None:
-        self._kv_cache = None  # the old one goes before the new one comes
+        self._kv_cache = None  # free the old cache before allocating the new one
         if self._graphs is not None:
             self._graphs.clear()
         self.decoder.prepare_positions(max_model_len)
@@ -87,7 +87,7 @@ class TorchModel:
     def forward(self, inputs: ModelInput) -> Tensor:
         graph = None if self._graphs is None else self._graphs.find(inputs)
         if graph is not None:
-            self._cache().pending_copies.wait()  # it was captured without them
+            self._cache().pending_copies.wait()  # the graph was captured without waits
         hidden = self._run_eagerly(inputs) if graph is None else graph.run(inputs)
         hidden_size = self.config.hidden_size
         self.kept_hidden, hidden = hidden[:, hidden_size:], hidden[:, :hidden_size]

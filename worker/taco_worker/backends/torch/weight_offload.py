@@ -1,8 +1,8 @@
-"""Layers whose weights lie in the host's memory, and come to the device as their turn comes.
+"""Weight offload (`cpu_offload_gb`): keeps the last layers' weights in host memory.
 
-Two buffers on the device take turns: while a layer computes in one, the next layer's weights are
-copied into the other. A step is then bound by the link to the host, but a model runs that the
-device's memory does not hold.
+Two buffers on the device alternate: while a layer computes in one, the next layer's weights are
+copied into the other. The link to the host then limits a step's speed, but the device can run a
+model that its memory does not hold.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from torch import Tensor, nn
 from taco_worker.devices.byte_units import gibibytes
 
 NUM_BUFFERS = 2
-_ALIGNMENT = 256  # bytes, as the allocator's
+_ALIGNMENT = 256  # bytes, as torch's allocator aligns
 
 
 def num_host_layers(layer_bytes: Sequence[int], max_bytes: int) -> int:
-    """How many of the last layers' weights `max_bytes` of the host's memory hold.
+    """The number of last layers whose weights fit into `max_bytes` of host memory.
 
     Raises:
-        ValueError: not one.
+        ValueError: not one fits.
     """
     count = 0
     while count < len(layer_bytes) and sum(layer_bytes[-count - 1 :]) <= max_bytes:
@@ -37,14 +37,14 @@ def num_host_layers(layer_bytes: Sequence[int], max_bytes: int) -> int:
 
 
 def offload_layers(decoder: nn.Module, layers: Sequence[nn.Module], device: torch.device) -> None:
-    """Make layers of a decoder whose loaded weights lie on the host compute on `device`."""
+    """Make layers whose loaded weights are on the host compute on `device`."""
     offloaded = _Offloaded(layers, device)
-    # While the layers before it run, the first one's weights come.
+    # The first offloaded layer's weights arrive while the layers before it run.
     decoder.register_forward_pre_hook(lambda *_: offloaded.start(0))
 
 
 def buffer_bytes(layer_bytes: Sequence[int]) -> int:
-    """What the device keeps for such layers, of so many bytes each."""
+    """Device memory of the buffers for offloaded layers with these sizes in bytes."""
     return min(NUM_BUFFERS, len(layer_bytes)) * max(layer_bytes, default=0)
 
 
@@ -65,7 +65,7 @@ class _Offloaded:
             layer.register_forward_pre_hook(self._before(index))
 
     def _before(self, index: int) -> Any:
-        """What runs before an offloaded layer: its own weights arrive, the next layer's set out."""
+        """A hook that waits for a layer's weights and starts copying the next layer's."""
 
         def fetch(*_: object) -> None:
             self._arrive()
@@ -75,7 +75,7 @@ class _Offloaded:
         return fetch
 
     def start(self, index: int) -> None:
-        """Copy a layer's weights, behind all that was launched and may still read the buffer."""
+        """Copy a layer's weights behind all launched work, which may still read the buffer."""
         host, buffer = self._hosts[index], self._buffers[index % len(self._buffers)]
         if self._copies is None:
             buffer[: host.numel()].copy_(host)
@@ -89,7 +89,7 @@ class _Offloaded:
             torch.cuda.current_stream(self._device).wait_stream(self._copies)
 
     def _to_host(self, layer: nn.Module) -> Tensor:
-        """All of a layer's parameters in one piece of pinned memory."""
+        """Copy all of a layer's parameters into one buffer of pinned memory."""
         size = sum(_padded(parameter) for parameter in layer.parameters())
         pinned = self._device.type == "cuda"
         host = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)

@@ -64,7 +64,7 @@ def _conv1d(source: str, target: str) -> WeightMap:
 
 
 def canonical_name(name: str, config: DecoderConfig) -> str | None:
-    """Causal masks are stored as buffers; checkpoints of the bare GPT2Model lack the prefix."""
+    """Drop causal masks, stored as buffers; add the prefix that bare GPT2Model files lack."""
     if name.endswith((".attn.bias", ".attn.masked_bias")):
         return None
     if name == "lm_head.weight" and config.tied_embeddings:

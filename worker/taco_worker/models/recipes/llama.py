@@ -1,4 +1,4 @@
-"""Llama 1 to 3, and the base of the recipes that differ from it in a few options."""
+"""Llama 1 to 3, and the base of recipes that differ from it in a few options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mistral 7B and its kin: Llama with a sliding window in every layer."""
+"""Mistral 7B and similar models: Llama with a sliding window in every layer."""
 
 from __future__ import annotations
 

@@ -8,8 +8,8 @@ from typing import Any
 from taco_worker.models.decoder_config import DecoderConfig, LearnedPositions
 from taco_worker.models.recipe import Recipe, WeightMap, fused, whole
 
-# The first two rows of the position table are never used: fairseq numbered positions from the
-# padding index on.
+# The first two rows of the position table are unused: fairseq numbers positions from the padding
+# index.
 _POSITION_OFFSET = 2
 
 
@@ -73,7 +73,7 @@ def weight_map(config: DecoderConfig) -> WeightMap:
 
 
 def canonical_name(name: str, config: DecoderConfig) -> str | None:
-    """Checkpoints of the bare OPTModel lack the prefix that those of OPTForCausalLM have."""
+    """Add the prefix of OPTForCausalLM, which files of the bare OPTModel lack."""
     if name == "lm_head.weight" and config.tied_embeddings:
         return None
     return name.removeprefix("model.")

@@ -17,7 +17,7 @@ def decoder_config(hf: Mapping[str, Any]) -> DecoderConfig:
 
 
 def _sliding_windows(hf: Mapping[str, Any], num_layers: int) -> tuple[int | None, ...]:
-    """Layers from max_window_layers on slide; newer configs spell it out in layer_types."""
+    """Layers from max_window_layers on have a window; newer configs list it in layer_types."""
     if not hf.get("use_sliding_window", False):
         return (None,) * num_layers
     window = hf["sliding_window"]
