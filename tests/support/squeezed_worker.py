@@ -39,7 +39,7 @@ class Cuts(logging.Handler):
     count = 0
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.count += "goes on in smaller ones" in record.getMessage()
+        self.count += "retrying it as smaller steps" in record.getMessage()
 
 
 def main() -> None:

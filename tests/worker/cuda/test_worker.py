@@ -177,4 +177,4 @@ def test_a_step_that_memory_does_not_hold_goes_on_in_halves(
 
     monkeypatch.setattr(worker._model, "forward", needs_much)
     assert run_ahead(worker) == expected
-    assert "goes on in smaller ones" in caplog.text
+    assert "retrying it as smaller steps" in caplog.text

@@ -98,7 +98,7 @@ def test_a_step_goes_on_in_halves(
 
     monkeypatch.setattr(worker._model, "forward", narrow)
     output = worker.execute(make_plan({0: 17, 1: 3, 2: 12, 3: 1}, joined=joined, epoch=2))
-    assert "goes on in smaller ones: CUDA out of memory." in caplog.text
+    assert "retrying it as smaller steps: CUDA out of memory." in caplog.text
     assert not output.error
     assert output.slots.tolist() == expected.slots.tolist()
     assert output.token_ids.tolist() == expected.token_ids.tolist()

@@ -75,9 +75,9 @@ def test_it_may_not_be_cut_short_or_longer(file: Path) -> None:
     sound = file.read_bytes()
     for size in (0, 1, 43, 44, 45, 100, len(sound) // 2, len(sound) - 1, len(sound) + 1):
         file.write_bytes((sound + b"x")[:size])
-        with pytest.raises(BlockFileError, match="cut short"):
+        with pytest.raises(BlockFileError, match="truncated"):
             read(file)
-        with pytest.raises(BlockFileError, match="cut short"):
+        with pytest.raises(BlockFileError, match="truncated"):
             describe_file(file, FINGERPRINT, len(PAYLOAD))
 
 

@@ -181,7 +181,7 @@ def test_a_full_disk_fails_writes_and_warns_once(
         assert do(tier, StoreCommand(writes=((1, BLOCKS[0]),))).written == (KEYS[0],)
     warnings = [record.message for record in caplog.records]
     assert warnings == [
-        "a KV block was not stored or read back: File too large (1 so far); serving goes on without"
+        "storing or reading a KV block failed: File too large (1 so far); its tokens are recomputed"
     ]
 
 

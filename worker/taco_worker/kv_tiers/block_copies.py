@@ -1,6 +1,6 @@
-"""How blocks are copied between a device and its host tier.
+"""Copies KV blocks between a device and its host tier.
 
-A step's copies are prepared once and made once for each group of layers.
+A step's copies are prepared once and run once for each group of layers.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from taco_proto.steps import BlockCopies, IntArray
 from taco_worker.devices.transfers import Transfers
 
 # Copies a part of every block between two memories, uint8 [num_blocks, bytes of the part]: the
-# device's, then the host's. All offloads come before all loads.
+# device's, then the host's. All offloads precede all loads.
 CopyPart = Callable[[Tensor, Tensor], None]
 PrepareCopies = Callable[[BlockCopies], CopyPart]
 
 
 def choose_block_copier(transfers: Transfers, part_bytes: int) -> PrepareCopies:
-    """By Triton's kernel on a GPU, where it is installed and a layer's part of a block
-    (`part_bytes`) is whole vectors; one copy after the other elsewhere.
+    """The Triton kernel on a GPU, if Triton is installed and a layer's part of a block
+    (`part_bytes`) is whole vectors; otherwise one copy per block.
     """
     if not transfers.overlaps:
         return copy_each
@@ -34,7 +34,7 @@ def choose_block_copier(transfers: Transfers, part_bytes: int) -> PrepareCopies:
 
 
 def copy_each(copies: BlockCopies) -> CopyPart:
-    """One copy a block: right for a CPU; on a GPU each is a launch that costs the host."""
+    """One copy per block, for CPUs; on a GPU each copy is a launch, which costs host time."""
 
     def copy_part(device: Tensor, host: Tensor) -> None:
         for source, target in _pairs(copies.offload_sources, copies.offload_targets):
@@ -46,16 +46,16 @@ def copy_each(copies: BlockCopies) -> CopyPart:
 
 
 def copy_by_kernel(transfers: Transfers) -> PrepareCopies:
-    """Two launches for any number of blocks, by `taco_kernels.triton.block_copy`.
+    """Two kernel launches for any number of blocks, by `taco_kernels.triton.block_copy`.
 
-    Host memory must be pinned, and a part of a block whole vectors.
+    Host memory must be pinned, and a part of a block must be whole vectors.
     """
     from taco_kernels.triton.block_copy import copy_blocks
 
     def prepare(copies: BlockCopies) -> CopyPart:
         @cache
         def ids() -> list[Tensor]:
-            """Uploaded by the first group's copies, on the stream that makes them all."""
+            """Block ids, uploaded by the first group's copies on the copy stream."""
             columns = (
                 *(copies.offload_sources, copies.offload_targets),
                 *(copies.load_sources, copies.load_targets),

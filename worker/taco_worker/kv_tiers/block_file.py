@@ -1,8 +1,8 @@
-"""One block of KV as a file: a head that says what it is, and the block's bytes behind it.
+"""The file format of one KV block on disk: a header that describes the block, then its bytes.
 
-Nothing of a file is believed before its checksums fit. They are CRC-32, which the standard library
-computes twice as fast as any other sum (3.7 GB/s, and SHA-256 1.5 GB/s, on the machine this was
-written on); they are to find damage, not malice: the directory is the owner's alone.
+A reader trusts nothing before the checksums match. They are CRC-32, which the standard library
+computes twice as fast as any other checksum (3.7 GB/s, against 1.5 GB/s for SHA-256, on the machine
+this was written on). They detect damage, not attacks: only the owner can write to the directory.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ SUFFIX = ".kv"
 TEMPORARY_SUFFIX = ".tmp"
 
 _MAGIC = b"TACO KV1"
-# Magic, fingerprint, bytes of the description and of the payload, checksum of the payload.
+# Magic, fingerprint, size of the description and of the payload, checksum of the payload.
 _FIELDS = struct.Struct("<8s16sIQI")
-_CHECKSUM = struct.Struct("<I")  # of the fields and of the description, which follows it
+_CHECKSUM = struct.Struct("<I")  # of these fields and the description, which follows
 _HEAD_BYTES = _FIELDS.size + _CHECKSUM.size
-# Of a description, which holds a block's tokens and the names that they are kept under.
+# Maximum size of a description, which holds a block's tokens and cache keys.
 _MAX_DESCRIPTION = 1 << 20
 _READ_BYTES = 4096
 
 
 class BlockFileError(ValueError):
-    """The file is torn, damaged, or of something else."""
+    """The file is truncated, damaged, or not a block of this model."""
 
 
 def write_block(path: Path, fingerprint: bytes, block: StoredBlock, payload: memoryview) -> None:
-    """Write a file, in place of one that is there. Whoever reads it sees all of it or nothing.
+    """Write a file and atomically replace an existing one: a reader sees all of it or nothing.
 
-    It is not forced to the disk: what a power failure tears, its checksum gives away.
+    The file is not synced to disk; its checksum detects a write torn by a power failure.
 
     Raises:
-        OSError: it cannot be written, and is not there, nor is the one that was there before.
+        OSError: writing failed; neither the new nor the old file exists then.
     """
     description = _encode(block)
     fields = _FIELDS.pack(
@@ -62,11 +62,11 @@ def write_block(path: Path, fingerprint: bytes, block: StoredBlock, payload: mem
 
 
 def read_block(path: Path, fingerprint: bytes, payload: memoryview) -> StoredBlock:
-    """Read a file into `payload`, which holds anything if that fails.
+    """Read a file into `payload`, whose content is undefined if that fails.
 
     Raises:
-        BlockFileError: it is not what `write_block` wrote under that name and fingerprint.
-        OSError: it cannot be read.
+        BlockFileError: the file is not what `write_block` wrote under that name and fingerprint.
+        OSError: the file cannot be read.
     """
     descriptor = _open(path)
     try:
@@ -80,7 +80,7 @@ def read_block(path: Path, fingerprint: bytes, payload: memoryview) -> StoredBlo
 
 
 def describe_file(path: Path, fingerprint: bytes, payload_bytes: int) -> StoredBlock:
-    """What a file holds, without reading all of it; raises as `read_block` does."""
+    """Read only the header of a file; raises as `read_block` does."""
     descriptor = _open(path)
     try:
         return _read_head(descriptor, path, fingerprint, payload_bytes)[0]
@@ -89,7 +89,7 @@ def describe_file(path: Path, fingerprint: bytes, payload_bytes: int) -> StoredB
 
 
 def key_of(path: Path) -> bytes | None:
-    """The key that a file of that name is of; None: it is no block's."""
+    """The key of the block in a file of that name; None if the name is not a block's."""
     with suppress(ValueError):
         key = bytes.fromhex(path.stem)
         if len(key) == KEY_BYTES and path.name == name_of(key):
@@ -108,22 +108,22 @@ def _open(path: Path) -> int:
 def _read_head(
     descriptor: int, path: Path, fingerprint: bytes, payload_bytes: int
 ) -> tuple[StoredBlock, int, int]:
-    """The block, where its bytes begin, and their checksum."""
+    """The block, the offset of its bytes, and their checksum."""
     head = os.pread(descriptor, _READ_BYTES, 0)
     if len(head) < _HEAD_BYTES:
-        raise BlockFileError("it is cut short")
+        raise BlockFileError("it is truncated")
     magic, owner, size, stored_bytes, checksum = _FIELDS.unpack_from(head)
     if magic != _MAGIC or owner != fingerprint or stored_bytes != payload_bytes:
         raise BlockFileError("it is of another model or layout")
     end = _HEAD_BYTES + size
     if size > _MAX_DESCRIPTION or os.fstat(descriptor).st_size != end + payload_bytes:
-        raise BlockFileError("it is cut short, or too long")
+        raise BlockFileError("it is truncated, or too long")
     if end > len(head):
         head = os.pread(descriptor, end, 0)
     description = head[_HEAD_BYTES:end]
     (head_checksum,) = _CHECKSUM.unpack_from(head, _FIELDS.size)
     if zlib.crc32(description, zlib.crc32(head[: _FIELDS.size])) != head_checksum:
-        raise BlockFileError("its head is damaged")
+        raise BlockFileError("its header is damaged")
     block = _decode(description)
     if key_of(path) != block.key:
         raise BlockFileError("it has another block's name")
@@ -131,7 +131,7 @@ def _read_head(
 
 
 def _encode(block: StoredBlock) -> bytes:
-    # Imported here: a worker without a disk tier runs beside any version of protobuf, or none.
+    # Imported here: a worker without a disk tier does not need protobuf.
     from taco_proto import scheduler_pb2 as pb
     from taco_proto.convert_kv_tiers import store_report_to_pb
 
@@ -139,7 +139,7 @@ def _encode(block: StoredBlock) -> bytes:
 
 
 def _decode(description: bytes) -> StoredBlock:
-    """Raises BlockFileError: it is not what `_encode` returns."""
+    """Raises BlockFileError if the bytes are not a result of `_encode`."""
     from google.protobuf.message import DecodeError
 
     from taco_proto import scheduler_pb2 as pb
@@ -148,7 +148,7 @@ def _decode(description: bytes) -> StoredBlock:
     try:
         (block,) = store_report_from_pb(pb.StoreReport.FromString(description)).found
     except (ValueError, DecodeError) as error:
-        raise BlockFileError("its head is invalid") from error
+        raise BlockFileError("its header is invalid") from error
     return block
 
 
@@ -165,5 +165,5 @@ def _read_all(descriptor: int, buffer: memoryview, start: int) -> None:
     while buffer:
         count = os.preadv(descriptor, [buffer], start)
         if not count:
-            raise BlockFileError("it is cut short")
+            raise BlockFileError("it is truncated")
         buffer, start = buffer[count:], start + count

@@ -1,4 +1,4 @@
-"""The disk tier: blocks of KV as files, written and read beside the steps."""
+"""The disk tier on the worker: writes and reads KV blocks as files, in a background thread."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _SECONDS_BETWEEN_WARNINGS = 60.0
 
 
 class DiskBlockStore:
-    """Does commands in order, in a thread of its own.
+    """Runs the scheduler's store commands in order, in one background thread.
 
-    The first command after a `reset` is preceded by reports of what the directory holds.
+    Before the first command after a `reset` it reports the blocks in the directory.
 
     Attributes:
-        num_blocks: the most files there may be.
+        num_blocks: the maximum number of files.
     """
 
     def __init__(self, directory: StoreDirectory, host_rows: Tensor, num_blocks: int) -> None:
@@ -41,26 +41,26 @@ class DiskBlockStore:
         self.num_blocks = num_blocks
         self._directory = directory
         self._rows = host_rows.numpy()
-        self._keys: set[bytes] = set()  # of the files
+        self._keys: set[bytes] = set()  # keys of the existing files
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
-        self._session = 0  # jobs of an earlier one are dropped
+        self._session = 0  # jobs of earlier sessions are dropped
         self._listed_session = -1
-        self._file_lock = threading.Lock()  # held while a file is worked on
+        self._file_lock = threading.Lock()  # held during each file operation
         self._last_warning = -_SECONDS_BETWEEN_WARNINGS
         self._num_failures = 0
         threading.Thread(target=self._run, name="kv-store", daemon=True).start()
 
     def submit(self, command: StoreCommand, report: Report) -> None:
-        """`report` is called in another thread."""
+        """Queue a command; `report` is called in the background thread."""
         self._jobs.put(_Job(command, report, self._session))
 
     def reset(self) -> None:
-        """Drop all commands; no host block is read or written any more when it returns."""
+        """Drop all commands; after it returns no host block is read or written any more."""
         with self._file_lock:
             self._session += 1
 
     def close(self) -> None:
-        """Drop all commands and let go of the directory, for another one to take it."""
+        """Drop all commands and release the directory for another worker."""
         with self._file_lock:
             self._session += 1
             self._directory.close()
@@ -70,7 +70,7 @@ class DiskBlockStore:
         while (job := self._jobs.get()) is not None:
             try:
                 self._do(job)
-            except Exception:  # the next one may go well
+            except Exception:  # the next command may succeed
                 logger.exception("a command of the disk tier failed")
 
     def _do(self, job: _Job) -> None:
@@ -89,7 +89,7 @@ class DiskBlockStore:
         pending.send()
 
     def _list(self, job: _Job) -> bool:
-        """Report what there is; returns whether the job's session was there to the end."""
+        """Report the existing blocks; returns whether the job's session is still current."""
         self._keys.clear()
         found: list[StoredBlock] = []
         scan = self._directory.scan(self.num_blocks)
@@ -114,7 +114,7 @@ class DiskBlockStore:
     def _write(self, pending: _PendingReport, host_block: int, block: StoredBlock) -> None:
         try:
             if block.key not in self._keys and len(self._keys) >= self.num_blocks:
-                raise ValueError(f"there are {self.num_blocks} files already")
+                raise ValueError(f"the disk tier is full: {self.num_blocks} files")
             self._directory.write(block, self._payload(host_block))
         except (OSError, ValueError) as error:
             self._fail(pending, block.key, error)
@@ -150,7 +150,7 @@ class DiskBlockStore:
             self._last_warning = now
             reason = error.strerror if isinstance(error, OSError) else error
             logger.warning(
-                "a KV block was not stored or read back: %s (%d so far); serving goes on without",
+                "storing or reading a KV block failed: %s (%d so far); its tokens are recomputed",
                 reason,
                 self._num_failures,
             )
@@ -165,7 +165,7 @@ class _Job:
 
 @dataclass(slots=True)
 class _PendingReport:
-    """What has been done since the last report."""
+    """Results since the last report."""
 
     report: Report
     written: list[bytes] = field(default_factory=list)

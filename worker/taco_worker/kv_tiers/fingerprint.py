@@ -1,4 +1,4 @@
-"""What KV on disk depends on: other weights or another layout must never read it."""
+"""Identifies the weights and the KV layout, so that a worker never reads another model's KV."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from taco_worker.models.step_model import StepModel
 from taco_worker.models.weight_files import find_weight_files
 
 FINGERPRINT_BYTES = 16
-# Of what is in a file and how: block_file.py.
+# Version of the file format in block_file.py.
 _VERSION = 1
 _HEAD_BYTES = 1 << 20
 _NUM_SAMPLES = 1024
@@ -20,11 +20,11 @@ _SAMPLE_BYTES = 4096
 
 
 def fingerprint(config: WorkerConfig, model_dir: Path, model: StepModel) -> bytes:
-    """16 bytes that differ where KV does.
+    """16 bytes that differ if the KV of two workers differs.
 
-    Weights are told apart by their files' names and sizes, their first MiB (the header of a
-    safetensors file) and 1024 samples of each file: all of them would take longer to read than the
-    model takes to load.
+    Weights are identified by their files' names and sizes, their first MiB (the header of a
+    safetensors file) and 1024 samples of each file. Reading all bytes would take longer than
+    loading the model.
     """
     digest = hashlib.blake2b(digest_size=FINGERPRINT_BYTES)
     wanted = config.model

@@ -1,4 +1,4 @@
-"""Blocks of KV in the worker's memory, and the copies between them and the device's blocks."""
+"""The host tier on the worker: KV blocks in host memory, and copies from and to the device."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from taco_worker.kv_tiers.block_copies import CopyPart, PrepareCopies, copy_each
 
 
 class HostBlockStore:
-    """Host blocks, each of which holds one device block's KV of all layers.
+    """Host blocks; each holds one device block's KV of all layers.
 
-    On a GPU the copies run beside what is computed, a few layers at a time: the first layer
-    computes while the last one's KV is still on its way. On a CPU a copy is done when `copy`
-    returns; one thread makes it, at all the bandwidth that a core has: computing the tokens of a
-    block takes hundreds of times as long.
+    On a GPU the copies run beside the computation, a few layers at a time: the first layer computes
+    while the last layers' KV is still being copied. On a CPU `copy` blocks until it is done. One
+    thread copies at the full bandwidth of a core; computing a block's tokens takes hundreds of
+    times as long.
 
     Attributes:
-        rows: uint8 [num_blocks, bytes of a block]; a copy_stream may need them to be pinned.
+        rows: uint8 [num_blocks, bytes of a block]; pinned if a copy stream needs it.
     """
 
     def __init__(
@@ -36,9 +36,9 @@ class HostBlockStore:
         """
         Args:
             device_rows: uint8 [number of device blocks, bytes of a block], layer after layer.
-            copy_stream: where copies run; None: they are made at once.
-            is_lazy: copy layer by layer, rather than all layers of a block in one piece.
-            prepare_copies: how blocks are copied.
+            copy_stream: the stream of the copies; None: `copy` makes them at once.
+            is_lazy: copy layer by layer, not all layers of a block in one copy.
+            prepare_copies: the copy implementation; see block_copies.
         """
         self.rows = rows
         self._device_rows = device_rows
@@ -53,7 +53,7 @@ class HostBlockStore:
 
     def check(self, copies: BlockCopies) -> None:
         """Raises:
-        PlanError: a block that does not exist, or one that two copies write to.
+        PlanError: a block does not exist, or two copies write to the same block.
         """
         num_device, num_host = self._device_rows.shape[0], self.num_blocks
         sides = (
@@ -69,11 +69,11 @@ class HostBlockStore:
                 raise PlanError(f"two blocks are {what} to the same one")
 
     def copy(self, copies: BlockCopies) -> LayerCopies:
-        """Begin a step's copies, which `check` has accepted: of each layer all offloads come before
-        all loads.
+        """Start a step's copies, which `check` has accepted. In each layer all offloads precede all
+        loads.
 
         Returns:
-            What the step's computing has to wait for.
+            The events that the step's computation must wait for.
         """
         copy_part = self._prepare_moves(copies)
         if self._copy_stream is None:
@@ -93,10 +93,10 @@ class HostBlockStore:
 
 
 def layer_groups(num_layers: int) -> list[range]:
-    """Layers that are copied together: one, one, two, four and so on.
+    """Layers that are copied together: 1, 1, 2, 4 and so on.
 
-    The first layer waits for little, and each group is on its way while as many layers compute;
-    copies stay few, of which each costs the host some microseconds.
+    The first layer waits for little, and each group is copied while as many layers compute. Few
+    copies remain; each costs the host some microseconds.
     """
     groups, start = [], 0
     while start < num_layers:

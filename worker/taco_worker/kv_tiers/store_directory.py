@@ -1,4 +1,4 @@
-"""The directory of a disk tier: one worker's alone, and of one kind of KV."""
+"""The locked directory of a disk tier: one worker, one model, one KV layout."""
 
 from __future__ import annotations
 
@@ -29,18 +29,20 @@ _LOCK = "lock"
 
 
 class StoreDirectory:
-    """Files of blocks of `block_bytes` each, below `root`.
+    """Files of KV blocks of `block_bytes` each, below `root`.
 
-    Workers of the same model share `root`: the first takes the directory that the fingerprint
-    names, others one of their own in it.
+    Workers of the same model share `root`. The first takes the directory named by the fingerprint;
+    each further worker takes a subdirectory of it.
 
     Attributes:
-        path: where the files are. It and they are the owner's alone: they hold what users wrote.
+        path: the directory of the files. Only its owner can access it, since the files contain what
+            users wrote.
     """
 
     def __init__(self, root: Path, fingerprint: bytes, block_bytes: int, worker_name: str) -> None:
         """Raises:
-        ConfigurationError: there can be no such directory, or another worker of that name has it.
+        ConfigurationError: the directory cannot be created or locked, or a worker of the same name
+            uses it.
         """
         self._fingerprint = fingerprint
         self._block_bytes = block_bytes
@@ -54,7 +56,7 @@ class StoreDirectory:
         raise ConfigurationError(f"the KV directory {own} is in use by a worker of the same name")
 
     def close(self) -> None:
-        """Leave the directory to others."""
+        """Unlock the directory."""
         os.close(self._lock)
 
     def write(self, block: StoredBlock, payload: memoryview) -> None:
@@ -62,7 +64,7 @@ class StoreDirectory:
         write_block(self.path / name_of(block.key), self._fingerprint, block, payload)
 
     def read(self, key: bytes, payload: memoryview) -> None:
-        """Raises as `read_block` does; the file is gone then."""
+        """Raises as `read_block` does, and deletes the file then."""
         try:
             read_block(self.path / name_of(key), self._fingerprint, payload)
         except (BlockFileError, OSError):
@@ -70,15 +72,14 @@ class StoreDirectory:
             raise
 
     def delete(self, key: bytes) -> None:
-        """It may not be there."""
+        """Delete a block's file if it exists."""
         _remove(self.path / name_of(key))
 
     def scan(self, max_blocks: int) -> Iterator[StoredBlock | None]:
-        """The blocks that are there, parents before their children.
+        """Yield the stored blocks, parents before their children.
 
-        Files that are damaged or left over are deleted, and so are blocks that no prefix leads to
-        any more and the last ones of those beyond `max_blocks`. None stands for a file that was
-        looked at, so that whoever has no more time can stop there.
+        It deletes damaged and foreign files, blocks whose prefix is incomplete, and the last blocks
+        beyond `max_blocks`. It yields None after each file read, so that the caller can stop there.
         """
         children: dict[bytes, list[StoredBlock]] = defaultdict(list)
         for path in [Path(entry) for entry in os.scandir(self.path)]:
@@ -107,13 +108,13 @@ class StoreDirectory:
             try:
                 return describe_file(path, self._fingerprint, self._block_bytes)
             except (BlockFileError, OSError) as error:
-                logger.warning("the KV block %s is not used: %s", path.name, error)
+                logger.warning("KV block file %s ignored: %s", path.name, error)
                 _remove(path)
         return None
 
 
 def _lock(path: Path) -> int | None:
-    """A descriptor that holds the directory; None: somebody else has it."""
+    """Lock the directory and return its descriptor; None if another process holds the lock."""
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -1,4 +1,4 @@
-"""A worker's tiers of KV beside its device, as its configuration has them."""
+"""Creates a worker's host and disk tiers from its configuration."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from taco_worker.models.step_model import StepModel
 
 logger = logging.getLogger("taco.worker")
 
-# Beside a block's bytes a file has a head, and takes whole blocks of the file system.
+# A block's file also has a header and occupies whole blocks of the file system.
 _MAX_HEAD_BYTES = 4096
 
 
 def fit_host_tier(config: WorkerConfig) -> WorkerConfig:
-    """`config` with a host tier that the free memory holds.
+    """Shrink the host tier to the available memory.
 
-    Where the configured size is not free and was not asked for, the tier takes half of this
-    worker's part of the free memory. The other half is for the KV cache of a CPU.
+    If the default size does not fit, the tier takes half of this worker's share of the available
+    memory. The other half is for the KV cache of a CPU.
 
     Raises:
-        ValueError: the size was asked for, and is not free.
+        ValueError: a configured size does not fit.
     """
     available = available_cpu_memory()
     if config.host_kv_bytes <= available // config.num_local_workers:
@@ -44,7 +44,7 @@ def fit_host_tier(config: WorkerConfig) -> WorkerConfig:
     if config.host_kv_may_shrink:
         fitting = available // config.num_local_workers // 2
         logger.warning(
-            "the host tier takes %s instead of %s: %s of memory are free for %d worker(s)",
+            "the host tier takes %s instead of %s: %s of memory are available for %d worker(s)",
             mebibytes(fitting),
             mebibytes(config.host_kv_bytes),
             mebibytes(available),
@@ -62,10 +62,10 @@ def fit_host_tier(config: WorkerConfig) -> WorkerConfig:
 def make_host_block_store(
     config: WorkerConfig, model: StepModel, transfers: Transfers
 ) -> HostBlockStore:
-    """The host tier of a model that has its KV cache; of no blocks where none is wanted.
+    """Create the host tier of a model with an allocated KV cache; it may have no blocks.
 
     Raises:
-        ValueError: it has no room for a block, or cannot be made.
+        ValueError: its size holds no block, or its memory cannot be allocated.
     """
     rows = model.kv_rows
     num_blocks = config.host_kv_bytes // rows.shape[1]
@@ -92,11 +92,11 @@ def make_host_block_store(
 def make_disk_block_store(
     config: WorkerConfig, model_dir: Path, model: StepModel, host: HostBlockStore
 ) -> DiskBlockStore | None:
-    """The disk tier, if there is to be one.
+    """Create the disk tier; None if none is configured.
 
     Raises:
-        ConfigurationError: there can be no such directory.
-        ValueError: there is no host tier, which blocks pass through, or no room for a file.
+        ConfigurationError: its directory cannot be created.
+        ValueError: there is no host tier, which it needs, or its size holds no file.
     """
     if config.kv_disk_path is None:
         return None
@@ -116,9 +116,9 @@ def make_disk_block_store(
 
 
 def _pin(rows: Tensor) -> None:
-    """Let a GPU copy from and to `rows` by itself, while they are there.
+    """Pin `rows`, so that a GPU can copy from and to them, for as long as they exist.
 
-    Torch's own pinned memory comes in powers of two, which would waste up to half of it.
+    Torch rounds its own pinned memory up to powers of two, which can waste half of it.
     """
     runtime = torch.cuda.cudart()
     error = int(runtime.cudaHostRegister(rows.data_ptr(), rows.nbytes, 0))

@@ -1,18 +1,18 @@
-"""When a drafter costs more time than its drafts save, it rests."""
+"""Pauses a drafter whose drafts cost more time than they save."""
 
 from __future__ import annotations
 
-_WEIGHT = 0.15  # of the newest step
-_FIRST_GAIN = 1.1  # believed of a drafter that has not drafted yet
+_WEIGHT = 0.15  # of the newest step in the moving averages
+_FIRST_GAIN = 1.1  # assumed speed-up before the first draft
 _MIN_GAIN = 0.995
-# Trying again may take such a share of the time.
+# Maximum fraction of time for retrying a paused drafter.
 _TRIAL_SHARE = 0.02
 
 
 class DraftPause:
-    """Steps with drafts are worth it while they give more tokens a second, the time to make the
-    drafts included, than plain ones would. Else the drafter rests for so many steps that trying
-    again hardly costs anything: a cheap one hardly rests, a slow one for long.
+    """Tracks the speed-up of steps with drafts: tokens per second, the drafting time included,
+    relative to plain steps. Below 1 it pauses the drafter. The pause is proportional to the
+    drafting time: a cheap drafter pauses briefly, a slow one for long.
     """
 
     def __init__(self) -> None:
@@ -22,16 +22,16 @@ class DraftPause:
 
     @property
     def is_paused(self) -> bool:
-        """The drafter is to be left alone in this step."""
+        """Whether the drafter is paused in this step."""
         return self._num_steps_left > 0
 
     @property
     def draft_seconds(self) -> float:
-        """What drafting takes in a step."""
+        """Average time to make a step's drafts."""
         return self._draft_seconds
 
     def record_draft_time(self, seconds: float) -> None:
-        """Making the drafts of a step took so long."""
+        """Update the average drafting time."""
         if not self._draft_seconds:
             self._draft_seconds = seconds
         self._draft_seconds += _WEIGHT * (
@@ -39,10 +39,11 @@ class DraftPause:
         )
 
     def record_speedup(self, gain: float, plain_seconds: float) -> None:
-        """A step with drafts promised so many times the tokens a second of a plain one.
+        """Update the average speed-up.
 
         Args:
-            plain_seconds: what the plain one would take.
+            gain: expected tokens per second of a step with drafts, relative to a plain step.
+            plain_seconds: expected duration of the plain step.
         """
         self._gain += _WEIGHT * (gain - self._gain)
         if self._gain < _MIN_GAIN:
@@ -50,5 +51,5 @@ class DraftPause:
             self._gain = _MIN_GAIN
 
     def count_step(self) -> None:
-        """A step is over."""
+        """Count a step of the pause."""
         self._num_steps_left = max(0, self._num_steps_left - 1)

@@ -1,4 +1,4 @@
-"""What a drafter is told, and what it gives: a tree of draft tokens for each sequence."""
+"""The interface of drafters on the worker: they return a tree of draft tokens per sequence."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class ComputedTokens:
     Attributes:
         slots, num_tokens: int32 [num_rows].
         positions: int32 [num_rows], of each sequence's first token here.
-        next_token_ids: int32 [sum(num_tokens)], what follows each token.
-        hidden: [sum(num_tokens), size], what the drafter asked for by `hidden_layers`.
+        next_token_ids: int32 [sum(num_tokens)], the token that follows each token.
+        hidden: [sum(num_tokens), size], the states that `hidden_layers` asks for.
     """
 
     slots: IntArray
@@ -35,7 +35,7 @@ class ComputedTokens:
     hidden: Tensor
 
     def select(self, is_wanted: npt.NDArray[np.bool_]) -> ComputedTokens:
-        """Some rows."""
+        """Select rows."""
         if is_wanted.all():
             return self
         tokens = np.flatnonzero(np.repeat(is_wanted, self.num_tokens))
@@ -49,16 +49,17 @@ class ComputedTokens:
 
 
 class Drafter(Protocol):
-    """Drafts on the worker for the sequences of its batch; slots name them. Not thread safe.
+    """Drafts on the worker for the sequences of its batch, by slot. Not thread safe.
 
     Attributes:
         name: for metrics and logs: lookahead, ngram, medusa, eagle, eagle3.
-        max_draft_tokens: the most nodes of a tree.
-        priors: float32 [num_classes], the share of the nodes of each class that is believed to be
-            accepted (where their parents are) before any has been seen.
+        max_draft_tokens: the maximum number of nodes of a tree.
+        priors: float32 [num_classes], the assumed acceptance rate of the nodes of each class, given
+            an accepted parent, before any was verified.
         needs_history: `join` reads all tokens of a sequence, those in cached blocks too.
-        hidden_layers: what `observe` needs of every computed token: None is nothing, () is the
-            hidden state after the final norm, else the outputs of these layers side by side.
+        hidden_layers: the hidden states that `observe` needs of every computed token: None is
+            nothing, () is the state after the final norm, else the outputs of these layers side by
+            side.
     """
 
     name: str
@@ -68,32 +69,32 @@ class Drafter(Protocol):
     hidden_layers: tuple[int, ...] | None
 
     def clear(self) -> None:
-        """All sequences have left."""
+        """Remove all sequences."""
         ...
 
     def leave(self, slots: IntArray) -> None: ...
 
     def join(self, joined: JoinedSequences) -> None:
-        """Sequences with their tokens so far, of which some are output already."""
+        """Add sequences with their known tokens, of which some may be output."""
         ...
 
     def append(self, slots: IntArray, num_tokens: IntArray, token_ids: IntArray) -> None:
-        """Tokens that sequences got, `num_tokens` each."""
+        """Append the new tokens of sequences, `num_tokens` each."""
         ...
 
     def observe(self, computed: ComputedTokens) -> None:
-        """Hidden states of a step, before `append` brings the tokens that it gave."""
+        """Receive a step's hidden states, before `append` adds its new tokens."""
         ...
 
     def record_verified(
         self, slots: IntArray, num_drafts: IntArray, num_accepted: IntArray
     ) -> None:
-        """What came of a step: the drafts of each slot that were verified, and those accepted."""
+        """Receive a step's result: the verified and the accepted drafts of each slot."""
         ...
 
     def draft(self, slots: IntArray, max_nodes: IntArray) -> DraftTrees:
-        """Trees for sequences that stand at their last token; of at most so many nodes each, the
-        root not counted. They may be smaller, or empty."""
+        """Draft a tree behind each sequence's last token, of at most `max_nodes` nodes without the
+        root. Trees may be smaller, or empty."""
         ...
 
 
@@ -102,7 +103,7 @@ def no_drafts(num_rows: int) -> DraftTrees:
 
 
 def chains(rows: Sequence[IntArray], classes: Sequence[IntArray]) -> DraftTrees:
-    """Trees without branches."""
+    """Build trees without branches."""
     sizes = np.array([row.size for row in rows], dtype=np.int32)
     parents = [np.arange(-1, size - 1, dtype=np.int32) for size in sizes.tolist()]
     return DraftTrees(

@@ -1,4 +1,4 @@
-"""Drafts for the worker's batch: what is proposed, what of it is verified, what is learned."""
+"""Speculative decoding on the worker: proposes drafts, selects which to verify, and learns."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from taco_worker.speculation.drafter import ComputedTokens, Drafter, chains, no_
 
 logger = logging.getLogger("taco.worker")
 
-# Classes of a draft worker's drafts: one a depth.
+# Classes of a draft worker's drafts: one per depth.
 _NUM_PLANNED_CLASSES = 16
 _PLANNED_PRIOR = 0.6
-# Penalties look at the tokens before a draft, which the token table holds for a chain alone.
+# Penalties read the tokens before a draft, which the token table holds for a chain only.
 
 
 class Speculator:
-    """One worker's drafting. Drafts come from its own drafter or, in a plan, from a draft worker.
+    """Speculative decoding of one worker. Drafts come from the worker's own drafter or, in a plan,
+    from a draft worker.
 
     Attributes:
-        drafter: None: only drafts that plans bring are verified.
+        drafter: None: only drafts in plans are verified.
     """
 
     def __init__(
@@ -41,10 +42,10 @@ class Speculator:
     ) -> None:
         """
         Args:
-            max_tree_paths: paths of all trees of a step beside the first one of each.
+            max_tree_paths: paths that all trees of a step may have beyond the first path of each.
 
         Raises:
-            KernelLibraryError: the library of CPU kernels is not there.
+            KernelLibraryError: the native library is missing.
         """
         self.drafter = drafter
         self.max_draft_tokens = max_draft_tokens
@@ -58,20 +59,20 @@ class Speculator:
         planned = np.full(_NUM_PLANNED_CLASSES, _PLANNED_PRIOR, np.float32)
         self._choice = DraftChoice(np.concatenate([own_priors, planned]), batch.max_num_seqs)
         self._pause = DraftPause()
-        # The drafter knows of the others' slots nothing at all.
+        # The slots whose sequences the drafter knows.
         self._is_followed = np.zeros(batch.max_num_seqs, dtype=np.bool_)
-        self._started_at = self._draft_seconds = 0.0  # of the step at hand
-        self._began_idle = True  # nothing was under way when it began
+        self._started_at = self._draft_seconds = 0.0  # of the current step
+        self._began_idle = True  # the device was idle when the step began
         self._has_proposed = False
 
     def clear(self) -> None:
-        """All sequences have left."""
+        """Remove all sequences."""
         self._is_followed[:] = False
         if self.drafter is not None:
             self.drafter.clear()
 
     def follow(self, plan: StepPlan) -> None:
-        """Sequences that leave and join; the plan has been applied to the batch."""
+        """Apply a plan's leaving and joining sequences, after the batch has applied it."""
         self._pause.count_step()
         if plan.left_slots.size:
             self._leave(plan.left_slots)
@@ -86,8 +87,8 @@ class Speculator:
 
     @property
     def _is_releasing(self) -> bool:
-        """A drafter that needs hidden states costs time for every token; it rests from all of it,
-        and has to let go of the sequences of which it misses some."""
+        """Whether the paused drafter gives up its sequences. A drafter that needs hidden states
+        costs time for every token; a pause stops all of it, and it would miss tokens."""
         assert self.drafter is not None
         return self._pause.is_paused and self.drafter.hidden_layers is not None
 
@@ -98,7 +99,7 @@ class Speculator:
         self._is_followed[followed] = False
 
     def draft(self, rows: StepRows, planned: PlannedDrafts | None) -> StepRows:
-        """The rows with the drafts that are worth verifying. A step begins here."""
+        """Begin a step: return the rows with the drafts that are worth verifying."""
         self._started_at = time.perf_counter()
         may = np.flatnonzero(rows.max_drafts > 0)
         slots = rows.slots[may]
@@ -131,13 +132,13 @@ class Speculator:
 
     @property
     def hidden_layers(self) -> tuple[int, ...] | None:
-        """What the drafter needs of the step at hand; see `Drafter`."""
+        """The hidden states that the drafter needs of the current step; see `Drafter`."""
         if self.drafter is None or not self._is_followed.any():
             return None
         return self.drafter.hidden_layers
 
     def observe(self, computed: ComputedTokens) -> None:
-        """Hidden states of the step, before `learn`."""
+        """Pass the step's hidden states to the drafter, before `learn`."""
         assert self.drafter is not None
         computed = computed.select(self._is_followed[computed.slots])
         if not computed.slots.size:
@@ -149,8 +150,8 @@ class Speculator:
     def learn(
         self, slots: IntArray, num_tokens: IntArray, token_ids: IntArray, num_drafts: IntArray
     ) -> None:
-        """The tokens that sequences got, `num_tokens` each, of which all but one were among the
-        `num_drafts` that were verified."""
+        """Pass on the new tokens of sequences, `num_tokens` each: the accepted of `num_drafts`
+        verified drafts, and the bonus token."""
         if self._has_proposed:
             self._choice.learn(slots, num_tokens, token_ids)
             self._has_proposed = False
@@ -167,16 +168,16 @@ class Speculator:
             self.drafter.append(slots[is_followed], num_tokens[is_followed], token_ids[is_kept])
 
     def take_num_invalid(self) -> int:
-        """Times since the last call that a drafter gave what cannot be drafts."""
+        """Number of invalid results of drafters since the last call."""
         num_invalid, self._num_invalid = self._num_invalid, 0
         return num_invalid
 
     def end_step(self, num_tokens: int, *, is_done: bool = True) -> None:
-        """The step, which computes so many tokens, is over.
+        """End a step that computed `num_tokens` tokens.
 
         Args:
-            is_done: else it has only been launched. How long it takes nobody sees, nor how long the
-                next one does, which waits for it.
+            is_done: False if the step has only been launched. Its duration, and that of the next
+                step, which waits for it, is then unknown.
         """
         seconds = time.perf_counter() - self._started_at - self._draft_seconds
         if is_done and self._began_idle:
@@ -204,11 +205,11 @@ class Speculator:
         return self._with_planned(trees, slots, max_drafts, planned)
 
     def _checked(self, trees: DraftTrees, slots: IntArray, max_drafts: IntArray) -> DraftTrees:
-        """No drafts at all where a drafter gives what cannot be: none of it can be trusted then."""
+        """Check a drafter's trees; if any is invalid, drop all of them."""
         if are_trees(trees, max_drafts, self._vocab_size, self._first_planned_class):
             return trees
         if not self._has_complained:
-            logger.error("a drafter gives tokens that do not exist, or too many; they are left out")
+            logger.error("the drafter returned invalid token ids or too many drafts; dropping them")
             self._has_complained = True
         self._num_invalid += 1
         return no_drafts(slots.size)
@@ -216,7 +217,7 @@ class Speculator:
     def _with_planned(
         self, own: DraftTrees, slots: IntArray, max_drafts: IntArray, planned: PlannedDrafts
     ) -> DraftTrees:
-        """A draft worker's chains in place of what the worker's own drafter has for their rows."""
+        """Replace the own drafter's trees by a draft worker's chains, where the plan has them."""
         ends = np.cumsum(planned.num_drafts)
         chain_of = {
             slot: (num_tokens, planned.token_ids[end - count : end])

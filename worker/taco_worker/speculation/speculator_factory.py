@@ -1,4 +1,4 @@
-"""From a worker's configuration to its speculator."""
+"""Creates the drafter and the speculator that a worker's configuration asks for."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from taco_worker.speculation.speculator import Speculator
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """What a drafter must know of the batch, which is made after it."""
+    """The batch's limits that a drafter needs; the batch is created after it."""
 
     max_num_seqs: int
     max_model_len: int
@@ -26,17 +26,18 @@ class BatchLimits:
 def make_drafter(
     config: SpeculationConfig | None, model: StepModel, limits: BatchLimits
 ) -> Drafter | None:
-    """None where the worker drafts nothing itself. To be made before the KV cache is sized: what
-    it takes of the model's memory is seen then.
+    """Create the worker's drafter; None if the worker drafts nothing itself.
+
+    Call it before the KV cache is sized, so that profiling counts the drafter's memory.
 
     Raises:
-        ConfigurationError: the drafter's own configuration, or its files, make no sense.
+        ConfigurationError: the drafter's configuration or its files are invalid.
     """
     return None if config is None else _make_drafter(config, model, limits)
 
 
 def max_draft_tokens(config: SpeculationConfig | None, drafter: Drafter | None) -> int:
-    """The most drafts of a sequence that a step verifies."""
+    """The maximum number of drafts that a step verifies for a sequence."""
     if config is None:
         return 0
     if drafter is not None:
@@ -47,10 +48,10 @@ def max_draft_tokens(config: SpeculationConfig | None, drafter: Drafter | None) 
 def make_speculator(
     config: SpeculationConfig | None, drafter: Drafter | None, model: StepModel, batch: InputBatch
 ) -> Speculator | None:
-    """None where nothing is to be drafted.
+    """Create the speculator; None without speculative decoding.
 
     Raises:
-        ConfigurationError: there is no library of CPU kernels, which chooses among drafts.
+        ConfigurationError: the native library, which selects drafts, is missing.
     """
     if config is None:
         return None
@@ -67,7 +68,7 @@ def make_speculator(
 
 
 def make_typical(config: SpeculationConfig | None) -> TypicalAcceptance | None:
-    """None where drafts are verified exactly."""
+    """Typical acceptance; None if drafts are verified exactly."""
     if config is None or config.acceptance_method == "rejection_sampler":
         return None
     return TypicalAcceptance(config.posterior_threshold, config.posterior_alpha)

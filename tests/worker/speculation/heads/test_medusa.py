@@ -184,9 +184,9 @@ def without(name: str) -> dict[str, Tensor]:
             {**TENSORS, "0.0.linear.weight": torch.zeros(32, 32)},
             r"0.0.linear.weight is \[32, 32\]",
         ),
-        (CONFIG, {**TENSORS, "0.9.weight": torch.zeros(1)}, "of no known use: 0.9.weight"),
+        (CONFIG, {**TENSORS, "0.9.weight": torch.zeros(1)}, "unknown tensors: 0.9.weight"),
         ({**CONFIG, "medusa_num_layers": "one"}, TENSORS, "medusa_num_layers must be a number"),
-        ({"architectures": ["BertModel"]}, TENSORS, "no heads for drafting that are known"),
+        ({"architectures": ["BertModel"]}, TENSORS, "holds no known draft heads"),
     ],
 )
 def test_a_bad_checkpoint_is_refused(

@@ -87,19 +87,19 @@ def test_there_are_two_paths_unless_a_mode_or_a_number_is_chosen(tmp_path: Path)
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"cell_size": 3}, "there is no option 'cell_size'"),
+        ({"cell_size": 3}, "unknown option 'cell_size'"),
         ({"copy_length": "7"}, 'copy_length must be a whole number, not "7"'),
         ({"copy_length": 7.0}, "copy_length must be a whole number, not 7.0"),
         ({"copy_length": True}, "copy_length must be a whole number, not true"),
         ({"copy_length": None}, "copy_length must be a whole number, not null"),
-        ({"copy_length": 64}, "copy_length must lie in 1 to 63, not 64"),
+        ({"copy_length": 64}, "copy_length must be 1 to 63, not 64"),
         ({"decay": "x"}, 'decay must be a number, not "x"'),
-        ({"decay": float("nan")}, "decay must lie in 0.0 to 1.0, not nan"),
+        ({"decay": float("nan")}, "decay must be 0.0 to 1.0, not nan"),
         ({"is_hybrid": 1}, "is_hybrid must be true or false, not 1"),
         ({"warmup_file": 3}, "warmup_file must be a string, not 3"),
-        ({"cache_mode": 3}, "cache_mode must lie in 0 to 2, not 3"),
+        ({"cache_mode": 3}, "cache_mode must be 0 to 2, not 3"),
         ({"min_match_length": 8}, "min_match_length 8 is above turbo_match_length 7"),
-        ({"cache_mode": 0, "warmup_file": "w"}, "warmup_file has no use with cache_mode 0"),
+        ({"cache_mode": 0, "warmup_file": "w"}, "warmup_file has no effect with cache_mode 0"),
         ({"global_cache_switch": False, "warmup_file": "w"}, "warmup_file has no use"),
         ([], "it holds no JSON object"),
     ],
@@ -115,7 +115,7 @@ def test_a_file_that_is_no_json_and_a_missing_directory_are_said(tmp_path: Path)
     (tmp_path / FILE_NAME).write_text("{")
     with pytest.raises(ConfigurationError, match=f"cannot read .*{FILE_NAME}"):
         read_config(str(tmp_path))
-    with pytest.raises(ConfigurationError, match="there is no directory"):
+    with pytest.raises(ConfigurationError, match="not found"):
         read_config(str(tmp_path / "none"))
 
 

@@ -151,13 +151,13 @@ def test_figures_are_kept_by_request_and_logged_if_wanted(
         drafter = make(tmp_path, is_debug=is_debug, log_interval=2)
         join(drafter, 0, [5, 6])
         for _ in range(3):
-            drafter.figures.observe(ints(0), ints(2), ints(1))
+            drafter.metrics.observe(ints(0), ints(2), ints(1))
         assert len(caplog.records) == num_lines
         drafter.leave(ints(0))
         join(drafter, 0, [5, 6])
-        drafter.figures.observe(ints(0), ints(2), ints(1))
+        drafter.metrics.observe(ints(0), ints(2), ints(1))
         drafter.clear()
-        assert drafter.figures.values()["num_iters"] == 2.0  # of two requests: 3, and 1
+        assert drafter.metrics.values()["num_iters"] == 2.0  # of two requests: 3, and 1
         caplog.clear()
 
 

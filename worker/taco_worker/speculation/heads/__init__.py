@@ -1,1 +1,1 @@
-"""Heads that draft from the target's hidden states: Medusa and EAGLE."""
+"""Draft heads that read the target's hidden states: Medusa, EAGLE and EAGLE 3."""

@@ -1,4 +1,4 @@
-"""The one layer of an EAGLE head: attention that sees tokens and a tree of drafts, and an MLP."""
+"""The one decoder layer of an EAGLE head: attention over tokens and draft trees, and an MLP."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def load_norm(name: str, tensors: HeadTensors, config: DecoderConfig, target: St
 
 
 class DraftLayer:
-    """Llama's layer without the norms before its attention, which the kinds of EAGLE differ in.
+    """Llama's layer without the norms before its attention, in which the versions of EAGLE differ.
 
-    Keys and values are the caller's to keep.
+    The caller stores keys and values.
     """
 
     def __init__(
@@ -49,8 +49,8 @@ class DraftLayer:
     ) -> None:
         """
         Args:
-            prefix: of the layer's names in the checkpoint.
-            input_size: width of what attention's products take.
+            prefix: of the layer's tensor names in the checkpoint.
+            input_size: input width of the attention's products.
 
         Raises:
             ConfigurationError: tensors are missing or do not fit, or the activation is not SiLU.
@@ -65,7 +65,7 @@ class DraftLayer:
         kv_size = config.num_kv_heads * config.head_dim
 
         def linear(sizes: dict[str, int], input_size: int) -> Linear:
-            """Products of one input, their outputs side by side."""
+            """Fuse products of one input; their outputs are side by side."""
             named = {f"{prefix}{name}": n for name, n in sizes.items()}
             weights = [tensors.take(f"{name}.weight", n, input_size) for name, n in named.items()]
             biases = [tensors.take_if_there(f"{name}.bias", n) for name, n in named.items()]
@@ -94,11 +94,12 @@ class DraftLayer:
         return self._rotated(keys, positions), values.reshape(heads)
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-        """
+        """Attention with an explicit mask.
+
         Args:
             queries: [num_seqs, num_queries, num_heads, head_dim].
             keys, values: [num_seqs, num_keys, num_kv_heads, head_dim].
-            mask: bool [num_seqs, num_queries, num_keys], what each query sees.
+            mask: bool [num_seqs, num_queries, num_keys], true where a query sees a key.
 
         Returns:
             [num_seqs * num_queries, num_heads * head_dim].
@@ -114,13 +115,13 @@ class DraftLayer:
         return attended.transpose(1, 2).flatten(2).flatten(0, 1)
 
     def finish(self, residual: Tensor, attended: Tensor) -> Tensor:
-        """What the layer gives, [num_rows, hidden_size]."""
+        """The layer's output, [num_rows, hidden_size]."""
         x = residual + self._out(attended)
         gate, up = self._gate_up(self._mlp_norm(x)).chunk(2, dim=-1)
         return x + self._down(F.silu(gate) * up)
 
     def _rotated(self, rows: Tensor, positions: Tensor) -> Tensor:
-        """Rows of heads, each pair (i, i + head_dim / 2) turned by its position's angle."""
+        """Rotate each pair (i, i + head_dim / 2) by its position's angle."""
         heads = rows.unflatten(-1, (-1, self.config.head_dim))
         cosines, sines = self._cos_sin[positions][:, None].chunk(2, dim=-1)
         first, second = heads.chunk(2, dim=-1)

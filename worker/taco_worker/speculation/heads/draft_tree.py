@@ -1,4 +1,4 @@
-"""Trees that grow level by level below the likeliest nodes (EAGLE-2, Li et al. 2024)."""
+"""Draft trees that grow level by level below the most likely nodes (EAGLE-2, Li et al. 2024)."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from taco_worker.speculation.drafter import FloatArray, no_drafts
 BoolArray = npt.NDArray[np.bool_]
 LongArray = npt.NDArray[np.int64]
 
-# A node's own probability falls into one of so many classes of equal width.
+# Number of classes, of equal width, for a node's own probability.
 NUM_CLASSES = 20
-# A child must be less likely than its parent even where rounding makes them equal.
+# Keeps a child less likely than its parent despite rounding.
 _DEPTH_PENALTY = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
 class Expansion:
-    """The nodes of a level whose children come next; one row a tree, the likeliest first.
+    """The nodes of a level to expand next; one row per tree, most likely node first.
 
     Attributes:
         token_ids: int32 [num_rows, width].
-        places: int64 [num_rows, width], the place of each one's parent in the expansion before.
+        places: int64 [num_rows, width], the index of each node's parent in the last expansion.
     """
 
     token_ids: IntArray
@@ -34,10 +34,10 @@ class Expansion:
 
 
 class GrowingTrees:
-    """Trees of a number of sequences that grow in step.
+    """Draft trees of several sequences that grow together.
 
-    At each level the `width` likeliest nodes get children. In the end the likeliest nodes of all
-    levels make a tree: none of them is without its parent, which is likelier.
+    At each level the `width` most likely nodes get children. At the end the most likely nodes of
+    all levels form the tree. Each node's parent is among them, because it is more likely.
     """
 
     def __init__(self, max_nodes: IntArray, width: int) -> None:
@@ -47,20 +47,20 @@ class GrowingTrees:
         num_rows = max_nodes.size
         self._token_ids = np.zeros((num_rows, 0), dtype=np.int32)
         self._parents = np.zeros((num_rows, 0), dtype=np.int64)
-        self._scores = np.zeros((num_rows, 0))  # logarithms of chances from the root on
+        self._scores = np.zeros((num_rows, 0))  # log probabilities of the paths from the root
         self._classes = np.zeros((num_rows, 0), dtype=np.int32)
-        # Nodes that were expanded last: the root, at first.
+        # The nodes expanded last; at first the root.
         self._expanded = np.full((num_rows, 1), -1, dtype=np.int64)
         self._expanded_scores = np.zeros((num_rows, 1))
 
     def grow(self, token_ids: IntArray, log_chances: FloatArray) -> Expansion | None:
-        """Children of the nodes that were expanded last, the likeliest first.
+        """Add children to the nodes expanded last, most likely first.
 
         Args:
             token_ids, log_chances: [num_rows, number of those nodes, children of each].
 
         Returns:
-            What is to be expanded next; None: no further node would get into any tree.
+            The nodes to expand next; None if no further node would enter any tree.
         """
         num_rows, _, num_children = token_ids.shape
         first_node = self._token_ids.shape[1]
@@ -82,7 +82,7 @@ class GrowingTrees:
         return Expansion(new_ids, best // num_children)
 
     def finish(self) -> DraftTrees:
-        """The likeliest nodes as trees, depth first."""
+        """The most likely nodes as trees, in depth-first order."""
         num_rows = self._max_nodes.size
         count = min(int(self._max_nodes.max(initial=0)), self._scores.shape[1])
         if not num_rows or not count:
@@ -110,7 +110,7 @@ class GrowingTrees:
         )
 
     def _may_grow(self) -> bool:
-        """Whether a child of the nodes to expand could be among a row's likeliest nodes."""
+        """Whether a child of the nodes to expand could be among a row's most likely nodes."""
         num_nodes = self._scores.shape[1]
         descending = -np.sort(-self._scores, axis=1)
         last = np.minimum(self._max_nodes, num_nodes) - 1
@@ -119,16 +119,15 @@ class GrowingTrees:
 
 
 def _depth_first(parents: LongArray, is_in: BoolArray) -> LongArray:
-    """Where each node stands when trees are laid out depth first.
+    """The index of each node in depth-first order.
 
     Args:
-        parents: [num_rows, num_nodes] of nodes that stand behind their parents and their likelier
-            siblings; -1 is the root.
-        is_in: [num_rows, num_nodes], nodes that count; a parent does where its child does.
+        parents: [num_rows, num_nodes]; parents and more likely siblings come first. -1 is the root.
+        is_in: [num_rows, num_nodes], the nodes that count. If a node counts, its parent does.
     """
     num_rows, num_nodes = parents.shape
     rows = np.arange(num_rows)
-    # The last column is the root's, which -1 points to.
+    # The last column is the root's: -1 indexes it.
     sizes = np.append(is_in, np.zeros((num_rows, 1)), axis=1).astype(np.int64)
     for node in range(num_nodes - 1, -1, -1):
         sizes[rows, parents[:, node]] += sizes[:, node]

@@ -1,4 +1,4 @@
-"""Drafts by EAGLE heads: a tree that grows from the target's last feature, feature by feature."""
+"""The EAGLE drafter: grows a draft tree from the target's last feature."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ from taco_worker.speculation.heads.tree_levels import Context, TreeLevels, uploa
 
 _DEFAULT_DRAFTS = 16
 MAX_DEPTH = 6
-# Nodes of a level that get children, and how many: EAGLE-2 has 10 for trees of 60 nodes.
+# Nodes per level that get children, and children of each: EAGLE-2 uses 10 for trees of 60 nodes.
 _MAX_WIDTH = 10
 _NODES_PER_WIDTH = 4
-# Attention reads a copy of keys and values: of more rows than fit in here, some after the others.
+# Maximum bytes of the KV copies that attention reads; more rows are processed in groups.
 _MAX_COPY_BYTES = 256 * 2**20
 
 
 class EagleDrafter:
-    """A `Drafter` with a layer of its own, whose KV follows the tokens that are kept.
+    """A `Drafter` with one decoder layer, which keeps KV for the kept tokens.
 
-    The pair of token i + 1 and the feature of token i stands at position i. Of pairs that the
-    target has computed, only the last one's output is needed: the others are keys and values.
+    Position i of the layer holds the pair of token i + 1 and the feature of token i. Of the pairs
+    that the target has computed, only the last one's output is needed; the others only provide keys
+    and values.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class EagleDrafter:
             (max_num_seqs, config.hidden_size), dtype=target.hidden_dtype, device=target.device
         )
         self.kv_bytes_per_token = self._kv.bytes_per_token
-        # Two copies, one of which attention may repeat for all query heads that share a KV head.
+        # Two copies: attention may repeat one for all query heads that share a KV head.
         copies = 2 + config.num_heads // config.num_kv_heads
         longest = max_model_len * self._kv.bytes_per_token
         self.kv_bytes_beside = self._kv.padding_bytes + copies * min(
@@ -108,7 +109,7 @@ class EagleDrafter:
         self._last_outputs[upload(slots, target)] = layer.finish(residual[last], attended)
 
     def _attend(self, queries: Tensor, slots: IntArray, part: slice) -> Tensor:
-        """Of some rows, each of which sees all its tokens."""
+        """Attention of some rows over all tokens of their slots."""
         context = self._context(slots[part], room=0)
         return self._model.layer.attend(
             queries[part, None], context.keys, context.values, context.is_seen[:, None]
@@ -120,7 +121,7 @@ class EagleDrafter:
     def record_verified(
         self, slots: IntArray, num_drafts: IntArray, num_accepted: IntArray
     ) -> None:
-        """Nothing: it drafts as well as it was trained to."""
+        """Nothing: the head does not learn while serving."""
 
     @torch.inference_mode()
     def draft(self, slots: IntArray, max_nodes: IntArray) -> DraftTrees:
@@ -169,7 +170,7 @@ class EagleDrafter:
         )
 
     def _likeliest(self, outputs: Tensor) -> tuple[IntArray, FloatArray]:
-        """Of each output the likeliest next tokens, with the logarithms of their probabilities;
+        """The most likely next tokens of each output and their log probabilities;
         [num_rows, num_outputs, width]."""
         logits = self._model.logits(outputs.flatten(0, 1))
         best = logits.topk(min(self._width, logits.shape[1]))

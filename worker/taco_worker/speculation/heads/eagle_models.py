@@ -1,4 +1,4 @@
-"""EAGLE and EAGLE 3 as networks: what their layer takes, and how its output becomes logits.
+"""The networks of EAGLE and EAGLE 3: the input of their layer, and logits from its output.
 
 Li et al. 2024, "EAGLE: Speculative Sampling Requires Rethinking Feature Uncertainty", and 2025,
 "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time Test".
@@ -19,16 +19,16 @@ from taco_worker.models.step_model import StepModel, check_kept_layers
 from taco_worker.speculation.heads.draft_layer import DraftLayer, load_norm
 from taco_worker.speculation.heads.head_checkpoint import HeadTensors
 
-# Buffers of old checkpoints, and copies of what is the target's.
+# Unused tensors: buffers of old checkpoints, and copies of the target's tensors.
 _NOT_NEEDED = ("embed_tokens.weight", "lm_head.weight", "layers.0.self_attn.rotary_emb.inv_freq")
 
 
 class EagleModel(Protocol):
-    """A head that gives the next feature from a token and the feature before it.
+    """A head that computes the next feature from a token and the feature before it.
 
     Attributes:
-        name: of the drafter.
-        hidden_layers: of the target, which features are made of.
+        name: the drafter's name.
+        hidden_layers: the target's layers from which features are computed.
     """
 
     name: str
@@ -40,26 +40,26 @@ class EagleModel(Protocol):
         ...
 
     def mix(self, embedded: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Embeddings of tokens and the features before them to what attention takes, and to the
-        residual that the layer adds to."""
+        """Combine token embeddings with the features before them: returns the input of the
+        attention, and the residual."""
         ...
 
     def logits(self, outputs: Tensor) -> Tensor:
-        """The layer's outputs, which are features of drafts, to [num_rows, draft vocabulary]."""
+        """The layer's outputs (features of drafts) to [num_rows, draft vocabulary]."""
         ...
 
     def target_ids(self, token_ids: Tensor) -> Tensor:
-        """Numbers in the draft vocabulary to token ids."""
+        """Ids of the draft vocabulary to token ids."""
         ...
 
 
 def load_eagle(
     hf_config: Mapping[str, Any], tensors: HeadTensors, target: StepModel, *, num_positions: int
 ) -> EagleModel:
-    """The head of a checkpoint.
+    """Load the head of a checkpoint.
 
     Args:
-        num_positions: that drafts may reach.
+        num_positions: the positions that drafts may reach.
 
     Raises:
         ConfigurationError: the config lacks a field, tensors are missing, or the head is for
@@ -95,7 +95,7 @@ def _decoder_config(hf_config: Mapping[str, Any]) -> DecoderConfig:
     except KeyError as error:
         raise ConfigurationError(f"the heads' config.json has no {error}") from None
     except (TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
-        raise ConfigurationError(f"the heads' config.json is of no use: {error}") from None
+        raise ConfigurationError(f"the heads' config.json is invalid: {error}") from None
 
 
 class Eagle1:
@@ -107,7 +107,7 @@ class Eagle1:
     def __init__(
         self, config: DecoderConfig, tensors: HeadTensors, target: StepModel, num_positions: int
     ) -> None:
-        """Raises ConfigurationError: tensors are missing, or do not fit."""
+        """Raises ConfigurationError if tensors are missing or do not fit."""
         size = config.hidden_size
         self._fc = target.linear(
             tensors.take("fc.weight", size, 2 * size), tensors.take_if_there("fc.bias", size)
@@ -132,8 +132,8 @@ class Eagle1:
 
 
 class Eagle3:
-    """Features are made of three layers' outputs; the LM head is its own, over a vocabulary of
-    frequent tokens."""
+    """Features are computed from three layers' outputs. The head has its own LM head, over a
+    vocabulary of frequent tokens."""
 
     name = "eagle3"
 
@@ -145,7 +145,7 @@ class Eagle3:
         target: StepModel,
         num_positions: int,
     ) -> None:
-        """Raises ConfigurationError: tensors are missing, or do not fit."""
+        """Raises ConfigurationError if tensors are missing or do not fit."""
         size, vocab_size = config.hidden_size, config.vocab_size
         draft_vocab_size = hf_config.get("draft_vocab_size") or vocab_size
         self.hidden_layers = _eagle3_layers(hf_config, target.config.num_layers)
@@ -158,9 +158,11 @@ class Eagle3:
         self._final_norm = load_norm("norm", tensors, config, target)
         self._lm_head = target.linear(tensors.take("lm_head.weight", draft_vocab_size, size))
         offsets = tensors.take_if_there("d2t", draft_vocab_size)
-        tensors.take_if_there("t2d", vocab_size)  # which tokens have a number: d2t turned round
+        tensors.take_if_there("t2d", vocab_size)  # the inverse of d2t, not needed
         if offsets is None and draft_vocab_size != vocab_size:
-            raise ConfigurationError("the heads have a vocabulary of their own and no d2t for it")
+            raise ConfigurationError(
+                "the heads have their own vocabulary, but no d2t tensor for it"
+            )
         self._token_ids = torch.arange(draft_vocab_size)
         if offsets is not None:
             self._token_ids = self._token_ids + offsets
@@ -187,8 +189,8 @@ class Eagle3:
 def _eagle3_layers(hf_config: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
     """The layers whose outputs the head was trained on.
 
-    By convention those are what layers 2, n // 2 and n - 3 take, that is, what the layers before
-    them give. `eagle_config` may name other layers by their outputs (as SGLang reads it).
+    By convention these are the inputs of layers 2, n // 2 and n - 3, that is, the outputs of the
+    layers before them. `eagle_config` may name other layers by their outputs (as SGLang reads it).
     """
     named = (hf_config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
     layers = tuple(named or (1, num_layers // 2 - 1, num_layers - 4))

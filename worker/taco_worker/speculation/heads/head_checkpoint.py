@@ -1,4 +1,4 @@
-"""The files of a checkpoint of heads: what is read, and what must be in them."""
+"""Reads the files of a draft-head checkpoint and checks its tensors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from taco_worker.models.hub import resolve_model
 from taco_worker.models.tensor_files import iterate_tensors
 from taco_worker.models.weight_files import find_weight_files
 
-# Medusa's own name for its file comes first: a directory may hold the base model as well.
+# Medusa's own file name comes first: a directory may also hold the base model.
 _HEAD_FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
 _NAMES_IN_ERROR = 5
 
@@ -23,12 +23,12 @@ def find_head_checkpoint(model: str, *, revision: str | None, download_dir: Path
     """The directory of `model`, a path or a hub id.
 
     Raises:
-        ConfigurationError: there is none.
+        ConfigurationError: it does not exist.
     """
     try:
         return resolve_model(model, revision=revision, download_dir=download_dir)
     except ValueError as error:
-        raise ConfigurationError(f"no heads for drafting: {error}") from None
+        raise ConfigurationError(f"draft heads not found: {error}") from None
 
 
 def read_config(model_dir: Path) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def read_config(model_dir: Path) -> dict[str, Any]:
 
 
 class HeadTensors:
-    """Tensors of a checkpoint of heads, taken one by one by name; views of its files."""
+    """The tensors of a draft-head checkpoint, taken one by one by name; views of its files."""
 
     def __init__(self, model_dir: Path, tensors: Mapping[str, Tensor]) -> None:
         self._model_dir = model_dir
@@ -51,7 +51,7 @@ class HeadTensors:
 
     @classmethod
     def read(cls, model_dir: Path) -> HeadTensors:
-        """Raises ConfigurationError if there are no weights, or they are damaged."""
+        """Raises ConfigurationError if the weights are missing or damaged."""
         files = [model_dir / name for name in _HEAD_FILES if (model_dir / name).exists()][:1]
         try:
             files = files or find_weight_files(model_dir, "auto")
@@ -61,7 +61,7 @@ class HeadTensors:
             raise ConfigurationError(f"the heads cannot be read: {error}") from None
 
     def under(self, prefix: str) -> HeadTensors:
-        """Those whose names begin with `prefix`, without it; all of them where none does."""
+        """The tensors whose names begin with `prefix`, without it; all tensors if none does."""
         found = {
             name.removeprefix(prefix): tensor
             for name, tensor in self._tensors.items()
@@ -71,11 +71,11 @@ class HeadTensors:
 
     @property
     def names(self) -> list[str]:
-        """Of the tensors that nobody has taken."""
+        """The names of the tensors not taken so far."""
         return list(self._tensors)
 
     def take(self, name: str, *shape: int) -> Tensor:
-        """Raises ConfigurationError if there is no such tensor, or it has another shape."""
+        """Raises ConfigurationError if the tensor does not exist or has another shape."""
         if name not in self._tensors:
             raise ConfigurationError(f"the heads in {self._model_dir} lack {name}")
         tensor = self._tensors.pop(name)
@@ -87,19 +87,19 @@ class HeadTensors:
         return tensor
 
     def take_if_there(self, name: str, *shape: int) -> Tensor | None:
-        """Raises ConfigurationError if it has another shape."""
+        """None if the tensor does not exist; raises ConfigurationError for another shape."""
         return self.take(name, *shape) if name in self._tensors else None
 
     def drop(self, names: Sequence[str]) -> None:
-        """Tensors that may be there and are not needed."""
+        """Ignore optional tensors that are not needed."""
         for name in names:
             self._tensors.pop(name, None)
 
     def check_all_taken(self) -> None:
-        """Raises ConfigurationError if tensors are left: the heads have parts that are unknown."""
+        """Raises ConfigurationError if tensors are left: parts that TACO does not know."""
         if names := sorted(self._tensors):
             more = f" and {len(names) - _NAMES_IN_ERROR} more" * (len(names) > _NAMES_IN_ERROR)
             raise ConfigurationError(
-                f"the heads in {self._model_dir} have tensors of no known use: "
+                f"the heads in {self._model_dir} have unknown tensors: "
                 f"{', '.join(names[:_NAMES_IN_ERROR])}{more}"
             )

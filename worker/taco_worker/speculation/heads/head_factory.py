@@ -1,4 +1,4 @@
-"""From a checkpoint of heads to the drafter that it is for."""
+"""Creates the Medusa, EAGLE or EAGLE 3 drafter for a draft-head checkpoint."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ def make_heads(
     revision: str | None = None,
     download_dir: Path | None = None,
 ) -> Drafter:
-    """The drafter of a checkpoint: Medusa, EAGLE or EAGLE 3, whichever its config describes.
+    """Create the drafter of a checkpoint: Medusa, EAGLE or EAGLE 3, according to its config.
 
-    From now on the target keeps the hidden states that the drafter needs.
+    The target stores the hidden states that the drafter needs from then on.
 
     Args:
         model: a directory or a hub id.
-        num_draft_tokens: the most nodes of a tree; None: the drafter's own number.
+        num_draft_tokens: the maximum number of nodes of a tree; None: the drafter's default.
 
     Raises:
-        ConfigurationError: there is no such checkpoint, it is of no known kind, it is damaged, or
-            its shapes do not fit the target.
+        ConfigurationError: the checkpoint does not exist, is of an unknown kind or damaged, or its
+            shapes do not fit the target.
     """
     model_dir = find_head_checkpoint(model, revision=revision, download_dir=download_dir)
     config = read_config(model_dir)
@@ -53,8 +53,8 @@ def make_heads(
         )
     if "fc.weight" not in tensors.names:
         raise ConfigurationError(
-            f"{model} holds no heads for drafting that are known, which are Medusa, EAGLE and "
-            f"EAGLE 3: its config names {config.get('architectures')!r}, and it lacks fc.weight"
+            f"{model} holds no known draft heads (Medusa, EAGLE or EAGLE 3): its config names "
+            f"{config.get('architectures')!r}, and it lacks fc.weight"
         )
     eagle = load_eagle(config, tensors, target, num_positions=max_model_len + MAX_DEPTH)
     target.keep_hidden(eagle.hidden_layers)

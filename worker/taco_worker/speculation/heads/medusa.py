@@ -1,4 +1,4 @@
-"""Medusa: heads that each guess one of the next tokens from the last hidden state.
+"""The Medusa drafter: each head predicts one of the next tokens from the last hidden state.
 
 Cai et al. 2024, "Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads".
 """
@@ -25,8 +25,8 @@ from taco_worker.speculation.heads.observed_tokens import ObservedTokens
 from taco_worker.speculation.heads.tree_shapes import likeliest_shapes
 
 _DEFAULT_DRAFTS = 16
-# About what the paper's figures for Vicuna show: how often a head's likeliest token is right, how
-# fast that falls from one head to the next, and the ranks behind the first beside it.
+# Roughly the paper's figures for Vicuna: how often a head's most likely token is right, how fast
+# that falls from head to head, and the rates of the lower ranks relative to the first.
 _FIRST_CHANCE = 0.6
 _DEPTH_FACTOR = 0.85
 _RANK_FACTORS = (1.0, 0.22, 0.1, 0.06, 0.04, 0.03, 0.025, 0.02)
@@ -35,10 +35,10 @@ _HEAD_NUMBER = re.compile(r"(\d+)\.")
 
 @dataclass(frozen=True, slots=True)
 class MedusaHead:
-    """Residual blocks, x + silu(W x + b), and what leads from them to logits.
+    """Residual blocks, x + silu(W x + b), followed by an LM head.
 
     Attributes:
-        lm_head: None: the target's own.
+        lm_head: None means the target's.
     """
 
     blocks: tuple[Linear, ...]
@@ -53,11 +53,11 @@ class MedusaHead:
 def load_medusa(
     config: Mapping[str, Any], tensors: HeadTensors, target: StepModel
 ) -> list[MedusaHead]:
-    """The heads of a checkpoint, whose tensors are named `0.0.linear.weight` or the same behind
-    `medusa_head.`, beside the base model's.
+    """Load the heads of a checkpoint. Their tensors are named `0.0.linear.weight`, or the same
+    behind `medusa_head.` beside the base model's.
 
-    Their number is that of the tensors: published configs are known to name fewer. With
-    `original_lm_head` in its config, a checkpoint has no LM heads of its own.
+    The tensors determine the number of heads: published configs may name fewer. With
+    `original_lm_head` in its config, a checkpoint has no LM heads.
 
     Raises:
         ConfigurationError: tensors are missing, or do not fit the target.
@@ -86,8 +86,8 @@ def load_medusa(
 
 
 class MedusaDrafter:
-    """A `Drafter`. Head d's candidates stand at depth d of every tree, whatever stands above them:
-    a tree's shape depends on its number of nodes alone."""
+    """A `Drafter`. Head d's candidates are at depth d of every tree, independent of their parents:
+    a tree's shape depends only on its number of nodes."""
 
     name = "medusa"
     needs_history = False
@@ -118,10 +118,10 @@ class MedusaDrafter:
         )
 
     def clear(self) -> None:
-        """Nothing is kept that sequences which join would not replace."""
+        """Nothing: joining sequences replace all state."""
 
     def leave(self, slots: IntArray) -> None:
-        """As `clear`."""
+        """Nothing, as `clear`."""
 
     def join(self, joined: JoinedSequences) -> None:
         self._observed.join(joined)
@@ -140,7 +140,7 @@ class MedusaDrafter:
     def record_verified(
         self, slots: IntArray, num_drafts: IntArray, num_accepted: IntArray
     ) -> None:
-        """Nothing: it drafts as well as it was trained to."""
+        """Nothing: the heads do not learn while serving."""
 
     @torch.inference_mode()
     def draft(self, slots: IntArray, max_nodes: IntArray) -> DraftTrees:
@@ -161,7 +161,7 @@ class MedusaDrafter:
         )
 
     def _candidates(self, slots: IntArray, num_heads: int) -> IntArray:
-        """Each head's likeliest tokens, int32 [num_rows, num_heads, num_ranks]."""
+        """Each head's most likely tokens, int32 [num_rows, num_heads, num_ranks]."""
         hidden = self._last_hidden[torch.from_numpy(slots).long().to(self._last_hidden.device)]
         guesses = [head(hidden) for head in self._heads[:num_heads]]
         logits = [

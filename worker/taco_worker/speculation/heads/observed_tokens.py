@@ -1,4 +1,4 @@
-"""How far a drafter has seen each sequence of the batch."""
+"""Counts the tokens of each sequence whose hidden states a drafter has observed."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from taco_worker.speculation.drafter import ComputedTokens
 
 
 class ObservedTokens:
-    """Counts, for each slot, the tokens that are known and those whose hidden states were seen.
+    """For each slot, the number of known tokens and of tokens with observed hidden states.
 
     Attributes:
-        num_observed: int32 [max_num_seqs], position behind the last token that was observed.
+        num_observed: int32 [max_num_seqs], the position after the last observed token.
     """
 
     def __init__(self, max_num_seqs: int) -> None:
@@ -30,9 +30,9 @@ class ObservedTokens:
         self.num_observed[computed.slots] = computed.positions + computed.num_tokens
 
     def is_ready(self, slots: IntArray) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        """bool [num_rows]: whether all but the last token have been observed, which drafts follow.
+        """bool [num_rows]: whether all tokens but the last are observed, as drafting requires.
 
-        They have not while a prompt is computed, and after a step whose hidden states got lost.
+        That is false while a prompt is computed, and after a step whose hidden states were lost.
         """
         num_observed = self.num_observed[slots]
         ready: np.ndarray[tuple[int], np.dtype[np.bool_]] = (num_observed > 0) & (

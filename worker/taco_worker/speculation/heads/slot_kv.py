@@ -1,4 +1,4 @@
-"""Keys and values of a head's one layer, for the tokens of each slot."""
+"""The KV cache of a draft head's one layer, by slot."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ _FIRST_BLOCKS = 16
 
 @runtime_checkable
 class DrafterWithKV(Protocol):
-    """A drafter with keys and values of its own on the model's device.
+    """A drafter that stores keys and values on the model's device.
 
     Attributes:
-        kv_bytes_per_token: of a sequence in the batch.
-        kv_bytes_beside: whatever their number.
+        kv_bytes_per_token: for each token in the batch.
+        kv_bytes_beside: independent of the number of tokens.
     """
 
     kv_bytes_per_token: int
     kv_bytes_beside: int
 
     def reserve_kv(self, num_tokens: int) -> None:
-        """Take the memory for so many tokens of all sequences together now."""
+        """Allocate the memory for `num_tokens` tokens of all sequences together."""
         ...
 
 
 class SlotKV:
-    """Blocks of KV, dealt to slots as their sequences grow; there come more as they run out.
+    """KV blocks, allocated to slots as their sequences grow; the pool grows when it runs out.
 
-    A slot holds an unbroken run of tokens. It need not begin with the sequence's first one: tokens
-    that a prefix cache had, no step has computed.
+    A slot holds consecutive tokens. They need not begin with the sequence's first token: no step
+    computes tokens that the prefix cache holds.
 
     Attributes:
         num_tokens: int32 [max_num_seqs], tokens of each slot.
@@ -58,12 +58,12 @@ class SlotKV:
         self._num_blocks = np.zeros(max_num_seqs, dtype=np.int32)
         self._free: list[int] = []
         self._row = (num_kv_heads, head_dim)
-        # Keys, values; zeros: what is masked must still be a number.
+        # Keys, values; zeros, because masked entries must be finite numbers.
         self._data = torch.zeros((2, 0, _BLOCK_SIZE, *self._row), dtype=dtype, device=device)
 
     @property
     def nbytes(self) -> int:
-        """Memory that all blocks take."""
+        """Memory of all blocks."""
         return self._data.nbytes
 
     @property
@@ -73,12 +73,12 @@ class SlotKV:
 
     @property
     def padding_bytes(self) -> int:
-        """What the last blocks of all slots may take for tokens that are not there."""
+        """Maximum memory of the unused ends of all slots' last blocks."""
         return self.num_tokens.size * (_BLOCK_SIZE - 1) * self.bytes_per_token
 
     def reserve(self, num_tokens: int) -> None:
-        """Blocks for so many tokens, however they are shared out among slots. All slots must be
-        empty: these blocks are new, and the old ones go first."""
+        """Allocate blocks for `num_tokens` tokens in any distribution over slots. All slots must be
+        empty: the old blocks are freed first."""
         num_blocks = (num_tokens + self.num_tokens.size * (_BLOCK_SIZE - 1)) // _BLOCK_SIZE
         self._data = self._data.new_zeros((2, 0, *self._data.shape[2:]))
         self._data = self._data.new_zeros((2, num_blocks, *self._data.shape[2:]))
@@ -88,7 +88,7 @@ class SlotKV:
         self.release(np.arange(self.num_tokens.size, dtype=np.int32))
 
     def release(self, slots: IntArray) -> None:
-        """Their tokens are gone, and their blocks free."""
+        """Drop the slots' tokens and free their blocks."""
         for slot in slots[self._num_blocks[slots] > 0].tolist():
             self._free += self._tables[slot, : self._num_blocks[slot]].tolist()
         self._tables[slots] = -1
@@ -98,11 +98,12 @@ class SlotKV:
     def write(
         self, slots: IntArray, positions: IntArray, counts: IntArray, keys: Tensor, values: Tensor
     ) -> None:
-        """Tokens of each slot from a position on. What stood there and behind goes; where they do
-        not follow what is there, all of it does.
+        """Write tokens of each slot from a position on, and drop what followed there. If they do
+        not continue the slot's tokens, the slot's old tokens are dropped too.
 
         Args:
-            positions, counts: of the first token here, and how many there are; [num_rows].
+            positions, counts: the position of the first token, and the number of tokens;
+                [num_rows].
             keys, values: [sum(counts), num_kv_heads, head_dim].
         """
         starts = positions - self._first_positions[slots]
@@ -122,8 +123,8 @@ class SlotKV:
     def read(self, slots: IntArray, room: int) -> tuple[Tensor, Tensor]:
         """Keys and values, [num_rows, longest + room, num_kv_heads, head_dim] each.
 
-        Behind a slot's `num_tokens` stands whatever number, and in the last `room` rows of all,
-        which are the caller's, nothing yet.
+        Entries past a slot's `num_tokens` are undefined. The last `room` entries of each row are
+        for the caller to fill.
         """
         longest = int(self.num_tokens[slots].max())
         num_blocks = -(-longest // _BLOCK_SIZE)
@@ -134,8 +135,8 @@ class SlotKV:
         return copies[0], copies[1]
 
     def groups(self, slots: IntArray, max_bytes: int) -> list[slice]:
-        """Runs of rows whose keys and values `read` gives in at most so many bytes (a single row
-        in as many as it takes): all are as long as the longest."""
+        """Split rows into runs whose copies by `read` take at most `max_bytes` each (a single row
+        may take more); all rows of a run are padded to the longest."""
         lengths = self.num_tokens[slots].tolist()
         max_tokens = max_bytes // self.bytes_per_token
         groups, start, longest = [], 0, 0
@@ -148,7 +149,7 @@ class SlotKV:
         return groups
 
     def _deal(self, slots: IntArray) -> None:
-        """Blocks for all tokens of the slots."""
+        """Allocate blocks for all tokens of the slots."""
         wanted = -(-self.num_tokens[slots] // _BLOCK_SIZE)
         num_new = int(np.maximum(wanted - self._num_blocks[slots], 0).sum())
         while num_new > len(self._free):
@@ -159,7 +160,7 @@ class SlotKV:
             self._num_blocks[slot] = max(count, int(self._num_blocks[slot]))
 
     def _grow(self) -> None:
-        """Twice as many blocks as before."""
+        """Double the number of blocks."""
         num_blocks = self._data.shape[1]
         num_new = max(num_blocks, _FIRST_BLOCKS)
         fresh = self._data.new_zeros((2, num_new, *self._data.shape[2:]))

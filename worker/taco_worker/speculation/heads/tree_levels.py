@@ -1,4 +1,4 @@
-"""Runs a head's layer over the nodes of trees, a level of all of them at a time."""
+"""Runs a draft head's layer over the nodes of all trees, one level at a time."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from taco_worker.speculation.heads.eagle_models import EagleModel
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What the trees of some sequences stand on.
+    """The sequences' tokens that the trees attend to.
 
     Attributes:
-        positions: int64 [num_rows], of children of the root as the layer counts them.
+        positions: int64 [num_rows], the layer's position of the root's children.
         keys, values: [num_rows, longest + room, num_kv_heads, head_dim].
         is_seen: bool [num_rows, longest + room], which of these are a sequence's tokens.
-        room: the last so many, for the nodes of trees.
+        room: the last entries of each row, reserved for the nodes of trees.
     """
 
     positions: Tensor
@@ -34,8 +34,8 @@ class Context:
 
 
 class TreeLevels:
-    """A node sees its sequence's tokens, its ancestors and itself. What nodes leave in the context
-    goes with this object: drafts change no sequence."""
+    """A node sees its sequence's tokens, its ancestors and itself. KV of nodes is stored only in
+    the context, so drafts change no sequence."""
 
     def __init__(self, model: EagleModel, target: StepModel, context: Context) -> None:
         self._model = model
@@ -43,16 +43,16 @@ class TreeLevels:
         self._context = context
         self._positions = context.positions
         self._end = context.keys.shape[1] - context.room
-        self._is_seen = context.is_seen[:, None]  # by each node of the last level
+        self._is_seen = context.is_seen[:, None]  # for each node of the last level
 
     def run(self, expansion: Expansion, features: Tensor) -> Tensor:
-        """One level further.
+        """Compute one more level.
 
         Args:
             features: [num_rows, nodes of the last expansion, hidden_size], its outputs.
 
         Returns:
-            [num_rows, width, hidden_size], features of what follows each node.
+            [num_rows, width, hidden_size], the feature after each node.
         """
         model, layer, context = self._model, self._model.layer, self._context
         num_rows, width = expansion.token_ids.shape
@@ -77,10 +77,10 @@ class TreeLevels:
 
 
 def upload(values: npt.NDArray[Any], target: StepModel) -> Tensor:
-    """Integers as indices on the target's device."""
+    """Upload integers as indices to the target's device."""
     return torch.from_numpy(values.astype(np.int64)).to(target.device)
 
 
 def _of_parents(rows: Tensor, places: Tensor) -> Tensor:
-    """rows [num_rows, num_parents, size] to those of each node's parent."""
+    """Gather from rows [num_rows, num_parents, size] the row of each node's parent."""
     return rows.gather(1, places[:, :, None].expand(-1, -1, rows.shape[2]))

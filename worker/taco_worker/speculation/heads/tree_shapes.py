@@ -1,4 +1,4 @@
-"""Trees of the likeliest candidates when a candidate's chance depends on depth and rank alone."""
+"""Optimal tree shapes when a candidate's acceptance rate depends on depth and rank alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from taco_worker.speculation.drafter import FloatArray
 
 @dataclass(frozen=True, slots=True)
 class TreeShape:
-    """Nodes depth first, siblings by rank.
+    """Nodes in depth-first order, siblings by rank.
 
     Attributes:
         parents: int32 [num_nodes], -1 is the root.
@@ -30,23 +30,22 @@ class TreeShape:
 def likeliest_shapes(chances: FloatArray, max_nodes: int) -> list[TreeShape]:
     """The shapes with the most expected accepted tokens, of 0, 1, ... max_nodes nodes.
 
-    A greedy choice of the node with the greatest product of chances from the root on is the best
-    one (Cai et al. 2024, "Medusa", appendix on sparse trees). The list ends early where there are
-    not so many nodes.
+    Greedily adding the node with the greatest path probability is optimal (Cai et al. 2024,
+    "Medusa", appendix on sparse trees). The list ends early if there are fewer nodes.
 
     Args:
-        chances: [num_depths, num_ranks], falling along ranks: that a candidate is right if the
-            node above it is.
+        chances: [num_depths, num_ranks], descending along ranks: the acceptance rate of a candidate
+            whose parent is accepted.
     """
     paths = _likeliest_paths(chances, max_nodes)
     return [_shape(paths[:count]) for count in range(len(paths) + 1)]
 
 
 def _likeliest_paths(chances: FloatArray, count: int) -> list[tuple[int, ...]]:
-    """Ranks from the root to each node, the likeliest node first."""
+    """Ranks from the root to each node, most likely node first."""
     num_depths, num_ranks = chances.shape
     paths: list[tuple[int, ...]] = []
-    # Of nodes that may come next: a node waits for its parent and for its likelier sibling.
+    # Candidates for the next node: each follows its parent and its more likely sibling.
     waiting: list[tuple[float, tuple[int, ...]]] = [(-float(chances[0, 0]), (0,))]
     while waiting and len(paths) < count:
         chance, path = heapq.heappop(waiting)
@@ -61,7 +60,7 @@ def _likeliest_paths(chances: FloatArray, count: int) -> list[tuple[int, ...]]:
 
 
 def _shape(paths: Sequence[tuple[int, ...]]) -> TreeShape:
-    ordered = sorted(paths)  # a path stands behind its own beginning
+    ordered = sorted(paths)  # a path sorts after its prefixes
     index_of = {path: index for index, path in enumerate(ordered)}
     return TreeShape(
         np.array([index_of.get(path[:-1], -1) for path in ordered], dtype=np.int32),

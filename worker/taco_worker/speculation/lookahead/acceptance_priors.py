@@ -1,4 +1,4 @@
-"""What is believed of each class of nodes before any was verified."""
+"""Assumed acceptance rates of lookahead drafts before any was verified, by class of node."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import numpy as np
 from taco_kernels.native.lookahead import NUM_CLASSES
 from taco_worker.speculation.drafter import FloatArray
 
-# Shares of drafts that were right, rounded, in texts of several kinds (Python sources,
-# documentation, answers that quote their prompt) under the default options. A row is a length of
-# match: 1, 2, 3 to 4, 5 to 6, 7 to 15, and more. A column is the share of the weight that the
-# candidate has: four fifths at least, half, a fifth, and less.
+# Acceptance rates, rounded, of drafts in texts of several kinds (Python sources, documentation,
+# answers that quote their prompt) under the default options. A row is a match length: 1, 2, 3 to 4,
+# 5 to 6, 7 to 15, and more. A column is the candidate's share of the weight: at least four fifths,
+# half, a fifth, and less.
 _FROM_TABLE = (
     (0.45, 0.20, 0.08, 0.04),
     (0.55, 0.23, 0.09, 0.05),

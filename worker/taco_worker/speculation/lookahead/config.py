@@ -1,4 +1,4 @@
-"""Options of the lookahead cache: lookahead_cache_config.json."""
+"""Reads the options of the lookahead cache from lookahead_cache_config.json."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from taco_proto.errors import ConfigurationError
 
 FILE_NAME = "lookahead_cache_config.json"
 
-# Room where neither the file nor a flag says: so many tokens, but no more than this of all memory.
+# Default capacity in tokens, limited to this fraction of the machine's memory.
 _DEFAULT_TOKENS = 5_000_000
 _DEFAULT_SHARE = 0.15
 _LEAST_TOKENS = 1000
 _MOST = 2**31 - 1
-_MOST_WEIGHT = 4095.0  # of a token in a cell
+_MOST_WEIGHT = 4095.0  # maximum weight of a token in a cell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookaheadConfig:
-    """The options as users name them; docs/lookahead.md says what each does.
+    """The options by their names in the file; docs/lookahead.md describes them.
 
-    None is what the model, the machine or another option says.
+    None: the model, the machine or another option determines the value.
     """
 
     cache_mode: int = 2
@@ -70,7 +70,7 @@ class LookaheadConfig:
         return self.cache_mode != Mode.RAW and self.global_cache_switch
 
 
-# The least and the greatest value of each number.
+# Minimum and maximum of each number.
 _RANGES: Mapping[str, tuple[float, float]] = {
     "cache_mode": (0, 2),
     "cache_size": (_LEAST_TOKENS, 10**12),
@@ -95,21 +95,20 @@ _RANGES: Mapping[str, tuple[float, float]] = {
 
 
 def read_config(directory: str) -> LookaheadConfig:
-    """What the directory's file says; without the file, and in a file without `cache_mode`, there
-    are two token paths.
+    """Read the file of a directory. `cache_mode` defaults to two token paths, also without a file.
 
     Raises:
-        ConfigurationError: there is no such directory, or the file holds an option that is
+        ConfigurationError: the directory does not exist, or the file holds an option that is
             unknown, of the wrong type or out of range.
     """
     if not Path(directory).is_dir():
-        raise ConfigurationError(f"--lookahead-cache-config-dir: there is no directory {directory}")
+        raise ConfigurationError(f"--lookahead-cache-config-dir: directory {directory} not found")
     path = Path(directory) / FILE_NAME
     given = _read_object(path) if path.exists() else {}
     known = {field.name for field in fields(LookaheadConfig)}
     for name, value in given.items():
         if name not in known:
-            raise ConfigurationError(f"{path}: there is no option {name!r}")
+            raise ConfigurationError(f"{path}: unknown option {name!r}")
         _check(path, name, value)
     if "cache_mode" not in given:
         given = {"token_paths_top_k": 2, **given}
@@ -121,7 +120,7 @@ def read_config(directory: str) -> LookaheadConfig:
         )
     if config.warmup_file is not None and not config.has_table:
         raise ConfigurationError(
-            f"{path}: warmup_file has no use with cache_mode 0 or without the global cache"
+            f"{path}: warmup_file has no effect with cache_mode 0 or without the global cache"
         )
     return config
 
@@ -149,29 +148,29 @@ def _check(path: Path, name: str, value: Any) -> None:
     if name in _RANGES:
         least, most = _RANGES[name]
         if not least <= value <= most:
-            raise ConfigurationError(f"{path}: {name} must lie in {least} to {most}, not {value}")
+            raise ConfigurationError(f"{path}: {name} must be {least} to {most}, not {value}")
 
 
 def cache_tokens(config: LookaheadConfig, memory_utilization: float | None) -> int:
-    """Tokens that the cache has room for: by the flag, by cache_size, or by default.
+    """The cache's capacity in tokens: from the flag, from cache_size, or the default.
 
     Raises:
-        ConfigurationError: the share of memory is not above 0 and at most 1, or next to nothing;
-            or cache_size is more than the machine has.
+        ConfigurationError: the fraction of memory is not above 0 and at most 1, or gives too few
+            tokens; or cache_size exceeds the machine's memory.
     """
     per_token = bytes_per_token(config.min_match_length, config.turbo_match_length)
     total = psutil.virtual_memory().total
     if memory_utilization is not None:
         if not 0 < memory_utilization <= 1:
             raise ConfigurationError(
-                "--cpu-decoding-memory-utilization must lie above 0 and at most at 1, not "
+                "--cpu-decoding-memory-utilization must be above 0 and at most 1, not "
                 f"{memory_utilization}"
             )
         num_tokens = int(memory_utilization * total) // per_token
         if num_tokens < _LEAST_TOKENS:
             raise ConfigurationError(
-                f"--cpu-decoding-memory-utilization {memory_utilization} is room for {num_tokens} "
-                f"tokens; the least are {_LEAST_TOKENS}"
+                f"--cpu-decoding-memory-utilization {memory_utilization} holds {num_tokens} "
+                f"tokens; the minimum is {_LEAST_TOKENS}"
             )
         return num_tokens
     if config.cache_size is not None:
@@ -193,7 +192,7 @@ def cache_options(
     eos_token_ids: tuple[int, ...],
     max_num_seqs: int,
 ) -> CacheOptions:
-    """What the kernel is told. Raises: ConfigurationError: as `cache_tokens`."""
+    """The options of the native cache. Raises ConfigurationError as `cache_tokens` does."""
     has_paths = config.token_paths_top_k > 1
     is_penalized = config.cache_mode == Mode.RAW and not has_paths
     return CacheOptions(

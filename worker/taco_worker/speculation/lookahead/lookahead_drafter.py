@@ -1,4 +1,4 @@
-"""Drafts from what was read and written before: the lookahead cache, and [ngram]."""
+"""Drafts from earlier text: the lookahead cache, and prompt lookup (`ngram`)."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from taco_worker.speculation.lookahead.config import cache_options, read_config
 from taco_worker.speculation.lookahead.lookahead_metrics import LookaheadMetrics
 from taco_worker.speculation.lookahead.warm_up import read_texts, warm_up
 
-# Drafts of [ngram], unless the configuration says otherwise.
+# Default number of drafts of ngram.
 _DEFAULT_NGRAM_DRAFTS = 5
 
 
 class LookaheadDrafter:
-    """A `Drafter` over the C++ cache. It needs no hidden states.
+    """A `Drafter` over the native lookahead cache. It needs no hidden states.
 
     Attributes:
-        cache: what was learned.
-        figures: how well its drafts went.
+        cache: the learned token sequences.
+        metrics: averages over its drafts.
         name, max_draft_tokens, priors, needs_history, hidden_layers: see `Drafter`.
     """
 
@@ -44,14 +44,14 @@ class LookaheadDrafter:
         ignores_prompts: bool = False,
         log_interval: int | None = None,
     ) -> None:
-        """The figures are logged every `log_interval` iterations; None: never.
+        """`log_interval`: log the metrics every so many iterations; None: never.
 
         Raises:
-            ConfigurationError: there is no library of CPU kernels, or no memory for the cache.
+            ConfigurationError: the native library or the memory for the cache is missing.
         """
         self.name = name
         self.priors = class_priors()
-        self.figures = LookaheadMetrics(options.num_slots, log_interval)
+        self.metrics = LookaheadMetrics(options.num_slots, log_interval)
         num_paths = {
             Mode.RAW: options.raw_paths,
             Mode.TURBO: options.max_paths,
@@ -67,11 +67,11 @@ class LookaheadDrafter:
 
     def clear(self) -> None:
         self.cache.clear()
-        self.figures.clear()
+        self.metrics.clear()
 
     def leave(self, slots: IntArray) -> None:
         self.cache.leave(slots)
-        self.figures.leave(slots)
+        self.metrics.leave(slots)
 
     def join(self, joined: JoinedSequences) -> None:
         self.cache.join(
@@ -87,12 +87,12 @@ class LookaheadDrafter:
         self.cache.append(slots, num_tokens, token_ids)
 
     def observe(self, computed: ComputedTokens) -> None:
-        """Nothing: tokens say it all."""
+        """Nothing: the cache learns from tokens alone."""
 
     def record_verified(
         self, slots: IntArray, num_drafts: IntArray, num_accepted: IntArray
     ) -> None:
-        self.figures.observe(slots, num_drafts, num_accepted)
+        self.metrics.observe(slots, num_drafts, num_accepted)
 
     def draft(self, slots: IntArray, max_nodes: IntArray) -> DraftTrees:
         return self.cache.draft(slots, np.minimum(max_nodes, self.max_draft_tokens))
@@ -106,10 +106,10 @@ def make_lookahead(
     eos_token_ids: tuple[int, ...],
     max_num_seqs: int,
 ) -> LookaheadDrafter:
-    """The lookahead cache that `config.lookahead_config_dir` describes.
+    """Create the lookahead cache that `config.lookahead_config_dir` describes.
 
     Raises:
-        ConfigurationError: its file or its warm-up file make no sense, or it cannot start.
+        ConfigurationError: its file or its warm-up file is invalid, or it cannot start.
     """
     assert config.lookahead_config_dir is not None
     directory = Path(config.lookahead_config_dir)
@@ -144,21 +144,21 @@ def make_ngram(
     eos_token_ids: tuple[int, ...],
     max_num_seqs: int,
 ) -> LookaheadDrafter:
-    """Prompt lookup: raw, with matches of ngram_max to ngram_min tokens.
+    """Create prompt lookup: raw mode with matches of ngram_max down to ngram_min tokens.
 
     Raises:
-        ConfigurationError: impossible lengths, or it cannot start.
+        ConfigurationError: the lengths are invalid, or the cache cannot start.
     """
     num_drafts = config.num_speculative_tokens or _DEFAULT_NGRAM_DRAFTS
     least = config.ngram_min or 1
     if not 1 <= least <= config.ngram_max <= MAX_MATCH:
         raise ConfigurationError(
             f"--ngram-prompt-lookup-min {least} and --ngram-prompt-lookup-max {config.ngram_max} "
-            f"must be lengths of 1 to {MAX_MATCH} tokens, the least first"
+            f"must be 1 to {MAX_MATCH} tokens, min not above max"
         )
     if num_drafts > MAX_TREE:
         raise ConfigurationError(f"--num-speculative-tokens must be at most {MAX_TREE}")
-    # Room for every sequence at its longest: nothing of it is taken before it is needed.
+    # Capacity for every sequence at its longest; memory is allocated when needed.
     num_lengths = config.ngram_max - least + 1
     options = CacheOptions(
         num_slots=max_num_seqs,

@@ -1,4 +1,4 @@
-"""How well drafts went: the figures by which the lookahead cache is tuned."""
+"""Averages of the lookahead cache's drafts over requests: hits, accepted and rejected tokens."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from taco_worker.sampling.columns import Array
 
 logger = logging.getLogger("taco.worker")
 
-# Of a request, in the order of the log line.
+# Counts of a request, in the order of the log line.
 _COUNTS = ("num_iters", "hit_iters", "hit_len", "invalid_len")
 _RATIOS = ("hit_rate", "global_average_hit_len", "valid_average_hit_len", "hit_valid_rate")
 
 
 class LookaheadMetrics:
-    """Eight figures, each the mean over all requests so far, those that still run among them.
+    """Eight metrics, each the mean over all requests so far, running ones included.
 
-    An iteration is a step that gave a request tokens; it is a hit if at least one draft was
-    accepted. A request that was preempted counts as another one when it is back.
+    An iteration is a step that returned tokens of a request; it is a hit if at least one draft was
+    accepted. A preempted request counts as another request after it has resumed.
     """
 
     def __init__(self, num_slots: int, log_interval: int | None = None) -> None:
-        """Logs the figures every `log_interval` iterations of the batch; None: never."""
-        # Plain lists: of a few rows a step, each, NumPy would take ten times as long.
+        """Logs the metrics every `log_interval` iterations of the batch; None: never."""
+        # Plain lists: for the few rows of a step NumPy would take ten times as long.
         self._counts = [[0] * len(_COUNTS) for _ in range(num_slots)]
         self._num_left = 0
         self._sums_of_left: Array = np.zeros(len(_COUNTS) + len(_RATIOS))
@@ -33,7 +33,7 @@ class LookaheadMetrics:
         self._num_observed = 0
 
     def observe(self, slots: IntArray, num_drafts: IntArray, num_accepted: IntArray) -> None:
-        """An iteration: the drafts of each slot that were verified, and those accepted."""
+        """Count an iteration: the verified and the accepted drafts of each slot."""
         columns = (slots.tolist(), num_drafts.tolist(), num_accepted.tolist())
         for slot, drafted, accepted in zip(*columns, strict=True):
             counts = self._counts[slot]
@@ -54,11 +54,11 @@ class LookaheadMetrics:
             self._counts[slot] = [0] * len(_COUNTS)
 
     def clear(self) -> None:
-        """All requests leave."""
+        """Remove all requests."""
         self.leave(np.arange(len(self._counts), dtype=np.int32))
 
     def values(self) -> dict[str, float]:
-        """Each figure by its name; zeros as long as nothing was observed."""
+        """The metrics by name; zeros before the first iteration."""
         running = self._of(self._counts)
         sums = self._sums_of_left + _with_ratios(running).sum(axis=0)
         means = sums / max(self._num_left + running.shape[0], 1)
@@ -66,18 +66,18 @@ class LookaheadMetrics:
 
     @staticmethod
     def _of(counts: list[list[int]]) -> Array:
-        """float64 [num_requests, 4], of those that have had an iteration."""
+        """float64 [num_requests, 4], of requests with at least one iteration."""
         found: Array = np.array([row for row in counts if row[0]], dtype=np.float64)
         return found.reshape(-1, len(_COUNTS))
 
     def line(self) -> str:
-        """As TACO has always logged it."""
+        """The log line, in the format of earlier versions."""
         parts = [f"{name}: {value:.4f}" for name, value in self.values().items()]
         return ", ".join(parts).replace("hit_iters: ", "hit_iters:")
 
 
 def _with_ratios(counts: Array) -> Array:
-    """float64 [num_requests, 8]: counts, then ratios; a ratio to nothing is 0."""
+    """float64 [num_requests, 8]: counts, then ratios; a ratio to 0 is 0."""
     num_iters, hit_iters, hit_len, invalid_len = counts.T
     of = (num_iters, num_iters, hit_iters, hit_len + invalid_len)
     parts = (hit_iters, hit_len, hit_len, hit_len)

@@ -1,4 +1,4 @@
-"""Texts that a lookahead cache knows from the start."""
+"""Reads the warm-up file, whose texts a lookahead cache learns at start."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from taco_kernels.native.lookahead import LookaheadCache
 from taco_proto.errors import ConfigurationError
 from taco_proto.steps import IntArray
 
-# Some 30 million tokens: more than the cache holds by default.
+# About 30 million tokens: more than the cache holds by default.
 _MAX_BYTES = 256 * 2**20
 _KEYS = ("prompt", "output")
 
 
 def read_texts(path: Path, vocab_size: int) -> list[IntArray]:
-    """Prompt and output of each entry, one behind the other.
+    """The tokens of each entry: prompt, then output.
 
     Raises:
         ConfigurationError: the file is not [{"prompt": [ids], "output": [ids]}].
@@ -26,7 +26,7 @@ def read_texts(path: Path, vocab_size: int) -> list[IntArray]:
     try:
         entries = read_json_list(path, _MAX_BYTES)
     except FileNotFoundError:
-        raise ConfigurationError(f"cannot read warmup_file {path}: there is no such file") from None
+        raise ConfigurationError(f"cannot read warmup_file {path}: file not found") from None
     except JsonFileError as error:
         raise ConfigurationError(f"warmup_file: {error}") from None
     return [_read_entry(path, index, entry, vocab_size) for index, entry in enumerate(entries)]
@@ -47,7 +47,7 @@ def _read_entry(path: Path, index: int, entry: Any, vocab_size: int) -> IntArray
 
 
 def warm_up(cache: LookaheadCache, texts: list[IntArray]) -> None:
-    """The texts are learned as those of sequences without a salt are."""
+    """Learn the texts as those of sequences without a cache salt."""
     if texts:
         sizes = np.array([text.size for text in texts], dtype=np.int32)
         cache.learn(sizes, np.concatenate(texts), ())
