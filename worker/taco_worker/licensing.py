@@ -120,8 +120,8 @@ def _license_ids(device: str, host_id: str) -> tuple[str, ...]:
 
 
 def _license_of(client: "LicenseClient") -> WorkerLicense:
-    standing = client.standing()
-    if standing.is_valid:  # a server that is away meanwhile is logged by this worker alone
+    status = client.standing()
+    if status.is_valid:  # a server that is away meanwhile is logged by this worker alone
         return NEEDS_NO_LICENSE
-    state = LicenseState.ASKED if standing.is_pending else LicenseState.MISSING
-    return WorkerLicense(state, standing.reason)
+    state = LicenseState.ASKED if status.is_pending else LicenseState.MISSING
+    return WorkerLicense(state, status.reason)

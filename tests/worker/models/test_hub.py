@@ -137,7 +137,7 @@ def test_unknown_revision(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("fetched")
 def test_repository_that_is_no_model(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="org/dataset on the hub is no model"):
+    with pytest.raises(ValueError, match="org/dataset on the hub is not a model"):
         resolve_model("org/dataset", download_dir=tmp_path)
 
 

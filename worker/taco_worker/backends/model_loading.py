@@ -21,7 +21,7 @@ _QUANTIZATIONS = (None, "int8")
 def load_step_model(
     config: WorkerConfig, kernels: CpuKernels | None, transfers: Transfers
 ) -> tuple[ModelConfig, StepModel]:
-    """Load the model that `config` names: on the CPU kernels, or on torch if `kernels` is None.
+    """Load the model that `config` names: on `kernels`, or on torch without them.
 
     Raises:
         ValueError: the model cannot be found, read or run with this configuration.

@@ -40,7 +40,7 @@ class ProfilingSteps:
 
     def run(self, model: StepModel, device: torch.device) -> None:
         """Run both steps with every option of a request, so that all memory is counted."""
-        # Stands in for the token table, which is allocated later and stays.
+        # A substitute for the token table, which is allocated later and stays.
         shape = (self.max_num_seqs, self.max_model_len)
         tokens = torch.zeros(shape, dtype=torch.int32, device=device)
         run_with_all_options(model, self.largest, tokens, self.max_logprobs, self.drafter)

@@ -22,7 +22,7 @@ def find_weight_files(model_dir: Path, load_format: LoadFormat) -> list[Path]:
     """The files to read: those of an index, or a single file; "auto" prefers safetensors.
 
     Raises:
-        ValueError: there are none, or the index is damaged or names a missing file.
+        ValueError: no weight file exists, or the index is damaged or names a missing file.
     """
     bases = {
         "safetensors": ["model.safetensors"],

@@ -100,7 +100,7 @@ def test_there_are_two_paths_unless_a_mode_or_a_number_is_chosen(tmp_path: Path)
         ({"cache_mode": 3}, "cache_mode must be 0 to 2, not 3"),
         ({"min_match_length": 8}, "min_match_length 8 is above turbo_match_length 7"),
         ({"cache_mode": 0, "warmup_file": "w"}, "warmup_file has no effect with cache_mode 0"),
-        ({"global_cache_switch": False, "warmup_file": "w"}, "warmup_file has no use"),
+        ({"global_cache_switch": False, "warmup_file": "w"}, "warmup_file has no effect"),
         ([], "it holds no JSON object"),
     ],
 )

@@ -100,7 +100,7 @@ class CudaGraphs:
         self._wanted = [GraphShape(1, num_seqs) for num_seqs in reversed(self._sizes)]
 
     def find(self, inputs: ModelInput) -> CapturedStep | None:
-        """The graph for a step; None if there is none yet."""
+        """The graph for a step; None if it is not captured yet."""
         shape = self._shape_of(inputs)
         if shape is None:
             return None

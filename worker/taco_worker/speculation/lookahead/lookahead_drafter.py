@@ -44,7 +44,7 @@ class LookaheadDrafter:
         ignores_prompts: bool = False,
         log_interval: int | None = None,
     ) -> None:
-        """`log_interval`: log the metrics every so many iterations; None: never.
+        """`log_interval`: iterations between log lines of the metrics; None: never.
 
         Raises:
             ConfigurationError: the native library or the memory for the cache is missing.
