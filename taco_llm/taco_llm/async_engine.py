@@ -200,7 +200,7 @@ class AsyncLLMEngine:
         loop = asyncio.get_running_loop()
 
         def note() -> None:
-            self._scheduler.note_license(link, self._licensing.current())
+            self._scheduler.on_license_change(link, self._licensing.current())
 
         def note_soon() -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed

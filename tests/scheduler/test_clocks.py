@@ -67,7 +67,7 @@ async def test_a_jump_of_the_wall_clock_changes_nothing(
         worker.hold(held)
         async with background(worker.serve()):
             received = await gateway.read_ends(3)
-        assert service.engine.counters.num_lost_workers == 0
+            assert service.engine.counters.num_lost_workers == 0
     assert not received.errors
     for request, prompt in zip(requests, prompts, strict=True):
         expected = generate(prompt, request.sampling, worker_info(), request.handle)

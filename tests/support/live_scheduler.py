@@ -50,10 +50,16 @@ async def scheduler(
     try:
         yield service
     finally:
-        await server._server.stop(None)  # no goodbye
+        await kill(server)
         if isinstance(worker, GatedWorker):
             worker.allow(10_000)
         await service.stop()
+
+
+async def kill(server: SchedulerServer) -> None:
+    """Breaks all streams without a status, as if the process was killed."""
+    await server._on_thread(server._server.stop(None))
+    await server.stop()
 
 
 async def until_ready(client: SchedulerClient, *, is_ready: bool = True) -> None:

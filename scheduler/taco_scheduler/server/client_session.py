@@ -1,19 +1,21 @@
-"""One client of the scheduler: a gateway's stream, or the engine in the same process."""
+"""The session of one client of the scheduler: a gateway's stream, or the engine's own process."""
 
 import asyncio
+from collections import deque
 from typing import Protocol
 
 from taco_proto import scheduler_pb2 as pb
 from taco_proto.requests import GenerateRequest, ModelInfo
+from taco_scheduler.server.loop_calls import LoopCalls
 from taco_scheduler.state.output_buffer import OutputBuffer
 
 
 class SessionClosedError(Exception):
-    """The session has ended, and why."""
+    """The session has ended; the message says why."""
 
 
 class SessionHost(Protocol):
-    """What a session needs of the service. Nothing of it waits, but for the first worker."""
+    """The methods of the service that a session calls. Only `first_model_info` waits."""
 
     async def first_model_info(self) -> ModelInfo: ...
 
@@ -25,92 +27,111 @@ class SessionHost(Protocol):
 
 
 class ClientSession:
-    """Submits requests and takes their news. To be used on the service's event loop."""
+    """Submits requests and receives their outputs.
+
+    Methods belong to the service's event loop, except `next_message` and `next_batch`: they belong
+    to the loop of `reader`.
+
+    Args:
+        reader: calls on the loop of the thread that reads; None: the service's own loop.
+    """
 
     def __init__(
-        self, host: SessionHost, output_buffer: OutputBuffer, name: str, model: ModelInfo
+        self,
+        host: SessionHost,
+        output_buffer: OutputBuffer,
+        name: str,
+        model: ModelInfo,
+        reader: LoopCalls | None = None,
     ) -> None:
         self.name = name
         self.output_buffer = output_buffer
         self._host = host
-        self._model: ModelInfo | None = model
-        self._news = asyncio.Event()
-        self._waits = False
+        self._reader = reader
+        self._models = deque([model], maxlen=1)  # the latest one, until it is sent
+        self._readable = asyncio.Event()
+        self._is_waiting = False
         self._close_reason: str | None = None
 
     async def model_info(self) -> ModelInfo:
-        """What is served; waits for the first worker."""
+        """The served model; waits for the first worker."""
         return await self._host.first_model_info()
 
     def submit(self, request: GenerateRequest) -> None:
-        """Queues a request. Refusals come as errors of a batch."""
+        """Queues a request. A rejection arrives as an error of a batch."""
         if self._close_reason is None:
             self._host.submit(self.output_buffer, request)
 
     def cancel(self, handle: int, index: int | None = None) -> None:
-        """Ends a request, or one of its sequences; of no effect if it has ended."""
+        """Cancels a request, or one of its sequences; no effect if it has ended."""
         if self._close_reason is None:
             self._host.cancel(self.output_buffer, handle, index)
 
-    def refuse(self, handle: int, code: int, message: str) -> None:
-        """The client's request cannot even be read."""
+    def reject(self, handle: int, code: int, message: str) -> None:
+        """Fails a request whose message cannot be read."""
         self.output_buffer.add_error(handle, code, message)
         self.notify()
 
     async def next_batch(self) -> pb.OutputBatch:
-        """Waits for news; all that has gathered comes at once.
+        """Waits for outputs; returns everything buffered in one batch.
 
         Raises:
-            SessionClosedError: the service stopped, or this client was hopelessly behind.
+            SessionClosedError: the service stopped, or the client fell too far behind.
         """
         while not isinstance(message := await self.next_message(), pb.OutputBatch):
             pass
         return message
 
     async def next_message(self) -> ModelInfo | pb.OutputBatch:
-        """The same, with a `ModelInfo` first and whenever a worker comes or goes, or the
-        service begins to shut down.
+        """Waits for outputs or a change of the model info.
+
+        The first message is a `ModelInfo`; another follows whenever a worker attaches or detaches,
+        or the service begins to drain.
 
         Raises:
             SessionClosedError: see `next_batch`.
         """
         while True:
+            # Cleared before the state is read, so that no notification is missed.
+            self._readable.clear()
             if self._close_reason is not None:
                 raise SessionClosedError(self._close_reason)
-            if self._model is not None:
-                model, self._model = self._model, None
-                return model
+            if self._models:
+                return self._models.pop()
             if self.output_buffer:
                 return self.output_buffer.take()
-            await self._wait_for_news()
+            self._is_waiting = True
+            try:
+                await self._readable.wait()
+            finally:
+                self._is_waiting = False
 
     @property
-    def has_taken_all(self) -> bool:
-        """The client has everything and waits for more."""
-        return self._waits and self._model is None and not self.output_buffer
+    def is_drained(self) -> bool:
+        """The client has received everything and waits for more."""
+        return self._is_waiting and not self._models and not self.output_buffer
 
     def close(self, reason: str = "the client closed its session") -> None:
-        """Cancels whatever the client still has."""
+        """Ends the session and cancels the client's requests."""
         if self._close_reason is None:
             self._close_reason = reason
-            self._news.set()
+            self._wake_reader()
             self._host.disconnect(self)
 
     def notify(self) -> None:
-        """The service calls it when the engine may have put something into the output_buffer."""
+        """Wakes the reader if there are outputs; the service calls it after each turn."""
         if self.output_buffer.overflowed:
             self.close("the client does not take its tokens")
         elif self.output_buffer:
-            self._news.set()
-
-    async def _wait_for_news(self) -> None:
-        self._news.clear()
-        self._waits = True
-        try:
-            await self._news.wait()
-        finally:
-            self._waits = False
+            self._wake_reader()
 
     def notify_model(self, model: ModelInfo) -> None:
-        self._model = model
-        self._news.set()
+        """Sends a new model info."""
+        self._models.append(model)
+        self._wake_reader()
+
+    def _wake_reader(self) -> None:
+        if self._reader is None:
+            self._readable.set()
+        else:
+            self._reader.post(self._readable.set)

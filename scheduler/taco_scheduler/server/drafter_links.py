@@ -1,4 +1,4 @@
-"""The links to a draft worker: in this process, or over its AttachDrafter stream."""
+"""The transports to a draft worker: `LocalDrafterLink` here, `RemoteDrafterLink` over gRPC."""
 
 import asyncio
 import logging
@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from taco_proto import scheduler_pb2 as pb
 from taco_proto.convert_drafts import draft_request_to_pb
 from taco_proto.drafts import DrafterInfo, DraftReply, DraftRequest
+from taco_scheduler.server.loop_calls import LoopCalls
 
 logger = logging.getLogger("taco.scheduler")
 
@@ -24,8 +25,8 @@ class DraftExecutor(Protocol):
     def draft(self, request: DraftRequest) -> DraftReply: ...
 
 
-class LocalDrafter:
-    """Runs a draft model in a thread of its own.
+class LocalDrafterLink:
+    """Runs a draft model in its own thread.
 
     Args:
         deliver: called on the running event loop with this link and each reply.
@@ -35,8 +36,8 @@ class LocalDrafter:
     def __init__(
         self,
         executor: DraftExecutor,
-        deliver: Callable[["LocalDrafter", DraftReply], None],
-        lost: Callable[["LocalDrafter", str], None],
+        deliver: Callable[["LocalDrafterLink", DraftReply], None],
+        lost: Callable[["LocalDrafterLink", str], None],
     ) -> None:
         """Raises RuntimeError without a running event loop."""
         self.info = executor.info
@@ -57,14 +58,14 @@ class LocalDrafter:
         self._requests.put(None)
 
     async def join(self) -> None:
-        """Waits until the thread has ended, which it does after `close`."""
+        """Waits until the thread has ended; call `close` before."""
         await self._ended.wait()
 
     def _run(self) -> None:
         while (request := self._requests.get()) is not None:
             try:
                 reply = self._executor.draft(request)
-            except Exception as error:  # decoding goes on without drafts
+            except Exception as error:  # decoding continues without drafts
                 logger.exception("draft worker %s failed", self.info.name)
                 self._call(self._lost, self, repr(error))
                 break
@@ -72,29 +73,35 @@ class LocalDrafter:
         self._call(self._ended.set)
 
     def _call(self, callback: Callable[..., None], *arguments: Any) -> None:
-        with suppress(RuntimeError):  # the loop is closed: nobody waits for news any more
+        with suppress(RuntimeError):  # the loop is closed: nothing waits for the drafts
             self._loop.call_soon_threadsafe(callback, *arguments)
 
 
-class RemoteDrafter:
-    """A draft worker that dialled in: requests wait in a queue until its stream has taken them.
+class RemoteDrafterLink:
+    """A draft worker that dialled in. Requests wait in a queue until its stream writes them.
+
+    `next_request` belongs to the loop of `io_calls`; the other methods to the service's loop.
+
+    Args:
+        io_calls: calls on the loop that serves gRPC.
 
     Attributes:
-        close_reason: why it cannot be used, if it cannot.
+        close_reason: why the draft worker cannot be used; empty: it can.
     """
 
-    def __init__(self, info: DrafterInfo) -> None:
+    def __init__(self, info: DrafterInfo, io_calls: LoopCalls) -> None:
         self.info = info
         self.close_reason = ""
+        self._io_calls = io_calls
         self._requests: asyncio.Queue[pb.DraftRequest | None] = asyncio.Queue()
 
     def send(self, request: DraftRequest) -> None:
-        self._requests.put_nowait(draft_request_to_pb(request))
+        self._io_calls.post(self._requests.put_nowait, draft_request_to_pb(request))
 
     def close(self, reason: str = "") -> None:
         self.close_reason = self.close_reason or reason
-        self._requests.put_nowait(None)
+        self._io_calls.post(self._requests.put_nowait, None)
 
     async def next_request(self) -> pb.DraftRequest | None:
-        """The next request; None once the link was closed."""
+        """Waits for the next request; None once the link was closed."""
         return await self._requests.get()

@@ -1,12 +1,18 @@
-"""The scheduler as a process: a gRPC server around `SchedulerService`."""
+"""The scheduler as a process: a gRPC server around `SchedulerService`.
+
+gRPC has its own thread and event loop: reading, writing and converting messages take longer than
+the engine's step, and would delay the steps of every worker.
+"""
 
 import asyncio
 import gc
 import logging
 import signal
-from collections.abc import AsyncIterator, Awaitable
+import threading
+from collections.abc import AsyncIterator, Awaitable, Coroutine
+from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
@@ -25,27 +31,30 @@ from taco_proto.errors import ConfigurationError
 from taco_proto.scheduler_pb2_grpc import SchedulerServicer, add_SchedulerServicer_to_server
 from taco_scheduler.metrics.exposition import EngineCollector
 from taco_scheduler.server.drafter_stream import serve_drafter
+from taco_scheduler.server.gateway_stream import serve_gateway
+from taco_scheduler.server.loop_calls import LoopCalls
 from taco_scheduler.server.service import SchedulerService
-from taco_scheduler.server.streams import serve_gateway, serve_worker
+from taco_scheduler.server.worker_stream import serve_worker
 
-if TYPE_CHECKING:  # schedulers without Redis do not pay for its client
+if TYPE_CHECKING:  # a scheduler without Redis need not load its client
     from taco_scheduler.server.advertiser import Advertiser
 
+# Seconds that streams have to end when the server stops.
 CLOSE_SECONDS = 1.0
-# Who may connect to a Unix socket: the user that runs the scheduler.
+# Only the user that runs the scheduler may connect to a Unix socket.
 UNIX_SOCKET_MODE = 0o600
 
 OPTIONS = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.so_reuseport", 0),  # two schedulers on one port are a mistake
+    ("grpc.so_reuseport", 0),  # a second scheduler on one port is an error
     ("grpc.keepalive_permit_without_calls", 1),  # peers may ping as often as they like
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
     ("grpc.http2.max_ping_strikes", 0),
 )
 
-# Who may call what, where certificates say who calls.
+# Roles that may call each method, if TLS certificates name the caller's role.
 _SERVICE = pb.DESCRIPTOR.services_by_name["Scheduler"].full_name
 CALLERS = {
     f"{_SERVICE}/Generate": frozenset({Role.GATEWAY}),
@@ -58,82 +67,120 @@ logger = logging.getLogger("taco.scheduler")
 
 
 class SchedulerServer:
-    """Serves a `SchedulerService` on an address (`unix:/path` or `host:port`)."""
+    """Serves a `SchedulerService` on an address (`unix:/path` or `host:port`), in its own thread.
+
+    The service must have been started.
+    """
 
     def __init__(self, service: SchedulerService, address: str) -> None:
         self.address = address
+        self._service = service
         self._tls = service.config.tls
         self._is_bound = False
-        # A peer that vanished without a word is found in the time that a silent one gets; one that
-        # is heard and hears nothing by gRPC's other pings, which have a limit of their own.
-        half = int(service.config.worker_timeout * 1000 / 2)
-        names = ("keepalive_time_ms", "keepalive_timeout_ms", "http2.ping_timeout_ms")
-        keepalive = tuple((f"grpc.{name}", half) for name in names)
-        interceptors = () if self._tls is None else (RoleInterceptor(CALLERS),)
-        self._server = grpc.aio.server(interceptors=interceptors, options=OPTIONS + keepalive)
-        self._health = health.aio.HealthServicer()
-        add_SchedulerServicer_to_server(_Servicer(service), self._server)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop
+        self._stopping: asyncio.Event
+        self._server: grpc.aio.Server
+        self._health: health.aio.HealthServicer
 
     async def start(self) -> None:
         """Raises:
         ConfigurationError: the address cannot be bound, or a TLS file cannot be read.
         """
+        running: Future[None] = Future()
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._run(running)), name="grpc", daemon=True
+        )
+        self._thread.start()
+        await asyncio.wrap_future(running)
+        await self._on_thread(self._start())
+        logger.info("listening on %s", self.address)
+
+    async def leave(self) -> None:
+        """Tells load balancers to send no more traffic here."""
+        await self._on_thread(self._health.enter_graceful_shutdown())
+
+    async def stop(self) -> None:
+        """Ends all streams and removes the server's own socket file; safe before `start`."""
+        if self._thread is None:
+            return
+        await self._on_thread(self._server.stop(CLOSE_SECONDS))
+        self._loop.call_soon_threadsafe(self._stopping.set)
+        self._thread.join()
+        if self._is_bound and (path := unix_path(self.address)) is not None:
+            make_way(path)
+
+    async def _on_thread(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._loop))
+
+    async def _run(self, running: "Future[None]") -> None:
+        """The thread's main coroutine."""
+        self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
+        # A peer that disappears is noticed after `worker_timeout`, like one that is silent. gRPC's
+        # own pings have another limit, which covers a peer that sends but does not receive.
+        half = int(self._service.config.worker_timeout * 1000 / 2)
+        names = ("keepalive_time_ms", "keepalive_timeout_ms", "http2.ping_timeout_ms")
+        keepalive = tuple((f"grpc.{name}", half) for name in names)
+        interceptors = () if self._tls is None else (RoleInterceptor(CALLERS),)
+        self._server = grpc.aio.server(interceptors=interceptors, options=OPTIONS + keepalive)
+        self._health = health.aio.HealthServicer()
+        servicer = _Servicer(self._service, LoopCalls(self._loop))
+        add_SchedulerServicer_to_server(servicer, self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        running.set_result(None)
+        await self._stopping.wait()
+
+    async def _start(self) -> None:
         _bind(self._server, self.address, self._tls)
         self._is_bound = True
         await self._server.start()
         await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
-        logger.info("listening on %s", self.address)
-
-    async def leave(self) -> None:
-        """Tells load balancers to look elsewhere."""
-        await self._health.enter_graceful_shutdown()
-
-    async def stop(self) -> None:
-        """Ends all streams and removes the socket, if it is ours."""
-        await self._server.stop(CLOSE_SECONDS)
-        if self._is_bound and (path := unix_path(self.address)) is not None:
-            make_way(path)
 
 
 class _Servicer(SchedulerServicer):
-    def __init__(self, service: SchedulerService) -> None:
+    def __init__(self, service: SchedulerService, io_calls: LoopCalls) -> None:
         self._service = service
+        self._io_calls = io_calls
 
     async def Generate(  # noqa: N802
         self,
         request_iterator: AsyncIterator[pb.GatewayMessage],
         context: grpc.aio.ServicerContext,
     ) -> None:
-        await serve_gateway(self._service, request_iterator, context)
+        await serve_gateway(self._service, self._io_calls, request_iterator, context)
 
     async def Attach(  # noqa: N802
         self,
         request_iterator: AsyncIterator[pb.WorkerMessage],
         context: grpc.aio.ServicerContext,
     ) -> None:
-        await serve_worker(self._service, request_iterator, context)
+        await serve_worker(self._service, self._io_calls, request_iterator, context)
 
     async def AttachDrafter(  # noqa: N802
         self,
         request_iterator: AsyncIterator[pb.DrafterMessage],
         context: grpc.aio.ServicerContext,
     ) -> None:
-        await serve_drafter(self._service, request_iterator, context)
+        await serve_drafter(self._service, self._io_calls, request_iterator, context)
 
     async def Stats(  # noqa: N802
         self, request: pb.StatsRequest, context: grpc.aio.ServicerContext
     ) -> pb.StatsReply:
-        engine = self._service.engine
-        return pb.StatsReply(
-            num_running=engine.num_running,
-            num_waiting=engine.num_waiting,
-            kv_cache_usage=engine.kv_usage,
-            num_free_blocks=engine.num_free_blocks,
-            num_blocks=engine.num_blocks,
-            num_workers=self._service.num_workers,
-            prometheus=await self._service.prometheus(),
-        )
+        stats = asyncio.run_coroutine_threadsafe(_stats(self._service), self._service.calls.loop)
+        return await asyncio.wrap_future(stats)
+
+
+async def _stats(service: SchedulerService) -> pb.StatsReply:
+    engine = service.engine
+    return pb.StatsReply(
+        num_running=engine.num_running,
+        num_waiting=engine.num_waiting,
+        kv_cache_usage=engine.kv_usage,
+        num_free_blocks=engine.num_free_blocks,
+        num_blocks=engine.num_blocks,
+        num_workers=service.num_workers,
+        prometheus=await service.prometheus(),
+    )
 
 
 # ----------------------------------------------------------------- process
@@ -164,8 +211,8 @@ async def _serve(config: SchedulerConfig) -> int:
         if advertiser is not None:
             advertiser.start()
         async with _serving_admin(config, service):
-            gc.freeze()  # what is loaded stays: the collector need not walk it between steps
-            died = asyncio.create_task(service.died())
+            gc.freeze()  # loaded modules stay: garbage collection need not visit them between steps
+            died = asyncio.create_task(service.until_ended())
             await _first_of(stopping.wait(), died)
             if died.done():
                 return 1
@@ -189,7 +236,7 @@ def _serving_admin(
     registry = process_registry(Role.SCHEDULER, config.tls)
     registry.register(EngineCollector(service.engine))
     return serving_admin(
-        config.admin_listen, service.why_not_ready, lambda: exposition_in_thread(registry)
+        config.admin_listen, service.not_ready_reason, lambda: exposition_in_thread(registry)
     )
 
 

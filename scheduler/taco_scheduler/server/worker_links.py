@@ -1,4 +1,7 @@
-"""The links to a worker: in this process, or over its Attach stream. One interface, two links."""
+"""The transports to a worker: `LocalWorkerLink` in this process, `RemoteWorkerLink` over gRPC.
+
+A link carries step plans to the worker. The scheduler's state of that worker is `Replica`.
+"""
 
 import asyncio
 import logging
@@ -13,40 +16,41 @@ from taco_proto.convert import step_plan_to_pb
 from taco_proto.convert_kv_tiers import store_command_to_pb
 from taco_proto.kv_tiers import StoreCommand, StoreReport
 from taco_proto.steps import StepOutput, StepPlan, WorkerInfo
+from taco_scheduler.server.loop_calls import LoopCalls
 
 logger = logging.getLogger("taco.scheduler")
 
 
 class StepExecutor(Protocol):
-    """A worker in this process. It never raises for a failed step: see `StepOutput.error`."""
+    """A worker in this process. A failed step does not raise: see `StepOutput.error`."""
 
     @property
     def info(self) -> WorkerInfo: ...
 
     @property
     def is_broken(self) -> bool:
-        """No step will ever succeed again."""
+        """True if no later step can succeed."""
 
     def submit(self, plan: StepPlan, deliver: Callable[[StepOutput], None]) -> None:
-        """Begin a step; `deliver` gets its output, in the order of the plans and in any thread.
+        """Starts a step. `deliver` gets its output, in the order of the plans and in any thread.
 
-        It may return before the step is done, so that the next one can be begun behind it.
+        It may return before the step is done, so that the next step can be queued behind it.
         """
 
     def store(self, command: StoreCommand, report: Callable[[StoreReport], None]) -> None:
-        """Let the disk tier do something; `report` may be called in any thread, and the first time
-        says what there is.
+        """Runs a command of the disk tier. `report` may be called in any thread; its first call
+        lists the blocks on disk.
         """
 
     def tune(self) -> bool:
-        """Do a piece of work that makes later steps faster; returns whether there was one."""
+        """Runs one piece of work that makes later steps faster; False if there was none."""
 
 
 class WorkerLink(Protocol):
-    """A worker as the service sees it. Its outputs come in the order of the plans.
+    """The transport to one worker. Outputs arrive in the order of the plans.
 
     Attributes:
-        is_remote: a worker that is given up may come back, as a new link.
+        is_remote: a lost worker may attach again, as a new link.
     """
 
     is_remote: bool
@@ -55,22 +59,22 @@ class WorkerLink(Protocol):
     def info(self) -> WorkerInfo: ...
 
     def send(self, plan: StepPlan) -> None:
-        """Hands a plan over and returns at once."""
+        """Sends a plan; returns at once."""
 
     def store(self, command: StoreCommand) -> None:
-        """Hands a command for the disk tier over and returns at once."""
+        """Sends a command for the disk tier; returns at once."""
 
     def close(self, error: Exception | None = None) -> None:
-        """No more plans. `error` tells the worker what it did wrong, if it did."""
+        """Ends the link. `error` tells the worker which rule it broke."""
 
 
 class LocalWorkerLink:
-    """Runs an executor in a thread of its own, so that planning goes on while a step runs.
+    """Runs an executor in its own thread, so that the engine plans while a step runs.
 
     Args:
-        deliver: called on the running event loop with this replica and each output.
-        report: called there with this replica and what its disk tier has done.
-        lost: called there with this replica and the reason when its device has failed.
+        deliver: called on the running event loop with this link and each output.
+        report: called there with this link and each report of the disk tier.
+        lost: called there with this link and the reason when the device has failed.
     """
 
     is_remote = False
@@ -107,19 +111,19 @@ class LocalWorkerLink:
         self._plans.put(None)
 
     async def join(self) -> None:
-        """Waits until the thread has ended, without a thread pool: an ending program has none."""
+        """Waits until the thread has ended, without a thread pool: an exiting program has none."""
         await self._ended.wait()
 
     def _run(self) -> None:
         while (plan := self._next_plan()) is not None:
             if isinstance(plan, StoreCommand):
-                self._executor.store(plan, self._hand_over_report)
+                self._executor.store(plan, self._on_report)
                 continue
             try:
-                self._executor.submit(plan, self._hand_over)
-            except Exception as error:  # its bug must not leave every request waiting
+                self._executor.submit(plan, self._on_output)
+            except Exception as error:  # a bug of the executor must not block every request
                 logger.exception("worker %s raised", self.info.name)
-                self._hand_over(
+                self._on_output(
                     StepOutput(epoch=plan.epoch, step_id=plan.step_id, error=repr(error))
                 )
         self._call(self._ended.set)
@@ -138,51 +142,68 @@ class LocalWorkerLink:
         try:
             return self._executor.tune()
         except Exception:
-            logger.exception("worker %s prepares no more for later steps", self.info.name)
+            logger.exception("worker %s stops tuning later steps", self.info.name)
             self._tunes = False
             return False
 
-    def _hand_over(self, output: StepOutput) -> None:
+    def _on_output(self, output: StepOutput) -> None:
         self._call(self._deliver, self, output)
         if self._executor.is_broken:
             self._call(self._lost, self, "the device has failed")
 
-    def _hand_over_report(self, report: StoreReport) -> None:
+    def _on_report(self, report: StoreReport) -> None:
         self._call(self._report, self, report)
 
     def _call(self, callback: Callable[..., None], *arguments: Any) -> None:
-        with suppress(RuntimeError):  # the loop is closed: nobody waits for news any more
+        with suppress(RuntimeError):  # the loop is closed: nothing waits for the output
             self._loop.call_soon_threadsafe(callback, *arguments)
 
 
 class RemoteWorkerLink:
-    """A worker that dialled in: plans wait in a queue until its stream has taken them.
+    """A worker that dialled in. Commands wait in a queue until its stream writes them.
+
+    `next_command` belongs to the loop of `io_calls`; the other methods to the service's loop.
+
+    Args:
+        io_calls: calls on the loop that serves gRPC.
 
     Attributes:
-        error: what the worker did wrong, if it did.
+        error: the rule that the worker broke; None: none.
     """
 
     is_remote = True
 
-    def __init__(self, info: WorkerInfo) -> None:
+    def __init__(self, info: WorkerInfo, io_calls: LoopCalls) -> None:
         self.info = info
         self.error: Exception | None = None
+        self._io_calls = io_calls
         self._commands: asyncio.Queue[pb.WorkerCommand | None] = asyncio.Queue()
 
     def send(self, plan: StepPlan) -> None:
-        self._commands.put_nowait(pb.WorkerCommand(plan=step_plan_to_pb(plan)))
+        self._io_calls.post(self._queue_plan, plan)
 
     def store(self, command: StoreCommand) -> None:
-        self._commands.put_nowait(pb.WorkerCommand(store=store_command_to_pb(command)))
+        self._io_calls.post(self._queue_store, command)
 
-    def let_begin(self) -> None:
-        """Lets the worker begin the step that it has announced."""
-        self._commands.put_nowait(pb.WorkerCommand(go_ahead=pb.GoAhead()))
+    def send_go_ahead(self) -> None:
+        """Lets the worker begin the step that it announced."""
+        self._queue(pb.WorkerCommand(go_ahead=pb.GoAhead()))
 
     def close(self, error: Exception | None = None) -> None:
         self.error = self.error or error
-        self._commands.put_nowait(None)
+        self._queue(None)
 
     async def next_command(self) -> pb.WorkerCommand | None:
-        """The next plan or command; None once the replica was closed."""
+        """Waits for the next command; None once the link was closed."""
         return await self._commands.get()
+
+    def _queue(self, command: pb.WorkerCommand | None) -> None:
+        self._io_calls.post(self._commands.put_nowait, command)
+
+    # Messages are made on the loop that writes them: the engine's thread has less to do.
+
+    def _queue_plan(self, plan: StepPlan) -> None:
+        self._commands.put_nowait(pb.WorkerCommand(plan=step_plan_to_pb(plan)))
+
+    def _queue_store(self, command: StoreCommand) -> None:
+        self._commands.put_nowait(pb.WorkerCommand(store=store_command_to_pb(command)))

@@ -16,6 +16,7 @@ from support.live_scheduler import (
     PROMPT,
     GatedWorker,
     expected_tokens,
+    kill,
     read,
     read_each,
     request,
@@ -177,7 +178,7 @@ async def test_a_request_whose_link_broke_is_charged_once(
     asked = replace(request(max_tokens=1), tenant=tenant)
     first = client.generate(asked)  # it waits for a worker
     await until_held(1)
-    await server._server.stop(None)
+    await kill(server)
     await until_held(0)
     server = SchedulerServer(service, address)
     await server.start()

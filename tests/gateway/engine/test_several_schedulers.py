@@ -220,14 +220,14 @@ async def test_without_a_license_requests_go_to_the_other_scheduler_as_long_as_i
 def tell(service: SchedulerService, license_: WorkerLicense) -> None:
     """Its only worker says so."""
     (link,) = service._replicas
-    service.note_license(link, license_)
+    service.on_license_change(link, license_)
 
 
 def detach(service: SchedulerService) -> None:
     """Its only worker is lost, as a remote one would be: the sessions stay."""
     (link,) = service._replicas
     link.is_remote = True
-    service.lose(link, "the test took it away")
+    service.on_worker_lost(link, "the test took it away")
 
 
 async def test_a_scheduler_of_another_model_is_not_used(

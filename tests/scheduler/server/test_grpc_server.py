@@ -347,7 +347,7 @@ async def test_gateways_hear_of_a_shutdown_at_once_and_come_in_vain(tmp_path: Pa
 async def test_a_peer_that_never_says_hello_is_sent_away(
     stub: SchedulerStub, monkeypatch: pytest.MonkeyPatch, rpc: str
 ) -> None:
-    monkeypatch.setattr("taco_scheduler.server.stream_errors.HELLO_SECONDS", 0.05)
+    monkeypatch.setattr("taco_scheduler.server.stream_protocol.HELLO_SECONDS", 0.05)
     call = getattr(stub, rpc)()
     assert await status(call) is grpc.StatusCode.INVALID_ARGUMENT
 

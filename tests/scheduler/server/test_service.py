@@ -102,7 +102,7 @@ async def test_idle_work_that_fails_is_given_up_and_steps_go_on(
     received = await collect(session, 1)
     assert received.tokens[1, 0] == generate([4, 5, 6], request.sampling, worker_info(), 1)
     assert worker.num_calls == 3
-    assert caplog.text.count("prepares no more for later steps") == 1
+    assert caplog.text.count("stops tuning later steps") == 1
 
 
 async def test_steps_run_while_the_next_one_is_planned(service: SchedulerService) -> None:
@@ -239,7 +239,7 @@ async def test_a_bug_in_the_loop_ends_the_sessions_with_it(service: SchedulerSer
     session.submit(make_request(1, [4]))
     with pytest.raises(SessionClosedError, match="failed"):
         await session.next_batch()
-    await service.died()
+    await service.until_ended()
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,10 @@ from taco_scheduler.kv.block_ids import block_ids
 from taco_scheduler.kv.block_manager import BlockManager
 from taco_scheduler.kv.namespace import CacheNamespace
 from taco_scheduler.metrics.exposition import EngineCollector
+from taco_scheduler.server.loop_calls import LoopCalls
 from taco_scheduler.server.service import SchedulerService
-from taco_scheduler.server.stream_errors import StreamError, unless_silent
+from taco_scheduler.server.stream_protocol import StreamError, until_silent
+from taco_scheduler.server.turn_loop import TurnLoop
 from taco_scheduler.server.worker_links import RemoteWorkerLink
 
 NUM_WORKERS = 8
@@ -45,7 +47,7 @@ async def test_a_message_sets_no_timer(monkeypatch: pytest.MonkeyPatch) -> None:
         return call_at(when, *arguments, **named)
 
     monkeypatch.setattr(loop, "call_at", counting)
-    assert [number async for number in unless_silent(numbers(1000), 60.0)] == list(range(1000))
+    assert [number async for number in until_silent(numbers(1000), 60.0)] == list(range(1000))
     assert len(timers) == 1
 
 
@@ -53,7 +55,7 @@ async def test_a_peer_that_falls_silent_is_given_up() -> None:
     heard: list[int] = []
 
     async def read() -> None:
-        async for number in unless_silent(numbers(3, asyncio.Event()), 0.05):
+        async for number in until_silent(numbers(3, asyncio.Event()), 0.05):
             heard.append(number)  # noqa: PERF401 (what came before the error counts)
 
     async with asyncio.timeout(PATIENCE_SECONDS):
@@ -68,7 +70,7 @@ async def test_a_peer_that_falls_silent_is_given_up() -> None:
 
 async def test_a_reader_that_is_cancelled_is_not_called_silent() -> None:
     async def read() -> None:
-        async for _ in unless_silent(numbers(1, asyncio.Event()), 60.0):
+        async for _ in until_silent(numbers(1, asyncio.Event()), 60.0):
             pass
 
     task = asyncio.create_task(read())
@@ -82,7 +84,10 @@ async def test_workers_whose_steps_are_all_sent_are_not_planned_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     service = SchedulerService(SchedulerConfig(log_stats=False))
-    links = [RemoteWorkerLink(worker_info(name=f"worker {i}")) for i in range(NUM_WORKERS)]
+    io_calls = LoopCalls(asyncio.get_running_loop())
+    links = [
+        RemoteWorkerLink(worker_info(name=f"worker {i}"), io_calls) for i in range(NUM_WORKERS)
+    ]
     for link in links:
         service.attach(link)
     session = service.connect("client")
@@ -107,13 +112,13 @@ async def test_a_turn_leaves_the_timer_of_a_later_deadline_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     timers: list[float] = []
-    set_timer = SchedulerService._set_timer
+    set_timer = TurnLoop._set_timer
 
-    def counting(service: SchedulerService, deadline: float) -> None:
+    def counting(turns: TurnLoop, deadline: float) -> None:
         timers.append(deadline)
-        set_timer(service, deadline)
+        set_timer(turns, deadline)
 
-    monkeypatch.setattr(SchedulerService, "_set_timer", counting)
+    monkeypatch.setattr(TurnLoop, "_set_timer", counting)
     async with serve(FakeWorker(worker_info(eos_token_ids=(), drafts_itself=False))) as service:
         loop_time = asyncio.get_running_loop().time()
         session = service.connect("client")
@@ -161,7 +166,7 @@ async def test_metrics_are_collected_on_the_loop_and_rendered_in_a_thread(
     monkeypatch.setattr(EngineCollector, "collect", noting_collect)
     monkeypatch.setattr("taco_common.metrics.generate_latest", noting_render)
     service = SchedulerService(SchedulerConfig(log_stats=False))
-    service.attach(RemoteWorkerLink(worker_info()))
+    service.attach(RemoteWorkerLink(worker_info(), LoopCalls(asyncio.get_running_loop())))
     page = await service.prometheus()
     assert b"taco:workers{" in page
     assert threads["collect"] is threading.current_thread()

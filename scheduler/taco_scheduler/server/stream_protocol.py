@@ -1,12 +1,11 @@
-"""What the streams that peers hold open have in common.
+"""The part of the protocol that all streams share: hello, version, heartbeat timeout, status.
 
-Whatever a peer sends that cannot be ends its own stream with a clear status and disturbs nobody
-else.
+A peer that violates the protocol gets a clear gRPC status and loses its own stream only.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, NoReturn, TypeVar
 
 import grpc
@@ -20,6 +19,7 @@ from taco_scheduler.admission.validation import (
     WorkerRejectedError,
 )
 
+# Seconds that a peer has to send its hello.
 HELLO_SECONDS = 10.0
 
 logger = logging.getLogger("taco.scheduler")
@@ -29,17 +29,27 @@ Message = TypeVar("Message")
 
 
 class StreamError(Exception):
-    """Why a peer's stream is ended, as a gRPC status."""
+    """Ends a peer's stream with a gRPC status."""
 
     def __init__(self, code: grpc.StatusCode, message: str) -> None:
         super().__init__(message)
         self.code = code
 
 
-def attach(call: Callable[[], None]) -> None:
-    """Raises StreamError: what `call` attaches is refused."""
+async def attach(attaching: Awaitable[None], leave: Callable[[BaseException | None], None]) -> None:
+    """Waits until the engine's thread has attached a worker or draft worker.
+
+    Args:
+        leave: detaches it again; called if the peer disconnects meanwhile.
+
+    Raises:
+        StreamError: the worker was rejected.
+    """
     try:
-        call()
+        await attaching
+    except asyncio.CancelledError as gone:
+        leave(gone)
+        raise
     except InvalidWorkerError as error:
         raise StreamError(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from None
     except OtherModelError as error:
@@ -48,13 +58,13 @@ def attach(call: Callable[[], None]) -> None:
         raise StreamError(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)) from None
 
 
-async def unless_silent(messages: AsyncIterator[Message], seconds: float) -> AsyncIterator[Message]:
-    """The messages of a peer that sends heartbeats.
+async def until_silent(messages: AsyncIterator[Message], seconds: float) -> AsyncIterator[Message]:
+    """Yields the messages of a peer that sends heartbeats.
 
     Raises:
-        StreamError: it has been silent for `seconds`.
+        StreamError: heartbeat timeout: no message arrived for `seconds`.
     """
-    watch = _SilenceWatch(seconds)
+    watch = _HeartbeatTimeout(seconds)
     try:
         async for message in messages:
             watch.is_waiting = False
@@ -68,11 +78,12 @@ async def unless_silent(messages: AsyncIterator[Message], seconds: float) -> Asy
         watch.close()
 
 
-class _SilenceWatch:
+class _HeartbeatTimeout:
     """Cancels the current task once it has waited `seconds` for one message.
 
-    One timer serves many messages: where it finds that a message came meanwhile it is set again for
-    the rest. An `asyncio.timeout` for each message would be a tenth of what a message costs.
+    One timer serves many messages: if a message arrived before the timer fires, the timer is set
+    again for the remaining time. An `asyncio.timeout` for each message would cost a tenth of the
+    message's processing time.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -82,18 +93,18 @@ class _SilenceWatch:
         self._task = task
         self._num_cancels_before = task.cancelling()
         self._seconds = seconds
-        self._is_silent = False
+        self._has_expired = False
         self.wait()
         self._timer = self._loop.call_later(seconds, self._check)
 
     def wait(self) -> None:
-        """The task waits for the next message from now on."""
+        """Starts the wait for the next message."""
         self.is_waiting = True
         self._since = self._loop.time()
 
     def has_cancelled(self) -> bool:
-        """This watch alone has cancelled the task."""
-        return self._is_silent and self._task.uncancel() <= self._num_cancels_before
+        """Whether the task was cancelled by this timeout alone."""
+        return self._has_expired and self._task.uncancel() <= self._num_cancels_before
 
     def close(self) -> None:
         self._timer.cancel()
@@ -101,7 +112,7 @@ class _SilenceWatch:
     def _check(self) -> None:
         rest = self._since + self._seconds - self._loop.time()
         if self.is_waiting and rest <= 0:
-            self._is_silent = True
+            self._has_expired = True
             self._task.cancel()
         else:
             rest = rest if self.is_waiting else self._seconds
@@ -109,10 +120,10 @@ class _SilenceWatch:
 
 
 async def first(messages: AsyncIterator[Any], body: str) -> Any:
-    """The first message, which must be a hello.
+    """Returns the first message, which must be a hello.
 
     Raises:
-        StreamError: it is not, or does not come.
+        StreamError: another message arrived, or none within `HELLO_SECONDS`.
     """
     try:
         async with asyncio.timeout(HELLO_SECONDS):
@@ -125,6 +136,7 @@ async def first(messages: AsyncIterator[Any], body: str) -> Any:
 
 
 def check_version(version: int) -> None:
+    """Raises StreamError: the peer speaks another version of the protocol."""
     if version != PROTOCOL_VERSION:
         raise StreamError(
             grpc.StatusCode.FAILED_PRECONDITION,
@@ -132,20 +144,20 @@ def check_version(version: int) -> None:
         )
 
 
-async def run(
+async def run_stream(
     reader: Coroutine[Any, Any, None],
     writer: Coroutine[Any, Any, None],
     close: Callable[[BaseException | None], None],
 ) -> None:
-    """Runs both directions of a stream until one ends, or the peer is gone.
+    """Runs both directions of a stream until one ends or the peer disconnects.
 
     Args:
-        close: told why the stream ends (None: the peer has closed its side), it must make `writer`
-            end by itself. A write that was cancelled midway would leave the call unable to send
-            its status.
+        close: called once with the error that ended the stream; None: the peer closed its side. It
+            must make `writer` end by itself: a write that is cancelled midway would leave the call
+            unable to send its status.
 
     Raises:
-        Exception: what ended the stream.
+        Exception: the error that ended the stream.
     """
     reading, writing = asyncio.create_task(reader), asyncio.create_task(writer)
     tasks = (reading, writing)
@@ -167,7 +179,7 @@ async def run(
 
 
 async def abort(context: Context, error: StreamError | DecodeError) -> NoReturn:
-    """Ends a stream with a status; bytes that are no message are the peer's fault, too."""
+    """Ends a stream with a status; bytes that cannot be decoded are INVALID_ARGUMENT."""
     if isinstance(error, DecodeError):
         error = StreamError(
             grpc.StatusCode.INVALID_ARGUMENT, "what came is no message of this call"
