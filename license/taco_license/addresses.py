@@ -1,4 +1,4 @@
-"""Where license servers are, and whether there is one to be asked at all."""
+"""Addresses of license servers, and whether any of their host names resolves."""
 
 import os
 import queue
@@ -19,12 +19,12 @@ FIND_SECONDS = 2.0
 def server_addresses(
     environ: Mapping[str, str] = os.environ, *, has_tls: bool = False
 ) -> tuple[str, ...]:
-    """Where to ask: what `TACO_LS_ADDR` names and nothing else, or the two default addresses.
+    """Addresses of the license server: the one in `TACO_LS_ADDR`, or the two default addresses.
 
-    A worker that has TLS files means `https` where it names no scheme.
+    An address without a scheme uses https if the worker has TLS files, and http otherwise.
 
     Raises:
-        ValueError: the variable holds no HTTP address.
+        ValueError: the variable does not contain an HTTP address.
     """
     named = environ.get(ADDRESS_VARIABLE, "").strip()
     scheme = "https" if has_tls else "http"
@@ -37,15 +37,17 @@ def server_addresses(
     except ValueError:  # such as a port of 70000
         good = False
     if not good:
-        raise ValueError(f"{ADDRESS_VARIABLE} must be such as http://10.0.0.7:10080, not {named!r}")
+        raise ValueError(
+            f"{ADDRESS_VARIABLE} must be an address such as http://10.0.0.7:10080, got {named!r}"
+        )
     return (address,)
 
 
-def is_any_known(addresses: Sequence[str], seconds: float = FIND_SECONDS) -> bool:
-    """Whether the name of any server resolves in so many seconds; a connection is not tried."""
+def any_host_resolves(addresses: Sequence[str], seconds: float = FIND_SECONDS) -> bool:
+    """Whether the host name of any address resolves within `seconds`. Makes no connection."""
     answers: queue.SimpleQueue[bool] = queue.SimpleQueue()
     for address in addresses:
-        # A look-up cannot be given up: it ends in its own time, or with the process.
+        # A DNS look-up cannot be cancelled, so it runs in a daemon thread.
         threading.Thread(target=_look_up, args=(address, answers), daemon=True).start()
     deadline = time.monotonic() + seconds
     for _ in addresses:
@@ -61,5 +63,5 @@ def _look_up(address: str, answers: "queue.SimpleQueue[bool]") -> None:
     url = urlsplit(address)
     try:
         answers.put(bool(socket.getaddrinfo(url.hostname, url.port, type=socket.SOCK_STREAM)))
-    except (OSError, UnicodeError):  # the latter: a label of more than 63 characters
+    except (OSError, UnicodeError):  # UnicodeError: a label has more than 63 characters
         answers.put(False)

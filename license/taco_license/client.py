@@ -1,8 +1,9 @@
-"""How a worker asks for its license and keeps it. Only the standard library is needed.
+"""The license client of a worker: leases seats for its GPUs and renews them.
 
-A thread takes a lease for the worker's GPUs and renews it. Whether new requests may be taken is
-read from `LicenseClient.standing`, at no cost. Where the server is away, a lease that was granted
-is good for a grace period beyond its end, but never longer than the license itself.
+A thread takes the lease and sends heartbeats. `LicenseClient.status` tells whether the worker may
+accept new requests. If the server does not answer, a granted lease stays valid for a grace period
+after its end, but never beyond the expiry of the license. The client needs only the standard
+library.
 """
 
 import io
@@ -38,23 +39,23 @@ GRACE_SECONDS = 3600.0
 
 MAX_ANSWER_BYTES = 64 << 10
 MAX_REASON_CHARS = 500
-RETRY_SECONDS = (1.0, 20.0)  # after the first failure, and at most
-REFUSED_SECONDS = 10.0
-MIN_REST_SECONDS = 0.05  # clocks that tick apart must not make it ask without rest
+RETRY_SECONDS = (1.0, 20.0)  # exponential back-off: after the first failure, and maximum
+REJECTION_RETRY_SECONDS = 10.0
+MIN_WAIT_SECONDS = 0.05  # clocks of different resolution must not cause a busy loop
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-# A server without a license, such as one that lost its disk, says nothing of this GPU.
-_UNDECIDED = "no_license"
-# Nobody is there, or somebody who speaks otherwise.
+# A server without a license, such as one that lost its disk, does not revoke a lease.
+_NO_LICENSE = "no_license"
+# The server does not answer, or is not a license server.
 _NO_ANSWER = (OSError, HTTPException, ValueError, TypeError, KeyError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """Whether a worker may take new requests.
+class LicenseStatus:
+    """Whether a worker may accept new requests.
 
     Attributes:
-        reason: for people: why not, or that the server is away.
-        is_pending: it may not yet: the server has not answered, and still has time to.
+        reason: for people: why the worker has no license, or that the server does not answer.
+        is_pending: the worker has no license yet, and the server still has time to answer.
     """
 
     is_valid: bool
@@ -65,46 +66,47 @@ class Standing:
 @dataclass(frozen=True, slots=True)
 class _Granted:
     heartbeat_seconds: float
-    good_until: float  # of the client's clock, with the grace
+    good_until: float  # on the client's clock, including the grace period
 
 
 @dataclass(frozen=True, slots=True)
-class _Refused:
+class _Rejected:
     code: str
     message: str
 
 
 def boot_seconds() -> float:
-    """Seconds since the machine started, those in which it slept included."""
+    """Seconds since the machine booted, including time in suspend."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def boot_nanoseconds() -> int:
-    """The same, exactly: orders the processes of one start of a machine, whatever its date."""
+    """`boot_seconds` in nanoseconds. Orders processes of one boot, independent of the date."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
 def this_instance() -> str:
-    """Names this start of this machine: where a GPU is. All containers on it have the same name."""
+    """The id of this machine since its last boot. All containers on it have the same id."""
     return _BOOT_ID.read_text().strip()
 
 
 class LicenseClient:
-    """Keeps the license of one worker.
+    """Takes and renews the lease of one worker.
 
     Args:
-        gpus: the ids of its GPUs, as `nvidia-smi -L` names them; or of its host.
-        addresses: of the server, tried in turn; see `server_addresses`.
+        gpus: ids of the worker's GPUs as `nvidia-smi -L` shows them, or the id of its host.
+        addresses: addresses of the license server, tried in order; see `server_addresses`.
         instance: see `this_instance`.
-        grace_seconds: how long beyond a lease's end it is good while the server is away.
-        start_seconds: how long a server has for its first answer before it counts as away.
-        refused_seconds: after a refusal it is asked again in half that time to all of it.
-        tls: how the worker proves to servers at `https` addresses that it is one, and whom it
-            believes; None: they are believed as web servers are.
-        clock: seconds that never go back.
+        grace_seconds: how long a lease stays valid after its end while the server does not answer.
+        start_seconds: how long the status is pending while the server gives no first answer.
+        rejection_retry_seconds: maximum wait before the next request after a rejection; the actual
+            wait is random between half of it and all of it.
+        tls: files for mutual TLS with servers at https addresses; None: the server's certificate is
+            checked like that of a web server.
+        clock: seconds of a clock that never goes back.
 
     Attributes:
-        on_change: called in the client's thread whenever the standing has changed.
+        on_change: called in the client's thread after each change of the status.
     """
 
     def __init__(
@@ -115,7 +117,7 @@ class LicenseClient:
         *,
         grace_seconds: float = GRACE_SECONDS,
         start_seconds: float = START_SECONDS,
-        refused_seconds: float = REFUSED_SECONDS,
+        rejection_retry_seconds: float = REJECTION_RETRY_SECONDS,
         tls: TlsFiles | None = None,
         clock: Callable[[], float] = boot_seconds,
     ) -> None:
@@ -123,105 +125,105 @@ class LicenseClient:
         self._addresses = addresses
         self._grace_seconds = grace_seconds
         self._start_seconds = start_seconds
-        self._refused_seconds = refused_seconds
+        self._rejection_retry_seconds = rejection_retry_seconds
         self._tls = tls
         self._clock = clock
         self._body = json.dumps(
             {"gpus": list(gpus), "instance": instance, "started": boot_nanoseconds()}
         ).encode()
-        self._good_until = self._patient_until = -math.inf
-        self._trouble = "the license server has not answered yet"
+        self._good_until = self._start_deadline = -math.inf
+        self._problem = "the license server has not answered yet"
         self._failures = 0
         self._stop = threading.Event()
         self._answered = threading.Event()
-        self._told = self.standing()
+        self._reported = self.status()
         self._thread = threading.Thread(target=self._run, name="license", daemon=True)
 
     def start(self) -> None:
-        """Begins to ask, in a thread. A server that comes late is found late."""
-        self._patient_until = self._clock() + self._start_seconds
-        self._told = self.standing()
+        """Starts the client's thread. It keeps trying until a server answers."""
+        self._start_deadline = self._clock() + self._start_seconds
+        self._reported = self.status()
         self._thread.start()
 
-    def wait(self) -> Standing:
-        """What stands after the first answer, or when the time for it is up."""
-        self._answered.wait(max(0.0, self._patient_until - self._clock()))
-        return self.standing()
+    def wait(self) -> LicenseStatus:
+        """Waits for the first answer, at most `start_seconds` after the start."""
+        self._answered.wait(max(0.0, self._start_deadline - self._clock()))
+        return self.status()
 
-    def standing(self) -> Standing:
-        """Of this moment. May be called from any thread."""
+    def status(self) -> LicenseStatus:
+        """The current status. Thread-safe; makes no request."""
         now = self._clock()
         is_valid = now < self._good_until
-        is_pending = not (is_valid or self._answered.is_set()) and now < self._patient_until
-        return Standing(is_valid, self._trouble, is_pending)
+        is_pending = not (is_valid or self._answered.is_set()) and now < self._start_deadline
+        return LicenseStatus(is_valid, self._problem, is_pending)
 
     def close(self) -> None:
-        """Gives the seats back, if the server takes them quickly."""
+        """Stops the thread and releases the seats, if the server answers quickly."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(CONNECT_SECONDS)
 
     def beat(self) -> float:
-        """Asks once, at each address in turn until there is an answer.
+        """Sends one heartbeat: asks each address in order until one answers.
 
         Returns:
-            After how many seconds to ask again.
+            Seconds until the next heartbeat.
         """
-        self._tell_change()
+        self._report_change()
         answer = self._ask()
         match answer:
             case _Granted():
-                self._good_until, self._trouble, self._failures = answer.good_until, "", 0
-                # Many workers that started together spread out.
+                self._good_until, self._problem, self._failures = answer.good_until, "", 0
+                # Jitter spreads workers that started together.
                 delay = answer.heartbeat_seconds * random.uniform(0.8, 1.0)
-            case _Refused():
-                self._trouble = f"{answer.code}: {answer.message}"
-                if answer.code != _UNDECIDED:
+            case _Rejected():
+                self._problem = f"{answer.code}: {answer.message}"
+                if answer.code != _NO_LICENSE:
                     self._good_until = -math.inf
-                delay = self._refused_seconds * random.uniform(0.5, 1.0)
+                delay = self._rejection_retry_seconds * random.uniform(0.5, 1.0)
             case str():
-                self._trouble = answer
+                self._problem = answer
                 first, most = RETRY_SECONDS
                 delay = min(most, first * 2.0 ** min(self._failures, 8)) * random.uniform(0.5, 1.0)
                 self._failures += 1
         if not isinstance(answer, str):
             self._answered.set()
-        self._tell_change()
+        self._report_change()
         return delay
 
     def _run(self) -> None:
-        while not self._stop.wait(self._seconds_to_rest(self.beat())):
+        while not self._stop.wait(self._seconds_to_wait(self.beat())):
             pass
         if self._clock() < self._good_until:
             self._release()
 
-    def _seconds_to_rest(self, delay: float) -> float:
+    def _seconds_to_wait(self, delay: float) -> float:
         """No longer than until the standing changes by itself."""
-        standing = self.standing()
+        standing = self.status()
         if not (standing.is_valid or standing.is_pending):
             return delay
-        changes_at = self._good_until if standing.is_valid else self._patient_until
-        return min(delay, max(MIN_REST_SECONDS, changes_at - self._clock()))
+        changes_at = self._good_until if standing.is_valid else self._start_deadline
+        return min(delay, max(MIN_WAIT_SECONDS, changes_at - self._clock()))
 
-    def _ask(self) -> _Granted | _Refused | str:
-        """An answer, or why there is none."""
-        troubles: list[str] = []
+    def _ask(self) -> _Granted | _Rejected | str:
+        """The server's answer, or a text that says why no server answered."""
+        problems: list[str] = []
         for address in self._addresses:
             asked = self._clock()
             try:
                 status, body = _post(f"{address}/ls/lease", self._body, self._tls)
                 return self._read_answer(status, body, asked)
             except _NO_ANSWER as error:
-                troubles.append(f"{address}: {error or type(error).__name__}")
-        return f"the license server does not answer: {'; '.join(troubles)}"
+                problems.append(f"{address}: {error or type(error).__name__}")
+        return f"the license server does not answer: {'; '.join(problems)}"
 
-    def _read_answer(self, status: int, data: bytes, asked: float) -> _Granted | _Refused:
-        """Raises one of `_NO_ANSWER` where that is no license server."""
+    def _read_answer(self, status: int, data: bytes, asked: float) -> _Granted | _Rejected:
+        """Parses an answer. Raises one of `_NO_ANSWER` if no license server has sent it."""
         if status not in (200, 403, 409):
             raise ValueError(f"HTTP status {status}")
         body = json.loads(data)
         if status != 200:
-            return _Refused(_text(body["error"]["code"]), _text(body["error"]["message"]))
+            return _Rejected(_text(body["error"]["code"]), _text(body["error"]["message"]))
         lease = _seconds(body["lease_seconds"])
         license_ = _seconds(body["license_seconds"])
         good_for = min(lease + self._grace_seconds, license_)
@@ -233,47 +235,47 @@ class LicenseClient:
                 status, _ = _post(f"{address}/ls/release", self._body, self._tls)
                 if status == 200:
                     return
-                trouble = f"HTTP status {status}"
+                problem = f"HTTP status {status}"
             except _NO_ANSWER as error:
-                trouble = str(error)
-            logger.info("the seat was not given back to %s: %s", address, trouble)
+                problem = str(error)
+            logger.info("cannot release the seat at %s: %s", address, problem)
 
-    def _tell_change(self) -> None:
-        before, after = self._told, self.standing()
+    def _report_change(self) -> None:
+        before, after = self._reported, self.status()
         if before != after:
-            self._told = after
+            self._reported = after
             self._log(before, after)
             try:
                 self.on_change()
-            except Exception:  # the license is kept whatever a listener does
-                logger.exception("a change of the license could not be told")
+            except Exception:  # an error of the listener must not end the client's thread
+                logger.exception("the listener for license changes failed")
 
-    def _log(self, before: Standing, after: Standing) -> None:
+    def _log(self, before: LicenseStatus, after: LicenseStatus) -> None:
         if after.is_valid and after.reason:
             seconds = self._good_until - self._clock()
-            logger.warning("%s; the license is good for %.0f s more", after.reason, seconds)
+            logger.warning("%s; the license stays valid for %.0f s", after.reason, seconds)
         elif after.is_valid:
             logger.info("the license server answers again" if before.is_valid else "licensed")
         elif not after.is_pending:
             what = "the license has lapsed" if before.is_valid else "not licensed"
-            logger.error("%s: %s; new requests are refused", what, after.reason)
+            logger.error("%s: %s; the worker rejects new requests", what, after.reason)
 
 
 def _seconds(value: Any) -> float:
     if type(value) not in (int, float) or not 0 < value < math.inf:
-        raise ValueError("the answer is none of a license server")
+        raise ValueError("the answer is not from a license server")
     return float(value)
 
 
 def _text(value: Any) -> str:
-    """What may be logged, and sent on to a scheduler."""
+    """A text that is safe to log and to send to the scheduler."""
     if not isinstance(value, str) or not value.isprintable():
-        raise ValueError("the answer is none of a license server")
+        raise ValueError("the answer is not from a license server")
     return value[:MAX_REASON_CHARS]
 
 
 class _LicenseServerConnection(HTTPConnection):
-    """Over mutual TLS; whoever is at the address must prove to be a license server."""
+    """A connection over mutual TLS. The server's certificate must prove the license server role."""
 
     def __init__(self, host: str, port: int, context: ssl.SSLContext) -> None:
         super().__init__(host, port, timeout=CONNECT_SECONDS)
@@ -286,7 +288,7 @@ class _LicenseServerConnection(HTTPConnection):
 
 
 class _UntilDeadline(io.RawIOBase):
-    """What a connection receives, with one deadline for all of it."""
+    """The received bytes of a connection, with one deadline for the whole answer."""
 
     def __init__(self, connection: socket.socket, deadline: float) -> None:
         self._connection = connection
@@ -309,7 +311,7 @@ class _UntilDeadline(io.RawIOBase):
 
 
 class _TimelyResponse(HTTPResponse):
-    """http.client bounds each piece of an answer alone, however many there are."""
+    """A response with one deadline. The timeout of http.client applies to each read only."""
 
     def __init__(self, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
         super().__init__(sock, *args, **kwargs)
@@ -319,7 +321,7 @@ class _TimelyResponse(HTTPResponse):
 
 
 def _post(address: str, body: bytes, tls: TlsFiles | None) -> tuple[int, bytes]:
-    """Status and body of the answer. No proxy is asked, and no redirection is followed."""
+    """Status and body of the answer. Uses no proxy and follows no redirection."""
     connection = _connection(address, tls)
     connection.response_class = _TimelyResponse
     try:
@@ -334,7 +336,7 @@ def _post(address: str, body: bytes, tls: TlsFiles | None) -> tuple[int, bytes]:
 
 
 def _connection(address: str, tls: TlsFiles | None) -> HTTPConnection:
-    """Not yet connected. The TLS files are read for each, since they are renewed now and then."""
+    """A new connection, not yet open. Reads the TLS files each time, since they may be renewed."""
     url = urlsplit(address)
     assert url.hostname is not None
     if url.scheme == "http":

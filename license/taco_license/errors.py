@@ -1,20 +1,21 @@
-"""What can go wrong with licenses, for whoever reads the message."""
+"""Errors of licenses, license servers and seats. Each message is one line for people."""
 
 
 class LicenseError(ValueError):
-    """A license, a key or a request file cannot be used; the text is one line."""
+    """A license, a key or a request file is invalid or cannot be read."""
 
 
 class SettingError(Exception):
-    """The server cannot start with these settings; the text is one line."""
+    """The license server cannot start with these settings."""
 
 
-class LeaseRefusedError(Exception):
-    """A GPU may not serve.
+class LeaseRejectedError(Exception):
+    """The license server rejects a request for seats.
 
     Attributes:
-        code: for machines: `no_license`, `expired`, `not_licensed`, `in_use` or `no_seat`.
-        holder: the instance that has the GPU; for logs, since who names it may free the seat.
+        code: for programs: `no_license`, `expired`, `not_licensed`, `in_use` or `no_seat`.
+        holder: the instance that holds the GPU's seat. Only logs may contain it: a client that
+            knows the instance can release the seat.
     """
 
     def __init__(self, code: str, message: str, holder: str | None = None) -> None:
@@ -24,8 +25,8 @@ class LeaseRefusedError(Exception):
 
 
 class NotStoredError(Exception):
-    """A license could not be written; the one before holds."""
+    """A new license could not be stored; the current license stays in use."""
 
 
-class AwayError(Exception):
-    """What keeps the license and the seats does not answer now."""
+class LedgerUnavailableError(Exception):
+    """The storage of the license and the seats does not answer now."""

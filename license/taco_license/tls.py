@@ -1,8 +1,7 @@
-"""Mutual TLS between the license server and its callers, with the standard library alone.
+"""Mutual TLS between the license server and its clients; uses the standard library alone.
 
-A certificate proves a role: it names `<role>.taco.internal`, and both sides trust one authority.
-Files are read again where a connection is made anew, so that a renewed certificate needs no
-restart.
+A certificate proves a role if its names include `<role>.taco.internal` and the trusted authority
+signed it. Each new connection reads the files again, so a renewed certificate needs no restart.
 """
 
 import logging
@@ -20,7 +19,7 @@ SERVER_ROLE, WORKER_ROLE, CLIENT_ROLE = "license-server", "worker", "client"
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """Where the PEM files are: the authorities to trust, the own certificate and its key."""
+    """Paths of the PEM files: trusted authorities, own certificate, own private key."""
 
     ca_file: str
     cert_file: str
@@ -28,7 +27,7 @@ class TlsFiles:
 
 
 def client_context(files: TlsFiles) -> ssl.SSLContext:
-    """Trusts the authorities of the files and no others, and checks the host name that is asked.
+    """A client context that trusts only the authorities in the files and checks the host name.
 
     Raises:
         OSError: a file cannot be used.
@@ -39,11 +38,12 @@ def client_context(files: TlsFiles) -> ssl.SSLContext:
 
 
 def server_context(files: TlsFiles) -> ssl.SSLContext:
-    """Takes callers with a certificate alone. Every handshake is with the files as they are then.
+    """A server context that requires client certificates. Each handshake uses the current files.
+
+    If a changed file cannot be used, the server logs an error and keeps the previous certificate.
 
     Raises:
-        OSError: a file cannot be used now. Later ones that cannot be used are logged, and the ones
-            before hold.
+        OSError: a file cannot be used now.
     """
     renewal = _Renewal(files)
     context = renewal.current
@@ -52,7 +52,7 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
 
 
 def roles_of(certificate: Mapping[str, Any] | None) -> frozenset[str]:
-    """The roles that a peer's certificate, as `getpeercert` gives it, proves."""
+    """The roles that a peer's certificate proves; `certificate` is the result of `getpeercert`."""
     names = (certificate or {}).get("subjectAltName", ())
     return frozenset(
         name.removesuffix(DOMAIN) for kind, name in names if kind == "DNS" and name.endswith(DOMAIN)
@@ -60,7 +60,9 @@ def roles_of(certificate: Mapping[str, Any] | None) -> frozenset[str]:
 
 
 class _Renewal:
-    """Called at the start of each handshake, whether or not the client names a host."""
+    """Reloads changed TLS files. An SNI callback: ssl calls it at the start of each handshake,
+    also if the client names no host.
+    """
 
     def __init__(self, files: TlsFiles) -> None:
         self._files = files
@@ -76,7 +78,7 @@ class _Renewal:
                 self._seen = seen
                 self.current = _server_context(self._files)
         except OSError as error:
-            logger.error("the certificate stays as it was: %s", error)
+            logger.error("cannot reload the TLS files; the old certificate stays in use: %s", error)
         if self.current is not context:
             connection.context = self.current
 
@@ -84,7 +86,7 @@ class _Renewal:
 def _server_context(files: TlsFiles) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.verify_mode = ssl.CERT_REQUIRED
-    # A session that is resumed would not be asked for its certificate again.
+    # Session tickets are off: a resumed session would not send its certificate again.
     context.options |= ssl.OP_NO_TICKET
     context.num_tickets = 0
     _load(context, files)
@@ -94,11 +96,11 @@ def _server_context(files: TlsFiles) -> ssl.SSLContext:
 def _load(context: ssl.SSLContext, files: TlsFiles) -> None:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.load_verify_locations(files.ca_file)
-    # With an empty password nobody is asked for one on the terminal.
+    # The empty password keeps ssl from asking for one on the terminal.
     context.load_cert_chain(files.cert_file, files.key_file, password="")
 
 
 def _versions(files: TlsFiles) -> tuple[tuple[int, int, int], ...]:
-    """What changes when a file is written or replaced."""
+    """Inode, modification time and size of each file; they change when a file is replaced."""
     stats = (Path(path).stat() for path in (files.ca_file, files.cert_file, files.key_file))
     return tuple((stat.st_ino, stat.st_mtime_ns, stat.st_size) for stat in stats)

@@ -120,14 +120,14 @@ class LicenseConfig:
         address: of the license server; empty: it is at one of its two default addresses.
         only_if_found: no license is needed where none of the addresses resolves at the start.
         start_seconds: how long a server has for its first answer before it counts as away.
-        refused_seconds: after a refusal it is asked again in half that time to all of it.
+        rejection_retry_seconds: maximum wait before the next request after a rejection.
     """
 
     host_id: str
     address: str = ""
     only_if_found: bool = False
     start_seconds: float = 30.0
-    refused_seconds: float = 10.0
+    rejection_retry_seconds: float = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

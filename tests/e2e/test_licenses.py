@@ -121,7 +121,9 @@ async def test_a_license_lapses_under_a_stream_and_returns(
             closing(
                 Service(
                     tmp_path,
-                    LicenseConfig(host_id=HOST, address=licenses.address, refused_seconds=0.1),
+                    LicenseConfig(
+                        host_id=HOST, address=licenses.address, rejection_retry_seconds=0.1
+                    ),
                     LicenseConfig(host_id=HOST, address=nowhere, start_seconds=0.1),
                 )
             )

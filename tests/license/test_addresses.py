@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from taco_license.addresses import is_any_known, server_addresses
+from taco_license.addresses import any_host_resolves, server_addresses
 
 
 @pytest.mark.parametrize(
@@ -20,12 +20,12 @@ from taco_license.addresses import is_any_known, server_addresses
         ("http://10.10.161.72:10080/", ("http://10.10.161.72:10080",)),
     ],
 )
-def test_where_the_server_is(value: str, addresses: tuple[str, ...]) -> None:
+def test_addresses_from_the_environment(value: str, addresses: tuple[str, ...]) -> None:
     assert server_addresses({"TACO_LS_ADDR": value}) == addresses
 
 
 @pytest.mark.parametrize(("has_tls", "scheme"), [(False, "http"), (True, "https")])
-def test_where_the_server_is_without_a_word_of_it(has_tls: bool, scheme: str) -> None:
+def test_default_addresses_and_schemes(has_tls: bool, scheme: str) -> None:
     in_cluster = f"{scheme}://taco-license-server.kube-system.svc.cluster.local:10080"
     expected = (in_cluster, f"{scheme}://taco-license-server:10080")
     assert server_addresses({}, has_tls=has_tls) == expected
@@ -36,7 +36,7 @@ def test_where_the_server_is_without_a_word_of_it(has_tls: bool, scheme: str) ->
 
 
 @pytest.mark.parametrize("value", ["ftp://server", "http://", "http://server:70000", "http://[x"])
-def test_what_is_no_address(value: str) -> None:
+def test_invalid_addresses_are_rejected(value: str) -> None:
     with pytest.raises(ValueError, match="TACO_LS_ADDR must be"):
         server_addresses({"TACO_LS_ADDR": value})
 
@@ -58,21 +58,21 @@ def names(**hosts: bool | threading.Event) -> Iterator[None]:
         yield
 
 
-def test_one_known_name_is_enough() -> None:
+def test_one_resolving_host_is_enough() -> None:
     with names(a=False, b=True):
-        assert is_any_known(["http://a:1", "https://b:1"])
-        assert not is_any_known(["http://a:1"])
+        assert any_host_resolves(["http://a:1", "https://b:1"])
+        assert not any_host_resolves(["http://a:1"])
 
 
-def test_a_look_up_that_hangs_holds_nobody_up() -> None:
+def test_a_hanging_look_up_does_not_block() -> None:
     hangs = threading.Event()
     try:
         with names(a=hangs, b=True, c=False):
-            assert is_any_known(["http://a:1", "http://b:1"], seconds=60)
-            assert not is_any_known(["http://a:1", "http://c:1"], seconds=0.01)
+            assert any_host_resolves(["http://a:1", "http://b:1"], seconds=60)
+            assert not any_host_resolves(["http://a:1", "http://c:1"], seconds=0.01)
     finally:
         hangs.set()
 
 
-def test_a_name_that_cannot_be_one_is_not_known() -> None:
-    assert not is_any_known([f"http://{'x' * 64}.a:1"], seconds=60)
+def test_an_invalid_host_name_does_not_resolve() -> None:
+    assert not any_host_resolves([f"http://{'x' * 64}.a:1"], seconds=60)

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from support.ledgers import Harness, LocalHarness, RedisHarness
 from support.licenses import gpu_names, make_license, signed
 from support.redis_server import RedisServer
-from taco_license.errors import LeaseRefusedError
+from taco_license.errors import LeaseRejectedError
 from taco_license.ledger.leases import LEASE_SECONDS
 
 pytestmark = pytest.mark.process
@@ -53,7 +53,7 @@ class AnyOrder(RuleBasedStateMachine):
         )
         try:
             self.runner.run(self.harness.service.lease(gpus, instance, started))
-        except LeaseRefusedError:
+        except LeaseRejectedError:
             assert not good
         else:
             assert good
@@ -104,7 +104,7 @@ def check(make: Callable[[], AnyOrder], examples: int) -> None:
     run_state_machine_as_test(make, settings=settings_)  # type: ignore[arg-type]
 
 
-def test_of_one_server(tmp_path: Path) -> None:
+def test_with_one_server(tmp_path: Path) -> None:
     def make() -> AnyOrder:
         harness = LocalHarness(Path(tempfile.mkdtemp(dir=tmp_path)))
         return AnyOrder(harness, restart_renews=True)
@@ -112,5 +112,5 @@ def test_of_one_server(tmp_path: Path) -> None:
     check(make, 20)
 
 
-def test_of_servers_that_share_redis(redis: RedisServer) -> None:
+def test_with_servers_that_share_redis(redis: RedisServer) -> None:
     check(lambda: AnyOrder(RedisHarness(redis), restart_renews=False), 10)

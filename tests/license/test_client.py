@@ -18,14 +18,14 @@ from support.patience import PATIENCE_SECONDS, wait_until
 from support.serving import free_port
 from taco_license.client import (
     LicenseClient,
-    Standing,
+    LicenseStatus,
     this_instance,
 )
 from taco_license.ledger.leases import HEARTBEAT_SECONDS, LEASE_SECONDS
 
 ONE, TWO = gpu_names(2)
 GRACE = 600.0
-GOOD = Standing(True, "")
+GOOD = LicenseStatus(True, "")
 
 
 @pytest.fixture
@@ -65,15 +65,15 @@ def answering(answer: bytes) -> Iterator[str]:
         thread.join()
 
 
-def test_a_lease_is_taken_and_kept(server: LicenseServer, clock: Clock) -> None:
+def test_a_lease_is_taken_and_renewed(server: LicenseServer, clock: Clock) -> None:
     client, other = make_client(clock, server.address), make_client(clock, server.address, gpu=TWO)
-    assert not client.standing().is_valid
+    assert not client.status().is_valid
     for _ in range(5):
         assert 0 < client.beat() <= HEARTBEAT_SECONDS
-        assert client.standing() == GOOD
+        assert client.status() == GOOD
         other.beat()
-        assert other.standing() == Standing(
-            False, "no_seat: 1 of 1 seats are taken; 1 more are asked for"
+        assert other.status() == LicenseStatus(
+            False, "no_seat: 1 of 1 seats are taken; 1 more were requested"
         )
         clock.advance(HEARTBEAT_SECONDS)
 
@@ -86,7 +86,7 @@ def test_the_date_of_a_workers_machine_does_not_matter(
         patch.setattr(time, "time_ns", lambda: tomorrow)
         client = make_client(clock, server.address)
     client.beat()
-    assert client.standing() == GOOD
+    assert client.status() == GOOD
     # One that begins later counts as later, though its date is an earlier one.
     successor = make_client(clock, server.address)
     successor.beat()
@@ -94,7 +94,7 @@ def test_the_date_of_a_workers_machine_does_not_matter(
     assert server.service.ledger.num_seats == 1
 
 
-def test_a_client_that_ends_gives_its_seat_back(server: LicenseServer, clock: Clock) -> None:
+def test_a_closing_client_releases_its_seat(server: LicenseServer, clock: Clock) -> None:
     client = make_client(clock, server.address)
     client.start()
     assert client.wait() == GOOD
@@ -102,23 +102,23 @@ def test_a_client_that_ends_gives_its_seat_back(server: LicenseServer, clock: Cl
     wait_until(lambda: server.service.ledger.num_seats == 0, "a free seat")
     successor = make_client(clock, server.address, gpu=TWO)
     successor.beat()
-    assert successor.standing() == GOOD
+    assert successor.status() == GOOD
 
 
-def test_a_refusal_ends_the_license_at_once(server: LicenseServer, clock: Clock) -> None:
+def test_a_rejection_ends_the_license_at_once(server: LicenseServer, clock: Clock) -> None:
     client = make_client(clock, server.address, gpu=TWO)
     client.beat()
     server.replace(signed(make_license(1, serial=2)))
     client.beat()
-    standing = client.standing()
-    assert not standing.is_valid
-    assert standing.reason.startswith("not_licensed")
+    status = client.status()
+    assert not status.is_valid
+    assert status.reason.startswith("not_licensed")
     server.replace(signed(make_license(2, serial=3)))
     client.beat()
-    assert client.standing() == GOOD
+    assert client.status() == GOOD
 
 
-def test_a_server_that_is_away_is_missed_after_the_grace(
+def test_an_unavailable_server_ends_the_license_after_the_grace_period(
     server: LicenseServer, clock: Clock
 ) -> None:
     client = make_client(clock, server.address)
@@ -126,27 +126,27 @@ def test_a_server_that_is_away_is_missed_after_the_grace(
     server.stop()
     assert client.beat() > 0
     clock.advance(LEASE_SECONDS + GRACE - 1)
-    assert client.standing().is_valid
-    assert "does not answer" in client.standing().reason
+    assert client.status().is_valid
+    assert "does not answer" in client.status().reason
     clock.advance(1)
-    assert not client.standing().is_valid
+    assert not client.status().is_valid
     server.start()
     client.beat()
-    assert client.standing() == GOOD
+    assert client.status() == GOOD
 
 
-def test_no_grace_goes_beyond_the_license(server: LicenseServer, clock: Clock) -> None:
+def test_the_grace_period_ends_with_the_license(server: LicenseServer, clock: Clock) -> None:
     clock.advance(2 * DAY - 100)
     client = make_client(clock, server.address)
     client.beat()
     server.stop()
     clock.advance(99)
-    assert client.standing().is_valid
+    assert client.status().is_valid
     clock.advance(1)
-    assert not client.standing().is_valid
+    assert not client.status().is_valid
 
 
-def test_a_server_that_lost_its_license_is_as_good_as_away(tmp_path: Path, clock: Clock) -> None:
+def test_a_server_without_a_license_does_not_revoke_a_lease(tmp_path: Path, clock: Clock) -> None:
     with LicenseServer(tmp_path / "one", clock) as server:
         server.replace(signed(make_license()))
         client = make_client(clock, server.address)
@@ -155,39 +155,37 @@ def test_a_server_that_lost_its_license_is_as_good_as_away(tmp_path: Path, clock
         server._directory = tmp_path / "two"
         server.start()
         client.beat()
-        assert client.standing().is_valid
-        assert client.standing().reason.startswith("no_license")
+        assert client.status().is_valid
+        assert client.status().reason.startswith("no_license")
         clock.advance(LEASE_SECONDS + GRACE)
-        assert not client.standing().is_valid
+        assert not client.status().is_valid
         server.replace(signed(make_license()))
         client.beat()
-        assert client.standing() == GOOD
+        assert client.status() == GOOD
 
 
-def test_the_second_address_is_asked_where_the_first_is_away(
-    server: LicenseServer, clock: Clock
-) -> None:
+def test_the_second_address_is_tried_after_the_first(server: LicenseServer, clock: Clock) -> None:
     away = f"http://127.0.0.1:{free_port()}"
     for addresses in ((away, server.address), ("http://nowhere.invalid:1", server.address)):
         client = make_client(clock, *addresses)
         client.beat()
-        assert client.standing() == GOOD
+        assert client.status() == GOOD
 
 
-def test_nobody_waits_for_a_server_that_does_not_answer(clock: Clock) -> None:
+def test_connecting_times_out(clock: Clock) -> None:
     with socket.create_server(("127.0.0.1", 0)) as black_hole:
         address = f"http://127.0.0.1:{black_hole.getsockname()[1]}"
         client = make_client(clock, address, start_seconds=0.01)
         client.start()
         silent = "the license server has not answered yet"
-        assert client.standing() == Standing(False, silent, is_pending=True)
-        assert client.wait() == Standing(False, silent, is_pending=True)  # by its own clock
+        assert client.status() == LicenseStatus(False, silent, is_pending=True)
+        assert client.wait() == LicenseStatus(False, silent, is_pending=True)  # by its own clock
         clock.advance(0.01)
-        assert client.standing() == Standing(False, silent)
+        assert client.status() == LicenseStatus(False, silent)
     client.close()
 
 
-def test_an_answer_that_drips_is_none(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_answer_times_out(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("taco_license.client.ANSWER_SECONDS", 0.2)
     has_heard = threading.Event()
 
@@ -205,10 +203,12 @@ def test_an_answer_that_drips_is_none(clock: Clock, monkeypatch: pytest.MonkeyPa
         client.beat()
         has_heard.set()
         thread.join()
-    assert client.standing().reason.endswith(": timed out")
+    assert client.status().reason.endswith(": timed out")
 
 
-def test_a_seat_is_given_back_to_who_takes_it(server: LicenseServer, clock: Clock) -> None:
+def test_the_seat_is_released_at_the_server_that_answers(
+    server: LicenseServer, clock: Clock
+) -> None:
     with answering(b"HTTP/1.1 503 Away\r\nContent-Length: 0\r\n\r\n") as away:
         client = make_client(clock, server.address)
         client.beat()
@@ -218,27 +218,27 @@ def test_a_seat_is_given_back_to_who_takes_it(server: LicenseServer, clock: Cloc
         assert server.service.ledger.num_seats == 0
 
 
-def test_a_server_that_is_away_has_some_time_to_come(clock: Clock) -> None:
+def test_the_status_is_pending_while_the_server_starts(clock: Clock) -> None:
     client = LicenseClient([ONE], [f"http://127.0.0.1:{free_port()}"], "a", start_seconds=0.2)
-    heard: queue.SimpleQueue[Standing] = queue.SimpleQueue()
-    client.on_change = lambda: heard.put(client.standing())
+    heard: queue.SimpleQueue[LicenseStatus] = queue.SimpleQueue()
+    client.on_change = lambda: heard.put(client.status())
     client.start()
-    assert client.standing().is_pending
-    while (standing := heard.get(timeout=PATIENCE_SECONDS)).is_pending:
+    assert client.status().is_pending
+    while (status := heard.get(timeout=PATIENCE_SECONDS)).is_pending:
         pass
-    assert not standing.is_valid
-    assert standing.reason.startswith("the license server does not answer: http://127.0.0.1:")
+    assert not status.is_valid
+    assert status.reason.startswith("the license server does not answer: http://127.0.0.1:")
     client.close()
-    assert client.wait() == client.standing()
+    assert client.wait() == client.status()
 
 
-def test_changes_are_told_and_logged_once(
+def test_status_changes_are_reported_and_logged_once(
     server: LicenseServer, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     client = make_client(clock, server.address, gpu=TWO)
     heard: list[bool] = []
-    client.on_change = lambda: heard.append(client.standing().is_valid)
+    client.on_change = lambda: heard.append(client.status().is_valid)
 
     def news() -> list[str]:
         client.beat()
@@ -250,13 +250,13 @@ def test_changes_are_told_and_logged_once(
     server.replace(signed(make_license(1, serial=2)))
     [line] = news()
     assert line.startswith("the license has lapsed: not_licensed: ")
-    assert line.endswith("; new requests are refused")
+    assert line.endswith("; the worker rejects new requests")
     server.replace(signed(make_license(2, serial=3)))
     assert (news(), heard) == (["licensed"], [True, False, True])
     server.stop()
     [line] = news()
     assert line.startswith("the license server does not answer: ")
-    assert line.endswith("; the license is good for 660 s more")
+    assert line.endswith("; the license stays valid for 660 s")
     clock.advance(LEASE_SECONDS + GRACE)
     [line] = news()
     assert line.startswith("the license has lapsed: the license server does not answer: ")
@@ -264,17 +264,17 @@ def test_changes_are_told_and_logged_once(
     assert (news(), heard[3:]) == (["licensed"], [True, False, True])
 
 
-def test_a_listener_that_fails_costs_no_license(server: LicenseServer, clock: Clock) -> None:
+def test_a_failing_listener_does_not_end_the_client(server: LicenseServer, clock: Clock) -> None:
     client = make_client(clock, server.address)
     client.on_change = lambda: 1 // 0  # type: ignore[assignment]
     client.beat()
-    assert client.standing() == GOOD
+    assert client.status() == GOOD
 
 
-def test_a_lapse_is_told_when_it_happens(server: LicenseServer) -> None:
+def test_a_lapse_is_reported_when_it_happens(server: LicenseServer) -> None:
     client = LicenseClient([ONE], [server.address], "a", grace_seconds=-59.8)
-    heard: queue.SimpleQueue[Standing] = queue.SimpleQueue()
-    client.on_change = lambda: heard.put(client.standing())
+    heard: queue.SimpleQueue[LicenseStatus] = queue.SimpleQueue()
+    client.on_change = lambda: heard.put(client.status())
     client.start()
     assert heard.get(timeout=PATIENCE_SECONDS) == GOOD
     # Long before the next heartbeat is due.
@@ -282,14 +282,14 @@ def test_a_lapse_is_told_when_it_happens(server: LicenseServer) -> None:
     client.close()
 
 
-def test_a_server_that_comes_late_is_found(tmp_path: Path, clock: Clock) -> None:
+def test_a_late_server_is_found(tmp_path: Path, clock: Clock) -> None:
     server = LicenseServer(tmp_path / "server", clock)
     client = make_client(clock, server.address)
     client.start()
-    assert not client.standing().is_valid
+    assert not client.status().is_valid
     with server:
         server.replace(signed(make_license()))
-        wait_until(lambda: client.standing() == GOOD, "a license")
+        wait_until(lambda: client.status() == GOOD, "a license")
         client.close()
 
 
@@ -315,19 +315,19 @@ def test_a_server_that_comes_late_is_found(tmp_path: Path, clock: Clock) -> None
         b'{"error":{"code":"c","message":"a\\n"}}',
     ],
 )
-def test_what_is_no_license_server_grants_and_refuses_nothing(
+def test_other_servers_neither_grant_nor_reject(
     server: LicenseServer, clock: Clock, answer: bytes
 ) -> None:
     with answering(answer) as address:
         client = make_client(clock, address)
         client.beat()
-        assert not client.standing().is_valid
-        assert "does not answer" in client.standing().reason
+        assert not client.status().is_valid
+        assert "does not answer" in client.status().reason
         client = make_client(clock, server.address)
         client.beat()
         client._addresses = (address,)
         client.beat()
-        assert client.standing().is_valid
+        assert client.status().is_valid
 
 
 def test_this_instance_is_the_same_for_all_processes_here() -> None:

@@ -153,7 +153,7 @@ def test_the_commands_of_the_documents_to_two_servers(
         assert httpx.post(f"http://{second}:{PORT}/ls/lease", json=lease).status_code == 200
 
 
-def test_a_disk_that_is_full(directory: Path) -> None:
+def test_a_full_disk(directory: Path) -> None:
     """A file system of its own, in a mount namespace that goes with the server."""
     host = address()
     (directory / "data").mkdir()
@@ -163,7 +163,10 @@ def test_a_disk_that_is_full(directory: Path) -> None:
     with running(directory, host, "--data-dir", "data", prefix=prefix):
         assert upload(host, small).status_code == 200
         refused = upload(host, document(2, 10_000))
-        assert (refused.status_code, "the one before holds" in refused.text) == (507, True)
+        assert (refused.status_code, "the current license stays in use" in refused.text) == (
+            507,
+            True,
+        )
         assert count_gpus(host) == 3
         lease = {"gpus": gpu_names(3), "instance": "a", "started": 1}
         assert httpx.post(f"http://{host}:{PORT}/ls/lease", json=lease).status_code == 200

@@ -13,12 +13,12 @@ from support.license_server import LicenseServer
 from support.licenses import Clock, gpu_names, make_license, signed
 from support.patience import PATIENCE_SECONDS, wait_until
 from taco_common.tls import Role
-from taco_license.client import LicenseClient, Standing
+from taco_license.client import LicenseClient, LicenseStatus
 from taco_license.tls import TlsFiles, client_context
 from taco_llm.certificates import issue
 
 (ONE,) = gpu_names(1)
-GOOD = Standing(True, "")
+GOOD = LicenseStatus(True, "")
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def browser(server: LicenseServer, tls: TlsFiles) -> httpx.Client:
     return httpx.Client(base_url=server.address, verify=context, timeout=PATIENCE_SECONDS)
 
 
-def test_a_worker_takes_a_seat_and_gives_it_back(
+def test_a_worker_takes_and_releases_a_seat(
     server: LicenseServer, directory: Path, clock: Clock
 ) -> None:
     client = make_client(server, clock, files(directory, Role.WORKER))
@@ -70,7 +70,7 @@ def test_metrics_say_when_the_certificate_expires(server: LicenseServer, directo
     assert 0 < end - time.time() <= LIFETIME.total_seconds()
 
 
-def test_each_route_is_for_its_roles(server: LicenseServer, directory: Path) -> None:
+def test_each_route_accepts_its_roles_only(server: LicenseServer, directory: Path) -> None:
     upload = {"files": {"file": signed(make_license(1, serial=2))}}
     routes = {
         ("GET", "/"): {},
@@ -94,7 +94,7 @@ def test_each_route_is_for_its_roles(server: LicenseServer, directory: Path) -> 
     }
 
 
-def test_others_take_no_seat_and_disturb_nobody(
+def test_clients_without_a_worker_certificate_get_no_seat(
     server: LicenseServer, directory: Path, tmp_path: Path, clock: Clock
 ) -> None:
     good = make_client(server, clock, files(directory, Role.WORKER))
@@ -108,15 +108,15 @@ def test_others_take_no_seat_and_disturb_nobody(
     for kind, tls in strangers.items():
         client = make_client(server, clock, tls)
         client.beat()
-        assert not client.standing().is_valid, kind
+        assert not client.status().is_valid, kind
     plain = LicenseClient([ONE], [server.address.replace("https", "http")], "a")
     plain.beat()
-    assert not plain.standing().is_valid
+    assert not plain.status().is_valid
     good.beat()
-    assert good.standing() == GOOD
+    assert good.status() == GOOD
 
 
-def test_a_worker_believes_only_a_license_server(
+def test_a_worker_accepts_only_a_license_servers_certificate(
     tmp_path: Path, directory: Path, clock: Clock
 ) -> None:
     other = make_certificates(tmp_path / "other", Role.LICENSE_SERVER)
@@ -128,18 +128,18 @@ def test_a_worker_believes_only_a_license_server(
             impostor.replace(signed(make_license(1)))
             client = make_client(impostor, clock, files(directory, Role.WORKER))
             client.beat()
-            assert not client.standing().is_valid
-            assert "CERTIFICATE_VERIFY_FAILED" in client.standing().reason
+            assert not client.status().is_valid
+            assert "CERTIFICATE_VERIFY_FAILED" in client.status().reason
 
 
-def test_renewed_files_hold_from_the_next_connection(
+def test_renewed_files_apply_from_the_next_connection(
     server: LicenseServer, directory: Path, clock: Clock
 ) -> None:
     client = make_client(server, clock, files(directory, Role.WORKER))
 
     def is_granted() -> bool:
         client.beat()
-        return client.standing().reason == ""
+        return client.status().reason == ""
 
     assert is_granted()
     for role in (Role.WORKER, Role.LICENSE_SERVER):

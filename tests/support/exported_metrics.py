@@ -20,7 +20,7 @@ from taco_draft.draft_runner import DraftRunner
 from taco_draft.metrics import draft_metrics
 from taco_gateway.metrics import GatewayMetrics
 from taco_gateway.redis_state import RedisState
-from taco_license.errors import LeaseRefusedError
+from taco_license.errors import LeaseRejectedError
 from taco_license.ledger.sqlite_store import Store
 from taco_license.server.metrics import ServiceMetrics
 from taco_license.tls import TlsFiles
@@ -122,6 +122,6 @@ async def _license_server(directory: Path, tls: TlsConfig) -> bytes:
         service = make_service(store, Clock())
         await service.import_license(signed(make_license(access_limit=1)))
         for gpu in gpu_names(2):
-            with suppress(LeaseRefusedError):
+            with suppress(LeaseRejectedError):
                 await service.lease([gpu], "host", 1)
         return ServiceMetrics(service, TlsFiles(**asdict(tls))).render()

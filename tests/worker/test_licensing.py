@@ -30,7 +30,7 @@ WORKER = WorkerConfig(model=ModelConfig(model="none"), num_threads=1)
 
 def config(address: str = "", **changes: object) -> WorkerConfig:
     """Of a worker whose host is the second one of a license."""
-    values = {"host_id": TWO, "address": address, "refused_seconds": 0.05, **changes}
+    values = {"host_id": TWO, "address": address, "rejection_retry_seconds": 0.05, **changes}
     return replace(WORKER, license=LicenseConfig(**values))  # type: ignore[arg-type]
 
 

@@ -178,7 +178,9 @@ async def test_the_scheduler_hears_of_a_license_at_once(
             return license_
 
         with LicenseServer(tmp_path / "licenses", Clock()) as server:
-            license_ = LicenseConfig(host_id=host, address=server.address, refused_seconds=0.05)
+            license_ = LicenseConfig(
+                host_id=host, address=server.address, rejection_retry_seconds=0.05
+            )
             licensing = Licensing(replace(config, license=license_))
             stop = asyncio.Event()
             link = SchedulerLink(address, worker, ModelThread(), licensing=licensing)

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from taco_license.addresses import ADDRESS_VARIABLE, is_any_known, server_addresses
+from taco_license.addresses import ADDRESS_VARIABLE, any_host_resolves, server_addresses
 from taco_proto.config import LicenseConfig, WorkerConfig
 from taco_proto.errors import ConfigurationError
 from taco_proto.licenses import NEEDS_NO_LICENSE, LicenseState, WorkerLicense
@@ -84,7 +84,7 @@ class Licensing:
         tls = self._worker.tls
         addresses = server_addresses({ADDRESS_VARIABLE: config.address}, has_tls=tls is not None)
         if config.only_if_found:
-            if not is_any_known(addresses):
+            if not any_host_resolves(addresses):
                 return
             logger.info("license server found: requesting a license (--license off disables this)")
             self._is_needed = True
@@ -96,7 +96,7 @@ class Licensing:
             addresses,
             this_instance(),
             start_seconds=config.start_seconds,
-            refused_seconds=config.refused_seconds,
+            rejection_retry_seconds=config.rejection_retry_seconds,
             tls=None if tls is None else TlsFiles(tls.ca_file, tls.cert_file, tls.key_file),
         )
         client.on_change = lambda: self.on_change()
@@ -120,8 +120,8 @@ def _license_ids(device: str, host_id: str) -> tuple[str, ...]:
 
 
 def _license_of(client: "LicenseClient") -> WorkerLicense:
-    status = client.standing()
-    if status.is_valid:  # a server that is away meanwhile is logged by this worker alone
+    status = client.status()
+    if status.is_valid:  # only this worker logs that the license server does not answer
         return NEEDS_NO_LICENSE
     state = LicenseState.ASKED if status.is_pending else LicenseState.MISSING
     return WorkerLicense(state, status.reason)

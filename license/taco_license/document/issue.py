@@ -1,4 +1,4 @@
-"""Issuing: from a request to a license file."""
+"""Issues a license: makes the signed license file for a list of GPUs."""
 
 import re
 from collections.abc import Sequence
@@ -23,16 +23,16 @@ def issue(
     now: datetime,
     serial: int | None = None,
 ) -> bytes:
-    """The bytes of a license file.
+    """Issues a license; returns the bytes of the license file.
 
     Args:
-        expires: a time with an offset (RFC 3339), a day (its end, in `now`'s zone), or days from
-            `now` such as `365d`.
-        now: with a zone.
-        serial: None: `now` in milliseconds since the epoch, which rises by itself.
+        expires: a time with an offset (RFC 3339), a day (until its end, in the time zone of
+            `now`), or days from `now` such as `365d`.
+        now: the current time with a time zone.
+        serial: the serial number; None means `now` in milliseconds since the epoch.
 
     Raises:
-        LicenseError: a value makes no sense, or the license would be too large.
+        LicenseError: a value is invalid, or the license would be too large.
     """
     license_ = License(
         serial=int(now.timestamp() * 1000) if serial is None else serial,
@@ -47,7 +47,7 @@ def issue(
 
 
 def file_name(app_id: str, customer: str, now: datetime) -> str:
-    """Such as `license-taco_1234-leolingli-20240906104354.dat`."""
+    """The default name of a license file: `license-taco_1234-leolingli-20240906104354.dat`."""
     who = "-".join(re.sub(r"[^\w.]+", "_", part) for part in (app_id, customer))
     return f"license-taco_{who}-{now:%Y%m%d%H%M%S}.dat"
 
@@ -60,5 +60,5 @@ def _expiry(text: str, now: datetime) -> str:
             day = datetime.fromisoformat(text).replace(tzinfo=now.tzinfo)
             return (day + timedelta(days=1)).isoformat()
     except (ValueError, OverflowError):
-        raise LicenseError(f"there is no such day: {text}") from None
+        raise LicenseError(f"--expires {text!r} is not a valid day or number of days") from None
     return text

@@ -1,9 +1,9 @@
-"""A license: what it says, and its signed form.
+"""The license file: its contents, its signed format, signing and verification.
 
-A license file is one line of header, `taco-license/1 KEY_ID SIGNATURE`, and behind it the payload:
-one JSON object in UTF-8, to the end of the file. The Ed25519 signature is over the payload's exact
-bytes; nothing is serialised again to be checked. Key id and signature are lower-case hexadecimal
-digits, since base64 lets several texts stand for the same bytes.
+A license file is one header line, `taco-license/1 KEY_ID SIGNATURE`, followed by the payload: one
+JSON object in UTF-8 up to the end of the file. The Ed25519 signature covers the exact bytes of the
+payload, so verification serialises nothing. Key id and signature are lower-case hexadecimal digits:
+base64 would allow several texts for the same bytes.
 """
 
 import json
@@ -31,10 +31,10 @@ _GPU_FIELDS = ("uuid", "brand")
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU, a MIG instance, or the host of a CPU worker.
+    """A licensed GPU, MIG instance, or host of a CPU worker.
 
     Attributes:
-        uuid: as `nvidia-smi -L` names it, or any text for a host.
+        uuid: the id that `nvidia-smi -L` shows, or any text for a host.
     """
 
     uuid: str
@@ -43,13 +43,13 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class License:
-    """Which GPUs may serve, and how long.
+    """A license: which GPUs may serve, how many at the same time, and until when.
 
     Attributes:
-        serial: rises from one license to the next, so that an older one can be refused.
-        access_limit: the most GPUs at once; 0: no limit.
-        issued_time: RFC 3339, with the issuer's offset from UTC, as `expired_time`.
-        gpus: at least one, each uuid once.
+        serial: increases with each license, so that a server can reject an older one.
+        access_limit: number of seats: maximum GPUs at the same time; 0 means no limit.
+        issued_time: RFC 3339 with the issuer's offset from UTC, like `expired_time`.
+        gpus: at least one; each uuid occurs once.
     """
 
     serial: int
@@ -67,15 +67,15 @@ class License:
 
     @property
     def expires(self) -> float:
-        """Seconds since the epoch; from then on the license is of no use."""
+        """Seconds since the epoch; the license is invalid from this time."""
         return _seconds("expiredtime", self.expired_time)
 
 
 def sign(license_: License, key: Ed25519PrivateKey) -> bytes:
-    """The license file's bytes.
+    """Signs a license; returns the bytes of the license file.
 
     Raises:
-        LicenseError: the license makes no sense, or is larger than a server takes.
+        LicenseError: a field is invalid, or the file is larger than a server accepts.
     """
     content = {
         "serial": license_.serial,
@@ -95,30 +95,39 @@ def sign(license_: License, key: Ed25519PrivateKey) -> bytes:
 
 
 def verify(data: bytes, keys: PublicKeys) -> License:
-    """The license of a file's bytes, signed by one of `keys`.
+    """Verifies the bytes of a license file and returns the license.
+
+    The payload is parsed only after its signature is verified.
 
     Raises:
-        LicenseError: it is too large, no license, of an unknown issuer, changed since it was
-            signed, or makes no sense. Nothing is read of a payload before its signature is checked.
+        LicenseError: the file is too large, not a license file, signed by a key that is not in
+            `keys`, changed after it was signed, or contains an invalid field.
     """
     _check_size(data)
     header = _HEADER.match(data)
     if header is None:
-        raise LicenseError("this is no license file")
+        raise LicenseError(
+            "not a license file: its first line must be taco-license/1 KEY_ID SIGNATURE"
+        )
     name, signature = header[1].decode(), bytes.fromhex(header[2].decode())
     payload = data[header.end() :]
     if name not in keys:
-        raise LicenseError(f"the license is signed with the key {name}, which is not trusted here")
+        raise LicenseError(
+            f"the license is signed with the key {name}, which is not trusted here: give the "
+            "issuer's public key with --public-key"
+        )
     try:
         keys[name].verify(signature, payload)
     except InvalidSignature:
-        raise LicenseError("the license was changed since it was signed") from None
+        raise LicenseError(
+            "the license was changed after it was signed: use the file exactly as it was issued"
+        ) from None
     return _read_payload(payload)
 
 
 def _check_size(data: bytes) -> None:
     if len(data) > MAX_BYTES:
-        raise LicenseError(f"the license has {len(data)} bytes; {MAX_BYTES} is the most")
+        raise LicenseError(f"the license has {len(data)} bytes; at most {MAX_BYTES} are allowed")
 
 
 def _read_payload(payload: bytes) -> License:
@@ -129,7 +138,7 @@ def _read_payload(payload: bytes) -> License:
     except UnicodeDecodeError:
         raise LicenseError("the license is not UTF-8") from None
     except (json.JSONDecodeError, RecursionError):
-        raise LicenseError("the license's content is not one JSON object") from None
+        raise LicenseError("the license's payload is not one JSON object") from None
     _check_fields("the license", content, _FIELDS)
     license_ = License(
         serial=_number("serial", content["serial"], 1),
@@ -153,7 +162,7 @@ def _gpus(entries: object) -> Iterable[Gpu]:
         _check_fields("an entry of gpuinfos", entry, _GPU_FIELDS)
         gpu = Gpu(_text("uuid", entry["uuid"]), _text("brand", entry["brand"]))
         if gpu.uuid in seen:
-            raise LicenseError(f"the GPU {gpu.uuid} stands in the license twice")
+            raise LicenseError(f"the license contains the GPU {gpu.uuid} twice")
         seen.add(gpu.uuid)
         yield gpu
 
@@ -161,12 +170,12 @@ def _gpus(entries: object) -> Iterable[Gpu]:
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) < len(pairs):
-        raise LicenseError("a key stands twice in an object of the license")
+        raise LicenseError("an object of the license contains the same key twice")
     return result
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise LicenseError(f"{name} has no place in a license")
+    raise LicenseError(f"a license must not contain {name}")
 
 
 def _check_fields(what: str, value: object, names: tuple[str, ...]) -> None:
@@ -176,13 +185,13 @@ def _check_fields(what: str, value: object, names: tuple[str, ...]) -> None:
 
 def _text(name: str, value: object) -> str:
     if not isinstance(value, str) or not 0 < len(value) <= MAX_TEXT or not value.isprintable():
-        raise LicenseError(f"{name} must be 1 to {MAX_TEXT} printable characters")
+        raise LicenseError(f"{name} must be a text of 1 to {MAX_TEXT} printable characters")
     return value
 
 
 def _number(name: str, value: object, least: int) -> int:
     if type(value) is not int or not least <= value <= MAX_NUMBER:
-        raise LicenseError(f"{name} must be a whole number from {least} to {MAX_NUMBER}")
+        raise LicenseError(f"{name} must be an integer from {least} to {MAX_NUMBER}")
     return value
 
 
@@ -193,5 +202,5 @@ def _seconds(name: str, text: str) -> float:
         return datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError):
         raise LicenseError(
-            f"{name} must be a time with an offset, such as 2026-01-31T12:00:00+08:00"
+            f"{name} must be a time with an offset from UTC, such as 2026-01-31T12:00:00+08:00"
         ) from None

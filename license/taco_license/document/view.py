@@ -1,17 +1,17 @@
-"""What `GET /ls/view` shows: the license as YAML, in the order and spelling of TACO's documents."""
+"""Renders a license as YAML for `GET /ls/view`, with the field names of the license file."""
 
 import json
 import re
 
 from taco_license.document.license_file import License
 
-# What reads as a text in YAML as it stands; numbers, `true` and the like need quotes.
+# Texts that need no quotes in YAML. Numbers, `true` and similar words need them.
 _PLAIN = re.compile(r"[A-Za-z](?:[\w ./()+-]*[\w/()+])?", re.ASCII)
 _WORDS = frozenset({"true", "false", "yes", "no", "on", "off", "null", "y", "n"})
 
 
 def render_view(license_: License) -> str:
-    """10,000 GPUs take some 20 ms, where a YAML library would need seconds."""
+    """The license as YAML. A YAML library would be too slow for licenses with 10,000 GPUs."""
     lines = [
         f"appid: {_scalar(license_.app_id)}",
         f"customer: {_scalar(license_.customer)}",

@@ -1,4 +1,7 @@
-"""Who has a seat at this moment. Times are seconds of a clock that never goes back."""
+"""The table of current leases: which instance holds the seat of which GPU, and until when.
+
+Times are seconds of a clock that never goes back.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -9,12 +12,12 @@ HEARTBEAT_SECONDS = 20.0
 
 @dataclass(slots=True)
 class Lease:
-    """The seat of a GPU.
+    """The lease of one GPU's seat.
 
     Attributes:
-        instance: who holds it; the same instance may ask again and again.
-        started: when the holder's newest client began, in nanoseconds since its machine started.
-        deadline: from then on the seat is free.
+        instance: the holder. The same instance may renew the lease.
+        started: start of the holder's newest client, in nanoseconds since its machine booted.
+        deadline: the seat is free from this time.
     """
 
     gpu: str
@@ -24,7 +27,7 @@ class Lease:
 
 
 class LeaseTable:
-    """The leases, by GPU and in the order of their deadlines: all have the same length."""
+    """The leases by GPU, ordered by deadline. All leases have the same length."""
 
     def __init__(self) -> None:
         self._leases: dict[str, Lease] = {}
@@ -39,9 +42,9 @@ class LeaseTable:
         return self._leases.get(gpu)
 
     def extend(self, gpus: Iterable[str], instance: str, started: int, now: float) -> None:
-        """Gives the instance, or lets it keep, the seats of `gpus` from `now` on."""
+        """Grants the seats of `gpus` to `instance`, or renews them, from `now`."""
         for gpu in gpus:
-            lease = self._leases.pop(gpu, None)  # behind all others, in the order of deadlines
+            lease = self._leases.pop(gpu, None)  # reinserted last: the latest deadline
             if lease is None:
                 lease = Lease(gpu, instance, started, 0.0)
             lease.started = max(lease.started, started)
@@ -52,8 +55,8 @@ class LeaseTable:
         for gpu in gpus:
             del self._leases[gpu]
 
-    def take_lapsed(self, now: float) -> Sequence[Lease]:
-        """Removes and returns those whose deadline has come."""
+    def pop_lapsed(self, now: float) -> Sequence[Lease]:
+        """Removes and returns the leases whose deadline has passed (lease timeout)."""
         lapsed: list[Lease] = []
         for lease in self._leases.values():
             if lease.deadline > now:

@@ -1,7 +1,8 @@
-"""What a license server keeps: the license that holds, who has a seat under it, what happened.
+"""The ledger of a license server: the current license, the seats under it, and the audit log.
 
-One server keeps it in memory and in SQLite (`local_ledger`), several share it in Redis
-(`redis_ledger`). The rules are the same, and stand here where they are not a transaction's.
+A single server keeps its ledger in memory and SQLite (`local_ledger`). Several servers share one in
+Redis (`redis_ledger`). This module contains the interface and the rules that both implementations
+share.
 """
 
 from dataclasses import dataclass
@@ -9,21 +10,22 @@ from typing import Protocol
 
 from taco_license.document.keys import PublicKeys
 from taco_license.document.license_file import License, verify
-from taco_license.errors import LeaseRefusedError, LicenseError
+from taco_license.errors import LeaseRejectedError, LicenseError
 
-# Of the seats that are granted and released in a minute so many are in the audit log, and of the
-# rest their number: nobody may fill the disk, or push out of Redis what happened before.
+# Rate limit of the audit log, in entries per minute for LIMITED_EVENTS. The log records only the
+# number of further events, so that no client can fill the disk or push older entries out of Redis.
 MAX_AUDITED_CHANGES = 120
 LIMITED_EVENTS = frozenset({"granted", "released"})
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """A license whose signature was checked, with its file.
+class VerifiedLicense:
+    """A license whose signature was verified, and its file.
 
     Attributes:
+        document: the bytes of the license file.
         expires: seconds since the epoch.
-        gpus: the ids of those that it names.
+        gpus: the ids of the licensed GPUs.
     """
 
     document: bytes
@@ -32,19 +34,25 @@ class Held:
     gpus: frozenset[str]
 
 
-def hold(document: bytes, keys: PublicKeys) -> Held:
-    """Raises LicenseError, see `verify`."""
+def verify_document(document: bytes, keys: PublicKeys) -> VerifiedLicense:
+    """Verifies the bytes of a license file.
+
+    Raises:
+        LicenseError: see `verify`.
+    """
     license_ = verify(document, keys)
-    return Held(document, license_, license_.expires, frozenset(gpu.uuid for gpu in license_.gpus))
+    return VerifiedLicense(
+        document, license_, license_.expires, frozenset(gpu.uuid for gpu in license_.gpus)
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Seats were given.
+    """The answer to a request whose seats were granted or renewed.
 
     Attributes:
-        is_new: the holder did not have all of them before.
-        license_seconds: so long the license is yet good.
+        is_new: whether the holder did not have all of the seats before.
+        license_seconds: seconds until the license expires.
     """
 
     is_new: bool
@@ -52,13 +60,13 @@ class Grant:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """A worker's request for seats.
+class SeatRequest:
+    """A worker's request to take, renew or release seats.
 
     Attributes:
-        gpus: one at least, each once.
-        instance: who asks; the same instance may ask again and again.
-        started: when the asking process began, in nanoseconds since its machine started.
+        gpus: at least one, without duplicates.
+        instance: the requesting instance. It may repeat the request.
+        started: start of the requesting process, in nanoseconds since its machine booted.
     """
 
     gpus: tuple[str, ...]
@@ -67,21 +75,21 @@ class Ask:
 
 
 class Ledger(Protocol):
-    """Belongs to one event loop.
+    """The interface of both ledgers. A ledger belongs to one event loop.
 
-    Methods raise AwayError where what keeps the ledger does not answer; then it is not known
-    whether a change was made, and to ask for it again does no harm.
+    Methods raise LedgerUnavailableError if the storage does not answer. It is then unknown whether
+    the change was made; the caller can safely repeat the request.
 
     Attributes:
-        held: the license that holds; None: there is none, or none of a trusted issuer.
-        num_seats: those that are taken, as far as it is known.
-        num_failures: times that something could not be written or asked.
-        is_working: that was not so the last time.
-        tick_seconds: how often to call `tick`.
+        current: the current license; None without a license of a trusted issuer.
+        num_seats: seats taken, as far as the server knows.
+        num_failures: number of failed writes and queries.
+        is_working: whether the last write or query succeeded.
+        tick_seconds: interval between calls of `tick`.
     """
 
     @property
-    def held(self) -> Held | None: ...
+    def current(self) -> VerifiedLicense | None: ...
     @property
     def num_seats(self) -> int: ...
     @property
@@ -92,11 +100,11 @@ class Ledger(Protocol):
     def tick_seconds(self) -> float: ...
 
     def now(self) -> float:
-        """The time by which licenses expire, in seconds since the epoch; it never goes back."""
+        """The time for license expiry, in seconds since the epoch. It never goes back."""
         ...
 
-    def seconds_behind(self) -> float:
-        """How far the clock is behind the latest time that was seen."""
+    def clock_lag_seconds(self) -> float:
+        """Seconds by which the clock is behind the latest time seen."""
         ...
 
     async def start(self) -> None: ...
@@ -104,70 +112,75 @@ class Ledger(Protocol):
     async def close(self) -> None: ...
 
     async def tick(self) -> None:
-        """Frees seats whose holders are silent, and does what else comes with time. Never raises
-        AwayError.
+        """Frees seats whose lease has timed out, and does other periodic work.
+
+        Never raises LedgerUnavailableError.
         """
         ...
 
-    async def replace(self, new: Held) -> None:
-        """Puts a license in the place of the one before, all at once or not at all.
+    async def replace(self, new: VerifiedLicense) -> None:
+        """Replaces the current license atomically.
 
-        The seats of GPUs that it does not name are taken back.
+        Seats of GPUs that the new license does not name are dropped. Importing the same file again
+        changes nothing.
 
         Raises:
-            LicenseError: it has expired, or is not newer. The same file again is no harm.
-            NotStoredError: it cannot be written.
+            LicenseError: the new license has expired, or is not newer than the current one.
+            NotStoredError: the new license cannot be written.
         """
         ...
 
-    async def take(self, ask: Ask) -> Grant:
-        """Gives the seats of all GPUs, or lets the instance keep them; or of none.
+    async def take(self, request: SeatRequest) -> Grant:
+        """Grants or renews the seats of all GPUs of the request, or of none.
 
         Raises:
-            LeaseRefusedError: it may not have them.
+            LeaseRejectedError: the instance may not have the seats.
         """
         ...
 
-    async def release(self, ask: Ask) -> None:
-        """Frees those seats that the instance has.
+    async def release(self, request: SeatRequest) -> None:
+        """Frees the seats of the request that the instance holds.
 
-        A client that has a successor of the same instance frees nothing: in a rolling restart the
-        new one asks before the old one leaves.
+        If a newer client of the same instance has renewed the lease, an older client frees nothing:
+        in a rolling restart the new client takes the seat before the old one stops.
         """
         ...
 
-    async def note(
+    async def record_event(
         self, event: str, *, detail: str, gpu: str | None = None, instance: str | None = None
     ) -> None:
-        """Writes what changed nothing into the audit log."""
+        """Writes an event that changed no seat to the audit log."""
         ...
 
 
-def no_license() -> LeaseRefusedError:
-    return LeaseRefusedError("no_license", "no license was imported")
+def no_license() -> LeaseRejectedError:
+    return LeaseRejectedError("no_license", "the license server has no license: upload one to /ls")
 
 
-def expired(license_: License) -> LeaseRefusedError:
-    return LeaseRefusedError("expired", f"the license expired at {license_.expired_time}")
+def expired(license_: License) -> LeaseRejectedError:
+    return LeaseRejectedError(
+        "expired", f"the license expired at {license_.expired_time}: upload a new one"
+    )
 
 
-def not_licensed(gpu: str) -> LeaseRefusedError:
-    return LeaseRefusedError("not_licensed", f"{gpu} is not among the licensed GPUs")
+def not_licensed(gpu: str) -> LeaseRejectedError:
+    return LeaseRejectedError("not_licensed", f"the license does not contain {gpu}")
 
 
-def in_use(gpu: str, holder: str) -> LeaseRefusedError:
-    return LeaseRefusedError("in_use", f"{gpu} is in use by another instance", holder)
+def in_use(gpu: str, holder: str) -> LeaseRejectedError:
+    return LeaseRejectedError("in_use", f"{gpu} is in use by another instance", holder)
 
 
-def no_seat(num_taken: int, limit: int, num_new: int) -> LeaseRefusedError:
-    return LeaseRefusedError(
-        "no_seat", f"{num_taken} of {limit} seats are taken; {num_new} more are asked for"
+def no_seat(num_taken: int, limit: int, num_new: int) -> LeaseRejectedError:
+    return LeaseRejectedError(
+        "no_seat", f"{num_taken} of {limit} seats are taken; {num_new} more were requested"
     )
 
 
 def not_newer(serial: int, before: int) -> LicenseError:
     return LicenseError(
-        f"the license's serial {serial} is not above {before}, that of the license before"
+        f"the license's serial {serial} is not above {before}, the serial of the current license: "
+        "issue a license with a higher serial"
     )
 
 
@@ -175,13 +188,13 @@ def already_expired(license_: License) -> LicenseError:
     return LicenseError(f"the license expired at {license_.expired_time}")
 
 
-def more_changes(count: int | str) -> str:
-    """For the audit log, of the event `more`."""
-    return f"{count} seats more were granted or released"
+def unrecorded_changes(count: int | str) -> str:
+    """Detail of the audit event `more`."""
+    return f"{count} more seats were granted or released"
 
 
 def summary(license_: License) -> str:
-    """For the audit log."""
+    """One line about a license, for logs."""
     return (
         f"serial {license_.serial}, {license_.customer}, {len(license_.gpus)} GPUs, "
         f"access limit {license_.access_limit}, until {license_.expired_time}"

@@ -1,14 +1,18 @@
-"""The time by which licenses expire: it does not go back when the machine's clock does."""
+"""The clock by which licenses expire. It never goes back, even if the machine's clock does."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime
 
 
 class LicenseClock:
-    """The machine's clock, but never earlier than the latest time that was seen.
+    """The machine's clock, but never earlier than the latest time seen.
+
+    Args:
+        wall: seconds since the epoch.
+        latest: the latest time that was stored.
 
     Attributes:
-        latest: that time, in seconds since the epoch. The server stores it now and then.
+        latest: the latest time seen, in seconds since the epoch. The ledger stores it regularly.
     """
 
     def __init__(self, wall: Callable[[], float], latest: float) -> None:
@@ -21,9 +25,9 @@ class LicenseClock:
         return self.latest
 
     def text(self) -> str:
-        """Now, as RFC 3339 in UTC."""
+        """The current time in RFC 3339, in UTC."""
         return datetime.fromtimestamp(self.now(), UTC).isoformat(timespec="milliseconds")
 
-    def seconds_behind(self) -> float:
-        """How far the machine's clock is behind the latest time."""
+    def lag_seconds(self) -> float:
+        """Seconds by which the machine's clock is behind the latest time seen."""
         return max(0.0, self.latest - self._wall())

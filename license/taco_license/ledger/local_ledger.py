@@ -1,4 +1,4 @@
-"""The ledger of a server that is alone: leases count from memory, and SQLite outlives restarts."""
+"""The ledger of a single license server: leases in memory, with a copy in SQLite for restarts."""
 
 import logging
 import sqlite3
@@ -11,41 +11,41 @@ from taco_license.ledger.leases import LeaseTable
 from taco_license.ledger.ledger import (
     LIMITED_EVENTS,
     MAX_AUDITED_CHANGES,
-    Ask,
     Grant,
-    Held,
+    SeatRequest,
+    VerifiedLicense,
     already_expired,
     expired,
-    hold,
     in_use,
-    more_changes,
     no_license,
     no_seat,
     not_licensed,
     not_newer,
     summary,
+    unrecorded_changes,
+    verify_document,
 )
 from taco_license.ledger.license_clock import LicenseClock
-from taco_license.ledger.rate_limit import MinuteLimit
+from taco_license.ledger.rate_limit import RateLimit
 from taco_license.ledger.sqlite_store import AuditEntry, Store, StoredLease
 
 logger = logging.getLogger("taco.license")
 
-# How much of the time a server may forget that is killed.
+# Interval between stored times: a killed server loses at most this much of its clock.
 CLOCK_STEP_SECONDS = 60.0
 
 
 class LocalLedger:
-    """See `Ledger`. All of its methods are of one thread, and none waits for anything.
+    """See `Ledger`. All methods run in one thread and never wait.
 
-    That thread is what makes a seat go to one alone; the store has no second user. The store gives
-    leases back to a server that starts again: a disk that is full stops no worker, while a license
-    is not replaced before the new one is on disk.
+    The single thread makes each grant atomic, and the store has no other user. Leases are restored
+    from the store when the server restarts. A full disk does not stop workers: leases in memory
+    count. A license is replaced only after the new one is on disk.
 
     Args:
-        store: closed with the ledger.
+        store: the SQLite store; the ledger closes it.
         wall: seconds since the epoch.
-        monotonic: seconds of a clock that never goes back, by which leases lapse.
+        monotonic: seconds of a clock that never goes back, for lease timeouts.
     """
 
     tick_seconds = 5.0
@@ -58,7 +58,7 @@ class LocalLedger:
         wall: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.held: Held | None = None
+        self.current: VerifiedLicense | None = None
         self.num_failures = 0
         self.is_working = True
         self.leases = LeaseTable()
@@ -68,7 +68,7 @@ class LocalLedger:
         self._clock = LicenseClock(wall, store.latest())
         self._stored_latest = self._clock.latest
         self._serial = 0
-        self._changes = MinuteLimit(MAX_AUDITED_CHANGES, monotonic)
+        self._changes = RateLimit(MAX_AUDITED_CHANGES, monotonic)
         self._restore(keys)
 
     @property
@@ -78,8 +78,8 @@ class LocalLedger:
     def now(self) -> float:
         return self._clock.now()
 
-    def seconds_behind(self) -> float:
-        return self._clock.seconds_behind()
+    def clock_lag_seconds(self) -> float:
+        return self._clock.lag_seconds()
 
     async def start(self) -> None:
         pass
@@ -89,19 +89,19 @@ class LocalLedger:
         self._store.close()
 
     async def tick(self) -> None:
-        self._take_lapsed()
-        if excess := self._changes.take_excess():
-            await self.note("more", detail=more_changes(excess))
+        self._free_lapsed()
+        if excess := self._changes.pop_excess():
+            await self.record_event("more", detail=unrecorded_changes(excess))
         if self._clock.now() >= self._stored_latest + CLOCK_STEP_SECONDS:
             self._write(lambda: self._store.set_latest(self._clock.latest))
             self._stored_latest = self._clock.latest
 
-    async def replace(self, new: Held) -> None:
+    async def replace(self, new: VerifiedLicense) -> None:
         license_ = new.license
-        is_same = self.held is not None and new.document == self.held.document
+        is_same = self.current is not None and new.document == self.current.document
         if license_.serial <= self._serial and not is_same:
             raise not_newer(license_.serial, self._serial)
-        # By the machine's clock alone: the latest time may be what this license is to mend.
+        # Compares with the machine's clock alone: the new license may correct the latest time.
         if new.expires <= self._wall():
             raise already_expired(license_)
         if is_same:
@@ -111,41 +111,43 @@ class LocalLedger:
             self._store.replace_document(new.document, license_.serial, license_.issued, (entry,))
         except sqlite3.Error as error:
             self._count_failure(error)
-            raise NotStoredError("the license could not be stored; the one before holds") from None
-        # What the issuer signs today is said of today: so a clock that once stood in a far
-        # future is mended, and no older license can be used for it.
+            raise NotStoredError(
+                "the license could not be stored; the current license stays in use"
+            ) from None
+        # The issue time is trustworthy. It corrects a clock that was once set far into the future,
+        # and an older license cannot be used to turn the clock back.
         self._clock.latest = self._stored_latest = license_.issued
-        self.held, self._serial = new, license_.serial
+        self.current, self._serial = new, license_.serial
         self._drop_unlicensed(new.gpus)
 
-    async def take(self, ask: Ask) -> Grant:
-        self._take_lapsed()
-        seconds = self._check(ask)
+    async def take(self, request: SeatRequest) -> Grant:
+        self._free_lapsed()
+        seconds = self._check(request)
         new: list[StoredLease] = []
-        taken_over: list[StoredLease] = []  # by a successor of the holder
-        for gpu in ask.gpus:
+        taken_over: list[StoredLease] = []  # by a newer client of the same instance
+        for gpu in request.gpus:
             lease = self.leases.get(gpu)
             if lease is None:
-                new.append(StoredLease(gpu, ask.instance, ask.started))
-            elif lease.started < ask.started:
-                taken_over.append(StoredLease(gpu, ask.instance, ask.started))
+                new.append(StoredLease(gpu, request.instance, request.started))
+            elif lease.started < request.started:
+                taken_over.append(StoredLease(gpu, request.instance, request.started))
         if new:
             self._record("granted", new)
         if taken_over:
             self._write(lambda: self._store.change_leases((), put=taken_over))
-        self.leases.extend(ask.gpus, ask.instance, ask.started, self._monotonic())
+        self.leases.extend(request.gpus, request.instance, request.started, self._monotonic())
         return Grant(bool(new), seconds)
 
-    async def release(self, ask: Ask) -> None:
-        self._take_lapsed()
+    async def release(self, request: SeatRequest) -> None:
+        self._free_lapsed()
         mine: list[StoredLease] = []
-        for gpu in ask.gpus:
+        for gpu in request.gpus:
             lease = self.leases.get(gpu)
-            if lease and lease.instance == ask.instance and lease.started <= ask.started:
-                mine.append(StoredLease(gpu, ask.instance, ask.started))
+            if lease and lease.instance == request.instance and lease.started <= request.started:
+                mine.append(StoredLease(gpu, request.instance, request.started))
         self._end("released", mine)
 
-    async def note(
+    async def record_event(
         self, event: str, *, detail: str, gpu: str | None = None, instance: str | None = None
     ) -> None:
         entry = AuditEntry(
@@ -154,45 +156,49 @@ class LocalLedger:
         self._write(lambda: self._store.change_leases([entry]))
 
     def _restore(self, keys: PublicKeys) -> None:
-        for lease in self._store.leases():  # their holders may have asked while nobody was there
+        for lease in self._store.leases():  # holders get a full lease to renew after the restart
             self.leases.extend((lease.gpu,), lease.instance, lease.started, self._monotonic())
         stored = self._store.document()
         if stored is None:
-            logger.warning("there is no license yet")
+            logger.warning("no license is imported yet: upload one to /ls")
             return
         document, self._serial = stored
         try:
-            held = hold(document, keys)
-            if held.license.serial != self._serial:  # it would bring an older one back
-                self._serial = held.license.serial
-                raise LicenseError("its serial is not the one that was stored with it")
-            self.held = held
-        except LicenseError as error:  # such as: of an issuer that is not trusted any more
-            logger.error("the stored license is of no use: %s", error)
+            current = verify_document(document, keys)
+            if current.license.serial != self._serial:  # would bring an older license back
+                self._serial = current.license.serial
+                raise LicenseError("its serial differs from the stored serial")
+            self.current = current
+        except LicenseError as error:  # for example, the issuer is not trusted any more
+            logger.error("the stored license is invalid: %s", error)
 
-    def _check(self, ask: Ask) -> float:
-        """For how many seconds the license is yet good, if all may be given."""
-        if self.held is None:
+    def _check(self, request: SeatRequest) -> float:
+        """Checks that all seats may be granted; returns the seconds until the license expires.
+
+        Raises:
+            LeaseRejectedError: a seat may not be granted.
+        """
+        if self.current is None:
             raise no_license()
-        seconds = self.held.expires - self._clock.now()
+        seconds = self.current.expires - self._clock.now()
         if seconds <= 0:
-            raise expired(self.held.license)
+            raise expired(self.current.license)
         num_new = 0
-        for gpu in ask.gpus:
-            if gpu not in self.held.gpus:
+        for gpu in request.gpus:
+            if gpu not in self.current.gpus:
                 raise not_licensed(gpu)
             lease = self.leases.get(gpu)
             if lease is None:
                 num_new += 1
-            elif lease.instance != ask.instance:
+            elif lease.instance != request.instance:
                 raise in_use(gpu, lease.instance)
-        limit = self.held.license.access_limit
+        limit = self.current.license.access_limit
         if num_new and limit and len(self.leases) + num_new > limit:
             raise no_seat(len(self.leases), limit, num_new)
         return seconds
 
-    def _take_lapsed(self) -> None:
-        lapsed = self.leases.take_lapsed(self._monotonic())
+    def _free_lapsed(self) -> None:
+        lapsed = self.leases.pop_lapsed(self._monotonic())
         if lapsed:
             self._record(
                 "lapsed", [StoredLease(each.gpu, each.instance, each.started) for each in lapsed]
@@ -212,7 +218,7 @@ class LocalLedger:
         entries = [
             AuditEntry(time=text, event=event, gpu=lease.gpu, instance=lease.instance)
             for lease in leases
-            if event not in LIMITED_EVENTS or self._changes.passes()
+            if event not in LIMITED_EVENTS or self._changes.allows()
         ]
         for lease in leases:
             logger.info("%s: %s for %s", event, lease.gpu, lease.instance)
@@ -223,7 +229,9 @@ class LocalLedger:
             self._write(lambda: self._store.change_leases(entries, drop=gpus))
 
     def _write(self, change: Callable[[], None]) -> None:
-        """What may be lost: seats are told again by their holders, refusals are counted too."""
+        """Writes to the store. A failure is counted, and loses only what can be rebuilt: holders
+        renew their seats, and rejections are also counted.
+        """
         try:
             change()
             self.is_working = True
@@ -233,4 +241,4 @@ class LocalLedger:
     def _count_failure(self, error: sqlite3.Error) -> None:
         self.num_failures += 1
         self.is_working = False
-        logger.error("cannot store: %s", error)
+        logger.error("cannot write to the license database: %s", error)

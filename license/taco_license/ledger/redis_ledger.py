@@ -1,7 +1,8 @@
-"""The ledger that several license servers share in Redis. Nothing is given that it does not know.
+"""The ledger that several license servers share in Redis. Without Redis no seat is granted.
 
-What changes a seat is a script, which compares the license that the server knows with the one that
-holds: no server gives seats under an old one. A server checks the signature of what it reads.
+Lua scripts change the seats. A script first compares the license version that the server knows with
+the current one, so that no server grants seats under an old license. A server verifies the
+signature of each license that it reads from Redis.
 """
 
 import asyncio
@@ -17,20 +18,20 @@ from taco_common.redis_link import Command, RedisLink
 from taco_common.redis_queue import RedisQueue
 from taco_license.document.keys import PublicKeys
 from taco_license.document.license_file import MAX_NUMBER
-from taco_license.errors import AwayError, LicenseError
+from taco_license.errors import LedgerUnavailableError, LicenseError
 from taco_license.ledger.ledger import (
-    Ask,
     Grant,
-    Held,
+    SeatRequest,
+    VerifiedLicense,
     already_expired,
     expired,
-    hold,
     in_use,
     no_license,
     no_seat,
     not_licensed,
     not_newer,
     summary,
+    verify_document,
 )
 from taco_license.ledger.redis_scripts import (
     AUDIT,
@@ -49,17 +50,17 @@ from taco_proto.config import RedisConfig
 
 logger = logging.getLogger("taco.license")
 
-# Of one license after another that takes the place of the one that a server has just read.
+# Attempts of a request, if the license is replaced after each read.
 MAX_TRIES = 4
-# Then requests are answered, also without Redis.
+# Maximum wait for Redis at start; the server then answers requests without it.
 START_SECONDS = 2.0
-# To write or read a license, which may be megabytes.
+# Timeout for writing or reading a license, which may have megabytes.
 DOCUMENT_SECONDS = 5.0
 
 
 class RedisLedger:
-    """See `Ledger`. A license that another server took holds here within two seconds, and before
-    the next seat is given.
+    """See `Ledger`. A license that another server imported becomes current here within two seconds,
+    and before the next seat is granted.
 
     Args:
         clock: see `redis_scripts.script`.
@@ -71,19 +72,19 @@ class RedisLedger:
     tick_seconds = 1.0
 
     def __init__(self, config: RedisConfig, keys: PublicKeys, *, clock: str = REDIS_TIME) -> None:
-        self.held: Held | None = None
+        self.current: VerifiedLicense | None = None
         self.num_seats = 0
         self.num_failures = 0
         self._keys = keys
-        self._version = b""  # of the license that Redis has, as far as it is known
-        self._useless = b""  # that version, if what stands with it is not its license
+        self._version = b""  # last known version of the license in Redis
+        self._invalid_version = b""  # that version, if the file in Redis does not match it
         self._latest = self._now = 0  # milliseconds since the epoch
-        self._seen = time.monotonic()  # when Redis said so
+        self._seen = time.monotonic()  # when Redis last gave the time
         self._link = RedisLink(config)
         self._tick, self._take, self._release, self._replace = (
             self._link.add_script(script(body, clock)) for body in (TICK, TAKE, RELEASE, REPLACE)
         )
-        self._queue = RedisQueue(self._link, self._complain)
+        self._queue = RedisQueue(self._link, self._log_redis_error)
         self._loading = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
 
@@ -92,15 +93,15 @@ class RedisLedger:
         return self._link.trusted
 
     def now(self) -> float:
-        """A license expires also while Redis is away."""
+        """See `Ledger`. While Redis is unavailable, the time advances with the local clock."""
         away = 0.0 if self.is_working else time.monotonic() - self._seen
         return self._latest / 1000 + away
 
-    def seconds_behind(self) -> float:
+    def clock_lag_seconds(self) -> float:
         return max(0.0, (self._latest - self._now) / 1000)
 
     async def start(self) -> None:
-        """Begins to connect, and gives the link a moment to come about."""
+        """Starts to connect to Redis, and waits up to `START_SECONDS` for the connection."""
         linked = asyncio.Event()
         self._link.on_trust(linked.set)
         self._link.start()
@@ -118,78 +119,80 @@ class RedisLedger:
         await self._link.close()
 
     async def tick(self) -> None:
-        with contextlib.suppress(AwayError):  # which is counted
-            await self._look()
+        with contextlib.suppress(LedgerUnavailableError):  # already counted
+            await self._refresh()
 
-    async def replace(self, new: Held) -> None:
+    async def replace(self, new: VerifiedLicense) -> None:
         async with self._loading:
             outcome, *details = await self._write(
-                new, "imported", new.license.issued, new.expires, self._useless
+                new, "imported", new.license.issued, new.expires, self._invalid_version
             )
             if outcome == b"older":
                 raise not_newer(new.license.serial, int(details[0][:DIGITS]))
             if outcome == b"expired":
                 raise already_expired(new.license)
-            self.held, self._version, self._useless = new, _version(new), b""
+            self.current, self._version, self._invalid_version = new, _version(new), b""
 
-    async def take(self, ask: Ask) -> Grant:
+    async def take(self, request: SeatRequest) -> Grant:
         for _ in range(MAX_TRIES):
-            version, held = self._version, self.held
-            if held is None or not held.gpus.issuperset(ask.gpus):
-                await self._look()
+            version, current = self._version, self.current
+            if current is None or not current.gpus.issuperset(request.gpus):
+                await self._refresh()
                 if self._version == version:
-                    raise self._refusal(held, ask)
+                    raise self._rejection(current, request)
                 continue
-            limit, expires = held.license.access_limit, _milliseconds(held.expires)
-            asked = (_digits(ask.started), ask.instance, *ask.gpus)
+            limit, expires = current.license.access_limit, _milliseconds(current.expires)
+            asked = (_digits(request.started), request.instance, *request.gpus)
             outcome, *details = await self._ask(_call(self._take, version, expires, limit, *asked))
             match outcome:
                 case b"granted" | b"renewed":
                     (self._latest,) = details
-                    return Grant(outcome == b"granted", held.expires - self.now())
+                    return Grant(outcome == b"granted", current.expires - self.now())
                 case b"expired":
                     (self._latest,) = details
-                    raise expired(held.license)
+                    raise expired(current.license)
                 case b"in_use":
                     raise in_use(*(detail.decode() for detail in details))
                 case b"no_seat":
                     num_taken, num_new = details
                     raise no_seat(num_taken, limit, num_new)
-            await self._look()
-        raise AwayError("the license changes faster than it can be read")
+            await self._refresh()
+        raise LedgerUnavailableError(
+            f"the license was replaced {MAX_TRIES} times during the request: try again"
+        )
 
-    async def release(self, ask: Ask) -> None:
-        asked = (_digits(ask.started), ask.instance, *ask.gpus)
+    async def release(self, request: SeatRequest) -> None:
+        asked = (_digits(request.started), request.instance, *request.gpus)
         await self._ask(_call(self._release, *asked))
 
-    async def note(
+    async def record_event(
         self, event: str, *, detail: str, gpu: str | None = None, instance: str | None = None
     ) -> None:
         fields = {"event": event, "gpu": gpu, "instance": instance, "detail": detail}
         given = [text for name, value in fields.items() if value for text in (name, value)]
         await self._ask(("XADD", AUDIT, "MAXLEN", "~", MAX_AUDIT_ENTRIES, "*", *given))
 
-    def _refusal(self, held: Held | None, ask: Ask) -> Exception:
-        """Why not even Redis can give the seats, whose time was just read."""
-        if held is None:
+    def _rejection(self, current: VerifiedLicense | None, request: SeatRequest) -> Exception:
+        """Why the server rejects the request without a script; the time was just read."""
+        if current is None:
             return no_license()
-        if held.expires <= self.now():
-            return expired(held.license)
-        return not_licensed(next(gpu for gpu in ask.gpus if gpu not in held.gpus))
+        if current.expires <= self.now():
+            return expired(current.license)
+        return not_licensed(next(gpu for gpu in request.gpus if gpu not in current.gpus))
 
     # ----------------------------------------------------------------- license
 
-    async def _look(self) -> None:
-        """Reads the time, and the license where another one holds."""
-        if await self._holding_version() == self._version:
+    async def _refresh(self) -> None:
+        """Reads the time, and the license if its version has changed."""
+        if await self._current_version() == self._version:
             return
-        async with self._loading:  # once, however many have noticed
-            # Asked again: a license may have been uploaded here since the answer was given.
-            version = await self._holding_version()
+        async with self._loading:  # one load for all requests that noticed the change
+            # Reads the version again: this server may have imported a license in the meantime.
+            version = await self._current_version()
             if version != self._version:
                 await self._load(version)
 
-    async def _holding_version(self) -> bytes:
+    async def _current_version(self) -> bytes:
         version: bytes
         version, latest, self._now, self.num_seats = await self._ask(_call(self._tick))
         self._seen = time.monotonic()
@@ -198,62 +201,69 @@ class RedisLedger:
         return version
 
     async def _load(self, version: bytes) -> None:
-        if self.held is not None and version[:DIGITS] < self._version[:DIGITS]:
-            await self._put_back(self.held)
+        if self.current is not None and version[:DIGITS] < self._version[:DIGITS]:
+            await self._restore_license(self.current)
         version, document, latest = await self._read()
-        held, useless = self._check(version, document)
-        if useless and self.held is not None:
-            await self._put_back(self.held, useless)
+        current, invalid_version = self._check(version, document)
+        if invalid_version and self.current is not None:
+            await self._restore_license(self.current, invalid_version)
             return
-        self.held, self._useless = held, useless
+        self.current, self._invalid_version = current, invalid_version
         self._version, self._latest = version, int(latest or 0)
 
     async def _read(self) -> tuple[bytes, bytes, bytes]:
-        """Version, file and latest time, each empty where there is none."""
+        """Version, file and latest time in Redis; empty if missing."""
         replies = await self._link.run(
             ("HMGET", STATE, "version", "document", "latest"), seconds=DOCUMENT_SECONDS
         )
         if replies is None or isinstance(replies[0], ResponseError):
-            raise self._away()
+            raise self._unavailable()
         version, document, latest = (part or b"" for part in replies[0])
         return version, document, latest
 
-    def _check(self, version: bytes, document: bytes) -> tuple[Held | None, bytes]:
-        """The license, and the version if no server has written that with this file."""
+    def _check(self, version: bytes, document: bytes) -> tuple[VerifiedLicense | None, bytes]:
+        """The verified license, or None; and `version` if the file does not match it, or b""."""
         if not document:
             return None, version
         try:
-            held = hold(document, self._keys)
-        except LicenseError as error:  # such as: of an issuer that is not trusted here
-            logger.error("the license in Redis is of no use: %s", error)
+            current = verify_document(document, self._keys)
+        except LicenseError as error:  # for example, the issuer is not trusted here
+            logger.error("the license in Redis is invalid: %s", error)
             return None, b""
-        if _version(held) != version:
-            logger.error("the license in Redis is of no use: it is not the one of its version")
+        if _version(current) != version:
+            logger.error("the license in Redis is invalid: it does not match its version")
             return None, version
-        logger.info("the license that holds now: %s", summary(held.license))
-        return held, b""
+        logger.info("current license: %s", summary(current.license))
+        return current, b""
 
-    async def _put_back(self, held: Held, useless: bytes = b"") -> None:
-        """Redis has forgotten a license: restarted with what was on disk, or a replica took over
-        that was behind. An older one must not come back with it, nor by somebody's hand.
+    async def _restore_license(self, current: VerifiedLicense, useless: bytes = b"") -> None:
+        """Writes the license back that Redis has lost.
+
+        Redis loses a license if it restarts from an older file, or fails over to a replica that was
+        behind. An older license must not become current that way.
         """
-        outcome, *_ = await self._write(held, "restored", self.now(), 0.0, useless)
+        outcome, *_ = await self._write(current, "restored", self.now(), 0.0, useless)
         if outcome == b"done":
-            serial = held.license.serial
-            logger.error("Redis had lost the license of serial %d; it was put back", serial)
+            serial = current.license.serial
+            logger.error("Redis had lost the license with serial %d; restored it", serial)
 
     async def _write(
-        self, held: Held, event: str, latest: float, expires: float, useless: bytes
+        self,
+        current: VerifiedLicense,
+        event: str,
+        latest: float,
+        expires: float,
+        invalid_version: bytes,
     ) -> list[Any]:
-        file = (_version(held), held.document, _milliseconds(expires))
-        happened = (useless, _milliseconds(latest), event, summary(held.license))
-        command = _call(self._replace, *file, *happened, *held.gpus)
+        file = (_version(current), current.document, _milliseconds(expires))
+        details = (invalid_version, _milliseconds(latest), event, summary(current.license))
+        command = _call(self._replace, *file, *details, *current.gpus)
         replies = await self._link.run(command, seconds=DOCUMENT_SECONDS)
         if replies is None:
-            raise self._away("Redis does not answer; whether the license was stored is not known")
+            raise self._unavailable("Redis does not answer; the license may or may not be stored")
         if isinstance(replies[0], ResponseError):
-            self._complain(replies[0])
-            raise self._away()
+            self._log_redis_error(replies[0])
+            raise self._unavailable()
         return replies[0]
 
     # ------------------------------------------------------------------- Redis
@@ -261,25 +271,25 @@ class RedisLedger:
     async def _ask(self, command: Command) -> Any:
         reply = await self._queue.ask(command)
         if reply is None:
-            raise self._away()
+            raise self._unavailable()
         return reply
 
-    def _away(self, message: str = "Redis does not answer") -> AwayError:
+    def _unavailable(self, message: str = "Redis does not answer") -> LedgerUnavailableError:
         self.num_failures += 1
-        return AwayError(message)
+        return LedgerUnavailableError(message)
 
-    def _complain(self, error: ResponseError) -> None:
-        logger.error("what Redis has makes no sense: %s", error)
+    def _log_redis_error(self, error: ResponseError) -> None:
+        logger.error("Redis rejected a command: %s", error)
 
 
 def _call(name: str, *arguments: str | bytes | int) -> Command:
-    """The command that runs a script."""
+    """The Redis command that runs a script."""
     return ("EVALSHA", name, len(KEYS), *KEYS, *arguments)
 
 
-def _version(held: Held) -> bytes:
-    """Compares as its serial does."""
-    return f"{_digits(held.license.serial)}:{sha256(held.document).hexdigest()}".encode()
+def _version(current: VerifiedLicense) -> bytes:
+    """The version of a license in Redis. Versions compare like serials."""
+    return f"{_digits(current.license.serial)}:{sha256(current.document).hexdigest()}".encode()
 
 
 def _digits(number: int) -> str:
@@ -288,5 +298,5 @@ def _digits(number: int) -> str:
 
 
 def _milliseconds(seconds: float) -> int:
-    """Rounded down: a license that is good has more than nothing left."""
+    """Milliseconds, rounded down, so that a license that Redis accepts has time left."""
     return int(seconds * 1000)

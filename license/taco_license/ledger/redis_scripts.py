@@ -1,13 +1,13 @@
-"""What several license servers do in Redis: Lua scripts, each of which happens at once or not.
+"""Lua scripts of the ledger in Redis. Redis runs each script atomically.
 
-The keys: a hash with the license and the time, the seats by GPU, their deadlines by GPU, and the
-audit log. A seat is the start of its holder's newest client, in 19 digits so that texts compare as
-numbers do, and behind it the holder. Times are Redis' own, in milliseconds, and so are the ids of
-the audit log's entries.
+The keys are a hash with the license and the clock, the seats by GPU, their deadlines by GPU, and
+the audit log. The value of a seat is the start of its holder's newest client in 19 digits, followed
+by the holder; with a fixed number of digits, texts compare like numbers. Times are those of Redis,
+in milliseconds, as are the ids of audit entries.
 """
 
 from taco_license.ledger.leases import LEASE_SECONDS
-from taco_license.ledger.ledger import LIMITED_EVENTS, MAX_AUDITED_CHANGES, more_changes
+from taco_license.ledger.ledger import LIMITED_EVENTS, MAX_AUDITED_CHANGES, unrecorded_changes
 
 STATE = "taco:{license}:state"
 SEATS = "taco:{license}:seats"
@@ -15,12 +15,12 @@ DEADLINES = "taco:{license}:deadlines"
 AUDIT = "taco:{license}:audit"
 KEYS = (STATE, SEATS, DEADLINES, AUDIT)
 DIGITS = 19  # of a number up to 2**63 - 1
-# The audit log's length, about: Redis has it in memory, some 100 bytes an entry.
+# Approximate maximum length of the audit log, which Redis keeps in memory.
 MAX_AUDIT_ENTRIES = 1_000_000
-# Servers tick each second. Where Redis has heard nothing for so long, or has a clock that was set
-# by more, nobody could keep a seat.
+# Servers tick once per second. After a longer gap (no server ran, or the clock of Redis was set)
+# holders had no chance to renew, so all leases are extended.
 UNSEEN_SECONDS = 10.0
-# How much of the time may be forgotten when the clock is set back.
+# Interval between stored times: at most this much of the clock is lost if it is set back.
 CLOCK_STEP_SECONDS = 1.0
 
 REDIS_TIME = "redis.call('TIME')"
@@ -46,7 +46,8 @@ local function note(event, ...)
 end
 if state[4] ~= minute then
   if changes > {MAX_AUDITED_CHANGES} then
-    note('more', 'detail', string.format('{more_changes("%d")}', changes - {MAX_AUDITED_CHANGES}))
+    local excess = changes - {MAX_AUDITED_CHANGES}
+    note('more', 'detail', string.format('{unrecorded_changes("%d")}', excess))
     redis.call('HSET', KEYS[1], 'minute', minute, 'changes', 0)
   end
   changes = 0
@@ -71,14 +72,14 @@ if not state[3] or math.abs(passed) >= {CLOCK_STEP_SECONDS * 1000:.0f} then
 end
 """
 
-# Gives the version of the license that holds, the latest time that was seen, the time, and the
-# number of seats that are taken.
+# Returns the version of the current license, the latest time seen, the time, and the number of
+# seats taken.
 TICK = "return {version, latest, now, redis.call('HLEN', KEYS[2])}"
 
-# ARGV: the version that the server knows, when it expires, its limit, started, instance, GPUs.
-# Gives what became of it: `stale` (another version holds); `in_use`, the GPU and its holder;
-# `no_seat`, how many are taken and how many more were asked for; `expired`, `granted` or `renewed`,
-# and the latest time that was seen.
+# ARGV: the license version that the server knows, its expiry, its access limit, started, instance,
+# GPUs. Returns the outcome: `stale` (another version is current); `in_use`, the GPU and its holder;
+# `no_seat`, the number of seats taken and of seats requested; `expired`, `granted` or `renewed`,
+# and the latest time seen.
 TAKE = """
 if version ~= ARGV[1] then return {'stale'} end
 if latest >= tonumber(ARGV[2]) then return {'expired', latest} end
@@ -118,15 +119,14 @@ end
 return 1
 """
 
-# ARGV: a version, its file, when it expires (0: this is not asked), a version that may be replaced
-# in any case, the latest time from then on, for the audit log what happened and its detail, and the
-# GPUs that it names. Gives `done`; `same`, it holds already; `older` and the version that holds; or
-# `expired`.
+# ARGV: the new version, its file, its expiry (0: not checked), an invalid version that may always
+# be replaced, the new latest time, the audit event and its detail, and the licensed GPUs. Returns
+# `done`; `same` if the version is already current; `older` and the current version; or `expired`.
 REPLACE = """
-local is_useless = version == ARGV[4]
-local is_same = version == ARGV[1] and not is_useless
+local is_invalid = version == ARGV[4]
+local is_same = version == ARGV[1] and not is_invalid
 local is_newer = version:sub(1, DIGITS) < ARGV[1]:sub(1, DIGITS)
-if not (version == '' or is_same or is_useless or is_newer) then return {'older', version} end
+if not (version == '' or is_same or is_invalid or is_newer) then return {'older', version} end
 local expires = tonumber(ARGV[3])
 if expires > 0 and expires <= now then return {'expired'} end
 if is_same then return {'same'} end
@@ -142,9 +142,9 @@ return {'done'}
 
 
 def script(body: str, clock: str = REDIS_TIME) -> str:
-    """A script's text.
+    """The text of a script.
 
     Args:
-        clock: Lua that gives the seconds since the epoch and the microseconds of the next one.
+        clock: a Lua expression for the time: seconds since the epoch and microseconds.
     """
     return _COMMON.replace("CLOCK", clock) + body

@@ -1,8 +1,7 @@
-"""What a license server remembers over restarts, in one SQLite database.
+"""The SQLite database of a license server: license, clock, leases and audit log.
 
-A change is one transaction, so that a server that is killed in the middle of it comes back with
-what was before. One process at a time may have a store: it holds a lock on a file beside the
-database.
+Each change is one transaction, so a server that is killed during a change restarts with the state
+before it. Only one process at a time can use a store: it locks a file beside the database.
 """
 
 import fcntl
@@ -19,7 +18,7 @@ from taco_license.errors import SettingError
 
 DATABASE = "license.db"
 LOCK = "lock"
-BUSY_SECONDS = 5.0  # somebody who reads the audit log must not break a write
+BUSY_SECONDS = 5.0  # a write waits this long for a reader of the audit log
 VERSION = 1
 
 logger = logging.getLogger("taco.license")
@@ -64,10 +63,10 @@ class StoredLease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditEntry:
-    """What happened.
+    """An entry of the audit log.
 
     Attributes:
-        time: RFC 3339, by the server's license clock.
+        time: RFC 3339, from the server's license clock.
     """
 
     time: str
@@ -78,12 +77,13 @@ class AuditEntry:
 
 
 class Store:
-    """The store in `directory`, which is made where it is missing.
+    """The store in `directory`. The directory is created if it is missing.
 
-    Its methods raise sqlite3.Error where the disk is full or fails; then nothing has changed.
+    Methods raise sqlite3.Error if the disk is full or fails; nothing has changed then.
 
     Raises:
-        SettingError: another server has it, or the directory or the database cannot be used.
+        SettingError: another server uses the store, or the directory or the database cannot be
+            used.
     """
 
     def __init__(self, directory: str | Path) -> None:
@@ -100,15 +100,15 @@ class Store:
         self._lock.close()
 
     def document(self) -> tuple[bytes, int] | None:
-        """The license file that was imported last and its serial; None: there was none."""
+        """The license file imported last, and its serial; None before the first import."""
         row = self._connection.execute("SELECT document, serial FROM license").fetchone()
         return None if row is None else (row[0], row[1])
 
     def replace_document(
         self, document: bytes, serial: int, latest: float, entries: Iterable[AuditEntry]
     ) -> None:
-        """Also sets the clock back or forth to `latest`. On disk when this returns."""
-        # Leases may be lost with the power, since their holders ask again. A license may not.
+        """Replaces the license and sets the clock to `latest`. Both are on disk on return."""
+        # A power failure may lose leases, since holders renew them, but not a license.
         self._connection.execute("PRAGMA synchronous = FULL")
         try:
             with self._transaction() as connection:
@@ -121,7 +121,7 @@ class Store:
             self._connection.execute("PRAGMA synchronous = NORMAL")
 
     def latest(self) -> float:
-        """The latest time that was stored, in seconds since the epoch; 0 where none was."""
+        """The latest stored time in seconds since the epoch; 0 if none is stored."""
         row = self._connection.execute("SELECT latest FROM clock").fetchone()
         return 0.0 if row is None else row[0]
 
@@ -140,7 +140,7 @@ class Store:
         put: Iterable[StoredLease] = (),
         drop: Iterable[str] = (),
     ) -> None:
-        """Puts leases, drops those of GPUs, and says so in the audit log."""
+        """Writes the leases `put`, deletes those of the GPUs `drop`, and audits `entries`."""
         with self._transaction() as connection:
             connection.executemany("DELETE FROM lease WHERE gpu = ?", ((gpu,) for gpu in drop))
             connection.executemany(
@@ -150,7 +150,7 @@ class Store:
             _append(connection, entries)
 
     def audit(self) -> list[AuditEntry]:
-        """All of the audit log, oldest first."""
+        """The whole audit log, oldest entry first."""
         rows = self._connection.execute(
             "SELECT time, event, gpu, instance, detail FROM audit ORDER BY id"
         )
@@ -186,7 +186,7 @@ def _append(connection: sqlite3.Connection, entries: Iterable[AuditEntry]) -> No
 
 
 def _lock(directory: Path) -> IO[bytes]:
-    """The lock goes with the process, however that ends."""
+    """Locks the directory. The lock ends with the process, even if that is killed."""
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         _close_to_others(directory)
@@ -198,30 +198,35 @@ def _lock(directory: Path) -> IO[bytes]:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.close()
-        raise SettingError(f"another license server uses {directory}") from None
-    except OSError as error:  # such as of a network's file system that has no locks
+        raise SettingError(
+            f"another license server uses {directory}: give each server its own directory"
+        ) from None
+    except OSError as error:  # for example on a network file system without locks
         file.close()
         raise SettingError(f"cannot lock {directory / LOCK}: {error.strerror}") from None
     return file
 
 
 def _close_to_others(directory: Path) -> None:
-    """Let the server's user alone read the store: who knows a holder's instance can free its seat.
+    """Makes the store readable for the server's user only.
 
-    A directory that belongs to another user, as the root of a volume may, stays as it is.
+    Anyone who knows a holder's instance can release its seat. A directory that belongs to another
+    user, such as the root of a volume, is not changed.
     """
     try:
         directory.chmod(0o700)
     except PermissionError:
         if directory.stat().st_mode & 0o007:
-            logger.warning("any user of this machine can list %s: it is another user's", directory)
+            logger.warning(
+                "any user of this machine can list %s, which belongs to another user", directory
+            )
     for path in directory.glob("license.*"):
         path.chmod(0o600)
 
 
 def _open(path: Path) -> sqlite3.Connection:
     try:
-        # SQLite gives its other files the mode of this one.
+        # SQLite creates its other files with the mode of this one.
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
     except OSError as error:
         raise SettingError(f"cannot open {path}: {error.strerror}") from None
@@ -236,7 +241,10 @@ def _open(path: Path) -> sqlite3.Connection:
         if version == 0:
             connection.executescript(_SCHEMA)
         elif version != VERSION:
-            raise SettingError(f"{path} is of another version of the license server")
+            raise SettingError(
+                f"{path} has schema version {version}, from another version of the license server; "
+                f"this one needs {VERSION}"
+            )
     except sqlite3.Error as error:
         connection.close()
         raise SettingError(f"cannot use {path}: {error}") from None

@@ -1,4 +1,4 @@
-"""The license server's HTTP surface."""
+"""The HTTP routes of the license server: lease and release seats, upload and view the license."""
 
 import asyncio
 import hmac
@@ -17,8 +17,8 @@ from starlette.routing import Route
 
 from taco_license.document.license_file import MAX_BYTES, MAX_NUMBER, MAX_TEXT
 from taco_license.errors import (
-    AwayError,
-    LeaseRefusedError,
+    LeaseRejectedError,
+    LedgerUnavailableError,
     LicenseError,
     NotStoredError,
     SettingError,
@@ -31,10 +31,10 @@ from taco_license.tls import CLIENT_ROLE, WORKER_ROLE, TlsFiles
 
 logger = logging.getLogger("taco.license")
 
-MAX_UPLOAD_BYTES = MAX_BYTES + (64 << 10)  # with the form around it
+MAX_UPLOAD_BYTES = MAX_BYTES + (64 << 10)  # including the form around the file
 MAX_LEASE_BYTES = 64 << 10
 MAX_LEASE_GPUS = 64
-BODY_SECONDS = 30.0  # less than REQUEST_SECONDS of the protocol
+BODY_SECONDS = 30.0  # less than REQUEST_SECONDS of the HTTP protocol
 
 _FORBIDDEN = frozenset({"no_license", "expired", "not_licensed"})
 _LEASE_FIELDS = {"gpus", "instance", "started"}
@@ -46,12 +46,12 @@ _Handler = Callable[[Request], Awaitable[Response]]
 def create_app(
     service: LicenseService, admin_token: TokenReader | None = None, tls: TlsFiles | None = None
 ) -> Starlette:
-    """The application around `service`, whose event loop it runs in.
+    """The ASGI application. It runs in the event loop of `service`.
 
     Args:
-        admin_token: reads what they must give as a bearer token who replace the license; raises
-            SettingError. None: they need none.
-        tls: callers prove roles by certificates, and each route is for some of them.
+        admin_token: reads the bearer token that a client needs to replace the license; raises
+            SettingError. None: no token is needed.
+        tls: mutual TLS, in which certificates prove roles; each route accepts some roles only.
     """
     handlers = _Handlers(service, admin_token, tls)
 
@@ -60,7 +60,7 @@ def create_app(
         return Route(path, checked, methods=[method])
 
     return Starlette(
-        routes=[  # the most frequent one first
+        routes=[  # the most frequent route first
             route("/ls/lease", handlers.lease, WORKER_ROLE, method="POST"),
             route("/ls/release", handlers.release, WORKER_ROLE, method="POST"),
             route("/", handlers.root, CLIENT_ROLE, WORKER_ROLE),
@@ -68,13 +68,13 @@ def create_app(
             route("/ls/view", handlers.view, CLIENT_ROLE),
             route("/metrics", handlers.metrics, CLIENT_ROLE),
         ],
-        exception_handlers={_RequestError: _request_error, AwayError: _away},
+        exception_handlers={_RequestError: _request_error, LedgerUnavailableError: _unavailable},
     )
 
 
 def _for_roles(handler: _Handler, *roles: str) -> _Handler:
-    """Refuses others; who they are is told once."""
-    told: set[str] = set()
+    """Rejects clients without one of the roles. The log names each rejected role once."""
+    logged: set[str] = set()
 
     async def checked(request: Request) -> Response:
         proven: frozenset[str] = request.scope["extensions"][EXTENSION]["roles"]
@@ -82,8 +82,8 @@ def _for_roles(handler: _Handler, *roles: str) -> _Handler:
             return await handler(request)
         name = "/".join(sorted(proven)) or "no role"
         message = f"a certificate for {name} may not call {request.url.path}"
-        if name not in told:
-            told.add(name)
+        if name not in logged:
+            logged.add(name)
             logger.warning("%s: %s", request.client and request.client.host, message)
         return JSONResponse({"error": {"code": "wrong_role", "message": message}}, 403)
 
@@ -91,7 +91,7 @@ def _for_roles(handler: _Handler, *roles: str) -> _Handler:
 
 
 class _RequestError(Exception):
-    """An answer with `status` and one line of text."""
+    """An error response with an HTTP status and one line of text."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -103,7 +103,7 @@ def _request_error(_: Request, error: Exception) -> Response:
     return _text(str(error), error.status)
 
 
-def _away(_: Request, error: Exception) -> Response:
+def _unavailable(_: Request, error: Exception) -> Response:
     return JSONResponse({"error": {"code": "unavailable", "message": str(error)}}, 503)
 
 
@@ -132,16 +132,16 @@ class _Handlers:
     async def view(self, _: Request) -> Response:
         text = self._service.view()
         if text is None:
-            raise _RequestError(404, "no license was imported")
+            raise _RequestError(404, "no license was imported: upload one to /ls")
         return PlainTextResponse(text)
 
     async def lease(self, request: Request) -> Response:
         gpus, instance, started = await _lease_body(request)
         try:
             seconds = await self._service.lease(gpus, instance, started)
-        except LeaseRefusedError as refusal:
-            error = {"code": refusal.code, "message": str(refusal)}
-            return JSONResponse({"error": error}, 403 if refusal.code in _FORBIDDEN else 409)
+        except LeaseRejectedError as rejection:
+            error = {"code": rejection.code, "message": str(rejection)}
+            return JSONResponse({"error": error}, 403 if rejection.code in _FORBIDDEN else 409)
         return JSONResponse(
             {
                 "lease_seconds": LEASE_SECONDS,
@@ -164,11 +164,13 @@ class _Handlers:
             expected = self._admin_token()
         except SettingError as error:
             logger.error("%s", error)
-            raise _RequestError(503, "the admin token cannot be read now") from None
+            raise _RequestError(503, "the server cannot read its admin token now") from None
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         good = hmac.compare_digest(token.strip().encode(), expected.encode())
         if scheme.lower() != "bearer" or not good:
-            raise _RequestError(401, "replacing the license needs the admin token")
+            raise _RequestError(
+                401, "replacing the license needs the admin token: Authorization: Bearer TOKEN"
+            )
 
 
 def _text(line: str, status: int = 200) -> Response:
@@ -176,14 +178,16 @@ def _text(line: str, status: int = 200) -> Response:
 
 
 class _FormParser(MultiPartParser):
-    """Keeps a file in memory: the file system may be read-only."""
+    """Keeps uploaded files in memory, since the file system may be read-only."""
 
     spool_max_size = MAX_UPLOAD_BYTES
 
 
 async def _uploaded_file(request: Request) -> bytes:
     if not request.headers.get("content-type", "").startswith("multipart/form-data"):
-        raise _RequestError(415, "the license must come as multipart/form-data, in the field file")
+        raise _RequestError(
+            415, "send the license as multipart/form-data, in the field file (curl -F file=@PATH)"
+        )
     body = await _read_body(request, MAX_UPLOAD_BYTES)
     parser = _FormParser(request.headers, _in_one_piece(body), max_files=1, max_fields=8)
     try:
@@ -193,7 +197,7 @@ async def _uploaded_file(request: Request) -> bytes:
     file = form.get("file")
     if not isinstance(file, UploadFile):
         await form.close()
-        raise _RequestError(400, "the form has no file in its field file")
+        raise _RequestError(400, "the form must have a field file with the license file")
     try:
         return await file.read()
     finally:
@@ -201,14 +205,14 @@ async def _uploaded_file(request: Request) -> bytes:
 
 
 async def _lease_body(request: Request) -> tuple[list[str], str, int]:
-    """The GPUs, the instance and when it started."""
+    """Parses the body of a lease request: GPUs, instance, start of the client."""
     data = await _read_body(request, MAX_LEASE_BYTES)
     try:
         body = json.loads(data)
     except (ValueError, RecursionError):
         raise _RequestError(400, "the body must be JSON") from None
     if not isinstance(body, dict) or body.keys() != _LEASE_FIELDS:
-        raise _RequestError(400, "the body must have the fields gpus, instance and started")
+        raise _RequestError(400, "the body must have exactly the fields gpus, instance and started")
     gpus, instance, started = body["gpus"], body["instance"], body["started"]
     if (
         not isinstance(gpus, list)
@@ -220,7 +224,7 @@ async def _lease_body(request: Request) -> tuple[list[str], str, int]:
     if not _is_name(instance):
         raise _RequestError(400, f"instance must be 1 to {MAX_TEXT} printable characters")
     if type(started) is not int or not 0 <= started <= MAX_NUMBER:
-        raise _RequestError(400, f"started must be a whole number from 0 to {MAX_NUMBER}")
+        raise _RequestError(400, f"started must be an integer from 0 to {MAX_NUMBER}")
     return gpus, instance, started
 
 
@@ -228,19 +232,19 @@ def _is_name(value: Any) -> bool:
     return isinstance(value, str) and 0 < len(value) <= MAX_TEXT and value.isprintable()
 
 
-async def _read_body(request: Request, most: int) -> bytes:
-    """Refuses a body that is too long, and one that does not end."""
+async def _read_body(request: Request, max_bytes: int) -> bytes:
+    """Reads a body; rejects one with more than `max_bytes`, or slower than BODY_SECONDS."""
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_SECONDS):
             async for piece in request.stream():
                 body += piece
-                if len(body) > most:
-                    raise _RequestError(413, f"the body is longer than {most} bytes")
+                if len(body) > max_bytes:
+                    raise _RequestError(413, f"the body is longer than {max_bytes} bytes")
     except TimeoutError:
-        raise _RequestError(408, f"the body did not end within {BODY_SECONDS:g} s") from None
+        raise _RequestError(408, f"the body was not sent within {BODY_SECONDS:g} s") from None
     except ClientDisconnect:
-        raise _RequestError(400, "the body was cut short") from None
+        raise _RequestError(400, "the client closed the connection inside the body") from None
     return bytes(body)
 
 

@@ -1,4 +1,4 @@
-"""uvicorn's HTTP protocol, with bounds on what a connection may send and on how long that takes."""
+"""uvicorn's HTTP protocol with limits on the size and the duration of a request."""
 
 import asyncio
 from typing import Any
@@ -8,20 +8,20 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from taco_license.document.license_file import MAX_BYTES
 
 MAX_HEADER_BYTES = 16 << 10
-# The application has limits of its own, and tells what they are: they come first.
+# Higher than the limits of the application, which answers with a message.
 MAX_REQUEST_BYTES = 3 * MAX_BYTES
 REQUEST_SECONDS = 35.0
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """One connection. Refuses slow headers (408) and large ones (431), and cuts what else has no
-    end: bodies, and what may stand behind them.
+    """One connection. Rejects slow headers (408) and large headers (431), and closes connections
+    with endless bodies.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._in_headers = True
-        self._num_bytes = 0  # of the request that comes
+        self._num_bytes = 0  # received bytes of the current request
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -39,7 +39,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._num_bytes += len(data)
         super().data_received(data)
         if self._in_headers and self._num_bytes > MAX_HEADER_BYTES:
-            self._refuse(431)
+            self._reject(431)
         elif self._num_bytes > MAX_REQUEST_BYTES:
             self.transport.close()
 
@@ -58,17 +58,19 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._stop_timer()
 
     def _start_timer(self) -> None:
-        """Unless it runs."""
+        """Starts the timeout of the current request, unless it runs already."""
         if self._timer is None:
-            self._timer = self.loop.call_later(REQUEST_SECONDS, self._refuse, 408)
+            self._timer = self.loop.call_later(REQUEST_SECONDS, self._reject, 408)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _refuse(self, status: int) -> None:
-        """Closes, with an answer to headers that have begun, unless another is on its way."""
+    def _reject(self, status: int) -> None:
+        """Closes the connection. Incomplete headers get an answer with `status`, unless another
+        answer is being sent.
+        """
         if self.transport.is_closing():
             return
         is_answering = self.cycle is not None and not self.cycle.response_complete

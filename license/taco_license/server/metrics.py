@@ -1,4 +1,4 @@
-"""What the license server measures, made into Prometheus families when somebody scrapes."""
+"""Prometheus metrics of the license server, collected at each scrape."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
@@ -14,7 +14,7 @@ from taco_proto.config import TlsConfig
 
 
 class ServiceMetrics(Collector):
-    """The figures of one service, of its process and of its certificate, in their own registry."""
+    """Metrics of a license service, its process and its certificate, in a separate registry."""
 
     def __init__(self, service: LicenseService, tls: TlsFiles | None = None) -> None:
         self._service = service
@@ -23,7 +23,7 @@ class ServiceMetrics(Collector):
         self._registry.register(self)
 
     def render(self) -> bytes:
-        """Prometheus' text format."""
+        """The metrics in Prometheus' text format."""
         return exposition(self._registry)
 
     def describe(self) -> list[Metric]:
@@ -32,18 +32,36 @@ class ServiceMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         service, ledger = self._service, self._service.ledger
         license_ = service.license
-        yield _gauge("valid", "1: there is a license that has not expired.", service.is_valid())
-        yield _gauge("seats_taken", "GPUs that have a lease.", ledger.num_seats)
-        yield _gauge("clock_behind_seconds", "How far the clock is back.", ledger.seconds_behind())
-        yield _gauge("storage_up", "1: the disk takes writes, or Redis answers.", ledger.is_working)
+        yield _gauge(
+            "valid", "1 if there is a license that has not expired, else 0.", service.is_valid()
+        )
+        yield _gauge("seats_taken", "Seats taken: GPUs with a lease.", ledger.num_seats)
+        yield _gauge(
+            "clock_behind_seconds",
+            "Seconds by which the clock is behind the latest time seen.",
+            ledger.clock_lag_seconds(),
+        )
+        yield _gauge(
+            "storage_up",
+            "1 if the last write to disk or query to Redis succeeded, else 0.",
+            ledger.is_working,
+        )
         if license_ is not None:
-            yield _gauge("seats", "The most GPUs at once; 0: no limit.", license_.access_limit)
-            yield _gauge("gpus", "GPUs in the license.", len(license_.gpus))
-            yield _gauge("expiry_timestamp_seconds", "When it expires.", license_.expires)
-        yield _counter("requests", "Requests for leases.", "outcome", service.outcomes)
-        yield _counter("imports", "Licenses that were uploaded.", "outcome", service.imports)
+            yield _gauge(
+                "seats",
+                "Seats of the license: maximum GPUs at the same time; 0 means no limit.",
+                license_.access_limit,
+            )
+            yield _gauge("gpus", "GPUs named in the license.", len(license_.gpus))
+            yield _gauge(
+                "expiry_timestamp_seconds",
+                "Expiry of the license in seconds since the epoch.",
+                license_.expires,
+            )
+        yield _counter("requests", "Lease requests by outcome.", "outcome", service.outcomes)
+        yield _counter("imports", "Uploaded licenses by outcome.", "outcome", service.imports)
         errors = CounterMetricFamily(
-            "taco:license_storage_errors", "What could not be written or asked."
+            "taco:license_storage_errors", "Failed writes to disk, or failed queries to Redis."
         )
         errors.add_metric((), ledger.num_failures)
         yield errors

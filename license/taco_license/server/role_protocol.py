@@ -1,4 +1,4 @@
-"""uvicorn's HTTP protocol, which tells the application what the caller's certificate proves."""
+"""uvicorn's HTTP protocol with the roles of the client's certificate in each request's scope."""
 
 import asyncio
 from typing import Any
@@ -10,7 +10,7 @@ EXTENSION = "taco.peer"
 
 
 class RoleHttpProtocol(BoundedHttpProtocol):
-    """One connection over mutual TLS; each request's scope has the roles of its caller."""
+    """One connection over mutual TLS. Each request's scope contains the client's roles."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""The license server as a process."""
+"""The process of a license server: settings, listening socket, signals, periodic work."""
 
 import asyncio
 import ipaddress
@@ -30,21 +30,21 @@ from taco_proto.config import RedisConfig
 logger = logging.getLogger("taco.license")
 
 BACKLOG = 2048
-MAX_CONNECTIONS = 4096  # beyond them it is 503
-CLOSE_SECONDS = 5  # for requests that still run
+MAX_CONNECTIONS = 4096  # further connections get 503
+CLOSE_SECONDS = 5  # running requests may finish within this time after SIGTERM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LicenseServerConfig:
-    """How a license server runs.
+    """Settings of a license server. Exactly one of `data_dir` and `redis` is given.
 
     Attributes:
-        data_dir: where the license, the leases and the audit log stand; one server's alone.
-        redis: where they stand for several servers. One of the two is given.
-        public_keys: files of the issuers that are trusted; none: the project's.
-        admin_token_file: holds what a client must give that replaces the license, and is read each
-            time; None: nothing.
-        tls: callers prove by certificates what they may do; None: plain HTTP, for all.
+        data_dir: directory of the license, the leases and the audit log of a single server.
+        redis: the storage that several servers share.
+        public_keys: files of the trusted issuers' keys; empty means the keys of the project.
+        admin_token_file: file with the token that a client must send to replace the license. It is
+            read at each upload. None: no token is needed.
+        tls: mutual TLS, in which certificates prove the roles of clients; None: plain HTTP.
     """
 
     host: str
@@ -57,11 +57,11 @@ class LicenseServerConfig:
 
 
 def run_license_server(config: LicenseServerConfig) -> None:
-    """Serves until SIGTERM or SIGINT.
+    """Runs the server until SIGTERM or SIGINT.
 
     Raises:
         LicenseError: a key file cannot be used.
-        SettingError, ConfigurationError: another setting cannot.
+        SettingError, ConfigurationError: another setting cannot be used.
     """
     keys = trusted_keys(config.public_keys)
     path = config.admin_token_file
@@ -75,7 +75,7 @@ def run_license_server(config: LicenseServerConfig) -> None:
 
 
 def trusted_keys(paths: Iterable[str]) -> PublicKeys:
-    """Those of the files; without any, the project's."""
+    """The public keys in the files; without files, the keys of the project."""
     return read_public_keys(paths) or project_keys()
 
 
@@ -84,7 +84,7 @@ def _open_ledger(config: LicenseServerConfig, keys: PublicKeys) -> Ledger:
         assert config.data_dir is not None
         return _open_local_ledger(config.data_dir, keys)
     from taco_license.ledger.redis_ledger import (
-        RedisLedger,  # a server that is alone needs no redis
+        RedisLedger,  # imported here: a single server needs no redis package
     )
 
     return RedisLedger(config.redis, keys)
@@ -110,7 +110,10 @@ async def _serve(service: LicenseService, server: uvicorn.Server, listener: sock
     scheme = "http" if server.config.ssl is None else "https"
     logger.info("listening on %s://%s:%d", scheme, f"[{host}]" if ":" in host else host, port)
     if server.config.ssl is None and not ipaddress.ip_address(host).is_loopback:
-        logger.warning("anyone who reaches this port can take seats: give certificates (--tls-…)")
+        logger.warning(
+            "the license server listens without TLS: anyone who reaches this port can take seats; "
+            "give --tls-ca-file, --tls-cert-file and --tls-key-file"
+        )
     await service.ledger.start()
     ticking = asyncio.create_task(_tick(service))
     try:
@@ -126,15 +129,15 @@ async def _tick(service: LicenseService) -> None:
     while True:
         try:
             await service.tick()
-        except Exception:  # a bug here must not end the ticking
-            logger.exception("a tick failed")
+        except Exception:  # an error here must not end the periodic work
+            logger.exception("periodic work failed; the server tries again")
         await asyncio.sleep(service.ledger.tick_seconds)
 
 
 def http_server(
     service: LicenseService, admin_token: TokenReader | None = None, tls: TlsFiles | None = None
 ) -> uvicorn.Server:
-    """It serves the sockets that its `serve` is given, until its `should_exit` is set.
+    """The HTTP server. It serves the sockets given to `serve` until `should_exit` is set.
 
     Args:
         admin_token: see `create_app`.
@@ -165,7 +168,7 @@ def http_server(
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, which leaves signals to its caller."""
+    """A uvicorn server that leaves signal handling to its caller."""
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -181,7 +184,11 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def token_reader(path: str) -> TokenReader:
-    """Of a file that may change. Raises SettingError, as the reader does: it holds no token."""
+    """A function that reads the token from a file, which may change.
+
+    Raises:
+        SettingError: the file cannot be read or contains no token. The reader raises it as well.
+    """
     reader = partial(_read_token, path)
     reader()
     return reader
@@ -194,5 +201,5 @@ def _read_token(path: str) -> str:
         reason = getattr(error, "strerror", None) or "not UTF-8"
         raise SettingError(f"cannot read {path}: {reason}") from None
     if not token:
-        raise SettingError(f"{path} holds no token")
+        raise SettingError(f"{path} contains no token: write one line with a secret")
     return token

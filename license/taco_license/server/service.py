@@ -1,4 +1,4 @@
-"""What a license server does for those who ask, and what it counts and notes of it."""
+"""The license service: imports licenses, leases seats, counts outcomes, writes the audit log."""
 
 import logging
 import time
@@ -8,27 +8,33 @@ from collections.abc import Callable, Sequence
 from taco_license.document.keys import PublicKeys
 from taco_license.document.license_file import License
 from taco_license.document.view import render_view
-from taco_license.errors import AwayError, LeaseRefusedError, LicenseError, NotStoredError
-from taco_license.ledger.ledger import Ask, Ledger, hold, summary
-from taco_license.ledger.rate_limit import MinuteLimit
+from taco_license.errors import (
+    LeaseRejectedError,
+    LedgerUnavailableError,
+    LicenseError,
+    NotStoredError,
+)
+from taco_license.ledger.ledger import Ledger, SeatRequest, summary, verify_document
+from taco_license.ledger.rate_limit import RateLimit
 
 logger = logging.getLogger("taco.license")
 
-# A clock that is corrected by less is a usual thing.
+# The service warns if the clock was set back by more than this; smaller corrections are normal.
 CLOCK_BEHIND_SECONDS = 300.0
-# Beyond these, refusals of a minute are counted and not written down: no client may fill the disk.
-MAX_AUDITED_REFUSALS = 60
+# Rate limit of logged rejections per minute, so that no client can fill the disk.
+MAX_AUDITED_REJECTIONS = 60
 
 
 class LicenseService:
-    """Belongs to one event loop.
+    """The operations behind the HTTP routes. A service belongs to one event loop.
 
     Args:
         monotonic: seconds of a clock that never goes back.
 
     Attributes:
-        outcomes: requests for seats: `granted`, `renewed`, `unavailable` or a refusal's code.
-        imports: uploads: `accepted`, `refused` or `failed`.
+        outcomes: number of seat requests by outcome: `granted`, `renewed`, `unavailable`, or the
+            code of a rejection.
+        imports: number of uploads by outcome: `accepted`, `refused` or `failed`.
     """
 
     def __init__(
@@ -42,30 +48,30 @@ class LicenseService:
         self.outcomes: Counter[str] = Counter()
         self.imports: Counter[str] = Counter()
         self._keys = keys
-        self._refusals = MinuteLimit(MAX_AUDITED_REFUSALS, monotonic)
+        self._rejection_log_limit = RateLimit(MAX_AUDITED_REJECTIONS, monotonic)
         self._is_behind = False
 
     @property
     def license(self) -> License | None:
-        held = self.ledger.held
-        return None if held is None else held.license
+        current = self.ledger.current
+        return None if current is None else current.license
 
     async def import_license(self, document: bytes) -> License:
-        """Puts the license of a file in the place of the one before.
+        """Replaces the current license.
 
         Raises:
-            LicenseError: it is not good, has expired, or is no newer; all stays as it was.
-            NotStoredError: it cannot be stored; all stays as it was.
-            AwayError: it is not known whether it was stored.
+            LicenseError: the license is invalid, expired, or not newer; nothing has changed.
+            NotStoredError: the license cannot be stored; nothing has changed.
+            LedgerUnavailableError: it is unknown whether the license was stored.
         """
         try:
-            new = hold(document, self._keys)
+            new = verify_document(document, self._keys)
             await self.ledger.replace(new)
         except LicenseError as error:
             self.imports["refused"] += 1
-            await self._note_refusal("import_refused", detail=str(error))
+            await self._record_rejection("import_refused", detail=str(error))
             raise
-        except (NotStoredError, AwayError):
+        except (NotStoredError, LedgerUnavailableError):
             self.imports["failed"] += 1
             raise
         self.imports["accepted"] += 1
@@ -73,32 +79,32 @@ class LicenseService:
         return new.license
 
     def view(self) -> str | None:
-        """The license as YAML; None: there is none."""
+        """The current license as YAML; None without a license."""
         license_ = self.license
         return None if license_ is None else render_view(license_)
 
     async def lease(self, gpus: Sequence[str], instance: str, started: int) -> float:
-        """Gives the seats of all `gpus` to `instance`, or lets it keep them; or of none.
+        """Grants or renews the seats of all `gpus`, or of none.
 
-        Args: see `Ask`.
+        Args: see `SeatRequest`.
 
         Returns:
-            How many seconds the license is yet good for.
+            Seconds until the license expires.
 
         Raises:
-            LeaseRefusedError: it may not have them.
-            AwayError: nobody knows.
+            LeaseRejectedError: the instance may not have the seats.
+            LedgerUnavailableError: the ledger does not answer.
         """
         try:
-            grant = await self.ledger.take(Ask(tuple(gpus), instance, started))
-        except LeaseRefusedError as refusal:
-            self.outcomes[refusal.code] += 1
-            detail = f"{refusal.code}: {refusal}"
-            if refusal.holder is not None:
-                detail += f", {refusal.holder}"
-            await self._note_refusal("refused", gpu=gpus[0], instance=instance, detail=detail)
+            grant = await self.ledger.take(SeatRequest(tuple(gpus), instance, started))
+        except LeaseRejectedError as rejection:
+            self.outcomes[rejection.code] += 1
+            detail = f"{rejection.code}: {rejection}"
+            if rejection.holder is not None:
+                detail += f", {rejection.holder}"
+            await self._record_rejection("refused", gpu=gpus[0], instance=instance, detail=detail)
             raise
-        except AwayError:
+        except LedgerUnavailableError:
             self.outcomes["unavailable"] += 1
             raise
         self.outcomes["granted" if grant.is_new else "renewed"] += 1
@@ -106,28 +112,28 @@ class LicenseService:
 
     async def release(self, gpus: Sequence[str], instance: str, started: int) -> None:
         """See `Ledger.release`."""
-        await self.ledger.release(Ask(tuple(gpus), instance, started))
+        await self.ledger.release(SeatRequest(tuple(gpus), instance, started))
 
     async def tick(self) -> None:
-        """To be called every `ledger.tick_seconds`."""
+        """Periodic work. The server calls it every `ledger.tick_seconds`."""
         await self.ledger.tick()
-        behind = self.ledger.seconds_behind()
+        behind = self.ledger.clock_lag_seconds()
         if behind >= CLOCK_BEHIND_SECONDS and not self._is_behind:
-            logger.warning("the clock is %.0f s behind the time that was seen", behind)
+            logger.warning("the clock is %.0f s behind the latest time seen: check it", behind)
         self._is_behind = behind >= CLOCK_BEHIND_SECONDS
 
     def is_valid(self) -> bool:
-        """There is a license, and it has not expired."""
-        held = self.ledger.held
-        return held is not None and self.ledger.now() < held.expires
+        """Whether there is a license that has not expired."""
+        current = self.ledger.current
+        return current is not None and self.ledger.now() < current.expires
 
-    async def _note_refusal(
+    async def _record_rejection(
         self, event: str, *, detail: str, gpu: str | None = None, instance: str | None = None
     ) -> None:
-        if not self._refusals.passes():
+        if not self._rejection_log_limit.allows():
             return
         logger.warning("%s for %s: %s", event, instance, detail)
         try:
-            await self.ledger.note(event, gpu=gpu, instance=instance, detail=detail)
-        except AwayError:  # the refusal stands without its note
-            logger.error("a refusal could not be noted")
+            await self.ledger.record_event(event, gpu=gpu, instance=instance, detail=detail)
+        except LedgerUnavailableError:  # the request stays rejected
+            logger.error("cannot write a rejection to the audit log: the ledger does not answer")

@@ -41,7 +41,7 @@ def test_files_from_other_systems() -> None:
     assert parse_request("\ufeff" + MACHINES.replace("\n", "\r\n")) == EXPECTED
 
 
-def test_a_machine_that_was_pasted_twice_counts_once() -> None:
+def test_duplicate_machines_count_once() -> None:
     assert parse_request(MACHINES + MACHINES) == EXPECTED
 
 
@@ -60,7 +60,7 @@ def test_a_machine_that_was_pasted_twice_counts_once() -> None:
         f"MIG 3g.20gb Device 0: (UUID: {MIG})",
     ],
 )
-def test_a_line_that_makes_no_sense_is_named(line: str) -> None:
+def test_the_error_names_an_invalid_line(line: str) -> None:
     with pytest.raises(LicenseError, match="line 2 is neither"):
         parse_request(f"host-7\n{line}\n")
 

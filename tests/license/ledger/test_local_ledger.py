@@ -20,13 +20,11 @@ from taco_license.server.server import LicenseServerConfig, run_license_server
 from taco_license.server.service import LicenseService
 
 
-async def test_a_full_disk_stops_no_worker_and_keeps_the_license(
-    service: LicenseService, store: Store
-) -> None:
+async def test_a_full_disk_keeps_leases_and_license(service: LicenseService, store: Store) -> None:
     await service.import_license(signed(make_license(2)))
     before = service.view()
     store._connection.execute("PRAGMA max_page_count = 1")  # no page more than there are
-    with pytest.raises(NotStoredError, match="the one before holds"):
+    with pytest.raises(NotStoredError, match="the current license stays in use"):
         await service.import_license(signed(make_license(2000, serial=2)))
     assert service.view() == before
     stored = store.document()
@@ -76,14 +74,14 @@ def test_a_server_killed_in_mid_import_keeps_the_old_license(
         asyncio.run(service.import_license(signed(make_license(2000, serial=2))))
 
 
-async def test_a_license_under_another_serial_is_none(store: Store, clock: Clock) -> None:
+async def test_a_stored_license_with_another_serial_is_not_used(store: Store, clock: Clock) -> None:
     store.replace_document(signed(make_license(2)), 9, 0.0, ())
     service = make_service(store, clock)
     assert service.license is None
     await service.import_license(signed(make_license(2, serial=2)))
 
 
-async def test_the_audit_log_can_only_grow(service: LicenseService, tmp_path: Path) -> None:
+async def test_the_audit_log_is_append_only(service: LicenseService, tmp_path: Path) -> None:
     await service.import_license(signed(make_license()))
     with sqlite3.connect(tmp_path / "data" / DATABASE) as connection:
         for change in ("DELETE FROM audit", "UPDATE audit SET event = 'nothing'"):
@@ -97,7 +95,7 @@ def test_two_servers_cannot_share_a_store(store: Store, tmp_path: Path) -> None:
         Store(tmp_path / "data")
 
 
-def test_a_store_that_cannot_be_used(tmp_path: Path) -> None:
+def test_an_unusable_store_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(SettingError, match="cannot write in"):
         Store(tmp_path / "file" / "data")
@@ -112,7 +110,9 @@ def test_a_store_that_cannot_be_used(tmp_path: Path) -> None:
         Store(tmp_path)
 
 
-def test_a_disk_that_has_no_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_locks_is_a_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def flock(*_: object) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
@@ -121,7 +121,7 @@ def test_a_disk_that_has_no_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         Store(tmp_path)
 
 
-def test_a_database_that_is_damaged(tmp_path: Path) -> None:
+def test_a_damaged_database_is_a_clear_error(tmp_path: Path) -> None:
     with Store(tmp_path) as store:
         store._connection.execute("DROP TABLE clock")
     config = LicenseServerConfig(host="127.0.0.1", port=0, data_dir=str(tmp_path))
@@ -141,7 +141,7 @@ def test_only_the_server_s_user_can_read_the_store(tmp_path: Path) -> None:
         assert set(modes(directory).values()) == {0o600}
 
 
-def test_a_store_that_others_could_read_is_closed_to_them(tmp_path: Path) -> None:
+def test_an_existing_store_is_made_private(tmp_path: Path) -> None:
     directory = tmp_path / "data"
     with Store(directory):
         pass

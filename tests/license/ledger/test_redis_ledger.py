@@ -12,7 +12,7 @@ from support.licenses import DAY, gpu_names, make_license, signed
 from support.patience import until
 from support.redis_server import RedisServer
 from taco_common.redis_link import Command
-from taco_license.errors import AwayError, LeaseRefusedError, LicenseError
+from taco_license.errors import LeaseRejectedError, LedgerUnavailableError, LicenseError
 from taco_license.ledger.leases import LEASE_SECONDS
 from taco_license.ledger.redis_ledger import RedisLedger, _call
 from taco_license.ledger.redis_scripts import SEATS, STATE
@@ -29,9 +29,9 @@ DOCUMENTATION = Path(__file__).parents[3] / "docs" / "license.md"
 async def ask(service: LicenseService, gpu: str, instance: str = "a") -> str:
     try:
         await service.lease((gpu,), instance, 1)
-    except LeaseRefusedError as refusal:
+    except LeaseRejectedError as refusal:
         return refusal.code
-    except AwayError:
+    except LedgerUnavailableError:
         return "away"
     return "granted"
 
@@ -45,7 +45,7 @@ async def test_all_servers_follow_a_new_license(shared: RedisHarness) -> None:
     await second.ledger.close()
 
 
-async def test_no_server_gives_seats_under_an_old_license(shared: RedisHarness) -> None:
+async def test_no_server_grants_seats_under_an_old_license(shared: RedisHarness) -> None:
     first, second = shared.service, await shared.another()
     await first.import_license(signed(make_license(3)))
     assert await ask(second, THREE) == "granted"
@@ -58,7 +58,7 @@ async def test_no_server_gives_seats_under_an_old_license(shared: RedisHarness) 
     await second.ledger.close()
 
 
-async def test_of_licenses_that_come_at_once_the_newest_holds(shared: RedisHarness) -> None:
+async def test_the_newest_of_concurrent_imports_wins(shared: RedisHarness) -> None:
     services = [shared.service, await shared.another()] * 4
     documents = [signed(make_license(1, serial=serial)) for serial in (5, 3, 8, 1, 2, 7, 4, 6)]
     imports = map(LicenseService.import_license, services, documents)
@@ -73,7 +73,7 @@ async def test_of_licenses_that_come_at_once_the_newest_holds(shared: RedisHarne
     await services[1].ledger.close()
 
 
-async def test_a_seat_is_one_at_all_servers(shared: RedisHarness) -> None:
+async def test_all_servers_share_one_set_of_seats(shared: RedisHarness) -> None:
     first, second = shared.service, await shared.another()
     await first.import_license(signed(make_license(access_limit=1)))
     assert await ask(first, ONE, "a") == "granted"
@@ -87,9 +87,7 @@ async def test_a_seat_is_one_at_all_servers(shared: RedisHarness) -> None:
 
 
 @pytest.mark.parametrize("seconds", [300.0, -300.0])
-async def test_an_outage_and_a_clock_that_is_set_cost_nobody_a_seat(
-    shared: RedisHarness, seconds: float
-) -> None:
+async def test_an_outage_or_a_set_clock_costs_no_seat(shared: RedisHarness, seconds: float) -> None:
     await shared.service.import_license(signed(make_license(access_limit=1)))
     assert await ask(shared.service, ONE, "a") == "granted"
     shared.set_clock(seconds)
@@ -98,7 +96,7 @@ async def test_an_outage_and_a_clock_that_is_set_cost_nobody_a_seat(
     assert await ask(shared.service, TWO, "b") == "granted"
 
 
-async def test_a_license_that_redis_lost_is_put_back(shared: RedisHarness) -> None:
+async def test_a_license_that_redis_lost_is_restored(shared: RedisHarness) -> None:
     service = shared.service
     await service.import_license(signed(make_license(2, serial=1)))
     old = shared.run("HGETALL", STATE)
@@ -115,7 +113,7 @@ async def test_a_license_that_redis_lost_is_put_back(shared: RedisHarness) -> No
     await another.ledger.close()
 
 
-async def test_an_old_license_under_a_high_version_holds_nowhere(shared: RedisHarness) -> None:
+async def test_an_old_license_under_a_higher_version_is_rejected(shared: RedisHarness) -> None:
     service, old, high = shared.service, signed(make_license(4)), f"{9:019}:{'0' * 64}"
     await service.import_license(old)
     await service.import_license(signed(make_license(2, serial=2)))
@@ -134,7 +132,7 @@ async def test_an_old_license_under_a_high_version_holds_nowhere(shared: RedisHa
         await another.ledger.close()
 
 
-async def test_an_answer_that_comes_late_is_no_loss(
+async def test_a_late_answer_loses_no_license(
     shared: RedisHarness, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service, ledger = shared.service, shared.service.ledger
@@ -154,7 +152,7 @@ async def test_an_answer_that_comes_late_is_no_loss(
     assert service.license.serial == 2
 
 
-async def test_what_nobody_signed_is_no_license(shared: RedisHarness) -> None:
+async def test_an_unsigned_license_in_redis_is_rejected(shared: RedisHarness) -> None:
     await shared.service.import_license(signed(make_license(2, serial=5)))
     document = signed(make_license(3, serial=6)).replace(ONE.encode(), b"GPU-forged")
     shared.run("HSET", STATE, "version", f"{6:019}:forged", "document", document)
@@ -163,7 +161,7 @@ async def test_what_nobody_signed_is_no_license(shared: RedisHarness) -> None:
     assert shared.service.view() is None
 
 
-async def test_while_redis_is_away_nothing_is_given(redis_server: RedisServer) -> None:
+async def test_no_seats_while_redis_is_unavailable(redis_server: RedisServer) -> None:
     harness = RedisHarness(redis_server)
     await harness.open()
     service = harness.service
@@ -198,11 +196,11 @@ async def test_while_redis_is_away_nothing_is_given(redis_server: RedisServer) -
     await harness.close()
 
 
-async def test_a_full_redis_gives_nothing_and_loses_nothing(shared: RedisHarness) -> None:
+async def test_a_full_redis_grants_nothing_and_loses_nothing(shared: RedisHarness) -> None:
     service = shared.service
     await service.import_license(signed(make_license(2)))
     shared.run("CONFIG", "SET", "maxmemory", NO_ROOM_BYTES)
-    with pytest.raises(AwayError):
+    with pytest.raises(LedgerUnavailableError):
         await service.import_license(signed(make_license(3, serial=2)))
     assert await ask(service, ONE) == "away"
     shared.run("CONFIG", "SET", "maxmemory", NO_LIMIT_BYTES)
@@ -214,9 +212,7 @@ async def test_a_full_redis_gives_nothing_and_loses_nothing(shared: RedisHarness
     assert len(shared.seats()) == 1
 
 
-async def test_a_user_of_redis_who_may_do_what_the_documentation_says(
-    shared: RedisHarness, tmp_path: Path
-) -> None:
+async def test_the_documented_redis_acl_is_sufficient(shared: RedisHarness, tmp_path: Path) -> None:
     (line,) = re.findall("^ACL SETUSER .*", DOCUMENTATION.read_text(), re.MULTILINE)
     shared.run(*line.replace("PASSWORD", "secret").split(), *shared.CLOCK_RULES)
     (tmp_path / "password").write_text("secret\n")
@@ -237,7 +233,7 @@ async def test_a_user_of_redis_who_may_do_what_the_documentation_says(
     await service.ledger.close()
 
 
-async def test_what_makes_no_sense_in_redis_gives_nothing(shared: RedisHarness) -> None:
+async def test_invalid_data_in_redis_grants_nothing(shared: RedisHarness) -> None:
     await shared.service.import_license(signed(make_license(2)))
     shared.run("SET", SEATS, "no hash")
     assert await ask(shared.service, ONE) == "away"

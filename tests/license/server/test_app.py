@@ -45,7 +45,7 @@ async def test_the_commands_of_the_documents(service: LicenseService) -> None:
     assert view["gpuinfos"][0]["expiredtime"].timestamp() == license_.expires
 
 
-async def test_a_license_that_is_no_good_changes_nothing(service: LicenseService) -> None:
+async def test_an_invalid_license_changes_nothing(service: LicenseService) -> None:
     good = signed(make_license(3))
     async with connected(service) as client:
         await upload(client, good)
@@ -57,7 +57,7 @@ async def test_a_license_that_is_no_good_changes_nothing(service: LicenseService
         assert (await client.get("/ls/view")).text == before
 
 
-async def test_who_replaces_the_license_needs_the_token(
+async def test_replacing_the_license_needs_the_admin_token(
     service: LicenseService, tmp_path: Path
 ) -> None:
     data = signed(make_license())
@@ -95,7 +95,7 @@ async def test_who_replaces_the_license_needs_the_token(
         ({"files": {"file": ("name", bytes(MAX_UPLOAD_BYTES))}}, 413),
     ],
 )
-async def test_a_form_that_makes_no_sense(
+async def test_an_invalid_upload_form_is_rejected(
     service: LicenseService, request_: dict[str, Any], status: int
 ) -> None:
     async with connected(service) as client:
@@ -143,7 +143,7 @@ async def test_leases(service: LicenseService, store: Store) -> None:
         {"more": 1},
     ],
 )
-async def test_a_lease_request_that_makes_no_sense(
+async def test_an_invalid_lease_request_is_rejected(
     service: LicenseService, changes: dict[str, Any]
 ) -> None:
     await service.import_license(signed(make_license(2)))
@@ -165,7 +165,7 @@ async def test_a_lease_request_that_makes_no_sense(
         (b" " * (MAX_LEASE_BYTES + 1), 413),
     ],
 )
-async def test_a_lease_request_that_is_no_json(
+async def test_a_lease_request_must_be_json(
     service: LicenseService, body: bytes, status: int
 ) -> None:
     async with connected(service) as client:
@@ -181,14 +181,17 @@ async def test_other_methods_and_paths(service: LicenseService) -> None:
         assert (await client.get("/ls/../etc")).status_code == 404
 
 
-async def test_a_full_disk_is_told_and_the_license_before_holds(
+async def test_a_full_disk_gives_507_and_keeps_the_license(
     service: LicenseService, store: Store
 ) -> None:
     await service.import_license(signed(make_license(2)))
     store._connection.execute("PRAGMA max_page_count = 1")
     async with connected(service) as client:
         answer = await upload(client, signed(make_license(2000, serial=2)))
-        assert (answer.status_code, "the one before holds" in answer.text) == (507, True)
+        assert (answer.status_code, "the current license stays in use" in answer.text) == (
+            507,
+            True,
+        )
         assert len(yaml.safe_load((await client.get("/ls/view")).text)["gpuinfos"]) == 2
 
 

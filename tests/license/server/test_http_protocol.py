@@ -40,7 +40,7 @@ def test_headers_that_are_too_large(server: LicenseServer) -> None:
         assert answer(server, data).startswith(b"HTTP/1.1 431 ")
 
 
-def test_who_sends_nothing_and_who_sends_too_slowly(
+def test_idle_and_slow_connections_time_out(
     server: LicenseServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_protocol, "REQUEST_SECONDS", 0.05)
@@ -48,7 +48,7 @@ def test_who_sends_nothing_and_who_sends_too_slowly(
     assert answer(server, HEAD).startswith(b"HTTP/1.1 408 ")
 
 
-def test_what_has_no_end(server: LicenseServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_bodies_are_cut(server: LicenseServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_protocol, "MAX_REQUEST_BYTES", len(TRAILERS) - 1)
     monkeypatch.setattr(http_protocol, "REQUEST_SECONDS", 10 * PATIENCE_SECONDS)
     assert server._server is not None
@@ -56,7 +56,7 @@ def test_what_has_no_end(server: LicenseServer, monkeypatch: pytest.MonkeyPatch)
     assert answer(server, TRAILERS).count(b"HTTP/1.1") <= 1
 
 
-def test_the_bounds_hold_with_tls_too(server: LicenseServer, tmp_path: Path) -> None:
+def test_the_limits_apply_with_tls(server: LicenseServer, tmp_path: Path) -> None:
     tls = tls_config(make_certificates(tmp_path / "tls", Role.LICENSE_SERVER), Role.LICENSE_SERVER)
     files = TlsFiles(tls.ca_file, tls.cert_file, tls.key_file)
     config = http_server(server.service, tls=files).config

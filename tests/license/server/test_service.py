@@ -7,10 +7,10 @@ import pytest
 
 from support.ledgers import Harness
 from support.licenses import DAY, gpu_names, make_license, signed
-from taco_license.errors import LeaseRefusedError, LicenseError
+from taco_license.errors import LeaseRejectedError, LicenseError
 from taco_license.ledger.leases import HEARTBEAT_SECONDS, LEASE_SECONDS
 from taco_license.ledger.ledger import MAX_AUDITED_CHANGES
-from taco_license.server.service import MAX_AUDITED_REFUSALS
+from taco_license.server.service import MAX_AUDITED_REJECTIONS
 
 ONE, TWO, THREE, FOUR = gpu_names(4)
 
@@ -19,25 +19,25 @@ async def ask(harness: Harness, *gpus: str, instance: str = "a", started: int = 
     """What became of a request for leases."""
     try:
         assert await harness.service.lease(gpus, instance, started) > 0
-    except LeaseRefusedError as refusal:
+    except LeaseRejectedError as refusal:
         return refusal.code
     return "granted"
 
 
-async def test_of_a_thousand_clients_ten_get_the_ten_seats(harness: Harness) -> None:
+async def test_a_thousand_clients_compete_for_ten_seats(harness: Harness) -> None:
     await harness.service.import_license(signed(make_license(1000, access_limit=10)))
     asks = (ask(harness, gpu, instance=gpu) for gpu in gpu_names(1000))
     outcomes = Counter(await asyncio.gather(*asks))
     assert outcomes == {"granted": 10, "no_seat": 990}
 
 
-async def test_no_limit_is_every_gpu_at_once(harness: Harness) -> None:
+async def test_access_limit_0_allows_every_gpu(harness: Harness) -> None:
     await harness.service.import_license(signed(make_license(1000, access_limit=0)))
     asks = (ask(harness, gpu, instance=gpu) for gpu in gpu_names(1000))
     assert set(await asyncio.gather(*asks)) == {"granted"}
 
 
-async def test_a_gpu_serves_in_one_place(harness: Harness) -> None:
+async def test_a_second_instance_cannot_take_a_gpus_seat(harness: Harness) -> None:
     await harness.service.import_license(signed(make_license(access_limit=1)))
     assert await ask(harness, ONE, instance="a") == "granted"
     assert await ask(harness, ONE, instance="a") == "granted"
@@ -45,7 +45,7 @@ async def test_a_gpu_serves_in_one_place(harness: Harness) -> None:
     assert harness.events()[1:] == [("granted", ONE, "a"), ("refused", ONE, "b")]
 
 
-async def test_gpus_of_one_worker_come_together_or_not_at_all(harness: Harness) -> None:
+async def test_a_worker_gets_seats_for_all_its_gpus_or_none(harness: Harness) -> None:
     await harness.service.import_license(signed(make_license(4, access_limit=3)))
     assert await ask(harness, ONE, TWO, instance="a") == "granted"
     assert await ask(harness, THREE, FOUR, instance="b") == "no_seat"
@@ -54,12 +54,12 @@ async def test_gpus_of_one_worker_come_together_or_not_at_all(harness: Harness) 
     assert await ask(harness, TWO, THREE, instance="a") == "in_use"
 
 
-async def test_nothing_serves_without_a_license(harness: Harness) -> None:
+async def test_no_seats_without_a_license(harness: Harness) -> None:
     assert harness.service.view() is None
     assert await ask(harness, ONE) == "no_license"
 
 
-async def test_an_expired_license_serves_nobody(harness: Harness) -> None:
+async def test_no_seats_under_an_expired_license(harness: Harness) -> None:
     await harness.service.import_license(signed(make_license(days=2)))
     assert await harness.service.lease((ONE,), "a", 1) == pytest.approx(DAY)
     await harness.advance(DAY)
@@ -85,7 +85,7 @@ async def test_heartbeats_keep_a_seat(harness: Harness) -> None:
         assert await ask(harness, TWO, instance="b") == "no_seat"
 
 
-async def test_a_seat_that_is_given_back_is_free_at_once(harness: Harness) -> None:
+async def test_a_released_seat_is_free_at_once(harness: Harness) -> None:
     await harness.service.import_license(signed(make_license(access_limit=1)))
     await ask(harness, ONE, instance="a")
     await harness.service.release([ONE, TWO], "b", 1)
@@ -94,7 +94,7 @@ async def test_a_seat_that_is_given_back_is_free_at_once(harness: Harness) -> No
     assert await ask(harness, TWO, instance="b") == "granted"
 
 
-async def test_a_client_frees_no_seat_of_its_successor(harness: Harness) -> None:
+async def test_an_older_client_does_not_free_its_successors_seat(harness: Harness) -> None:
     await harness.service.import_license(signed(make_license(access_limit=1)))
     for started in (1, 2, 1):
         assert await ask(harness, ONE, instance="a", started=started) == "granted"
@@ -117,7 +117,7 @@ async def test_seats_outlive_a_restart_of_the_server(harness: Harness) -> None:
     assert await ask(harness, ONE, instance="c") == "granted"
 
 
-async def test_an_older_license_is_refused(harness: Harness) -> None:
+async def test_an_older_license_is_rejected(harness: Harness) -> None:
     await harness.service.import_license(signed(make_license(1, serial=5)))
     for serial in (4, 5):
         with pytest.raises(LicenseError, match="is not above 5"):
@@ -130,7 +130,7 @@ async def test_an_older_license_is_refused(harness: Harness) -> None:
     assert harness.service.imports == {"accepted": 3, "refused": 2}
 
 
-async def test_a_license_that_has_expired_is_refused(harness: Harness) -> None:
+async def test_an_expired_license_is_rejected_at_import(harness: Harness) -> None:
     await harness.service.import_license(signed(make_license(serial=1)))
     await harness.advance(10 * DAY)
     with pytest.raises(LicenseError, match="expired at"):
@@ -138,7 +138,7 @@ async def test_a_license_that_has_expired_is_refused(harness: Harness) -> None:
     assert await ask(harness, ONE) == "granted"
 
 
-async def test_a_new_license_takes_the_place_of_all_before(harness: Harness) -> None:
+async def test_a_new_license_replaces_the_current_one(harness: Harness) -> None:
     await harness.service.import_license(signed(make_license(4)))
     await ask(harness, ONE, instance="a")
     await ask(harness, FOUR, instance="a")
@@ -149,7 +149,7 @@ async def test_a_new_license_takes_the_place_of_all_before(harness: Harness) -> 
     assert ("dropped", FOUR, "a") in harness.events()
 
 
-async def test_a_lower_limit_takes_no_seat_away(harness: Harness) -> None:
+async def test_a_lower_limit_keeps_existing_seats(harness: Harness) -> None:
     await harness.service.import_license(signed(make_license(4, access_limit=3)))
     for gpu in (ONE, TWO, THREE):
         await ask(harness, gpu)
@@ -158,19 +158,19 @@ async def test_a_lower_limit_takes_no_seat_away(harness: Harness) -> None:
     assert outcomes == ["granted", "granted", "granted", "no_seat"]
 
 
-async def test_a_clock_turned_back_wins_no_time(harness: Harness) -> None:
+async def test_setting_the_clock_back_does_not_extend_the_license(harness: Harness) -> None:
     await harness.service.import_license(signed(make_license(days=2)))
     await harness.advance(2 * DAY)
     assert await ask(harness, ONE) == "expired"
     harness.set_clock(-2 * DAY)
     assert await ask(harness, ONE) == "expired"
     await harness.service.tick()
-    assert harness.service.ledger.seconds_behind() == 2 * DAY
+    assert harness.service.ledger.clock_lag_seconds() == 2 * DAY
     await harness.restart()
     assert await ask(harness, ONE) == "expired"
 
 
-async def test_a_clock_that_stood_in_the_future_is_mended_by_a_newer_license(
+async def test_a_newer_license_corrects_a_clock_from_the_future(
     harness: Harness,
 ) -> None:
     old = signed(make_license(serial=1))
@@ -190,7 +190,7 @@ async def test_time_is_never_before_the_issue_of_the_license(harness: Harness) -
     assert await harness.service.lease((ONE,), "a", 1) == pytest.approx(DAY)
 
 
-async def test_a_license_of_an_issuer_who_is_not_trusted_any_more(harness: Harness) -> None:
+async def test_a_stored_license_of_an_untrusted_issuer_is_not_used(harness: Harness) -> None:
     await harness.service.import_license(signed(make_license(serial=5)))
     await harness.restart(keys={})
     assert await ask(harness, ONE) == "no_license"
@@ -200,16 +200,16 @@ async def test_a_license_of_an_issuer_who_is_not_trusted_any_more(harness: Harne
         await harness.service.import_license(signed(make_license(2, serial=4)))
 
 
-async def test_refusals_cannot_fill_the_disk(harness: Harness) -> None:
+async def test_logged_rejections_are_rate_limited(harness: Harness) -> None:
     await asyncio.gather(*(ask(harness, ONE, instance=str(index)) for index in range(500)))
-    assert len(harness.events()) == MAX_AUDITED_REFUSALS
+    assert len(harness.events()) == MAX_AUDITED_REJECTIONS
     assert harness.service.outcomes["no_license"] == 500
     await harness.advance(60)
     await ask(harness, ONE)
-    assert len(harness.events()) == MAX_AUDITED_REFUSALS + 1
+    assert len(harness.events()) == MAX_AUDITED_REJECTIONS + 1
 
 
-async def test_seats_that_go_to_and_fro_cannot_fill_the_disk(harness: Harness) -> None:
+async def test_logged_grants_and_releases_are_rate_limited(harness: Harness) -> None:
     await harness.service.import_license(signed(make_license()))
     for _ in range(MAX_AUDITED_CHANGES):
         assert await ask(harness, ONE) == "granted"
