@@ -21,6 +21,8 @@ from bench.gpu.parts.correctness import run_suite
 from bench.gpu.parts.machine import Ceilings
 from taco_proto.steps import IntArray, WorkerInfo
 
+pytestmark = pytest.mark.process
+
 
 @pytest.mark.parametrize(
     ("batch", "milliseconds"), [(1, 3.52), (32, 4.49), (128, 7.49), (256, 12.85)]

@@ -16,6 +16,8 @@ from bench.gpu.harness import processes, report, requirements, table
 from bench.gpu.harness.processes import PARTS, Part
 from support.patience import PATIENCE_SECONDS
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).parents[3]
 RUN = ROOT / "bench" / "gpu" / "run.sh"
 

@@ -12,6 +12,8 @@ from bench.peers.sitting import figures_of, start_seconds, take_turns, warm_engi
 from bench.peers.workloads import parse
 from taco_demo.locate import find_model
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture(scope="module")
 def catalogue(tmp_path_factory: pytest.TempPathFactory) -> Catalogue:

@@ -70,6 +70,7 @@ def cost_of_a_submit(visits: Counter[str], num_waiting: int, **config: object) -
     return visits.total()
 
 
+@pytest.mark.slow
 def test_a_submit_looks_at_a_few_tenants(visits: Counter[str]) -> None:
     few = cost_of_a_submit(visits, 10)
     assert 0 < cost_of_a_submit(visits, 2000) <= few + 4

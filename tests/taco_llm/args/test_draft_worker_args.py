@@ -20,6 +20,8 @@ from taco_llm.cli.options import collect
 from taco_proto.config import DrafterConfig
 from taco_proto.errors import ConfigurationError
 
+pytestmark = pytest.mark.process
+
 
 def parse(*argv: str) -> dict[str, Any]:
     namespace = build_parser().parse_args(("draft-worker", *argv))

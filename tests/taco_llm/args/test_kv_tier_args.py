@@ -12,6 +12,8 @@ from taco_llm.supervisor.local_replicas import local_replicas
 from taco_proto.config import SchedulerConfig, WorkerConfig
 from taco_proto.errors import ConfigurationError
 
+pytestmark = pytest.mark.slow
+
 GIB = 2**30
 
 

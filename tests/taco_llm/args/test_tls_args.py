@@ -80,6 +80,7 @@ def test_workers_of_serve_get_tls_for_the_license_server(directory: Path) -> Non
     assert child._config.tls == tls
 
 
+@pytest.mark.slow
 def test_ray_services_get_tls_files_as_flags(directory: Path) -> None:
     tls = tls_config(directory, Role.WORKER)
     worker = ray_replicas(

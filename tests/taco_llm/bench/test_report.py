@@ -152,6 +152,7 @@ def test_the_document_holds_everything_but_secrets(tmp_path: Path) -> None:
     assert run["requests"][0]["itls"] == [0.5]
 
 
+@pytest.mark.slow
 def test_the_picture_is_drawn_with_and_without_values(tmp_path: Path) -> None:
     path = tmp_path / "latency.png"
     timeline = Timeline(chunks=[1.0], end=1.5, output_tokens=1)

@@ -447,6 +447,7 @@ def test_a_directory_without_config_json_is_not_a_model(tmp_path: Path) -> None:
         EngineArgs(model=str(tmp_path)).model_config()
 
 
+@pytest.mark.process
 def test_a_closed_pipe_ends_the_command_without_a_traceback() -> None:
     """As `taco_llm bench ... | head` does it."""
     read_end, write_end = os.pipe()
