@@ -213,7 +213,7 @@ async def test_a_full_redis_grants_nothing_and_loses_nothing(shared: RedisHarnes
 
 
 async def test_the_documented_redis_acl_is_sufficient(shared: RedisHarness, tmp_path: Path) -> None:
-    (line,) = re.findall("^ACL SETUSER .*", DOCUMENTATION.read_text(), re.MULTILINE)
+    (line,) = re.findall("^ *ACL SETUSER .*", DOCUMENTATION.read_text(), re.MULTILINE)
     shared.run(*line.replace("PASSWORD", "secret").split(), *shared.CLOCK_RULES)
     (tmp_path / "password").write_text("secret\n")
     url = shared.url.replace("//", "//license@")
