@@ -1,9 +1,8 @@
-"""The ratio of two engines from alternating pairs, and how sure it is.
+"""Confidence interval of the ratio of two engines, measured in alternating pairs.
 
-A machine drifts, so that two runs of one minute are alike and two of different hours are not: the
-runs of a pair stand side by side, and only their ratio is used. The logarithms of the ratios are
-taken as normal; the interval is Student's t interval of their mean, and the ratio the geometric
-mean.
+A machine's speed drifts: two runs within a minute agree better than two runs hours apart. So the
+runs of a pair are adjacent, and only their ratio is used. The logarithms of the ratios are assumed
+to be normal. The interval is Student's t interval of their mean; the ratio is the geometric mean.
 """
 
 import math
@@ -22,13 +21,13 @@ class Interval:
 
 
 def ratio_interval(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
-    """The ratio ours / theirs over pairs.
+    """Computes the ratio ours / theirs over pairs, with its 95% confidence interval.
 
     Args:
-        ours, theirs: positive figures, as many of each; those at one index are a pair.
+        ours, theirs: positive figures of equal number; those at the same index are a pair.
 
     Raises:
-        ValueError: fewer than two pairs, or of unequal length.
+        ValueError: fewer than two pairs, or unequal lengths.
     """
     logs = [math.log(our / their) for our, their in zip(ours, theirs, strict=True)]
     if len(logs) < 2:
@@ -39,8 +38,8 @@ def ratio_interval(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
 
 
 def t_975(degrees: int) -> float:
-    """Student's t, 97.5th percentile: where 47.5% of the distribution lie between it and zero."""
-    low, high = 1.9, 13.0  # infinitely many degrees: 1.960; one: 12.706
+    """Returns the 97.5th percentile of Student's t distribution."""
+    low, high = 1.9, 13.0  # 1.960 for infinitely many degrees of freedom, 12.706 for one
     while high - low > 1e-6:
         middle = (low + high) / 2
         if _t_share(middle, degrees) < 0.475:
@@ -51,7 +50,7 @@ def t_975(degrees: int) -> float:
 
 
 def _t_share(limit: float, degrees: int) -> float:
-    """Student's t density from 0 to `limit`, by Simpson's rule."""
+    """Integrates Student's t density from 0 to `limit` with Simpson's rule."""
     log_scale = math.lgamma((degrees + 1) / 2) - math.lgamma(degrees / 2)
     scale = math.exp(log_scale) / math.sqrt(degrees * math.pi)
     num_steps = 1000

@@ -1,4 +1,4 @@
-"""Writes a benchmark's figures with all that is needed to read them later."""
+"""Writes a benchmark's figures together with date, command, commit, machine and versions."""
 
 import datetime
 import json
@@ -23,7 +23,7 @@ def save(name: str, figures: Mapping[str, Any]) -> Path:
 
 
 def describe() -> dict[str, Any]:
-    """Date, command, commit, machine and versions of this process."""
+    """Returns date, command, commit, machine and versions of this process."""
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "command": shlex.join(["python", *_script(), *sys.argv[1:]]),
@@ -34,7 +34,9 @@ def describe() -> dict[str, Any]:
 
 
 def write(path: Path, record: Mapping[str, Any]) -> None:
-    """At no moment is there half a file: whoever writes it may be killed."""
+    """Writes a record atomically: a killed process leaves the old file or the new one, never half a
+    file.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}")
     unfinished.write_text(json.dumps(record, indent=2) + "\n")
@@ -42,7 +44,7 @@ def write(path: Path, record: Mapping[str, Any]) -> None:
 
 
 def _script() -> list[str]:
-    """How Python was told to run this process's script: `-m bench.scheduler.step`, or a path."""
+    """Returns how Python was told to run this script: `-m bench.scheduler.step`, or a path."""
     spec = sys.modules["__main__"].__spec__
     return ["-m", spec.name] if spec else [os.path.relpath(sys.argv[0])]
 

@@ -1,8 +1,8 @@
-"""What the client of `taco_llm bench serve` costs: CPU a streamed token, and the most it can read.
+"""CPU cost of `taco_llm bench serve`'s client per streamed token, and its highest read rate.
 
-A server that only writes prepared chunks has one core, the client the other. Paced, each of the
-streams gets a chunk every `--step-ms`; flat out, chunks come as fast as the server can write them.
-The same streams read with httpx, a general library, stand beside.
+A server that writes prepared chunks has one core, the client the other. Paced: each stream gets a
+chunk every `--step-ms`. Unpaced: chunks come as fast as the server can write them. For comparison,
+httpx reads the same streams.
 """
 
 import argparse
@@ -31,7 +31,7 @@ HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding
 
 
 def frame(event: bytes) -> bytes:
-    """One server-sent event as one HTTP chunk."""
+    """Formats one server-sent event as one HTTP chunk."""
     return b"%x\r\n%b\r\n" % (len(event), event)
 
 
@@ -49,7 +49,7 @@ def run_server(port: int, num_tokens: int, step_ms: float) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             head = await reader.readuntil(b"\r\n\r\n")
-        except asyncio.IncompleteReadError:  # somebody looks whether the server is there
+        except asyncio.IncompleteReadError:  # a probe whether the server listens
             writer.close()
             return
         length = head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0]
@@ -77,7 +77,7 @@ def run_server(port: int, num_tokens: int, step_ms: float) -> None:
 async def read_with_httpx(
     client: httpx.AsyncClient, url: str, _: BenchRequest, origin: float
 ) -> Timeline:
-    """The same work: when each chunk came, its text, the usage."""
+    """Reads a stream with httpx: arrival time and text of each chunk, and the usage."""
     timeline = Timeline(start=time.perf_counter() - origin)
     async with client.stream("POST", url, json={"prompt": [1]}) as response:
         async for line in response.aiter_lines():
@@ -93,7 +93,7 @@ async def read_with_httpx(
 
 
 async def measure(library: str, port: int, num_streams: int) -> tuple[float, float]:
-    """Tokens a second, and microseconds of CPU a token."""
+    """Measures tokens per second and microseconds of CPU per token."""
     args = BenchServeArgs(port=port)
     requests = [BenchRequest([1], 1, 1)] * num_streams
     server = Server(args.url)
@@ -116,11 +116,13 @@ async def measure(library: str, port: int, num_streams: int) -> tuple[float, flo
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--streams", type=int, default=64)
-    parser.add_argument("--tokens", type=int, default=200, help="tokens a stream")
-    parser.add_argument("--step-ms", type=float, default=20.0, help="of the paced streams")
+    parser.add_argument("--tokens", type=int, default=200, help="tokens per stream")
+    parser.add_argument(
+        "--step-ms", type=float, default=20.0, help="milliseconds between chunks of a paced stream"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--port", type=int, default=18_090)
-    parser.add_argument("--save", action="store_true", help="write bench/results/")
+    parser.add_argument("--save", action="store_true", help="write the figures to bench/results/")
     arguments = parser.parse_args()
 
     context = multiprocessing.get_context("spawn")

@@ -1,11 +1,11 @@
-"""How long other clients' streams pause while one client sends large requests.
+"""Largest gap in other clients' streams while one client sends large requests.
 
     python -m bench.gateway.large_bodies [--rounds 3] [--only NAME ...] [--save]
 
-`taco_llm serve demo` answers four streams without end. Beside them one client sends a request of
-each kind, each a few times; the figure is the largest gap between two pieces of any stream from
-the first byte of a request to its answer. `nothing` is the gap without such a request: what the
-machine itself does.
+`taco_llm serve demo` answers four endless streams. Meanwhile one client sends a request of each
+kind, each a few times. The figure is the largest gap between two pieces of any stream, from the
+first byte of a request to its answer. `nothing` is the gap without such a request: the machine's
+own jitter.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Send = Callable[[], str]  # blocks; gives the status
 
 
 def bodies() -> dict[str, tuple[str, bytes]]:
-    """Path and body of each HTTP request; the numbers of values are those of an attack."""
+    """Returns path and body of each HTTP request; the numbers of values are those of an attack."""
 
     def messages(content: object) -> dict[str, object]:
         return {"messages": [{"role": "user", "content": content}]}
@@ -93,7 +93,7 @@ def chat_over_grpc(port: int, body: bytes) -> str:
 
 
 class Streams:
-    """Streams that start again whenever they end, and the largest gap in any of them."""
+    """Streams that restart whenever they end; tracks the largest gap in any of them."""
 
     def __init__(self, client: httpx.AsyncClient) -> None:
         self._client = client
@@ -108,7 +108,7 @@ class Streams:
                 async for line in response.aiter_lines():
                     if line.startswith("data: {"):
                         self._note(number)
-            self._last.pop(number, None)  # the wait for the next answer is no gap
+            self._last.pop(number, None)  # the wait for the next answer does not count
 
     def _note(self, number: int) -> None:
         now = time.perf_counter()
@@ -117,7 +117,7 @@ class Streams:
         self._last[number] = now
 
     async def largest_gap(self, work: asyncio.Future[Any]) -> float:
-        """Seconds, until `work` is done and every stream has gone on."""
+        """Returns the largest gap in seconds until `work` is done and each stream continued."""
         self._largest = 0.0
         await work
         seen = self._num_pieces
@@ -160,8 +160,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", nargs="*", help="kinds of requests; all without it")
-    parser.add_argument("--save", action="store_true", help="write bench/results/")
+    parser.add_argument("--only", nargs="*", help="kinds of requests (default: all)")
+    parser.add_argument("--save", action="store_true", help="write the figures to bench/results/")
     args = parser.parse_args()
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -1,10 +1,10 @@
-"""What clients that hardly read do to the time between tokens of those that do.
+"""Effect of slow clients on the time between tokens of other clients.
 
     python -m bench.gateway.slow_client [--pairs 8] [--save]
 
-`taco_llm serve demo` is asked in turns, in pairs of rounds: beside the clients that are measured,
-some others ask for the same answers and read them as they come, or a byte a second. The work of the
-engine is the same in both, so that the ratio is what slowness costs the others.
+Rounds alternate in pairs against `taco_llm serve demo`. Beside the measured clients, other clients
+request the same answers and read them at once, or one byte per second. The engine's work is the
+same in both, so the ratio is the cost of slow clients.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from bench.services.served_engine import ServedEngine
 
 NUM_MEASURED = 4
 NUM_OTHERS = 4
-RECEIVE_BUFFER = 4096  # of a slow client, bytes: what it does not read stays with the server
+RECEIVE_BUFFER = 4096  # receive buffer of a slow client in bytes: unread data stays with the server
 BODY: dict[str, Any] = {
     "prompt": "How do I read a file?",
     "max_tokens": 200,
     "temperature": 0,
     "ignore_eos": True,
-    "logprobs": 5,  # long lines: buffers fill sooner
+    "logprobs": 5,  # long lines fill buffers sooner
     "stream": True,
 }
 
 
 async def token_time(http: httpx.AsyncClient) -> float:
-    """Seconds between two pieces of an answer, on average: they may come several at once."""
+    """Returns the mean seconds between two pieces of an answer; several may arrive at once."""
     first, last, count = 0.0, 0.0, 0
     async with http.stream("POST", "/v1/completions", json=BODY) as response:
         response.raise_for_status()
@@ -50,7 +50,7 @@ async def token_time(http: httpx.AsyncClient) -> float:
 
 
 async def read_slowly(port: int) -> None:
-    """Asks once, and reads a byte a second for as long as it may."""
+    """Sends one request and reads a byte per second until it is cancelled."""
     body = json.dumps(BODY).encode()
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)
@@ -61,12 +61,12 @@ async def read_slowly(port: int) -> None:
         await loop.sock_sendall(
             connection, head + b"content-length: %d\r\n\r\n%b" % (len(body), body)
         )
-        while await loop.sock_recv(connection, 1):  # noqa: ASYNC110  # it is the pace itself
+        while await loop.sock_recv(connection, 1):  # noqa: ASYNC110  # the pace of reading
             await asyncio.sleep(1.0)
 
 
 async def measured_round(port: int, num_answers: int, *, slow: bool) -> float:
-    """Median time of a token, over all answers that are measured."""
+    """Returns the median time per token over all measured answers."""
     found: list[float] = []
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=None) as http:
 
@@ -113,7 +113,7 @@ def main() -> None:
     )
     parser.add_argument("--pairs", type=int, default=8)
     parser.add_argument("--answers", type=int, default=4, help="of each client in a round")
-    parser.add_argument("--save", action="store_true", help="write bench/results/")
+    parser.add_argument("--save", action="store_true", help="write the figures to bench/results/")
     args = parser.parse_args()
     engine = ServedEngine("demo", {"max_num_seqs": 64})
     try:

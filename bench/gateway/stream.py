@@ -1,8 +1,8 @@
 """Tokens per second through one gateway: HTTP in front, gRPC behind, a worker that costs nothing.
 
-The gateway has a core of its own; the scheduler and the client share the other one. The engine runs
-as fast as it can, or at `--step-ms`; where the gateway is behind, tokens that gathered travel in
-one chunk, so chunks per second are reported beside.
+The gateway has its own core; the scheduler and the client share the other. The engine runs as fast
+as it can, or with a step every `--step-ms`. If the gateway is behind, several tokens travel in one
+chunk, so chunks per second are reported, too.
 """
 
 import argparse
@@ -72,7 +72,7 @@ def run_pinned_gateway(config: GatewayConfig, cpu_seconds: "multiprocessing.Queu
 
 
 class Client(asyncio.Protocol):
-    """One stream: counts chunks as they fly by and reads the usage in the end."""
+    """One stream: counts chunks as they arrive and reads the usage at the end."""
 
     def __init__(self, request: bytes, done: "asyncio.Future[tuple[int, int]]") -> None:
         self._request = request
@@ -98,7 +98,7 @@ class Client(asyncio.Protocol):
 
 
 async def run_clients(port: int, num_streams: int, max_tokens: int) -> tuple[int, int]:
-    """Tokens and chunks of all streams."""
+    """Returns tokens and chunks of all streams."""
     body = json.dumps(
         {
             "prompt": PROMPT,
@@ -137,11 +137,16 @@ def main() -> None:
     demo = Path(__file__).parents[2] / "demo/taco_demo/models/demo"
     parser.add_argument("--tokenizer", default=str(demo), help="directory of a tokenizer")
     parser.add_argument("--streams", type=int, default=64)
-    parser.add_argument("--tokens", type=int, default=1000, help="tokens a stream")
-    parser.add_argument("--step-ms", type=float, default=0.0, help="what a step takes; 0: nothing")
+    parser.add_argument("--tokens", type=int, default=1000, help="tokens per stream")
+    parser.add_argument(
+        "--step-ms",
+        type=float,
+        default=0.0,
+        help="duration of a step in milliseconds; 0: as fast as possible",
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--port", type=int, default=18_080)
-    parser.add_argument("--save", action="store_true", help="write bench/results/")
+    parser.add_argument("--save", action="store_true", help="write the figures to bench/results/")
     arguments = parser.parse_args()
 
     model = ModelConfig(model=arguments.tokenizer)

@@ -1,8 +1,8 @@
-"""What the text side of the gateway costs per streamed token, on one core.
+"""Text work of the gateway per streamed token, on one core.
 
-From an `OutputBatch` as bytes off the link to `TextUpdate`s in the hands of the tasks that stream
-them: 64 sequences get one token a step. The gateway's goal, HTTP and gRPC included, is 8,000 tokens
-per second, that is 125 µs a token.
+Measures from an `OutputBatch` as bytes to `TextUpdate`s in the tasks that stream them; 64 sequences
+get one token per step. The gateway's goal, HTTP and gRPC included, is 8,000 tokens per second,
+which is 125 µs per token.
 """
 
 import argparse
@@ -41,7 +41,7 @@ CASES = {
 
 
 class Replay:
-    """An engine whose outputs this program makes; the link is left out."""
+    """An engine whose outputs this script makes; no gRPC is involved."""
 
     def __init__(self, info: ModelInfo) -> None:
         self._info = info
@@ -100,7 +100,7 @@ def make_messages(params: SamplingParams, handles: list[int], vocab: list[int]) 
 
 
 async def measure(tokenizer: FastTokenizer, params: SamplingParams) -> float:
-    """Median microseconds a token over the steps."""
+    """Returns the median microseconds per token over the steps."""
     info = ModelInfo(
         model="none",
         max_model_len=4096,
@@ -134,7 +134,7 @@ async def measure(tokenizer: FastTokenizer, params: SamplingParams) -> float:
         start = time.perf_counter_ns()
         message = pb.SchedulerMessage.FromString(data)
         client.requests.dispatch(message.outputs)
-        while num_read < expected:  # noqa: ASYNC110 (the readers need turns, and nothing else)
+        while num_read < expected:  # noqa: ASYNC110 (only yields to the readers)
             await asyncio.sleep(0)
         times.append((time.perf_counter_ns() - start) / NUM_STREAMS / 1e3)
     for reader, updates in zip(readers, streams, strict=True):

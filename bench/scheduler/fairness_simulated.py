@@ -1,10 +1,10 @@
-"""What the scheduler alone does to a key while another one floods it: `fairness.py`, simulated.
+"""Time to first token of one tenant while another floods the scheduler, in simulated time.
 
-The scheduler is the real one; its worker computes nothing, and time is simulated: a step takes
-20 ms. So nothing but queues, slots and preemptions is in the figures, on any machine alike. Two
-owners of equal weight send requests at random moments: one asks for half of its share, the other
-one for its share, or for 20 times that. Both arms of a pair have the same arrivals of the first
-owner.
+The scheduler is real. Its worker computes nothing, and a step takes 20 ms of simulated time, so the
+figures show only queues, slots and preemptions, and are the same on every machine. Two owners of
+equal weight send requests at random times. One sends half of its share. The other sends its share,
+or 20 times that. Both arms of a pair have the same arrivals of the first owner.
+`bench.services.fairness` measures the same over HTTP.
 """
 
 import argparse
@@ -31,7 +31,7 @@ ANSWER_TOKENS = 64
 FLOOD = 20.0
 WARM_UP_SECONDS = 20.0
 STEADY, OTHER = "steady", "other"
-# Answers a second when all slots are always taken.
+# Answers per second when all slots are always in use.
 CAPACITY = NUM_SLOTS / (ANSWER_TOKENS * STEP_SECONDS)
 INFO = WorkerInfo(
     name="none",
@@ -48,7 +48,7 @@ INFO = WorkerInfo(
 
 
 def arrivals(owner: str, rate: float, seconds: float, seed: str) -> Iterator[tuple[float, str]]:
-    """A Poisson process."""
+    """Yields arrival times of a Poisson process."""
     rng = random.Random(f"{owner} {seed}")
     at = 0.0
     while (at := at + rng.expovariate(rate)) < seconds:
@@ -68,7 +68,9 @@ class Simulation:
         self._now = self._free_at = 0.0
 
     def run(self, requests: list[tuple[float, str]]) -> list[float]:
-        """Seconds to the first token of each answer to the steady owner, warm-up left out."""
+        """Returns the seconds to first token of each answer to the steady owner, without the
+        warm-up.
+        """
         waiting = deque(sorted(requests))
         while waiting or self._in_flight:
             done_at = self._in_flight[0][0] if self._in_flight else float("inf")
@@ -114,7 +116,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=6)
     parser.add_argument("--seconds", type=float, default=400.0, help="simulated, in each arm")
-    parser.add_argument("--save", action="store_true", help="write bench/results/")
+    parser.add_argument("--save", action="store_true", help="write the figures to bench/results/")
     args = parser.parse_args()
     within = [p99(seed, 1.0, args.seconds) for seed in range(args.pairs)]
     flooded = [p99(seed, FLOOD, args.seconds) for seed in range(args.pairs)]

@@ -1,4 +1,4 @@
-"""A worker that costs nothing: it samples at once, and knows only how long its sequences are."""
+"""A simulated worker that costs nothing: it samples at once and only tracks sequence lengths."""
 
 import time
 from collections.abc import Callable
@@ -10,12 +10,12 @@ from taco_proto.steps import IntArray, StepOutput, StepPlan, WorkerInfo
 
 
 class FakeExecutor:
-    """A `StepExecutor` that gives token ids in a circle.
+    """A `StepExecutor` that returns the given token ids in a cycle.
 
     Args:
-        info: what it says of itself.
-        token_ids: what it samples, one after the other, for every sequence alike.
-        step_seconds: how long a step takes; 0: no time at all.
+        info: the worker's description of itself.
+        token_ids: tokens that it samples in turn, the same for every sequence.
+        step_seconds: duration of a step; 0: none.
     """
 
     is_broken = False
@@ -45,14 +45,14 @@ class FakeExecutor:
         deliver(self.execute(plan))
 
     def store(self, command: StoreCommand, report: Callable[[StoreReport], None]) -> None:
-        """It has no disk tier."""
+        """Reports the command as complete without writing: this executor has no disk tier."""
         report(StoreReport(is_complete=True))
 
     def tune(self) -> bool:
         return False
 
     def _wait_for_step(self) -> None:
-        """Steps end `step_seconds` apart, or at once where the caller is behind."""
+        """Waits so that steps end `step_seconds` apart, or not at all if the caller is behind."""
         now = time.perf_counter()
         self._next_step = max(self._next_step + self._step_seconds, now)
         if self._next_step > now:

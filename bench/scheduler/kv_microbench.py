@@ -1,7 +1,7 @@
-"""What the block manager costs a step, in microseconds.
+"""Block manager and prefix tree alone: microseconds per operation.
 
-Every figure is the median of many runs in one process, without a device. Times are of the thread's
-processor, so that neighbours on the machine do not count.
+Every figure is the median of many runs in one process, without a device. Times are CPU time of the
+thread, so other load on the machine does not count.
 """
 
 import argparse
@@ -32,7 +32,7 @@ def median_us(run: Callable[[], object], repeats: int) -> float:
 
 
 def warm_manager(tokens: bytes, chunk: int) -> BlockManager:
-    """A pool of 65,536 blocks whose tree holds one sequence, prefilled in chunks."""
+    """Makes a pool of 65,536 blocks whose tree holds one sequence, prefilled in chunks."""
     manager = BlockManager(65_536, BLOCK_SIZE)
     num_tokens = len(tokens) // 4
     table = manager.allocate(tokens, num_tokens, NAMESPACE)
@@ -45,7 +45,7 @@ def warm_manager(tokens: bytes, chunk: int) -> BlockManager:
 
 
 def full_hit(num_tokens: int) -> float:
-    """Match, allocate and release a prompt of which all but the last block is cached."""
+    """Matches, allocates and releases a prompt of which all but the last block is cached."""
     tokens = pack(range(num_tokens))
     manager = warm_manager(tokens, chunk=512)
 
@@ -59,7 +59,7 @@ def full_hit(num_tokens: int) -> float:
 
 
 def miss(num_tokens: int) -> float:
-    """Allocate a prompt that is not cached, and give all its blocks back."""
+    """Allocates an uncached prompt and releases all its blocks."""
     tokens = pack(range(num_tokens))
     manager = BlockManager(65_536, BLOCK_SIZE)
 
@@ -72,12 +72,12 @@ def miss(num_tokens: int) -> float:
 
 
 def extend_by_free_block() -> float:
-    """256 decoding sequences, each of which gets a free block; per sequence."""
+    """Gives a free block to each of 256 decoding sequences; per sequence."""
     return _extend_step(BlockManager(65_536, BLOCK_SIZE))
 
 
 def extend_by_eviction() -> float:
-    """The same when every block has to be evicted from a cached sequence of 65,536 × 16 tokens."""
+    """The same where every block must be evicted from a cached sequence of 65,536 × 16 tokens."""
     num_tokens = 65_536 * BLOCK_SIZE
     return _extend_step(warm_manager(pack(range(num_tokens)), num_tokens))
 

@@ -1,12 +1,11 @@
-"""How many replicas one scheduler carries: its processor time at so many of them.
+"""How many replicas one scheduler carries: its CPU time by number of replicas.
 
     python -m bench.scheduler.load [--replicas 1 2 4 8] [--save]
 
-The scheduler is a process of its own, as it is served. Its workers are streams of one other
-process, which compute nothing and answer each plan after a step's time; one client keeps every slot
-of theirs decoding, takes all tokens and looks at none. What counts is the scheduler's main thread,
-which does all of its work: it can carry no more when that has a core to itself and is always busy,
-and before that steps come late.
+The scheduler is its own process, as in production. One other process holds the streams of all
+workers; they compute nothing and answer each plan after the time of a step. One client keeps every
+slot decoding, and receives tokens without reading them. The limit is the scheduler's main thread,
+which does all its work: when it is always busy on its own core, steps come late.
 """
 
 import argparse
@@ -69,7 +68,7 @@ def worker_info(number: int, num_sequences: int) -> WorkerInfo:
     )
 
 
-# ------------------------------------------------------------- the workers
+# ------------------------------------------------------------- workers
 
 
 def run_workers(address: str, num_replicas: int, num_sequences: int, step_seconds: float) -> None:
@@ -88,7 +87,7 @@ async def _run_workers(
             )
             await stack.enter_async_context(channel)
             executor = FakeExecutor(worker_info(number, num_sequences), tokens)
-            # As if they had started at different times.
+            # Spread over a step, as if they had started at different times.
             phase = step_seconds * number / num_replicas
             workers.append(_run_worker(SchedulerStub(channel), executor, step_seconds, phase))
         await asyncio.gather(*workers)
@@ -113,7 +112,7 @@ async def _run_worker(
             async with writing:
                 await call.write(pb.WorkerMessage(output=step_output_to_pb(output)))
     except grpc.aio.AioRpcError:
-        pass  # the scheduler is gone: that is the end
+        pass  # the scheduler has ended
     finally:
         heart.cancel()
 
@@ -125,7 +124,7 @@ async def _beat(call: grpc.aio.StreamStreamCall, writing: asyncio.Lock) -> None:
             await call.write(pb.WorkerMessage(heartbeat=pb.Heartbeat()))
 
 
-# -------------------------------------------------------------- the client
+# -------------------------------------------------------------- client
 
 
 async def submits(num_requests: int, ending: asyncio.Event) -> AsyncIterator[bytes]:
@@ -155,7 +154,7 @@ async def _stats(channel: grpc.aio.Channel) -> pb.StatsReply:
 
 async def until_running(channel: grpc.aio.Channel, count: int) -> None:
     async with asyncio.timeout(START_SECONDS):
-        while (await _stats(channel)).num_running < count:  # noqa: ASYNC110 (nothing tells)
+        while (await _stats(channel)).num_running < count:  # noqa: ASYNC110 (no event to wait for)
             await asyncio.sleep(0.1)
 
 
@@ -174,7 +173,7 @@ def num_steps(stats: pb.StatsReply) -> float:
 
 
 def thread_seconds(process: psutil.Process) -> tuple[float, float]:
-    """Processor time of the main thread and of all threads, to the nanosecond."""
+    """Returns the CPU time of the main thread and of all threads, in nanosecond resolution."""
     tasks = Path(f"/proc/{process.pid}/task")
     times = {
         task.name: int((task / "schedstat").read_text().split()[0]) for task in tasks.iterdir()
@@ -185,19 +184,19 @@ def thread_seconds(process: psutil.Process) -> tuple[float, float]:
 async def measure(
     address: str, process: psutil.Process, num_replicas: int, num_sequences: int, seconds: float
 ) -> dict[str, float]:
-    """Figures of `seconds`, once every slot decodes."""
+    """Measures for `seconds`, once every slot decodes."""
     ending = asyncio.Event()
     async with grpc.aio.insecure_channel(address, options=OPTIONS) as channel:
         await until_workers(channel, num_replicas)
-        # Bytes in, bytes out: what the client would do with tokens is not measured.
+        # The messages stay bytes: the client's own work on tokens is not measured.
         generate: grpc.aio.StreamStreamMultiCallable = channel.stream_stream(
             "/taco.v1.Scheduler/Generate"
         )
         call = generate(submits(num_replicas * num_sequences, ending))
         reader = asyncio.create_task(drain(call))
         await until_running(channel, num_replicas * num_sequences)
-        # Statistics take the scheduler longer than a step: they are asked for outside of the times.
-        # They count the steps up to the call's start: the text of the reply is made meanwhile.
+        # Statistics take longer than a step, so they are requested outside of the timing.
+        # They count the steps until the call started: the reply is formatted after that.
         settled = time.perf_counter()
         first = num_steps(await _stats(channel))
         await asyncio.sleep(SETTLE_SECONDS)
@@ -220,7 +219,7 @@ async def measure(
     }
 
 
-# ---------------------------------------------------------------- the rest
+# ------------------------------------------------------------- processes
 
 
 @contextlib.contextmanager
@@ -271,7 +270,7 @@ def main() -> None:
     parser.add_argument("--step-ms", type=float, default=20.0)
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--save", action="store_true", help="write bench/results/")
+    parser.add_argument("--save", action="store_true", help="write the figures to bench/results/")
     options = parser.parse_args()
     figures: dict[str, dict] = {}
     for num_replicas in options.replicas:
@@ -292,7 +291,7 @@ def main() -> None:
         about = {
             "sequences": options.sequences,
             "step_ms": options.step_ms,
-            "load_average": round(os.getloadavg()[1], 1),  # of a machine that may have neighbours
+            "load_average": round(os.getloadavg()[1], 1),  # the machine may have other load
         }
         print(save("scheduler_load", about | figures))
 

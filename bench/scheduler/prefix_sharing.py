@@ -1,7 +1,7 @@
-"""Prompt tokens that are computed when requests with equal beginnings come together.
+"""Prompt tokens computed when requests with a common prefix arrive together.
 
-Counts tokens, not seconds: the figures are the same on every machine. `shared_tokens` is the least
-that any order of the requests can compute: every prefix once, on one replica.
+Counts tokens, not seconds, so the figures are the same on every machine. `shared_tokens` is the
+minimum over all orders of the requests: every prefix is computed once, on one replica.
 """
 
 import argparse
@@ -47,7 +47,7 @@ class Load:
     def prompts(
         self, num_groups: int, group_tokens: int, group_size: int, *, has_template: bool = True
     ) -> Iterator[bytes]:
-        """Groups in turn: the template, the group's tokens, the request's own."""
+        """Makes prompts for the groups in turn: template, group prefix, own tokens."""
         start = self._template if has_template else b""
         groups = [self.tokens(group_tokens) for _ in range(num_groups)]
         for _ in range(group_size):
@@ -55,7 +55,7 @@ class Load:
 
 
 class Cluster:
-    """One engine and workers that cost nothing."""
+    """One engine with simulated workers."""
 
     def __init__(self, num_replicas: int) -> None:
         self.engine = Engine(SchedulerConfig(max_num_batched_tokens=8192))
@@ -94,7 +94,9 @@ def measure(
     *,
     has_template: bool = True,
 ) -> dict[str, int]:
-    """Tokens computed for requests that come at one moment, the template's block being cached."""
+    """Counts the tokens computed for requests that arrive at once, with the template's block
+    cached.
+    """
     load, cluster = Load(), Cluster(num_replicas)
     if has_template:
         for _ in cluster.workers:
@@ -114,7 +116,9 @@ def measure(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--save", action="store_true", help="Write results/prefix_sharing.json.")
+    parser.add_argument(
+        "--save", action="store_true", help="write bench/results/prefix_sharing.json"
+    )
     arguments = parser.parse_args()
     figures = {
         "16 requests, 1,008 common tokens behind a cached block": measure(1, 1, 1008, 16),

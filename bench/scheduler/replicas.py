@@ -1,9 +1,9 @@
-"""What it is worth to route a request to the worker that has its prefix cached.
+"""Prefix-aware routing beside round-robin, in simulated time.
 
-Two workers, requests with shared prefixes, clients that each send the next request when they have
-their answer. The scheduler is the real one; the workers compute nothing, and time is simulated: a
-step takes what its rows would cost. So the figures say what routing does, on any machine alike.
-Round-robin, the policy to compare with, lives here alone.
+Two workers serve requests with shared prefixes; each client sends its next request after its
+answer. The scheduler is real. The workers compute nothing, and a step takes the simulated cost of
+its rows, so the figures show routing only and are the same on every machine. The round-robin policy
+exists only in this script.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from taco_scheduler.state.sequence import Request
 VOCABULARY = 32_000
 TOKENS = np.arange(1, 997, dtype=np.int32)
 BLOCK_SIZE = 16
-# A step's cost: about what a model of 0.5 G weights takes on 16 cores.
+# Cost of a step: about that of a model with 0.5 billion weights on 16 cores.
 STEP_SECONDS, PROMPT_SECONDS, DECODE_SECONDS = 10e-3, 0.2e-3, 0.3e-3
 
 Choose = Callable[[Request, Sequence[Replica]], Replica | None]
@@ -48,11 +48,13 @@ class Workload:
     answer_tokens: int = 64
     num_clients: int = 32
     num_requests: int = 1500
-    hot_share: float = 0.0  # of the requests, those of the first group
+    hot_share: float = 0.0  # share of the requests in the first group
 
     @property
     def num_blocks(self) -> int:
-        """Of each worker: room for all who run, and for half of the prefixes and some."""
+        """Blocks of each worker: enough for all running sequences and a little over half of the
+        prefixes.
+        """
         running = self.num_clients * (self.tail_tokens + self.answer_tokens + 2 * BLOCK_SIZE)
         cached = self.num_groups * self.prefix_tokens * 0.6
         return int((running + cached) / BLOCK_SIZE)
@@ -186,7 +188,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=1500)
     parser.add_argument("--decode-weights", type=int, nargs="*", default=[])
-    parser.add_argument("--save", action="store_true", help="write bench/results/")
+    parser.add_argument("--save", action="store_true", help="write the figures to bench/results/")
     arguments = parser.parse_args()
     mixes = {
         "even": Workload(num_requests=arguments.requests),

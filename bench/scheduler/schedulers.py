@@ -1,9 +1,10 @@
-"""What it is worth that gateways send a request to the scheduler that has its prefix cached.
+"""Routing between several schedulers: by records of their cached prefixes, without, and
+round-robin.
 
-Two gateways, two schedulers with one worker each, requests with shared prefixes, clients that each
-send the next request when they have their answer. Schedulers and the gateways' choice are the real
-ones; workers compute nothing, Redis is a record that is a second old at most, and time is
-simulated, so that the figures are the same on any machine. Round-robin lives here alone.
+Two gateways and two schedulers with one worker each serve requests with shared prefixes; each
+client sends its next request after its answer. The schedulers and the gateways' placement are real.
+Workers compute nothing, Redis is a record that is at most a second old, and time is simulated, so
+the figures are the same on every machine. The round-robin policy exists only in this script.
 """
 
 import argparse
@@ -46,7 +47,7 @@ class Scheduler:
     """One engine with one worker.
 
     Attributes:
-        free_at: when its worker has done all that was planned.
+        free_at: simulated time at which its worker has finished all planned steps.
     """
 
     def __init__(self, number: int, num_blocks: int) -> None:
@@ -86,10 +87,10 @@ class Scheduler:
 
 @dataclass
 class Target:
-    """A scheduler as one gateway sees it.
+    """One gateway's view of a scheduler.
 
     Attributes:
-        open: of its own requests there, the work that each adds.
+        open: work that each of the gateway's own requests adds there.
     """
 
     scheduler: Scheduler
@@ -218,7 +219,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=1500)
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--save", action="store_true", help="write bench/results/")
+    parser.add_argument("--save", action="store_true", help="write the figures to bench/results/")
     arguments = parser.parse_args()
     mixes = {
         "even": Workload(num_requests=arguments.requests),

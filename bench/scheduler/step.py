@@ -1,9 +1,9 @@
-"""Host work of the scheduler: a decode step of a full batch, with one gateway and with many, the
-admission of a cached prompt, and what it adds that prefixes go to disk.
+"""Host work of the scheduler for a decode step and for admissions, in microseconds of CPU time.
 
-The worker costs nothing: its outputs are made while the clock stands still. What remains is all
-that the only thread of the scheduler does for a step, protobuf messages included. Times are of the
-thread's processor, so that neighbours on the machine do not count.
+Cases: a full batch that decodes, with one gateway and with many; the admission of a cached prompt;
+saving prefixes to disk. The worker is simulated: its outputs are made while the clock is stopped.
+What remains is all work of the scheduler's only thread for a step, protobuf messages included.
+Times are CPU time of the thread, so other load on the machine does not count.
 """
 
 import argparse
@@ -64,7 +64,7 @@ RANDOM = np.random.default_rng(0)
 
 
 class Clock:
-    """Microseconds of each part, one entry a step."""
+    """Microseconds of each part of a step, one entry per step."""
 
     def __init__(self) -> None:
         self.parts: defaultdict[str, list[float]] = defaultdict(list)
@@ -76,7 +76,7 @@ class Clock:
         self.parts[part].append((time.thread_time_ns() - start) / 1000)
 
     def figures(self) -> dict[str, dict[str, float]]:
-        """Median and 99th percentile of each part and of their sum."""
+        """Returns median and 99th percentile of each part and of their sum."""
         columns = dict(self.parts)
         columns["total"] = [sum(step) for step in zip(*self.parts.values(), strict=True)]
         return {
@@ -127,7 +127,7 @@ class Bench:
         self.now = 0.0
 
     def submit(self, message: bytes) -> None:
-        """Clients take turns."""
+        """Submits a request; the clients take turns."""
         request = submit_from_pb(pb.Submit.FromString(message), 0.0)
         output_buffer = self.output_buffers[request.handle % len(self.output_buffers)]
         self.engine.submit(output_buffer, request, self.now)
@@ -146,7 +146,7 @@ class Bench:
         return step_output_to_pb(output).SerializeToString()
 
     def step(self, answer: bytes | None, clock: Clock, logprobs: int = 0) -> bytes | None:
-        """Plans a step while `answer` is on its way, then takes it; returns the next answer."""
+        """Plans a step while `answer` is on its way, then processes it; returns the next answer."""
         self.now += 0.01
         with clock.measure("plan"):
             plan = self.engine.plan(self.replica, self.now)
@@ -171,12 +171,12 @@ class Decoding:
     """A full batch that decodes.
 
     Args:
-        num_owners: tenants of its requests, in equal parts.
-        num_waiting: requests that wait for a slot; their priority is lower, so that they are
-            looked at and never take one.
-        num_waiting_owners: tenants of those; by default the same ones.
-        num_clients: gateways that all requests came from, in equal parts.
-        logprobs: most likely tokens that each request asks for.
+        num_owners: tenants of its requests, in equal shares.
+        num_waiting: requests that wait for a slot. Their priority is lower: the policy looks at
+            them and never admits one.
+        num_waiting_owners: tenants of the waiting requests; by default the same tenants.
+        num_clients: gateways that sent the requests, in equal shares.
+        logprobs: number of most likely tokens that each request asks for.
     """
 
     def __init__(
@@ -207,8 +207,8 @@ class Decoding:
 
 
 def decode_steps(num_steps: int) -> dict[str, dict[str, dict[str, float]]]:
-    """A step of 256 sequences that decode; one in 16 of them needs a block. The cases take turns,
-    so that neighbours on the machine disturb all of them alike.
+    """Times steps of 256 decoding sequences; one in 16 of them needs a block. The cases alternate,
+    so that other load on the machine disturbs all of them alike.
     """
     cases = {
         PLAIN: Decoding(),
@@ -224,7 +224,7 @@ def decode_steps(num_steps: int) -> dict[str, dict[str, dict[str, float]]]:
         ),
     }
     gc.collect()
-    gc.freeze()  # as the server does once it is up
+    gc.freeze()  # as the server does after its start
     for _ in range(0, num_steps, STEPS_IN_TURN):
         for case in cases.values():
             for _ in range(STEPS_IN_TURN):
@@ -233,7 +233,7 @@ def decode_steps(num_steps: int) -> dict[str, dict[str, dict[str, float]]]:
 
 
 def rebalancing(num_rounds: int, num_waiting: int) -> dict[str, dict[str, float]]:
-    """A plan of an idle worker beside one with a long queue, of which it takes over a part."""
+    """Times a plan of an idle worker that takes requests from a worker with a long queue."""
     clock = Clock()
     bench = Bench(max_num_batched_tokens=8192)
     for handle in range(NUM_SEQUENCES + num_waiting):
@@ -248,7 +248,7 @@ def rebalancing(num_rounds: int, num_waiting: int) -> dict[str, dict[str, float]
 
 
 def ratios(figures: dict[str, dict[str, dict[str, float]]]) -> dict[str, float]:
-    """What the cases of `decode_steps` cost over the case that each is a variation of."""
+    """Returns the cost of each case of `decode_steps` relative to the case that it varies."""
     one, many, logprobs, many_logprobs, owners, waiting, tenants = (
         {name: part["median_us"] for name, part in parts.items()} for parts in figures.values()
     )
@@ -265,7 +265,7 @@ def ratios(figures: dict[str, dict[str, dict[str, float]]]) -> dict[str, float]:
 
 
 def long_info(num_tokens: int) -> WorkerInfo:
-    """A worker that computes such a prompt in one step."""
+    """Describes a worker that computes a long prompt in one step."""
     return replace(
         INFO,
         max_model_len=2 * num_tokens,
@@ -275,7 +275,7 @@ def long_info(num_tokens: int) -> WorkerInfo:
 
 
 def chunks(num_tokens: int) -> dict[str, dict[str, float]]:
-    """A later chunk of a prompt of `num_tokens` tokens, none of which is cached."""
+    """Times a later chunk of an uncached prompt of `num_tokens` tokens."""
     bench = Bench(max_num_batched_tokens=8192, info=long_info(num_tokens))
     bench.submit(submit_message(0, num_tokens, max_tokens=2))
     answer = bench.step(None, Clock())
@@ -289,7 +289,7 @@ def chunks(num_tokens: int) -> dict[str, dict[str, float]]:
 def cached_admission(
     num_rounds: int, num_tokens: int = CACHED_PROMPT_TOKENS
 ) -> dict[str, dict[str, float]]:
-    """From the bytes of a request, whose prompt is cached, to the bytes of its plan."""
+    """Times from the bytes of a request with a cached prompt to the bytes of its plan."""
     info = INFO if num_tokens == CACHED_PROMPT_TOKENS else long_info(num_tokens)
     info = replace(info, max_num_batched_tokens=num_tokens)  # the cache is filled in one step
     bench = Bench(max_num_batched_tokens=num_tokens, info=info)
@@ -297,7 +297,7 @@ def cached_admission(
     clock = Clock()
     for i in range(num_rounds + 1):
         if i == 1:
-            clock = Clock()  # the first one filled the cache
+            clock = Clock()  # the first prompt filled the cache
         with clock.measure("submit"):
             bench.submit(message)
         with clock.measure("plan"):
@@ -313,8 +313,8 @@ def cached_admission(
 
 
 def coming_and_going(num_requests: int, info: WorkerInfo) -> dict[str, dict[str, float]]:
-    """A step of 64 requests, of which one or two end and as many come: what they leave behind goes
-    to disk if there are tiers, whose store has done everything by the next step.
+    """Times steps of 64 requests of which one or two end and as many arrive. With tiers, the KV of
+    ended requests goes to disk, and the disk has finished by the next step.
     """
     bench = Bench(max_num_batched_tokens=8192, info=info)
     engine, replica = bench.engine, bench.replica

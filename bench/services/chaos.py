@@ -1,8 +1,8 @@
-"""How long streams pause when a service dies, hangs or is cut off, at the real time constants.
+"""How long streams pause when a service dies, hangs or is cut off, with production timeouts.
 
-Runs `tests/chaos`, whose tests assert that nothing is lost, and prints of each fault the longest
-pause of each of its streams: mostly 18, and of at least 1,000 requests while workers are replaced.
-`make chaos` calls it. Some parts need the right to make network namespaces, and iproute2's `ip`.
+Runs `tests/chaos`, whose tests assert that no token is lost, and prints the longest pause of each
+stream by fault: mostly 18 streams, and at least 1,000 requests while workers are replaced. `make
+chaos` runs it. Some tests need the right to create network namespaces, and iproute2's `ip`.
 """
 
 import argparse
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def measure(arguments: list[str]) -> tuple[dict[str, list[float]], int]:
-    """Pauses by test, in seconds; pytest's exit code."""
+    """Returns the pauses by test in seconds, and pytest's exit code."""
     with tempfile.TemporaryDirectory() as directory:
         report = Path(directory) / "stalls.json"
         command = [sys.executable, "-m", "pytest", "tests/chaos", "--stalls", str(report)]
@@ -29,7 +29,7 @@ def measure(arguments: list[str]) -> tuple[dict[str, list[float]], int]:
 
 
 def summarize(stalls: dict[str, list[float]]) -> dict[str, dict[str, float]]:
-    """A row a fault. Those whose streams do not run beside it are left out."""
+    """Returns one row per fault that was measured with streams beside it."""
     return {
         name.removeprefix("test_"): {
             "streams": len(seconds),

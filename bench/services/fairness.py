@@ -1,11 +1,11 @@
-"""What a key that floods the server does to another key's time to first token.
+"""Time to first token of one key while another key floods the server, over HTTP.
 
-Two keys of equal weight ask one server over HTTP, each at random moments. One asks for half of its
-share in every round. The other one asks in turns for its share, and for 20 times that. The ratio of
-the first key's 99th percentiles is reported, with a 95% interval over the pairs of rounds.
+Two keys of equal weight send requests to one server at random times. One sends half of its share in
+every round. The other alternates between its share and 20 times that. The result is the ratio of
+the first key's 99th percentiles, with a 95% interval over the pairs of rounds.
 
-The server's worker costs nothing but time: a step takes `--step-ms`, so that only queues, slots and
-the gateway matter. With `--demo` it is `taco_llm serve demo`, which shares the machine with it all.
+The worker is simulated: a step takes `--step-ms`, so only queues, slots and the gateway matter.
+With `--demo` the server is `taco_llm serve demo`, on the same machine as the clients.
 """
 
 import argparse
@@ -47,7 +47,7 @@ NUM_SLOTS = 16
 PROMPT_WORDS = 64
 
 
-# ----------------------------------------------------------------- the server
+# ----------------------------------------------------------------- server
 
 
 def run_fake_scheduler(address: str, step_ms: float) -> None:
@@ -124,16 +124,16 @@ def demo_server(key_file: str) -> Iterator[int]:
         engine.close()
 
 
-# ----------------------------------------------------------------- the clients
+# ----------------------------------------------------------------- clients
 
 
 @dataclass
 class Answers:
-    """What one key got in a round.
+    """Answers to one key in a round.
 
     Attributes:
         first_tokens: seconds from the request to its first chunk.
-        statuses: how many answers had which HTTP status.
+        statuses: number of answers by HTTP status.
     """
 
     first_tokens: list[float] = field(default_factory=list)
@@ -141,7 +141,7 @@ class Answers:
 
 
 async def ask(port: int, key: str, number: int, max_tokens: int, answers: Answers) -> None:
-    """Streams one answer; a prompt shares nothing with another one's."""
+    """Streams one answer; no two prompts share a prefix."""
     body = json.dumps(
         {
             "prompt": f"{number} " * PROMPT_WORDS,
@@ -169,7 +169,7 @@ async def ask(port: int, key: str, number: int, max_tokens: int, answers: Answer
 
 
 class Load:
-    """Requests at random moments: a Poisson process for each key."""
+    """Requests at random times: a Poisson process for each key."""
 
     def __init__(self, port: int, max_tokens: int) -> None:
         self._port = port
@@ -177,7 +177,7 @@ class Load:
         self._numbers = iter(range(10**9))
 
     async def capacity(self, seconds: float) -> float:
-        """Answers a second when there is always another request."""
+        """Measures answers per second under permanent load."""
         answers = Answers()
         end = time.perf_counter() + seconds
 
@@ -190,8 +190,8 @@ class Load:
         return answers.statuses[200] / (time.perf_counter() - start)
 
     async def round(self, steady: float, other: float, seconds: float) -> tuple[Answers, Answers]:
-        """What both keys get at so many requests a second. Measured is the second half, when the
-        queue is as full as it gets.
+        """Returns the answers to both keys at the given requests per second. Only the second half
+        is measured, when the queue is as full as it gets.
         """
         flood, measured = Answers(), Answers()
         await asyncio.gather(
@@ -264,13 +264,15 @@ async def compare(port: int, arguments: argparse.Namespace) -> dict[str, object]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--demo", action="store_true", help="ask taco_llm serve demo")
+    parser.add_argument("--demo", action="store_true", help="measure taco_llm serve demo")
     parser.add_argument("--pairs", type=int, default=6)
-    parser.add_argument("--seconds", type=float, default=20.0, help="measured in a round")
-    parser.add_argument("--tokens", type=int, default=64, help="tokens of an answer")
-    parser.add_argument("--step-ms", type=float, default=20.0, help="what a step takes")
+    parser.add_argument("--seconds", type=float, default=20.0, help="measured seconds of a round")
+    parser.add_argument("--tokens", type=int, default=64, help="tokens per answer")
+    parser.add_argument(
+        "--step-ms", type=float, default=20.0, help="duration of a step in milliseconds"
+    )
     parser.add_argument("--port", type=int, default=18_090)
-    parser.add_argument("--save", action="store_true", help="write bench/results/")
+    parser.add_argument("--save", action="store_true", help="write the figures to bench/results/")
     arguments = parser.parse_args()
     random.seed(0)
     with tempfile.TemporaryDirectory() as directory:

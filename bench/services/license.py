@@ -1,8 +1,8 @@
-"""What a license server does in a second: heartbeats of many workers, a large license, its view.
+"""Throughput of a license server: heartbeats of many workers, uploads and views of a large license.
 
-The server is a process of its own on one core, and the workers are on another, with Redis where
-there is one. Each heartbeat is a connection of its own, as a worker makes it. Processor time of the
-server is given beside the wall clock's, since the two ends share a small machine with others.
+The server is its own process on one core, and the workers are on another, with Redis if there is
+one. Each heartbeat uses its own connection, as workers do. The server's CPU time is reported beside
+wall time, because both ends share a small machine.
 """
 
 import argparse
@@ -30,14 +30,14 @@ from taco_license.document.keys import read_private_key, write_key_pair
 from taco_license.document.license_file import Gpu
 
 NUM_GPUS = 10_000
-NUM_CLIENTS = 32  # that ask at the same time
+NUM_CLIENTS = 32  # concurrent clients
 ROUNDS = 5
 START_SECONDS = 60.0
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--heartbeats", type=int, default=10_000, help="in each of the rounds")
+    parser.add_argument("--heartbeats", type=int, default=10_000, help="heartbeats per round")
     parser.add_argument("--port", type=int, default=10081, help="Redis has the next one")
     parser.add_argument("--save", action="store_true", help="write bench/results/license.json")
     args = parser.parse_args()
@@ -72,7 +72,7 @@ def ended(process: psutil.Popen) -> Iterator[psutil.Popen]:
 
 
 def start_redis(directory: Path, port: int) -> psutil.Popen:
-    """With the settings that the documentation asks for."""
+    """Starts Redis with the settings that the documentation recommends."""
     command = f"redis-server --bind 127.0.0.1 --port {port} --appendonly yes"
     redis = psutil.Popen(command.split(), cwd=directory, stdout=subprocess.DEVNULL)
     wait_for_port(port, redis)
@@ -149,7 +149,7 @@ def measure(
 
 
 def ask_all(url: str, gpus: list[str], server: psutil.Popen) -> tuple[float, float]:
-    """Requests a second, and the server's processor time for one, in microseconds."""
+    """Returns requests per second, and the server's CPU time per request in microseconds."""
     cpu, start = cpu_seconds(server), time.perf_counter()
     uvloop.run(_ask_all(url, gpus))
     seconds = time.perf_counter() - start

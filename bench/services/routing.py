@@ -1,11 +1,12 @@
-"""What routing by cached prefixes gives with real workers: `replicas.py` says it in simulated time.
+"""Prefix-aware routing beside round-robin with real workers; `bench.scheduler.replicas` simulates
+it.
 
     python -m bench.services.routing [--pairs 6] [--save]
 
-Two platforms stand side by side and are asked in turns, in pairs: a scheduler with two workers, and
-two schedulers with one worker each, which get every other request (round-robin). Each worker has a
-core of its own, and shares it with a worker of the platform that rests. Requests have a prefix in
-common with others; a worker's blocks hold about 60% of all prefixes.
+Two deployments run side by side and are measured in alternating pairs: one scheduler with two
+workers, and two schedulers with one worker each, which get every other request (round-robin). Each
+worker has its own core, shared with a worker of the idle deployment. Requests share prefixes with
+others; a worker's blocks hold about 60% of all prefixes.
 """
 
 from __future__ import annotations
@@ -46,14 +47,14 @@ Body = dict[str, Any]
 
 
 def num_blocks() -> int:
-    """Of each worker: room for all who may run there, and for a part of the prefixes."""
+    """Blocks of each worker: enough for all running sequences and part of the prefixes."""
     longest = PREFIX_TOKENS + TAIL_TOKENS + ANSWER_TOKENS
     running = NUM_CLIENTS * (longest - PREFIX_TOKENS + 2 * BLOCK_SIZE)
     return int((running + CACHED_SHARE * NUM_GROUPS * PREFIX_TOKENS) / BLOCK_SIZE)
 
 
 class Processes:
-    """Services of one sitting; all end with it."""
+    """Service processes of one run; all end with it."""
 
     def __init__(self, directory: str, quantization: str | None) -> None:
         self._directory = directory
@@ -61,7 +62,7 @@ class Processes:
         self._running: list[subprocess.Popen[bytes]] = []
 
     def platform(self, name: str, cores: list[int]) -> str:
-        """A gateway, a scheduler and a worker on each of some cores; its URL."""
+        """Starts a gateway, a scheduler and a worker per given core set; returns the URL."""
         address = f"unix:{self._directory}/{name}.sock"
         port = _free_port()
         model = f"{self._directory}/model"
@@ -118,7 +119,7 @@ class Round:
 
 
 async def ask(urls: list[str], bodies: list[Body]) -> Round:
-    """Clients that each send the next request when they have their answer, to each URL in turn."""
+    """Runs clients that send the next request after their answer, to each URL in turn."""
     work = iter(zip(itertools.cycle(urls), bodies, strict=False))
     usages: list[dict[str, Any]] = []
 
@@ -196,7 +197,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=6)
     parser.add_argument("--requests", type=int, default=64, help="of a round")
     parser.add_argument("--quantization", choices=("int8",))
-    parser.add_argument("--save", action="store_true", help="write bench/results/")
+    parser.add_argument("--save", action="store_true", help="write the figures to bench/results/")
     args = parser.parse_args()
     figures = measure(args)
     print(figures)

@@ -1,4 +1,4 @@
-"""An engine as users run it: `taco_llm serve` in processes of its own, asked over HTTP."""
+"""An engine as users run it: `taco_llm serve` in its own processes, used over HTTP."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Answer:
 
 
 class ServedEngine:
-    """Ready as soon as it is made; to be closed."""
+    """Starts the server and waits until it is ready. Close it after use."""
 
     def __init__(self, model: str, arguments: Mapping[str, Any]) -> None:
         with socket.socket() as probe:
@@ -47,11 +47,11 @@ class ServedEngine:
         self._wait_ready()
 
     def answer(self, requests: list[dict[str, Any]]) -> list[Answer]:
-        """All at once; chat or completion bodies, whichever they are."""
+        """Sends all requests at once; bodies of chat or completion requests."""
         return asyncio.run(self._answer(requests))
 
     def drafts(self) -> tuple[int, int, int]:
-        """Decode steps of sequences, drafts verified and drafts accepted, since the start."""
+        """Returns decode steps of sequences, verified and accepted drafts since the start."""
         text = httpx.get(f"{self._url}/metrics").text
         names = ("spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens")
         verified, accepted = (_total(text, f"vllm:{name}_total") for name in names)

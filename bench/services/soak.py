@@ -1,8 +1,8 @@
-"""Hours of work with clients that come and go and workers that die: what grows?
+"""Soak test: hours of load with clients that disconnect and workers that die; reports growth.
 
-Every few seconds the memory, the open files and the processor time of each process are sampled,
-beside the latency of whole answers. Printed is the growth after the warm-up; `--plot` draws it all.
-Run it with `PYTHONPATH=tests`, which has the cluster.
+Samples memory, open files and CPU time of each process every few seconds, and the latency of whole
+answers. Prints the growth after the warm-up; `--plot` draws all samples. Run it with
+`PYTHONPATH=tests`, which holds the cluster helper.
 """
 
 import argparse
@@ -44,7 +44,7 @@ class Soak:
     cluster: Cluster
     ends_at: float
     lives: dict[str, Life] = field(default_factory=dict)  # by name and process id
-    latencies: list[tuple[float, float]] = field(default_factory=list)  # when, seconds
+    latencies: list[tuple[float, float]] = field(default_factory=list)  # time, seconds
     errors: list[str] = field(default_factory=list)
     num_left: int = 0
     num_restarts: int = 0
@@ -55,7 +55,7 @@ class Soak:
         return time.monotonic() >= self.ends_at
 
     async def client(self, number: int) -> None:
-        """One request after the other; every fourth is left in the middle."""
+        """Sends one request after the other and disconnects from every fourth."""
         for turn in itertools.count():
             if self.is_over:
                 return
@@ -71,8 +71,8 @@ class Soak:
             self.latencies.append((begin - self.started_at, time.monotonic() - begin))
 
     async def restart_workers(self, interval: float) -> None:
-        """Worker b, by turns with SIGKILL and SIGTERM; worker a lives on, so that it can be seen to
-        grow.
+        """Restarts worker b with SIGKILL and SIGTERM in turn; worker a keeps running, so that its
+        growth shows.
         """
         for number in itertools.count():
             await asyncio.sleep(interval)
@@ -98,7 +98,7 @@ class Soak:
             await asyncio.sleep(SAMPLE_SECONDS)
 
     def growth(self) -> dict[str, dict[str, float]]:
-        """Of the processes that lived through it: medians of the last fifth less those of the
+        """Growth of processes that ran the whole time: medians of the last fifth less those of the
         fifth after the warm-up.
         """
         total = self.ends_at - self.started_at
@@ -151,7 +151,7 @@ async def soak(cluster: Cluster, seconds: float, num_clients: int, interval: flo
     run = Soak(cluster, time.monotonic() + seconds)
     async with background(run.sample(), run.restart_workers(interval)):
         await asyncio.gather(*(run.client(number) for number in range(num_clients)))
-    await cluster.heal()  # which waits until every block is free
+    await cluster.heal()  # waits until every block is free
     return run
 
 
@@ -177,7 +177,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--restart-seconds", type=float, default=60.0)
-    parser.add_argument("--plot", metavar="FILE", help="where to draw it, such as soak.png")
+    parser.add_argument("--plot", metavar="FILE", help="file of the plot, such as soak.png")
     parser.add_argument("--save", action="store_true")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))

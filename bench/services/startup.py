@@ -1,4 +1,4 @@
-"""Seconds from `taco_llm serve` to its first answer, and what importing the gateway costs.
+"""Seconds from `taco_llm serve` to its first answer, and import time of the gateway.
 
 python -m bench.services.startup [--runs 5] [--model demo] [--save]
 """
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def seconds_to_first_answer(model: str) -> float:
-    """Starts the whole service, asks until it answers, and stops it."""
+    """Starts the server, sends requests until one is answered, and stops the server."""
     port = free_port()
     command = [sys.executable, "-m", "taco_llm.cli.main", "serve", model]
     command += ["--host", "127.0.0.1", "--port", str(port)]

@@ -1,10 +1,10 @@
-"""What mutual TLS costs a link between services: a message there and back, and a link made anew.
+"""Cost of mutual TLS between services: a round trip, and a new connection.
 
     python -m bench.services.tls [--save]
 
-The server is a process of its own, on a core of its own. It sends each message back. Plaintext and
-TLS take turns, so that what else runs on the machine weighs on both; figures are medians of the
-turns. Processor time is that of both ends together, of all their threads.
+The server is its own process on its own core, and echoes each message. Connections with and without
+TLS alternate, so that other load affects both; figures are medians over the turns. CPU time is that
+of all threads of both ends.
 """
 
 import argparse
@@ -31,15 +31,15 @@ from taco_common.tls import Role
 from taco_llm.certificates import issue, make_authority
 from taco_proto.config import TlsConfig
 
-SIZES = (1 << 10, 16 << 10)  # the step of some hundred sequences, and a step with prompts
+SIZES = (1 << 10, 16 << 10)  # a decode step of some hundred sequences, and a step with prompts
 TURNS = 15
 METHOD = "/bench/Echo"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--messages", type=int, default=1000, help="in each turn")
-    parser.add_argument("--links", type=int, default=20, help="made anew in each turn")
+    parser.add_argument("--messages", type=int, default=1000, help="messages per turn")
+    parser.add_argument("--links", type=int, default=20, help="new connections per turn")
     parser.add_argument("--save", action="store_true", help="write bench/results/tls.json")
     args = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))
@@ -130,7 +130,7 @@ async def measure(
 
 
 def open_link(ports: dict[str, int], kind: str, directory: Path) -> grpc.aio.Channel:
-    options = (("grpc.use_local_subchannel_pool", 1),)  # no two share a connection
+    options = (("grpc.use_local_subchannel_pool", 1),)  # each channel has its own connection
     tls = kinds(directory, Role.WORKER)[kind]
     return open_channel(f"127.0.0.1:{ports[kind]}", options, tls, Role.SCHEDULER)
 
@@ -138,7 +138,7 @@ def open_link(ports: dict[str, int], kind: str, directory: Path) -> grpc.aio.Cha
 async def exchange(
     channel: grpc.aio.Channel, server: psutil.Process, size: int, count: int
 ) -> dict[str, float]:
-    """Wall and processor time of a message, in microseconds."""
+    """Returns wall and CPU time of a message, in microseconds."""
     call: grpc.aio.StreamStreamCall = channel.stream_stream(METHOD)()
     message = os.urandom(size)
     await call.write(message)
@@ -158,7 +158,7 @@ async def exchange(
 async def dial(
     ports: dict[str, int], kind: str, directory: Path, server: psutil.Process, count: int
 ) -> dict[str, float]:
-    """Wall and processor time until the first message is back, in microseconds."""
+    """Returns wall and CPU time of a new connection until the first answer, in microseconds."""
     times = []
     before = processor_seconds(server)
     for _ in range(count):
@@ -174,7 +174,7 @@ async def dial(
 
 
 def processor_seconds(server: psutil.Process) -> float:
-    """Of both ends since they began."""
+    """Returns the CPU seconds of both ends since their start."""
     theirs = server.cpu_times()
     return time.process_time() + theirs.user + theirs.system
 

@@ -1,10 +1,10 @@
-"""Where the time of a step goes on the CPU kernels: layers, last stage, host.
+"""Time of a step on the CPU kernels by part: layers, last stage, host.
 
     python -m bench.worker.cpu_step [--quantization int8] [--kv-cache-dtype int8] [--rounds 5]
         [--save]
 
-A model of Qwen2-0.5B's shape with random weights. The floor of a step of decodes is what reading
-its weights once takes, at the rate that --gb-per-s gives (bench/kernels/roofline.py measures it).
+Uses a model of Qwen2-0.5B's shape with random weights. The lower bound of a decode step is the time
+to read the weights once, at the bandwidth in --gb-per-s (bench.kernels.roofline measures it).
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ QWEN2_05B: dict[str, Any] = {
 }
 MAX_MODEL_LEN = 2048
 NUM_BLOCKS = 1024
-# Sequences, after prompts of so many tokens.
+# Number of sequences, and the tokens of each prompt.
 PROMPT_LEN = 128
 DECODES = {"decode, 1 sequence": 1, "decode, 32 sequences": 32}
-# Drafts of one sequence that a step verifies beside its own token.
+# Draft tokens of one sequence that a step verifies beside its own token.
 VERIFICATIONS = {"decode and 4 drafts, 1 sequence": 4, "decode and 8 drafts, 1 sequence": 8}
 PREFILLS = {"prefill, 128 tokens": 128, "prefill, 1024 tokens": 1024}
 
 
 class TimedModel:
-    """Passes a model's calls on, and keeps how long each took, in milliseconds."""
+    """Forwards a model's calls and records the duration of each, in milliseconds."""
 
     def __init__(self, model: StepModel) -> None:
         self._model = model
@@ -142,7 +142,7 @@ def measure(worker: Worker, timed: TimedModel, plan: StepPlan) -> dict[str, floa
 
 
 def verify(timed: TimedModel, num_drafts: int) -> dict[str, float]:
-    """A step of the model alone, with drafts behind the prompt of the first sequence."""
+    """Runs a step of the model alone, with drafts after the prompt of the first sequence."""
     count = 1 + num_drafts
     inputs = ModelInput(
         token_ids=torch.arange(1000, 1000 + count, dtype=torch.int32),

@@ -1,9 +1,9 @@
-"""What a decode step costs a worker's host, without the model: microseconds a step.
+"""Host work of a decode step in a worker, without the model: microseconds per step.
 
     OMP_NUM_THREADS=1 python -m bench.worker.step [--save]
 
-The batch and the sampler are the real ones; in place of the model stands one that returns the same
-logits at once. A second column is the step with a model of two small layers.
+Batch and sampler are real. A stub returns the same logits at once instead of a model. A second
+column is the step with a model of two small layers.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ CONFIG = {
 
 
 class NoModel:
-    """Stands where the model does."""
+    """A stub model that returns the same logits at once."""
 
     def __init__(self, max_batch_size: int) -> None:
         self._hidden = torch.zeros(max_batch_size * PROMPT_LEN, 1)
@@ -98,13 +98,13 @@ def main() -> None:
 
 
 def median_step(worker: Worker, batch_size: int, params: SamplingParams) -> int:
-    """Microseconds."""
+    """Returns the median of a step in microseconds."""
     join(worker, batch_size, PROMPT_LEN, params)
     return round(1e6 * float(np.median(timed_steps(worker, batch_size, NUM_STEPS))))
 
 
 def join(worker: Worker, batch_size: int, prompt_len: int, params: SamplingParams) -> float:
-    """Seconds of a step that prefills a fresh batch; it has room for NUM_STEPS more."""
+    """Returns the seconds of a step that prefills a batch with space for NUM_STEPS more tokens."""
     worker.reset()
     slots = np.arange(batch_size, dtype=np.int32)
     num_blocks = -(-(prompt_len + NUM_STEPS + 1) // worker.info.block_size)
@@ -128,7 +128,7 @@ def join(worker: Worker, batch_size: int, prompt_len: int, params: SamplingParam
 
 
 def timed_steps(worker: Worker, batch_size: int, num_steps: int) -> list[float]:
-    """Seconds of each of the decode steps that follow."""
+    """Returns the seconds of each of the following decode steps."""
     slots, ones = np.arange(batch_size, dtype=np.int32), np.ones(batch_size, dtype=np.int32)
     return [
         timed(worker, StepPlan(epoch=1, step_id=step_id, slots=slots, num_tokens=ones))

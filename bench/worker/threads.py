@@ -1,10 +1,10 @@
-"""What a worker's threads cost beside other work: milliseconds a step, by whose threads they are.
+"""Cost of a worker's threads beside other load: milliseconds per step, by thread pool.
 
     python -m bench.worker.threads [--model demo] [--rounds 5] [--save]
 
-The CPU kernels' own pool stands beside torch's threads, which wait as OpenMP does by default or
-sleep at once. Each is a process of its own; they take turns, first with the machine to themselves,
-then beside one spinning process a core.
+Compares the CPU kernels' own pool with torch's threads, which wait by OpenMP's default policy or
+sleep at once. Each variant is its own process. They alternate, first alone on the machine, then
+beside one spinning process per core.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from taco_worker.worker import Worker
 
 MAX_NUM_SEQS = 32
 GREEDY = SamplingParams(temperature=0.0)
-# OpenMP's own default is neither of its two policies: it spins for some milliseconds, then sleeps.
+# OpenMP's default is neither of its two policies: it spins for some milliseconds, then sleeps.
 CONTESTANTS: dict[str, dict[str, Any]] = {
     "kernels, all cores": {"kernels": True},
     "kernels, one thread": {"kernels": True, "num_threads": 1},
@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def compare(processes: dict[str, subprocess.Popen[str]], rounds: int) -> dict[str, dict[str, Any]]:
-    """Median over the rounds of each round's mean, in which a stalled step shows."""
+    """Returns the median over the rounds of each round's mean; a mean shows stalled steps."""
     times: dict[tuple[str, str], list[float]] = defaultdict(list)
     for round_number in range(rounds):
         order = list(processes)
@@ -101,7 +101,7 @@ def contestant(
     ) as process:
         for work in WORK:
             ask(process, work)  # warm
-        yield process  # it ends as its input does
+        yield process  # it exits when its input ends
 
 
 @contextlib.contextmanager
@@ -114,7 +114,7 @@ def spinner() -> Iterator[None]:
 
 
 def ask(process: subprocess.Popen[str], work: str) -> float:
-    """Seconds a step."""
+    """Returns the seconds per step."""
     assert process.stdin is not None
     assert process.stdout is not None
     print(work, file=process.stdin, flush=True)
@@ -122,7 +122,7 @@ def ask(process: subprocess.Popen[str], work: str) -> float:
 
 
 def answer_requests(model: str, kernels: bool, num_threads: int | None) -> None:
-    """Reads kinds of work from standard input and writes their seconds a step."""
+    """Reads kinds of work from standard input and writes their seconds per step."""
     worker = Worker(
         WorkerConfig(
             model=ModelConfig(model=model),
@@ -137,7 +137,7 @@ def answer_requests(model: str, kernels: bool, num_threads: int | None) -> None:
 
 
 def timed_work(worker: Worker, work: str) -> list[float]:
-    """Seconds of each step."""
+    """Returns the seconds of each step."""
     kind, size = work.split(" of ")
     if kind == "prefill":
         return [join(worker, 1, int(size), GREEDY) for _ in range(4)]
