@@ -26,7 +26,7 @@ class BuildWithKernels(build_py):
         except build.KernelBuildError as error:
             self.warn(f"the wheel lacks the CPU kernels: {error}")
             return
-        for name, message in made.left_out.items():
+        for name, message in made.skipped_sets.items():
             self.warn(f"left out instruction set {name}: {message}")
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from bench.record import save
 from taco_kernels.library import CpuKernels, load
-from taco_kernels.sampling_columns import Choice
+from taco_kernels.sampling_metadata import SamplingMetadata
 from taco_worker.sampling.cpu_ops import CpuSampling
 from taco_worker.sampling.torch_ops import TorchSampling
 
@@ -49,9 +49,9 @@ def normal_logits(num_rows: int) -> Tensor:
 LOGITS = {"zipf": zipf_logits, "normal": normal_logits}
 
 
-def make_choice(num_rows: int, setting: tuple[float, int, float]) -> Choice:
+def make_metadata(num_rows: int, setting: tuple[float, int, float]) -> SamplingMetadata:
     temperature, top_k, top_p = setting
-    return Choice(
+    return SamplingMetadata(
         temperature=np.full(num_rows, temperature, np.float32),
         min_p=np.zeros(num_rows, np.float32),
         top_k=np.full(num_rows, top_k, np.int32),
@@ -82,10 +82,10 @@ def sort_and_draw(logits: Tensor, setting: tuple[float, int, float]) -> Tensor:
 def measure(
     kernels: CpuKernels, logits: Tensor, setting: tuple[float, int, float], rounds: int
 ) -> dict[str, float]:
-    choice = make_choice(logits.shape[0], setting)
+    metadata = make_metadata(logits.shape[0], setting)
     ways: dict[str, Callable[[], Tensor]] = {
-        "kernels": lambda: CpuSampling(kernels).choose(logits, choice),
-        "torch": lambda: TorchSampling().choose(logits, choice),
+        "kernels": lambda: CpuSampling(kernels).sample(logits, metadata),
+        "torch": lambda: TorchSampling().sample(logits, metadata),
         "sort": lambda: sort_and_draw(logits, setting),
     }
     times: dict[str, list[float]] = {name: [] for name in ways}

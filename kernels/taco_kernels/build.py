@@ -81,11 +81,11 @@ class Build:
 
     Attributes:
         library: the shared library.
-        left_out: the sets that this compiler could not build, each with its message.
+        skipped_sets: the sets that this compiler could not build, each with its message.
     """
 
     library: Path
-    left_out: dict[str, str]
+    skipped_sets: dict[str, str]
 
 
 def source_hash(sources: Sequence[Path] = SOURCES) -> str:
@@ -155,15 +155,15 @@ def _build(
     with ThreadPoolExecutor(jobs) as pool:
         compiled = list(pool.map(lambda unit: _compile(compiler, unit, folder), units))
 
-    left_out: dict[str, str] = {}
+    skipped_sets: dict[str, str] = {}
     for unit, (_, message) in zip(units, compiled, strict=True):
         if message and unit.isa is None:
             raise KernelBuildError(f"cannot compile {unit.source.name}:\n{message}")
         if message and unit.isa is not None:
-            left_out.setdefault(unit.isa, message)
-    built = [isa.name for isa in sets if isa.name not in left_out]
+            skipped_sets.setdefault(unit.isa, message)
+    built = [isa.name for isa in sets if isa.name not in skipped_sets]
     if not built:
-        message = left_out[sets[0].name]
+        message = skipped_sets[sets[0].name]
         raise KernelBuildError(f"no instruction set could be compiled; {sets[0].name}:\n{message}")
     names = " ".join(f"X({name})" for name in built)
     defined = (f'-DTACO_SOURCE_HASH="{hash_before}"', f"-DTACO_FOR_EACH_ISA(X)={names}")
@@ -172,10 +172,12 @@ def _build(
     if message:
         raise KernelBuildError(f"cannot compile dispatch.cpp:\n{message}")
     objects_of_sets = [
-        path for unit, (path, _) in zip(units, compiled, strict=True) if unit.isa not in left_out
+        path
+        for unit, (path, _) in zip(units, compiled, strict=True)
+        if unit.isa not in skipped_sets
     ]
     _link(compiler, [path, *objects_of_sets], output)
-    return Build(output, left_out)
+    return Build(output, skipped_sets)
 
 
 @dataclass(frozen=True)
@@ -316,7 +318,7 @@ def main() -> int:
     except KernelBuildError as error:
         print(f"The CPU kernels could not be built: {error}", file=sys.stderr)
         return 1
-    for name, message in result.left_out.items():
+    for name, message in result.skipped_sets.items():
         print(f"warning: left out instruction set {name}:\n{message}", file=sys.stderr)
     return 0
 

@@ -15,7 +15,7 @@ from taco_kernels import build
 _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
     "taco_source_hash": (c_char_p, []),
     "taco_isa_name": (c_char_p, [c_int32]),
-    "taco_isa_obstacle": (c_char_p, [c_int32]),
+    "taco_isa_missing_feature": (c_char_p, [c_int32]),
     "taco_pool_create": (c_void_p, [c_int32, c_void_p, c_int32]),
     "taco_pool_destroy": (None, [c_void_p]),
     "taco_pool_forget_threads": (None, [c_void_p]),
@@ -40,7 +40,7 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
     "taco_rotate_rows": (None, [c_void_p, c_void_p]),
     "taco_map": (None, [c_void_p, c_void_p]),
     "taco_sampling_scratch": (c_int64, [c_void_p, c_int32]),
-    "taco_choose_tokens": (None, [c_void_p, c_void_p]),
+    "taco_sample_tokens": (None, [c_void_p, c_void_p]),
     "taco_gather_logprobs": (None, [c_void_p, c_void_p]),
     "taco_penalize": (None, [c_void_p, c_void_p]),
     "taco_lookahead_create": (c_void_p, [c_void_p]),
@@ -54,15 +54,15 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
     "taco_lookahead_draft": (c_int64, [c_void_p, c_void_p, c_void_p]),
     "taco_are_draft_trees": (c_bool, [c_void_p, c_int64, c_void_p, c_int32, c_int32]),
     "taco_accept_drafts": (c_int64, [c_void_p, c_void_p, c_void_p, c_void_p]),
-    "taco_draft_choice_create": (c_void_p, [c_void_p, c_int32, c_int32]),
-    "taco_draft_choice_destroy": (None, [c_void_p]),
-    "taco_draft_choice_start": (None, [c_void_p, c_void_p, c_int64]),
-    "taco_draft_choice_choose": (c_int64, [c_void_p, c_void_p, c_void_p, c_void_p]),
-    "taco_draft_choice_learn": (None, [c_void_p, c_void_p, c_void_p, c_void_p, c_int64]),
-    "taco_draft_choice_observe_step": (None, [c_void_p, c_int64, c_double]),
-    "taco_draft_choice_is_ready": (c_bool, [c_void_p]),
-    "taco_draft_choice_estimate": (None, [c_void_p, c_int64, c_int64, c_void_p]),
-    "taco_draft_choice_chances": (None, [c_void_p, c_void_p, c_void_p]),
+    "taco_draft_selector_create": (c_void_p, [c_void_p, c_int32, c_int32]),
+    "taco_draft_selector_destroy": (None, [c_void_p]),
+    "taco_draft_selector_start": (None, [c_void_p, c_void_p, c_int64]),
+    "taco_draft_selector_select": (c_int64, [c_void_p, c_void_p, c_void_p, c_void_p]),
+    "taco_draft_selector_learn": (None, [c_void_p, c_void_p, c_void_p, c_void_p, c_int64]),
+    "taco_draft_selector_observe_step": (None, [c_void_p, c_int64, c_double]),
+    "taco_draft_selector_is_ready": (c_bool, [c_void_p]),
+    "taco_draft_selector_estimate": (None, [c_void_p, c_int64, c_int64, c_void_p]),
+    "taco_draft_selector_chances": (None, [c_void_p, c_void_p, c_void_p]),
 }
 
 
@@ -143,7 +143,7 @@ def load_library(
     return lib
 
 
-def holding_the_gil(lib: ctypes.CDLL) -> ctypes.PyDLL:
+def keep_gil(lib: ctypes.CDLL) -> ctypes.PyDLL:
     """The same functions for calls of a few microseconds: whoever lets go of the interpreter lock
     waits for it again, for as long as another thread is busy.
     """
@@ -153,13 +153,13 @@ def holding_the_gil(lib: ctypes.CDLL) -> ctypes.PyDLL:
 
 
 @cache
-def quick_library() -> ctypes.PyDLL:
+def library_keeping_gil() -> ctypes.PyDLL:
     """The library for calls of microseconds that need no pool.
 
     Raises:
         KernelLibraryError: as load_library.
     """
-    return holding_the_gil(load_library())
+    return keep_gil(load_library())
 
 
 def _declare(lib: ctypes.CDLL) -> None:
@@ -176,9 +176,9 @@ def isa_names(lib: ctypes.CDLL) -> list[str]:
     return names
 
 
-def isa_obstacles(lib: ctypes.CDLL) -> dict[str, str | None]:
+def missing_cpu_features(lib: ctypes.CDLL) -> dict[str, str | None]:
     """What this machine lacks for each instruction set in the library; None where it can run."""
-    obstacles = [lib.taco_isa_obstacle(index) for index in range(len(isa_names(lib)))]
+    obstacles = [lib.taco_isa_missing_feature(index) for index in range(len(isa_names(lib)))]
     return {
         name: obstacle.decode() if obstacle else None
         for name, obstacle in zip(isa_names(lib), obstacles, strict=True)
@@ -189,7 +189,7 @@ def choose_isa(obstacles: Mapping[str, str | None], wanted: str | None = None) -
     """The best instruction set that has no obstacle, or `wanted`.
 
     Args:
-        obstacles: as isa_obstacles gives them, from the least set to the best.
+        obstacles: as missing_cpu_features gives them, from the least set to the best.
 
     Raises:
         UnsupportedCpuError: none, or not the wanted one, can run here.
@@ -219,4 +219,4 @@ def load(
     """
     lib = load_library()
     wanted = isa or os.environ.get("TACO_CPU_ISA") or None
-    return CpuKernels(lib, choose_isa(isa_obstacles(lib), wanted), num_threads, cpus)
+    return CpuKernels(lib, choose_isa(missing_cpu_features(lib), wanted), num_threads, cpus)

@@ -9,17 +9,17 @@ import torch
 
 from support.cpu_kernels import NATIVE, kernels_of
 from taco_kernels import build
-from taco_kernels.cpu.sampling import choose_tokens
+from taco_kernels.cpu.sampling import sample_tokens
 from taco_kernels.library import (
     CpuKernels,
     KernelLibraryError,
     UnsupportedCpuError,
     choose_isa,
     isa_names,
-    isa_obstacles,
     load_library,
+    missing_cpu_features,
 )
-from taco_kernels.sampling_columns import Choice
+from taco_kernels.sampling_metadata import SamplingMetadata
 
 
 def threads_of_pools() -> int:
@@ -33,12 +33,12 @@ def run_script(body: str) -> None:
     prelude = """
         import os, sys, threading, torch
         from taco_kernels.library import load
-        from taco_kernels.cpu.sampling import choose_tokens
-        from taco_kernels.sampling_columns import Choice
+        from taco_kernels.cpu.sampling import sample_tokens
+        from taco_kernels.sampling_metadata import SamplingMetadata
         kernels = load(2)
         logits = torch.randn(8, 50_000)
         def argmax():
-            return choose_tokens(kernels, logits, Choice.most_likely(8))
+            return sample_tokens(kernels, logits, SamplingMetadata.greedy(8))
         expected = argmax()
     """
     script = textwrap.dedent(prelude) + textwrap.dedent(body)
@@ -49,7 +49,7 @@ def run_script(body: str) -> None:
 def test_every_instruction_set_computes(cpu_kernels: CpuKernels) -> None:
     logits = torch.randn(3, 1000)
 
-    tokens = choose_tokens(cpu_kernels, logits, Choice.most_likely(3))
+    tokens = sample_tokens(cpu_kernels, logits, SamplingMetadata.greedy(3))
 
     assert torch.equal(tokens, logits.argmax(-1))
     has_bf16 = cpu_kernels.isa.endswith(("bf16", "amx"))
@@ -80,7 +80,7 @@ def test_the_library_holds_all_sets_and_knows_this_machine() -> None:
     lib = kernels_of(NATIVE[0], 2).lib
 
     assert isa_names(lib) == [isa.name for isa in build.NATIVE_SETS]
-    usable = [name for name, obstacle in isa_obstacles(lib).items() if obstacle is None]
+    usable = [name for name, obstacle in missing_cpu_features(lib).items() if obstacle is None]
     assert set(usable) <= set(NATIVE)
 
 

@@ -25,7 +25,7 @@ def _library(emulated: bool) -> ctypes.CDLL:
     """Built from the sources as they are."""
     if not emulated:
         built = build.build()
-        assert not built.left_out, built.left_out
+        assert not built.skipped_sets, built.skipped_sets
         return load_library()
     path = Path(__file__).parents[2] / "build" / "kernels" / "libtaco_kernels_emulated.so"
     return load_library(build.build(path, build.EMULATED_SETS).library)

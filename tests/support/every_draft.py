@@ -6,18 +6,18 @@ from typing import Any
 
 import pytest
 
-from taco_kernels.native.draft_choice import DraftChoice
+from taco_kernels.native.draft_selector import DraftSelector
 
 
 def verify_every_draft(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps of all sizes are believed to take the same time, and no draft to be wrong for long."""
-    create, observe_step = DraftChoice.__init__, DraftChoice.observe_step
+    create, observe_step = DraftSelector.__init__, DraftSelector.observe_step
 
-    def create_with_flat_times(choice: DraftChoice, *arguments: Any) -> None:
-        create(choice, *arguments)
+    def create_with_flat_times(selector: DraftSelector, *arguments: Any) -> None:
+        create(selector, *arguments)
         for num_tokens in (1, 2**15):
-            observe_step(choice, num_tokens, 1.0)
+            observe_step(selector, num_tokens, 1.0)
 
-    monkeypatch.setattr(DraftChoice, "__init__", create_with_flat_times)
-    monkeypatch.setattr(DraftChoice, "observe_step", lambda *_: None)
-    monkeypatch.setattr(DraftChoice, "learn", lambda *_: None)
+    monkeypatch.setattr(DraftSelector, "__init__", create_with_flat_times)
+    monkeypatch.setattr(DraftSelector, "observe_step", lambda *_: None)
+    monkeypatch.setattr(DraftSelector, "learn", lambda *_: None)

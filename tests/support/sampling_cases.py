@@ -10,17 +10,17 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from taco_kernels.sampling_columns import NO_CHOICE, Array, Choice, Penalties
+from taco_kernels.sampling_metadata import NO_TOKEN, Array, Penalties, SamplingMetadata
 
-Choose = Callable[[Tensor, Choice], Tensor]
+Sample = Callable[[Tensor, SamplingMetadata], Tensor]
 GatherLogprobs = Callable[[Tensor, Array, Array], tuple[Array, Array, Array]]
 Penalize = Callable[[Tensor, Tensor, Penalties], None]
 
 
-def make_choice(num_rows: int, **columns: float | list[float] | Array) -> Choice:
+def make_metadata(num_rows: int, **columns: float | list[float] | Array) -> SamplingMetadata:
     neutral = {"temperature": 1.0, "min_p": 0.0, "top_k": 0, "top_p": 1.0, "uniforms": 0.5}
     types = {"top_k": np.int32, "uniforms": np.float64}
-    return Choice(
+    return SamplingMetadata(
         **{
             name: np.broadcast_to(np.asarray(value), num_rows).astype(types.get(name, np.float32))
             for name, value in (neutral | columns).items()
@@ -28,12 +28,14 @@ def make_choice(num_rows: int, **columns: float | list[float] | Array) -> Choice
     )
 
 
-def pick(choice: Choice, row: int) -> Choice:
-    return Choice(**{name: getattr(choice, name)[[row]] for name in Choice.__slots__})
+def pick(metadata: SamplingMetadata, row: int) -> SamplingMetadata:
+    return SamplingMetadata(
+        **{name: getattr(metadata, name)[[row]] for name in SamplingMetadata.__slots__}
+    )
 
 
 @st.composite
-def batches(draw: st.DrawFn, vocab_sizes: list[int]) -> tuple[Tensor, Choice]:
+def batches(draw: st.DrawFn, vocab_sizes: list[int]) -> tuple[Tensor, SamplingMetadata]:
     vocab_size = draw(st.sampled_from(vocab_sizes))
     num_rows = draw(st.integers(1, 5))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
@@ -41,7 +43,7 @@ def batches(draw: st.DrawFn, vocab_sizes: list[int]) -> tuple[Tensor, Choice]:
     if draw(st.booleans()):
         logits = np.round(logits)  # ties
     logits[rng.random(logits.shape) < draw(st.sampled_from([0.0, 0.5]))] = -np.inf
-    choice = make_choice(
+    metadata = make_metadata(
         num_rows,
         temperature=rng.choice([0.0, 0.3, 1.0, 2.0], num_rows),
         min_p=rng.choice([0.0, 0.0, 0.1, 1.0], num_rows),
@@ -49,43 +51,43 @@ def batches(draw: st.DrawFn, vocab_sizes: list[int]) -> tuple[Tensor, Choice]:
         top_p=rng.choice([1.0, 1.0, 0.01, 0.9, 0.9999], num_rows),
         uniforms=rng.random(num_rows),
     )
-    return torch.from_numpy(logits.astype(np.float32)), choice
+    return torch.from_numpy(logits.astype(np.float32)), metadata
 
 
-def acceptable(logits: Array, choice: Choice, slack: float = 1e-5) -> set[int]:
+def acceptable(logits: Array, metadata: SamplingMetadata, slack: float = 1e-5) -> set[int]:
     """Tokens of one row by the definition, in float64; several where rounding may decide."""
     if not np.isfinite(logits.max()):
-        return {NO_CHOICE}
-    if choice.temperature[0] == 0:
+        return {NO_TOKEN}
+    if metadata.temperature[0] == 0:
         return {int(logits.argmax())}
-    weights = np.exp((logits.astype(np.float64) - logits.max()) / float(choice.temperature[0]))
+    weights = np.exp((logits.astype(np.float64) - logits.max()) / float(metadata.temperature[0]))
     found: set[int] = set()
     for lean in (-slack, 0.0, slack):
-        kept = np.where(weights < float(choice.min_p[0]) * (1 + lean), 0.0, weights)
+        kept = np.where(weights < float(metadata.min_p[0]) * (1 + lean), 0.0, weights)
         if not kept.any():
             continue
         ranked = np.sort(kept)[::-1]
-        if top_k := int(choice.top_k[0]):
+        if top_k := int(metadata.top_k[0]):
             kept = np.where(kept < ranked[min(top_k, ranked.size) - 1], 0.0, kept)
-        if (top_p := float(choice.top_p[0])) < 1:
+        if (top_p := float(metadata.top_p[0])) < 1:
             ranked = np.sort(kept)[::-1]
             reached = np.cumsum(ranked) >= (top_p + lean) * ranked.sum()
             kept = np.where(kept < (ranked[reached.argmax()] if reached.any() else 0), 0.0, kept)
         cdf = np.cumsum(kept) / kept.sum()
-        share = float(choice.uniforms[0])
+        share = float(metadata.uniforms[0])
         hit = (cdf - kept / kept.sum() <= share + slack) & (share - slack < cdf) & (kept > 0)
         found.update(np.flatnonzero(hit).tolist())
     return found
 
 
-def check_each_row(choose: Choose, logits: Tensor, choice: Choice) -> None:
-    tokens = choose(logits, choice).tolist()
+def check_each_row(sample: Sample, logits: Tensor, metadata: SamplingMetadata) -> None:
+    tokens = sample(logits, metadata).tolist()
     for row, token in enumerate(tokens):
-        assert token in acceptable(logits[row].numpy(), pick(choice, row))
+        assert token in acceptable(logits[row].numpy(), pick(metadata, row))
 
 
-def check_most_likely(choose: Choose, size: int) -> None:
-    """Ties beside torch's argmax; rows that hold infinities and NaN have no choice."""
+def check_most_likely(sample: Sample, size: int) -> None:
+    """Ties beside torch's argmax; rows that hold infinities and NaN have no metadata."""
     generator = torch.Generator().manual_seed(size)
     logits = torch.randint(-3, 3, (8, size), generator=generator).float()  # ties
     logits[1, size // 2] = torch.inf
@@ -95,47 +97,47 @@ def check_most_likely(choose: Choose, size: int) -> None:
     logits[5], logits[5, size // 3 :], logits[5, size // 3 :: 2] = -1.0, 0.0, -0.0
     logits[6, size - 1] = -torch.nan
     is_spoilt = ~torch.isfinite(logits.amax(-1))
-    expected = logits.argmax(-1).masked_fill(is_spoilt, NO_CHOICE)
-    assert torch.equal(choose(logits, Choice.most_likely(8)), expected)
+    expected = logits.argmax(-1).masked_fill(is_spoilt, NO_TOKEN)
+    assert torch.equal(sample(logits, SamplingMetadata.greedy(8)), expected)
     for filters in ({}, {"top_p": 0.5}, {"top_k": 2}, {"min_p": 0.1}):
-        hot = choose(logits, make_choice(8, **filters))
-        assert torch.equal(hot == NO_CHOICE, is_spoilt)
+        hot = sample(logits, make_metadata(8, **filters))
+        assert torch.equal(hot == NO_TOKEN, is_spoilt)
 
 
-def check_shares_of_tokens(choose: Choose) -> None:
+def check_shares_of_tokens(sample: Sample) -> None:
     """With weights that are powers of two every sum is exact."""
     powers = np.array([-2, 0, -np.inf, -1, -3, -np.inf, -3, -2])
     logits = (powers * np.log(2)).astype(np.float32)
     eighths = np.where(np.isfinite(powers), 8 * 2.0**powers, 0).astype(int)
     total = int(eighths.sum())
-    choice = make_choice(total, uniforms=(np.arange(total) + 0.5) / total)
-    tokens = choose(torch.from_numpy(logits).repeat(total, 1), choice)
+    metadata = make_metadata(total, uniforms=(np.arange(total) + 0.5) / total)
+    tokens = sample(torch.from_numpy(logits).repeat(total, 1), metadata)
     assert tokens.tolist() == np.repeat(np.arange(8), eighths).tolist()
 
 
-def check_only_tokens_of_weight(choose: Choose, share: float, size: int) -> None:
+def check_only_tokens_of_weight(sample: Sample, share: float, size: int) -> None:
     logits = torch.full((3, size), -torch.inf)
     logits[0, 0] = logits[1, size // 2] = logits[2, size - 1] = -1e3
-    chosen = choose(logits, make_choice(3, uniforms=share))
+    chosen = sample(logits, make_metadata(3, uniforms=share))
     assert chosen.tolist() == [0, size // 2, size - 1]
 
 
-def check_ties_are_kept(choose: Choose, size: int, num_ties: int) -> None:
+def check_ties_are_kept(sample: Sample, size: int, num_ties: int) -> None:
     """The most likely tokens are equal, and more than the filters ask for."""
     num_shares = 2 * num_ties
     logits = torch.zeros(num_shares, size)
     logits[:, 10 : 10 + num_ties] = 1.0
     shares = (np.arange(num_shares) + 0.5) / num_shares
     for filters in ({"top_k": num_ties // 2}, {"top_p": num_ties / size / 2}, {"min_p": 0.9}):
-        tokens = choose(logits, make_choice(num_shares, uniforms=shares, **filters))
+        tokens = sample(logits, make_metadata(num_shares, uniforms=shares, **filters))
         assert sorted(set(tokens.tolist())) == list(range(10, 10 + num_ties))
 
 
-def check_wide_nucleus(choose: Choose, size: int, num_shares: int) -> None:
+def check_wide_nucleus(sample: Sample, size: int, num_shares: int) -> None:
     """Of nearly equal tokens, top_p 0.9 keeps nine in ten: the most likely ones."""
     logits = torch.linspace(0.0, 1e-2, size).repeat(num_shares, 1)
     shares = (np.arange(num_shares) + 0.5) / num_shares
-    tokens = choose(logits, make_choice(num_shares, uniforms=shares, top_p=0.9))
+    tokens = sample(logits, make_metadata(num_shares, uniforms=shares, top_p=0.9))
     lowest = size * (0.1 + 0.9 / (2 * num_shares))
     assert int(tokens.min()) == pytest.approx(lowest, rel=0.01)
 

@@ -19,7 +19,7 @@ from torch.nn.functional import linear, rms_norm, silu
 from bench.gpu.harness.context import Context
 from bench.gpu.harness.timing import Call, time_calls
 from bench.gpu.parts.machine import Ceilings, load_ceilings
-from bench.kernels.sampling import SETTINGS, make_choice, sort_and_draw
+from bench.kernels.sampling import SETTINGS, make_metadata, sort_and_draw
 from taco_kernels.triton import activation, norm, rotary
 from taco_kernels.triton.block_copy import copy_blocks
 from taco_worker.devices.transfers import Transfers
@@ -209,14 +209,14 @@ def _choices(context: Context, sizes: Sizes, ceilings: Ceilings) -> Iterator[Wor
     for rows in sizes.sampled_rows:
         logits = _zipf_logits(context, rows, sizes.vocab)
         for name, setting in SETTINGS.items():
-            choice = make_choice(rows, setting)
+            metadata = make_metadata(rows, setting)
             others = {
-                "torch": [partial(by_torch.choose, logits, choice)],
+                "torch": [partial(by_torch.sample, logits, metadata)],
                 "sort": [partial(sort_and_draw, logits, setting)],
             }
-            calls = [partial(ours.choose, logits, choice)]
+            calls = [partial(ours.sample, logits, metadata)]
             yield Work(
-                f"choose, {name}, {rows} rows", calls, logits.nbytes, others=others, captures=False
+                f"sample, {name}, {rows} rows", calls, logits.nbytes, others=others, captures=False
             )
 
 

@@ -29,7 +29,7 @@ from bench.gpu.inputs.mix import random_prompts
 from bench.gpu.inputs.successors import DRAFT, TINY_DRAFT, Successors, as_dummy_weights, write_draft
 from bench.gpu.parts.verification import measure_verification
 from support.drafting import Ask, draft_request
-from taco_kernels.library import KernelLibraryError, quick_library
+from taco_kernels.library import KernelLibraryError, library_keeping_gil
 from taco_llm.llm import LLM
 from taco_proto.sampling_params import SamplingParams
 from taco_scheduler.server.drafter_links import DraftExecutor
@@ -65,7 +65,7 @@ _TRIAL = Sizes(TINY, TINY_DRAFT, (2,), 24, 12, num_blocks=64)
 
 def measure(context: Context) -> None:
     try:
-        quick_library()
+        library_keeping_gil()
     except KernelLibraryError as error:  # it chooses among drafts, keeps the cache, and drafts
         context.report.leave_out("all of it", error)
         return

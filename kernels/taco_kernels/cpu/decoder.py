@@ -236,7 +236,7 @@ class CpuDecoder:
     def most_likely(self, hidden: Tensor) -> Tensor:
         """float32 [num_rows, hidden_size] to int32 [num_rows]; of equal logits the first wins.
 
-        NO_CHOICE where the greatest logit is not finite.
+        NO_TOKEN where the greatest logit is not finite.
         """
         token_ids = torch.empty(hidden.shape[0], dtype=torch.int32)
         self._run_logits(hidden, None, token_ids)

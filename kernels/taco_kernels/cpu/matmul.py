@@ -237,7 +237,7 @@ def multiply_argmax(
 ) -> Tensor:
     """int32 [count]: the column with the greatest value of each row, the first of several.
 
-    NO_CHOICE (see `taco_kernels.sampling_columns`) where the greatest value is not finite.
+    NO_TOKEN (see `taco_kernels.sampling_metadata`) where the greatest value is not finite.
 
     Args:
         logprobs: float32 [count], receives the log probabilities of these columns, with the values

@@ -1,4 +1,4 @@
-"""Choosing tokens on the CPU: see choose.h, penalize.h and logprobs.h in csrc/sampling/."""
+"""Choosing tokens on the CPU: see sample.h, penalize.h and logprobs.h in csrc/sampling/."""
 
 import ctypes
 
@@ -9,17 +9,17 @@ from torch import Tensor
 
 from taco_kernels.cpu import structs
 from taco_kernels.library import CpuKernels
-from taco_kernels.sampling_columns import Array, Choice, Penalties
+from taco_kernels.sampling_metadata import Array, Penalties, SamplingMetadata
 
 
-def choose_tokens(kernels: CpuKernels, logits: Tensor, choice: Choice) -> Tensor:
+def sample_tokens(kernels: CpuKernels, logits: Tensor, metadata: SamplingMetadata) -> Tensor:
     """One token a row; a row's does not depend on the others, nor on the number of threads.
 
     Args:
         logits: float32 [num_rows, vocab_size].
 
     Returns:
-        int64 [num_rows]; NO_CHOICE where the greatest logit is not finite.
+        int64 [num_rows]; NO_TOKEN where the greatest logit is not finite.
 
     Raises:
         ValueError: a tensor or a column of the wrong type or shape.
@@ -28,17 +28,17 @@ def choose_tokens(kernels: CpuKernels, logits: Tensor, choice: Choice) -> Tensor
     token_ids = torch.empty(count, dtype=torch.int64)
     rows = _rows(logits)
     scratch = _scratch(kernels, rows)
-    call = structs.Choice(
+    call = structs.SamplingMetadata(
         rows,
-        _column(choice.temperature, np.float32, count),
-        _column(choice.min_p, np.float32, count),
-        _column(choice.top_k, np.int32, count),
-        _column(choice.top_p, np.float32, count),
-        _column(choice.uniforms, np.float64, count),
+        _column(metadata.temperature, np.float32, count),
+        _column(metadata.min_p, np.float32, count),
+        _column(metadata.top_k, np.int32, count),
+        _column(metadata.top_p, np.float32, count),
+        _column(metadata.uniforms, np.float64, count),
         token_ids.data_ptr(),
         scratch.data_ptr(),
     )
-    kernels.lib.taco_choose_tokens(kernels.pool, ctypes.byref(call))
+    kernels.lib.taco_sample_tokens(kernels.pool, ctypes.byref(call))
     return token_ids
 
 

@@ -155,7 +155,7 @@ class LogitRows(Structure):
     )
 
 
-class Choice(Structure):
+class SamplingMetadata(Structure):
     _fields_ = (
         ("logits", LogitRows),
         ("temperature", c_void_p),

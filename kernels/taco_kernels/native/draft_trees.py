@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from taco_kernels.library import quick_library
+from taco_kernels.library import library_keeping_gil
 
 IntArray = npt.NDArray[np.int32]
 _INT32 = np.dtype(np.int32)
@@ -102,7 +102,7 @@ def are_trees(trees: DraftTrees, max_nodes: IntArray, vocab_size: int, num_class
         return False
     trees_view, limits = view(trees), max_nodes.ctypes.data
     return bool(
-        quick_library().taco_are_draft_trees(
+        library_keeping_gil().taco_are_draft_trees(
             byref(trees_view), size, limits, vocab_size, num_classes
         )
     )
@@ -129,7 +129,7 @@ def accept(trees: DraftTrees, chosen: npt.NDArray[np.integer[Any]]) -> Accepted:
     chosen = np.ascontiguousarray(chosen, dtype=np.int64)
     kept = np.empty(count, dtype=np.int32)
     num_tokens = np.empty(trees.num_nodes.size, dtype=np.int32)
-    total = quick_library().taco_accept_drafts(
+    total = library_keeping_gil().taco_accept_drafts(
         byref(view(trees)), chosen.ctypes.data, kept.ctypes.data, num_tokens.ctypes.data
     )
     return Accepted(kept[:total], num_tokens)

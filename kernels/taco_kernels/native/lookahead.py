@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from taco_kernels.library import CpuKernels, holding_the_gil
+from taco_kernels.library import CpuKernels, keep_gil
 from taco_kernels.native import memory
 from taco_kernels.native.draft_trees import DraftTrees
 
@@ -142,7 +142,7 @@ class LookaheadCache:
             self.max_local_bytes,
         )
         lib = kernels.lib
-        self._quick_lib = holding_the_gil(lib)
+        self._quick_lib = keep_gil(lib)
         self._cache = c_void_p(lib.taco_lookahead_create(ctypes.byref(filled)))
         weakref.finalize(self, lib.taco_lookahead_destroy, self._cache).atexit = False
 

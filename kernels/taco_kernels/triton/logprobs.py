@@ -15,7 +15,7 @@ from torch import Tensor
 from taco_kernels.triton.row_survey import (
     GROUP,
     LOG2_E,
-    NO_TOKEN,
+    NO_KEY,
     UNIT,
     check_column,
     check_logits,
@@ -121,7 +121,7 @@ def _find_most_likely(
     """The groups with the greatest logits, then the tokens among theirs: greatest first."""
     row = tl.program_id(0).to(tl.int64)
     groups = tl.arange(0, GROUPS)
-    tops = tl.load(group_keys + row * num_groups + groups, mask=groups < num_groups, other=NO_TOKEN)
+    tops = tl.load(group_keys + row * num_groups + groups, mask=groups < num_groups, other=NO_KEY)
     ranked_groups = _ranked(tops, groups)
     slots = tl.arange(0, FOUND)
     found = tl.full([FOUND], 0, tl.int32)
@@ -134,7 +134,7 @@ def _find_most_likely(
     tokens = found[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     is_token = (slots < num_found)[:, None] & (tokens < vocab_size)
     numbers = tl.load(logits + row * stride + tokens, mask=is_token, other=0.0)
-    ranked_tokens = _ranked(tl.where(is_token, ordered_keys(numbers), NO_TOKEN), tokens)
+    ranked_tokens = _ranked(tl.where(is_token, ordered_keys(numbers), NO_KEY), tokens)
     last = tl.full([], 2**63 - 1, tl.int64)
     for i in range(num_top):
         last = _next(ranked_tokens, last)
@@ -176,7 +176,7 @@ def _value_kernel(
     row = tl.program_id(0).to(tl.int64)
     tiles = tl.arange(0, TILES)
     is_tile = tiles < num_tiles
-    tops = tl.load(tile_keys + row * num_tiles + tiles, mask=is_tile, other=NO_TOKEN)
+    tops = tl.load(tile_keys + row * num_tiles + tiles, mask=is_tile, other=NO_KEY)
     weights = tl.load(tile_weights + row * num_tiles + tiles, mask=is_tile, other=0)
     top = tl.max(tops)
     greatest = float_of(top)

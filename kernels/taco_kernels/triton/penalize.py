@@ -26,7 +26,7 @@ _IN_PROMPT = tl.constexpr(1 << 30)
 
 
 class PenaltyColumns(NamedTuple):
-    """The columns of `taco_kernels.sampling_columns.Penalties` on the device."""
+    """The columns of `taco_kernels.sampling_metadata.Penalties` on the device."""
 
     rows: Tensor
     sequences: Tensor

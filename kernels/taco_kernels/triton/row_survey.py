@@ -30,7 +30,7 @@ COLDEST = tl.constexpr(1e-6)  # below it all but equal logits are as good as rul
 FLOAT_MAX = tl.constexpr(3.4028234663852886e38)
 
 # Keys of what is no token, and of NaN. Those of the finite numbers lie between the infinities.
-NO_TOKEN = tl.constexpr(-(2**31))
+NO_KEY = tl.constexpr(-(2**31))
 NAN_KEY = tl.constexpr(0x7FFFFFFF)
 INFINITY_KEY = tl.constexpr(0x7F800000)
 
@@ -157,7 +157,7 @@ def _survey_kernel(
     row_logits = logits + row * stride
     tokens = tile_tokens(tile)
     numbers = tl.load(row_logits + tokens, mask=tokens < vocab_size, other=-float("inf"))
-    keys = tl.where(tokens < vocab_size, ordered_keys(numbers), NO_TOKEN)
+    keys = tl.where(tokens < vocab_size, ordered_keys(numbers), NO_KEY)
     group_tops = tl.max(keys, axis=1)
     top = tl.max(group_tops, axis=0)
     tl.store(tile_keys + place, top)
@@ -190,7 +190,7 @@ def ordered_keys(numbers):
 
 @triton.jit
 def float_of(key):
-    """The number that has this key; NO_TOKEN has none, and gives a NaN."""
+    """The number that has this key; NO_KEY has none, and gives a NaN."""
     return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 

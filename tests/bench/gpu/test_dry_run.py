@@ -24,7 +24,7 @@ EXPECTED: dict[str, set[str]] = {
     },
     "kernels": {
         *("linear qkv, 3 rows", "rms_norm with residual, 1 rows", "rotary, KV write, 3 rows"),
-        *("silu_mul, 3 rows", "choose, top_p 0.9, 2 rows", "logprobs, 5 best, 2 rows"),
+        *("silu_mul, 3 rows", "sample, top_p 0.9, 2 rows", "logprobs, 5 best, 2 rows"),
         *("5 blocks to the host", "linear o_proj, 1 rows"),
     },
     "sweep": {"sweep, decode 2x40", "sweep, prefill 1x40"},

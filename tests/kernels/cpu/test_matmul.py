@@ -15,7 +15,7 @@ from taco_kernels.cpu.matmul import EncodedRows, PackedMatrix, multiply, multipl
 from taco_kernels.cpu.sampling import gather_logprobs
 from taco_kernels.library import CpuKernels
 from taco_kernels.reference.linear import int8_linear, linear, quantize_rows
-from taco_kernels.sampling_columns import NO_CHOICE
+from taco_kernels.sampling_metadata import NO_TOKEN
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int8)
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -186,7 +186,7 @@ def test_argmax_has_no_choice_where_a_row_has_no_finite_maximum(
     matrix = PackedMatrix.from_tensor(cpu_kernels, w, dtype, bias=bias)
     rows = EncodedRows(cpu_kernels, x, dtype)
 
-    assert multiply_argmax(cpu_kernels, rows, matrix).tolist() == [NO_CHOICE] * 9
+    assert multiply_argmax(cpu_kernels, rows, matrix).tolist() == [NO_TOKEN] * 9
 
 
 def test_argmax_of_a_row_is_not_disturbed_by_the_nan_of_another(cpu_kernels: CpuKernels) -> None:
@@ -197,7 +197,7 @@ def test_argmax_of_a_row_is_not_disturbed_by_the_nan_of_another(cpu_kernels: Cpu
 
     columns = multiply_argmax(cpu_kernels, EncodedRows(cpu_kernels, x, w.dtype), matrix)
 
-    alone[4] = NO_CHOICE
+    alone[4] = NO_TOKEN
     assert torch.equal(columns, alone)
 
 

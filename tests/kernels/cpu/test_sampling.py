@@ -10,10 +10,10 @@ from hypothesis import given, settings
 
 from support import sampling_cases as cases
 from support.cpu_kernels import EMULATED, NATIVE, kernels_of
-from support.sampling_cases import make_choice, pick
-from taco_kernels.cpu.sampling import choose_tokens, gather_logprobs, penalize
+from support.sampling_cases import make_metadata, pick
+from taco_kernels.cpu.sampling import gather_logprobs, penalize, sample_tokens
 from taco_kernels.library import CpuKernels
-from taco_kernels.sampling_columns import Choice, Penalties
+from taco_kernels.sampling_metadata import Penalties, SamplingMetadata
 
 GROUP, SEGMENT = 256, 64 * 256
 VOCAB_SIZES = [1, 5, 16, 100, GROUP - 1, GROUP, 3 * GROUP + 7]
@@ -23,9 +23,9 @@ VOCAB_SIZES = [1, 5, 16, 100, GROUP - 1, GROUP, 3 * GROUP + 7]
 @given(batch=cases.batches(VOCAB_SIZES))
 @settings(max_examples=60, deadline=None)
 def test_each_row_gets_the_token_of_the_definition(
-    isa: str, batch: tuple[torch.Tensor, Choice]
+    isa: str, batch: tuple[torch.Tensor, SamplingMetadata]
 ) -> None:
-    cases.check_each_row(partial(choose_tokens, kernels_of(isa, 2)), *batch)
+    cases.check_each_row(partial(sample_tokens, kernels_of(isa, 2)), *batch)
 
 
 @pytest.mark.parametrize("vocab_size", [GROUP, 1000, 2 * SEGMENT + 3 * GROUP + 5])
@@ -34,7 +34,7 @@ def test_a_token_depends_on_its_row_alone(cpu_kernels: CpuKernels, vocab_size: i
     rng = np.random.default_rng(vocab_size)
     num_rows = 8
     logits = torch.from_numpy(rng.standard_normal((num_rows, vocab_size)).astype(np.float32))
-    choice = make_choice(
+    metadata = make_metadata(
         num_rows,
         temperature=[0.0, 1.0, 1.5, 0.7, 1.0, 1.0, 1.0, 1.0],
         min_p=[0.0, 0.0, 0.0, 0.0, 0.01, 0.0, 0.0, 0.01],
@@ -42,25 +42,25 @@ def test_a_token_depends_on_its_row_alone(cpu_kernels: CpuKernels, vocab_size: i
         top_p=[1.0, 1.0, 0.9, 1.0, 1.0, 1.0, 0.9, 0.5],
         uniforms=rng.random(num_rows),
     )
-    tokens = choose_tokens(cpu_kernels, logits, choice).tolist()
+    tokens = sample_tokens(cpu_kernels, logits, metadata).tolist()
     for num_threads in (1, 3):
         kernels = kernels_of(cpu_kernels.isa, num_threads)
-        assert choose_tokens(kernels, logits, choice).tolist() == tokens
+        assert sample_tokens(kernels, logits, metadata).tolist() == tokens
         for row in range(num_rows):
-            alone = choose_tokens(kernels, logits[row : row + 1], pick(choice, row))
+            alone = sample_tokens(kernels, logits[row : row + 1], pick(metadata, row))
             assert alone.tolist() == [tokens[row]]
     wider = torch.full((num_rows, vocab_size + 3), torch.nan)
     wider[:, :vocab_size] = logits
-    assert choose_tokens(cpu_kernels, wider[:, :vocab_size], choice).tolist() == tokens
+    assert sample_tokens(cpu_kernels, wider[:, :vocab_size], metadata).tolist() == tokens
 
 
 @pytest.mark.parametrize("size", [1, 3, 17, GROUP, GROUP + 1, SEGMENT + 1])
 def test_the_most_likely_token_is_that_of_torch(cpu_kernels: CpuKernels, size: int) -> None:
-    cases.check_most_likely(partial(choose_tokens, cpu_kernels), size)
+    cases.check_most_likely(partial(sample_tokens, cpu_kernels), size)
 
 
 def test_each_token_owns_as_many_shares_as_its_weight(cpu_kernels: CpuKernels) -> None:
-    cases.check_shares_of_tokens(partial(choose_tokens, cpu_kernels))
+    cases.check_shares_of_tokens(partial(sample_tokens, cpu_kernels))
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0 - 2.0**-52])
@@ -68,15 +68,15 @@ def test_each_token_owns_as_many_shares_as_its_weight(cpu_kernels: CpuKernels) -
 def test_the_first_and_the_last_share_choose_tokens_that_have_weight(
     cpu_kernels: CpuKernels, share: float, size: int
 ) -> None:
-    cases.check_only_tokens_of_weight(partial(choose_tokens, cpu_kernels), share, size)
+    cases.check_only_tokens_of_weight(partial(sample_tokens, cpu_kernels), share, size)
 
 
 def test_a_filter_keeps_all_tokens_that_tie(cpu_kernels: CpuKernels) -> None:
-    cases.check_ties_are_kept(partial(choose_tokens, cpu_kernels), 1000, num_ties=30)
+    cases.check_ties_are_kept(partial(sample_tokens, cpu_kernels), 1000, num_ties=30)
 
 
 def test_a_wide_nucleus_holds_the_most_likely_tokens(cpu_kernels: CpuKernels) -> None:
-    cases.check_wide_nucleus(partial(choose_tokens, cpu_kernels), 2 * SEGMENT, 300)
+    cases.check_wide_nucleus(partial(sample_tokens, cpu_kernels), 2 * SEGMENT, 300)
 
 
 @pytest.mark.parametrize("size", [5, GROUP + 40, SEGMENT + 300])
@@ -121,13 +121,13 @@ def test_a_sequence_shorter_than_an_ngram_changes_nothing(
 
 
 def test_wrong_arguments_are_refused(cpu_kernels: CpuKernels) -> None:
-    logits, choice = torch.zeros(2, 10), Choice.most_likely(2)
+    logits, metadata = torch.zeros(2, 10), SamplingMetadata.greedy(2)
     with pytest.raises(ValueError, match="float32 rows"):
-        choose_tokens(cpu_kernels, logits.double(), choice)
+        sample_tokens(cpu_kernels, logits.double(), metadata)
     with pytest.raises(ValueError, match="float32 rows"):
-        choose_tokens(cpu_kernels, logits.T, Choice.most_likely(10))
+        sample_tokens(cpu_kernels, logits.T, SamplingMetadata.greedy(10))
     with pytest.raises(ValueError, match=r"float32 \[3\]"):
-        choose_tokens(cpu_kernels, torch.zeros(3, 10), choice)
+        sample_tokens(cpu_kernels, torch.zeros(3, 10), metadata)
     columns, floats = np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.float32)
     rows = np.zeros(0, dtype=np.int64)
     nothing = Penalties(rows, columns, columns, columns, floats, floats, floats, columns)

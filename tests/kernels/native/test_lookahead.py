@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from support.cpu_kernels import NATIVE, kernels_of
 from support.lookahead_oracle import LookaheadOracle
 from taco_kernels import build
-from taco_kernels.native import draft_choice, draft_trees, lookahead
+from taco_kernels.native import draft_selector, draft_trees, lookahead
 from taco_kernels.native.draft_trees import DraftTrees
 from taco_kernels.native.lookahead import (
     MAX_TREE,
@@ -456,8 +456,8 @@ def test_both_sides_agree_on_every_field(tmp_path: Path) -> None:
         "LookaheadTokens": lookahead._Tokens,
         "LookaheadTrees": lookahead._Trees,
         "DraftTrees": draft_trees.TreesView,
-        "DraftLimits": draft_choice._Limits,
-        "ChosenDrafts": draft_choice._Chosen,
+        "DraftLimits": draft_selector._Limits,
+        "SelectedDrafts": draft_selector._Selected,
     }
     constants = ["MAX_MATCH", "MAX_TREE", "MAX_PATHS", "MAX_CELL", "WEIGHT_ONE", "NUM_CLASSES"]
     expected, numbers = [], []
@@ -469,7 +469,7 @@ def test_both_sides_agree_on_every_field(tmp_path: Path) -> None:
             numbers += [f"offsetof({name}, {field})"]
     expected += [getattr(lookahead, name) for name in constants]
     numbers += constants
-    lines = ['#include "lookahead/tree.h"', '#include "drafts/draft_choice.h"']
+    lines = ['#include "lookahead/tree.h"', '#include "drafts/draft_selector.h"']
     lines += ["#include <cstddef>", "#include <cstdio>"]
     lines += ["int main() {", *(f'std::printf("%d\\n", int({n}));' for n in numbers), "}"]
     (tmp_path / "layout.cpp").write_text("\n".join(lines))

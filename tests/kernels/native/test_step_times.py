@@ -3,14 +3,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from taco_kernels.native.draft_choice import DraftChoice
+from taco_kernels.native.draft_selector import DraftSelector
 
 
-def fresh() -> DraftChoice:
-    return DraftChoice(np.zeros(1, dtype=np.float32), 1)
+def fresh() -> DraftSelector:
+    return DraftSelector(np.zeros(1, dtype=np.float32), 1)
 
 
-def estimate(times: DraftChoice, num_tokens: int) -> float:
+def estimate(times: DraftSelector, num_tokens: int) -> float:
     return float(times.step_seconds(num_tokens, 1)[0])
 
 

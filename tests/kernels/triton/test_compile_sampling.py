@@ -8,18 +8,18 @@ from support.triton_compile import Compiled, compile_calls
 
 SCRIPT = """
 import torch
-from taco_kernels.triton.choose import ChoiceColumns, choose_tokens, most_likely_tokens
+from taco_kernels.triton.sample import DeviceSamplingMetadata, sample_tokens, most_likely_tokens
 from taco_kernels.triton.logprobs import gather_logprobs
 from taco_kernels.triton.penalize import PenaltyColumns, penalize, penalty_scratch
 
 rows = 4
 floats, doubles = torch.empty(rows), torch.empty(rows, dtype=torch.float64)
 ints, longs = (torch.empty(rows, dtype=dtype) for dtype in (torch.int32, torch.int64))
-choice = ChoiceColumns(floats, floats, ints, floats, doubles)
+metadata = DeviceSamplingMetadata(floats, floats, ints, floats, doubles)
 for vocab_size in (128_256, 151_936):  # different blocks of tiles and of groups
     logits = torch.empty(rows, vocab_size)
-    choose_tokens(logits, choice, has_filters=True)
-choose_tokens(logits, choice, has_filters=False)
+    sample_tokens(logits, metadata, has_filters=True)
+sample_tokens(logits, metadata, has_filters=False)
 most_likely_tokens(logits)
 for num_top in (0, 20, 128):
     gather_logprobs(logits, longs, num_top)

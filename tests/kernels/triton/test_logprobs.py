@@ -9,7 +9,7 @@ from torch import Tensor
 
 from support import sampling_cases as cases
 from support.triton_interpreter import DEVICE
-from taco_kernels.sampling_columns import Array
+from taco_kernels.sampling_metadata import Array
 from taco_kernels.triton.logprobs import gather_logprobs
 from taco_kernels.triton.row_survey import GROUP, TILE
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from support import sampling_cases as cases
 from support.triton_interpreter import DEVICE
-from taco_kernels.sampling_columns import Penalties
+from taco_kernels.sampling_metadata import Penalties
 from taco_kernels.triton import penalize as kernels
 from taco_kernels.triton.penalize import PenaltyColumns
 

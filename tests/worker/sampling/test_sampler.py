@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from support.cpu_kernels import NATIVE, kernels_of
 from support.sampling_reference import Row, acceptable_tokens, changed_logits
-from taco_kernels.sampling_columns import NO_CHOICE
+from taco_kernels.sampling_metadata import NO_TOKEN
 from taco_proto.logprobs import LogprobColumns
 from taco_proto.sampling_params import SamplingParams
 from taco_worker.devices.transfers import Transfers
@@ -220,8 +220,8 @@ def test_a_row_with_nothing_left_to_choose_disturbs_nobody(ops: SamplingOps) -> 
     greedy = Row(banned.with_updates(temperature=0.0), everything, [], rows[0].logits)
     mixed = chosen(ops, [rows[0], spoilt, rows[1], greedy, rows[2]])
     assert [mixed[0], mixed[2], mixed[4]] == alone
-    assert mixed[1] == NO_CHOICE
-    assert mixed[3] == NO_CHOICE
+    assert mixed[1] == NO_TOKEN
+    assert mixed[3] == NO_TOKEN
 
 
 def test_logprobs_are_those_of_the_raw_logits(ops: SamplingOps) -> None:

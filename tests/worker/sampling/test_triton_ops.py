@@ -11,8 +11,8 @@ from torch import Tensor
 
 from support import sampling_cases as cases
 from support import triton_interpreter
-from support.sampling_cases import make_choice
-from taco_kernels.sampling_columns import Array, Choice, Penalties
+from support.sampling_cases import make_metadata
+from taco_kernels.sampling_metadata import Array, Penalties, SamplingMetadata
 from taco_proto.sampling_params import SamplingParams
 from taco_worker.devices.transfers import Transfers
 from taco_worker.sampling.columns import SamplingColumns
@@ -59,12 +59,12 @@ def test_rows_that_ask_for_different_things_all_get_theirs(
 ) -> None:
     generator = torch.Generator().manual_seed(3)
     logits = torch.randn(3, VOCAB_SIZE, generator=generator) * 2
-    choice = make_choice(3, **columns, uniforms=[0.2, 0.5, 0.8])
+    metadata = make_metadata(3, **columns, uniforms=[0.2, 0.5, 0.8])
 
-    def choose(rows: Tensor, choice: Choice) -> Tensor:
-        return to_host(ops.choose(rows.to(DEVICE), choice))
+    def sample(rows: Tensor, metadata: SamplingMetadata) -> Tensor:
+        return to_host(ops.sample(rows.to(DEVICE), metadata))
 
-    cases.check_each_row(choose, logits, choice)
+    cases.check_each_row(sample, logits, metadata)
 
 
 def test_penalties_of_one_step_leave_nothing_for_the_next(ops: TritonSampling) -> None:

@@ -29,7 +29,9 @@ def run(speculator: Speculator, *steps: tuple[int, bool]) -> list[int]:
     """The sizes of the steps whose time was taken."""
     observed: list[int] = []
     patch = pytest.MonkeyPatch()
-    patch.setattr(speculator._choice, "observe_step", lambda size, _seconds: observed.append(size))
+    patch.setattr(
+        speculator._selector, "observe_step", lambda size, _seconds: observed.append(size)
+    )
     for num_tokens, is_done in steps:
         speculator.end_step(num_tokens, is_done=is_done)
     patch.undo()

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from taco_kernels.sampling_columns import NO_CHOICE
+from taco_kernels.sampling_metadata import NO_TOKEN
 from taco_proto.logprobs import LogprobColumns, concatenate, without_entries
 from taco_proto.steps import EMPTY, IntArray, RowError, RowErrorCode, StepOutput, StepPlan
 from taco_worker.devices.transfers import Transfers
@@ -168,9 +168,9 @@ def _row_errors(
 ) -> tuple[RowError, ...]:
     """Errors of the sequences whose next token or prompt log probabilities are not finite."""
     failed = set(failed_prompts)
-    if token_ids.size and token_ids.min() == NO_CHOICE:
+    if token_ids.size and token_ids.min() == NO_TOKEN:
         token_slots = slots if verified is None else np.repeat(slots, verified.num_tokens)
-        failed.update(token_slots[token_ids == NO_CHOICE].tolist())
+        failed.update(token_slots[token_ids == NO_TOKEN].tolist())
     return tuple(RowError(slot, RowErrorCode.INVALID_LOGITS, _NO_CHOICE) for slot in sorted(failed))
 
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from taco_kernels.sampling_columns import Choice, Penalties
+from taco_kernels.sampling_metadata import Penalties, SamplingMetadata
 from taco_proto.sampling_params import SamplingParams
 from taco_proto.steps import EMPTY, IntArray, JoinedSequences
 from taco_worker.devices.transfers import Transfers
@@ -107,19 +107,19 @@ def _sample_with_all_options(
             ngram_size=column(2, np.int32),
         ),
     )
-    choice = Choice(
+    metadata = SamplingMetadata(
         temperature=column(1.0, np.float32),
         min_p=column(0.01, np.float32),
         top_k=column(50, np.int32),
         top_p=column(0.9, np.float32),
         uniforms=column(0.5, np.float64),
     )
-    token_ids = model.sampling.choose(logits, choice)
+    token_ids = model.sampling.sample(logits, metadata)
     if typical is not None:
         drafts = Candidates(np.arange(count), np.zeros(count, dtype=np.int64))
         transfers = Transfers(logits.device)
-        token_ids = typical.prefer(logits, choice.temperature, token_ids, drafts, transfers)
-    model.sampling.choose(logits, Choice.most_likely(count))
+        token_ids = typical.prefer(logits, metadata.temperature, token_ids, drafts, transfers)
+    model.sampling.sample(logits, SamplingMetadata.greedy(count))
     num_top = column(min(max_logprobs, logits.shape[1]), np.int32)
     model.sampling.gather_logprobs(raw_logits, token_ids, num_top)
 

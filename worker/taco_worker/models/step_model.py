@@ -161,14 +161,14 @@ class StepModel(Protocol):
     def most_likely(self, hidden: Tensor) -> Tensor:
         """[num_rows, hidden_size] to int64 [num_rows], as `compute_logits(hidden).argmax(-1)`.
 
-        NO_CHOICE if the greatest logit is not finite.
+        NO_TOKEN if the greatest logit is not finite.
         """
         ...
 
     def most_likely_logprobs(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """`most_likely` and the log probability of each of these tokens: float32 [num_rows].
 
-        The values are bit-identical to `sampling.gather_logprobs`; undefined for NO_CHOICE.
+        The values are bit-identical to `sampling.gather_logprobs`; undefined for NO_TOKEN.
         """
         ...
 

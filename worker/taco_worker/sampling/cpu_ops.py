@@ -6,7 +6,7 @@ from torch import Tensor
 from taco_kernels.cpu import sampling
 from taco_kernels.library import CpuKernels
 from taco_worker.sampling.columns import Array
-from taco_worker.sampling.ops import Choice, Penalties
+from taco_worker.sampling.ops import Penalties, SamplingMetadata
 
 
 class CpuSampling:
@@ -15,8 +15,8 @@ class CpuSampling:
     def __init__(self, kernels: CpuKernels) -> None:
         self._kernels = kernels
 
-    def choose(self, logits: Tensor, choice: Choice) -> Tensor:
-        return sampling.choose_tokens(self._kernels, logits, choice)
+    def sample(self, logits: Tensor, metadata: SamplingMetadata) -> Tensor:
+        return sampling.sample_tokens(self._kernels, logits, metadata)
 
     def penalize(self, logits: Tensor, tokens: Tensor, penalties: Penalties) -> None:
         sampling.penalize(self._kernels, logits, tokens, penalties)

@@ -4,17 +4,17 @@ from typing import Protocol
 
 from torch import Tensor
 
-from taco_kernels.sampling_columns import Choice, Penalties
+from taco_kernels.sampling_metadata import Penalties, SamplingMetadata
 from taco_worker.sampling.columns import Array
 
-__all__ = ["Choice", "Penalties", "SamplingOps"]
+__all__ = ["Penalties", "SamplingMetadata", "SamplingOps"]
 
 
 class SamplingOps(Protocol):
     """Each row's result depends on that row alone. logits: float32 [num_rows, vocab_size]."""
 
-    def choose(self, logits: Tensor, choice: Choice) -> Tensor:
-        """One token per row, int64 [num_rows]; NO_CHOICE if the greatest logit is not finite."""
+    def sample(self, logits: Tensor, metadata: SamplingMetadata) -> Tensor:
+        """One token per row, int64 [num_rows]; NO_TOKEN if the greatest logit is not finite."""
         ...
 
     def penalize(self, logits: Tensor, tokens: Tensor, penalties: Penalties) -> None:

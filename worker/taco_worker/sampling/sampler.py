@@ -9,7 +9,7 @@ from taco_worker.devices.transfers import Transfers
 from taco_worker.sampling.bad_words import bad_word_rows, ban_bad_words
 from taco_worker.sampling.columns import READS_TOKENS, Array, Feature, SamplingColumns
 from taco_worker.sampling.logprobs import LogprobTable, gather_logprobs
-from taco_worker.sampling.ops import Choice, Penalties, SamplingOps
+from taco_worker.sampling.ops import Penalties, SamplingMetadata, SamplingOps
 from taco_worker.sampling.penalties import add_logit_bias, allow_tokens, ban_tokens
 from taco_worker.sampling.random import uniforms
 from taco_worker.sampling.typical_acceptance import Candidates, TypicalAcceptance
@@ -33,8 +33,8 @@ class SampledRows:
 
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
-    """One token per row, int64, or NO_CHOICE; log probabilities if any row asked for them, which
-    are undefined for NO_CHOICE."""
+    """One token per row, int64, or NO_TOKEN; log probabilities if any row asked for them, which
+    are undefined for NO_TOKEN."""
 
     token_ids: Tensor
     logprobs: LogprobTable | None
@@ -89,11 +89,11 @@ class Sampler:
                 raw_logits = logits.clone()
         if changes_logits:
             self._change_logits(logits, rows, features)
-        choice = self._choice(rows, features)
-        token_ids = self._ops.choose(logits, choice)
+        metadata = self._metadata(rows, features)
+        token_ids = self._ops.sample(logits, metadata)
         if self._typical is not None and candidates is not None:
             token_ids = self._typical.prefer(
-                logits, choice.temperature, token_ids, candidates, self._transfers
+                logits, metadata.temperature, token_ids, candidates, self._transfers
             )
         logprobs = None
         if logprob_rows.size:
@@ -150,15 +150,15 @@ class Sampler:
             ngram_size=columns.no_repeat_ngram_size[slots],
         )
 
-    def _choice(self, rows: SampledRows, features: Array) -> Choice:
+    def _metadata(self, rows: SampledRows, features: Array) -> SamplingMetadata:
         if not (features & Feature.RANDOM).any():
-            return Choice.most_likely(rows.slots.size)
+            return SamplingMetadata.greedy(rows.slots.size)
         columns, slots = self._columns, rows.slots
 
         def where(feature: Feature, column: Array, off: int) -> Array:
             return np.where(features & feature, column[slots], column.dtype.type(off))
 
-        return Choice(
+        return SamplingMetadata(
             temperature=where(Feature.RANDOM, columns.temperature, 0),
             min_p=where(Feature.MIN_P, columns.min_p, 0),
             top_k=where(Feature.TOP_K, columns.top_k, 0),

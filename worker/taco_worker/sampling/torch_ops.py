@@ -4,10 +4,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from taco_kernels.sampling_columns import NO_CHOICE
+from taco_kernels.sampling_metadata import NO_TOKEN
 from taco_worker.sampling.columns import Array
 from taco_worker.sampling.draw import Filters, RowValues, draw_tokens
-from taco_worker.sampling.ops import Choice, Penalties
+from taco_worker.sampling.ops import Penalties, SamplingMetadata
 from taco_worker.sampling.penalties import (
     apply_count_penalties,
     apply_repetition_penalty,
@@ -18,13 +18,13 @@ from taco_worker.sampling.penalties import (
 class TorchSampling:
     """`SamplingOps` on any device; each operation runs only on the rows that use it."""
 
-    def choose(self, logits: Tensor, choice: Choice) -> Tensor:
-        random_rows = np.flatnonzero(choice.temperature)
+    def sample(self, logits: Tensor, metadata: SamplingMetadata) -> Tensor:
+        random_rows = np.flatnonzero(metadata.temperature)
         token_ids = most_likely(logits)
         if random_rows.size:
             rows = _upload(random_rows, logits)
-            drawn = _draw(logits[rows], choice, random_rows)
-            token_ids[rows] = torch.where(token_ids[rows] == NO_CHOICE, NO_CHOICE, drawn)
+            drawn = _draw(logits[rows], metadata, random_rows)
+            token_ids[rows] = torch.where(token_ids[rows] == NO_TOKEN, NO_TOKEN, drawn)
         return token_ids
 
     def penalize(self, logits: Tensor, tokens: Tensor, penalties: Penalties) -> None:
@@ -75,17 +75,17 @@ class TorchSampling:
 
 
 def most_likely(logits: Tensor) -> Tensor:
-    """The first of the greatest logits of each row, or NO_CHOICE: int64 [num_rows].
+    """The first of the greatest logits of each row, or NO_TOKEN: int64 [num_rows].
 
     Args:
         logits: floating [num_rows, vocab_size].
     """
     best = logits.max(-1)  # NaN if a logit is NaN
-    return best.indices.masked_fill_(best.values.sub(best.values) != 0, NO_CHOICE)
+    return best.indices.masked_fill_(best.values.sub(best.values) != 0, NO_TOKEN)
 
 
-def _draw(logits: Tensor, choice: Choice, rows: Array) -> Tensor:
-    """Draw tokens; logits [rows.size, vocab_size] belong to `rows` of the choice."""
+def _draw(logits: Tensor, metadata: SamplingMetadata, rows: Array) -> Tensor:
+    """Draw tokens; logits [rows.size, vocab_size] belong to `rows` of the metadata."""
 
     def filter_of(column: Array, off: int) -> RowValues | None:
         chosen = np.flatnonzero(column[rows] != off)
@@ -93,15 +93,15 @@ def _draw(logits: Tensor, choice: Choice, rows: Array) -> Tensor:
             return None
         return RowValues(_upload(chosen, logits), _upload(column[rows[chosen]], logits))
 
-    top_k = choice.top_k.astype(np.int64).clip(max=logits.shape[1])
+    top_k = metadata.top_k.astype(np.int64).clip(max=logits.shape[1])
     filters = Filters(
-        min_p=filter_of(choice.min_p, 0),
+        min_p=filter_of(metadata.min_p, 0),
         top_k=filter_of(top_k, 0),
         max_top_k=int(top_k[rows].max()),
-        top_p=filter_of(choice.top_p, 1),
+        top_p=filter_of(metadata.top_p, 1),
     )
-    temperature = _upload(choice.temperature[rows], logits)
-    return draw_tokens(logits, temperature, _upload(choice.uniforms[rows], logits), filters)
+    temperature = _upload(metadata.temperature[rows], logits)
+    return draw_tokens(logits, temperature, _upload(metadata.uniforms[rows], logits), filters)
 
 
 def _upload(array: Array, like: Tensor) -> Tensor:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
-from taco_kernels.sampling_columns import Choice, Penalties
-from taco_kernels.triton.choose import ChoiceColumns, choose_tokens, most_likely_tokens
+from taco_kernels.sampling_metadata import Penalties, SamplingMetadata
 from taco_kernels.triton.logprobs import gather_logprobs
 from taco_kernels.triton.penalize import PenaltyColumns, penalize, penalty_scratch
+from taco_kernels.triton.sample import DeviceSamplingMetadata, most_likely_tokens, sample_tokens
 from taco_worker.devices.transfers import Transfers
 from taco_worker.sampling.columns import Array
 
@@ -20,14 +20,16 @@ class TritonSampling:
         self._transfers = transfers
         self._scratch: Tensor | None = None
 
-    def choose(self, logits: Tensor, choice: Choice) -> Tensor:
-        is_random = choice.temperature != 0
+    def sample(self, logits: Tensor, metadata: SamplingMetadata) -> Tensor:
+        is_random = metadata.temperature != 0
         if not is_random.any():
             return most_likely_tokens(logits)
-        has_filter = (choice.min_p > 0) | (choice.top_k > 0) | (choice.top_p < 1)
-        columns = self._transfers.upload(*(getattr(choice, name) for name in ChoiceColumns._fields))
+        has_filter = (metadata.min_p > 0) | (metadata.top_k > 0) | (metadata.top_p < 1)
+        columns = self._transfers.upload(
+            *(getattr(metadata, name) for name in DeviceSamplingMetadata._fields)
+        )
         has_filters = bool((is_random & has_filter).any())
-        return choose_tokens(logits, ChoiceColumns(*columns), has_filters=has_filters)
+        return sample_tokens(logits, DeviceSamplingMetadata(*columns), has_filters=has_filters)
 
     def penalize(self, logits: Tensor, tokens: Tensor, penalties: Penalties) -> None:
         if self._scratch is None:

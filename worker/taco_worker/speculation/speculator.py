@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 
-from taco_kernels.native.draft_choice import DraftChoice
+from taco_kernels.native.draft_selector import DraftSelector
 from taco_kernels.native.draft_trees import DraftTrees, are_trees
 from taco_proto.steps import EMPTY, IntArray, PlannedDrafts, StepPlan
 from taco_worker.batch.input_batch import InputBatch, PlanError, StepRows
@@ -57,7 +57,7 @@ class Speculator:
         own_priors = np.zeros(0, np.float32) if drafter is None else drafter.priors
         self._first_planned_class = own_priors.size
         planned = np.full(_NUM_PLANNED_CLASSES, _PLANNED_PRIOR, np.float32)
-        self._choice = DraftChoice(np.concatenate([own_priors, planned]), batch.max_num_seqs)
+        self._selector = DraftSelector(np.concatenate([own_priors, planned]), batch.max_num_seqs)
         self._pause = DraftPause()
         # The slots whose sequences the drafter knows.
         self._is_followed = np.zeros(batch.max_num_seqs, dtype=np.bool_)
@@ -78,7 +78,7 @@ class Speculator:
             self._leave(plan.left_slots)
         if plan.joined is None:
             return
-        self._choice.start(plan.joined.slots)
+        self._selector.start(plan.joined.slots)
         if self.drafter is not None and not self._is_releasing:
             if self.drafter.needs_history and plan.joined.first_tokens.any():
                 raise PlanError("a joined sequence lacks tokens that the drafter reads")
@@ -118,7 +118,7 @@ class Speculator:
         )
 
     def _choose(self, trees: DraftTrees, slots: IntArray, num_other_tokens: int) -> DraftTrees:
-        chosen = self._choice.choose(
+        chosen = self._selector.select(
             trees,
             slots,
             num_other_tokens=num_other_tokens,
@@ -153,7 +153,7 @@ class Speculator:
         """Pass on the new tokens of sequences, `num_tokens` each: the accepted of `num_drafts`
         verified drafts, and the bonus token."""
         if self._has_proposed:
-            self._choice.learn(slots, num_tokens, token_ids)
+            self._selector.learn(slots, num_tokens, token_ids)
             self._has_proposed = False
         if self.drafter is None:
             return
@@ -181,7 +181,7 @@ class Speculator:
         """
         seconds = time.perf_counter() - self._started_at - self._draft_seconds
         if is_done and self._began_idle:
-            self._choice.observe_step(num_tokens, seconds)
+            self._selector.observe_step(num_tokens, seconds)
         self._began_idle = is_done
         if self._draft_seconds:
             self._pause.record_draft_time(self._draft_seconds)

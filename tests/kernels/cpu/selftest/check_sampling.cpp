@@ -72,9 +72,9 @@ void check_choice(const Subject& subject, LogitRows logits) {
         uniforms[row] = filters[row].uniform;
     }
     Bytes scratch(taco_sampling_scratch(&logits, 3));
-    const Choice choice = {logits, temperature, min_p,  top_k,
-                           top_p,  uniforms,    tokens, scratch.data()};
-    taco_choose_tokens(subject.pool, &choice);
+    const SamplingMetadata metadata = {logits, temperature, min_p,  top_k,
+                                       top_p,  uniforms,    tokens, scratch.data()};
+    taco_sample_tokens(subject.pool, &metadata);
     for (int row = 0; row < ROWS; ++row) {
         subject.report.check(subject.name("token of row " + std::to_string(row)),
                              is_right(logits.row(row), filters[row], tokens[row]),

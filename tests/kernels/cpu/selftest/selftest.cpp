@@ -56,7 +56,7 @@ Floats Random::normal(int64_t count, bool as_bf16) {
 int main() {
     Report report;
     for (int32_t index = 0; const char* isa = taco_isa_name(index); ++index) {
-        if (const char* lacking = taco_isa_obstacle(index)) {
+        if (const char* lacking = taco_isa_missing_feature(index)) {
             std::printf("-- %s: this machine lacks %s\n", isa, lacking);
             continue;
         }

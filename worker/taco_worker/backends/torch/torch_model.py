@@ -17,7 +17,7 @@ from taco_worker.devices.copy_stream import LayerCopies
 from taco_worker.devices.transfers import Transfers
 from taco_worker.models.dtypes import dtype_name
 from taco_worker.models.step_model import Linear, ModelInput, check_kept_layers
-from taco_worker.sampling.ops import Choice, SamplingOps
+from taco_worker.sampling.ops import SamplingMetadata, SamplingOps
 from taco_worker.sampling.torch_ops import most_likely
 
 # Masked attention: as many paths as there are tokens.
@@ -112,7 +112,7 @@ class TorchModel:
 
     def most_likely_logprobs(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         logits, count = self.compute_logits(hidden), hidden.shape[0]
-        token_ids = self.sampling.choose(logits, Choice.most_likely(count))
+        token_ids = self.sampling.sample(logits, SamplingMetadata.greedy(count))
         num_top = np.zeros(count, dtype=np.int32)
         _, logprobs, _ = self.sampling.gather_logprobs(logits, token_ids.clamp(min=0), num_top)
         return token_ids, logprobs[:, 0]

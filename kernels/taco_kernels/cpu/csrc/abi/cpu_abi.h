@@ -13,7 +13,7 @@ TACO_API const char* taco_source_hash();
 // Names of the instruction sets in this library, from the least to the best; null past the last.
 TACO_API const char* taco_isa_name(int32_t index);
 // What this machine lacks for that set, or null.
-TACO_API const char* taco_isa_obstacle(int32_t index);
+TACO_API const char* taco_isa_missing_feature(int32_t index);
 
 // `num_threads` counts the calling thread, which takes part as thread 0. The others are bound to
 // cpus[1], cpus[2], ... unless `cpus` is null. Null if a thread could not be started.
@@ -78,11 +78,11 @@ TACO_API void taco_map(TacoPool* pool, const Mapped* mapped);
 
 // From logits to tokens (sampling/sampling.h).
 struct LogitRows;
-struct Choice;
+struct SamplingMetadata;
 struct Penalties;
 struct Logprobs;
 // Bytes that the two need at `scratch`.
 TACO_API int64_t taco_sampling_scratch(const LogitRows* logits, int32_t num_threads);
-TACO_API void taco_choose_tokens(TacoPool* pool, const Choice* choice);
+TACO_API void taco_sample_tokens(TacoPool* pool, const SamplingMetadata* metadata);
 TACO_API void taco_gather_logprobs(TacoPool* pool, const Logprobs* wanted);
 TACO_API void taco_penalize(TacoPool* pool, const Penalties* penalties);

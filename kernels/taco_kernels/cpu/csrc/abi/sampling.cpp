@@ -10,8 +10,8 @@ int64_t taco_sampling_scratch(const LogitRows* logits, int32_t num_threads) {
     return sampling_scratch(*logits, num_threads);
 }
 
-void taco_choose_tokens(TacoPool* pool, const Choice* choice) {
-    pool->threads.run([&](Thread& thread) { pool->kernels.choose_tokens(thread, *choice); });
+void taco_sample_tokens(TacoPool* pool, const SamplingMetadata* metadata) {
+    pool->threads.run([&](Thread& thread) { pool->kernels.sample_tokens(thread, *metadata); });
 }
 
 void taco_penalize(TacoPool* pool, const Penalties* penalties) {

@@ -31,7 +31,7 @@ const char* taco_source_hash() { return TACO_SOURCE_HASH; }
 
 const char* taco_isa_name(int32_t index) { return index < num_tables ? names[index] : nullptr; }
 
-const char* taco_isa_obstacle(int32_t index) { return missing_for(names[index]); }
+const char* taco_isa_missing_feature(int32_t index) { return missing_for(names[index]); }
 
 TacoPool* taco_pool_create(int32_t num_threads, const int32_t* cpus, int32_t isa_index) {
     auto* pool = new (std::nothrow) TacoPool(num_threads, cpus, tables[isa_index]());

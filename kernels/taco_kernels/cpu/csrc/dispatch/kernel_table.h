@@ -22,7 +22,7 @@ struct KeyValueRows {
 // The column with the greatest value of each row of a product.
 struct Argmax {
     std::atomic<uint64_t>* ranks;  // [rows.count], the kernel's own
-    int32_t* columns;              // [rows.count], the first of the greatest values, or NO_CHOICE
+    int32_t* columns;              // [rows.count], the first of the greatest values, or NO_TOKEN
     PartialSum* sums;  // [rows.count, num_partial_sums(matrix.n)], the kernel's own; or null
     float* logprobs;   // [rows.count], of `columns`, with the values as logits; or null
 };
@@ -48,7 +48,7 @@ struct Kernels {
     void (*norm_rows)(Thread&, const NormRows&);
     void (*rotate_rows)(Thread&, const RotaryRows&);
     void (*map)(Thread&, const Mapped&);
-    void (*choose_tokens)(Thread&, const Choice&);
+    void (*sample_tokens)(Thread&, const SamplingMetadata&);
     void (*gather_logprobs)(Thread&, const Logprobs&);
     // A step of a whole decoder, and its last stage; `*_bytes` say what each needs at `scratch`.
     int64_t (*forward_bytes)(const Decoder&, const Step&, int num_threads);

@@ -30,11 +30,11 @@ inline float value_of(uint64_t rank) {
 }
 constexpr uint64_t NAN_RANK = ~uint64_t(0);
 
-// NO_CHOICE where the greatest value is not finite: no column of such a row means anything.
+// NO_TOKEN where the greatest value is not finite: no column of such a row means anything.
 inline int32_t column_of(uint64_t rank) {
     const uint32_t rising = uint32_t(rank >> 32);
     const bool is_finite = rising > 0x007fffff && rising < 0xff800000;  // between the infinities
-    return is_finite ? int32_t(0xffffffff - uint32_t(rank)) : int32_t(NO_CHOICE);
+    return is_finite ? int32_t(0xffffffff - uint32_t(rank)) : int32_t(NO_TOKEN);
 }
 
 inline bool has_nan(const BlockValues& values, const Block& block, int64_t row, int64_t columns) {

@@ -6,6 +6,8 @@
 // are the same whether the logits were stored or not.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "isa/math.h"

@@ -9,7 +9,7 @@ constexpr int64_t GROUP_TOKENS = 256;
 constexpr int64_t SEGMENT_GROUPS = 64;
 
 // The token of a row whose greatest logit is not finite: there is no distribution to choose from.
-constexpr int64_t NO_CHOICE = -1;
+constexpr int64_t NO_TOKEN = -1;
 
 // A row's sum of exp(logit - max) is added up in parts of so many tokens: see log_sum.h.
 constexpr int64_t PARTIAL_SUM_PANELS = 4;
@@ -32,9 +32,9 @@ struct LogitRows {
 };
 
 // One token a row, as taco_worker.sampling.draw says: the most likely one (the lowest id of
-// several) or a random one of those that the filters leave; NO_CHOICE where a logit is NaN or
+// several) or a random one of those that the filters leave; NO_TOKEN where a logit is NaN or
 // infinite, or all are -inf.
-struct Choice {
+struct SamplingMetadata {
     LogitRows logits;
     const float* temperature;  // [count], 0 is the most likely token; the others may be null
     const float* min_p;        // [count], 0 is off

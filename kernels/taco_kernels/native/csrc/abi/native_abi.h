@@ -39,25 +39,26 @@ TACO_API bool taco_are_draft_trees(const DraftTrees* trees, int64_t size, const 
 TACO_API int64_t taco_accept_drafts(const DraftTrees* trees, const int64_t* chosen, int32_t* kept,
                                     int32_t* num_kept);
 
-// Which drafts are worth verifying (drafts/draft_choice.h). One caller at a time.
-class DraftChoice;
+// Which drafts are worth verifying (drafts/draft_selector.h). One caller at a time.
+class DraftSelector;
 struct DraftLimits;
-struct ChosenDrafts;
-TACO_API DraftChoice* taco_draft_choice_create(const float* priors, int32_t num_classes,
-                                               int32_t num_slots);
-TACO_API void taco_draft_choice_destroy(DraftChoice* choice);
-TACO_API void taco_draft_choice_start(DraftChoice* choice, const int32_t* slots, int64_t count);
+struct SelectedDrafts;
+TACO_API DraftSelector* taco_draft_selector_create(const float* priors, int32_t num_classes,
+                                                   int32_t num_slots);
+TACO_API void taco_draft_selector_destroy(DraftSelector* selector);
+TACO_API void taco_draft_selector_start(DraftSelector* selector, const int32_t* slots,
+                                        int64_t count);
 // Returns the number of nodes that are chosen.
-TACO_API int64_t taco_draft_choice_choose(DraftChoice* choice, const DraftTrees* trees,
-                                          const DraftLimits* limits, ChosenDrafts* chosen);
-TACO_API void taco_draft_choice_learn(DraftChoice* choice, const int32_t* slots,
-                                      const int32_t* num_tokens, const int32_t* token_ids,
-                                      int64_t count);
-TACO_API void taco_draft_choice_observe_step(DraftChoice* choice, int64_t num_tokens,
-                                             double seconds);
-TACO_API bool taco_draft_choice_is_ready(const DraftChoice* choice);
+TACO_API int64_t taco_draft_selector_select(DraftSelector* selector, const DraftTrees* trees,
+                                            const DraftLimits* limits, SelectedDrafts* selected);
+TACO_API void taco_draft_selector_learn(DraftSelector* selector, const int32_t* slots,
+                                        const int32_t* num_tokens, const int32_t* token_ids,
+                                        int64_t count);
+TACO_API void taco_draft_selector_observe_step(DraftSelector* selector, int64_t num_tokens,
+                                               double seconds);
+TACO_API bool taco_draft_selector_is_ready(const DraftSelector* selector);
 // Seconds of steps of `first`, `first` + 1, ... tokens, once a step has been observed.
-TACO_API void taco_draft_choice_estimate(DraftChoice* choice, int64_t first, int64_t count,
-                                         double* seconds);
-TACO_API void taco_draft_choice_chances(const DraftChoice* choice, const DraftTrees* trees,
-                                        double* chances);
+TACO_API void taco_draft_selector_estimate(DraftSelector* selector, int64_t first, int64_t count,
+                                           double* seconds);
+TACO_API void taco_draft_selector_chances(const DraftSelector* selector, const DraftTrees* trees,
+                                          double* chances);

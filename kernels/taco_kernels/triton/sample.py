@@ -8,7 +8,7 @@ Reference: `taco_worker.sampling.draw`. Launches, and what each of them reads:
 2. `_settle_kernel`, a program a row: one tile of 2048 logits, which holds the token. With filters,
    the 256 groups of 32 tokens with the greatest logits instead: if these hold all that the filters
    can keep, as they do for most rows of a trained model, the row is done.
-3. `choose_wide`, only if there are filters: rows that keep more than that, a program each.
+3. `sample_wide`, only if there are filters: rows that keep more than that, a program each.
 
 A token depends on its row alone, bit for bit.
 """
@@ -22,11 +22,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from taco_kernels.sampling_columns import NO_CHOICE
-from taco_kernels.triton.choose_wide import NOT_SETTLED, choose_wide
+from taco_kernels.sampling_metadata import NO_TOKEN
 from taco_kernels.triton.row_survey import (
     GROUP,
-    NO_TOKEN,
+    NO_KEY,
     TILE,
     RowSurvey,
     check_column,
@@ -41,6 +40,7 @@ from taco_kernels.triton.row_survey import (
     survey_rows,
     tile_tokens,
 )
+from taco_kernels.triton.sample_wide import NOT_SETTLED, sample_wide
 from taco_kernels.triton.threshold import (
     find_share,
     greatest_cut,
@@ -49,14 +49,14 @@ from taco_kernels.triton.threshold import (
     share_of,
 )
 
-NO_TOKEN_TO_CHOOSE = tl.constexpr(NO_CHOICE)
+NO_TOKEN_TO_CHOOSE = tl.constexpr(NO_TOKEN)
 
 # So many groups of tokens fit into one program's registers.
 _CANDIDATE_GROUPS = 256
 
 
-class ChoiceColumns(NamedTuple):
-    """The columns of `taco_kernels.sampling_columns.Choice` on the device."""
+class DeviceSamplingMetadata(NamedTuple):
+    """The columns of `taco_kernels.sampling_metadata.SamplingMetadata` on the device."""
 
     temperature: Tensor
     min_p: Tensor
@@ -66,7 +66,7 @@ class ChoiceColumns(NamedTuple):
 
 
 def most_likely_tokens(logits: Tensor) -> Tensor:
-    """The lowest id of the greatest logits, or NO_CHOICE: int64 [num_rows], in two launches.
+    """The lowest id of the greatest logits, or NO_TOKEN: int64 [num_rows], in two launches.
 
     Raises:
         ValueError: logits that are no float32 rows.
@@ -76,7 +76,7 @@ def most_likely_tokens(logits: Tensor) -> Tensor:
     return _settle(logits, survey, None, has_filters=False)
 
 
-def choose_tokens(logits: Tensor, choice: ChoiceColumns, *, has_filters: bool) -> Tensor:
+def sample_tokens(logits: Tensor, metadata: DeviceSamplingMetadata, *, has_filters: bool) -> Tensor:
     """One token a row; a row's does not depend on the others.
 
     Args:
@@ -85,26 +85,26 @@ def choose_tokens(logits: Tensor, choice: ChoiceColumns, *, has_filters: bool) -
             and without them two launches do.
 
     Returns:
-        int64 [num_rows]; NO_CHOICE where the greatest logit is not finite.
+        int64 [num_rows]; NO_TOKEN where the greatest logit is not finite.
 
     Raises:
         ValueError: a tensor of the wrong type or shape.
     """
     check_logits(logits)
-    for name, column in choice._asdict().items():
+    for name, column in metadata._asdict().items():
         dtype = {"top_k": torch.int32, "uniforms": torch.float64}.get(name, torch.float32)
         check_column(name, column, dtype, logits, logits.shape[0])
     survey = survey_rows(
-        logits, temperature=choice.temperature, has_weights=True, has_groups=has_filters
+        logits, temperature=metadata.temperature, has_weights=True, has_groups=has_filters
     )
-    token_ids = _settle(logits, survey, choice, has_filters=has_filters)
+    token_ids = _settle(logits, survey, metadata, has_filters=has_filters)
     if has_filters:
-        choose_wide(logits, survey, *choice, token_ids)
+        sample_wide(logits, survey, *metadata, token_ids)
     return token_ids
 
 
 def _settle(
-    logits: Tensor, survey: RowSurvey, choice: ChoiceColumns | None, *, has_filters: bool
+    logits: Tensor, survey: RowSurvey, metadata: DeviceSamplingMetadata | None, *, has_filters: bool
 ) -> Tensor:
     num_rows, vocab_size = logits.shape
     token_ids = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
@@ -118,13 +118,13 @@ def _settle(
         vocab_size,
         survey.num_tiles,
         survey.num_groups,
-        *(choice or (logits,) * 5),
+        *(metadata or (logits,) * 5),
         survey.tile_keys,
         survey.tile_weights,
         survey.group_keys,
         candidates,
         token_ids,
-        IS_RANDOM=choice is not None,
+        IS_RANDOM=metadata is not None,
         HAS_FILTERS=has_filters,
         TILES=triton.next_power_of_2(survey.num_tiles),
         GROUPS=triton.next_power_of_2(max(1, survey.num_groups)),
@@ -161,7 +161,7 @@ def _settle_kernel(
     row_logits = logits + row * stride
     tiles = tl.arange(0, TILES)
     is_tile = tiles < num_tiles
-    tops = tl.load(tile_keys + row * num_tiles + tiles, mask=is_tile, other=NO_TOKEN)
+    tops = tl.load(tile_keys + row * num_tiles + tiles, mask=is_tile, other=NO_KEY)
     top = tl.max(tops)
     if not IS_RANDOM:
         token = _most_likely(row_logits, vocab_size, tops, top)
@@ -252,7 +252,7 @@ def _draw_from_candidates(
     """
     greatest = float_of(top)
     groups = tl.arange(0, GROUPS)
-    group_tops = tl.load(row_group_keys + groups, mask=groups < num_groups, other=NO_TOKEN)
+    group_tops = tl.load(row_group_keys + groups, mask=groups < num_groups, other=NO_KEY)
     floor = floor_key(greatest, temperature, min_p)
     least = least_cut(group_tops, CANDIDATE_GROUPS, tl.min(group_tops), top + 1)
     has_all = least <= floor
@@ -269,7 +269,7 @@ def _draw_from_candidates(
     tokens = ids[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     is_token = (numbers < num_candidates)[:, None] & (tokens < vocab_size)
     logits = tl.load(row_logits + tokens, mask=is_token, other=-float("inf"))
-    keys = tl.where(is_token, ordered_keys(logits), NO_TOKEN)
+    keys = tl.where(is_token, ordered_keys(logits), NO_KEY)
     weights = fixed_weights(logits, greatest, sharpness_of(temperature))
     weights = tl.where(keys >= least, weights, 0)
     held = tl.sum(weights)

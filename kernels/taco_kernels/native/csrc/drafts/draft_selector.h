@@ -16,7 +16,7 @@ struct DraftLimits {
 };
 
 // Columns as DraftTrees has them, each with room for all nodes.
-struct ChosenDrafts {
+struct SelectedDrafts {
     int32_t* num_nodes;
     int32_t* token_ids;
     int32_t* parents;
@@ -31,21 +31,21 @@ struct ChosenDrafts {
 // it is expected to take (as in Liu et al., "Optimizing Speculative Decoding for Serving Large
 // Language Models Using Goodput", 2024), here over the nodes of trees and with both learned as
 // steps run. One list of nodes for the whole batch: a draft is verified where it helps most.
-class DraftChoice {
+class DraftSelector {
 public:
     DraftAcceptance acceptance;
     StepTimes step_times;
 
-    DraftChoice(const float* priors, int32_t num_classes, int32_t num_slots)
+    DraftSelector(const float* priors, int32_t num_classes, int32_t num_slots)
         : acceptance(priors, num_classes, num_slots), places_(num_slots, -1) {}
 
-    // The number of nodes that are chosen. All are kept in mind until `learn` tells their fate.
-    int64_t choose(const DraftTrees& trees, const DraftLimits& limits, ChosenDrafts* chosen) {
+    // The number of nodes that are selected. All are kept in mind until `learn` tells their fate.
+    int64_t select(const DraftTrees& trees, const DraftLimits& limits, SelectedDrafts* selected) {
         propose(trees);
         const int64_t total = tokens_.size();
-        std::fill_n(chosen->num_nodes, trees.num_rows, 0);
-        chosen->gain = 1;
-        chosen->plain_seconds = 0;
+        std::fill_n(selected->num_nodes, trees.num_rows, 0);
+        selected->gain = 1;
+        selected->plain_seconds = 0;
         if (!step_times.is_ready()) return 0;
         chances_.resize(total);
         acceptance.chances(trees, chances_.data());
@@ -55,10 +55,10 @@ public:
         std::iota(order_.begin(), order_.end(), 0);
         std::stable_sort(order_.begin(), order_.end(),
                          [&](int64_t a, int64_t b) { return chances_[a] > chances_[b]; });
-        const int64_t best = best_count(trees.num_rows, limits, chosen);
-        is_chosen_.assign(total, false);
-        for (int64_t i = 0; i < best; ++i) is_chosen_[order_[i]] = true;
-        return write(trees, limits, chosen);
+        const int64_t best = best_count(trees.num_rows, limits, selected);
+        is_selected_.assign(total, false);
+        for (int64_t i = 0; i < best; ++i) is_selected_[order_[i]] = true;
+        return write(trees, limits, selected);
     }
 
     // The tokens that rows got, `num_tokens` each, in any order.
@@ -102,7 +102,7 @@ private:
                 classes_.data()};
     }
 
-    int64_t best_count(int64_t num_rows, const DraftLimits& limits, ChosenDrafts* chosen) {
+    int64_t best_count(int64_t num_rows, const DraftLimits& limits, SelectedDrafts* selected) {
         const int64_t total = order_.size();
         seconds_.resize(total + 1);
         step_times.estimate(limits.num_other_tokens, total + 1, seconds_.data());
@@ -117,14 +117,14 @@ private:
             }
         }
         if (best_goodput < MIN_GAIN * plain) best = 0, best_tokens = num_rows;
-        chosen->gain = best_tokens / (seconds_[best] + limits.draft_seconds) / plain;
-        chosen->plain_seconds = seconds_[0];
+        selected->gain = best_tokens / (seconds_[best] + limits.draft_seconds) / plain;
+        selected->plain_seconds = seconds_[0];
         return best;
     }
 
     // First paths alone, of rows that cannot have more, and of all that are beyond the branches
     // that a step can hold.
-    int64_t write(const DraftTrees& trees, const DraftLimits& limits, ChosenDrafts* chosen) {
+    int64_t write(const DraftTrees& trees, const DraftLimits& limits, SelectedDrafts* selected) {
         int64_t first = 0, written = 0, num_branches = 0;
         for (int64_t row = 0; row < trees.num_rows; ++row) {
             const int64_t end = first + trees.num_nodes[row];
@@ -132,21 +132,21 @@ private:
             places_in_row_.resize(trees.num_nodes[row]);
             int64_t branches = 0, first_path = -1;
             for (int64_t i = first; i < end; ++i) {
-                if (!is_chosen_[i]) continue;
+                if (!is_selected_[i]) continue;
                 const int32_t above = trees.parents[i] < 0 ? -1 : places_in_row_[trees.parents[i]];
                 const int32_t place = written - row_start;
                 if (above != place - 1 && branches++ == 0) first_path = place;
                 places_in_row_[i - first] = place;
-                chosen->token_ids[written] = trees.token_ids[i];
-                chosen->parents[written] = above;
-                chosen->classes[written++] = trees.classes[i];
+                selected->token_ids[written] = trees.token_ids[i];
+                selected->parents[written] = above;
+                selected->classes[written++] = trees.classes[i];
             }
             if (limits.has_one_path[row] || num_branches + branches > limits.max_branches) {
                 if (branches) written = row_start + first_path;
             } else {
                 num_branches += branches;
             }
-            chosen->num_nodes[row] = written - row_start;
+            selected->num_nodes[row] = written - row_start;
             first = end;
         }
         return written;
@@ -159,5 +159,5 @@ private:
     std::vector<int32_t> fate_sizes_, places_in_row_;
     std::vector<int64_t> order_;
     std::vector<double> chances_, seconds_;
-    std::vector<bool> is_chosen_;
+    std::vector<bool> is_selected_;
 };

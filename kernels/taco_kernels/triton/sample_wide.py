@@ -19,7 +19,7 @@ from torch import Tensor
 
 from taco_kernels.triton.row_survey import (
     GROUP,
-    NO_TOKEN,
+    NO_KEY,
     UNIT,
     RowSurvey,
     fixed_weights,
@@ -31,7 +31,7 @@ from taco_kernels.triton.row_survey import (
 )
 from taco_kernels.triton.threshold import find_share, greatest_cut, nucleus_weight, share_of
 
-# The token id of a row whose choice is left to this kernel; NO_CHOICE is another number.
+# The token id of a row whose metadata is left to this kernel; NO_TOKEN is another number.
 NOT_SETTLED = tl.constexpr(-2)
 
 _CHUNK = tl.constexpr(4096)
@@ -43,7 +43,7 @@ _RUN = tl.constexpr(8)  # adjacent tokens of a sample, which come in one sector 
 _DEVIATIONS = tl.constexpr(3.0)
 
 
-def choose_wide(
+def sample_wide(
     logits: Tensor,
     survey: RowSurvey,
     temperature: Tensor,
@@ -104,7 +104,7 @@ def _choose_wide_kernel(
         row_logits, row_room = logits + row * stride, room + row * _ROOM
         tiles = tl.arange(0, TILES)
         is_tile = tiles < num_tiles
-        tops = tl.load(tile_keys + row * num_tiles + tiles, mask=is_tile, other=NO_TOKEN)
+        tops = tl.load(tile_keys + row * num_tiles + tiles, mask=is_tile, other=NO_KEY)
         top = tl.max(tops)
         heat = tl.load(temperature + row)
         greatest, sharpness = float_of(top), sharpness_of(heat)
@@ -177,11 +177,11 @@ def _find_cut(
     cut = low
     if num_collected <= _ROOM:
         places = tl.arange(0, _ROOM)
-        keys = tl.load(room + places, mask=places < num_collected, other=NO_TOKEN)
+        keys = tl.load(room + places, mask=places < num_collected, other=NO_KEY)
         if IS_WEIGHT:
             amounts = fixed_weights(float_of(keys), greatest, sharpness)
         else:
-            amounts = (keys > NO_TOKEN).to(tl.int64)
+            amounts = (keys > NO_KEY).to(tl.int64)
         cut = greatest_cut(keys, amounts, target - above, low, high - 1)
     tl.debug_barrier()
     return cut
@@ -295,4 +295,4 @@ def _kept(row_logits, start, vocab_size, greatest, sharpness, cut):
 def _load(row_logits, tokens, vocab_size):
     """Logits and their keys."""
     numbers = tl.load(row_logits + tokens, mask=tokens < vocab_size, other=-float("inf"))
-    return numbers, tl.where(tokens < vocab_size, ordered_keys(numbers), NO_TOKEN)
+    return numbers, tl.where(tokens < vocab_size, ordered_keys(numbers), NO_KEY)

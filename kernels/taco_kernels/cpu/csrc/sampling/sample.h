@@ -12,11 +12,11 @@
 namespace TACO_ISA {
 
 // What is done to one row, step by step. Threads may share a step by segments.
-class RowChoice {
+class RowSampler {
 public:
-    RowChoice(const Choice& choice, int64_t row, const RowScratch& scratch)
-        : choice_(choice),
-          logits_(choice.logits),
+    RowSampler(const SamplingMetadata& metadata, int64_t row, const RowScratch& scratch)
+        : metadata_(metadata),
+          logits_(metadata.logits),
           row_(row),
           scratch_(scratch),
           state_(*scratch.state) {}
@@ -29,14 +29,14 @@ public:
     void begin() const {
         state_.max = row_maximum(logits_, scratch_.maxima);
         const bool is_finite = std::isfinite(state_.max);
-        state_.is_settled = choice_.temperature[row_] == 0 || !is_finite;
+        state_.is_settled = metadata_.temperature[row_] == 0 || !is_finite;
         if (state_.is_settled) {
             set_token(is_finite ? most_likely(logits_, row_, scratch_.maxima, state_.max)
-                                : NO_CHOICE);
+                                : NO_TOKEN);
             return;
         }
         weights().tops(scratch_.maxima, scratch_.tops);
-        state_.floor = choice_.min_p[row_];
+        state_.floor = metadata_.min_p[row_];
         if (top_k() > 0 && top_k() <= logits_.num_groups()) {
             // So many groups, hence so many tokens, have a weight of at least that.
             state_.floor = std::max(state_.floor, nth_top(top_k()));
@@ -72,7 +72,7 @@ public:
     // The first token whose cumulative weight exceeds the share of the sum that `uniforms` names.
     void draw() const {
         if (state_.is_settled) return;
-        const double share = choice_.uniforms[row_] * total();
+        const double share = metadata_.uniforms[row_] * total();
         double before = 0, cumulative = 0;
         int64_t chosen = 0;
         for (int64_t group = 0; group < logits_.num_groups() && cumulative <= share; ++group) {
@@ -85,12 +85,12 @@ public:
     }
 
 private:
-    int64_t top_k() const { return choice_.top_k[row_]; }
-    double top_p() const { return choice_.top_p[row_]; }
+    int64_t top_k() const { return metadata_.top_k[row_]; }
+    double top_p() const { return metadata_.top_p[row_]; }
     bool has_filters() const { return top_k() > 0 || top_p() < 1; }
 
     RowWeights weights() const {
-        return RowWeights(logits_, row_, state_.max, choice_.temperature[row_]);
+        return RowWeights(logits_, row_, state_.max, metadata_.temperature[row_]);
     }
 
     // The greatest weight of the group that comes n-th by it.
@@ -152,25 +152,25 @@ private:
         return token;
     }
 
-    void set_token(int64_t token) const { choice_.token_ids[row_] = token; }
+    void set_token(int64_t token) const { metadata_.token_ids[row_] = token; }
 
-    const Choice& choice_;
+    const SamplingMetadata& metadata_;
     const LogitRows& logits_;
     int64_t row_;
     RowScratch scratch_;
     RowState& state_;
 };
 
-inline void choose_tokens(Thread& thread, const Choice& choice) {
-    const int64_t rows = choice.logits.count, segments = choice.logits.num_segments();
+inline void sample_tokens(Thread& thread, const SamplingMetadata& metadata) {
+    const int64_t rows = metadata.logits.count, segments = metadata.logits.num_segments();
     const bool is_few = rows < thread.count();
     const auto at = [&](int64_t row) {
         const int64_t slot = is_few ? row : thread.index();
-        return RowChoice(choice, row, RowScratch::at(choice.scratch, choice.logits, slot));
+        return RowSampler(metadata, row, RowScratch::at(metadata.scratch, metadata.logits, slot));
     };
     if (!is_few || segments == 1) {
         thread.share(rows, 1, [&](int64_t row, int64_t) {
-            const RowChoice whole = at(row);
+            const RowSampler whole = at(row);
             for (int64_t s = 0; s < segments; ++s) whole.find_maxima(s);
             whole.begin();
             for (int64_t s = 0; s < segments; ++s) whole.weigh(s);
@@ -187,12 +187,12 @@ inline void choose_tokens(Thread& thread, const Choice& choice) {
     const auto share_rows = [&](auto step) {
         thread.share(rows, 1, [&](int64_t row, int64_t) { step(at(row)); });
     };
-    share_segments([](const RowChoice& row, int64_t s) { row.find_maxima(s); });
-    share_rows([](const RowChoice& row) { row.begin(); });
-    share_segments([](const RowChoice& row, int64_t s) { row.weigh(s); });
-    share_rows([](const RowChoice& row) { row.filter(); });
-    share_segments([](const RowChoice& row, int64_t s) { row.weigh_again(s); });
-    share_rows([](const RowChoice& row) { row.draw(); });
+    share_segments([](const RowSampler& row, int64_t s) { row.find_maxima(s); });
+    share_rows([](const RowSampler& row) { row.begin(); });
+    share_segments([](const RowSampler& row, int64_t s) { row.weigh(s); });
+    share_rows([](const RowSampler& row) { row.filter(); });
+    share_segments([](const RowSampler& row, int64_t s) { row.weigh_again(s); });
+    share_rows([](const RowSampler& row) { row.draw(); });
 }
 
 }  // namespace TACO_ISA

@@ -10,42 +10,42 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from support import sampling_cases as cases
-from support.sampling_cases import make_choice, pick
+from support.sampling_cases import make_metadata, pick
 from support.triton_interpreter import DEVICE
-from taco_kernels.sampling_columns import Choice
-from taco_kernels.triton.choose import ChoiceColumns, choose_tokens, most_likely_tokens
+from taco_kernels.sampling_metadata import SamplingMetadata
 from taco_kernels.triton.row_survey import GROUP, TILE
+from taco_kernels.triton.sample import DeviceSamplingMetadata, most_likely_tokens, sample_tokens
 
 # A row of so many tokens has more groups than _settle_kernel looks at, and several tiles.
 CANDIDATES = 256 * GROUP.value
 TILE_SIZE = TILE.value
 
 
-def choose(logits: Tensor, choice: Choice) -> Tensor:
+def sample(logits: Tensor, metadata: SamplingMetadata) -> Tensor:
     """Rows have NaN on both sides, which nothing may read as logits."""
     around = torch.full((logits.shape[0], logits.shape[1] + 7), torch.nan, device=DEVICE)
     rows = around[:, 3:-4]
     rows.copy_(logits)
-    if not choice.temperature.any():
+    if not metadata.temperature.any():
         return most_likely_tokens(rows).cpu()
-    columns = (getattr(choice, name) for name in ChoiceColumns._fields)
-    on_device = ChoiceColumns(*(torch.from_numpy(column).to(DEVICE) for column in columns))
-    has_filter = (choice.min_p > 0) | (choice.top_k > 0) | (choice.top_p < 1)
-    return choose_tokens(rows, on_device, has_filters=bool(has_filter.any())).cpu()
+    columns = (getattr(metadata, name) for name in DeviceSamplingMetadata._fields)
+    on_device = DeviceSamplingMetadata(*(torch.from_numpy(column).to(DEVICE) for column in columns))
+    has_filter = (metadata.min_p > 0) | (metadata.top_k > 0) | (metadata.top_p < 1)
+    return sample_tokens(rows, on_device, has_filters=bool(has_filter.any())).cpu()
 
 
 @given(batch=cases.batches([1, 5, 31, 33, 100, TILE_SIZE - 1, TILE_SIZE + 40]))
 @settings(max_examples=12, deadline=None)
-def test_each_row_gets_the_token_of_the_definition(batch: tuple[Tensor, Choice]) -> None:
-    cases.check_each_row(choose, *batch)
+def test_each_row_gets_the_token_of_the_definition(batch: tuple[Tensor, SamplingMetadata]) -> None:
+    cases.check_each_row(sample, *batch)
 
 
 @given(batch=cases.batches([CANDIDATES + 1000]))
 @settings(max_examples=4, deadline=None)
 def test_rows_of_more_tokens_than_candidates_get_the_token_of_the_definition(
-    batch: tuple[Tensor, Choice],
+    batch: tuple[Tensor, SamplingMetadata],
 ) -> None:
-    cases.check_each_row(choose, *batch)
+    cases.check_each_row(sample, *batch)
 
 
 WIDE_FILTERS = [
@@ -72,8 +72,8 @@ def test_wide_filters_keep_what_the_definition_says(
     logits.sort(axis=1)  # the most likely tokens last
     logits[1] = logits[1, ::-1]
     rng.shuffle(logits[2])
-    choice = make_choice(3, uniforms=[1e-4, 1 - 1e-4, 0.6], **filters)
-    cases.check_each_row(choose, torch.from_numpy(logits.astype(np.float32)), choice)
+    metadata = make_metadata(3, uniforms=[1e-4, 1 - 1e-4, 0.6], **filters)
+    cases.check_each_row(sample, torch.from_numpy(logits.astype(np.float32)), metadata)
 
 
 @pytest.mark.parametrize("filters", [{"top_k": 9000}, {"top_p": 0.7}], ids=str)
@@ -82,8 +82,8 @@ def test_a_cut_among_more_equals_than_can_be_collected(filters: dict[str, float]
     logits = torch.full((2, 9500), -1.0)
     logits[:, ::19] = 1.0
     logits[1] += torch.linspace(0.0, 1e-6, 9500)  # some equal, some neighbours
-    choice = make_choice(2, uniforms=0.9, **filters)
-    cases.check_each_row(choose, logits, choice)
+    metadata = make_metadata(2, uniforms=0.9, **filters)
+    cases.check_each_row(sample, logits, metadata)
 
 
 def test_a_sample_that_misses_the_heavy_tokens_leads_to_the_same_cut() -> None:
@@ -92,15 +92,15 @@ def test_a_sample_that_misses_the_heavy_tokens_leads_to_the_same_cut() -> None:
     is_sampled = torch.arange(logits.shape[1]) % 20 < 8
     logits[:, ~is_sampled] = torch.linspace(-1.0, 0.0, int((~is_sampled).sum()))
     for filters in ({"top_p": 0.5}, {"top_k": 3000}):
-        choice = make_choice(1, uniforms=1e-4, **filters)
-        cases.check_each_row(choose, logits, choice)
+        metadata = make_metadata(1, uniforms=1e-4, **filters)
+        cases.check_each_row(sample, logits, metadata)
 
 
 @pytest.mark.parametrize("vocab_size", [1000, CANDIDATES + 5])
 def test_a_token_depends_on_its_row_alone(vocab_size: int) -> None:
     rng = np.random.default_rng(vocab_size)
     logits = torch.from_numpy(rng.standard_normal((5, vocab_size)).astype(np.float32))
-    choice = make_choice(
+    metadata = make_metadata(
         5,
         temperature=[0.0, 1.0, 1.5, 0.7, 1.0],
         min_p=[0.0, 0.0, 0.0, 0.01, 0.01],
@@ -108,20 +108,20 @@ def test_a_token_depends_on_its_row_alone(vocab_size: int) -> None:
         top_p=[1.0, 1.0, 0.9, 1.0, 0.5],
         uniforms=rng.random(5),
     )
-    tokens = choose(logits, choice).tolist()
+    tokens = sample(logits, metadata).tolist()
     for row, token in enumerate(tokens):
-        assert choose(logits[row : row + 1], pick(choice, row)).tolist() == [token]
+        assert sample(logits[row : row + 1], pick(metadata, row)).tolist() == [token]
     logits[::2] = torch.nan
-    assert choose(logits, choice).tolist()[1::2] == tokens[1::2]
+    assert sample(logits, metadata).tolist()[1::2] == tokens[1::2]
 
 
 @pytest.mark.parametrize("size", [1, 3, 33, TILE_SIZE, TILE_SIZE + 1])
 def test_the_most_likely_token_is_that_of_torch(size: int) -> None:
-    cases.check_most_likely(choose, size)
+    cases.check_most_likely(sample, size)
 
 
 def test_each_token_owns_as_many_shares_as_its_weight() -> None:
-    cases.check_shares_of_tokens(choose)
+    cases.check_shares_of_tokens(sample)
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0 - 2.0**-52])
@@ -129,16 +129,16 @@ def test_each_token_owns_as_many_shares_as_its_weight() -> None:
 def test_the_first_and_the_last_share_choose_tokens_that_have_weight(
     share: float, size: int
 ) -> None:
-    cases.check_only_tokens_of_weight(choose, share, size)
+    cases.check_only_tokens_of_weight(sample, share, size)
 
 
 @pytest.mark.parametrize("size", [1000, CANDIDATES + 100])
 def test_a_filter_keeps_all_tokens_that_tie(size: int) -> None:
-    cases.check_ties_are_kept(choose, size, num_ties=4)
+    cases.check_ties_are_kept(sample, size, num_ties=4)
 
 
 def test_a_wide_nucleus_holds_the_most_likely_tokens() -> None:
-    cases.check_wide_nucleus(choose, 2 * CANDIDATES, num_shares=3)
+    cases.check_wide_nucleus(sample, 2 * CANDIDATES, num_shares=3)
 
 
 @settings(max_examples=5, deadline=None)
@@ -154,13 +154,13 @@ def test_shares_split_a_row_of_several_tiles_as_its_weights_do(data: st.DataObje
     shares = cdf[expected] - weights[expected] / weights.sum() / 2
     logits = np.tile(-powers * np.log(2), (4, 1)).astype(np.float32)
     # Half of the lightest token's share is many times what float32 may be wrong by.
-    assert choose(torch.from_numpy(logits), make_choice(4, uniforms=shares)).tolist() == (
+    assert sample(torch.from_numpy(logits), make_metadata(4, uniforms=shares)).tolist() == (
         expected.tolist()
     )
 
 
 def test_no_rows_give_no_tokens() -> None:
-    assert choose(torch.zeros(0, 10), Choice.most_likely(0)).tolist() == []
+    assert sample(torch.zeros(0, 10), SamplingMetadata.greedy(0)).tolist() == []
 
 
 def test_wrong_arguments_are_refused() -> None:
@@ -173,4 +173,6 @@ def test_wrong_arguments_are_refused() -> None:
         most_likely_tokens(logits[:, :0])
     ones = torch.ones(2, device=DEVICE)
     with pytest.raises(ValueError, match=r"top_k must be torch.int32 \[2\]"):
-        choose_tokens(logits, ChoiceColumns(ones, ones, ones, ones, ones), has_filters=True)
+        sample_tokens(
+            logits, DeviceSamplingMetadata(ones, ones, ones, ones, ones), has_filters=True
+        )

@@ -10,11 +10,11 @@ Array = npt.NDArray[Any]
 
 # The token of a row whose greatest logit is not finite: a logit is NaN or infinite, or all are
 # -inf, so that there is no distribution to choose from.
-NO_CHOICE = -1
+NO_TOKEN = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class SamplingMetadata:
     """How each row's token is chosen; columns [num_rows], contiguous.
 
     The order is min_p, top_k, top_p (over what the others have left). A filter is a threshold on
@@ -35,7 +35,7 @@ class Choice:
     uniforms: Array
 
     @classmethod
-    def most_likely(cls, num_rows: int) -> "Choice":
+    def greedy(cls, num_rows: int) -> "SamplingMetadata":
         zeros, ones = np.zeros(num_rows, np.float32), np.ones(num_rows, np.float32)
         return cls(zeros, zeros, np.zeros(num_rows, np.int32), ones, np.zeros(num_rows))
 

@@ -1,4 +1,4 @@
-"""Which drafts are worth verifying: see csrc/drafts/draft_choice.h. This side passes pointers."""
+"""Which drafts are worth verifying: see csrc/drafts/draft_selector.h. This side passes pointers."""
 
 import weakref
 from ctypes import Structure, byref, c_double, c_int64, c_void_p
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from taco_kernels.library import quick_library
+from taco_kernels.library import library_keeping_gil
 from taco_kernels.native.draft_trees import DraftTrees, IntArray, are_columns, view
 
 BoolArray = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class SelectedDrafts:
     """What is worth verifying of some trees.
 
     Attributes:
@@ -28,7 +28,7 @@ class Chosen:
     plain_seconds: float
 
 
-class DraftChoice:
+class DraftSelector:
     """Learns how often drafts are right and how long steps take, and chooses by it.
 
     Calls take microseconds, so that they keep the interpreter lock. Not thread safe.
@@ -43,17 +43,17 @@ class DraftChoice:
         Raises:
             KernelLibraryError: the library of CPU kernels is not there.
         """
-        self._lib = quick_library()
+        self._lib = library_keeping_gil()
         priors = np.ascontiguousarray(priors, dtype=np.float32)
-        create = self._lib.taco_draft_choice_create
-        self._choice = c_void_p(create(priors.ctypes.data, priors.size, num_slots))
-        weakref.finalize(self, self._lib.taco_draft_choice_destroy, self._choice).atexit = False
+        create = self._lib.taco_draft_selector_create
+        self._selector = c_void_p(create(priors.ctypes.data, priors.size, num_slots))
+        weakref.finalize(self, self._lib.taco_draft_selector_destroy, self._selector).atexit = False
 
     def start(self, slots: IntArray) -> None:
         """Other sequences stand in these slots now."""
-        self._lib.taco_draft_choice_start(self._choice, slots.ctypes.data, slots.size)
+        self._lib.taco_draft_selector_start(self._selector, slots.ctypes.data, slots.size)
 
-    def choose(
+    def select(
         self,
         trees: DraftTrees,
         slots: IntArray,
@@ -62,7 +62,7 @@ class DraftChoice:
         has_one_path: BoolArray | None = None,
         max_branches: int = 0,
         draft_seconds: float = 0.0,
-    ) -> Chosen:
+    ) -> SelectedDrafts:
         """The part of well-formed trees that is worth it.
 
         Args:
@@ -82,19 +82,19 @@ class DraftChoice:
         columns = np.empty((3, trees.token_ids.size), dtype=np.int32)
         num_nodes = np.empty(slots.size, dtype=np.int32)
         first, step = columns.ctypes.data, columns.strides[0]
-        chosen = _Chosen(num_nodes.ctypes.data, first, first + step, first + 2 * step)
-        count = self._lib.taco_draft_choice_choose(
-            self._choice, byref(view(trees, slots)), byref(limits), byref(chosen)
+        chosen = _Selected(num_nodes.ctypes.data, first, first + step, first + 2 * step)
+        count = self._lib.taco_draft_selector_select(
+            self._selector, byref(view(trees, slots)), byref(limits), byref(chosen)
         )
         token_ids, parents, classes = (column[:count] for column in columns)
         kept = DraftTrees(num_nodes, token_ids, parents, classes)
-        return Chosen(kept, chosen.gain, chosen.plain_seconds)
+        return SelectedDrafts(kept, chosen.gain, chosen.plain_seconds)
 
     def learn(self, slots: IntArray, num_tokens: IntArray, token_ids: IntArray) -> None:
         """What the rows of the last choice got, `num_tokens` each; there may be others' too."""
         _check(slots, num_tokens, token_ids)
-        self._lib.taco_draft_choice_learn(
-            self._choice,
+        self._lib.taco_draft_selector_learn(
+            self._selector,
             slots.ctypes.data,
             num_tokens.ctypes.data,
             token_ids.ctypes.data,
@@ -103,12 +103,12 @@ class DraftChoice:
 
     def observe_step(self, num_tokens: int, seconds: float) -> None:
         """A step of so many tokens took so long."""
-        self._lib.taco_draft_choice_observe_step(self._choice, num_tokens, seconds)
+        self._lib.taco_draft_selector_observe_step(self._selector, num_tokens, seconds)
 
     @property
     def is_ready(self) -> bool:
         """Some step has been measured."""
-        return bool(self._lib.taco_draft_choice_is_ready(self._choice))
+        return bool(self._lib.taco_draft_selector_is_ready(self._selector))
 
     def step_seconds(self, first: int, count: int) -> npt.NDArray[np.float64]:
         """What steps of `first`, `first` + 1, … tokens are expected to take.
@@ -119,14 +119,14 @@ class DraftChoice:
         if not self.is_ready:
             raise ValueError("no step has been measured")
         seconds = np.empty(count)
-        self._lib.taco_draft_choice_estimate(self._choice, first, count, seconds.ctypes.data)
+        self._lib.taco_draft_selector_estimate(self._selector, first, count, seconds.ctypes.data)
         return seconds
 
     def chances(self, trees: DraftTrees, slots: IntArray) -> npt.NDArray[np.float64]:
         """[sum(num_nodes)], of each node and all above it to be accepted."""
         chances = np.empty(trees.token_ids.size)
-        self._lib.taco_draft_choice_chances(
-            self._choice, byref(view(trees, slots)), chances.ctypes.data
+        self._lib.taco_draft_selector_chances(
+            self._selector, byref(view(trees, slots)), chances.ctypes.data
         )
         return chances
 
@@ -145,7 +145,7 @@ class _Limits(Structure):
     )
 
 
-class _Chosen(Structure):
+class _Selected(Structure):
     _fields_ = (
         ("num_nodes", c_void_p),
         ("token_ids", c_void_p),

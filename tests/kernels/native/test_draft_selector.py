@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from support.packed_trees import Tree, pack, path_of, trees
 from support.plans import ints
-from taco_kernels.native.draft_choice import DraftChoice
+from taco_kernels.native.draft_selector import DraftSelector
 from taco_kernels.native.draft_trees import DraftTrees
 from taco_worker.speculation.drafter import chains
 
@@ -21,39 +21,39 @@ def three_chains() -> DraftTrees:
     return chains([ints([1, 2, 3, 4])] * 3, [ints([row] * 4) for row in range(3)])
 
 
-def choice_of(base: float | None = None, per_token: float = 0.0) -> DraftChoice:
+def selector_of(base: float | None = None, per_token: float = 0.0) -> DraftSelector:
     """Where steps take `base` and `per_token`; None: none has been measured."""
-    choice = DraftChoice(np.array([0.97, 0.5, 0.03], dtype=np.float32), 8)
+    selector = DraftSelector(np.array([0.97, 0.5, 0.03], dtype=np.float32), 8)
     if base is not None:
         for _ in range(40):
             for num_tokens in (1, 2, 3, 4, 6, 8, 12, 16):
-                choice.observe_step(num_tokens, base + per_token * num_tokens)
-    return choice
+                selector.observe_step(num_tokens, base + per_token * num_tokens)
+    return selector
 
 
-def num_chosen(choice: DraftChoice) -> list[int]:
-    return choice.choose(three_chains(), SLOTS, num_other_tokens=3).trees.num_nodes.tolist()
+def num_chosen(selector: DraftSelector) -> list[int]:
+    return selector.select(three_chains(), SLOTS, num_other_tokens=3).trees.num_nodes.tolist()
 
 
 def test_nothing_is_chosen_before_a_step_has_been_measured() -> None:
-    chosen = choice_of().choose(three_chains(), SLOTS, num_other_tokens=3)
+    chosen = selector_of().select(three_chains(), SLOTS, num_other_tokens=3)
     assert chosen.trees.num_nodes.tolist() == [0, 0, 0]
     assert (chosen.gain, chosen.plain_seconds) == (1.0, 0.0)
 
 
 def test_where_rows_are_nearly_free_the_likely_are_all_taken() -> None:
-    chosen = num_chosen(choice_of(1.0, 0.015))
+    chosen = num_chosen(selector_of(1.0, 0.015))
     assert chosen[0] == 4
     assert chosen[1] >= 2
     assert chosen[2] == 0
 
 
 def test_where_rows_cost_as_much_as_steps_nothing_is_taken() -> None:
-    assert num_chosen(choice_of(0.0, 1.0)) == [0, 0, 0]
+    assert num_chosen(selector_of(0.0, 1.0)) == [0, 0, 0]
 
 
 def test_in_between_only_what_is_nearly_certain() -> None:
-    assert num_chosen(choice_of(1.0, 0.25)) == [4, 0, 0]
+    assert num_chosen(selector_of(1.0, 0.25)) == [4, 0, 0]
 
 
 @given(st.lists(trees(), min_size=1, max_size=4), st.floats(0.0, 0.5), st.floats(0.0, 2.0))
@@ -62,20 +62,20 @@ def test_the_choice_is_the_best_of_all_numbers_of_nodes(
 ) -> None:
     packed = pack(rows)
     priors = np.random.default_rng(0).uniform(0.05, 0.95, packed.classes.size + 1)
-    choice = DraftChoice(priors.astype(np.float32), len(rows))
+    selector = DraftSelector(priors.astype(np.float32), len(rows))
     for num_tokens in (len(rows), 64):
-        choice.observe_step(num_tokens, 1.0 + per_token * num_tokens)
+        selector.observe_step(num_tokens, 1.0 + per_token * num_tokens)
     slots = ints(range(len(rows)))
-    chosen = choice.choose(
+    chosen = selector.select(
         packed,
         slots,
         num_other_tokens=len(rows),
         max_branches=99,
         draft_seconds=draft_seconds,
     )
-    chances = np.sort(choice.chances(packed, slots))[::-1]
+    chances = np.sort(selector.chances(packed, slots))[::-1]
     tokens = len(rows) + np.concatenate([[0.0], np.cumsum(chances)])
-    seconds = choice.step_seconds(len(rows), tokens.size)
+    seconds = selector.step_seconds(len(rows), tokens.size)
     goodput = tokens / seconds
     best = int(goodput.argmax())
     if goodput[best] < 1.03 * goodput[0]:
@@ -104,10 +104,10 @@ def are_part(some: DraftTrees, rows: list[Tree]) -> bool:
 @given(st.lists(trees(), min_size=2, max_size=4), st.integers(0, 4))
 def test_branches_are_left_out_where_there_is_no_room(rows: list[Tree], max_branches: int) -> None:
     packed = pack(rows)
-    choice = DraftChoice(np.full(packed.classes.size + 1, 0.5, np.float32), len(rows))
+    selector = DraftSelector(np.full(packed.classes.size + 1, 0.5, np.float32), len(rows))
     for num_tokens in (1, 4096):
-        choice.observe_step(num_tokens, 1.0)
-    chosen = choice.choose(
+        selector.observe_step(num_tokens, 1.0)
+    chosen = selector.select(
         packed,
         ints(range(len(rows))),
         num_other_tokens=len(rows),
@@ -128,43 +128,43 @@ def test_branches_are_left_out_where_there_is_no_room(rows: list[Tree], max_bran
 
 def test_chances_multiply_along_a_path() -> None:
     tree = DraftTrees(ints([3]), ints([5, 6, 7]), ints([-1, 0, 0]), ints([0, 1, 2]))
-    chances = choice_of().chances(tree, SLOTS[:1])
+    chances = selector_of().chances(tree, SLOTS[:1])
     assert chances == pytest.approx([0.97, 0.97 * 0.5, 0.97 * 0.03], rel=1e-6)
 
 
-def learn(choice: DraftChoice, tokens: list[int], times: int) -> None:
+def learn(selector: DraftSelector, tokens: list[int], times: int) -> None:
     """A chain 1, 2, 3, 4 of class 1, and what came instead."""
     tree = chains([ints([1, 2, 3, 4])], [ints([1] * 4)])
     for _ in range(times):
-        choice.choose(tree, SLOTS[:1], num_other_tokens=1)
-        choice.learn(SLOTS[:1], ints([len(tokens)]), ints(tokens))
+        selector.select(tree, SLOTS[:1], num_other_tokens=1)
+        selector.learn(SLOTS[:1], ints([len(tokens)]), ints(tokens))
 
 
-def first_chance(choice: DraftChoice, slot: int = 0) -> float:
+def first_chance(selector: DraftSelector, slot: int = 0) -> float:
     tree = chains([ints([1])], [ints([1])])
-    return float(choice.chances(tree, ints([slot]))[0])
+    return float(selector.chances(tree, ints([slot]))[0])
 
 
 def test_what_is_accepted_becomes_likelier_and_what_is_not_less() -> None:
-    choice = choice_of()
-    learn(choice, [1, 2, 3, 4, 9], 50)
-    assert first_chance(choice) > 0.9
-    learn(choice, [8], 200)
-    assert first_chance(choice) < 0.1
+    selector = selector_of()
+    learn(selector, [1, 2, 3, 4, 9], 50)
+    assert first_chance(selector) > 0.9
+    learn(selector, [8], 200)
+    assert first_chance(selector) < 0.1
 
 
 def test_drafts_that_were_not_verified_teach_as_well() -> None:
-    choice = choice_of()
-    learn(choice, [1], 60)  # one token, the first draft, though nothing was verified
-    assert first_chance(choice) > 0.9
+    selector = selector_of()
+    learn(selector, [1], 60)  # one token, the first draft, though nothing was verified
+    assert first_chance(selector) > 0.9
 
 
 def test_one_sequence_going_badly_says_more_of_itself_than_of_others() -> None:
-    choice = choice_of()
-    learn(choice, [8], 3)
-    assert first_chance(choice, slot=0) < 0.7 * first_chance(choice, slot=1)
-    choice.start(ints([0]))
-    assert first_chance(choice, slot=0) == pytest.approx(first_chance(choice, slot=1))
+    selector = selector_of()
+    learn(selector, [8], 3)
+    assert first_chance(selector, slot=0) < 0.7 * first_chance(selector, slot=1)
+    selector.start(ints([0]))
+    assert first_chance(selector, slot=0) == pytest.approx(first_chance(selector, slot=1))
 
 
 @dataclass
@@ -199,7 +199,7 @@ def test_what_is_learned_of_trees_is_what_the_rules_say(data: st.DataObject) -> 
     rows = data.draw(st.lists(trees(), min_size=1, max_size=3))
     packed, slots = pack(rows), ints(range(len(rows)))
     packed = DraftTrees(packed.num_nodes, packed.token_ids, packed.parents, packed.classes % 3)
-    choice = DraftChoice(np.full(3, 0.5, dtype=np.float32), 4)
+    selector = DraftSelector(np.full(3, 0.5, dtype=np.float32), 4)
     rules = Learned()
     for _ in range(data.draw(st.integers(1, 12))):
         answers = [
@@ -208,8 +208,8 @@ def test_what_is_learned_of_trees_is_what_the_rules_say(data: st.DataObject) -> 
         ]
         order = data.draw(st.permutations(range(len(rows) + 1)), label="order of the output")
         answers.append([1])  # of a row that had no drafts
-        choice.choose(packed, slots, num_other_tokens=len(rows))
-        choice.learn(
+        selector.select(packed, slots, num_other_tokens=len(rows))
+        selector.learn(
             ints(order),
             ints([len(answers[row]) for row in order]),
             ints([token for row in order for token in answers[row]]),
@@ -224,11 +224,11 @@ def test_what_is_learned_of_trees_is_what_the_rules_say(data: st.DataObject) -> 
                     judged.append((kind, slot, path == came))
         rules.learn(judged)
     single = chains([ints([0])] * 9, [ints([kind]) for kind in range(3)] * 3)
-    found = choice.chances(single, ints([0] * 3 + [1] * 3 + [2] * 3))
+    found = selector.chances(single, ints([0] * 3 + [1] * 3 + [2] * 3))
     expected = [rules.chance(kind, slot) for slot in range(3) for kind in range(3)]
     assert found == pytest.approx(expected)
 
 
 def test_other_columns_are_refused() -> None:
     with pytest.raises(ValueError, match="int32 columns"):
-        choice_of().choose(three_chains(), SLOTS.astype(np.int64), num_other_tokens=3)
+        selector_of().select(three_chains(), SLOTS.astype(np.int64), num_other_tokens=3)
