@@ -25,19 +25,19 @@ from pathlib import Path
 SOURCES = tuple(Path(__file__).parent / part / "csrc" for part in ("native", "cpu"))
 LIBRARY = Path(__file__).parent / "lib" / "libtaco_kernels.so"
 
-# Bits must not depend on how the compiler groups operations: no contraction, no fast-math.
+# Results must not depend on how the compiler groups operations: no contraction, no fast-math.
 _FLAGS = (
     *("-std=c++17", "-O3", "-fPIC", "-pthread", "-fvisibility=hidden"),
     *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-Wall", "-Wextra"),
 )
-# The C++ runtime comes along, hidden, so that the library runs beside any other version of it.
+# The C++ runtime is linked statically and hidden, so that other versions of it can be loaded too.
 _LINK_FLAGS = (
     *("-shared", "-pthread", "-static-libstdc++", "-static-libgcc"),
     *("-Wl,--exclude-libs,ALL", "-Wl,-Bsymbolic", "-Wl,--no-undefined"),
 )
 
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
-# GCC 12 takes the undefined operands inside its own AVX-512 intrinsics for mistakes (PR 105593).
+# GCC 12 warns of undefined operands inside its own AVX-512 intrinsics (PR 105593).
 _AVX512_WARNINGS = ("-Wno-uninitialized", "-Wno-maybe-uninitialized")
 _AVX512 = (
     *(*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni"),
@@ -48,12 +48,12 @@ _EMULATED = (*_AVX2, "-DTACO_EMULATED")
 
 
 class KernelBuildError(Exception):
-    """The kernels could not be built; the message holds the compiler's."""
+    """The kernels could not be built; the message includes the compiler's."""
 
 
 @dataclass(frozen=True)
 class InstructionSet:
-    """One set that isa_*.cpp are compiled for: its name, also its namespace, and its flags."""
+    """An instruction set that isa_*.cpp are compiled for; its name is also its C++ namespace."""
 
     name: str
     flags: tuple[str, ...]
@@ -67,7 +67,7 @@ NATIVE_SETS: tuple[InstructionSet, ...] = (
     InstructionSet("amx", (*_AVX512_BF16, "-mamx-tile", "-mamx-int8", "-mamx-bf16")),
 )
 
-# The logic of the others in plain C++, for tests on machines that lack them.
+# The same kernels over vectors in plain C++, for tests on machines that lack the instructions.
 EMULATED_SETS: tuple[InstructionSet, ...] = (
     InstructionSet("emulated_avx512", _EMULATED),
     InstructionSet("emulated_avx512_bf16", (*_EMULATED, "-DTACO_EMULATE_BF16")),
@@ -77,11 +77,11 @@ EMULATED_SETS: tuple[InstructionSet, ...] = (
 
 @dataclass(frozen=True)
 class Build:
-    """What a build made.
+    """The result of a build.
 
     Attributes:
         library: the shared library.
-        skipped_sets: the sets that this compiler could not build, each with its message.
+        skipped_sets: the sets that this compiler could not build, each with the compiler's message.
     """
 
     library: Path
@@ -89,7 +89,7 @@ class Build:
 
 
 def source_hash(sources: Sequence[Path] = SOURCES) -> str:
-    """Of all files under `sources`: compiled into the library, so that a stale one is noticed."""
+    """Hash of all files under `sources`, which the library contains: it shows a stale library."""
     digest = hashlib.sha256()
     for folder in sources:
         for path in sorted(folder.rglob("*")):
@@ -105,7 +105,7 @@ def include_flags(sources: Sequence[Path] = SOURCES) -> tuple[str, ...]:
 
 
 def failure(output: Path = LIBRARY) -> str:
-    """Why the last build of `output` failed, in the compiler's words; empty if it did not."""
+    """The compiler's message if the last build of `output` failed, else an empty string."""
     file = _failure_file(output)
     return f"its build failed: {file.read_text()}" if file.exists() else ""
 
@@ -122,15 +122,15 @@ def build(
     objects: Path | None = None,
     jobs: int | None = None,
 ) -> Build:
-    """Makes `output` from `sources` with the sets that the compiler knows.
+    """Builds `output` from `sources` with the instruction sets that the compiler supports.
 
     Args:
-        objects: where objects are kept between builds; a folder of the checkout, or where there is
-            none, a temporary one.
-        jobs: compilers at a time; one a core.
+        objects: folder that keeps object files between builds; by default a folder of the
+            checkout, or a temporary one outside of a checkout.
+        jobs: compilers that run at a time; by default one per core.
 
     Raises:
-        KernelBuildError: no compiler, no set that it can build, or an error in the sources.
+        KernelBuildError: there is no compiler, it supports no set, or the sources have an error.
     """
     _failure_file(output).unlink(missing_ok=True)
     try:
@@ -216,7 +216,7 @@ def _units(sources: Sequence[Path], sets: tuple[InstructionSet, ...]) -> tuple[l
 
 
 def find_compiler() -> list[str]:
-    """The command: $CXX, or the first C++ compiler on the path."""
+    """Command of the compiler: $CXX, or the first C++ compiler on the path."""
     if chosen := os.environ.get("CXX"):
         return shlex.split(chosen)
     for name in ("g++", "c++", "clang++"):
@@ -233,7 +233,7 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
 
 
 def _compile(compiler: list[str], unit: _Unit, folder: Path) -> tuple[Path, str]:
-    """The object, and the compiler's message if it could not be made."""
+    """Returns the object file, and the compiler's message if it could not be compiled."""
     out = folder / unit.object_name
     command = [*compiler, *_FLAGS, *unit.flags, "-c", str(unit.source), "-o", str(out)]
     record = out.with_suffix(".json")
@@ -266,15 +266,15 @@ def _digest(path: str) -> str:
 
 
 def _link(compiler: list[str], objects: list[Path], output: Path) -> None:
-    """Objects come from the least instruction set to the best: of inline functions outside the
-    sets' namespaces the linker keeps the first copy, which every set that uses it can run."""
+    """Links objects in order from the smallest instruction set to the best: of inline functions
+    outside the sets' namespaces the linker keeps the first copy, which every later set can run."""
     output.parent.mkdir(parents=True, exist_ok=True)
     unfinished = output.with_suffix(f".{os.getpid()}.tmp")
     command = [*compiler, *map(str, objects), *_LINK_FLAGS, "-o", str(unfinished)]
     done = _run(command)
     if done.returncode != 0:
         raise KernelBuildError(f"cannot link {output.name}:\n{done.stderr.strip()}")
-    unfinished.replace(output)  # a process that runs on the old file keeps it
+    unfinished.replace(output)  # processes that have loaded the old file keep it
 
 
 @contextmanager
@@ -299,11 +299,12 @@ def _lock(folder: Path) -> Iterator[None]:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m taco_kernels.build", description=__doc__)
     parser.add_argument(
-        "--sources", type=Path, nargs="+", default=SOURCES, help="other folders of C++ sources"
+        "--sources", type=Path, nargs="+", default=SOURCES, help="Folders of C++ sources."
     )
     parser.add_argument("--output", type=Path, default=LIBRARY)
     parser.add_argument(
-        "--sets", help="of these names only, with commas between; emulated ones too"
+        "--sets",
+        help="Comma-separated names of the instruction sets to build (default: all native ones).",
     )
     arguments = parser.parse_args()
     sets = NATIVE_SETS

@@ -1,4 +1,4 @@
-"""Loads libtaco_kernels.so and calls it: plain C functions over raw pointers, by ctypes."""
+"""Loads libtaco_kernels.so through ctypes, chooses an instruction set and starts thread pools."""
 
 import ctypes
 import os
@@ -62,30 +62,30 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
     "taco_draft_selector_observe_step": (None, [c_void_p, c_int64, c_double]),
     "taco_draft_selector_is_ready": (c_bool, [c_void_p]),
     "taco_draft_selector_estimate": (None, [c_void_p, c_int64, c_int64, c_void_p]),
-    "taco_draft_selector_chances": (None, [c_void_p, c_void_p, c_void_p]),
+    "taco_draft_selector_probabilities": (None, [c_void_p, c_void_p, c_void_p]),
 }
 
 
 class KernelLibraryError(Exception):
-    """There is no library that can be loaded; the message says how to make one."""
+    """The library cannot be loaded; the message says how to build it."""
 
 
 class UnsupportedCpuError(Exception):
-    """This machine cannot run the instruction set."""
+    """This machine lacks features of the instruction set."""
 
 
 class CpuKernels:
-    """The library with one pool of threads that compute with one instruction set.
+    """The library and a pool of threads that compute with one instruction set.
 
-    An operation is called as `kernels.lib.taco_multiply(kernels.pool, ...)` from any thread, one at
-    a time; the pool ends with this object.
+    Call an operation as `kernels.lib.taco_multiply(kernels.pool, ...)` from any thread, one at a
+    time. The pool's threads end with this object.
 
     Attributes:
-        lib: the loaded library; its functions know their arguments.
-        pool: what operations take as their first argument.
+        lib: the loaded library, with declared argument types.
+        pool: the first argument of operations.
         isa: name of the instruction set.
-        num_threads: threads of an operation, the calling one included.
-        bf16_operand_bytes, int8_operand_bytes: sizes of an item of encoded rows.
+        num_threads: threads of an operation, including the calling one.
+        bf16_operand_bytes, int8_operand_bytes: bytes of one number of encoded rows.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class CpuKernels:
         num_threads: int = 1,
         cpus: Sequence[int] | None = None,
     ) -> None:
-        """`cpus` binds thread i to cpus[i], save thread 0, which is the caller's own."""
+        """Binds thread i to cpus[i], except thread 0, which is the calling thread."""
         self.lib = lib
         self.isa = isa
         self.num_threads = num_threads
@@ -106,7 +106,7 @@ class CpuKernels:
         self.pool = c_void_p(pool)
         self.bf16_operand_bytes: int = lib.taco_pool_bf16_operand_bytes(pool)
         self.int8_operand_bytes: int = lib.taco_pool_int8_operand_bytes(pool)
-        # At exit the process takes its threads along; one of them may still be computing.
+        # Not at exit: a thread may still be computing, and the process ends its threads anyway.
         weakref.finalize(self, lib.taco_pool_destroy, self.pool).atexit = False
         os.register_at_fork(after_in_child=_forget_threads_of(weakref.ref(self)))
 
@@ -122,10 +122,10 @@ def _forget_threads_of(kernels: weakref.ref[CpuKernels]) -> Callable[[], None]:
 def load_library(
     file: Path = build.LIBRARY, sources: Sequence[Path] = build.SOURCES
 ) -> ctypes.CDLL:
-    """Loads the library that was built from `sources`, which need not be there.
+    """Loads the library. If `sources` exist, it must have been built from them.
 
     Raises:
-        KernelLibraryError: there is none, or it was built from other sources.
+        KernelLibraryError: the file is missing or broken, or was built from other sources.
     """
     remedy = build.failure(file) or "build it with `python -m taco_kernels.build`"
     if not file.exists():
@@ -144,8 +144,9 @@ def load_library(
 
 
 def keep_gil(lib: ctypes.CDLL) -> ctypes.PyDLL:
-    """The same functions for calls of a few microseconds: whoever lets go of the interpreter lock
-    waits for it again, for as long as another thread is busy.
+    """The same functions, called without releasing the GIL, for calls of a few microseconds.
+
+    Releasing the GIL would make the caller wait for it again while another thread is busy.
     """
     holding = ctypes.PyDLL(lib._name)
     _declare(holding)
@@ -154,7 +155,7 @@ def keep_gil(lib: ctypes.CDLL) -> ctypes.PyDLL:
 
 @cache
 def library_keeping_gil() -> ctypes.PyDLL:
-    """The library for calls of microseconds that need no pool.
+    """The library for calls of a few microseconds that need no thread pool; keeps the GIL.
 
     Raises:
         KernelLibraryError: as load_library.
@@ -169,7 +170,7 @@ def _declare(lib: ctypes.CDLL) -> None:
 
 
 def isa_names(lib: ctypes.CDLL) -> list[str]:
-    """The instruction sets in the library, from the least to the best."""
+    """The instruction sets in the library, from the smallest to the best."""
     names: list[str] = []
     while name := lib.taco_isa_name(len(names)):
         names.append(name.decode())
@@ -177,34 +178,34 @@ def isa_names(lib: ctypes.CDLL) -> list[str]:
 
 
 def missing_cpu_features(lib: ctypes.CDLL) -> dict[str, str | None]:
-    """What this machine lacks for each instruction set in the library; None where it can run."""
-    obstacles = [lib.taco_isa_missing_feature(index) for index in range(len(isa_names(lib)))]
+    """The CPU feature that this machine lacks for each instruction set, or None if it can run."""
+    missing = [lib.taco_isa_missing_feature(index) for index in range(len(isa_names(lib)))]
     return {
-        name: obstacle.decode() if obstacle else None
-        for name, obstacle in zip(isa_names(lib), obstacles, strict=True)
+        name: feature.decode() if feature else None
+        for name, feature in zip(isa_names(lib), missing, strict=True)
     }
 
 
-def choose_isa(obstacles: Mapping[str, str | None], wanted: str | None = None) -> str:
-    """The best instruction set that has no obstacle, or `wanted`.
+def choose_isa(missing: Mapping[str, str | None], wanted: str | None = None) -> str:
+    """The best instruction set that this machine can run, or `wanted`.
 
     Args:
-        obstacles: as missing_cpu_features gives them, from the least set to the best.
+        missing: as from missing_cpu_features, from the smallest set to the best.
 
     Raises:
-        UnsupportedCpuError: none, or not the wanted one, can run here.
-        ValueError: there is no set of that name.
+        UnsupportedCpuError: this machine can run no set, or not the wanted one.
+        ValueError: the library has no set of that name.
     """
     if wanted is not None:
-        if wanted not in obstacles:
-            known = ", ".join(obstacles)
+        if wanted not in missing:
+            known = ", ".join(missing)
             raise ValueError(f"TACO_CPU_ISA={wanted} is no instruction set; there are {known}")
-        if obstacle := obstacles[wanted]:
-            raise UnsupportedCpuError(f"this machine cannot run {wanted}: it lacks {obstacle}")
+        if feature := missing[wanted]:
+            raise UnsupportedCpuError(f"this machine cannot run {wanted}: it lacks {feature}")
         return wanted
-    usable = [name for name, obstacle in obstacles.items() if obstacle is None]
+    usable = [name for name, feature in missing.items() if feature is None]
     if not usable:
-        lacking = next(iter(obstacles.values()))
+        lacking = next(iter(missing.values()))
         raise UnsupportedCpuError(f"the CPU kernels need AVX2: this machine lacks {lacking}")
     return usable[-1]
 
@@ -212,10 +213,10 @@ def choose_isa(obstacles: Mapping[str, str | None], wanted: str | None = None) -
 def load(
     num_threads: int = 1, cpus: Sequence[int] | None = None, *, isa: str | None = None
 ) -> CpuKernels:
-    """The kernels with the best instruction set of this machine, or `isa`, or TACO_CPU_ISA.
+    """Loads the kernels with `isa`, or $TACO_CPU_ISA, or the best set that this machine can run.
 
     Raises:
-        KernelLibraryError, UnsupportedCpuError, ValueError: as above.
+        KernelLibraryError, UnsupportedCpuError, ValueError: as load_library and choose_isa.
     """
     lib = load_library()
     wanted = isa or os.environ.get("TACO_CPU_ISA") or None

@@ -1,4 +1,4 @@
-"""Paged attention on the CPU: the cache, writing to it, attending over it, reading it back."""
+"""Paged attention on the CPU: the KV cache, writes to it, attention over it, reading it back."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class PagedKV:
 
     Attributes:
         memory: uint8 [num_blocks, bytes of a block], aligned to 64 bytes.
-        dtype: float32, bfloat16, or int8 with a float32 scale a token and head.
-        block_size: tokens of a block, a multiple of 16.
+        dtype: float32, bfloat16, or int8 with a float32 scale per token and head.
+        block_size: tokens per block, a multiple of 16.
     """
 
     memory: Tensor
@@ -37,13 +37,14 @@ class PagedKV:
 
     def __post_init__(self) -> None:
         if self.dtype not in _DTYPES:
-            raise ValueError(f"a KV cache holds float32, bfloat16 or int8, not {self.dtype}")
+            raise ValueError(f"a KV cache is float32, bfloat16 or int8, not {self.dtype}")
         if self.block_size <= 0 or self.block_size % PANEL:
             raise ValueError(f"block_size must be a multiple of {PANEL}, not {self.block_size}")
         _check(self.memory, "memory", torch.uint8, 2)
         if self.memory.shape[1] != self.bytes_per_block():
             raise ValueError(
-                f"a block takes {self.bytes_per_block()} bytes, memory has {self.memory.shape[1]}"
+                f"memory must have {self.bytes_per_block()} bytes per block, "
+                f"not {self.memory.shape[1]}"
             )
         if self.memory.data_ptr() % ALIGNMENT:
             raise ValueError(f"memory must be aligned to {ALIGNMENT} bytes")
@@ -58,7 +59,7 @@ class PagedKV:
         num_kv_heads: int,
         head_dim: int,
     ) -> PagedKV:
-        """A cache in memory that is not written to: untouched pages take none."""
+        """Allocates a cache without writing to it: untouched pages take no memory."""
         shape = (block_size, num_layers, num_kv_heads, head_dim)
         size = block_bytes(dtype, *shape)
         return cls(allocate(num_blocks * size).view(num_blocks, size), dtype, *shape)
@@ -83,10 +84,10 @@ class PagedKV:
         """Keys and values of a sequence's first tokens.
 
         Args:
-            block_table: integers [at least the blocks that hold num_tokens].
+            block_table: integers, at least as many as the blocks of num_tokens.
 
         Returns:
-            Two float32 tensors [num_tokens, num_kv_heads, head_dim]; int8 is scaled back.
+            Two float32 tensors [num_tokens, num_kv_heads, head_dim]; int8 is dequantized.
         """
         blocks = self.memory[block_table[: -(-num_tokens // self.block_size)].long()]
         layer_bytes = self.bytes_per_block() // self.num_layers
@@ -125,7 +126,7 @@ def block_bytes(
 
 @dataclass(frozen=True, slots=True)
 class PagedBatch:
-    """The sequences of a step; all int32, as AttentionMetadata in the worker.
+    """The sequences of a step, all int32, as AttentionMetadata in the worker.
 
     Attributes:
         query_start_loc: [num_seqs + 1], first token of each sequence in the step.
@@ -183,7 +184,7 @@ def write_kv(
 
 @dataclass(frozen=True, slots=True)
 class SlotCopies:
-    """Copies of tokens' KV between slots, block * block_size + offset; none is read and written.
+    """Copies of tokens' KV between slots (block * block_size + offset). No target is also a source.
 
     Attributes:
         sources, targets: contiguous int64 [count].
@@ -200,7 +201,7 @@ class SlotCopies:
             raise ValueError(f"{self.sources.size} sources for {self.targets.size} targets")
 
     def struct(self) -> structs.KVCopies:
-        """It holds while this object does."""
+        """Valid while this object lives."""
         return structs.KVCopies(
             self.sources.size, self.sources.ctypes.data, self.targets.ctypes.data
         )
@@ -209,7 +210,7 @@ class SlotCopies:
 def append_kv(kernels: CpuKernels, cache: PagedKV, copies: SlotCopies) -> None:
     """Copies tokens to the ends of their sequences, in all layers.
 
-    The targets of each sequence are in order. As when a token is written, the first one of sixteen
+    The targets of each sequence are in order. As in write_kv, the first token of a group of sixteen
     zeroes the values of the others.
     """
     kernels.lib.taco_append_kv(
@@ -218,9 +219,9 @@ def append_kv(kernels: CpuKernels, cache: PagedKV, copies: SlotCopies) -> None:
 
 
 class AttentionCall:
-    """Causal attention of a step's queries over one layer of a cache that holds their KV already.
+    """Causal attention of a step's queries over one layer of a cache that already holds their KV.
 
-    Calling it fills `out` anew, from what the tensors that it was made of hold by then.
+    Each call fills `out` from the current contents of the tensors passed to the constructor.
 
     Attributes:
         out: float32 [num_tokens, num_heads, head_dim].
@@ -239,12 +240,12 @@ class AttentionCall:
         soft_cap: float | None = None,
         alibi_slopes: Tensor | None = None,
     ) -> None:
-        """As `paged_attention`."""
+        """Arguments as for `paged_attention`."""
         _check_layer(cache, layer)
         num_heads = query.shape[1] if query.dim() == 3 else 0
         _check_shape(query, "query", (batch.num_tokens, num_heads, cache.head_dim))
         if num_heads == 0 or num_heads % cache.num_kv_heads:
-            raise ValueError(f"{num_heads} heads do not share {cache.num_kv_heads} KV heads evenly")
+            raise ValueError(f"{num_heads} heads are no multiple of {cache.num_kv_heads} KV heads")
         if alibi_slopes is not None:
             _check_shape(alibi_slopes, "alibi_slopes", (num_heads,))
         self.out = torch.empty_like(query)
@@ -288,12 +289,12 @@ def paged_attention(
     soft_cap: float | None = None,
     alibi_slopes: Tensor | None = None,
 ) -> Tensor:
-    """Causal attention of the step's queries over the cache, which holds their own KV already.
+    """Causal attention of the step's queries over the cache, which already holds their own KV.
 
     Args:
         query: float32 [num_tokens, num_heads, head_dim].
-        scale: factor on query-key products, above 0.
-        sliding_window: how many tokens a token sees, itself included; None is all.
+        scale: positive factor on query-key products.
+        sliding_window: number of tokens that a token sees, including itself; None: all.
         soft_cap: scores become soft_cap * tanh(score / soft_cap).
         alibi_slopes: float32 [num_heads]; slope * (key position - query position) is added.
 
@@ -301,7 +302,7 @@ def paged_attention(
         float32 [num_tokens, num_heads, head_dim].
 
     Raises:
-        ValueError: shapes or types that do not fit.
+        ValueError: a tensor has the wrong shape or type.
     """
     call = AttentionCall(
         kernels,
@@ -323,7 +324,7 @@ def _padded(head_dim: int) -> int:
 
 def _check_layer(cache: PagedKV, layer: int) -> None:
     if not 0 <= layer < cache.num_layers:
-        raise ValueError(f"layer {layer} of a cache of {cache.num_layers}")
+        raise ValueError(f"layer must be 0 to {cache.num_layers - 1}, not {layer}")
 
 
 def _check_shape(tensor: Tensor, name: str, shape: tuple[int, ...]) -> None:

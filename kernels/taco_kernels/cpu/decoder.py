@@ -1,4 +1,4 @@
-"""A whole decoder on the CPU kernels: its weights, and one step of it in one call."""
+"""A whole decoder-only transformer on the CPU kernels: its weights, and one step in one call."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class _Logits(Structure):
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """float32 [size] each; bias is None for RMSNorm."""
+    """Weights of a norm, float32 [size]; bias is None for RMSNorm."""
 
     weight: Tensor
     bias: Tensor | None = None
@@ -115,8 +115,8 @@ class Layer:
     """One layer's weights.
 
     Attributes:
-        up: gate and up as a gated pair where the MLP is gated.
-        sliding_window: tokens that a token sees, itself included; 0 is all.
+        up: gate and up as a gated pair if the MLP is gated.
+        sliding_window: number of tokens that a token sees, including itself; 0: all.
     """
 
     attn_norm: Norm
@@ -134,12 +134,13 @@ class Weights:
 
     Attributes:
         embeddings: [vocab_size, embedding_size], float32, bfloat16 or float16, rows contiguous;
-            None: the rows of lm_head, which then is float32 or bfloat16.
-        positions: learned position embeddings of the same types, or None.
-        position_offset: position p is row p + position_offset of them.
+            None: the rows of lm_head, which must be float32 or bfloat16.
+        positions: learned position embeddings of one of these types, or None.
+        position_offset: position p is row p + position_offset of `positions`.
         rotary: cosines and sines, float32 [positions, head_dim / 2] each, or None.
-        embed_in, embed_out: between embeddings and layers where their widths differ.
-        norm: of NORM_KINDS. activation: of matmul.ACTIVATIONS.
+        embed_in, embed_out: projections between embeddings and layers of different widths.
+        norm: one of NORM_KINDS.
+        activation: one of matmul.ACTIVATIONS.
     """
 
     num_heads: int
@@ -163,17 +164,17 @@ class Weights:
 
 
 class CpuDecoder:
-    """One model's forward pass. Not thread safe.
+    """The forward pass and logits of one model. Not thread safe.
 
     Attributes:
-        cache: the KV of its sequences.
-        kept_hidden: outputs of the layers of `keep_hidden` in the last step, side by side, float32
+        cache: the KV cache of its sequences.
+        kept_hidden: outputs of the `keep_hidden` layers in the last step, concatenated, float32
             [num_tokens, number of layers * hidden_size].
     """
 
     def __init__(self, kernels: CpuKernels, weights: Weights, cache: PagedKV) -> None:
         self._kernels = kernels
-        self._weights, self.cache = weights, cache  # of the memory that the structs point to
+        self._weights, self.cache = weights, cache  # own the memory that the structs point to
         self._kept_layers = np.zeros(0, dtype=np.int32)
         self.kept_hidden = torch.empty((0, 0))
         self._layers = (_Layer * len(weights.layers))(*map(_layer, weights.layers))
@@ -194,16 +195,17 @@ class CpuDecoder:
         output_rows: IntArray,
         copies: SlotCopies | None = None,
     ) -> Tensor:
-        """Run one step; its keys and values go to the cache.
+        """Run one step and write its keys and values to the cache.
 
         Args:
-            token_ids, positions: [num_tokens], sequence after sequence.
+            token_ids, positions: [num_tokens], grouped by sequence.
             query_start: [num_seqs + 1], first token of each sequence in the step.
             seq_lens: [num_seqs], tokens in the KV after the step.
             block_tables: [num_seqs, max_blocks].
-            output_rows: [num_outputs], rising: the tokens whose hidden states are wanted.
-            copies: of KV in each layer, once the step's own has been written there: how sequences
-                that share tokens of the step come by them.
+            output_rows: [num_outputs], ascending indices of the tokens whose hidden states are
+                returned.
+            copies: KV copies in each layer, made after the step's own KV was written, for sequences
+                that share tokens of the step.
 
         Returns:
             float32 [num_outputs, hidden_size].
@@ -228,13 +230,13 @@ class CpuDecoder:
         return hidden
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """float32 [num_rows, hidden_size] to float32 [num_rows, vocab_size]."""
+        """Logits, float32 [num_rows, vocab_size], of float32 hidden [num_rows, hidden_size]."""
         logits = torch.empty((hidden.shape[0], self._vocab_size), dtype=torch.float32)
         self._run_logits(hidden, logits, None)
         return logits
 
     def most_likely(self, hidden: Tensor) -> Tensor:
-        """float32 [num_rows, hidden_size] to int32 [num_rows]; of equal logits the first wins.
+        """Most likely tokens, int32 [num_rows], of hidden states; the lowest id among equal logits.
 
         NO_TOKEN where the greatest logit is not finite.
         """
@@ -245,7 +247,7 @@ class CpuDecoder:
     def most_likely_logprobs(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """`most_likely`, and the log probabilities of these tokens: float32 [num_rows].
 
-        A log probability has no meaning where there is no choice.
+        The log probability is undefined in rows with NO_TOKEN.
         """
         token_ids = torch.empty(hidden.shape[0], dtype=torch.int32)
         logprobs = torch.empty(hidden.shape[0], dtype=torch.float32)
@@ -253,14 +255,16 @@ class CpuDecoder:
         return token_ids, logprobs
 
     def keep_hidden(self, layers: Sequence[int]) -> None:
-        """Steps leave the outputs of these layers: any but the last one, of which only wanted rows
-        may run."""
+        """Keep the outputs of these layers in `kept_hidden` from the next step on.
+
+        Not the last layer: it may compute the output rows alone.
+        """
         self._kept_layers = np.array(layers, dtype=np.int32)
         self._step.num_kept = len(layers)
         self._step.kept_layers = _address(self._kept_layers)
 
     def embed(self, token_ids: Tensor) -> Tensor:
-        """Token ids [num_rows] to their embeddings, float32 [num_rows, embedding_size]."""
+        """Embeddings, float32 [num_rows, embedding_size], of token ids [num_rows]."""
         if self._weights.embeddings is not None:
             return self._weights.embeddings[token_ids].float()
         return self._weights.lm_head.rows(token_ids).float()
@@ -311,7 +315,7 @@ def _layer(layer: Layer) -> _Layer:
 def _decoder(weights: Weights, layers: Any) -> _Decoder:
     first = weights.layers[0]
     if weights.embeddings is None and weights.lm_head.dtype == torch.int8:
-        raise ValueError("embeddings cannot be taken from an int8 matrix: it has rounded them")
+        raise ValueError("embeddings cannot be read from an int8 lm_head: it is rounded")
     cosines, sines = weights.rotary or (None, None)
     return _Decoder(
         vocab_size=weights.lm_head.struct.n,

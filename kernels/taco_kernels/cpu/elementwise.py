@@ -1,4 +1,4 @@
-"""Rows changed number by number on the CPU: functions, norms, rotary positions."""
+"""Elementwise kernels on the CPU: activations and math functions, norms, rotary embedding."""
 
 import ctypes
 
@@ -14,10 +14,10 @@ _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 
 
 def apply_function(kernels: CpuKernels, name: str, x: Tensor) -> Tensor:
-    """One of FUNCTIONS of each number; x is float32 and contiguous.
+    """Applies one of FUNCTIONS to each number of x, which is float32 and contiguous.
 
     Raises:
-        ValueError: another function or tensor.
+        ValueError: the function is unknown or the tensor has the wrong type.
     """
     if name not in FUNCTIONS:
         raise ValueError(f"unknown function {name!r}; known: {', '.join(FUNCTIONS)}")
@@ -37,23 +37,23 @@ def norm_rows(
     eps: float,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, Tensor]:
-    """RMSNorm or LayerNorm of rows, as a matrix of `dtype` takes them.
+    """RMSNorm or LayerNorm of rows, encoded as operands for a matrix of `dtype`.
 
     Args:
-        kind: of NORM_KINDS.
+        kind: one of NORM_KINDS.
         x: float32 [num_rows, size], contiguous.
         weight, bias: float32 [size].
         dtype: float32, bfloat16, or int8.
 
     Returns:
-        Operands [num_rows, padded size], whose type is the instruction set's own, and the scales of
-        int8 rows, float32 [num_rows].
+        Operands [num_rows, padded size] of the instruction set, and the scales of int8 rows,
+        float32 [num_rows].
 
     Raises:
-        ValueError: another kind, dtype or tensor.
+        ValueError: kind or dtype is unknown, or a tensor has the wrong type or shape.
     """
     if kind not in NORM_KINDS or dtype not in _DTYPES:
-        raise ValueError(f"no {kind!r} norm for matrices of {dtype}")
+        raise ValueError(f"unknown norm {kind!r} or dtype {dtype}")
     num_rows, size = x.shape
     _check(x, "x")
     for vector in (weight,) if bias is None else (weight, bias):
@@ -87,14 +87,14 @@ def norm_rows(
 
 
 def rotate_rows(kernels: CpuKernels, x: Tensor, cos: Tensor, sin: Tensor) -> None:
-    """Turns each head's pairs (x[i], x[i + head_dim / 2]) by its token's angles, in place.
+    """Rotary embedding: rotates each head's pairs (x[i], x[i + head_dim / 2]) in place.
 
     Args:
         x: float32 [num_tokens, num_heads, head_dim], a token's heads contiguous.
         cos, sin: float32 [num_tokens, head_dim / 2], contiguous.
 
     Raises:
-        ValueError: another tensor.
+        ValueError: a tensor has the wrong type or shape.
     """
     num_tokens, num_heads, head_dim = x.shape
     if x.dtype != torch.float32 or x.stride()[1:] != (head_dim, 1):
@@ -102,7 +102,9 @@ def rotate_rows(kernels: CpuKernels, x: Tensor, cos: Tensor, sin: Tensor) -> Non
     for table in (cos, sin):
         _check(table, "cos and sin")
         if table.shape != (num_tokens, head_dim // 2) or head_dim % 2:
-            raise ValueError(f"angles of {tuple(x.shape)} cannot be {tuple(table.shape)}")
+            raise ValueError(
+                f"cos and sin must be [{num_tokens}, {head_dim} / 2], not {tuple(table.shape)}"
+            )
     call = structs.RotaryRows(
         num_tokens,
         num_heads,

@@ -1,4 +1,4 @@
-"""Packed matrices on the CPU, and products with them."""
+"""Matrix products on the CPU: packed weight matrices, encoded activations, product and argmax."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from taco_kernels.native.memory import allocate
 PANEL = 16
 ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
-_PARTIAL_SUM_TOKENS = 64  # csrc/sampling/sampling.h
+_PARTIAL_SUM_TOKENS = 64  # csrc/sampling/sampling_args.h
 _EPILOGUES = {"store": 0, "add": 1, "gate_mul": 2}
 _SOURCE_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 
 class PackedMatrix:
-    """W [n, k] in the kernels' order (csrc/matmul/matrix.h), made once and read by every product.
+    """A weight matrix W [n, k], packed once in the kernels' layout (csrc/matmul/matrix.h).
 
     Attributes:
-        struct: what kernels take; it points into this object's memory.
+        struct: the matrix as kernels take it; points to this object's memory.
     """
 
     def __init__(self, n: int, k: int, dtype: torch.dtype, *, gated: bool = False) -> None:
-        """Room for a matrix that `pack` fills.
+        """Allocates a matrix, which `pack` fills.
 
         Args:
-            dtype: float32, bfloat16, or int8 with a scale a column.
-            gated: rows 0 to n / 2 - 1 are the gate's and the others up's, and `silu(gate) * up` is
-                computed in one product.
+            dtype: float32, bfloat16, or int8 with a scale per column.
+            gated: rows 0 to n / 2 - 1 are the gate's, the others up's; one product computes
+                act(gate) * up.
         """
         if dtype not in DTYPES:
             raise ValueError(f"a packed matrix is float32, bfloat16 or int8, not {dtype}")
@@ -71,7 +71,7 @@ class PackedMatrix:
         bias: Tensor | None = None,
         gated: bool = False,
     ) -> PackedMatrix:
-        """weight [n, k], and bias [n] in the order of its rows."""
+        """Packs weight [n, k], and bias [n] in the order of its rows."""
         n, k = weight.shape
         matrix = cls(n, k, dtype or weight.dtype, gated=gated)
         matrix.pack(kernels, weight)
@@ -87,13 +87,13 @@ class PackedMatrix:
 
     @property
     def scales(self) -> Tensor:
-        """float32 [n]: of int8, what one step of each row's numbers is worth."""
+        """float32 [n], the quantization scale of each row of an int8 matrix."""
         if self._scales is None:
             raise ValueError(f"a {self.dtype} matrix has no scales")
         return self._in_order(self._scales)
 
     def rows(self, indices: Tensor) -> Tensor:
-        """Some rows of W as they are stored, [count, k]: a lookup in a table that was packed."""
+        """Reads rows of W as stored, [count, k]: an embedding lookup in a packed matrix."""
         if self.gated or self.dtype == torch.int8:
             raise ValueError(
                 f"rows cannot be read from a {'gated ' * self.gated}{self.dtype} matrix"
@@ -104,7 +104,7 @@ class PackedMatrix:
         return rows.reshape(indices.numel(), -1)[:, : self.shape[1]]
 
     def pack(self, kernels: CpuKernels, rows: Tensor, start: int = 0) -> None:
-        """Rows of W from `start` on: float32, bfloat16 or float16 [count, k], rows contiguous."""
+        """Packs rows of W from `start` on: float32, bfloat16 or float16 [count, k]."""
         n, k = self.shape
         if rows.dtype not in _SOURCE_TYPES or rows.ndim != 2 or rows.stride(1) != 1:
             raise ValueError(
@@ -131,7 +131,7 @@ class PackedMatrix:
             kernels.lib.taco_pack(kernels.pool, ctypes.byref(packing))
 
     def set_bias(self, bias: Tensor, start: int = 0) -> None:
-        """float [count]: the bias of rows from `start` on; 0 where none is set."""
+        """Sets the bias, float [count], of rows from `start` on; 0 where none is set."""
         if self._bias is None:
             self._bias = torch.zeros(self._columns)
             self.struct.bias = self._bias.data_ptr()
@@ -139,7 +139,7 @@ class PackedMatrix:
             self._bias[self._columns_of(half, first, part.shape[0])] = part.float()
 
     def _halves(self, rows: Tensor, start: int) -> list[tuple[int, int, Tensor]]:
-        """(half, first row of it, rows of it): the one half, or gate and up of a gated pair."""
+        """(half, its first row, its rows) of the matrix, or of gate and up of a gated pair."""
         if not self.gated:
             return [(0, start, rows)]
         size = self.shape[0] // 2
@@ -149,7 +149,7 @@ class PackedMatrix:
         return [part for part in parts if part[2].shape[0]]
 
     def _columns_of(self, half: int, first: int, count: int) -> Tensor:
-        """Packed columns of some rows of a half."""
+        """The packed columns of some rows of a half."""
         rows = torch.arange(first, first + count)
         return rows + (rows // PANEL + half) * PANEL if self.gated else rows
 
@@ -161,16 +161,16 @@ class PackedMatrix:
 
 
 class EncodedRows:
-    """Rows of activations as products with matrices of one type take them.
+    """Rows of activations, encoded as operands for matrices of one type.
 
     Attributes:
-        data: [count, padded k] of the instruction set's operands.
-        scales: float32 [count], of int8 alone.
-        struct: what kernels take; it points into the two.
+        data: [count, padded k], operands of the instruction set.
+        scales: float32 [count], for int8 only.
+        struct: the rows as kernels take them; points to data and scales.
     """
 
     def __init__(self, kernels: CpuKernels, rows: Tensor, dtype: torch.dtype) -> None:
-        """rows: float32 [count, k], each row contiguous."""
+        """Encodes rows, float32 [count, k], each row contiguous."""
         if rows.dtype != torch.float32 or rows.ndim != 2 or rows.stride(1) != 1:
             raise ValueError(f"rows must be float32 with contiguous rows, not {rows.dtype}")
         count, k = rows.shape
@@ -200,14 +200,14 @@ def multiply(
     add_to: Tensor | None = None,
     as_operands: bool = False,
 ) -> Tensor:
-    """act(rows @ W.T + bias), or act(gate) * up of a gated pair, or that added to `add_to`.
+    """Computes act(rows @ W.T + bias), or act(gate) * up of a gated pair, or adds to `add_to`.
 
     Args:
         add_to: float32 [count, n], changed in place.
-        as_operands: the result is for a product with a bfloat16 matrix.
+        as_operands: return operands for a product with a bfloat16 matrix.
 
     Returns:
-        [count, n], or n / 2 of a gated pair; float32, or operands.
+        [count, n], or [count, n / 2] for a gated pair; float32, or operands.
     """
     _check_product(rows, matrix)
     count = rows.struct.count
@@ -217,7 +217,7 @@ def multiply(
         dtype = operand_dtype(kernels, torch.bfloat16) if as_operands else torch.float32
         out = torch.empty((count, columns), dtype=dtype)
     elif out.dtype != torch.float32 or out.shape != (count, columns) or out.stride(1) != 1:
-        raise ValueError(f"a product adds to float32 [{count}, {columns}]")
+        raise ValueError(f"add_to must be float32 [{count}, {columns}] with contiguous rows")
     epilogue = "gate_mul" if matrix.gated else "store" if add_to is None else "add"
     product = Product(
         rows.struct,
@@ -235,14 +235,14 @@ def multiply(
 def multiply_argmax(
     kernels: CpuKernels, rows: EncodedRows, matrix: PackedMatrix, logprobs: Tensor | None = None
 ) -> Tensor:
-    """int32 [count]: the column with the greatest value of each row, the first of several.
+    """int32 [count]: the column with the greatest value of each row, the first among equals.
 
     NO_TOKEN (see `taco_kernels.sampling_metadata`) where the greatest value is not finite.
 
     Args:
         logprobs: float32 [count], receives the log probabilities of these columns, with the values
-            as logits. They are the bits that `sampling.gather_logprobs` gives for the stored
-            product, and have no meaning where there is no choice.
+            as logits: the same bits as `sampling.gather_logprobs` of the stored product. Undefined
+            in rows with NO_TOKEN.
     """
     _check_product(rows, matrix)
     count = rows.struct.count
@@ -268,13 +268,13 @@ def multiply_argmax(
 
 
 def padded_k(dtype: torch.dtype, k: int) -> int:
-    """Columns of a matrix of `dtype` with the zeros that fill its last AMX tile."""
+    """k of a matrix of `dtype`, padded to whole AMX tiles."""
     group = 64 // dtype.itemsize
     return k if dtype == torch.float32 else -(-k // group) * group
 
 
 def operand_dtype(kernels: CpuKernels, dtype: torch.dtype) -> torch.dtype:
-    """What an instruction set multiplies a matrix of `dtype` with."""
+    """Type of the operands that the instruction set multiplies with a matrix of `dtype`."""
     if dtype == torch.bfloat16:
         return torch.bfloat16 if kernels.bf16_operand_bytes == 2 else torch.float32
     if dtype == torch.int8:
@@ -285,7 +285,7 @@ def operand_dtype(kernels: CpuKernels, dtype: torch.dtype) -> torch.dtype:
 def _check_product(rows: EncodedRows, matrix: PackedMatrix) -> None:
     if rows.dtype != matrix.dtype or rows.k != matrix.shape[1]:
         raise ValueError(
-            f"rows of {rows.dtype} with {rows.k} columns do not meet a matrix of {matrix.dtype} "
+            f"rows of {rows.dtype} with {rows.k} columns do not fit a matrix of {matrix.dtype} "
             f"with {matrix.shape[1]}"
         )
 

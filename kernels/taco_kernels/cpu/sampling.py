@@ -1,4 +1,7 @@
-"""Choosing tokens on the CPU: see sample.h, penalize.h and logprobs.h in csrc/sampling/."""
+"""Token sampling on the CPU: sample tokens, apply penalties, gather log probabilities.
+
+C++ does the work (sample.h, penalize.h and logprobs.h in csrc/sampling/).
+"""
 
 import ctypes
 
@@ -13,7 +16,7 @@ from taco_kernels.sampling_metadata import Array, Penalties, SamplingMetadata
 
 
 def sample_tokens(kernels: CpuKernels, logits: Tensor, metadata: SamplingMetadata) -> Tensor:
-    """One token a row; a row's does not depend on the others, nor on the number of threads.
+    """Sample one token per row, independently of the other rows and the number of threads.
 
     Args:
         logits: float32 [num_rows, vocab_size].
@@ -43,11 +46,11 @@ def sample_tokens(kernels: CpuKernels, logits: Tensor, metadata: SamplingMetadat
 
 
 def penalize(kernels: CpuKernels, logits: Tensor, tokens: Tensor, penalties: Penalties) -> None:
-    """Changes logits in place: repetition, then presence and frequency, then n-grams.
+    """Applies penalties in place: repetition, then presence and frequency, then n-gram bans.
 
     Args:
         logits: float32 [num_rows, vocab_size].
-        tokens: int32 [any, max_len], sequences of tokens within the vocabulary.
+        tokens: int32 [num_sequences, max_len], token ids within the vocabulary.
 
     Raises:
         ValueError: a tensor or a column of the wrong type or shape.
@@ -75,7 +78,7 @@ def penalize(kernels: CpuKernels, logits: Tensor, tokens: Tensor, penalties: Pen
 def gather_logprobs(
     kernels: CpuKernels, logits: Tensor, token_ids: Array, num_top: Array
 ) -> tuple[Array, Array, Array]:
-    """Log probabilities of a token of each row, and of the most likely ones.
+    """Log probabilities of one token per row, and of the most likely tokens.
 
     Args:
         logits: float32 [num_rows, vocab_size].
@@ -84,8 +87,8 @@ def gather_logprobs(
 
     Returns:
         ids (int64) and log probabilities (float32), both [num_rows, 1 + the largest num_top]: the
-        row's token, then its num_top most likely ones, best and lowest id first; what lies behind
-        is undefined. ranks (int64 [num_rows]) of the tokens, from 1.
+        row's token, then its num_top most likely ones, best first and lowest id first among
+        equals; the rest is undefined. ranks (int64 [num_rows]) of the tokens, from 1.
 
     Raises:
         ValueError: a tensor or a column of the wrong type or shape.

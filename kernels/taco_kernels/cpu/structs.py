@@ -1,4 +1,4 @@
-"""The structs of csrc/ for ctypes, field by field."""
+"""The argument structs of the CPU kernels for ctypes, field by field as in csrc/."""
 
 from ctypes import Structure, c_bool, c_float, c_int32, c_int64, c_void_p
 

@@ -1,4 +1,4 @@
-"""How many threads this process should compute with, and on which CPUs."""
+"""CPU cores for threads: the cores that affinity and cgroup quota allow, and thread bindings."""
 
 import os
 from collections.abc import Callable, Collection
@@ -12,18 +12,18 @@ _MEMBERSHIP = Path("/proc/self/cgroup")
 
 @dataclass(frozen=True, slots=True)
 class Cores:
-    """What the process may compute on.
+    """The CPU resources of this process.
 
     Attributes:
-        cpus: one CPU of each physical core that the process may run on.
-        quota: CPUs' worth of time that its control groups allow, or None.
+        cpus: one CPU per physical core that the process may run on.
+        quota: CPU time that its cgroups allow, in CPUs, or None.
     """
 
     cpus: tuple[int, ...]
     quota: float | None
 
     def num_threads(self, wanted: int | None = None) -> int:
-        """`wanted`, or as many as there are cores and time for.
+        """Number of threads: `wanted`, or by default one per core within the quota.
 
         Raises:
             ValueError: `wanted` is below 1 or above the cores.
@@ -36,20 +36,20 @@ class Cores:
         return wanted
 
     def bindings(self, num_threads: int) -> tuple[int, ...] | None:
-        """The CPU of each thread where the threads take all cores, else None.
+        """The CPU of each thread if the threads take all cores, else None.
 
-        Two processes that leave cores free must not meet on the same ones.
+        Otherwise two processes that each leave cores free could bind to the same ones.
         """
         return self.cpus if num_threads == len(self.cpus) else None
 
 
 def available_cores() -> Cores:
-    """Of this process, as the system limits it now."""
+    """The cores of this process under its current limits."""
     return Cores(physical_cores(os.sched_getaffinity(0)), cpu_quota())
 
 
 def physical_cores(allowed: Collection[int], cpus: Path = _CPUS) -> tuple[int, ...]:
-    """The first allowed CPU of each physical core: its siblings share the units that compute."""
+    """The first allowed CPU of each physical core: sibling CPUs share arithmetic units."""
     first_of: dict[str, int] = {}
     for cpu in sorted(allowed):
         siblings = cpus / f"cpu{cpu}" / "topology" / "thread_siblings_list"
@@ -62,9 +62,9 @@ def physical_cores(allowed: Collection[int], cpus: Path = _CPUS) -> tuple[int, .
 
 
 def cpu_quota(membership: Path = _MEMBERSHIP, cgroups: Path = _CGROUPS) -> float | None:
-    """CPUs' worth of time that the process's control groups allow it; None if they do not limit it.
+    """The cgroup CPU quota of this process, in CPUs; None without a limit.
 
-    Reads cpu.max of version 2 and cpu.cfs_quota_us of version 1, of its group and those above.
+    Reads cpu.max (version 2) and cpu.cfs_quota_us (version 1) of its group and all parents.
     """
     try:
         lines = membership.read_text().splitlines()

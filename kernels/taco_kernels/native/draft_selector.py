@@ -1,4 +1,7 @@
-"""Which drafts are worth verifying: see csrc/drafts/draft_selector.h. This side passes pointers."""
+"""Selects which draft tokens of a step are worth verifying, to maximize tokens per second.
+
+C++ does the work (csrc/drafts/draft_selector.h); this module passes pointers.
+"""
 
 import weakref
 from ctypes import Structure, byref, c_double, c_int64, c_void_p
@@ -15,12 +18,12 @@ BoolArray = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class SelectedDrafts:
-    """What is worth verifying of some trees.
+    """The part of some trees that is worth verifying.
 
     Attributes:
-        gain: tokens a second that drafting promises, the time to make the drafts included, over
-            those of a step without any; 1 before a step has been measured.
-        plain_seconds: what that step would take; 0 before a step has been measured.
+        gain: expected speed-up over a step without drafts, drafting time included; 1 before any
+            step has been measured.
+        plain_seconds: expected time of a step without drafts; 0 before any step has been measured.
     """
 
     trees: DraftTrees
@@ -29,19 +32,19 @@ class SelectedDrafts:
 
 
 class DraftSelector:
-    """Learns how often drafts are right and how long steps take, and chooses by it.
+    """Learns acceptance rates and step times, and selects drafts by them.
 
-    Calls take microseconds, so that they keep the interpreter lock. Not thread safe.
+    Calls take microseconds and keep the GIL. Not thread safe.
     """
 
     def __init__(self, priors: npt.NDArray[np.float32], num_slots: int) -> None:
         """
         Args:
-            priors: float32 [num_classes], the share of drafts of each class that is believed to be
-                accepted before any has been seen.
+            priors: float32 [num_classes], assumed acceptance rate of each class before any
+                draft has been seen.
 
         Raises:
-            KernelLibraryError: the library of CPU kernels is not there.
+            KernelLibraryError: the library cannot be loaded.
         """
         self._lib = library_keeping_gil()
         priors = np.ascontiguousarray(priors, dtype=np.float32)
@@ -50,7 +53,7 @@ class DraftSelector:
         weakref.finalize(self, self._lib.taco_draft_selector_destroy, self._selector).atexit = False
 
     def start(self, slots: IntArray) -> None:
-        """Other sequences stand in these slots now."""
+        """Reset the statistics of slots that now hold other sequences."""
         self._lib.taco_draft_selector_start(self._selector, slots.ctypes.data, slots.size)
 
     def select(
@@ -63,17 +66,17 @@ class DraftSelector:
         max_branches: int = 0,
         draft_seconds: float = 0.0,
     ) -> SelectedDrafts:
-        """The part of well-formed trees that is worth it.
+        """Select the part of well-formed trees that is worth verifying.
 
         Args:
-            slots: int32, the trees' rows; one without nodes counts, since it gives a token too.
-            num_other_tokens: what the step computes beside drafts.
-            has_one_path: rows that cannot have branches; None: all may.
-            max_branches: of all rows; what comes beyond is a first path alone.
-            draft_seconds: what making the drafts took.
+            slots: int32 [num_rows]; a row without nodes counts, since it produces a token too.
+            num_other_tokens: tokens that the step computes besides drafts.
+            has_one_path: rows that may not have branches; None: all may.
+            max_branches: limit over all rows; rows beyond it keep their first path alone.
+            draft_seconds: time that drafting took.
 
         Raises:
-            ValueError: columns of another type.
+            ValueError: a column has another type.
         """
         _check(slots, *trees.columns())
         if has_one_path is None:
@@ -91,7 +94,7 @@ class DraftSelector:
         return SelectedDrafts(kept, chosen.gain, chosen.plain_seconds)
 
     def learn(self, slots: IntArray, num_tokens: IntArray, token_ids: IntArray) -> None:
-        """What the rows of the last choice got, `num_tokens` each; there may be others' too."""
+        """Learn from the tokens that rows received, `num_tokens` each; other rows are ignored."""
         _check(slots, num_tokens, token_ids)
         self._lib.taco_draft_selector_learn(
             self._selector,
@@ -102,16 +105,16 @@ class DraftSelector:
         )
 
     def observe_step(self, num_tokens: int, seconds: float) -> None:
-        """A step of so many tokens took so long."""
+        """Record that a step of `num_tokens` tokens took `seconds`."""
         self._lib.taco_draft_selector_observe_step(self._selector, num_tokens, seconds)
 
     @property
     def is_ready(self) -> bool:
-        """Some step has been measured."""
+        """Whether any step has been measured."""
         return bool(self._lib.taco_draft_selector_is_ready(self._selector))
 
     def step_seconds(self, first: int, count: int) -> npt.NDArray[np.float64]:
-        """What steps of `first`, `first` + 1, … tokens are expected to take.
+        """Expected seconds of steps of `first`, `first` + 1, … tokens, `count` of them.
 
         Raises:
             ValueError: no step has been measured.
@@ -122,18 +125,18 @@ class DraftSelector:
         self._lib.taco_draft_selector_estimate(self._selector, first, count, seconds.ctypes.data)
         return seconds
 
-    def chances(self, trees: DraftTrees, slots: IntArray) -> npt.NDArray[np.float64]:
-        """[sum(num_nodes)], of each node and all above it to be accepted."""
-        chances = np.empty(trees.token_ids.size)
-        self._lib.taco_draft_selector_chances(
-            self._selector, byref(view(trees, slots)), chances.ctypes.data
+    def probabilities(self, trees: DraftTrees, slots: IntArray) -> npt.NDArray[np.float64]:
+        """[sum(num_nodes)], the probability that each node and all its ancestors are accepted."""
+        probabilities = np.empty(trees.token_ids.size)
+        self._lib.taco_draft_selector_probabilities(
+            self._selector, byref(view(trees, slots)), probabilities.ctypes.data
         )
-        return chances
+        return probabilities
 
 
 def _check(*columns: npt.NDArray[np.generic]) -> None:
     if not are_columns(*columns):
-        raise ValueError("drafts, slots and tokens must be int32 columns without gaps")
+        raise ValueError("drafts, slots and tokens must be contiguous int32 columns")
 
 
 class _Limits(Structure):

@@ -1,4 +1,4 @@
-"""Trees of draft tokens: their columns, and how C++ is shown them (csrc/drafts/draft_trees.h)."""
+"""Trees of draft tokens: their columns, validation and acceptance (csrc/drafts/draft_trees.h)."""
 
 from ctypes import Structure, byref, c_int64, c_void_p
 from dataclasses import dataclass
@@ -15,17 +15,17 @@ _INT32 = np.dtype(np.int32)
 
 @dataclass(frozen=True, slots=True)
 class DraftTrees:
-    """A tree of draft tokens for each of some sequences; its root is the sequence's last token.
+    """One tree of draft tokens per row; its root is the sequence's last token.
 
-    The nodes of a tree stand depth first, of siblings the likeliest first: a node's first child
-    stands right behind it, and the first path is the likeliest chain.
+    Nodes are in depth-first order, the likeliest sibling first: a node's first child follows it
+    directly, and the first path is the likeliest chain.
 
     Attributes:
-        num_nodes: int32 [num_rows], the root not counted.
+        num_nodes: int32 [num_rows], without the root.
         token_ids: int32 [sum(num_nodes)].
-        parents: int32 [sum(num_nodes)], a node's parent among its tree's nodes; -1 is the root.
-        classes: int32 [sum(num_nodes)], the kind of evidence for a node, below the drafter's
-            number of `priors`: how often nodes of a class are accepted is measured.
+        parents: int32 [sum(num_nodes)], index of the parent in the same tree; -1 is the root.
+        classes: int32 [sum(num_nodes)], evidence class of a node, below the number of the drafter's
+            `priors`. The acceptance rate of each class is measured.
     """
 
     num_nodes: IntArray
@@ -39,12 +39,12 @@ class DraftTrees:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """What the trees of a step came to; a row may have no tree, that is only a root.
+    """The accepted paths of a step's trees; a row may have only a root.
 
     Attributes:
-        kept: of the roots and nodes of all rows, row after row, each row's accepted path from its
-            root: what was chosen behind these is the sequence's own.
-        num_tokens: int32 [num_rows], tokens of each path, which is as many as the row gets: the
+        kept: indices into the roots and nodes of all rows: each row's accepted path from its root.
+            The tokens sampled after these are the sequence's next tokens.
+        num_tokens: int32 [num_rows], length of each path and number of the row's new tokens: the
             accepted drafts and the bonus token.
     """
 
@@ -53,9 +53,9 @@ class Accepted:
 
 
 class TreesView(Structure):
-    """Pointers into columns, which must be int32, contiguous and alive for as long as it is used.
+    """Pointers to columns, which must be int32, contiguous, and outlive this object.
 
-    Nobody looks at `slots` where only the trees matter: it may be null.
+    `slots` may be null where only the trees matter.
     """
 
     _fields_ = (
@@ -69,15 +69,15 @@ class TreesView(Structure):
 
 
 def are_columns(*columns: npt.NDArray[np.generic]) -> bool:
-    """Whether C++ can read them: int32, one dimension, without gaps."""
-    for column in columns:  # no generator: this is asked for every step
+    """Whether C++ can read the columns: int32, one dimension, contiguous."""
+    for column in columns:  # no generator expression: runs every step
         if column.dtype != _INT32 or column.ndim != 1 or not column.flags.c_contiguous:
             return False
     return True
 
 
 def view(trees: DraftTrees, slots: IntArray | None = None) -> TreesView:
-    """Of columns that are known to be int32 and contiguous."""
+    """A view of columns that are known to be int32 and contiguous."""
     return TreesView(
         trees.num_nodes.size,
         None if slots is None else slots.ctypes.data,
@@ -89,11 +89,11 @@ def view(trees: DraftTrees, slots: IntArray | None = None) -> TreesView:
 
 
 def are_trees(trees: DraftTrees, max_nodes: IntArray, vocab_size: int, num_classes: int) -> bool:
-    """Whether these can be trees: no larger than they may be, with tokens and classes that there
-    are, and each node behind its parent.
+    """Whether the columns are well-formed trees: at most `max_nodes` nodes per row, tokens and
+    classes in range, each node after its parent.
 
     Raises:
-        KernelLibraryError: the library of CPU kernels is not there.
+        KernelLibraryError: the library cannot be loaded.
     """
     size = trees.token_ids.size
     if not are_columns(*trees.columns(), max_nodes) or trees.num_nodes.size != max_nodes.size:
@@ -109,23 +109,22 @@ def are_trees(trees: DraftTrees, max_nodes: IntArray, vocab_size: int, num_class
 
 
 def accept(trees: DraftTrees, chosen: npt.NDArray[np.integer[Any]]) -> Accepted:
-    """Walk down each tree for as long as what was chosen behind a node is one of its children.
+    """Walk down each tree while the token sampled after a node is one of its children.
 
-    What is chosen at a node is a sample of the target given the path to it, with the random number
-    of its position, so what comes out is what decoding token by token would have given, whatever
-    the drafts were.
+    The token at a node is sampled from the target given the path to it, with the random number of
+    its position. So the result equals decoding token by token, whatever the drafts were.
 
     Args:
         trees: well formed.
-        chosen: [sum(num_nodes + 1)], behind each row's root and nodes.
+        chosen: [sum(num_nodes + 1)], tokens sampled after each row's root and nodes.
 
     Raises:
-        KernelLibraryError: the library of CPU kernels is not there.
-        ValueError: `chosen` is not that.
+        KernelLibraryError: the library cannot be loaded.
+        ValueError: `chosen` has another shape.
     """
     count = trees.num_nodes.size + trees.token_ids.size
     if chosen.shape != (count,):
-        raise ValueError(f"{chosen.size} tokens were chosen behind {count} roots and nodes")
+        raise ValueError(f"{chosen.size} tokens were sampled after {count} roots and nodes")
     chosen = np.ascontiguousarray(chosen, dtype=np.int64)
     kept = np.empty(count, dtype=np.int32)
     num_tokens = np.empty(trees.num_nodes.size, dtype=np.int32)

@@ -1,4 +1,7 @@
-"""The lookahead cache: see csrc/lookahead/cache.h. This side checks columns and passes pointers."""
+"""The lookahead cache: n-gram drafts from earlier tokens of this and other sequences.
+
+C++ does the work (csrc/lookahead/cache.h); this module checks columns and passes pointers.
+"""
 
 import ctypes
 import hashlib
@@ -20,10 +23,10 @@ from taco_kernels.native.draft_trees import DraftTrees
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
 
-# As in csrc/lookahead/lookahead.h and tree.h.
+# As in csrc/lookahead/options.h and draft_tree.h.
 MAX_MATCH = 16
 MAX_TREE = 63
-# Calls for so few sequences take microseconds.
+# Calls for up to this many sequences take microseconds and keep the GIL.
 _QUICK_ROWS = 16
 MAX_PATHS = 16
 MAX_CELL = 64
@@ -33,8 +36,8 @@ NUM_SHARES = 4
 NUM_CLASSES = 2 * NUM_LENGTHS * NUM_SHARES + NUM_LENGTHS
 
 _ENTRY_BYTES = 16
-# An entry for each pair of a context and the token that followed, and a quarter beside them: a
-# table that holds all that it should then seldom has a full window.
+# One entry per pair of a context and the token that followed, plus a quarter of slack, so that a
+# full table seldom has full windows.
 _TABLE_BYTES = _ENTRY_BYTES * 5 // 4
 _LOCAL_BYTES = 30
 
@@ -47,13 +50,15 @@ class Mode(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheOptions:
-    """What csrc/lookahead/lookahead.h says of each; weights and shares are plain numbers here.
+    """Options of the cache; csrc/lookahead/options.h describes those without a comment here.
+
+    Weights and shares are floats here, fixed-point numbers there.
 
     Attributes:
-        num_tokens: room, in tokens: bytes_per_token() of each are taken.
-        has_table: what sequences hold is learned for others.
-        target_parallelism: 0 is no limit.
-        secret: 16 bytes; caches of equal ones learn and draft the same. Empty: a random one.
+        num_tokens: capacity in tokens, each of which takes bytes_per_token().
+        has_table: sequences learn from each other.
+        target_parallelism: maximum rows plus drafts of a step; 0 is no limit.
+        secret: key of the hashes, 16 bytes; caches with equal keys draft the same. Empty: random.
     """
 
     num_slots: int
@@ -84,20 +89,20 @@ def table_bytes_per_token(min_match: int, max_match: int) -> int:
 
 
 def bytes_per_token(min_match: int, max_match: int) -> int:
-    """Of the table and of the sequences' own indexes: 150 for contexts of 2 to 7 tokens."""
+    """Bytes per token of the table and the sequences' own indexes: 150 for contexts of 2 to 7."""
     return table_bytes_per_token(min_match, max_match) + _LOCAL_BYTES
 
 
 class LookaheadCache:
-    """Not thread safe.
+    """Learns from the tokens of sequences and drafts their next tokens. Not thread safe.
 
     Attributes:
-        table_bytes: what the table takes from the start.
-        max_local_bytes: the most that the sequences' own indexes take beside it.
+        table_bytes: size of the table, allocated at start.
+        max_local_bytes: limit on the sequences' own indexes.
     """
 
     def __init__(self, kernels: CpuKernels, options: CacheOptions, priors: FloatArray) -> None:
-        """`priors` are the shares of each class of nodes that one believes to be accepted.
+        """`priors`: the assumed acceptance rate of each class of drafts.
 
         Raises:
             MemoryError: the system has no room for the table.
@@ -112,7 +117,8 @@ class LookaheadCache:
             raise ValueError(f"a table of {self.table_bytes} bytes has no room for a cell")
         self.max_local_bytes = options.num_tokens * _LOCAL_BYTES
         self._table = memory.allocate(self.table_bytes)
-        # Here and now: contexts lie anywhere, so that the first prompts would wait for every page.
+        # Now: contexts are spread over all pages, and the first prompts would wait for each page
+        # fault.
         self._table.zero_()
         eos_ids = np.array(options.eos_ids, dtype=np.int32)
         filled = _Options(
@@ -148,11 +154,11 @@ class LookaheadCache:
 
     @property
     def local_bytes(self) -> int:
-        """What the sequences' own indexes take now."""
+        """Bytes that the sequences' own indexes use now."""
         return int(self._kernels.lib.taco_lookahead_local_bytes(self._cache))
 
     def learn(self, num_tokens: IntArray, token_ids: IntArray, salts: Sequence[str]) -> None:
-        """Texts that no sequence of the batch holds, one after the other in `token_ids`."""
+        """Learn texts that are no sequences of the batch, concatenated in `token_ids`."""
         count = num_tokens.size
         namespaces = self._namespaces(salts, count)
         texts = _Sequences(
@@ -176,11 +182,11 @@ class LookaheadCache:
         *,
         skips_prompts: bool = False,
     ) -> None:
-        """Sequences enter. The prompts of those without output are learned for others.
+        """Add sequences. Prompts of those without output are learned for other sequences too.
 
         Args:
-            salts: one a sequence, or none at all.
-            skips_prompts: prompts are learned neither for others nor for the sequence itself.
+            salts: one per sequence, or empty. Sequences learn only from those with an equal salt.
+            skips_prompts: prompts are learned neither for other sequences nor for their own.
         """
         count = slots.size
         namespaces = self._namespaces(salts, count)
@@ -199,11 +205,11 @@ class LookaheadCache:
         self._kernels.lib.taco_lookahead_leave(self._cache, self._slots(slots), slots.size)
 
     def clear(self) -> None:
-        """All sequences leave."""
+        """Remove all sequences."""
         self._kernels.lib.taco_lookahead_clear(self._cache)
 
     def append(self, slots: IntArray, num_tokens: IntArray, token_ids: IntArray) -> None:
-        """What sequences got, `num_tokens` each; it is learned for others as well."""
+        """Append tokens to sequences, `num_tokens` each; other sequences learn from them too."""
         appended = _Tokens(
             slots.size,
             self._slots(slots),
@@ -213,7 +219,7 @@ class LookaheadCache:
         self._lib_for(slots.size).taco_lookahead_append(self._cache, ctypes.byref(appended))
 
     def draft(self, slots: IntArray, max_nodes: IntArray) -> DraftTrees:
-        """Trees of at most so many nodes each."""
+        """Draft a tree for each slot, of at most `max_nodes` nodes."""
         count = slots.size
         num_nodes = np.empty(count, dtype=np.int32)
         columns = np.empty((3, count * MAX_TREE), dtype=np.int32)
@@ -236,13 +242,13 @@ class LookaheadCache:
         return self._kernels.lib if num_rows > _QUICK_ROWS else self._quick_lib
 
     def _slots(self, slots: IntArray) -> int:
-        numbers = slots.tolist()  # for so few faster than NumPy's own reductions
+        numbers = slots.tolist()  # faster than NumPy's reductions for few rows
         if numbers and not 0 <= min(numbers) <= max(numbers) < self._num_slots:
             raise ValueError(f"slots must lie in 0 to {self._num_slots - 1}, not {slots}")
         return _column(slots, np.int32, slots.size)
 
     def _namespaces(self, salts: Sequence[str], count: int) -> npt.NDArray[np.uint64]:
-        """Of 64 bits that nobody can find who does not know the secret."""
+        """64-bit namespaces of the salts, unpredictable without the secret."""
         digest = partial(hashlib.blake2b, key=self._secret, digest_size=8)
         if not salts:
             salts = [""] * count

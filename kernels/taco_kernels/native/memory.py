@@ -1,6 +1,6 @@
-"""Memory for weights, KV and scratch: aligned, and in huge pages where the system has them.
+"""Aligned memory for weights, KV blocks and scratch, in huge pages where the system has them.
 
-A page of 2 MiB takes one entry of the TLB where 4 KiB pages take 512, and one page fault to get.
+A 2 MiB page takes one TLB entry and one page fault instead of 512 of each with 4 KiB pages.
 """
 
 import mmap
@@ -12,20 +12,20 @@ from torch import Tensor
 
 HUGE_PAGE = 2 << 20
 ALIGNMENT = 64  # a cache line, and a row of an AMX tile
-# From here on memory is the system's own: what is given back leaves no hole in the heap.
-_LEAST_MAPPED = 128 << 10
+# From this size on memory is mapped directly: freed memory leaves no hole in the heap.
+_MIN_MAPPED_BYTES = 128 << 10
 
 
 def allocate(num_bytes: int) -> Tensor:
-    """Fresh memory, not written to: pages that nobody touches take none. The tensor owns it.
+    """Allocates memory without writing to it: untouched pages take none. The tensor owns it.
 
     Returns:
         uint8 [num_bytes], aligned to 64 bytes, and to a huge page if it fills one.
 
     Raises:
-        MemoryError: the system has no such address range.
+        MemoryError: the system cannot map it.
     """
-    if num_bytes < _LEAST_MAPPED:
+    if num_bytes < _MIN_MAPPED_BYTES:
         memory = torch.empty(num_bytes + ALIGNMENT, dtype=torch.uint8)
         return _aligned(memory, ALIGNMENT, num_bytes)
     alignment = HUGE_PAGE if num_bytes >= HUGE_PAGE else 0  # any page has the smaller one
@@ -44,21 +44,21 @@ def _aligned(memory: Tensor, alignment: int, num_bytes: int) -> Tensor:
 
 
 class Scratch:
-    """Memory of a step that is kept for the next one. It grows and never shrinks."""
+    """Scratch memory that steps reuse. It grows and never shrinks."""
 
     def __init__(self) -> None:
         self._memory = allocate(0)
 
     def reserve(self, num_bytes: int) -> int:
-        """Address of so many bytes, aligned to 64. What stood there before may be lost."""
+        """Returns the address of `num_bytes` bytes, aligned to 64. Earlier contents may be lost."""
         if num_bytes > self._memory.numel():
-            self._memory = allocate(0)  # the old one goes before the new one comes
+            self._memory = allocate(0)  # frees the old memory first
             self._memory = allocate(num_bytes)
         return self._memory.data_ptr()
 
 
 def huge_page_bytes(rollup: Path = Path("/proc/self/smaps_rollup")) -> int:
-    """Bytes of this process that lie in huge pages; 0 where the system does not say."""
+    """Bytes of this process in huge pages; 0 if the system does not report them."""
     try:
         lines = rollup.read_text().splitlines()
     except OSError:

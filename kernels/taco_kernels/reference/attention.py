@@ -1,4 +1,4 @@
-"""Paged attention, one token and one head at a time: slow, and plainly right."""
+"""Reference of paged attention: one token and one head at a time, slow and simple."""
 
 import torch
 from torch import Tensor
@@ -21,21 +21,21 @@ def paged_attention(
     """Attention of each query token over its sequence's KV, in float32.
 
     Args:
-        query: [num_tokens, num_heads, head_dim]; the last tokens of each sequence, one sequence
-            after the other.
-        key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim]; they hold the
-            query tokens' own keys and values already.
+        query: [num_tokens, num_heads, head_dim]; the last tokens of each sequence, grouped by
+            sequence.
+        key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim]; they already
+            hold the query tokens' own keys and values.
         query_start_loc: [num_seqs + 1], first query row of each sequence.
         seq_lens: [num_seqs], tokens in the KV, query tokens included.
         block_tables: [num_seqs, max_blocks].
-        sliding_window: how many tokens a token sees, itself included.
+        sliding_window: number of tokens that a token sees, including itself.
         soft_cap: scores become soft_cap * tanh(score / soft_cap).
         alibi_slopes: [num_heads]; slope * (key position - query position) is added to a score
             (Press et al. 2021, "Train Short, Test Long").
         tree_masks: int64 [num_tokens]; bit j says whether the token sees its sequence's j-th query
-            token. -1, and None for all, is the causal order.
-        tree_positions: [num_tokens], positions of the query tokens where they are no more one after
-            the other: what windows and ALiBi go by. Given with tree_masks.
+            token. -1 is causal order; None is causal order for all.
+        tree_positions: [num_tokens], positions of the query tokens in a tree, used by windows and
+            ALiBi. Given with tree_masks.
 
     Returns:
         [num_tokens, num_heads, head_dim] in the query's dtype.

@@ -1,4 +1,4 @@
-"""Linear layers, and their W8A8 form: int8 weights and dynamically quantized activations."""
+"""Reference of linear layers in float64, and in W8A8 with dynamically quantized activations."""
 
 import torch
 from torch import Tensor

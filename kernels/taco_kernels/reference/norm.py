@@ -1,4 +1,4 @@
-"""Normalisation over the last dimension, computed in float32 whatever the input's dtype."""
+"""Reference of norms over the last dimension, computed in float32 for any input dtype."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""Rotary position embedding (RoFormer, Su et al. 2021), halves rotated as in GPT-NeoX."""
+"""Reference of rotary position embedding (RoFormer, Su et al. 2021), halves as in GPT-NeoX."""
 
 import torch
 from torch import Tensor

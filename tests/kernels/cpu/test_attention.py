@@ -319,11 +319,11 @@ def test_bad_input() -> None:
         PagedKV.allocate(1, torch.float32, 8, 1, 1, 16)
     with pytest.raises(ValueError, match=r"float32, bfloat16 or int8, not torch\.float16"):
         PagedKV.allocate(1, torch.float16, 16, 1, 1, 16)
-    with pytest.raises(ValueError, match="3 heads do not share 2 KV heads"):
+    with pytest.raises(ValueError, match="3 heads are no multiple of 2 KV heads"):
         paged_attention(kernels, torch.zeros(4, 3, 16), cache, batch, 0, 1.0)
     with pytest.raises(ValueError, match=r"query must be torch\.float32"):
         paged_attention(kernels, queries.double(), cache, batch, 0, 1.0)
-    with pytest.raises(ValueError, match="layer 2 of a cache of 2"):
+    with pytest.raises(ValueError, match="layer must be 0 to 1, not 2"):
         paged_attention(kernels, queries, cache, batch, 2, 1.0)
     with pytest.raises(ValueError, match="contiguous"):
         write_kv(kernels, cache, batch, 0, queries.mT.contiguous().mT, queries)

@@ -370,7 +370,7 @@ def test_refuses_rows_of_another_shape_or_type() -> None:
     kernels = kernels_of("avx2", 1)
     matrix = PackedMatrix.from_tensor(kernels, numbers(4, 8))
 
-    with pytest.raises(ValueError, match="do not meet"):
+    with pytest.raises(ValueError, match="do not fit"):
         multiply(kernels, EncodedRows(kernels, numbers(1, 7), torch.float32), matrix)
-    with pytest.raises(ValueError, match="do not meet"):
+    with pytest.raises(ValueError, match="do not fit"):
         multiply(kernels, EncodedRows(kernels, numbers(1, 8), torch.bfloat16), matrix)

@@ -73,8 +73,8 @@ def test_the_choice_is_the_best_of_all_numbers_of_nodes(
         max_branches=99,
         draft_seconds=draft_seconds,
     )
-    chances = np.sort(selector.chances(packed, slots))[::-1]
-    tokens = len(rows) + np.concatenate([[0.0], np.cumsum(chances)])
+    probabilities = np.sort(selector.probabilities(packed, slots))[::-1]
+    tokens = len(rows) + np.concatenate([[0.0], np.cumsum(probabilities)])
     seconds = selector.step_seconds(len(rows), tokens.size)
     goodput = tokens / seconds
     best = int(goodput.argmax())
@@ -126,10 +126,10 @@ def test_branches_are_left_out_where_there_is_no_room(rows: list[Tree], max_bran
             assert size == (branches[0] if branches else len(parents))
 
 
-def test_chances_multiply_along_a_path() -> None:
+def test_probabilities_multiply_along_a_path() -> None:
     tree = DraftTrees(ints([3]), ints([5, 6, 7]), ints([-1, 0, 0]), ints([0, 1, 2]))
-    chances = selector_of().chances(tree, SLOTS[:1])
-    assert chances == pytest.approx([0.97, 0.97 * 0.5, 0.97 * 0.03], rel=1e-6)
+    probabilities = selector_of().probabilities(tree, SLOTS[:1])
+    assert probabilities == pytest.approx([0.97, 0.97 * 0.5, 0.97 * 0.03], rel=1e-6)
 
 
 def learn(selector: DraftSelector, tokens: list[int], times: int) -> None:
@@ -142,7 +142,7 @@ def learn(selector: DraftSelector, tokens: list[int], times: int) -> None:
 
 def first_chance(selector: DraftSelector, slot: int = 0) -> float:
     tree = chains([ints([1])], [ints([1])])
-    return float(selector.chances(tree, ints([slot]))[0])
+    return float(selector.probabilities(tree, ints([slot]))[0])
 
 
 def test_what_is_accepted_becomes_likelier_and_what_is_not_less() -> None:
@@ -224,7 +224,7 @@ def test_what_is_learned_of_trees_is_what_the_rules_say(data: st.DataObject) -> 
                     judged.append((kind, slot, path == came))
         rules.learn(judged)
     single = chains([ints([0])] * 9, [ints([kind]) for kind in range(3)] * 3)
-    found = selector.chances(single, ints([0] * 3 + [1] * 3 + [2] * 3))
+    found = selector.probabilities(single, ints([0] * 3 + [1] * 3 + [2] * 3))
     expected = [rules.chance(kind, slot) for slot in range(3) for kind in range(3)]
     assert found == pytest.approx(expected)
 

@@ -79,5 +79,5 @@ def test_what_cannot_be_a_tree_is_found_out(changes: dict[str, list[int]]) -> No
 
 def test_what_is_chosen_must_be_as_many_as_roots_and_nodes() -> None:
     tree = pack([[(1, -1)]])
-    with pytest.raises(ValueError, match="3 tokens were chosen behind 2 roots and nodes"):
+    with pytest.raises(ValueError, match="3 tokens were sampled after 2 roots and nodes"):
         accept(tree, np.zeros(3, dtype=np.int64))

@@ -469,7 +469,7 @@ def test_both_sides_agree_on_every_field(tmp_path: Path) -> None:
             numbers += [f"offsetof({name}, {field})"]
     expected += [getattr(lookahead, name) for name in constants]
     numbers += constants
-    lines = ['#include "lookahead/tree.h"', '#include "drafts/draft_selector.h"']
+    lines = ['#include "lookahead/draft_tree.h"', '#include "drafts/draft_selector.h"']
     lines += ["#include <cstddef>", "#include <cstdio>"]
     lines += ["int main() {", *(f'std::printf("%d\\n", int({n}));' for n in numbers), "}"]
     (tmp_path / "layout.cpp").write_text("\n".join(lines))

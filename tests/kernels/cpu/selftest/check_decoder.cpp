@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "decoder/decoder.h"
+#include "decoder/decoder_args.h"
 #include "packed.h"
 
 namespace {

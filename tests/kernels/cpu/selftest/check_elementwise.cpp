@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "elementwise/elementwise.h"
+#include "elementwise/elementwise_args.h"
 #include "selftest.h"
 
 namespace {

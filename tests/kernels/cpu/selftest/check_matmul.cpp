@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include "elementwise/elementwise.h"
+#include "elementwise/elementwise_args.h"
 #include "packed.h"
-#include "sampling/sampling.h"
+#include "sampling/sampling_args.h"
 
 namespace {
 

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "sampling/sampling.h"
+#include "sampling/sampling_args.h"
 #include "selftest.h"
 
 namespace {

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "matmul/matrix.h"
-#include "matmul/packing.h"
 #include "selftest.h"
 
 inline const char* name_of(DType type) {

@@ -31,7 +31,7 @@ _RAW = (0.25, 0.46, 0.59, 0.68, 0.80, 0.94)
 
 
 def class_priors() -> FloatArray:
-    """float32 [NUM_CLASSES], in the order of native/csrc/lookahead/tree.h."""
+    """float32 [NUM_CLASSES], in the order of native/csrc/lookahead/draft_tree.h."""
     parts = (_FROM_TABLE, _FROM_SEQUENCE, _RAW)
     priors = np.concatenate([np.ravel(part) for part in parts]).astype(np.float32)
     assert priors.size == NUM_CLASSES

@@ -1,4 +1,4 @@
-// Entry points of attention.
+// C functions of attention.
 
 #include "abi/cpu_abi.h"
 #include "attention/copy_kv.h"

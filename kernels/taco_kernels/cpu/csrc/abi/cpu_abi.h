@@ -1,32 +1,33 @@
 // The C ABI of the CPU kernels in libtaco_kernels.so, which Python calls through ctypes.
 //
-// Pointers are raw, shapes and strides come with them, and the caller has checked both. An
-// operation runs on all threads of its pool and returns when it is done; two callers of one pool
-// take turns. abi/<subject>.cpp defines the functions of a subject.
+// Pointers are raw. Shapes and strides are passed beside them, and the caller has checked both. An
+// operation runs on all threads of its pool and returns when it is done; concurrent callers of one
+// pool take turns. abi/<subject>.cpp defines the functions of a subject.
 #pragma once
 
 #include "abi/native_abi.h"
 
-// Of the sources that this library was built from: library.py refuses one that is stale.
+// Hash of the sources that this library was built from: library.py rejects a stale library.
 TACO_API const char* taco_source_hash();
 
-// Names of the instruction sets in this library, from the least to the best; null past the last.
+// Names of the instruction sets in this library, from the smallest to the best; null past the last.
 TACO_API const char* taco_isa_name(int32_t index);
 // What this machine lacks for that set, or null.
 TACO_API const char* taco_isa_missing_feature(int32_t index);
 
-// `num_threads` counts the calling thread, which takes part as thread 0. The others are bound to
-// cpus[1], cpus[2], ... unless `cpus` is null. Null if a thread could not be started.
+// Starts a pool. `num_threads` counts the calling thread, which takes part as thread 0. The others
+// are bound to cpus[1], cpus[2], ... unless `cpus` is null. Returns null if a thread could not be
+// started.
 TACO_API TacoPool* taco_pool_create(int32_t num_threads, const int32_t* cpus, int32_t isa_index);
 TACO_API void taco_pool_destroy(TacoPool* pool);
-// To be called in the child of a fork, which has none of the threads, before anything else.
+// Call this first in the child of a fork, which has none of the threads.
 TACO_API void taco_pool_forget_threads(TacoPool* pool);
 
-// Sizes of an item of encoded rows with the pool's instruction set, in bytes.
+// Bytes of an operand with the pool's instruction set.
 TACO_API int64_t taco_pool_bf16_operand_bytes(const TacoPool* pool);
 TACO_API int64_t taco_pool_int8_operand_bytes(const TacoPool* pool);
 
-// Packed matrices and products with them (matmul/packing.h, matmul/matrix.h). ranks: [rows->count],
+// Packed matrices and products with them (matmul/matrix.h). ranks: [rows->count],
 // scratch.
 struct Matrix;
 struct Packing;
@@ -49,15 +50,15 @@ struct KeyValueRows;
 struct Attention;
 TACO_API void taco_write_kv(TacoPool* pool, const KVCache* cache, const Batch* batch, int64_t layer,
                             const KeyValueRows* rows);
-// Copies of tokens that continue their sequences, in all layers (attention/copy_kv.h).
+// Copies tokens to the ends of their sequences, in all layers (attention/copy_kv.h).
 TACO_API void taco_append_kv(TacoPool* pool, const KVCache* cache, const KVCopies* copies);
 // Bytes that `taco_attend` needs at Attention::workspace.
 TACO_API int64_t taco_attention_workspace(const TacoPool* pool, const Attention* attention,
                                           int32_t num_threads);
 TACO_API void taco_attend(TacoPool* pool, const Attention* attention);
 
-// A decoder's step, and its last stage (decoder/decoder.h); `*_bytes` say what each needs at
-// `scratch`.
+// A decoder's step, and its logits (decoder/decoder_args.h); `*_bytes` return the bytes that each
+// needs at `scratch`.
 struct Decoder;
 struct Step;
 struct Logits;
@@ -68,7 +69,7 @@ TACO_API int64_t taco_decoder_logits_bytes(const TacoPool* pool, const Decoder* 
                                            const Logits* logits);
 TACO_API void taco_decoder_logits(TacoPool* pool, const Decoder* decoder, const Logits* logits);
 
-// Rows changed number by number (elementwise/elementwise.h).
+// Elementwise kernels over rows (elementwise/elementwise_args.h).
 struct NormRows;
 struct RotaryRows;
 struct Mapped;
@@ -76,12 +77,12 @@ TACO_API void taco_norm_rows(TacoPool* pool, const NormRows* norm);
 TACO_API void taco_rotate_rows(TacoPool* pool, const RotaryRows* rotary);
 TACO_API void taco_map(TacoPool* pool, const Mapped* mapped);
 
-// From logits to tokens (sampling/sampling.h).
+// Sampling (sampling/sampling_args.h).
 struct LogitRows;
 struct SamplingMetadata;
 struct Penalties;
 struct Logprobs;
-// Bytes that the two need at `scratch`.
+// Bytes that sample_tokens and gather_logprobs need at `scratch`.
 TACO_API int64_t taco_sampling_scratch(const LogitRows* logits, int32_t num_threads);
 TACO_API void taco_sample_tokens(TacoPool* pool, const SamplingMetadata* metadata);
 TACO_API void taco_gather_logprobs(TacoPool* pool, const Logprobs* wanted);

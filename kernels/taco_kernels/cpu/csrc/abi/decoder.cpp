@@ -1,7 +1,7 @@
-// The decoder's part of the C ABI.
+// C functions of the decoder.
 
-#include "decoder/decoder.h"
 #include "abi/cpu_abi.h"
+#include "decoder/decoder_args.h"
 #include "dispatch/kernel_table.h"
 #include "runtime/thread_pool.h"
 

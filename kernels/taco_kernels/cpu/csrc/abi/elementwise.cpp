@@ -1,4 +1,4 @@
-// Entry points of norms, rotary positions and functions of single numbers.
+// C functions of norms, rotary embedding and activations.
 
 #include "abi/cpu_abi.h"
 #include "dispatch/kernel_table.h"

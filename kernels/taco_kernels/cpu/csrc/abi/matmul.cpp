@@ -1,4 +1,4 @@
-// Entry points of products.
+// C functions of matrix products.
 
 #include "abi/cpu_abi.h"
 #include "dispatch/kernel_table.h"

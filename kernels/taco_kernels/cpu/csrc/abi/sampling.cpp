@@ -1,4 +1,4 @@
-// Entry points of sampling.
+// C functions of sampling.
 
 #include "abi/cpu_abi.h"
 #include "dispatch/kernel_table.h"

@@ -1,10 +1,10 @@
-// Causal attention of a step's queries over the paged cache.
+// Causal attention of a step's queries over the paged KV cache.
 //
-// A row is one query head of one token. For each span of SPAN tokens, at absolute positions, a
-// row's scores, weights and weighted values are worked out on their own (tile_attention.h); the
-// spans are then merged in their order (span_sums.h). So a row's bits follow from its query and
-// its sequence alone. Work is shared in tiles of rows that meet the same KV head, and where tiles
-// are too few, in parts of their spans (attention_plan.h).
+// A row is one query head of one token. Keys are read in spans of SPAN tokens at absolute
+// positions. Each row's scores, weights and weighted values are computed span by span
+// (tile_attention.h), and the spans are merged in order (online_softmax.h). So a row's bits depend
+// on its query and its sequence alone. Threads share the work as tiles of rows with the same KV
+// head. Where tiles are too few, a tile's spans are split into parts (attention_plan.h).
 #pragma once
 
 #include "attention/attention_plan.h"
@@ -13,8 +13,8 @@
 
 namespace TACO_ISA {
 
-// Attention::workspace: each thread's scratch, then the sums of the spans that are merged when all
-// parts are done.
+// Attention::workspace: the scratch memory of each thread, then the span sums of tiles that were
+// split.
 class AttentionWorkspace {
 public:
     AttentionWorkspace(const Attention& attention, const AttentionPlan& plan, int num_threads)
@@ -63,7 +63,7 @@ inline void write_row(Item* out, const float* values, F32 factor, int64_t head_d
     std::copy_n(tail, head_dim - whole, out + whole);
 }
 
-// Divides by the weights and writes a tile's rows to where they belong.
+// Divides a tile's rows by their weights and writes them to the output.
 inline void write_tile(const Attention& attention, const RowTile& tile, const SpanSums& total) {
     const int64_t dim = attention.cache.head_dim;
     const int64_t group = attention.num_heads / attention.cache.num_kv_heads;
@@ -96,7 +96,7 @@ inline void attend_item(const Attention& attention, const AttentionItem& item,
     if (!item.is_part) write_tile(attention, item.tile, total);
 }
 
-// Merges the spans of a tile that was cut in parts.
+// Merges the spans of a tile that was split into parts.
 inline void merge_parts(const Attention& attention, const AttentionItem& item,
                         const AttentionWorkspace& workspace, const AttentionScratch& scratch) {
     const int64_t rows =
@@ -125,10 +125,10 @@ inline void attend(Thread& thread, const Attention& attention) {
             case DType::i8: return attend_item<int8_t>(attention, item, workspace, scratch);
         }
     });
-    if (plan.num_cut_tiles() == 0) return;
+    if (plan.num_split_tiles() == 0) return;
     PlanWalk tiles(plan);
-    thread.share(plan.num_cut_tiles(), 1, [&](int64_t begin, int64_t) {
-        merge_parts(attention, tiles.cut_tile(begin), workspace, scratch);
+    thread.share(plan.num_split_tiles(), 1, [&](int64_t begin, int64_t) {
+        merge_parts(attention, tiles.split_tile(begin), workspace, scratch);
     });
 }
 

@@ -1,4 +1,4 @@
-// How a step's attention is cut into items that threads take.
+// Work partitioning: splits a step's attention into items for the threads.
 #pragma once
 
 #include <algorithm>
@@ -7,15 +7,15 @@
 
 namespace TACO_ISA {
 
-// Tokens of a span: scores of a row are taken relative to the best of its span, and spans are
-// summed up in their order. They lie at absolute positions, so that a row's sums are the same
-// whichever thread works them out and however long the context is.
+// Tokens of a span. Scores are relative to the best score of their span, and spans are summed in
+// order. Spans lie at absolute positions, so that a row's sums do not depend on the thread or on
+// the length of the context.
 constexpr int64_t SPAN = 256;
-// Rows of a tile, about: a span's keys and values are read once for all of them. A row is one
-// query head of one token; the heads that share a KV head stand side by side.
+// Approximate rows of a tile: a span's keys and values are read once for all of them. A row is one
+// query head of one token; the heads that share a KV head are adjacent.
 constexpr int64_t TILE_ROWS = 64;
 
-// The queries of one sequence that meet one KV head together.
+// Queries of one sequence that attend to one KV head together.
 struct RowTile {
     int64_t sequence, kv_head;
     int64_t first_token;     // of the step
@@ -29,48 +29,48 @@ struct SpanRange {
     int64_t count() const { return end - begin; }
 };
 
-// How one sequence is cut: tiles of tokens, for each KV head, and parts of its spans. Only what
-// has a single tile is cut in parts: there is too little of it to go around.
+// Partition of one sequence: tiles of tokens for each KV head, and parts of its spans. Only a
+// sequence with a single tile is split into parts, since it has too few items for all threads.
 struct SequencePlan {
     int64_t first_token, first_position, num_tokens;
     int64_t num_tiles, num_parts;
-    SpanRange spans;  // that any of its tokens sees
+    SpanRange spans;  // seen by any of its tokens
 };
 
-// An item: one tile over one part of the spans that its tokens see.
+// One work item: a tile over one part of the spans that its tokens see.
 struct AttentionItem {
     RowTile tile;
     SpanRange spans;
-    bool is_part;          // of several; else the item is all that there is to its rows
-    int64_t first_record;  // of parts: where the sums of its spans are kept
+    bool is_part;          // the tile was split; else the item completes its rows
+    int64_t first_record;  // of a part: first record of its span sums
 };
 
 class AttentionPlan {
 public:
     AttentionPlan(const Attention& attention, int num_threads) : attention_(attention) {
-        tokens_a_tile_ = std::max<int64_t>(1, TILE_ROWS / group());
+        tokens_per_tile_ = std::max<int64_t>(1, TILE_ROWS / group());
         int64_t work = 0;
         for (int64_t s = 0; s < attention.batch.num_seqs; ++s) {
             const SequencePlan plan = sequence(s);
             work += plan.num_tiles * num_kv_heads() * plan.spans.count();
         }
-        // A few parts a thread, so that a late one is made up for.
-        if (num_threads > 1) spans_a_part_ = std::max<int64_t>(1, work / (8 * num_threads));
+        // Several parts per thread, so that a slow one can be compensated.
+        if (num_threads > 1) spans_per_part_ = std::max<int64_t>(1, work / (8 * num_threads));
         for (int64_t s = 0; s < attention.batch.num_seqs; ++s) {
             const SequencePlan plan = sequence(s);
             num_items_ += num_items(plan);
-            num_cut_tiles_ += num_cut_tiles(plan);
+            num_split_tiles_ += num_split_tiles(plan);
             num_records_ += num_records(plan);
         }
     }
 
     int64_t group() const { return attention_.num_heads / num_kv_heads(); }
     int64_t num_kv_heads() const { return attention_.cache.num_kv_heads; }
-    int64_t max_rows() const { return tokens_a_tile_ * group(); }
+    int64_t max_rows() const { return tokens_per_tile_ * group(); }
     int64_t num_items() const { return num_items_; }
-    // Tiles that were cut in parts.
-    int64_t num_cut_tiles() const { return num_cut_tiles_; }
-    // Records of their spans' sums.
+    // Tiles that were split into parts.
+    int64_t num_split_tiles() const { return num_split_tiles_; }
+    // Records with the sums of their spans.
     int64_t num_records() const { return num_records_; }
 
     SequencePlan sequence(int64_t s) const {
@@ -79,44 +79,44 @@ public:
         plan.first_token = batch.query_start[s];
         plan.num_tokens = batch.query_start[s + 1] - plan.first_token;
         plan.first_position = batch.seq_lens[s] - plan.num_tokens;
-        plan.num_tiles = ceil_div(plan.num_tokens, tokens_a_tile_);
+        plan.num_tiles = ceil_div(plan.num_tokens, tokens_per_tile_);
         plan.spans = spans_seen(plan.first_position, plan.num_tokens);
-        plan.num_parts = plan.num_tiles == 1 ? ceil_div(plan.spans.count(), spans_a_part_) : 1;
+        plan.num_parts = plan.num_tiles == 1 ? ceil_div(plan.spans.count(), spans_per_part_) : 1;
         return plan;
     }
 
     int64_t num_items(const SequencePlan& plan) const {
         return plan.num_tiles * num_kv_heads() * plan.num_parts;
     }
-    int64_t num_cut_tiles(const SequencePlan& plan) const {
+    int64_t num_split_tiles(const SequencePlan& plan) const {
         return plan.num_parts > 1 ? num_kv_heads() : 0;
     }
     int64_t num_records(const SequencePlan& plan) const {
-        return num_cut_tiles(plan) * plan.spans.count();
+        return num_split_tiles(plan) * plan.spans.count();
     }
 
-    // Item `index` of a sequence. The last tiles come first: they see most.
+    // Item `index` of a sequence. The last tiles come first: they see the most tokens.
     AttentionItem item(int64_t s, const SequencePlan& plan, int64_t index,
                        int64_t first_record) const {
         const int64_t part = index % plan.num_parts;
         AttentionItem item = tile(s, plan, index / plan.num_parts, first_record);
         if (item.is_part) {
-            const int64_t skipped = part * spans_a_part_;
+            const int64_t skipped = part * spans_per_part_;
             item.first_record += skipped;
             item.spans.begin += skipped;
-            item.spans.end = std::min(item.spans.end, item.spans.begin + spans_a_part_);
+            item.spans.end = std::min(item.spans.end, item.spans.begin + spans_per_part_);
         }
         return item;
     }
 
-    // Tile `index` of a sequence, over all the spans that it sees.
+    // Tile `index` of a sequence, over all spans that it sees.
     AttentionItem tile(int64_t s, const SequencePlan& plan, int64_t index,
                        int64_t first_record) const {
         const int64_t head = index % num_kv_heads();
-        const int64_t skipped = (plan.num_tiles - 1 - index / num_kv_heads()) * tokens_a_tile_;
+        const int64_t skipped = (plan.num_tiles - 1 - index / num_kv_heads()) * tokens_per_tile_;
         AttentionItem item;
         item.tile = {s, head, plan.first_token + skipped, plan.first_position + skipped,
-                     std::min(tokens_a_tile_, plan.num_tokens - skipped)};
+                     std::min(tokens_per_tile_, plan.num_tokens - skipped)};
         item.spans = spans_seen(item.tile.first_position, item.tile.num_tokens);
         item.is_part = plan.num_parts > 1;
         item.first_record = first_record + head * plan.spans.count();
@@ -131,30 +131,31 @@ private:
     }
 
     const Attention& attention_;
-    int64_t tokens_a_tile_;
-    int64_t spans_a_part_ = int64_t(1) << 40;
-    int64_t num_items_ = 0, num_cut_tiles_ = 0, num_records_ = 0;
+    int64_t tokens_per_tile_;
+    int64_t spans_per_part_ = int64_t(1) << 40;
+    int64_t num_items_ = 0, num_split_tiles_ = 0, num_records_ = 0;
 };
 
-// Finds items, or the tiles that were cut in parts, by their number. A thread asks for ever greater
-// ones, so that it walks through the sequences once.
+// Finds items, or tiles that were split, by number. A thread asks for increasing numbers, so that
+// it passes over the sequences once.
 class PlanWalk {
 public:
     explicit PlanWalk(const AttentionPlan& plan) : plan_(plan), current_(plan.sequence(0)) {}
 
     AttentionItem item(int64_t index) {
-        while (index >= first_ + plan_.num_items(current_)) go_on(plan_.num_items(current_));
+        while (index >= first_ + plan_.num_items(current_))
+            skip_sequence(plan_.num_items(current_));
         return plan_.item(sequence_, current_, index - first_, first_record_);
     }
-    AttentionItem cut_tile(int64_t index) {
-        while (index >= first_ + plan_.num_cut_tiles(current_)) {
-            go_on(plan_.num_cut_tiles(current_));
+    AttentionItem split_tile(int64_t index) {
+        while (index >= first_ + plan_.num_split_tiles(current_)) {
+            skip_sequence(plan_.num_split_tiles(current_));
         }
         return plan_.tile(sequence_, current_, index - first_, first_record_);
     }
 
 private:
-    void go_on(int64_t passed) {
+    void skip_sequence(int64_t passed) {
         first_ += passed;
         first_record_ += plan_.num_records(current_);
         current_ = plan_.sequence(++sequence_);

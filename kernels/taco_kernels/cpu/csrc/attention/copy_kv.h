@@ -1,4 +1,4 @@
-// Copies of single tokens' keys and values between slots of the cache, bit by bit.
+// Copies keys and values of single tokens between slots of the cache, bit by bit.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 
 namespace TACO_ISA {
 
-// One head of one layer of the token in a slot: where its numbers lie in the panels.
+// One head of one layer of the token in a slot: the addresses of its numbers in the panels.
 class TokenSlot {
 public:
     TokenSlot(const KVCache& cache, int64_t slot, int64_t layer, int64_t head)
@@ -43,7 +43,7 @@ public:
     }
 
     bool begins_panel() const { return token_ == 0; }
-    // Zeroes the values of the sixteen tokens, of which this is the first.
+    // Zeroes the values of all sixteen tokens of the panel that starts with this one.
     void clear_values() {
         for (int64_t d = 0; d < padded_dim_; d += PANEL) {
             std::memset(value(d), 0, PANEL * PANEL * item_bytes_);
@@ -52,7 +52,7 @@ public:
     }
 
 private:
-    // Dims d to d + group - 1, which stand side by side.
+    // Dims d to d + group - 1, which are adjacent.
     char* key(int64_t d) const { return keys_ + (d * PANEL + token_ * group_) * item_bytes_; }
     char* value(int64_t d) const {
         const int64_t pairs = token_ / group_ * PANEL + d % PANEL;
@@ -67,7 +67,7 @@ private:
     float *key_scale_ = nullptr, *value_scale_ = nullptr;
 };
 
-// Copies within one layer, to panels of which the other tokens stay as they are.
+// Copies within one layer; the other tokens of the panels stay unchanged.
 inline void copy_kv(Thread& thread, const KVCache& cache, const KVCopies& copies, int64_t layer) {
     const int64_t heads = cache.num_kv_heads;
     thread.share(copies.count * heads, 8, [&](int64_t begin, int64_t end) {
@@ -79,8 +79,8 @@ inline void copy_kv(Thread& thread, const KVCache& cache, const KVCopies& copies
     });
 }
 
-// Copies in all layers that continue sequences, in the order of their tokens: like a token that is
-// written, the first of a panel's sixteen zeroes the values of the others.
+// Copies tokens to the ends of their sequences, in all layers and in token order. As in write_kv,
+// the first token of a panel zeroes the values of the other fifteen.
 inline void append_kv(Thread& thread, const KVCache& cache, const KVCopies& copies) {
     const int64_t heads = cache.num_kv_heads;
     thread.share(cache.num_layers * heads, 1, [&](int64_t index, int64_t) {

@@ -1,10 +1,10 @@
-// Where keys and values lie.
+// The paged KV cache: its memory layout, and the arguments of attention.
 #pragma once
 
 #include "runtime/types.h"
 
 // A block holds `block_size` tokens of all layers, contiguously, so that it can be copied to
-// another tier in one piece:
+// another tier as one piece:
 //
 //     block[layer]: keys [kv_head][key panel], values [kv_head][value panel], and for int8
 //                   key scales [kv_head][block_size], value scales [kv_head][block_size], float
@@ -15,8 +15,8 @@
 // with g = 1 for float32 and 2 for bf16 and int8 (int8 is widened to bf16 pairs before use).
 // head_dim is padded to a multiple of 16 with zeros; block_size is a multiple of 16.
 //
-// The first token of every sixteen that is written zeroes the values of the other fifteen and their
-// scales, so that a product with probability 0 never meets what stood in memory before.
+// The first token of a panel of sixteen zeroes the values and scales of the other fifteen when it
+// is written, so that a product with probability 0 never reads stale memory.
 struct KVCache {
     DType type;
     char* data;
@@ -24,7 +24,7 @@ struct KVCache {
 
     int64_t padded_dim() const { return round_up(head_dim, PANEL); }
     int64_t group() const { return type == DType::f32 ? 1 : 2; }
-    // Keys (or values) of one head of one layer of one block.
+    // Bytes of the keys (or values) of one head of one layer of one block.
     int64_t head_bytes() const { return block_size * padded_dim() * item_bytes(type); }
     int64_t scale_bytes() const {
         return type == DType::i8 ? num_kv_heads * block_size * int64_t(sizeof(float)) : 0;
@@ -56,16 +56,16 @@ struct Batch {
     int64_t block_table_stride;
 };
 
-// Tokens' keys and values from slots (block * block_size + offset) to others. No target is a
-// source.
+// Copies of tokens' keys and values between slots (block * block_size + offset). No target is also
+// a source.
 struct KVCopies {
     int64_t count;
     const int64_t* sources;  // [count]
     const int64_t* targets;  // [count]
 };
 
-// Attention of a step's queries over the cache, one layer. The step's own keys and values have
-// been written before.
+// Attention of a step's queries over one layer of the cache, which already holds the step's own
+// keys and values.
 struct Attention {
     KVCache cache;
     Batch batch;

@@ -1,35 +1,35 @@
-// From products of queries and keys to weights of the values, one row over one span.
+// Softmax over one span: turns a row's query-key products into weights of the values.
 #pragma once
 
 #include "attention/attention_plan.h"
-#include "attention/span_sums.h"
-#include "isa/math.h"
+#include "attention/online_softmax.h"
+#include "isa/vector_math.h"
 #include "runtime/range.h"
 
 namespace TACO_ISA {
 
-// From a row of scores to the next: not a power of two, so that rows do not share cache sets.
+// Distance between rows of scores. Not a power of two, so that rows do not share cache sets.
 constexpr int64_t SCORE_STRIDE = SPAN + PANEL;
 constexpr int64_t SPAN_PANELS = SPAN / PANEL;
 
-// The scales of int8 keys and values, sixteen tokens each; null for other types.
+// The scales of int8 keys and values, for sixteen tokens each; null for other types.
 struct SpanScales {
     const float* keys[SPAN_PANELS];
     const float* values[SPAN_PANELS];
 };
 
 struct SoftmaxRow {
-    float* scores;       // [SPAN], products on entry, of the panels that hold `seen`
+    float* scores;       // [SPAN], on entry the products of the panels that hold `seen`
     Range seen;          // tokens of the span
-    Range panels;        // where weights are wanted: those that are not seen get 0
+    Range panels;        // panels to write weights for: 0 for unseen tokens
     int64_t last_token;  // the row's own token, counted from the span's first
     float alibi_slope;
-    float* best;  // the two sums of the row (SpanSums)
+    float* best;  // the row's two sums in SpanSums
     float* weight;
 };
 
-// Scores of sixteen tokens from their products with the query: scaled, capped, and less a penalty
-// for the distance.
+// Scores of sixteen tokens from their products with the query: scaled, soft-capped, with the ALiBi
+// bias.
 inline F32 finish_scores(F32 products, const Attention& attention, const float* key_scales,
                          F32 distances, float alibi_slope) {
     F32 scores = mul(products, set1(attention.scale));
@@ -51,7 +51,7 @@ inline void finish_row(const Attention& attention, const SpanScales& scales,
     }
 }
 
-// Scores of tokens that the row does not see become -inf, in the panel that token stands in.
+// Sets the scores of unseen tokens to -inf, in the panel that holds `token`.
 inline void mask_panel(const SoftmaxRow& row, int64_t token) {
     const int64_t first = token / PANEL * PANEL;
     const F32 tokens = add(lane_numbers(), set1(float(first)));
@@ -65,8 +65,8 @@ inline void mask_panel(const SoftmaxRow& row, int64_t token) {
 inline void store_weights(float* p, F32 v) { store(p, v); }
 inline void store_weights(bf16* p, F32 v) { store_bf16(p, v); }
 
-// Writes the weights exp(score - best) to `weights`, times the values' scales, and their sum and
-// the best score to the row's sums. `weights` may be the scores themselves.
+// Writes the weights exp(score - best), times the values' scales, to `weights`, and their sum and
+// the best score to the row's sums. `weights` may be the scores' own memory.
 template <class Operand>
 inline void softmax_row(const Attention& attention, const SpanScales& scales, const SoftmaxRow& row,
                         Operand* weights) {
@@ -78,7 +78,7 @@ inline void softmax_row(const Attention& attention, const SpanScales& scales, co
         store_weights(weights + p * PANEL, zero());
     }
 
-    // What is nothing but a factor is left to the exponent.
+    // A mere factor is applied inside the exponent.
     const bool scaled = attention.cache.type == DType::i8;
     const bool is_product = !scaled && attention.soft_cap == 0 && !attention.alibi_slopes;
     if (!is_product) finish_row(attention, scales, row);

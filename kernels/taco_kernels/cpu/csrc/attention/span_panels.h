@@ -1,4 +1,4 @@
-// The panels of one span of one KV head, where they lie or widened to what products read.
+// The key and value panels of one span of one KV head, in the cache or widened to operands.
 #pragma once
 
 #include "attention/attention_plan.h"
@@ -7,22 +7,23 @@
 
 namespace TACO_ISA {
 
-// Panels of keys that are asked for before they are read: about what memory takes to answer.
+// Distance of prefetches, in panels of keys: about the latency of memory.
 constexpr int64_t FETCH_AHEAD = 4;
-// Within a page of so many bytes the processor runs ahead by itself, and asking only costs.
+// The hardware prefetcher works within a page of this size; software prefetches there only cost
+// time.
 constexpr int64_t PAGE_BYTES = 4096;
 
 template <class Element>
 struct SpanPanels {
-    Range panels;      // those of the span that are read
+    Range panels;      // of the span, to be read
     int64_t keys_end;  // of `keys`: up to FETCH_AHEAD panels of the next span follow
     const Element* keys[SPAN_PANELS + FETCH_AHEAD];  // [key_depth / g][16][g] each
     const Element* values[SPAN_PANELS];              // [16 / g][16][g] each, of dims 0 to 15
-    int64_t value_stride;                            // items from there to the next sixteen dims
-    int64_t key_depth;                               // head_dim, padded
+    int64_t value_stride;  // items from one group of sixteen dims to the next
+    int64_t key_depth;     // head_dim, padded
 };
 
-// Where the panels lie in the cache.
+// Finds the panels of a span in the cache.
 template <class Element>
 class SpanLocator {
 public:
@@ -61,18 +62,18 @@ private:
     const KVCache& cache_;
     const int64_t layer_, head_;
     const int32_t* const block_table_;
-    const int64_t num_panels_;  // of the sequence, as far as the tile sees
+    const int64_t num_panels_;  // of the sequence, up to the tile's last token
 };
 
-// Inlined by force: GCC takes a function that does nothing but prefetch for one without effect, and
-// drops its calls.
+// Always inlined: GCC takes a function that only prefetches for one without effect and drops its
+// calls.
 [[gnu::always_inline]] inline void prefetch(const void* memory, int64_t bytes) {
     for (int64_t i = 0; i < bytes; i += 64) {
         __builtin_prefetch(static_cast<const char*>(memory) + i);
     }
 }
 
-// Asks for what will be read after panel p of the keys: its values, and keys further on.
+// Prefetches what is read after key panel p: its values, and later keys.
 template <class Element>
 [[gnu::always_inline]] inline void fetch_ahead(const SpanPanels<Element>& in, int64_t p) {
     for (int64_t d = 0; d < in.key_depth / PANEL; ++d) {
@@ -89,7 +90,7 @@ inline void widen_panel(Bf16Operand* out, const Source* in, int64_t items) {
     for (int64_t i = 0; i < items; i += 2 * PANEL) store_pairs(out + i, load_pairs(in + i));
 }
 
-// Keys in memory of [SPAN, key_depth]; what lies between padded_dim and key_depth becomes 0.
+// Widens keys into memory of [SPAN, key_depth]; dims from padded_dim to key_depth become 0.
 template <class Source>
 inline void widen_keys(SpanPanels<Bf16Operand>& out, const SpanPanels<Source>& in,
                        int64_t key_depth, Bf16Operand* memory) {
@@ -104,8 +105,8 @@ inline void widen_keys(SpanPanels<Bf16Operand>& out, const SpanPanels<Source>& i
     }
 }
 
-// Values in memory of [padded_dim, SPAN], so that sixteen dims of all tokens stand in one piece.
-// The panels of `out` that `in` has not become 0.
+// Widens values into memory of [padded_dim, SPAN], so that sixteen dims of all tokens are
+// contiguous. Panels of `out` that `in` lacks become 0.
 template <class Source>
 inline void widen_values(SpanPanels<Bf16Operand>& out, const SpanPanels<Source>& in,
                          int64_t padded_dim, Bf16Operand* memory) {

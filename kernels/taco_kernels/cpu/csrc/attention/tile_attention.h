@@ -2,15 +2,15 @@
 #pragma once
 
 #include "attention/attention_plan.h"
+#include "attention/online_softmax.h"
 #include "attention/softmax_rows.h"
 #include "attention/span_panels.h"
-#include "attention/span_sums.h"
-#include "matmul/tile_products.h"
+#include "attention/tile_product.h"
 #include "runtime/arena.h"
 
 namespace TACO_ISA {
 
-// What a thread works in.
+// Scratch memory of one thread.
 struct AttentionScratch {
     void* queries;  // [rows, key_depth] operands
     float* scores;  // [rows, SCORE_STRIDE]
@@ -37,7 +37,7 @@ struct AttentionScratch {
     }
 };
 
-// One tile of rows. `Source` is the type of the cache.
+// One tile of rows. `Source` is the element type of the cache.
 template <class Source>
 class TileAttention {
     using Operand = OperandOf<Source>;
@@ -63,7 +63,7 @@ public:
 
     SpanSums sums(float* memory) const { return SpanSums(memory, rows_, cache_.padded_dim()); }
 
-    // The sums of one span.
+    // Computes the sums of one span.
     void attend_span(int64_t span, const SpanSums& out) {
         const Range panels = find_seen(span);
         SpanScales scales;
@@ -106,7 +106,7 @@ private:
         }
     }
 
-    // Sets what each row sees of the span; returns the panels that some row sees.
+    // Sets which tokens of the span each row sees; returns the panels that any row sees.
     Range find_seen(int64_t span) {
         const int64_t start = span * SPAN, window = attention_.sliding_window;
         const auto clamp = [](int64_t x) { return std::clamp<int64_t>(x, 0, SPAN); };
@@ -118,7 +118,7 @@ private:
         return panels_seen(0, rows_);
     }
 
-    // The panels that one of `count` rows sees: both ends of what a row sees grow with the rows.
+    // The panels that any of `count` rows sees: both ends of a row's range grow with the rows.
     Range panels_seen(int64_t first, int64_t count) const {
         const int64_t begin = scratch_.seen[first].begin;
         const int64_t end = scratch_.seen[first + count - 1].end;
@@ -183,7 +183,7 @@ private:
     }
 
 #ifdef TACO_HAS_TILES
-    // Tiles take 32 tokens a step of the values' product: panels are read by twos.
+    // An AMX tile takes 32 tokens per step of the values' product, so panels are read in pairs.
     void attend_by_tiles(int64_t span, const SpanPanels<Source>& source, const SpanScales& scales,
                          const SpanSums& out) {
         SpanPanels<bf16> in;

@@ -9,16 +9,15 @@
 
 namespace TACO_ISA {
 
-// Tokens of one sequence that stand in the same sixteen: one panel of keys.
+// Tokens of one sequence that lie in the same group of sixteen: one panel of keys.
 struct PanelTokens {
     int64_t first_token;  // of the step
     int64_t count;
     int64_t first_slot;           // 0 to 15
-    int64_t block, block_offset;  // offset of the sixteen in the block
+    int64_t block, block_offset;  // offset of the panel in the block
 };
 
-// The sixteens that a step's sequences write to, by their number. A thread asks for ever greater
-// ones.
+// The panels that a step writes to, by number. A thread asks for increasing numbers.
 class WrittenPanels {
 public:
     explicit WrittenPanels(const KVCache& cache, const Batch& batch)
@@ -61,10 +60,10 @@ inline void store_items(float* p, F32 v) { store(p, v); }
 inline void store_items(bf16* p, F32 v) { store_bf16(p, v); }
 inline void store_items(int8_t* p, F32 v) { store_i8(p, v); }
 
-// One head's part of a panel of the cache.
+// One head of a panel in the cache.
 template <class Item>
 class PanelWriter {
-    // Items that stand side by side: of consecutive dims in keys, of consecutive tokens in values.
+    // Adjacent items: of consecutive dims in keys, of consecutive tokens in values.
     static constexpr int64_t GROUP = std::is_same_v<Item, float> ? 1 : 2;
 
 public:
@@ -112,7 +111,7 @@ public:
     }
 
 private:
-    // Keeps the slot's scale; returns the factor from floats to items.
+    // Stores the slot's scale; returns the factor from floats to items.
     float quantize(const float* row, float* scales, int64_t slot) const {
         if (!scales) return 1;
         float largest = 0;

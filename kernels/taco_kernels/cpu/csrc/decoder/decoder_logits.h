@@ -1,4 +1,4 @@
-// From hidden states to logits, or to the most likely tokens alone.
+// Computes logits of hidden states, or only the most likely tokens.
 #pragma once
 
 #include "decoder/decoder_step.h"

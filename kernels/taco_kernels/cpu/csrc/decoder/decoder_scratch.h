@@ -1,35 +1,36 @@
-// The memory that a step works in: one piece, cut up anew for each step.
+// Scratch memory of a step, allocated from one piece.
 #pragma once
 
 #include <algorithm>
 #include <atomic>
 
-#include "decoder/decoder.h"
+#include "decoder/decoder_args.h"
 #include "runtime/arena.h"
-#include "sampling/sampling.h"
+#include "sampling/sampling_args.h"
 
-// Sizes of an operand item of an instruction set, in bytes.
+// Bytes of an operand of an instruction set.
 struct OperandBytes {
     int64_t bf16, int8;
 
     int64_t of(DType type) const {
         return type == DType::f32 ? 4 : type == DType::bf16 ? bf16 : int8;
     }
-    // An array of rows of operands for a matrix.
+    // Bytes of a row of operands for a matrix.
     int64_t row(const Matrix& matrix) const {
         return matrix.data ? padded_k(matrix.type, matrix.k) * of(matrix.type) : 0;
     }
-    // A row that a kernel writes for a matrix: operands where it can write them, else floats.
+    // Bytes of a row that a kernel writes for a matrix: operands where it can write them, else
+    // floats.
     int64_t written_row(const Matrix& matrix) const {
         return padded_k(matrix.type, matrix.k) * (matrix.type == DType::bf16 ? bf16 : 4);
     }
 };
 
-// Rows of which operands and an MLP's inner values are held at a time. So many rows share a read of
-// the weights that arithmetic takes longer.
+// Rows whose operands and inner MLP values are held at a time. With this many rows per read of the
+// weights, arithmetic takes longer than memory.
 constexpr int64_t CHUNK_ROWS = 1024;
 
-// Calls body(begin, count) for chunks of about one size.
+// Calls body(begin, count) for chunks of about equal size.
 template <class Body>
 void for_chunks(int64_t rows, Body body) {
     if (rows == 0) return;
@@ -40,7 +41,7 @@ void for_chunks(int64_t rows, Body body) {
 }
 inline int64_t chunk_rows(int64_t rows) { return std::min(rows, CHUNK_ROWS); }
 
-// Floats of a row of a shared array: rows begin at cache lines.
+// Floats per row of a shared array: rows begin at cache lines.
 constexpr int64_t row_stride(int64_t floats) { return round_up(floats, 16); }
 
 struct ForwardScratch {

@@ -1,17 +1,17 @@
-// One step of a decoder, all in one parallel region: what each thread of it does.
+// One step of a decoder in one parallel region: the work of each thread.
 //
-// A token's numbers come from that token's row and its sequence's keys and values alone. Every
-// stage works on rows one by one, or is a kernel whose sums do not depend on other rows, so that
-// neither chunks nor threads nor skipped rows change a bit.
+// A token's numbers depend on that token's row and its sequence's keys and values alone. Every
+// stage works row by row, or is a kernel whose sums do not depend on other rows. So chunks, threads
+// and skipped rows do not change a bit.
 #pragma once
 
 #include <algorithm>
 #include <vector>
 
 #include "attention/copy_kv.h"
-#include "decoder/decoder.h"
+#include "decoder/decoder_args.h"
 #include "decoder/decoder_scratch.h"
-#include "decoder/table.h"
+#include "decoder/embedding.h"
 #include "dispatch/isa_table.h"
 #include "elementwise/norm.h"
 #include "elementwise/rotary.h"
@@ -20,7 +20,7 @@ namespace TACO_ISA {
 
 constexpr OperandBytes OPERAND_BYTES{sizeof(Bf16Operand), sizeof(Int8Operand)};
 
-// What does not differ between layers.
+// The attention arguments that all layers share.
 inline Attention decoder_attention(const Decoder& decoder, const KVCache& cache,
                                    const Batch& batch) {
     Attention attention{};
@@ -31,17 +31,19 @@ inline Attention decoder_attention(const Decoder& decoder, const KVCache& cache,
     return attention;
 }
 
-// Whether the last layer goes on with the wanted rows alone. Where most are wanted, as for log
-// probabilities of a prompt, attention does better with whole sequences.
-inline bool narrows(const Step& step) { return 2 * step.num_outputs <= step.batch.num_tokens; }
+// Whether the last layer computes the output rows alone. If most rows are outputs, as for log
+// probabilities of a prompt, attention is faster over whole sequences.
+inline bool restricts_rows(const Step& step) {
+    return 2 * step.num_outputs <= step.batch.num_tokens;
+}
 
-// Of the batch in which each wanted row is a sequence with one query token.
-inline Batch narrow_batch(const Step& step, const ForwardScratch& scratch) {
+// The batch in which each output row is a sequence with one query token.
+inline Batch restricted_batch(const Step& step, const ForwardScratch& scratch) {
     return {step.num_outputs, step.num_outputs,     scratch.query_start,
             scratch.seq_lens, scratch.block_tables, step.batch.block_table_stride};
 }
 
-// Calls body(row) for each row once, on whichever thread is free. Ends with a barrier.
+// Calls body(row) once for each row, on the next free thread. Ends with a barrier.
 template <class Body>
 void share_rows(Thread& thread, int64_t rows, Body body) {
     const int64_t grain = std::clamp<int64_t>(rows / (4 * thread.count()), 1, 16);
@@ -50,7 +52,7 @@ void share_rows(Thread& thread, int64_t rows, Body body) {
     });
 }
 
-// Operands of `count` float rows for `matrix`. Floats are operands as they are.
+// Encodes `count` float rows as operands of `matrix`. Floats need no encoding.
 inline Rows encode(Thread& thread, const Matrix& matrix, int64_t count, const float* rows,
                    int64_t stride, void* operands, float* scales) {
     if (matrix.type == DType::f32) return {count, rows, stride, nullptr};
@@ -58,7 +60,7 @@ inline Rows encode(Thread& thread, const Matrix& matrix, int64_t count, const fl
     return {count, operands, padded_k(matrix.type, matrix.k), scales};
 }
 
-// One thread's way through the decoder.
+// The forward pass of one thread.
 class ForwardPass {
 public:
     ForwardPass(Thread& thread, const Decoder& decoder, const Step& step,
@@ -76,20 +78,20 @@ public:
         embed();
         for (int64_t index = 0; index < decoder_.num_layers; ++index) {
             const DecoderLayer& layer = decoder_.layers[index];
-            project_and_keep(layer, index);
-            if (index + 1 == decoder_.num_layers && narrows(step_)) {
+            project_and_write_kv(layer, index);
+            if (index + 1 == decoder_.num_layers && restricts_rows(step_)) {
                 if (step_.num_outputs == 0) return;
-                narrow();
+                restrict_to_outputs();
             }
             attend_and_add(layer, index);
             feed_forward(layer);
-            keep(index);
+            copy_hidden(index);
         }
         finish();
     }
 
 private:
-    // The rows of the residual stream that still run.
+    // The rows of the residual stream that are still computed.
     struct Stream {
         float* rows;
         int64_t stride, count;
@@ -124,7 +126,7 @@ private:
         });
     }
 
-    // Kernels write a row's columns and leave the zeros behind them, to whole tiles, to us.
+    // Zeroes the padding of a row to whole tiles, which kernels do not write.
     void clear_padding(int64_t row) const {
         const DecoderLayer& layer = decoder_.layers[0];
         clear_tail(scratch_.attended, layer.out, row);
@@ -136,8 +138,8 @@ private:
         std::memset(static_cast<char*>(rows) + row * row_bytes + used, 0, row_bytes - used);
     }
 
-    // Queries, keys and values of all rows; keys and values into the cache.
-    void project_and_keep(const DecoderLayer& layer, int64_t index) {
+    // Computes queries, keys and values of all rows and writes keys and values to the cache.
+    void project_and_write_kv(const DecoderLayer& layer, int64_t index) {
         for_chunks(stream_.count, [&](int64_t begin, int64_t count) {
             const Rows rows = prepare(layer.attn_norm, layer.qkv, begin, count);
             float* out = scratch_.qkv + begin * scratch_.qkv_stride;
@@ -161,8 +163,8 @@ private:
         });
     }
 
-    // From here on the stream holds the wanted rows alone, each a sequence of one query token.
-    void narrow() {
+    // Reduces the stream to the output rows, each a sequence of one query token.
+    void restrict_to_outputs() {
         const Batch& all = step_.batch;
         const int64_t outputs = step_.num_outputs;
         share_rows(thread_, outputs, [&](int64_t i) {
@@ -183,8 +185,8 @@ private:
         stream_ = {step_.hidden, decoder_.hidden_size, outputs};
         queries_ = scratch_.queries;
         query_stride_ = scratch_.query_stride;
-        batch_ = narrow_batch(step_, scratch_);
-        is_narrow_ = true;
+        batch_ = restricted_batch(step_, scratch_);
+        is_restricted_ = true;
     }
 
     void attend_and_add(const DecoderLayer& layer, int64_t index) {
@@ -221,8 +223,8 @@ private:
         if (!decoder_.pre_norm) norm_stream(layer.mlp_norm);
     }
 
-    // The residual stream behind a layer, where it was asked for.
-    void keep(int64_t index) {
+    // Copies the residual stream after a layer, if it was asked for.
+    void copy_hidden(int64_t index) {
         const int64_t hidden_size = decoder_.hidden_size;
         for (int64_t i = 0; i < step_.num_kept; ++i) {
             if (step_.kept_layers[i] != index) continue;
@@ -233,10 +235,10 @@ private:
         }
     }
 
-    // The hidden states that were asked for, after the final norm.
+    // Writes the requested hidden states, after the final norm.
     void finish() {
         share_rows(thread_, step_.num_outputs, [&](int64_t i) {
-            const float* row = stream_.row(is_narrow_ ? i : step_.output_rows[i]);
+            const float* row = stream_.row(is_restricted_ ? i : step_.output_rows[i]);
             float* out = step_.hidden + i * decoder_.hidden_size;
             if (decoder_.final_norm.weight) {
                 norm(decoder_.final_norm, row, out);
@@ -246,7 +248,7 @@ private:
         });
     }
 
-    // Rows of the stream as `matrix` takes them, after the norm where norms come first.
+    // Rows of the stream as operands of `matrix`, after the norm of pre-norm models.
     Rows prepare(const NormWeights& weights, const Matrix& matrix, int64_t begin, int64_t count) {
         const float* rows = stream_.row(begin);
         if (!decoder_.pre_norm) {
@@ -264,7 +266,7 @@ private:
         return {count, scratch_.operands, stride, scratch_.scales};
     }
 
-    // What a kernel wrote for `matrix`: operands already, or floats still.
+    // Rows that a kernel wrote for `matrix`: operands already, or floats to encode.
     Rows written_rows(const Matrix& matrix, int64_t count, const void* rows) {
         const int64_t stride = padded_k(matrix.type, matrix.k);
         if (matrix.type == DType::bf16) return {count, rows, stride, nullptr};
@@ -295,10 +297,10 @@ private:
     const float* queries_;
     int64_t query_stride_;
     Batch batch_;
-    bool is_narrow_ = false;
+    bool is_restricted_ = false;
 };
 
-// The most that attention takes in any layer.
+// The largest attention workspace of any layer.
 inline int64_t attention_bytes(const Decoder& decoder, const Step& step, int num_threads) {
     int64_t most = 0;
     const auto consider = [&](const Batch& batch) {
@@ -311,7 +313,7 @@ inline int64_t attention_bytes(const Decoder& decoder, const Step& step, int num
         }
     };
     consider(step.batch);
-    if (!narrows(step)) return most;
+    if (!restricts_rows(step)) return most;
 
     std::vector<int32_t> query_start(1), seq_lens;
     for (int64_t i = 0; i < step.num_outputs; ++i) {
@@ -334,7 +336,7 @@ inline int64_t forward_bytes(const Decoder& decoder, const Step& step, int num_t
 
 inline void forward(Thread& thread, const Decoder& decoder, const Step& step) {
     Arena arena(step.scratch);
-    // Attention's part comes last: where it begins does not depend on its size.
+    // The attention workspace comes last: its address does not depend on its size.
     const ForwardScratch scratch(arena, OPERAND_BYTES, decoder, step, 0);
     ForwardPass(thread, decoder, step, scratch).run();
 }

@@ -21,7 +21,7 @@ Registers cpuid(uint32_t leaf, uint32_t subleaf) {
 
 bool bit(uint32_t word, int index) { return (word >> index) & 1; }
 
-// Register sets that the system saves on a context switch (Intel SDM, volume 1, 13.3).
+// Register sets that the operating system saves on a context switch (Intel SDM, volume 1, 13.3).
 uint64_t enabled_state() {
     constexpr int OSXSAVE = 27;
     if (!bit(cpuid(1, 0).ecx, OSXSAVE)) return 0;
@@ -53,7 +53,7 @@ const char* missing_for_avx512() {
 
 const char* missing_for_bf16() { return bit(cpuid(7, 1).eax, 5) ? nullptr : "AVX-512 BF16"; }
 
-// Linux gives tiles to processes that ask (Documentation/arch/x86/xstate.rst).
+// Linux lets processes use tiles that ask for them (Documentation/arch/x86/xstate.rst).
 bool may_use_tiles() {
     constexpr long REQUEST_STATE = 0x1023, TILE_DATA = 18;
     return syscall(SYS_arch_prctl, REQUEST_STATE, TILE_DATA) == 0;

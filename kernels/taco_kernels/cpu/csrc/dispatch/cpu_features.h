@@ -1,6 +1,6 @@
-// What this machine can run, by CPUID and what the system lets a process use.
+// CPU feature detection: what CPUID reports and the operating system allows.
 #pragma once
 
-// What the machine lacks for the instruction set of that name, or null. Asks the system for the
-// use of AMX tiles where the name says so; the leave then holds for the whole process.
+// Returns what this machine lacks for the instruction set of that name, or null. For AMX it asks
+// the system for permission to use tiles, which then holds for the whole process.
 const char* missing_for(const char* isa_name);

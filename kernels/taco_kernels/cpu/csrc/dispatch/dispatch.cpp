@@ -1,4 +1,5 @@
-// Which instruction sets there are, and pools that compute with one of them.
+// Lists the instruction sets of the library, and creates thread pools that compute with one of
+// them.
 
 #include <new>
 
@@ -7,7 +8,7 @@
 #include "dispatch/kernel_table.h"
 #include "runtime/thread_pool.h"
 
-// build.py names the sets that it compiled: TACO_FOR_EACH_ISA(X) is X(avx2) X(avx512) ...
+// build.py passes the sets that it compiled: TACO_FOR_EACH_ISA(X) is X(avx2) X(avx512) ...
 #define DECLARE(isa)          \
     namespace isa {           \
     const Kernels& kernels(); \
@@ -21,7 +22,7 @@ using Table = const Kernels& (*)();
 constexpr Table tables[] = {TACO_FOR_EACH_ISA(TABLE_OF)};
 constexpr int32_t num_tables = sizeof tables / sizeof tables[0];
 
-// Here and not from the tables: a table is made by code of its own instruction set.
+// Not read from the tables: a table is built by code of its own instruction set.
 #define NAME_OF(isa) #isa,
 constexpr const char* names[] = {TACO_FOR_EACH_ISA(NAME_OF)};
 

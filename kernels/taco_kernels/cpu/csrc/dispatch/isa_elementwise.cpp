@@ -1,5 +1,5 @@
 #include "dispatch/isa_table.h"
-#include "elementwise/elementwise_rows.h"
+#include "elementwise/elementwise.h"
 
 void TACO_ISA::add_elementwise(Kernels& table) {
     table.norm_rows = norm_rows;

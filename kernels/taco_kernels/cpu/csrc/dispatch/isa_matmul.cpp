@@ -1,7 +1,7 @@
 #include "dispatch/isa_table.h"
 #include "matmul/argmax.h"
 #include "matmul/encode.h"
-#include "matmul/matmul.h"
+#include "matmul/multiply.h"
 #include "matmul/pack.h"
 
 void TACO_ISA::add_matmul(Kernels& table) {

@@ -1,7 +1,7 @@
-// The table of the instruction set that is being compiled for.
+// Builds the kernel table of the instruction set that is being compiled for.
 //
-// What a set offers is compiled in units, isa_<part>.cpp, each once a set: a change of one part
-// compiles that part alone. A unit puts its entries into the table.
+// The kernels of a set are compiled in units, isa_<subject>.cpp, once per set: a change of one
+// subject recompiles that subject alone. Each unit adds its entries to the table.
 #pragma once
 
 #include "dispatch/kernel_table.h"

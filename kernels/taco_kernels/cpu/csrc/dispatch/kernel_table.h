@@ -1,17 +1,16 @@
-// What one instruction set offers: the table that dispatch.cpp chooses from.
+// The table of kernels of one instruction set, from which dispatch.cpp chooses.
 //
-// Each entry is called by all threads of a region together, and ends with a barrier.
+// All threads of a region call an entry together; it ends with a barrier.
 #pragma once
 
 #include <atomic>
 
 #include "attention/kv_cache.h"
-#include "decoder/decoder.h"
-#include "elementwise/elementwise.h"
+#include "decoder/decoder_args.h"
+#include "elementwise/elementwise_args.h"
 #include "matmul/matrix.h"
-#include "matmul/packing.h"
 #include "runtime/parallel.h"
-#include "sampling/sampling.h"
+#include "sampling/sampling_args.h"
 
 struct KeyValueRows {
     const float* keys;    // [num_tokens, stride], head after head, rotated already
@@ -19,7 +18,7 @@ struct KeyValueRows {
     int64_t stride;
 };
 
-// The column with the greatest value of each row of a product.
+// Arguments of multiply_argmax: the column with the greatest value of each row of a product.
 struct Argmax {
     std::atomic<uint64_t>* ranks;  // [rows.count], the kernel's own
     int32_t* columns;              // [rows.count], the first of the greatest values, or NO_TOKEN
@@ -30,19 +29,19 @@ struct Argmax {
 struct Kernels {
     const char* name;
 
-    // Sizes of an operand item, in bytes: what a caller allocates for Rows.
+    // Bytes of an operand: what a caller allocates for Rows.
     int64_t bf16_operand_bytes, int8_operand_bytes;
 
-    // Float rows [count, k] with `stride` to operands for a matrix of `type`; out is
-    // [count, padded_k], scales [count] for int8 (max |x| / 127, 1 for a row of zeros).
+    // Encodes float rows [count, k] with `stride` as operands of a matrix of `type`; out is [count,
+    // padded_k], scales [count] for int8 (max |x| / 127, 1 for a row of zeros).
     void (*encode_rows)(Thread&, DType type, int64_t count, int64_t k, const float* rows,
                         int64_t stride, void* out, float* scales);
     void (*multiply)(Thread&, const Product&);
     void (*multiply_argmax)(Thread&, const Rows&, const Matrix&, const Argmax&);
     void (*pack)(Thread&, const Packing&);
     void (*write_kv)(Thread&, const KVCache&, const Batch&, int64_t layer, const KeyValueRows&);
-    // Bytes that `attend` needs at Attention::workspace; the layer, the pointers and the strides do
-    // not matter.
+    // Bytes that `attend` needs at Attention::workspace. Ignores the layer, the pointers and the
+    // strides.
     int64_t (*attention_workspace)(const Attention&, int num_threads);
     void (*attend)(Thread&, const Attention&);
     void (*norm_rows)(Thread&, const NormRows&);
@@ -50,7 +49,8 @@ struct Kernels {
     void (*map)(Thread&, const Mapped&);
     void (*sample_tokens)(Thread&, const SamplingMetadata&);
     void (*gather_logprobs)(Thread&, const Logprobs&);
-    // A step of a whole decoder, and its last stage; `*_bytes` say what each needs at `scratch`.
+    // One step of a decoder, and its logits; `*_bytes` return the bytes that each needs at
+    // `scratch`.
     int64_t (*forward_bytes)(const Decoder&, const Step&, int num_threads);
     void (*forward)(Thread&, const Decoder&, const Step&);
     int64_t (*logits_bytes)(const Decoder&, const Logits&);

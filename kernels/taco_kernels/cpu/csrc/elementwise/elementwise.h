@@ -1,43 +1,55 @@
-// Rows that are changed number by number: what tests and benchmarks ask for. The decoder calls the
-// functions of norm.h, rotary.h and math.h inside its own loops.
+// Elementwise kernels over rows that the threads of a region share.
 #pragma once
 
-#include "runtime/types.h"
+#include "elementwise/elementwise_args.h"
+#include "elementwise/norm.h"
+#include "elementwise/rotary.h"
+#include "isa/vector_math.h"
+#include "runtime/parallel.h"
 
-struct NormRows {
-    NormKind kind;
-    float eps;
-    int64_t count, size;
-    const float* rows;    // [count, size]
-    const float* weight;  // [size]
-    const float* bias;    // [size], or null
-    DType type;           // of the matrix that takes the rows: what `out` holds
-    void* out;            // [count, padded_k(type, size)]
-    float* scales;        // [count], int8 only
-};
+namespace TACO_ISA {
 
-struct RotaryRows {
-    int64_t count, num_heads, head_dim;
-    float* rows;  // [count, stride], turned in place
-    int64_t stride;
-    const float* cosines;  // [count, head_dim / 2]
-    const float* sines;
-};
+inline void norm_rows(Thread& thread, const NormRows& norm) {
+    const int64_t bytes =
+        padded_k(norm.type, norm.size) * (norm.type == DType::f32    ? sizeof(float)
+                                          : norm.type == DType::bf16 ? sizeof(Bf16Operand)
+                                                                     : sizeof(Int8Operand));
+    thread.share(norm.count, 1, [&](int64_t row, int64_t) {
+        norm_row_encoded(norm.kind, norm.rows + row * norm.size, norm.size, norm.weight, norm.bias,
+                         norm.eps, norm.type, static_cast<char*>(norm.out) + row * bytes,
+                         norm.scales + row);
+    });
+}
 
-// The activations, then the functions that they are made of.
-enum class Function : int32_t {
-    relu = int32_t(Activation::relu),
-    gelu = int32_t(Activation::gelu),
-    gelu_tanh = int32_t(Activation::gelu_tanh),
-    silu = int32_t(Activation::silu),
-    exp,
-    tanh,
-    erf,
-};
+inline void rotate_rows(Thread& thread, const RotaryRows& rotary) {
+    const int64_t half = rotary.head_dim / 2;
+    thread.share(rotary.count, 1, [&](int64_t row, int64_t) {
+        rotate_heads(rotary.rows + row * rotary.stride, rotary.num_heads, rotary.head_dim,
+                     rotary.cosines + row * half, rotary.sines + row * half);
+    });
+}
 
-struct Mapped {
-    Function function;
-    int64_t count;
-    const float* numbers;
-    float* out;
-};
+inline F32 apply(Function function, F32 x) {
+    switch (function) {
+        case Function::exp: return exp(x);
+        case Function::tanh: return tanh(x);
+        case Function::erf: return erf(x);
+        default: return activate(x, Activation(int32_t(function)));
+    }
+}
+
+inline void map(Thread& thread, const Mapped& mapped) {
+    constexpr int64_t grain = 4096;
+    thread.share(mapped.count, grain, [&](int64_t begin, int64_t end) {
+        int64_t i = begin;
+        for (; i + LANES <= end; i += LANES) {
+            store(mapped.out + i, apply(mapped.function, load(mapped.numbers + i)));
+        }
+        if (i < end) {
+            const F32 last = load_first(mapped.numbers + i, end - i);
+            store_first(mapped.out + i, apply(mapped.function, last), end - i);
+        }
+    });
+}
+
+}  // namespace TACO_ISA

@@ -1,15 +1,14 @@
-// Norms of one row, computed in float: RMSNorm (Zhang and Sennrich 2019), LayerNorm (Ba et al.
-// 2016).
+// RMSNorm (Zhang and Sennrich 2019) and LayerNorm (Ba et al. 2016) of one row, computed in float.
 #pragma once
 
 #include <cmath>
 
-#include "isa/math.h"
+#include "isa/vector_math.h"
 #include "matmul/encode.h"
 
 namespace TACO_ISA {
 
-// Sum of term(vector) over a row, in 64 partial sums whatever else is running.
+// Sum of term(vector) over a row, always in 64 partial sums.
 template <class Term>
 inline float sum_terms(const float* row, int64_t size, Term term) {
     F32 sums[4] = {zero(), zero(), zero(), zero()};
@@ -29,7 +28,7 @@ inline float sum_terms(const float* row, int64_t size, Term term) {
     return sum;
 }
 
-// A row's norm, sixteen numbers at a time: (x - mean) * scale * weight + bias.
+// A normalized row, sixteen numbers at a time: (x - mean) * scale * weight + bias.
 class NormedRow {
 public:
     NormedRow(NormKind kind, const float* row, int64_t size, const float* weight, const float* bias,
@@ -48,7 +47,7 @@ public:
     }
 
     // Calls body(first column, F32, number of columns); the last vector may hold fewer than
-    // sixteen, and zeros behind them.
+    // sixteen, followed by zeros.
     template <class Body>
     void each(Body body) const {
         int64_t i = 0;
@@ -76,13 +75,13 @@ inline void store_norm(const NormedRow& norm, float* out) {
     norm.each([=](int64_t i, F32 v, int64_t count) { store_lanes(out + i, v, count); });
 }
 
-// The norm of a row, to floats; `out` may be the row itself. bias: null is none.
+// Writes the norm of a row as floats; `out` may be the row itself. bias may be null.
 inline void norm_row(NormKind kind, const float* row, int64_t size, const float* weight,
                      const float* bias, float eps, float* out) {
     store_norm(NormedRow(kind, row, size, weight, bias, eps), out);
 }
 
-// The norm of a row as a matrix of bf16 takes it.
+// Writes the norm of a row as bf16 operands.
 inline void encode_bf16_norm(const NormedRow& norm, int64_t size, Bf16Operand* out) {
     norm.each([=](int64_t i, F32 v, int64_t) { store_bf16_operand(out + i, v); });
     for (int64_t i = round_up(size, LANES); i < padded_k(DType::bf16, size); i += LANES) {
@@ -90,8 +89,8 @@ inline void encode_bf16_norm(const NormedRow& norm, int64_t size, Bf16Operand* o
     }
 }
 
-// The same for int8: once through the norm for the scale, once more for the numbers, which is
-// cheaper than memory for a row of floats.
+// Writes the norm of a row as int8 operands: one pass for the scale and one for the numbers, which
+// is cheaper than storing a row of floats.
 inline void encode_i8_norm(const NormedRow& norm, int64_t size, Int8Operand* out, float* scale) {
     F32 greatest = zero();
     norm.each([&](int64_t, F32 v, int64_t) { greatest = max(abs(v), greatest); });
@@ -103,7 +102,7 @@ inline void encode_i8_norm(const NormedRow& norm, int64_t size, Int8Operand* out
     }
 }
 
-// The norm of a row, as a matrix of `type` takes it: padded_k(type, size) operands, and a scale for
+// Writes the norm of a row as padded_k(type, size) operands of a matrix of `type`, and a scale for
 // int8.
 inline void norm_row_encoded(NormKind kind, const float* row, int64_t size, const float* weight,
                              const float* bias, float eps, DType type, void* out, float* scale) {

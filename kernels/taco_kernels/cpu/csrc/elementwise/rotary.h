@@ -1,12 +1,12 @@
 // Rotary position embedding (RoFormer, Su et al. 2021), halves rotated as in GPT-NeoX.
 #pragma once
 
-#include "isa/lanes.h"
+#include "isa/partial_vectors.h"
 
 namespace TACO_ISA {
 
-// Turns each pair (x[i], x[i + head_dim / 2]) of each head of one token by its position's angle, in
-// place. cosines, sines: [head_dim / 2].
+// Rotates each pair (x[i], x[i + head_dim / 2]) of each head of one token by its position's angle,
+// in place. cosines, sines: [head_dim / 2].
 inline void rotate_heads(float* heads, int64_t num_heads, int64_t head_dim, const float* cosines,
                          const float* sines) {
     const auto turn = [](F32& first, F32& second, F32 cosine, F32 sine) {

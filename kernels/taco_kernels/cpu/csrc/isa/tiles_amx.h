@@ -7,8 +7,8 @@
 
 namespace TACO_ISA {
 
-// In assembly, as loads below: GCC's intrinsics do not tell the compiler of the memory that these
-// two read (GCC 12: of 8 bytes of the 64, and of none), so that stores before them may be dropped.
+// In assembly, as the loads below: GCC's intrinsics do not tell the compiler which memory these two
+// read (GCC 12: 8 bytes of the 64, and none), so that earlier stores may be dropped.
 inline void configure_tiles(const TileConfig& config) {
     __asm__ volatile("ldtilecfg %0" ::"m"(config));
 }

@@ -21,7 +21,7 @@ inline EmulatedTiles& emulated_tiles() {
     return tiles;
 }
 
-// The hardware raises #UD or #GP; a test should die as loudly.
+// Aborts where the hardware raises #UD or #GP.
 inline void require(bool condition) {
     if (!condition) std::abort();
 }
@@ -60,7 +60,7 @@ inline void tile_store(int tile, void* p, int64_t stride) {
     }
 }
 
-// Shapes as the hardware wants them: sum [M, N], a [M, K], b [K, N], K in groups of 4 bytes.
+// Checks shapes as the hardware does: sum [M, N], a [M, K], b [K, N], K in groups of 4 bytes.
 inline void check_dot(int sum, int a, int b) {
     const TileConfig& config = emulated_tiles().config;
     require(emulated_tiles().is_configured && sum != a && sum != b && a != b);

@@ -1,4 +1,5 @@
-// The vectors of the instruction set that is being compiled for.
+// Includes the vectors, and tiles if there are any, of the instruction set that is being compiled
+// for.
 #pragma once
 
 #if defined(TACO_EMULATED)

@@ -1,7 +1,7 @@
 // Sixteen-lane vectors on AVX2 and FMA: two 256-bit registers each.
 //
-// Every kernel is written once, over the names that the three vec_*.h files define alike; the
-// build includes one of them. A name that stands in one must stand in all.
+// Kernels are written once, over the names that the three vec_*.h files all define; the build
+// includes one of them. A name that is in one file must be in all.
 #pragma once
 
 #include <immintrin.h>
@@ -17,11 +17,11 @@ constexpr int LANES = 16;
 // Accumulators of sixteen lanes that fit in registers beside two operands.
 constexpr int MAX_ACCUMULATORS = 6;
 
-// What a bf16 matrix is multiplied with: full floats, since they must be widened anyway.
+// Operand of a bf16 matrix: float, since bf16 must be widened anyway.
 using Bf16Operand = float;
-// What an int8 matrix is multiplied with: four in the order 0, 2, 1, 3 (see `dot_quads`).
+// Operand of an int8 matrix: four in the order 0, 2, 1, 3 (see `dot_quads`).
 using Int8Operand = int16_t;
-// Added to each quantized activation before the product, and taken off again by the column sums.
+// Added to each quantized activation before the product, and removed again with the column sums.
 constexpr int INT8_OFFSET = 0;
 
 struct F32 {
@@ -32,8 +32,8 @@ struct I32 {
     __m256i low, high;
 };
 
-// Tells the compiler to have the vector in registers here: left alone it moves arithmetic of inner
-// loops about until sums are spilled.
+// Makes the compiler keep the vector in registers here. Otherwise it moves the arithmetic of inner
+// loops until sums are spilled.
 inline void keep(F32& a) { asm volatile("" : "+x"(a.low), "+x"(a.high)); }
 inline void keep(I32& a) { asm volatile("" : "+x"(a.low), "+x"(a.high)); }
 
@@ -116,7 +116,7 @@ inline F32 load_bf16(const bf16* p) {
     return {widen(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
             widen(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8)))};
 }
-// Rounds to nearest even; a NaN stays one.
+// Rounds to nearest even; NaN stays NaN.
 inline void store_bf16(bf16* p, F32 v) {
     const auto narrow = [](__m256 x) {
         const __m256i bits = _mm256_castps_si256(x);
@@ -130,7 +130,7 @@ inline void store_bf16(bf16* p, F32 v) {
     const __m256i mixed = _mm256_packus_epi32(narrow(v.low), narrow(v.high));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(mixed, 0xd8));
 }
-// Of IEEE half precision.
+// Loads IEEE half precision.
 inline F32 load_f16(const uint16_t* p) {
     const __m128i* halves = reinterpret_cast<const __m128i*>(p);
     return {_mm256_cvtph_ps(_mm_loadu_si128(halves)), _mm256_cvtph_ps(_mm_loadu_si128(halves + 1))};
@@ -181,7 +181,7 @@ inline PairRow load_pairs(const bf16* row) {
             {_mm256_castsi256_ps(_mm256_and_si256(low, upper)),
              _mm256_castsi256_ps(_mm256_and_si256(high, upper))}};
 }
-// The same of int8.
+// A row of an int8 panel.
 inline PairRow load_pairs(const int8_t* row) {
     const __m128i* bytes = reinterpret_cast<const __m128i*>(row);
     const __m256i low = _mm256_cvtepi16_epi32(_mm_loadu_si128(bytes));
@@ -202,8 +202,8 @@ inline F32 dot_pairs(F32 sum, PairRow row, const Bf16Operand* a) {
     return fma(set1(a[1]), row.odd, fma(set1(a[0]), row.even, sum));
 }
 
-// A row of an int8 panel, sixteen columns at four consecutive k, is taken in so many parts: here
-// the even k, then the odd ones, widened to pairs of int16.
+// Number of parts in which a row of an int8 panel (sixteen columns at four consecutive k) is read:
+// here the even k, then the odd ones, widened to pairs of int16.
 constexpr int QUAD_PARTS = 2;
 struct QuadPart {
     I32 pairs;
@@ -224,14 +224,14 @@ inline I32 dot_quads(I32 sum, QuadPart row, const Int8Operand* a, int part) {
     return {_mm256_add_epi32(sum.low, _mm256_madd_epi16(row.pairs.low, operands)),
             _mm256_add_epi32(sum.high, _mm256_madd_epi16(row.pairs.high, operands))};
 }
-// Four quantized activations, as `dot_quads` takes them.
+// Encodes four quantized activations for `dot_quads`.
 inline void encode_quad(Int8Operand* out, const int8_t* q) {
     out[0] = q[0];
     out[1] = q[2];
     out[2] = q[1];
     out[3] = q[3];
 }
-// One float, as `dot_pairs` takes it.
+// Encodes one float for `dot_pairs`.
 inline Bf16Operand encode_bf16(float x) { return x; }
 inline void store_bf16_operand(Bf16Operand* p, F32 v) { store(p, v); }
 

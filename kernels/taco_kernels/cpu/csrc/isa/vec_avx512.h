@@ -1,4 +1,4 @@
-// Sixteen-lane vectors on AVX-512: one register each. See vec_avx2.h for what the names mean.
+// Sixteen-lane vectors on AVX-512: one register each. vec_avx2.h describes the names.
 #pragma once
 
 #include <immintrin.h>

@@ -1,6 +1,6 @@
-// Sixteen-lane vectors in plain C++, for testing on any machine what it has no instructions for.
-// TACO_EMULATE_BF16 gives the operands of AVX512-BF16, TACO_EMULATE_AMX those of AMX.
-// See vec_avx2.h for what the names mean.
+// Sixteen-lane vectors in plain C++, to test kernels for instruction sets that the machine lacks.
+// TACO_EMULATE_BF16 gives the operands of AVX512-BF16, TACO_EMULATE_AMX those of AMX. vec_avx2.h
+// describes the names.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 namespace TACO_ISA {
 
 constexpr int LANES = 16;
-// Few, so that the compiler is soon done with what kernels unroll.
+// Few, to keep compilation of unrolled kernels short.
 constexpr int MAX_ACCUMULATORS = 8;
 
 #ifdef TACO_EMULATE_BF16
@@ -72,7 +72,7 @@ inline F32 div(F32 a, F32 b) {
 inline F32 fma(F32 a, F32 b, F32 c) {
     return each([&](int i) { return std::fma(a.v[i], b.v[i], c.v[i]); });
 }
-// As the instruction: the second where one is NaN.
+// As the instruction does: the second operand where one is NaN.
 inline F32 max(F32 a, F32 b) {
     return each([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; });
 }

@@ -1,5 +1,5 @@
-// The column with the greatest value of each row, and its log probability, without storing the
-// values.
+// Argmax of a product: the column with the greatest value of each row, and its log probability,
+// without storing the product.
 #pragma once
 
 #include <atomic>
@@ -7,13 +7,13 @@
 #include <limits>
 
 #include "dispatch/kernel_table.h"
-#include "matmul/matmul.h"
-#include "sampling/log_sum.h"
+#include "matmul/multiply.h"
+#include "sampling/log_sum_exp.h"
 
 namespace TACO_ISA {
 
-// A number that is the greater the greater the value is, and of equal values the lower the column.
-// Zeros are equal; a NaN is greater than every number.
+// Orders (value, column) pairs as integers: greater values first, then lower columns. Both zeros
+// are equal; NaN is greater than every number.
 inline uint64_t rank_of(float value, int64_t column) {
     value += 0.0f;  // of the two zeros the positive one
     uint32_t bits;
@@ -30,7 +30,7 @@ inline float value_of(uint64_t rank) {
 }
 constexpr uint64_t NAN_RANK = ~uint64_t(0);
 
-// NO_TOKEN where the greatest value is not finite: no column of such a row means anything.
+// The column of a rank; NO_TOKEN where the greatest value is not finite.
 inline int32_t column_of(uint64_t rank) {
     const uint32_t rising = uint32_t(rank >> 32);
     const bool is_finite = rising > 0x007fffff && rising < 0xff800000;  // between the infinities
@@ -49,7 +49,7 @@ inline bool has_nan(const BlockValues& values, const Block& block, int64_t row, 
     return false;
 }
 
-// The best of one row's columns in a block; NAN_RANK if one of them is NaN.
+// The best rank of one row's columns in a block; NAN_RANK if any of them is NaN.
 inline uint64_t best_rank(const BlockValues& values, const Block& block, int64_t row,
                           int64_t columns) {
     constexpr float lowest = -std::numeric_limits<float>::infinity();
@@ -62,7 +62,7 @@ inline uint64_t best_rank(const BlockValues& values, const Block& block, int64_t
         best_panel = select_less(best, value, set1(float(panel)), best_panel);
         best = select_less(best, value, value, best);
     }
-    // A product with zero is NaN for infinities too; they are rare.
+    // A product with zero is NaN for infinities too; these are rare.
     if (std::isnan(reduce_add(products)) && has_nan(values, block, row, columns)) return NAN_RANK;
     float lanes[LANES], panels[LANES];
     store(lanes, best);
@@ -75,7 +75,8 @@ inline uint64_t best_rank(const BlockValues& values, const Block& block, int64_t
     return rank;
 }
 
-// The partial sums of one row's columns in a block: blocks begin at multiples of four panels.
+// Computes the partial sums of one row's columns in a block. Blocks begin at multiples of four
+// panels.
 inline void sum_partially(const BlockValues& values, const Block& block, int64_t row,
                           int64_t columns, PartialSum* sums) {
     static_assert(PARTIAL_SUM_PANELS == BLOCK_PANELS);

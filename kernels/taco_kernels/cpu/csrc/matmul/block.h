@@ -1,5 +1,5 @@
-// How a product is cut: into blocks of rows and panels, which threads share, and a block's panels
-// into parts that stay in the cache while all its rows meet them.
+// Cache blocking of a product: blocks of rows and panels that threads share, and parts of k that
+// stay in the cache while all rows of a block use them.
 #pragma once
 
 #include <algorithm>
@@ -9,32 +9,32 @@
 
 namespace TACO_ISA {
 
-// The rows and panels of one block. Its sums are [panel][row][PANEL]: floats, or int32 of int8.
+// The rows and panels of one block. Its sums are [panel][row][PANEL]: floats, or int32 for int8.
 struct Block {
     Range rows, panels;
     const void* operands;  // of the first row
     int64_t operand_stride;
     const char* data;  // of the first panel
     int64_t panel_bytes;
-    int64_t steps;     // of 64 bytes, to a panel
-    const char* next;  // what will likely be read after this block
+    int64_t steps;     // of 64 bytes each, in a panel
+    const char* next;  // memory that is likely read after this block
 };
 
-// Some steps of some neighbouring panels.
+// Some steps of some adjacent panels.
 struct Part {
     const char* panels;
     int64_t panel_bytes;
     int64_t steps;
-    bool is_first;     // nothing has been summed yet
-    const char* next;  // what to fetch from memory meanwhile
+    bool is_first;     // sums start at zero
+    const char* next;  // memory to prefetch meanwhile
 };
 
-// Steps of a part: two panels' are 32 KB, so that they and some rows stay in the first two levels
-// of the cache. Sums between parts are kept exactly.
+// Steps of a part. Those of two panels are 32 KB, so that they and some rows stay in the L1 and L2
+// caches. Sums are kept exactly between parts.
 constexpr int64_t PART_STEPS = 256;
 
 // Calls body(part, first panel, number of panels, first step) for parts of at most `max_panels` (a
-// power of two) panels, by rising steps.
+// power of two) panels, in order of steps.
 template <class Body>
 void for_parts(const Block& block, int64_t max_panels, Body body) {
     const int64_t num_panels = block.panels.size();

@@ -1,24 +1,24 @@
-// Rows of floats to the operands that products take.
+// Encodes rows of floats as operands: converts them to bf16, or quantizes them to int8.
 #pragma once
 
-#include "isa/lanes.h"
-#include "isa/math.h"
+#include "isa/partial_vectors.h"
+#include "isa/vector_math.h"
 #include "matmul/matrix.h"
 #include "runtime/parallel.h"
 
 namespace TACO_ISA {
 
-// Size of what a matrix of `type` is multiplied with.
+// Bytes of one operand of a matrix of `type`.
 constexpr int64_t operand_bytes(DType type) {
     return type == DType::f32    ? int64_t(sizeof(float))
            : type == DType::bf16 ? int64_t(sizeof(Bf16Operand))
                                  : int64_t(sizeof(Int8Operand));
 }
 
-// The scale of symmetric int8: the greatest absolute value becomes 127.
+// Scale of symmetric int8: the greatest absolute value becomes 127.
 inline float int8_scale(float greatest) { return greatest == 0 ? 1.0f : greatest / 127; }
 
-// One row of `k` floats to padded_k(type, k) operands; `scale` is set for int8 alone.
+// Encodes one row of `k` floats as padded_k(type, k) operands; sets `scale` for int8 only.
 inline void encode_row(DType type, int64_t k, const float* row, void* out, float* scale) {
     const auto vector_at = [&](int64_t i) {
         return load_lanes(row + i, std::clamp<int64_t>(k - i, 0, LANES));
@@ -45,7 +45,7 @@ inline void encode_row(DType type, int64_t k, const float* row, void* out, float
     }
 }
 
-// The same of many rows: `out` is [count, padded_k], scales [count].
+// Encodes many rows: `out` is [count, padded_k], scales [count].
 inline void encode_rows(Thread& thread, DType type, int64_t count, int64_t k, const float* rows,
                         int64_t stride, void* out, float* scales) {
     const int64_t row_bytes = padded_k(type, k) * operand_bytes(type);

@@ -1,21 +1,21 @@
-// What becomes of a block's sums.
+// The epilogue of a product: scales, bias, activation, and the store of a block's sums.
 #pragma once
 
-#include "isa/lanes.h"
-#include "isa/math.h"
+#include "isa/partial_vectors.h"
+#include "isa/vector_math.h"
 #include "matmul/block.h"
 
 namespace TACO_ISA {
 
 static_assert(INT8_OFFSET == 0 || INT8_OFFSET == 1 << 7);
 
-// Sums of a block as floats, sixteen columns at a time, with scales and bias.
+// The sums of a block as floats, sixteen columns at a time, with scales and bias applied.
 class BlockValues {
 public:
     BlockValues(const Matrix& matrix, const float* row_scales, const Block& block, const void* sums)
         : matrix_(matrix), row_scales_(row_scales), block_(block), sums_(sums) {}
 
-    // Both counted from the matrix's and the rows' first.
+    // Row and panel are counted from the first of the rows and of the matrix.
     F32 at(int64_t row, int64_t panel) const {
         const int64_t column = panel * PANEL;
         const int64_t index =
@@ -41,7 +41,7 @@ private:
     const void* sums_;
 };
 
-// Writes the columns of one panel, the last of which may be cut short.
+// Writes the columns of one panel; the matrix's last panel may have fewer than sixteen.
 inline void write_columns(const Product& product, int64_t row, int64_t column, int64_t columns,
                           F32 value) {
     const int64_t count = std::min(PANEL, columns - column), at = row * product.out_stride + column;

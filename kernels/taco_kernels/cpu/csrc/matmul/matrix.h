@@ -1,4 +1,5 @@
-// A weight matrix as the kernels read it, and how a product leaves them.
+// Packed weight matrices, and the arguments of packing and of a product. The structs are part of
+// the C ABI.
 #pragma once
 
 #include "runtime/types.h"
@@ -28,16 +29,16 @@ struct Matrix {
     }
 };
 
-// What happens to sums of a product, sixteen columns at a time, before they are stored.
+// What is done with the sums of a product, sixteen columns at a time, before they are stored.
 enum class Epilogue : int32_t {
     store = 0,     // out = act(sum + bias)
     add = 1,       // out += sum + bias (out is the float32 residual stream)
     gate_mul = 2,  // out[i] = act(gate[i]) * up[i] of a gated pair; out has n / 2 columns
 };
 
-// Rows of activations as a product takes them. For Matrix type f32: float. For bf16: the
-// instruction set's Bf16Operand. For int8: its Int8Operand with one scale a row. k is padded with
-// zeros (int8: with what stands for zero) to padded_k.
+// Rows of activations as operands. For a matrix of type f32: float. For bf16: the instruction set's
+// Bf16Operand. For int8: its Int8Operand with one scale per row. k is padded to padded_k with zeros
+// (int8: with the encoding of zero).
 struct Rows {
     int64_t count;
     const void* data;
@@ -53,4 +54,19 @@ struct Product {
     void* out;              // [count, columns]
     int64_t out_stride;     // items
     bool out_is_operand;    // out holds Bf16Operands, else floats
+};
+
+// Copies rows of W to consecutive columns of the packed matrix in `data`. Other columns stay
+// unchanged, so that a matrix can be packed from several tensors, and in slices as they are read.
+struct Packing {
+    TableType source_type;
+    const void* source;  // [count, k]
+    int64_t count, k;
+    int64_t stride;  // items from one row of the source to the next
+    DType type;
+    int64_t first;       // column that takes the first row; of a gated pair, of gate or of up alone
+    int64_t panel_step;  // 1, or 2 for the panels of a gated pair
+    void* data;          // the first panel; of a gated pair, of gate or of up
+    float* scales;       // int8 only: of the first panel's columns
+    int32_t* column_sums;
 };

@@ -1,13 +1,13 @@
-// Packs rows of W into panels (matrix.h), and quantizes them.
+// Packs rows of a weight matrix into panels (matrix.h), and quantizes them.
 #pragma once
 
-#include "isa/math.h"
+#include "isa/vector_math.h"
 #include "matmul/encode.h"
-#include "matmul/packing.h"
+#include "matmul/matrix.h"
 
 namespace TACO_ISA {
 
-// One row of W, sixteen numbers at a time.
+// One row of W, read sixteen numbers at a time.
 class SourceRow {
 public:
     SourceRow(const Packing& packing, int64_t row)
@@ -16,7 +16,7 @@ public:
           k_(packing.k),
           begin_(row * packing.stride) {}
 
-    // Numbers i to i + 15; zeros past the end.
+    // Numbers i to i + 15, zeros past the end.
     F32 at(int64_t i) const {
         switch (type_) {
             case TableType::f32: return widen(static_cast<const float*>(source_), i, load);
@@ -25,7 +25,7 @@ public:
         }
     }
 
-    // Copies bf16 from i on as they are, zeros past the end.
+    // Copies bf16 from i on unchanged, zeros past the end.
     template <int COUNT>
     void copy_bf16(int64_t i, bf16 (&out)[COUNT]) const {
         const bf16* begin = static_cast<const bf16*>(source_) + begin_ + i;
@@ -51,7 +51,7 @@ private:
     int64_t k_, begin_;
 };
 
-// The rows of one panel: columns begin to end of it.
+// Packs the columns from begin_ to end_ of one panel.
 class PanelPacker {
 public:
     PanelPacker(const Packing& packing, int64_t panel) : packing_(packing) {
@@ -67,7 +67,7 @@ public:
         const int64_t group = k_group(packing_.type);
         const int64_t steps = padded_k(packing_.type, packing_.k) / group;
         auto* panel = static_cast<uint32_t*>(packing_.data) + index_ * steps * PANEL;
-        // Groups are words of 32 bits whatever the type: a panel is their transpose.
+        // A group is a 32-bit word for every type, so a panel is the transpose of its words.
         for (int64_t step = 0; step < steps; step += 16) {
             uint32_t words[PANEL][16];
             for (int64_t column = begin_; column < end_; ++column) {
@@ -98,7 +98,7 @@ private:
         }
     }
 
-    // Sixteen groups of a column from k on.
+    // Encodes sixteen groups of a column from k on.
     void encode(int64_t column, int64_t k, uint32_t* words) const {
         const SourceRow row = row_of(column);
         if (packing_.type == DType::f32) {

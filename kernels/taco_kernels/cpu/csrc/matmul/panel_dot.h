@@ -1,4 +1,4 @@
-// Products of a few rows of operands with one panel of sixteen columns.
+// Dot products of a few rows of operands with one panel of sixteen columns.
 #pragma once
 
 #include <type_traits>
@@ -7,12 +7,12 @@
 
 namespace TACO_ISA {
 
-// What rows hold that meet panels of `Element`.
+// Operand type for panels of `Element`.
 template <class Element>
 using OperandOf = std::conditional_t<std::is_same_v<Element, float>, float, Bf16Operand>;
 
-// Rows that one product takes so that sums, a row of the panel and an operand stay in registers.
-// Widening pairs takes more of them.
+// Rows of one call, so that sums, a panel's row and an operand stay in registers. Widening pairs
+// needs more registers.
 template <class Element>
 constexpr int ROWS_AT_ONCE = MAX_ACCUMULATORS > 16            ? 14
                              : std::is_same_v<Element, float> ? 6
@@ -49,7 +49,7 @@ inline void with_constant(int64_t value, Body body) {
 }
 
 // Calls body(first, std::integral_constant<int, R>) for blocks of at most `Max` rows that cover
-// `rows`, as even as can be.
+// `rows`, as evenly as possible.
 template <int Max, class Body>
 inline void for_row_blocks(int64_t rows, Body body) {
     const int64_t blocks = ceil_div(rows, Max);

@@ -1,7 +1,7 @@
-// One step of a product for each type of matrix: 64 bytes of a panel (sixteen columns at GROUP
-// consecutive k) meet GROUP operands of a row.
+// One step of a product for each matrix type: 64 bytes of a panel (sixteen columns at GROUP
+// consecutive k) times GROUP operands of a row.
 //
-// Where a panel's row must be widened it is taken in PARTS, so that what is widened does not push
+// Where a panel's row must be widened it is read in PARTS, so that the widened values do not push
 // sums out of the registers. Each sum takes its products in the order of k.
 #pragma once
 

@@ -1,8 +1,9 @@
-// Log probabilities of chosen and of most likely tokens: see taco_worker.sampling.logprobs.
+// Log probabilities of sampled tokens and of the most likely ones. Reference:
+// taco_worker.sampling.logprobs.
 #pragma once
 
 #include "runtime/parallel.h"
-#include "sampling/log_sum.h"
+#include "sampling/log_sum_exp.h"
 #include "sampling/row_maxima.h"
 #include "sampling/sampling_scratch.h"
 
@@ -18,15 +19,15 @@ inline int64_t count_greater(const float* logits, int64_t size, float logit) {
     return count;
 }
 
-// The ids of the `count` greatest logits, greatest first and lowest id first among equals, at the
-// start of scratch.ids. A NaN is greater than all.
+// Writes the ids of the `count` greatest logits, greatest first and lowest id first among equals,
+// to the start of scratch.ids. NaN is greater than all.
 inline void find_greatest(const LogitRows& rows, int64_t row, const RowScratch& scratch,
                           int64_t count) {
     const float* logits = rows.row(row);
     const auto key = [](float x) { return std::isnan(x) ? INFINITE : x; };
     float least = -INFINITE;
     if (count <= rows.num_groups()) {
-        // So many groups, hence so many tokens, reach it.
+        // At least `count` groups, and so at least `count` tokens, reach this value.
         float* last = scratch.members + count - 1;
         float* end = std::transform(scratch.maxima, scratch.maxima + rows.num_groups(),
                                     scratch.members, key);
@@ -45,7 +46,7 @@ inline void find_greatest(const LogitRows& rows, int64_t row, const RowScratch& 
     });
 }
 
-// The same bits as the sums that multiply_argmax makes of logits that it does not store.
+// Gives the same bits as the sums that multiply_argmax makes of logits that it does not store.
 inline void sum_partially(const LogitRows& rows, int64_t row, PartialSum* sums) {
     const float* numbers = rows.row(row);
     const F32 lowest = set1(-INFINITE);

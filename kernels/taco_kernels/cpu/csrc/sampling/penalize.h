@@ -1,4 +1,5 @@
-// Changes to logits that depend on a sequence's tokens so far: see taco_worker.sampling.penalties.
+// Repetition, presence and frequency penalties and n-gram bans on logits. Reference:
+// taco_worker.sampling.penalties.
 #pragma once
 
 #include <algorithm>
@@ -7,16 +8,16 @@
 #include <vector>
 
 #include "runtime/parallel.h"
-#include "sampling/sampling.h"
+#include "sampling/sampling_args.h"
 
 namespace TACO_ISA {
 
-// How often each token of a sequence occurs; counts are 0 between uses.
+// Counts the tokens of a sequence; all counts are 0 between uses.
 class TokenCounts {
 public:
     explicit TokenCounts(int64_t vocab_size) : counts_(vocab_size) {}
 
-    // Calls body(token, count) once for each token that occurs.
+    // Calls body(token, count) once for each distinct token.
     template <class Body>
     void each(const int32_t* begin, const int32_t* end, Body body) {
         for (const int32_t* token = begin; token != end; ++token) ++counts_[*token];
@@ -29,10 +30,10 @@ private:
     std::vector<int32_t> counts_;
 };
 
-// Rules out every token that would complete an n-gram which the sequence already holds.
+// Bans every token that would complete an n-gram that the sequence already holds.
 inline void ban_repeated_ngrams(float* logits, const int32_t* begin, const int32_t* end,
                                 int64_t size) {
-    const int64_t known = size - 1;  // tokens of the n-gram that stand at the end already
+    const int64_t known = size - 1;  // tokens of the n-gram that the sequence ends with
     for (const int32_t* token = begin + known; token < end; ++token) {
         if (std::equal(end - known, end, token - known)) {
             logits[*token] = -std::numeric_limits<float>::infinity();

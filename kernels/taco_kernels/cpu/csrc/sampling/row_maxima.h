@@ -1,11 +1,11 @@
-// The greatest logits of a row, group by group, and the most likely token.
+// The greatest logit of each group of a row, and the most likely token.
 #pragma once
 
 #include <cmath>
 #include <limits>
 
-#include "isa/lanes.h"
-#include "sampling/sampling.h"
+#include "isa/partial_vectors.h"
+#include "sampling/sampling_args.h"
 
 namespace TACO_ISA {
 
@@ -27,13 +27,13 @@ inline int64_t group_end(const LogitRows& logits, int64_t group) {
 inline float maximum(const float* logits, int64_t begin, int64_t end) {
     F32 greatest = set1(-INFINITE), products = zero();
     const auto take = [&](F32 x) {
-        greatest = max(x, greatest);  // this order passes a NaN over
+        greatest = max(x, greatest);  // in this order max ignores NaN
         products = fma(x, zero(), products);
     };
     int64_t i = begin;
     for (; i + LANES <= end; i += LANES) take(load(logits + i));
     if (i < end) take(load_first(logits + i, end - i, logits[i]));
-    // A product with zero is NaN for infinities too; they are rare.
+    // A product with zero is NaN for infinities too; these are rare.
     if (std::isnan(reduce_add(products))) {
         for (i = begin; i < end; ++i) {
             if (std::isnan(logits[i])) return logits[i];
@@ -49,12 +49,12 @@ inline void find_maxima(const LogitRows& logits, int64_t row, int64_t segment, f
     });
 }
 
-// The greatest of all groups; NaN if one is.
+// The greatest of all groups; NaN if one is NaN.
 inline float row_maximum(const LogitRows& logits, const float* maxima) {
     return maximum(maxima, 0, logits.num_groups());
 }
 
-// The lowest id of those whose logit is `greatest`, the row's maximum, which is finite.
+// The lowest id whose logit is `greatest`, the row's finite maximum.
 inline int64_t most_likely(const LogitRows& logits, int64_t row, const float* maxima,
                            float greatest) {
     const auto is_it = [greatest](float x) { return x == greatest; };

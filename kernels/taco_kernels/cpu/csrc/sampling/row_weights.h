@@ -1,14 +1,14 @@
-// Weights of the tokens of a row: exp((logit - max) / temperature), so that the greatest is 1.
+// Weights of a row's tokens: exp((logit - max) / temperature), so that the greatest is 1.
 #pragma once
 
-#include "isa/math.h"
+#include "isa/vector_math.h"
 #include "sampling/row_maxima.h"
 #include "sampling/sampling_scratch.h"
 
 namespace TACO_ISA {
 
-// `exp` is not monotonous to the last bit: a group's weights may exceed that of its greatest logit
-// by so much.
+// `exp` is not monotonic to the last bit: weights of a group may exceed that of its greatest logit
+// by this factor.
 constexpr float SLACK = 1.0f + 1e-6f;
 
 inline uint32_t bits_of(float x) {
@@ -21,7 +21,8 @@ inline float float_of(uint32_t bits) {
     std::memcpy(&x, &bits, sizeof x);
     return x;
 }
-// What exceeds it is at least x, which is not negative: the vectors' one comparison is `less`.
+// A float just below x: what exceeds it is at least x, which is not negative. The vectors' only
+// comparison is `less`.
 inline F32 just_below(float x) { return set1(x == 0 ? -1 : std::nextafter(x, 0.0f)); }
 
 class RowWeights {
@@ -41,7 +42,7 @@ public:
         if (i < end) body(i, weigh(load_first(numbers_ + i, end - i, -INFINITE)));
     }
 
-    // Of each group's greatest logit.
+    // Writes the weight of each group's greatest logit.
     void tops(const float* maxima, float* out) const {
         const int64_t count = logits_.num_groups();
         int64_t i = 0;
@@ -49,7 +50,7 @@ public:
         if (i < count) store_first(out + i, weigh(load_first(maxima + i, count - i)), count - i);
     }
 
-    // Of those of a group that are at least `floor`.
+    // Sum of the weights of a group that are at least `floor`.
     float sum(int64_t group, float floor) const {
         const F32 below = just_below(floor);
         F32 sum = zero();

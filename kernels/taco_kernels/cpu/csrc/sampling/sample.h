@@ -1,17 +1,18 @@
-// One token a row: the most likely one, or a random one after filters.
+// Samples one token per row: the most likely one, or a random one after temperature, min_p, top_k
+// and top_p.
 //
 // A row's bits depend on that row alone. Weights are floats, exp((logit - max) / temperature). They
-// are added up over sixteen lanes in each group of tokens, and the groups' sums in double and in
-// the order of the vocabulary. Filters are thresholds on the weight, found without sorting; all
-// tokens that tie with the last one kept are kept.
+// are added over sixteen lanes in each group of tokens, and the groups' sums in double in
+// vocabulary order. Filters are thresholds on the weight, found without sorting; all tokens that
+// tie with the last one kept are kept.
 #pragma once
 
 #include "runtime/parallel.h"
-#include "sampling/threshold.h"
+#include "sampling/radix_select.h"
 
 namespace TACO_ISA {
 
-// What is done to one row, step by step. Threads may share a step by segments.
+// Samples one row, step by step. Threads may share a step by segments.
 class RowSampler {
 public:
     RowSampler(const SamplingMetadata& metadata, int64_t row, const RowScratch& scratch)
@@ -25,12 +26,12 @@ public:
         TACO_ISA::find_maxima(logits_, row_, segment, scratch_.maxima);
     }
 
-    // Settles a row that asks for the most likely token, or has no proper distribution.
+    // Finishes a row that asks for the most likely token, or that has no valid distribution.
     void begin() const {
         state_.max = row_maximum(logits_, scratch_.maxima);
         const bool is_finite = std::isfinite(state_.max);
-        state_.is_settled = metadata_.temperature[row_] == 0 || !is_finite;
-        if (state_.is_settled) {
+        state_.is_done = metadata_.temperature[row_] == 0 || !is_finite;
+        if (state_.is_done) {
             set_token(is_finite ? most_likely(logits_, row_, scratch_.maxima, state_.max)
                                 : NO_TOKEN);
             return;
@@ -38,19 +39,19 @@ public:
         weights().tops(scratch_.maxima, scratch_.tops);
         state_.floor = metadata_.min_p[row_];
         if (top_k() > 0 && top_k() <= logits_.num_groups()) {
-            // So many groups, hence so many tokens, have a weight of at least that.
-            state_.floor = std::max(state_.floor, nth_top(top_k()));
+            // At least top_k groups, and so at least top_k tokens, have this weight or more.
+            state_.floor = std::max(state_.floor, nth_greatest(top_k()));
         }
     }
 
-    // With top_k nobody asks for the sum of what top_k drops.
+    // With top_k the sum of the dropped weights is not needed.
     void weigh(int64_t segment) const {
-        if (!state_.is_settled && top_k() == 0) add_up(segment);
+        if (!state_.is_done && top_k() == 0) add_up(segment);
     }
 
-    // Raises the floor to what top_k, then top_p leave.
+    // Raises the floor to what top_k, then top_p keep.
     void filter() const {
-        if (state_.is_settled || !has_filters()) return;
+        if (state_.is_done || !has_filters()) return;
         const RowWeights weights = this->weights();
         if (top_k() == 0) {
             state_.floor = std::max(state_.floor, nucleus_floor(weights));
@@ -66,12 +67,13 @@ public:
     }
 
     void weigh_again(int64_t segment) const {
-        if (!state_.is_settled && has_filters()) add_up(segment);
+        if (!state_.is_done && has_filters()) add_up(segment);
     }
 
-    // The first token whose cumulative weight exceeds the share of the sum that `uniforms` names.
+    // Draws the first token whose cumulative weight exceeds the share of the sum given by
+    // `uniforms`.
     void draw() const {
-        if (state_.is_settled) return;
+        if (state_.is_done) return;
         const double share = metadata_.uniforms[row_] * total();
         double before = 0, cumulative = 0;
         int64_t chosen = 0;
@@ -93,26 +95,26 @@ private:
         return RowWeights(logits_, row_, state_.max, metadata_.temperature[row_]);
     }
 
-    // The greatest weight of the group that comes n-th by it.
-    float nth_top(int64_t n) const {
+    // The n-th largest of the groups' greatest weights.
+    float nth_greatest(int64_t n) const {
         float* nth = scratch_.members + n - 1;
         float* end = std::copy_n(scratch_.tops, logits_.num_groups(), scratch_.members);
         std::nth_element(scratch_.members, nth, end, std::greater<float>());
         return *nth;
     }
 
-    // The least weight of those that together reach top_p of the row's sum.
+    // The least weight of the tokens that together reach top_p of the row's sum.
     float nucleus_floor(const RowWeights& weights) const {
         const double sum = total(), target = sum * top_p();
-        // Most often a look at the groups with the most likely tokens will do.
+        // Most often the groups with the most likely tokens are enough.
         for (const int64_t share : {8, 2}) {
-            const float likely = nth_top(ceil_div(logits_.num_groups(), share));
+            const float likely = nth_greatest(ceil_div(logits_.num_groups(), share));
             const Selection selection(weights, logits_, scratch_, std::max(state_.floor, likely));
             if (selection.sum() >= target) return nucleus_floor(selection, target);
             if (selection.sum() < target / 4) break;
         }
-        // All weights below (1 - top_p) / vocab_size of the sum cannot make up the rest that top_p
-        // leaves out. With less than that, vectors of a flat distribution are kept whole.
+        // Weights below (1 - top_p) / vocab_size of the sum cannot make up the rest that top_p
+        // leaves out. With a lower bound than that, vectors of a flat distribution are kept whole.
         const float sure = float((1 - top_p()) * sum / double(8 * logits_.vocab_size));
         const Selection selection(weights, logits_, scratch_, std::max(state_.floor, sure));
         return nucleus_floor(selection, target);
@@ -121,7 +123,7 @@ private:
         return selection.cut([=](const Tally& t) { return t.sum >= target; }).weight;
     }
 
-    // Sets the groups' sums of weights that are not dropped.
+    // Sums the weights of each group that are not dropped.
     void add_up(int64_t segment) const {
         const RowWeights weights = this->weights();
         for_groups(logits_, segment, [&](int64_t group) {
@@ -136,7 +138,8 @@ private:
         return sum;
     }
 
-    // The group's own sum was rounded to float: the share may lie a hair beyond its last token.
+    // The group's own sum was rounded to float, so that the share may lie slightly beyond its last
+    // token.
     int64_t draw_from(int64_t group, double share) const {
         double cumulative = 0;
         int64_t token = group_begin(group);

@@ -1,10 +1,10 @@
-// What one row of logits needs while a token is chosen from it.
+// Scratch memory of one row while a token is sampled from it.
 #pragma once
 
 #include "runtime/arena.h"
-#include "sampling/sampling.h"
+#include "sampling/sampling_args.h"
 
-// Number and sum of some tokens' weights.
+// Number and sum of some weights.
 struct Tally {
     double sum;
     int64_t count;
@@ -19,13 +19,14 @@ struct Tally {
     }
 };
 
-// A positive float's bits are a number that grows with it; ten of them at a time make buckets.
+// The bits of a positive float, read as an integer, grow with it; ten of them at a time select a
+// bucket.
 constexpr int64_t WEIGHT_BUCKETS = 1024;
 
 struct RowState {
-    float max;        // the greatest logit
-    float floor;      // weights below it are dropped
-    bool is_settled;  // the token is known
+    float max;     // the greatest logit
+    float floor;   // weights below it are dropped
+    bool is_done;  // the token is known
 };
 
 struct RowScratch {
@@ -55,14 +56,14 @@ struct RowScratch {
         RowScratch counted(counter, logits);
         return counter.used();
     }
-    // The scratch of the row that is number `index` of those looked at together.
+    // The scratch of row `index` among those processed at the same time.
     static RowScratch at(void* memory, const LogitRows& logits, int64_t index) {
         Arena arena(static_cast<char*>(memory) + index * bytes(logits));
         return RowScratch(arena, logits);
     }
 };
 
-// At most so many rows are looked at together: as many as there are threads.
+// Bytes for the rows processed at the same time: at most one per thread.
 inline int64_t sampling_scratch(const LogitRows& logits, int num_threads) {
     const int64_t rows = logits.count < num_threads ? logits.count : num_threads;
     return rows * RowScratch::bytes(logits);

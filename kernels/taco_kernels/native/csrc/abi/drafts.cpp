@@ -1,4 +1,4 @@
-// Entry points for choosing among drafts.
+// C functions of draft trees and draft selection.
 
 #include "abi/native_abi.h"
 #include "drafts/draft_selector.h"
@@ -47,7 +47,7 @@ void taco_draft_selector_estimate(DraftSelector* selector, int64_t first, int64_
     selector->step_times.estimate(first, count, seconds);
 }
 
-void taco_draft_selector_chances(const DraftSelector* selector, const DraftTrees* trees,
-                                 double* chances) {
-    selector->acceptance.chances(*trees, chances);
+void taco_draft_selector_probabilities(const DraftSelector* selector, const DraftTrees* trees,
+                                       double* probabilities) {
+    selector->acceptance.probabilities(*trees, probabilities);
 }

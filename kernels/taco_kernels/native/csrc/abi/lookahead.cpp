@@ -1,4 +1,4 @@
-// Entry points of the lookahead cache.
+// C functions of the lookahead cache.
 
 #include "abi/native_abi.h"
 #include "lookahead/cache.h"

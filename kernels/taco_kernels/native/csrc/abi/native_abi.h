@@ -1,7 +1,7 @@
-// The C ABI of the host code in libtaco_kernels.so that workers of any device call through ctypes:
-// the lookahead cache and draft trees. cpu/csrc/abi/native_abi.h declares the CPU kernels.
+// The C ABI of the host code in libtaco_kernels.so: lookahead cache and draft trees. Workers of any
+// device call it through ctypes. cpu/csrc/abi/cpu_abi.h declares the CPU kernels.
 //
-// Pointers are raw, shapes and strides come with them, and the caller has checked both.
+// Pointers are raw. Shapes and strides are passed beside them, and the caller has checked both.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ struct LookaheadTokens;
 struct LookaheadTrees;
 TACO_API LookaheadCache* taco_lookahead_create(const LookaheadOptions* options);
 TACO_API void taco_lookahead_destroy(LookaheadCache* cache);
-// What the sequences' own indexes take now.
+// Bytes that the sequences' own indexes use now.
 TACO_API int64_t taco_lookahead_local_bytes(const LookaheadCache* cache);
 TACO_API void taco_lookahead_learn(LookaheadCache* cache, const LookaheadSequences* sequences);
 TACO_API void taco_lookahead_join(LookaheadCache* cache, const LookaheadSequences* sequences);
@@ -32,14 +32,14 @@ TACO_API int64_t taco_lookahead_draft(TacoPool* pool, LookaheadCache* cache,
 
 // Trees of drafts (drafts/draft_trees.h).
 struct DraftTrees;
-// Whether columns of `size` can be trees of at most so many nodes each.
+// Whether columns of `size` items are trees of at most max_nodes[row] nodes each.
 TACO_API bool taco_are_draft_trees(const DraftTrees* trees, int64_t size, const int32_t* max_nodes,
                                    int32_t vocab_size, int32_t num_classes);
-// The accepted path of each tree; returns how many were kept of what was chosen.
+// Finds the accepted path of each tree; returns the total number of indices in `kept`.
 TACO_API int64_t taco_accept_drafts(const DraftTrees* trees, const int64_t* chosen, int32_t* kept,
                                     int32_t* num_kept);
 
-// Which drafts are worth verifying (drafts/draft_selector.h). One caller at a time.
+// Draft selection (drafts/draft_selector.h). One caller at a time.
 class DraftSelector;
 struct DraftLimits;
 struct SelectedDrafts;
@@ -48,7 +48,7 @@ TACO_API DraftSelector* taco_draft_selector_create(const float* priors, int32_t 
 TACO_API void taco_draft_selector_destroy(DraftSelector* selector);
 TACO_API void taco_draft_selector_start(DraftSelector* selector, const int32_t* slots,
                                         int64_t count);
-// Returns the number of nodes that are chosen.
+// Returns the number of selected nodes.
 TACO_API int64_t taco_draft_selector_select(DraftSelector* selector, const DraftTrees* trees,
                                             const DraftLimits* limits, SelectedDrafts* selected);
 TACO_API void taco_draft_selector_learn(DraftSelector* selector, const int32_t* slots,
@@ -57,8 +57,8 @@ TACO_API void taco_draft_selector_learn(DraftSelector* selector, const int32_t* 
 TACO_API void taco_draft_selector_observe_step(DraftSelector* selector, int64_t num_tokens,
                                                double seconds);
 TACO_API bool taco_draft_selector_is_ready(const DraftSelector* selector);
-// Seconds of steps of `first`, `first` + 1, ... tokens, once a step has been observed.
+// Expected seconds of steps of `first`, `first` + 1, ... tokens; needs an observed step.
 TACO_API void taco_draft_selector_estimate(DraftSelector* selector, int64_t first, int64_t count,
                                            double* seconds);
-TACO_API void taco_draft_selector_chances(const DraftSelector* selector, const DraftTrees* trees,
-                                          double* chances);
+TACO_API void taco_draft_selector_probabilities(const DraftSelector* selector,
+                                                const DraftTrees* trees, double* probabilities);

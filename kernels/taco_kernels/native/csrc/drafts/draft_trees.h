@@ -1,5 +1,6 @@
-// Trees of draft tokens of several rows, as DraftTrees of the worker has them: depth first, a
-// node's parent before it, -1 where that is the root.
+// Trees of draft tokens, one per row: validation and acceptance.
+//
+// Nodes are in depth-first order, each after its parent; parent -1 is the root.
 #pragma once
 
 #include <vector>
@@ -10,7 +11,7 @@ struct DraftTrees {
     int64_t num_rows;
     const int32_t* slots;
     const int32_t* num_nodes;
-    const int32_t* token_ids;  // [sum(num_nodes)], and so the rest
+    const int32_t* token_ids;  // [sum(num_nodes)], as the next two
     const int32_t* parents;
     const int32_t* classes;
 
@@ -21,8 +22,8 @@ struct DraftTrees {
     }
 };
 
-// Whether these can be trees: no larger than they may be, of tokens and classes that there are,
-// each node behind its parent. `size` is that of each column.
+// Returns whether the columns are well-formed trees: at most max_nodes[row] nodes each, tokens and
+// classes in range, each node after its parent. `size` is the length of each column.
 inline bool are_draft_trees(const DraftTrees& trees, int64_t size, const int32_t* max_nodes,
                             int32_t vocab_size, int32_t num_classes) {
     int64_t first = 0;
@@ -39,11 +40,11 @@ inline bool are_draft_trees(const DraftTrees& trees, int64_t size, const int32_t
     return first == size;
 }
 
-// Walks down each tree for as long as what was chosen behind a node is one of its children.
+// Walks down each tree while the token sampled after a node is one of its children.
 //
-// `chosen` is what was chosen behind each row's root and behind each of its nodes. `kept` gets
-// where the accepted path of each row stands among these, its root first, and `num_kept` how many
-// there are of a row. Returns their sum.
+// `chosen` holds the tokens sampled after each row's root and after each of its nodes. `kept`
+// receives the indices in `chosen` of each row's accepted path, its root first, and `num_kept`
+// their number per row. Returns the total.
 inline int64_t accept_drafts(const DraftTrees& trees, const int64_t* chosen, int32_t* kept,
                              int32_t* num_kept) {
     int64_t first = 0, root = 0, total = 0;
@@ -52,7 +53,8 @@ inline int64_t accept_drafts(const DraftTrees& trees, const int64_t* chosen, int
         int32_t at = -1;
         kept[total++] = root;
         for (int32_t i = 0; i < trees.num_nodes[row]; ++i) {
-            // Depth first: the children of a node come before anything that follows its subtree.
+            // Depth-first order: the children of a node come before anything that follows its
+            // subtree.
             const int64_t node = first + i;
             if (trees.parents[node] == at && trees.token_ids[node] == chosen[kept[total - 1]]) {
                 at = i;

@@ -1,4 +1,4 @@
-// How long a step of so many tokens takes, learned from the steps that ran.
+// Estimates the duration of a step from its number of tokens, learned from measured steps.
 #pragma once
 
 #include <algorithm>
@@ -7,10 +7,11 @@
 
 #include "runtime/types.h"
 
-// Seconds by number of tokens; contexts grow and machines are shared, so that it forgets.
+// Step time by number of tokens. Old measurements fade, since contexts grow and machines are
+// shared.
 class StepTimes {
 public:
-    // Sizes that are told apart: 1 to 8 one by one, then four to each doubling.
+    // Buckets: 1 to 8 one by one, then four per doubling.
     StepTimes() {
         for (int64_t size = 1; size < 8; ++size) sizes_.push_back(size);
         for (int quarter = 12; quarter <= 60; ++quarter) {
@@ -20,7 +21,7 @@ public:
         seconds_.assign(sizes_.size(), 0);
     }
 
-    // Some step has been measured.
+    // Whether any step has been measured.
     bool is_ready() const {
         return std::any_of(seconds_.begin(), seconds_.end(), [](double s) { return s > 0; });
     }
@@ -28,12 +29,12 @@ public:
     void observe(int64_t num_tokens, double seconds) {
         const size_t place = nearest(num_tokens);
         double& known = seconds_[place];
-        known = known > 0 ? known + WEIGHT * (std::min(seconds, MAX_SURPRISE * known) - known)
+        known = known > 0 ? known + WEIGHT * (std::min(seconds, MAX_OUTLIER * known) - known)
                           : std::max(seconds, 1e-9);
         drift(place);
     }
 
-    // Of steps of `first`, `first` + 1, … tokens; never falling.
+    // Writes the expected seconds of steps of `first`, `first` + 1, … tokens; they never decrease.
     void estimate(int64_t first, int64_t count, double* seconds) {
         curve_.clear();
         for (size_t i = 0; i < sizes_.size(); ++i) {
@@ -42,12 +43,12 @@ public:
             curve_.push_back({sizes_[i], std::max(highest, seconds_[i])});
         }
         const Point last = curve_.back();
-        double slope = BELIEVED_SLOPE * last.seconds;
+        double slope = ASSUMED_SLOPE * last.seconds;
         if (curve_.size() > 1) {
             const Point before = curve_[curve_.size() - 2];
             slope = std::max(slope, (last.seconds - before.seconds) / (last.size - before.size));
         }
-        size_t above = 0;  // the first point that is as large
+        size_t above = 0;  // first point of at least this size
         for (int64_t i = 0; i < count; ++i) {
             const int64_t size = first + i;
             while (above < curve_.size() && curve_[above].size < size) ++above;
@@ -59,7 +60,7 @@ public:
                 const Point low = curve_[above - 1], high = curve_[above];
                 const double share = double(size - low.size) / (high.size - low.size);
                 const double between = low.seconds + share * (high.seconds - low.seconds);
-                seconds[i] = std::min(between, high.seconds);  // whatever rounding did
+                seconds[i] = std::min(between, high.seconds);  // not above it by rounding
             }
         }
     }
@@ -70,13 +71,13 @@ private:
         double seconds;
     };
 
-    // Of a size that has not run: what each token beyond the next smaller size is believed to cost,
-    // as a share of that size's step. Low, so that it is tried.
-    static constexpr double BELIEVED_SLOPE = 0.02;
+    // Assumed cost of each token beyond the next smaller measured size, as a share of that size's
+    // step time. Low, so that larger steps are tried.
+    static constexpr double ASSUMED_SLOPE = 0.02;
     static constexpr double WEIGHT = 0.2;  // of the newest step
-    // A step that was held up by something else counts as at most so many times what was expected.
-    static constexpr double MAX_SURPRISE = 1.5;
-    // Somewhat larger sizes than those that run drift to what was believed of them, so that they
+    // A slow outlier counts as at most this many times the expected time.
+    static constexpr double MAX_OUTLIER = 1.5;
+    // Unmeasured larger sizes drift towards the assumed time by this share per step, so that they
     // are tried again.
     static constexpr double DRIFT = 0.002;
     static constexpr int64_t DRIFT_REACH = 16;
@@ -89,18 +90,18 @@ private:
         return above - sizes_.begin() - is_lower;
     }
 
-    // Larger steps that have not run lately may have become cheaper than they once were.
+    // Larger steps that have not run lately may have become cheaper.
     void drift(size_t fresh) {
         for (size_t i = fresh + 1; i < sizes_.size(); ++i) {
             const int64_t beyond = sizes_[i] - sizes_[fresh];
             if (beyond > DRIFT_REACH + sizes_[fresh]) break;
             if (seconds_[i] <= 0) continue;
-            const double believed = seconds_[fresh] * (1 + BELIEVED_SLOPE * beyond);
-            seconds_[i] += DRIFT * (believed - seconds_[i]);
+            const double assumed = seconds_[fresh] * (1 + ASSUMED_SLOPE * beyond);
+            seconds_[i] += DRIFT * (assumed - seconds_[i]);
         }
     }
 
     std::vector<int64_t> sizes_;
-    std::vector<double> seconds_;  // 0: not known
+    std::vector<double> seconds_;  // 0: not measured
     std::vector<Point> curve_;
 };

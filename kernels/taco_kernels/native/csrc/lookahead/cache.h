@@ -1,12 +1,15 @@
-// The lookahead cache: drafts from what was read and written before.
+// The lookahead cache: drafts tokens from n-grams of this and other sequences.
+//
+// Turbo mode builds trees from a table of all sequences; raw mode copies from the same sequence;
+// hybrid mode tries turbo first. `docs/lookahead.md` describes them.
 #pragma once
 
 #include <cmath>
 #include <vector>
 
 #include "lookahead/learner.h"
-#include "lookahead/raw.h"
-#include "lookahead/turbo.h"
+#include "lookahead/raw_drafter.h"
+#include "lookahead/turbo_drafter.h"
 #include "runtime/thread_pool.h"
 
 class LookaheadCache {
@@ -58,13 +61,13 @@ public:
             slot.context.start(sequences.namespaces[i]);
             slot.hits = options_.copy_length;
             const int32_t num_prompt = sequences.num_prompt[i], count = sequences.num_tokens[i];
-            // A sequence that brings output was learned before it was preempted.
+            // A sequence that joins with output was learned before it was preempted.
             const bool is_new = count == num_prompt && !sequences.skips_prompt;
             for (int32_t k = 0; k < count; ++k) {
                 const bool is_output = k >= num_prompt;
                 if (is_new) learn_next(learner, slot, tokens[k]);
                 advance(slot, tokens[k], is_output || !sequences.skips_prompt);
-                if (is_output && vocabulary_.is_eos(tokens[k])) start_anew(slot);
+                if (is_output && vocabulary_.is_eos(tokens[k])) reset_context(slot);
             }
             tokens += count;
         }
@@ -83,17 +86,17 @@ public:
         for (int64_t i = 0; i < appended.count; ++i) {
             LookaheadSlot& slot = slots_[appended.slots[i]];
             const int32_t count = appended.num_tokens[i];
-            if (slot.num_pending && count) slot.settle(tokens, count);
+            if (slot.num_pending && count) slot.record_accepted(tokens, count);
             for (int32_t k = 0; k < count; ++k) {
                 learn_next(learner, slot, tokens[k]);
                 advance(slot, tokens[k], true);
-                if (vocabulary_.is_eos(tokens[k])) start_anew(slot);
+                if (vocabulary_.is_eos(tokens[k])) reset_context(slot);
             }
             tokens += count;
         }
     }
 
-    // Returns the number of nodes of all trees.
+    // Writes the trees and returns the total number of their nodes.
     int64_t draft(Pool& pool, const LookaheadTrees& trees) {
         if (trees.count < MIN_ROWS_TO_SHARE || pool.num_threads() == 1) {
             for (int64_t row = 0; row < trees.count; row += GROUP) {
@@ -105,14 +108,14 @@ public:
                              [&](int64_t begin, int64_t end) { draft_rows(trees, begin, end); });
             });
         }
-        if (options_.target_parallelism) shorten(trees);
-        return close_gaps(trees);
+        if (options_.target_parallelism) limit_nodes(trees);
+        return compact(trees);
     }
 
 private:
-    // Rows from which on to wake threads costs less than they save.
+    // Number of rows from which waking threads pays.
     static constexpr int64_t MIN_ROWS_TO_SHARE = 128;
-    // Trees that grow in turns: while one waits for memory the others compute.
+    // Trees that are grown alternately: while one waits for memory the others compute.
     static constexpr int64_t GROUP = 8;
 
     bool uses_raw() const { return options_.mode != LookaheadMode::turbo; }
@@ -132,13 +135,13 @@ private:
         slot.context.push(token, hash_);
         if (is_indexed) slot.local.append(token, slot.context, hash_, orders_, memory_);
     }
-    // What an end of sequence is followed by has nothing to do with what was before.
-    void start_anew(LookaheadSlot& slot) {
+    // Text after an end-of-sequence token has nothing to do with the text before it.
+    void reset_context(LookaheadSlot& slot) {
         slot.context.start(slot.context.hashes[0]);
         slot.local.clear(orders_);
     }
 
-    // At most GROUP rows.
+    // Drafts for at most GROUP rows.
     void draft_rows(const LookaheadTrees& trees, int64_t begin, int64_t end) const {
         TreeGrowth growths[GROUP];
         TreeGrowth* growing[GROUP];
@@ -175,8 +178,8 @@ private:
         return max_depth(slots_[trees.slots[row]]) ? std::max(most, 0) : 0;
     }
 
-    // Rows share what the step has room for by how many of their tokens were right lately.
-    void shorten(const LookaheadTrees& trees) {
+    // Divides the step's room for drafts among the rows by their recent number of accepted drafts.
+    void limit_nodes(const LookaheadTrees& trees) {
         int64_t num_nodes = 0;
         double sum = 0;
         for (int64_t row = 0; row < trees.count; ++row) {
@@ -190,11 +193,11 @@ private:
                 const auto share = int32_t(std::floor(double(room) * (1 + slot.hits) / sum));
                 trees.num_nodes[row] = std::min(trees.num_nodes[row], share);
             }
-            remember_path(trees, row, slot);
+            remember_draft(trees, row, slot);
         }
     }
 
-    void remember_path(const LookaheadTrees& trees, int64_t row, LookaheadSlot& slot) const {
+    void remember_draft(const LookaheadTrees& trees, int64_t row, LookaheadSlot& slot) const {
         const int32_t* const parents = trees.parents + row * MAX_TREE;
         int32_t& count = slot.num_pending;
         for (count = 0; count < trees.num_nodes[row] && parents[count] == count - 1; ++count) {
@@ -202,7 +205,7 @@ private:
         }
     }
 
-    int64_t close_gaps(const LookaheadTrees& trees) const {
+    int64_t compact(const LookaheadTrees& trees) const {
         int64_t used = 0;
         for (int64_t row = 0; row < trees.count; ++row) {
             for (int32_t* column : {trees.token_ids, trees.parents, trees.classes}) {

@@ -3,19 +3,19 @@
 
 #include <algorithm>
 
-#include "lookahead/lookahead.h"
+#include "lookahead/options.h"
 
 inline uint64_t fold_product(uint64_t a, uint64_t b) {
     const unsigned __int128 product = static_cast<unsigned __int128>(a) * b;
     return uint64_t(product) ^ uint64_t(product >> 64);
 }
 
-// Who does not know the secret cannot tell which contexts meet, nor make them.
+// Keyed hash of contexts. Without the secret a client cannot predict or construct collisions.
 struct ContextHash {
     uint64_t secret[2];
-    int32_t longest;  // context that is hashed
+    int32_t longest;  // longest context that is hashed
 
-    // Of a context that goes one token further back.
+    // Hash of the context that is one token longer, towards the past.
     uint64_t extend(uint64_t hash, int32_t token) const {
         return fold_product(hash ^ secret[0], uint32_t(token) + secret[1]);
     }
@@ -24,14 +24,14 @@ struct ContextHash {
 struct Context {
     int32_t count = 0;
     int32_t tokens[MAX_MATCH];       // newest first
-    uint64_t hashes[MAX_MATCH + 1];  // of each length; of length 0 the namespace
+    uint64_t hashes[MAX_MATCH + 1];  // of each length; hashes[0] is the namespace
 
     void start(uint64_t name_space) {
         count = 0;
         hashes[0] = name_space;
     }
     void push(int32_t token, const ContextHash& hash) { follow(*this, token, hash); }
-    // The other one, which may be this, with the token behind it.
+    // Becomes `other`, which may be this, with `token` appended.
     void follow(const Context& other, int32_t token, const ContextHash& hash) {
         std::copy_backward(other.tokens, other.tokens + hash.longest - 1, tokens + hash.longest);
         tokens[0] = token;

@@ -1,9 +1,9 @@
-// Learning many tokens with the waits for memory in parallel.
+// Feeds tokens to the table while the memory of later ones is prefetched.
 #pragma once
 
-#include "lookahead/table.h"
+#include "lookahead/shared_table.h"
 
-// Tokens whose cells are on their way from memory while those before them are learned.
+// Delays each token by a few others, so that its cells have arrived from memory.
 class Learner {
 public:
     Learner(LookaheadTable& table, const LookaheadOptions& options)
@@ -12,7 +12,7 @@ public:
         for (int32_t i = 0; i < DELAY; ++i) learn(waiting_[(next_ + i) % DELAY]);
     }
 
-    // That `token` follows all of the context's lengths.
+    // Learns that `token` follows each suffix of the context.
     void add(const Context& context, int32_t token) {
         Waiting& place = waiting_[next_];
         next_ = (next_ + 1) % DELAY;

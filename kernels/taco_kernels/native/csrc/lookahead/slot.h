@@ -1,7 +1,7 @@
-// A sequence of the batch.
+// The lookahead state of one slot of the batch.
 #pragma once
 
-#include "lookahead/local.h"
+#include "lookahead/local_index.h"
 
 struct LookaheadSlot {
     LookaheadSlot() { context.start(0); }
@@ -10,13 +10,14 @@ struct LookaheadSlot {
     LocalIndex local;
     int32_t length = 0;  // tokens of the sequence
 
-    // How many tokens of raw drafts were right lately, and the draft whose fate is open.
+    // Moving average of accepted tokens per draft, and the draft whose outcome is open.
     double hits = 0;
     int32_t num_pending = 0;
     int32_t pending[MAX_TREE];
 
-    // Learns from the tokens that came. A draft that they do not reach the end of says nothing.
-    void settle(const int32_t* tokens, int32_t count) {
+    // Updates `hits` with the tokens that followed. If they all match but end before the draft
+    // does, the outcome is unknown.
+    void record_accepted(const int32_t* tokens, int32_t count) {
         const int32_t most = std::min(count, num_pending);
         int32_t right = 0;
         while (right < most && tokens[right] == pending[right]) ++right;
@@ -25,7 +26,7 @@ struct LookaheadSlot {
     }
 };
 
-// Who may be drafted.
+// Which tokens may be drafted.
 struct Vocabulary {
     int32_t size;
     int32_t num_eos;

@@ -1,9 +1,9 @@
-// Scratch memory: one piece that the caller owns, cut up anew for each call.
+// Scratch memory: a bump allocator over one piece of memory that the caller owns.
 #pragma once
 
 #include "runtime/types.h"
 
-// Cuts arrays out of one piece of memory; without memory it only counts bytes.
+// Allocates arrays from one piece of memory. With null memory it only counts bytes.
 class Arena {
 public:
     explicit Arena(void* memory) : memory_(static_cast<char*>(memory)) {}

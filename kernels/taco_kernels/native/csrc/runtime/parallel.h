@@ -1,4 +1,4 @@
-// The thread pool: one parallel region a step, barriers and shared loops inside it.
+// A kernel's view of the thread pool: one parallel region, with barriers and shared loops inside.
 #pragma once
 
 #include <atomic>
@@ -7,8 +7,7 @@
 
 class Pool;
 
-// One thread's view of the region that it runs in. All threads of a region make the same calls in
-// the same order.
+// One thread of a parallel region. All threads of a region make the same calls in the same order.
 class Thread {
 public:
     Thread(Pool& pool, int index, int count) : pool_(pool), index_(index), count_(count) {}
@@ -16,12 +15,12 @@ public:
     int index() const { return index_; }
     int count() const { return count_; }
 
-    // Returns when all threads of the region have come here.
+    // Returns when all threads of the region have arrived.
     void barrier();
 
-    // Calls body(begin, end) until [0, items) is covered by chunks of `grain` (the last may be
-    // shorter), each given to whichever thread is free: a core that someone else took for a while
-    // delays one chunk and not half the work. Ends with a barrier.
+    // Calls body(begin, end) for chunks of `grain` (the last may be shorter) that cover [0, items).
+    // The next free thread takes the next chunk, so a core that is busy elsewhere delays one chunk
+    // and not half the work. Ends with a barrier.
     template <class Body>
     void share(int64_t items, int64_t grain, Body body) {
         std::atomic<int64_t>& next = next_counter();
@@ -34,7 +33,7 @@ public:
     }
 
 private:
-    // The counter of this shared loop, at 0 when the first thread arrives.
+    // The counter of this shared loop, 0 when the first thread arrives.
     std::atomic<int64_t>& next_counter();
 
     Pool& pool_;

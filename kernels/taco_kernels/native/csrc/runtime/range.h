@@ -1,4 +1,4 @@
-// Some neighbours in a row of things: rows, panels, tokens.
+// A half-open range of indices: rows, panels or tokens.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,7 @@
 namespace TACO_ISA {
 
 struct Range {
-    int64_t begin, end;  // without the last
+    int64_t begin, end;  // end is excluded
 
     int64_t size() const { return end - begin; }
 };

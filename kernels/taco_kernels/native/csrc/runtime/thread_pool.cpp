@@ -14,10 +14,10 @@
 
 namespace {
 
-// Longer than any wait inside a step that goes well; shorter than it takes to wake a sleeper.
-constexpr auto LONG_LOOK = std::chrono::microseconds(50);
-constexpr auto BRIEF_LOOK = std::chrono::microseconds(3);
-constexpr int LOOKS_PER_CLOCK_READ = 32;
+// Longer than any wait inside a healthy step, and shorter than it takes to wake a sleeping thread.
+constexpr auto LONG_SPIN = std::chrono::microseconds(50);
+constexpr auto SHORT_SPIN = std::chrono::microseconds(3);
+constexpr int SPINS_PER_CLOCK_READ = 32;
 
 void futex_wait(const std::atomic<uint32_t>& value, uint32_t seen) {
     syscall(SYS_futex, &value, FUTEX_WAIT_PRIVATE, seen, nullptr, nullptr, 0);
@@ -47,25 +47,25 @@ void name_thread(pthread_t thread, int index) {
 
 void Signal::advance() {
     value_.fetch_add(1, std::memory_order_seq_cst);
-    // Either this sees the sleeper, or the sleeper's futex call sees the new value.
+    // Either this load sees the sleeper, or the sleeper's futex call sees the new value.
     if (num_sleepers_.load(std::memory_order_seq_cst) != 0) futex_wake_all(value_);
 }
 
 void Signal::wait(uint32_t seen) {
-    if (!changes(seen, LONG_LOOK)) sleep(seen);
+    if (!changes(seen, LONG_SPIN)) sleep(seen);
 }
 
-void Signal::wait(uint32_t seen, Patience& patience) {
-    const bool is_long = patience.is_long();
-    const bool has_changed = changes(seen, is_long ? LONG_LOOK : BRIEF_LOOK);
-    if (is_long) patience.looked_for_long(!has_changed);
+void Signal::wait(uint32_t seen, SpinBackoff& spin_backoff) {
+    const bool spins_long = spin_backoff.spins_long();
+    const bool has_changed = changes(seen, spins_long ? LONG_SPIN : SHORT_SPIN);
+    if (spins_long) spin_backoff.record_long_spin(!has_changed);
     if (!has_changed) sleep(seen);
 }
 
 bool Signal::changes(uint32_t seen, std::chrono::nanoseconds time) const {
     const auto start = std::chrono::steady_clock::now();
     do {
-        for (int i = 0; i < LOOKS_PER_CLOCK_READ; ++i) {
+        for (int i = 0; i < SPINS_PER_CLOCK_READ; ++i) {
             if (value() != seen) return true;
             __builtin_ia32_pause();
         }
@@ -79,17 +79,17 @@ void Signal::sleep(uint32_t seen) {
     num_sleepers_.fetch_sub(1, std::memory_order_relaxed);
 }
 
-bool Patience::is_long() {
-    const int32_t num_brief = num_brief_.load(std::memory_order_relaxed);
-    if (num_brief > 0) num_brief_.store(num_brief - 1, std::memory_order_relaxed);
-    return num_brief == 0;
+bool SpinBackoff::spins_long() {
+    const int32_t num_short_spins = num_short_spins_.load(std::memory_order_relaxed);
+    if (num_short_spins > 0) num_short_spins_.store(num_short_spins - 1, std::memory_order_relaxed);
+    return num_short_spins == 0;
 }
 
-void Patience::looked_for_long(bool in_vain) {
-    const int32_t seen = num_in_vain_.load(std::memory_order_relaxed);
-    const int32_t num_in_vain = in_vain ? std::min(seen + 1, MOST) : 0;
-    if (num_in_vain != seen) num_in_vain_.store(num_in_vain, std::memory_order_relaxed);
-    if (in_vain) num_brief_.store((1 << num_in_vain) - 1, std::memory_order_relaxed);
+void SpinBackoff::record_long_spin(bool timed_out) {
+    const int32_t seen = num_timeouts_.load(std::memory_order_relaxed);
+    const int32_t num_timeouts = timed_out ? std::min(seen + 1, MOST) : 0;
+    if (num_timeouts != seen) num_timeouts_.store(num_timeouts, std::memory_order_relaxed);
+    if (timed_out) num_short_spins_.store((1 << num_timeouts) - 1, std::memory_order_relaxed);
 }
 
 Pool::Pool(int num_threads, const int32_t* cpus)
@@ -123,7 +123,7 @@ void Pool::start_threads() {
 void Pool::forget_threads() {
     threads_.clear();
     is_started_ = false;
-    callers_.release();  // a thread that is no more may hold it: neither to be unlocked nor freed
+    callers_.release();  // a thread that no longer exists may hold it: leak it
     callers_.reset(new std::mutex);
 }
 
@@ -160,14 +160,14 @@ void Pool::barrier() {
         num_arrived_.store(0, std::memory_order_relaxed);
         barriers_.advance();
     } else {
-        barriers_.wait(seen, patience_);
+        barriers_.wait(seen, spin_backoff_);
     }
 }
 
 void Thread::barrier() { pool_.barrier(); }
 
-// Two counters take turns. While loop i runs, all threads have left loop i - 1, so its counter can
-// be set back for loop i + 1, which nobody enters before thread 0 has passed the end of loop i.
+// Two counters alternate. While loop i runs, all threads have left loop i - 1. So its counter can
+// be reset for loop i + 1, which no thread enters before thread 0 has passed the end of loop i.
 std::atomic<int64_t>& Thread::next_counter() {
     const uint64_t loop = num_loops_++;
     if (index_ == 0) pool_.counters_[(loop + 1) % 2].value.store(0, std::memory_order_relaxed);

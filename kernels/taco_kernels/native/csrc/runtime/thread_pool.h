@@ -1,4 +1,4 @@
-// The threads themselves. Kernels see only a Thread (parallel.h).
+// The thread pool. Kernels see only a Thread of it (parallel.h).
 #pragma once
 
 #include <pthread.h>
@@ -12,28 +12,29 @@
 
 #include "runtime/parallel.h"
 
-// Whether a wait looks for long or only briefly before it sleeps. One that looked for long in vain
-// says that whoever is waited for has no core: looking on would keep another core from it. After n
-// such waits in a row the next 2^n - 1 are brief.
-class Patience {
+// Decides whether a wait spins for long or only briefly before it sleeps.
+//
+// A long spin that times out means that the awaited thread has no core, and more spinning would
+// keep another core from it. After n time-outs in a row the next 2^n - 1 waits spin briefly.
+class SpinBackoff {
 public:
-    bool is_long();
-    void looked_for_long(bool in_vain);
+    bool spins_long();
+    void record_long_spin(bool timed_out);
 
 private:
     static constexpr int32_t MOST = 5;
-    // Threads share them and may lose each other's changes: they only ever guess.
-    std::atomic<int32_t> num_in_vain_{0}, num_brief_{0};
+    // Threads share these and may lose each other's updates: they are only hints.
+    std::atomic<int32_t> num_timeouts_{0}, num_short_spins_{0};
 };
 
-// A place where threads wait for a number to change: they look for a while, then sleep.
+// A counter that threads wait on: they spin for a while, then sleep.
 class Signal {
 public:
     uint32_t value() const { return value_.load(std::memory_order_acquire); }
     void advance();
     // Returns once the value is no longer `seen`.
     void wait(uint32_t seen);
-    void wait(uint32_t seen, Patience& patience);
+    void wait(uint32_t seen, SpinBackoff& spin_backoff);
 
 private:
     bool changes(uint32_t seen, std::chrono::nanoseconds time) const;
@@ -50,13 +51,15 @@ public:
     Pool(const Pool&) = delete;
     Pool& operator=(const Pool&) = delete;
 
-    // Threads of a region, its caller included: fewer than wanted where the system gave no more.
+    // Threads of a region, including the caller; fewer than wanted if the system could not start
+    // more.
     int num_threads() const { return int(threads_.size()) + 1; }
 
-    // Calls region once on every thread, this one included, and returns when all are done.
+    // Runs region once on every thread, the caller included, and returns when all are done.
     void run(const Region& region);
 
-    // In the child of a fork, which has none of the threads: they are started anew when needed.
+    // Called in the child of a fork, which has none of the threads. The next region starts new
+    // ones.
     void forget_threads();
 
 private:
@@ -86,11 +89,11 @@ private:
     alignas(64) Signal regions_;
     alignas(64) std::atomic<int32_t> num_arrived_{0};
     alignas(64) Signal barriers_;
-    Patience patience_;  // at barriers: between regions nothing but time is waited for
+    SpinBackoff spin_backoff_;  // of barriers; waits between regions have no limit to adapt
     Counter counters_[2];
 };
 
-// The kernels of one instruction set, which only the CPU kernels' own code knows.
+// The kernel table of one instruction set (cpu/csrc/dispatch/kernel_table.h).
 struct Kernels;
 
 struct TacoPool {

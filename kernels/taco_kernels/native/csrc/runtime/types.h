@@ -1,11 +1,11 @@
-// Numbers and shapes that all kernels share.
+// Number types and shape constants that all kernels share.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 
-// Instruction set that this file is being compiled for, as a namespace: each kernel is compiled
-// once a set, and the copies must not be mixed up by the linker.
+// Namespace of the instruction set that this file is compiled for. Each kernel is compiled once per
+// set, and the linker must not mix up the copies.
 #ifndef TACO_ISA
 #define TACO_ISA taco_portable
 #endif
@@ -30,23 +30,23 @@ inline bf16 to_bf16(float x) {
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
-// Columns of a panel: one tile row of AMX, one AVX-512 register of sums.
+// Columns of a panel: one AMX tile row, one AVX-512 register of sums.
 constexpr int64_t PANEL = 16;
 
-// What a matrix or a KV cache is stored as. The values are part of the C ABI.
+// Element type of a matrix or a KV cache. The values are part of the C ABI.
 enum class DType : int32_t { f32 = 0, bf16 = 1, i8 = 2 };
 
-// What a checkpoint stores numbers as.
+// Element type of a checkpoint's tensor.
 enum class TableType : int32_t { f32 = 0, bf16 = 1, f16 = 2 };
 
-// A panel's k is cut in groups that one instruction consumes: 1 float, 2 bf16, 4 int8.
+// Consecutive k that one instruction consumes: 1 float, 2 bf16, 4 int8.
 constexpr int64_t k_group(DType type) {
     return type == DType::f32 ? 1 : type == DType::bf16 ? 2 : 4;
 }
 constexpr int64_t item_bytes(DType type) {
     return type == DType::f32 ? 4 : type == DType::bf16 ? 2 : 1;
 }
-// k is padded with zeros to whole AMX tiles: 32 bf16 or 64 int8 (64 bytes a row either way).
+// k padded with zeros to whole AMX tiles: 32 bf16 or 64 int8 (64 bytes per row either way).
 constexpr int64_t padded_k(DType type, int64_t k) {
     return type == DType::f32 ? k : round_up(k, 64 / item_bytes(type));
 }

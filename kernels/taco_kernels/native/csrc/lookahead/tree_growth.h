@@ -1,35 +1,36 @@
-// A tree of drafts on its way: its nodes with what is known of them, and what may come next.
+// A draft tree while it grows: its nodes with their contexts, and the candidates for the next node.
 #pragma once
 
+#include "lookahead/draft_tree.h"
 #include "lookahead/slot.h"
-#include "lookahead/tree.h"
 
-constexpr int32_t MOST_MATCHES = 8;  // the latest places in a sequence that are looked at
+constexpr int32_t MAX_MATCHES = 8;  // latest earlier positions that are considered
 
-// A place that agrees with a path: the position behind it, and for how many tokens.
+// An earlier position whose preceding tokens equal the end of a path.
 struct Match {
-    int32_t next, length;
+    int32_t next, length;  // position of the following token, and length of the match
 };
 
 struct GrownNode {
     Context context;
     int32_t depth;
-    int32_t reach;  // longest context that is looked up: one more than its parent's was known
-    double chance;  // of its path
+    int32_t reach;       // longest context to look up: one more than the parent's longest known one
+    double probability;  // of the path to it
     int32_t num_matches;
-    Match matches[MOST_MATCHES];  // the latest first
+    Match matches[MAX_MATCHES];  // latest first
 };
 
 struct Candidate {
-    double chance;
-    int32_t number;  // in the order in which they came
+    double probability;
+    int32_t number;  // order of insertion
     int32_t parent;
     int32_t token;
     int32_t kind;
-    int32_t length;  // of the context that it comes from
+    int32_t length;  // of the context that proposed it
 
     bool operator<(const Candidate& other) const {
-        return chance != other.chance ? chance < other.chance : number > other.number;
+        return probability != other.probability ? probability < other.probability
+                                                : number > other.number;
     }
 };
 
@@ -38,7 +39,7 @@ public:
     static constexpr int32_t ROOT = 0;  // node i is the tree's node i - 1
 
     DraftTree tree;
-    int32_t unexpanded;  // node whose children are looked up next
+    int32_t unexpanded;  // node to expand next
 
     void start(const LookaheadSlot& slot, int32_t max_nodes, int32_t max_depth) {
         tree.count = num_candidates_ = num_pushed_ = 0;
@@ -49,7 +50,7 @@ public:
         GrownNode& root = nodes_[ROOT];
         root.context = slot.context;
         root.depth = root.num_matches = 0;
-        root.chance = 1;
+        root.probability = 1;
     }
 
     GrownNode& node(int32_t index) { return nodes_[index]; }
@@ -58,18 +59,18 @@ public:
     bool is_at_end(int32_t index) const { return nodes_[index].depth == max_depth_; }
 
     bool has_candidate() const { return num_candidates_ > 0; }
-    void push(double chance, int32_t parent, int32_t token, int32_t kind, int32_t length) {
-        candidates_[num_candidates_++] = {chance, num_pushed_++, parent, token, kind, length};
+    void push(double probability, int32_t parent, int32_t token, int32_t kind, int32_t length) {
+        candidates_[num_candidates_++] = {probability, num_pushed_++, parent, token, kind, length};
         std::push_heap(candidates_, candidates_ + num_candidates_);
     }
-    // The likeliest, of equally likely ones the first that came.
+    // The likeliest candidate; among equals the one pushed first.
     Candidate pop() {
         std::pop_heap(candidates_, candidates_ + num_candidates_);
         return candidates_[--num_candidates_];
     }
 
-    // Whether fewer than `most` stand beside it; if so it is counted.
-    bool takes_at_depth_of(const Candidate& candidate, int32_t most) {
+    // Whether fewer than `most` nodes have the candidate's depth; if so counts the candidate.
+    bool reserve_at_depth_of(const Candidate& candidate, int32_t most) {
         int32_t& count = num_at_depth_[nodes_[candidate.parent].depth];
         return count < most && ++count;
     }
@@ -80,7 +81,7 @@ public:
         GrownNode& node = nodes_[index];
         node.context.follow(parent.context, candidate.token, hash);
         node.depth = parent.depth + 1;
-        node.chance = candidate.chance;
+        node.probability = candidate.probability;
         node.num_matches = 0;
         for (int32_t i = 0; i < parent.num_matches; ++i) {
             const Match& match = parent.matches[i];
@@ -90,7 +91,7 @@ public:
         return index;
     }
 
-    // Behind the sequence's last token the node's path goes on.
+    // The token at `position`; positions past the sequence's end are on the node's path.
     int32_t token_at(int32_t index, int32_t position) const {
         if (position < local_->length()) return local_->token(position);
         const int32_t depth = position - local_->length() + 1;

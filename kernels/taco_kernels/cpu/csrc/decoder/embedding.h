@@ -1,13 +1,13 @@
-// Rows of lookup tables, widened to float.
+// Embedding lookup: rows of embedding tables, widened to float.
 #pragma once
 
-#include "decoder/decoder.h"
-#include "isa/lanes.h"
+#include "decoder/decoder_args.h"
+#include "isa/partial_vectors.h"
 
 namespace TACO_ISA {
 
 // Calls take(first column, F32, number of columns) for sixteen columns of `values` at a time; the
-// last may be fewer, and zeros behind them.
+// last vector may hold fewer, followed by zeros.
 template <class Item, class Load, class Take>
 inline void for_row_lanes(const Item* values, int64_t width, Load widen, Take take) {
     int64_t i = 0;
@@ -40,7 +40,7 @@ inline void copy_table_row(const Table& table, int64_t row, int64_t width, float
                   [out](int64_t i, F32 v, int64_t count) { store_lanes(out + i, v, count); });
 }
 
-// A row of W, out of a packed matrix of f32 or bf16 (matrix.h): its numbers lie a panel's row
+// Copies a row of W out of a packed matrix of f32 or bf16 (matrix.h), whose numbers lie a panel row
 // apart.
 inline void copy_packed_row(const Matrix& matrix, int64_t row, int64_t width, float* out) {
     const int64_t column = row % PANEL;

@@ -1,24 +1,24 @@
-// Where the tokens of one sequence stood in it before.
+// Index of one sequence's own n-grams: the earlier positions of its latest tokens.
 #pragma once
 
 #include <cstdlib>
 
 #include "lookahead/context.h"
 
-// What the indexes of all sequences may take together.
+// Memory of the indexes of all sequences, up to a limit.
 class LocalMemory {
 public:
     explicit LocalMemory(int64_t limit) : limit_(limit) {}
 
     int64_t used() const { return used_; }
-    // Zeros, or null where that would be too much.
+    // Returns zeroed memory, or null if the limit would be exceeded.
     void* take(int64_t bytes) {
         if (used_ + bytes > limit_) return nullptr;
         void* memory = std::calloc(bytes, 1);
         if (memory) used_ += bytes;
         return memory;
     }
-    void give_back(void* memory, int64_t bytes) {
+    void release(void* memory, int64_t bytes) {
         std::free(memory);
         if (memory) used_ -= bytes;
     }
@@ -28,7 +28,7 @@ private:
     int64_t used_ = 0;
 };
 
-// Lengths of the n-grams that are indexed.
+// Lengths of the indexed n-grams.
 struct Orders {
     int32_t count = 0;
     int32_t lengths[MAX_MATCH + 1];
@@ -41,11 +41,11 @@ struct Orders {
     }
 };
 
-// For each order a chain from every n-gram to the one before it that is equal, and a hash table of
-// the latest. Positions are stored plus one, so that zeros are none.
+// For each n-gram length: a chain from every n-gram to its previous occurrence, and a hash table of
+// the latest occurrences. Positions are stored plus one; zero is none.
 class LocalIndex {
 public:
-    static constexpr int32_t LONGEST_MATCH = 32;  // that is told from longer ones
+    static constexpr int32_t LONGEST_MATCH = 32;  // matches are counted up to this length
 
     LocalIndex() = default;
     LocalIndex(const LocalIndex&) = delete;
@@ -54,7 +54,8 @@ public:
     int32_t length() const { return length_; }
     int32_t token(int32_t position) const { return tokens_[position]; }
 
-    // `context` ends with the token. Without memory to grow, the index starts anew.
+    // Appends a token; `context` ends with it. If memory to grow is denied, the index is cleared
+    // first.
     void append(int32_t token, const Context& context, const ContextHash& hash,
                 const Orders& orders, LocalMemory& memory) {
         if (length_ == capacity_ && !grow(context.hashes[0], hash, orders, memory)) clear(orders);
@@ -74,13 +75,13 @@ public:
     }
 
     void free(const Orders& orders, LocalMemory& memory) {
-        memory.give_back(tokens_, bytes(capacity_, orders));
+        memory.release(tokens_, bytes(capacity_, orders));
         tokens_ = nullptr;
         length_ = capacity_ = 0;
     }
 
-    // Calls take(position of the token behind it, length) for each earlier place where the last
-    // `order` tokens stood, the latest first, until it returns false.
+    // Calls take(position of the following token, match length) for each earlier occurrence of the
+    // last `order` tokens, latest first, until it returns false.
     template <class Take>
     void for_matches(int32_t order_index, const Orders& orders, Take take) const {
         if (length_ < orders.lengths[order_index]) return;
@@ -99,7 +100,7 @@ private:
     int32_t* previous_of(int32_t i) const { return tokens_ + capacity_ * int64_t(1 + 3 * i); }
     int32_t* heads_of(int32_t i) const { return previous_of(i) + capacity_; }
 
-    // How many tokens up to `position` equal those at the end.
+    // Number of tokens up to `position` that equal those at the end.
     int32_t match_length(int32_t position) const {
         const int32_t most = std::min(position + 1, LONGEST_MATCH);
         int32_t length = 0;
@@ -109,7 +110,7 @@ private:
         return length;
     }
 
-    // Of the n-gram that ends at `position`.
+    // Hash table slot of the n-gram that ends at `position`.
     int32_t* find_head(int32_t i, const Orders& orders, uint64_t hash, int32_t position) const {
         const int32_t order = orders.lengths[i];
         const uint64_t mask = 2 * uint64_t(capacity_) - 1;
@@ -150,5 +151,5 @@ private:
 
     int32_t* tokens_ = nullptr;  // [capacity], then for each order previous and heads
     int32_t length_ = 0;
-    int32_t capacity_ = 0;  // a power of two, or none
+    int32_t capacity_ = 0;  // a power of two, or 0
 };

@@ -1,23 +1,23 @@
-// A tree of drafts as it grows, and what its nodes rest on.
+// A tree of drafts, and the evidence classes of its nodes.
 #pragma once
 
 #include <algorithm>
 
-#include "lookahead/lookahead.h"
+#include "lookahead/options.h"
 
-// Kinds of evidence for a node: its source, how long the match is that it comes from, and for the
-// first two sources its share of the weight that all candidates have there.
+// Evidence class of a node: its source, the length of the match behind it, and for the first two
+// sources its share of the weight of all candidates.
 constexpr int32_t FROM_TABLE = 0, FROM_SEQUENCE = 1, FROM_RAW = 2;
 constexpr int32_t NUM_LENGTHS = 6, NUM_SHARES = 4;
 constexpr int32_t NUM_CLASSES = 2 * NUM_LENGTHS * NUM_SHARES + NUM_LENGTHS;
 
-// 1, 2, 3 to 4, 5 to 6, 7 to 15, and more.
+// Lengths 1, 2, 3 to 4, 5 to 6, 7 to 15, and more.
 inline int32_t length_class(int32_t length) {
     return (length > 1) + (length > 2) + (length > 4) + (length > 6) + (length > 15);
 }
 
-// Four fifths at least, half, a fifth, and less. One unseen token counts beside `total`, so that
-// the only token that ever followed, once, has a half.
+// Shares of at least 4/5, 1/2, 1/5, and less. One unseen token is added to `total`, so that a token
+// that followed once, and is the only one, has 1/2.
 inline int32_t share_class(int64_t weight, int64_t total) {
     total += WEIGHT_ONE;
     return (5 * weight < 4 * total) + (2 * weight < total) + (5 * weight < total);
@@ -42,7 +42,7 @@ struct DraftTree {
         parents[count] = parent;
         return count++;
     }
-    // A child of that node, or -1.
+    // Index of the child of `parent` with this token, or -1.
     int32_t find(int32_t parent, int32_t token) const {
         for (int32_t i = parent + 1; i < count; ++i) {
             if (parents[i] == parent && tokens[i] == token) return i;
@@ -50,7 +50,7 @@ struct DraftTree {
         return -1;
     }
 
-    // Depth first, siblings in the order in which they were added.
+    // Writes the nodes in depth-first order, siblings in the order of insertion.
     void write(int32_t* token_ids, int32_t* out_parents, int32_t* out_classes) const {
         int32_t first_child[MAX_TREE + 1], last_child[MAX_TREE + 1], sibling[MAX_TREE];
         std::fill_n(first_child, count + 1, -1);  // of node i at i + 1

@@ -1,21 +1,21 @@
-// The sum of exp(logit - max) over a row, in parts that a product or a pass over logits can
-// compute.
+// Log-sum-exp of a row, in parts that either a matrix product or a pass over stored logits
+// computes.
 //
-// A part is 64 neighbouring tokens, wherever blocks of a product or threads begin and end. Parts
-// are added in the order of the vocabulary. So the sum's bits depend on the row's logits alone, and
-// are the same whether the logits were stored or not.
+// A part is 64 adjacent tokens, independent of blocks and threads. Parts are added in vocabulary
+// order. So the bits of the sum depend on the row's logits alone, and are the same whether or not
+// the logits were stored.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
-#include "isa/math.h"
-#include "sampling/sampling.h"
+#include "isa/vector_math.h"
+#include "sampling/sampling_args.h"
 
 namespace TACO_ISA {
 
-// Tokens past the row are -inf.
+// Tokens past the end of the row are -inf.
 inline PartialSum partial_sum(const F32 (&logits)[PARTIAL_SUM_PANELS]) {
     F32 greatest = set1(std::numeric_limits<float>::lowest());
     for (const F32& each : logits) greatest = max(each, greatest);

@@ -1,50 +1,19 @@
-// Products of rows with panels of pairs by AMX tiles.
+// AMX products of up to 32 rows with one or two panels of bf16 pairs: the scores and the weighted
+// values of attention.
 #pragma once
 
-#include "isa/vec.h"
+#include "isa/tile_shapes.h"
 
 #ifdef TACO_HAS_TILES
 
 namespace TACO_ISA {
-
-// Rows that a call takes, sixteen a tile.
-constexpr int64_t TILE_BLOCK_ROWS = 32;
-// k of one tile: 64 bytes of bf16.
-constexpr int64_t TILE_K = 32;
-
-// Tiles 0 to 3 are the sums (rows below rows, columns beside columns), 4 and 5 the rows, 6 and 7
-// the panels.
-class TileShapes {
-public:
-    // For 1 to 32 rows. Does nothing where the shapes stand already.
-    void set_rows(int64_t rows) {
-        if (rows == rows_) return;
-        rows_ = rows;
-        TileConfig config;
-        const int upper = int(rows < 16 ? rows : 16), lower = int(rows) - upper;
-        config.set(0, upper, 64);
-        config.set(1, upper, 64);
-        config.set(4, upper, 64);
-        if (lower) {
-            config.set(2, lower, 64);
-            config.set(3, lower, 64);
-            config.set(5, lower, 64);
-        }
-        config.set(6, 16, 64);
-        config.set(7, 16, 64);
-        configure_tiles(config);
-    }
-
-private:
-    int64_t rows_ = 0;
-};
 
 struct TileProduct {
     const bf16* rows;
     int64_t row_stride;
     const bf16* panels[2];
     int64_t k;   // a multiple of TILE_K
-    float* out;  // of the first panel; the second's stand PANEL floats further on
+    float* out;  // of the first panel; the second's is PANEL floats further
     int64_t out_stride;
 };
 
@@ -78,7 +47,7 @@ inline void multiply_tiles(const TileProduct& product) {
     if constexpr (TwoRows && TwoPanels) TILE_STORE(3, lower_out + PANEL, stride);
 }
 
-// The form for 1 to 32 rows and one or two panels; `shapes` has been set to the rows.
+// Calls the form for 1 to 32 rows and one or two panels; `shapes` has been set to the rows.
 inline void multiply_tiles(const TileProduct& product, int64_t rows, int64_t num_panels) {
     if (rows > 16) {
         if (num_panels == 2) return multiply_tiles<true, true>(product);

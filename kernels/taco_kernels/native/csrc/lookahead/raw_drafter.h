@@ -1,11 +1,11 @@
-// Raw: what followed the last tokens where they stood before in the same sequence.
+// Raw mode: copies what followed earlier occurrences of the last tokens in the same sequence.
 #pragma once
 
+#include "lookahead/draft_tree.h"
 #include "lookahead/slot.h"
-#include "lookahead/tree.h"
 
-// As LLMA (Yang et al., "Inference with Reference", 2023) and prompt lookup: the longest match
-// first, of equal ones the latest.
+// LLMA (Yang et al., "Inference with Reference", 2023), also known as prompt lookup: longest match
+// first, then the latest one.
 class RawDrafter {
 public:
     RawDrafter(const LookaheadOptions& options, const Orders& orders, const Vocabulary& vocabulary)
@@ -21,7 +21,7 @@ public:
                 copy(slot.local, next, length, max_nodes, depth, tree);
                 num_paths += tree.count > before;
                 const bool is_done = num_paths >= options_.raw_paths || tree.count >= max_nodes;
-                return !is_done && ++num_matches < MOST_MATCHES;
+                return !is_done && ++num_matches < MAX_MATCHES;
             };
             slot.local.for_matches(orders_.index_of(order), orders_, take);
             if (num_paths >= options_.raw_paths || tree.count >= max_nodes) return;
@@ -29,9 +29,9 @@ public:
     }
 
 private:
-    static constexpr int32_t MOST_MATCHES = 64;  // of one length, that are looked at
+    static constexpr int32_t MAX_MATCHES = 64;  // of one length that are considered
 
-    // A copy that reaches the end of what is known goes on with what it has copied.
+    // Copies tokens from position `next` on. Past the sequence's end the copy repeats itself.
     void copy(const LocalIndex& local, int32_t next, int32_t length, int32_t max_nodes,
               int32_t depth, DraftTree& tree) const {
         const int32_t period = local.length() - next;

@@ -1,8 +1,8 @@
-// The inner loop of a product on AMX: up to 32 rows with one or two panels.
+// The inner loop of a product with AMX: up to 32 rows with one or two panels.
 #pragma once
 
+#include "isa/tile_shapes.h"
 #include "matmul/block.h"
-#include "matmul/tile_products.h"
 
 #ifdef TACO_HAS_TILES
 
@@ -20,10 +20,10 @@ struct Int8Tiles {
     static constexpr bool IS_INT8 = true;
 };
 
-// Steps of a panel that one tile holds, and its bytes.
+// Steps of a panel in one tile, and the tile's bytes.
 constexpr int64_t TILE_STEPS = 16, TILE_BYTES = 1024;
 
-// Fetches as much of the next part as a step reads of this one.
+// Prefetches as much of the next part as a step reads of this one.
 template <bool TwoPanels>
 inline void fetch_tiles(const char* next, int64_t panel_bytes) {
     for (int line = 0; line < 16; ++line) {
@@ -55,7 +55,7 @@ void add_tiles(const Part& part, bool fetches, const typename Tiles::Operand* op
     for (int64_t step = 0; step < part.steps; step += TILE_STEPS) {
         const int64_t offset = step * 64;
         if (fetches) fetch_tiles<TwoPanels>(part.next + offset, part.panel_bytes);
-        // 64 bytes of a row are as many k as a tile of a panel holds.
+        // 64 bytes of a row cover as many k as one tile of a panel.
         const int64_t k_offset = step / TILE_STEPS * 64;
         TILE_LOAD(6, part.panels + offset, 64);
         TILE_LOAD(4, rows + k_offset, row_bytes);
@@ -89,14 +89,15 @@ void add_tiles(const Part& part, bool fetches, const typename Tiles::Operand* op
     if constexpr (TwoRows && TwoPanels) TILE_STORE(3, beside + 16 * PANEL, 64);
 }
 
-// The sums of a block, on tiles.
+// Computes the sums of a block with AMX tiles.
 template <class Tiles>
 void sum_on_tiles(const Block& block, typename Tiles::Item* sums) {
     using Operand = typename Tiles::Operand;
     const int64_t count = block.rows.size(), sums_stride = count * PANEL;
     const auto* operands = static_cast<const Operand*>(block.operands);
     TileShapes shapes;
-    // Whole blocks of rows meet all panels, then what is left: tiles change their shape once.
+    // First whole blocks of rows with all panels, then the remaining rows: the tile shapes change
+    // once.
     const auto sum_rows = [&](Range rows, bool fetches) {
         for_parts(block, 2, [&](const Part& part, int64_t panel, int64_t panels, int64_t step) {
             const int64_t k = step / TILE_STEPS * (64 / int64_t(sizeof(Operand)));

@@ -1,19 +1,19 @@
-// What a softmax over part of the keys leaves of each row, and how two such parts become one.
+// Partial softmax sums of each row over some keys, and how two of them are merged.
 //
 // Online softmax: Milakov and Gimelshein (2018), "Online normalizer calculation for softmax".
 #pragma once
 
 #include <algorithm>
 
-#include "isa/math.h"
+#include "isa/vector_math.h"
 
 namespace TACO_ISA {
 
-// Below every score that is not masked. Finite, so that exp(-inf - NO_SCORE) is 0 and not NaN.
+// Lower than every unmasked score. Finite, so that exp(-inf - NO_SCORE) is 0 and not NaN.
 constexpr float NO_SCORE = -1e38f;
 
-// For each row: the best score m, the sum of exp(score - m), and the sum of the values weighted
-// with these.
+// For each row: the best score m, the sum of exp(score - m), and the sum of the values with these
+// weights.
 struct SpanSums {
     float* values;  // [rows, padded_dim]
     float* best;    // [rows]
@@ -27,7 +27,7 @@ struct SpanSums {
           rows(num_rows),
           padded_dim(dim) {}
 
-    // Floats of such a record, in whole cache lines.
+    // Floats of a record, in whole cache lines.
     static int64_t num_floats(int64_t rows, int64_t padded_dim) {
         return round_up(rows * (padded_dim + 2), 16);
     }
@@ -39,7 +39,7 @@ struct SpanSums {
     }
 };
 
-// total = total and span together. A span of which a row saw nothing changes no bit of the row.
+// Merges `span` into `total`. A span of which a row saw nothing changes no bit of the row.
 inline void merge(SpanSums& total, const SpanSums& span) {
     for (int64_t r = 0; r < total.rows; ++r) {
         const float best = std::max(total.best[r], span.best[r]);

@@ -1,7 +1,7 @@
-// Functions of sixteen floats at once.
+// Vector math: exp, tanh, erf and the activations of sixteen floats at once.
 //
-// Polynomials are minimax fits of our own (Lawson's iteration in 50-digit arithmetic, then
-// rounded to float); tests/kernels/cpu/test_math.py holds each function to its error in ulp.
+// The polynomials are our own minimax fits (Lawson's iteration in 50-digit arithmetic, then rounded
+// to float). tests/kernels/cpu/test_math.py checks the error of each function in ulp.
 #pragma once
 
 #include <limits>
@@ -12,7 +12,7 @@
 namespace TACO_ISA {
 
 inline F32 negate(F32 x) { return sub(zero(), x); }
-// A NaN stays one.
+// NaN stays NaN.
 inline F32 abs(F32 x) { return max(negate(x), x); }
 
 // Horner's scheme, coefficients from the highest power down.
@@ -38,7 +38,7 @@ inline F32 exp_bounded(F32 x) {
     return select_less(x, set1(underflow), zero(), mul_pow2(fraction, n));
 }
 
-// Within 1 ulp. What lies below the least normal number becomes 0.
+// Within 1 ulp. Results below the least normal number become 0.
 inline F32 exp(F32 x) {
     constexpr float overflow = 88.7228394f;
     return select_less(set1(overflow), x, set1(std::numeric_limits<float>::infinity()),

@@ -1,4 +1,4 @@
-// A decoder-only transformer: where its weights lie, and one step of it.
+// A decoder-only transformer: its weights, and the arguments of one step.
 //
 // The structs are part of the C ABI: taco_kernels/cpu/decoder.py declares them again.
 #pragma once
@@ -6,7 +6,7 @@
 #include "attention/kv_cache.h"
 #include "matmul/matrix.h"
 
-// Rows of a lookup table as the checkpoint stores them: read in place, never copied as a whole.
+// Rows of an embedding table as the checkpoint stores them; read in place, never copied as a whole.
 struct Table {
     const void* data;  // null where a model has no such table
     int64_t stride;    // items from one row to the next
@@ -33,16 +33,16 @@ struct Decoder {
     float norm_eps;
     Activation activation;
     float attention_scale;
-    bool pre_norm;  // norms stand before attention and MLP, else after the residual sum
+    bool pre_norm;  // norms come before attention and MLP, else after the residual sum
     bool gated_mlp;
 
-    Table embeddings;  // [vocab_size, embedding_size]; data is null if lm_head's rows are they
+    Table embeddings;  // [vocab_size, embedding_size]; data is null: rows of lm_head
     Table positions;   // [any, hidden_size], learned; position p is row p + offset
     int64_t position_offset;
     const float* cosines;  // [positions, head_dim / 2], rotary; null with learned positions
     const float* sines;
     Matrix embed_in;   // data is null unless embeddings are narrower than the layers
-    Matrix embed_out;  // the way back, before the logits
+    Matrix embed_out;  // the inverse projection, before the logits
     NormWeights final_norm;
     Matrix lm_head;
     const DecoderLayer* layers;
@@ -58,16 +58,16 @@ struct Step {
     const int32_t* token_ids;  // [num_tokens]
     const int32_t* positions;  // [num_tokens]
     int64_t num_outputs;
-    const int32_t* output_rows;  // [num_outputs], rising: the tokens whose hidden state is wanted
+    const int32_t* output_rows;  // [num_outputs], ascending: tokens whose hidden state is returned
     float* hidden;               // [num_outputs, hidden_size], after the final norm
     int64_t num_kept;
-    const int32_t* kept_layers;  // [num_kept], any but the last: whose outputs are wanted
+    const int32_t* kept_layers;  // [num_kept], layers whose outputs are returned; not the last
     float* kept;                 // [num_tokens, num_kept * hidden_size]
     void* scratch;               // `forward_scratch` bytes, aligned to 64
-    KVCopies copies;             // of each layer, after the step's own tokens have been written
+    KVCopies copies;             // in each layer, after the step's own tokens were written
 };
 
-// The last stage, for rows that a step gave.
+// Logits of hidden states that a step returned.
 struct Logits {
     int64_t count;
     const float* hidden;  // [count, hidden_size]

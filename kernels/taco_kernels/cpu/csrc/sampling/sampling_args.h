@@ -1,17 +1,18 @@
-// From logits to tokens: what a caller asks for. The structs are part of the C ABI.
+// Arguments of the sampling kernels. The structs are part of the C ABI.
 #pragma once
 
 #include "runtime/types.h"
 
-// A row is looked at in groups of tokens, each of which has a greatest logit and a sum of weights;
-// threads share a row by segments. Both lie at fixed places: no sum depends on who adds it up.
+// A row is processed in groups of tokens, each with a greatest logit and a sum of weights. Threads
+// share a row by segments of groups. Both have fixed positions, so that no sum depends on the
+// thread.
 constexpr int64_t GROUP_TOKENS = 256;
 constexpr int64_t SEGMENT_GROUPS = 64;
 
-// The token of a row whose greatest logit is not finite: there is no distribution to choose from.
+// The token of a row whose greatest logit is not finite: there is no distribution to sample from.
 constexpr int64_t NO_TOKEN = -1;
 
-// A row's sum of exp(logit - max) is added up in parts of so many tokens: see log_sum.h.
+// Tokens of a part of a row's sum of exp(logit - max): see log_sum_exp.h.
 constexpr int64_t PARTIAL_SUM_PANELS = 4;
 constexpr int64_t PARTIAL_SUM_TOKENS = PARTIAL_SUM_PANELS * PANEL;
 struct PartialSum {
@@ -31,8 +32,8 @@ struct LogitRows {
     int64_t num_segments() const { return ceil_div(num_groups(), SEGMENT_GROUPS); }
 };
 
-// One token a row, as taco_worker.sampling.draw says: the most likely one (the lowest id of
-// several) or a random one of those that the filters leave; NO_TOKEN where a logit is NaN or
+// One token per row, as in taco_worker.sampling.draw: the most likely one (the lowest id among
+// equals) or a random one of those that the filters keep; NO_TOKEN where a logit is NaN or
 // infinite, or all are -inf.
 struct SamplingMetadata {
     LogitRows logits;
@@ -45,11 +46,11 @@ struct SamplingMetadata {
     void* scratch;             // `choice_scratch` bytes, aligned to 64
 };
 
-// Changes to the logits of chosen rows that depend on the tokens of their sequences.
+// Penalties on the logits of some rows that depend on the tokens of their sequences.
 struct Penalties {
     LogitRows logits;
     int64_t count;
-    const int64_t* rows;    // [count], of the logits, each at most once
+    const int64_t* rows;    // [count], rows of the logits, each at most once
     const int32_t* tokens;  // [any, tokens_stride]
     int64_t tokens_stride;
     const int32_t* sequences;   // [count], rows of `tokens`
@@ -61,7 +62,7 @@ struct Penalties {
     const int32_t* ngram_size;  // [count], 0 is off
 };
 
-// Log probabilities of a token of each row and of the most likely ones.
+// Log probabilities of one token per row and of the most likely ones.
 struct Logprobs {
     LogitRows logits;
     const int64_t* token_ids;  // [count]

@@ -1,4 +1,5 @@
-// The inner loop of a product on vectors: a few rows with a few panels, all sums in registers.
+// The inner loop of a product without AMX: a few rows with a few panels, all sums in vector
+// registers.
 #pragma once
 
 #include "matmul/block.h"
@@ -7,19 +8,19 @@
 
 namespace TACO_ISA {
 
-// Rows that share one pass over a panel.
+// Rows of one pass over a panel.
 constexpr int PASS_ROWS = MAX_ACCUMULATORS > 16 ? 14 : 6;
 
-// Panels that a pass of so many rows takes, a power of two: each sum waits for its last value, so
-// that few rows need several panels to keep the arithmetic busy.
+// Panels of a pass with this many rows, a power of two. Each sum waits for its previous value, so
+// few rows need several panels to keep the arithmetic units busy.
 constexpr int pass_panels(int64_t rows) {
     int panels = 1;
     while (panels < 8 && 2 * panels * rows <= MAX_ACCUMULATORS) panels *= 2;
     return panels;
 }
 
-// sums[p][r] (from zero at the first step) += rows x panels.
-// A function of its own: inlined, the compiler runs out of registers for the sums.
+// sums[p][r] (from zero at the first step) += rows x panels. Never inlined: otherwise the compiler
+// runs out of registers for the sums.
 template <class Step, int R, int P>
 __attribute__((noinline)) void add_pass(const Part& part, const typename Step::Operand* rows,
                                         int64_t row_stride, typename Step::Item* sums,
@@ -68,7 +69,7 @@ __attribute__((noinline)) void add_pass(const Part& part, const typename Step::O
     }
 }
 
-// Calls add_pass for numbers that are known only now; `panels` is a power of two.
+// Calls the add_pass for a number of panels known at run time, a power of two.
 template <class Step, int R, int P = pass_panels(R)>
 void add_pass(int64_t panels, const Part& part, const typename Step::Operand* rows,
               int64_t row_stride, typename Step::Item* sums, int64_t sums_stride) {
@@ -80,7 +81,7 @@ void add_pass(int64_t panels, const Part& part, const typename Step::Operand* ro
     add_pass<Step, R, P>(part, rows, row_stride, sums, sums_stride);
 }
 
-// The sums of a block, on vectors.
+// Computes the sums of a block with vectors.
 template <class Step>
 void sum_on_vectors(const Block& block, typename Step::Item* sums) {
     const int64_t rows = block.rows.size();

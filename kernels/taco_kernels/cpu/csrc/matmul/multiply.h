@@ -1,13 +1,13 @@
-// Products of rows with packed matrices.
+// Matrix product of rows with a packed matrix.
 //
-// An output element takes its products in the order of k, by the same instructions, whatever other
+// An output element sums its products in the order of k, by the same instructions, whatever other
 // rows and columns are computed with it. So its bits depend on its own row and column alone.
 #pragma once
 
 #include "matmul/encode.h"
 #include "matmul/epilogue.h"
-#include "matmul/panel_sums.h"
-#include "matmul/tile_sums.h"
+#include "matmul/multiply_amx.h"
+#include "matmul/multiply_vectors.h"
 #include "runtime/parallel.h"
 
 namespace TACO_ISA {
@@ -17,18 +17,18 @@ constexpr int64_t ROW_UNIT = TILE_BLOCK_ROWS;
 #else
 constexpr int64_t ROW_UNIT = PASS_ROWS;
 #endif
-// Rows of a block: as many as stay in the second level of the cache for one part of k.
+// Rows of a block: as many as stay in the L2 cache for one part of k.
 constexpr int64_t BLOCK_ROWS = 96 / ROW_UNIT * ROW_UNIT;
 constexpr int64_t MAX_BLOCK_SUMS = 1024;  // vectors, 64 KB on the stack
-// Weights of a block when there are few rows: enough to hide what a block costs, few enough that
-// threads end together.
+// Bytes of weights in a block when there are few rows: enough to hide the overhead of a block, few
+// enough that threads end together.
 constexpr int64_t BLOCK_BYTES = 256 * 1024;
 constexpr int64_t BLOCKS_PER_THREAD = 4;
-// Every block begins at a multiple of so many panels. It leaves few passes with fewer panels than
-// they could have.
+// Every block begins at a multiple of this many panels, so that few passes have fewer panels than
+// they could.
 constexpr int64_t BLOCK_PANELS = 4;
 
-// Sums of one block, into `sums`.
+// Computes the sums of one block.
 inline void sum_block(DType type, const Block& block, void* sums) {
     switch (type) {
         case DType::f32: return sum_on_vectors<F32Step>(block, static_cast<float*>(sums));
@@ -42,7 +42,7 @@ inline void sum_block(DType type, const Block& block, void* sums) {
     }
 }
 
-// How a product is cut into blocks.
+// Partition of a product into blocks.
 struct Blocking {
     int64_t num_rows, rows, num_panels, panels;
 
@@ -60,7 +60,7 @@ struct Blocking {
 
     int64_t row_blocks() const { return ceil_div(num_rows, rows); }
     int64_t count() const { return row_blocks() * ceil_div(num_panels, panels); }
-    // Blocks of the same panels follow each other: the weights are read from memory once.
+    // Blocks of the same panels are adjacent, so that weights are read from memory once.
     Range row_range(int64_t index) const {
         const int64_t begin = index % row_blocks() * rows;
         return {begin, std::min(begin + rows, num_rows)};
@@ -71,7 +71,8 @@ struct Blocking {
     }
 };
 
-// Calls finish(block, sums) for blocks that cover rows x panels. Ends with a barrier.
+// Computes blocks that cover rows x panels and calls finish(block, sums) for each. Ends with a
+// barrier.
 template <class Finish>
 void share_blocks(Thread& thread, const Rows& rows, const Matrix& matrix, int64_t num_panels,
                   Finish finish) {

@@ -1,11 +1,12 @@
-// The weight at which a filter cuts: radix selection over the bits of the weights, ten at a time.
+// The weight threshold of a top_k or top_p filter: radix selection over the bits of the weights,
+// ten at a time.
 #pragma once
 
 #include "sampling/row_weights.h"
 
 namespace TACO_ISA {
 
-// A weight is at most 1, whose bits fill three digits.
+// A weight is at most 1, so that its bits fill three digits.
 constexpr int DIGIT_BITS = 10;
 constexpr int FIRST_SHIFT = 2 * DIGIT_BITS;
 inline uint32_t digit(float weight, int shift) {
@@ -26,11 +27,11 @@ inline void for_hits(F32 v, uint32_t bits, Body body) {
 }
 
 struct Cut {
-    float weight;  // the least that is kept; all of that weight are
+    float weight;  // the least weight kept; ties are kept too
     Tally kept;
 };
 
-// The weights of a row that are above 0 and at least `floor`, sorted into buckets by their first
+// The weights of a row that are positive and at least `floor`, sorted into buckets by their first
 // digit.
 class Selection {
 public:
@@ -51,7 +52,8 @@ public:
         return sum;
     }
 
-    // Keeps the greatest weights until reached(their tally), or all of them. There must be some.
+    // Keeps the greatest weights until reached(their tally), or all of them. There must be at least
+    // one.
     template <class Reached>
     Cut cut(Reached reached) const {
         Tally above{};
@@ -73,8 +75,8 @@ public:
     }
 
 private:
-    // The bucket, from the greatest weights down, with which the goal is reached, or else the last
-    // one that is not empty. Adds to `above` those before it.
+    // The bucket, from the greatest weights down, at which the goal is reached, or else the last
+    // non-empty one. Adds the buckets before it to `above`.
     template <class Reached>
     static uint32_t find_bucket(const Tally* buckets, Tally& above, Reached reached) {
         Tally tally = above;
@@ -89,7 +91,7 @@ private:
         return found;
     }
 
-    // Weights with that first digit, in the order of the vocabulary.
+    // Collects the weights with that first digit, in vocabulary order.
     int64_t collect(uint32_t first) const {
         const F32 end = set1(float_of((first + 1) << FIRST_SHIFT));
         int64_t count = 0;
@@ -101,7 +103,7 @@ private:
         return count;
     }
 
-    // Calls body(F32, bits of the lanes that are above 0 and at least `least`) where there may be
+    // Calls body(F32, bits of the lanes that are positive and at least `least`) where there may be
     // such lanes.
     template <class Body>
     void for_weights(float least, Body body) const {

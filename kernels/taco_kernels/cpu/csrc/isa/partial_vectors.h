@@ -1,4 +1,4 @@
-// Vectors over arrays whose length is no multiple of sixteen.
+// Loads and stores of arrays whose length is no multiple of sixteen.
 #pragma once
 
 #include <algorithm>
@@ -7,7 +7,7 @@
 
 namespace TACO_ISA {
 
-// The first `count` < 16 numbers at p, then `fill`.
+// Loads the first `count` < 16 numbers at p, then `fill`.
 inline F32 load_first(const float* p, int64_t count, float fill = 0) {
     float numbers[LANES];
     std::fill(std::copy_n(p, count, numbers), numbers + LANES, fill);
@@ -19,7 +19,7 @@ inline void store_first(float* p, F32 v, int64_t count) {
     std::copy_n(numbers, count, p);
 }
 
-// The same of up to sixteen.
+// Loads and stores of up to sixteen numbers.
 inline F32 load_lanes(const float* p, int64_t count) {
     return count == LANES ? load(p) : load_first(p, count);
 }
@@ -31,7 +31,7 @@ inline void store_lanes(float* p, F32 v, int64_t count) {
     }
 }
 
-// Numbers from -127 to 127, rounded, as a product of int8 takes them.
+// Rounds numbers from -127 to 127 and stores them as int8 operands.
 inline void store_i8_operand(Int8Operand* p, F32 v) {
     int8_t quantized[LANES];
     store_i8(quantized, v);

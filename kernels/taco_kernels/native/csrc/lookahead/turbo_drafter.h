@@ -1,12 +1,12 @@
-// Turbo: a tree over what followed the longest known context, here and elsewhere.
+// Turbo mode: a tree of the likeliest continuations, from the shared table and the sequence itself.
 #pragma once
 
-#include "lookahead/growth.h"
-#include "lookahead/table.h"
+#include "lookahead/shared_table.h"
+#include "lookahead/tree_growth.h"
 
-// A beam search over depths, cut to the likeliest nodes. Nodes are taken in the order of the chance
-// of their path, and no more than max_paths at one depth; since a child is no likelier than its
-// parent, the first that come at a depth are the ones that a beam would keep.
+// A beam search over depths, limited to the likeliest nodes. Nodes are taken in the order of their
+// path's probability, at most max_paths per depth. A child is no likelier than its parent, so the
+// first nodes of a depth are those that a beam would keep.
 class TurboDrafter {
 public:
     // `table` may be null.
@@ -21,42 +21,42 @@ public:
         root.reach = options_.max_match;
         const auto take = [&](int32_t next, int32_t length) {
             root.matches[root.num_matches++] = {next, length};
-            return root.num_matches < MOST_MATCHES;
+            return root.num_matches < MAX_MATCHES;
         };
         slot.local.for_matches(orders_.index_of(options_.min_match), orders_, take);
-        look_up_later(growth, TreeGrowth::ROOT);
+        prefetch_children(growth, TreeGrowth::ROOT);
     }
 
-    // Looks for children of the node taken last and takes the next one. What that one needs is on
-    // its way from memory when this returns, so that other trees should have their turn before the
-    // next step of this one. False: the tree is done.
+    // Expands the node that was added last and adds the next one. The memory of that one is being
+    // prefetched on return, so step other trees before this one. Returns false when the tree is
+    // complete.
     bool step(TreeGrowth& growth) const {
         expand(growth, growth.unexpanded);
         while (growth.has_candidate() && !growth.is_full()) {
             const Candidate best = growth.pop();
-            if (!growth.takes_at_depth_of(best, options_.max_paths)) continue;
+            if (!growth.reserve_at_depth_of(best, options_.max_paths)) continue;
             const int32_t node = growth.add(best, hash_);
             growth.node(node).reach = std::min(best.length + 1, options_.max_match);
             if (growth.is_at_end(node) || vocabulary_.is_eos(best.token)) continue;
             if (growth.is_full()) return false;
-            look_up_later(growth, node);
+            prefetch_children(growth, node);
             return true;
         }
         return false;
     }
 
 private:
-    static constexpr double LEAST_CHANCE = 0.02;  // of a path
+    static constexpr double MIN_PROBABILITY = 0.02;  // of a path to be drafted
 
-    // A token that may follow.
+    // A possible next token.
     struct Option {
         int32_t token;
         int64_t weight;
-        uint32_t age;   // of its entry; the greatest where it has none
-        int32_t match;  // its latest; MOST_MATCHES where it has none
+        uint32_t age;   // of its table entry; UINT32_MAX: none
+        int32_t match;  // its latest; MAX_MATCHES: none
 
-        bool is_local() const { return match < MOST_MATCHES; }
-        // Heavier, then later here, then later elsewhere.
+        bool is_local() const { return match < MAX_MATCHES; }
+        // Order: weight, then most recent in this sequence, then most recent elsewhere.
         bool operator<(const Option& other) const {
             if (weight != other.weight) return weight > other.weight;
             if (match != other.match) return match < other.match;
@@ -64,9 +64,9 @@ private:
         }
     };
 
-    // What may follow, with the weight of all, those left out included.
+    // Possible next tokens, with the total weight of all, including those dropped.
     struct Options {
-        Option items[MAX_CELL + MOST_MATCHES];
+        Option items[MAX_CELL + MAX_MATCHES];
         int32_t count = 0;
         int64_t total = 0;
 
@@ -74,10 +74,10 @@ private:
             Option* const end = items + count;
             Option* const found =
                 std::find_if(items, end, [&](const Option& o) { return o.token == token; });
-            if (found == end) items[count++] = {token, 0, UINT32_MAX, MOST_MATCHES};
+            if (found == end) items[count++] = {token, 0, UINT32_MAX, MAX_MATCHES};
             return *found;
         }
-        // In their order.
+        // Keeps the best ones, sorted.
         void keep_best(int32_t most) {
             const int32_t num_kept = std::min(count, most);
             if (count > 1) std::partial_sort(items, items + num_kept, items + count);
@@ -85,7 +85,7 @@ private:
         }
     };
 
-    void look_up_later(TreeGrowth& growth, int32_t index) const {
+    void prefetch_children(TreeGrowth& growth, int32_t index) const {
         growth.unexpanded = index;
         if (!table_) return;
         const GrownNode& node = growth.node(index);
@@ -94,7 +94,7 @@ private:
         }
     }
 
-    // Candidates behind a node, from the longest context of which anything is known.
+    // Pushes the candidates after a node, from the longest context with known successors.
     void expand(TreeGrowth& growth, int32_t index) const {
         const GrownNode& node = growth.node(index);
         const int32_t longest = std::min(options_.max_match, node.context.count);
@@ -110,12 +110,12 @@ private:
         table_->for_cell(hash, [&](int32_t token, uint32_t weight, uint32_t age) {
             if (!vocabulary_.has(token)) return;
             options.total += weight;
-            options.items[options.count++] = {token, weight, age, MOST_MATCHES};
+            options.items[options.count++] = {token, weight, age, MAX_MATCHES};
         });
         if (options.count > options_.cell_top) options.keep_best(options_.cell_top);
     }
 
-    // Of the places that agree on `least` tokens.
+    // Adds the successors of earlier positions that match at least `least` tokens.
     void add_matches(const TreeGrowth& growth, int32_t index, int32_t least,
                      Options& options) const {
         const GrownNode& node = growth.node(index);
@@ -140,8 +140,9 @@ private:
             const int32_t matched = option.is_local() ? node.matches[option.match].length : length;
             const int32_t share = share_class(option.weight, options.total);
             const int32_t kind = evidence_class(source, matched, share);
-            const double chance = node.chance * double(options_.priors[kind]);
-            if (chance >= LEAST_CHANCE) growth.push(chance, index, option.token, kind, length);
+            const double probability = node.probability * double(options_.priors[kind]);
+            if (probability >= MIN_PROBABILITY)
+                growth.push(probability, index, option.token, kind, length);
         }
     }
 
