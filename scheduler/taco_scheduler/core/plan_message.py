@@ -36,27 +36,32 @@ def make_plan(
         is_announced: the worker announces the step before it begins, to help find a poison request.
         needs_history: the worker reads all tokens of joining sequences, also of cached blocks.
     """
+    num_decodes = len(rows.decode_slots)
     if rows.chunk_slots:
         chunk_slots = np.array(rows.chunk_slots, dtype=np.int32)
         chunk_tokens = np.array(rows.chunk_tokens, dtype=np.int32)
-        slots = np.concatenate([rows.decode_slots, chunk_slots])
-        num_tokens = np.concatenate([np.ones(len(rows.decode_slots), np.int32), chunk_tokens])
+        if num_decodes:
+            slots = np.concatenate([rows.decode_slots, chunk_slots])
+            num_tokens = np.concatenate([np.ones(num_decodes, np.int32), chunk_tokens])
+        else:
+            slots, num_tokens = chunk_slots, chunk_tokens
     else:
         slots = rows.decode_slots
         num_tokens = np.ones(len(slots), np.int32)
     # Before the counts advance: a joining sequence names the tokens computed before it joins.
     joined = _joined(batch, rows.joined, needs_history) if rows.joined else None
-    batch.num_computed[slots] += num_tokens
+    num_computed = batch.num_computed[slots] + num_tokens
+    batch.num_computed[slots] = num_computed
     max_drafts = EMPTY
-    if rows.max_drafts.any():
+    if num_decodes and rows.max_drafts.any():
         max_drafts = np.zeros(len(slots), np.int32)
-        max_drafts[: len(rows.decode_slots)] = rows.max_drafts
+        max_drafts[:num_decodes] = rows.max_drafts
         batch.drafts_in_flight[rows.decode_slots] += rows.max_drafts
+    sampled = slots
     if rows.chunk_slots:
-        sampled = slots[batch.num_computed[slots] == batch.num_tokens[slots]]
-    else:
-        sampled = slots
-    batch.num_tokens[sampled] += 1
+        sampled = slots[num_computed == batch.num_tokens[slots]]
+    if len(sampled):
+        batch.num_tokens[sampled] += 1
     plan = StepPlan(
         epoch=epoch,
         step_id=step_id,
@@ -64,8 +69,8 @@ def make_plan(
         num_tokens=num_tokens,
         left_slots=batch.take_left_slots() if batch.left_slots else EMPTY,
         joined=joined,
-        appended_slots=np.array(rows.appended_slots, dtype=np.int32),
-        appended_blocks=np.array(rows.appended_blocks, dtype=np.int32),
+        appended_slots=_column(rows.appended_slots),
+        appended_blocks=_column(rows.appended_blocks),
         max_drafts=max_drafts,
         drafts=drafts,
         copies=copies,
@@ -87,8 +92,14 @@ def make_plan(
     return plan, step
 
 
+def _column(values: list[int]) -> IntArray:
+    return np.array(values, dtype=np.int32) if values else EMPTY
+
+
 def _of_sampled(rows: StepRows, num_sampled: int) -> IntArray:
     """Draft tokens of the rows that sample; decodes come first, and all of them sample."""
+    if not num_sampled:
+        return EMPTY
     max_drafts = np.zeros(num_sampled, np.int32)
     max_drafts[: len(rows.decode_slots)] = rows.max_drafts
     return max_drafts

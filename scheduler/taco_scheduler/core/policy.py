@@ -108,11 +108,12 @@ class Policy:
         is_prefill = can_run & (self._batch.num_computed < self._batch.num_prefill)
         rows.decode_slots = (can_run & ~is_prefill).nonzero()[0].astype(np.int32)
         budget = self._budget - len(rows.decode_slots)
-        wants_drafts = bool(wanted_drafts.any())
-        if wants_drafts:
+        if wanted_drafts is not None:
             self._grow_for_drafts(rows, wanted_drafts)
-        prefills = sorted(map(self._batch.owner, is_prefill.nonzero()[0].tolist()), key=_rank)
-        if prefills and not has_preempted:
+        prefills = [self._batch.owner(slot) for slot in is_prefill.nonzero()[0].tolist()]
+        if len(prefills) > 1:
+            prefills.sort(key=_rank)
+        if prefills and not has_preempted and self._waiting.num_sequences:
             budget = self._admit_waiting(rows, budget, before=_rank(prefills[0]))
         budget = self._continue_prefills(prefills, rows, budget)
         # Running sequences get the blocks that a preemption freed, before waiting ones.
@@ -120,10 +121,11 @@ class Policy:
             budget = self._admit_waiting(rows, budget)
         if rows.cut_chunk is not None:
             rows.chunk_tokens[rows.cut_chunk] += budget
-        if wants_drafts and len(rows.decode_slots):
-            rows.max_drafts = self._allow_drafts(rows, wanted_drafts)
-        else:
-            rows.max_drafts = np.zeros(len(rows.decode_slots), np.int32)
+        if len(rows.decode_slots):
+            if wanted_drafts is not None:
+                rows.max_drafts = self._allow_drafts(rows, wanted_drafts)
+            else:
+                rows.max_drafts = np.zeros(len(rows.decode_slots), np.int32)
         return rows
 
     def _must_wait(self, sequence: Sequence) -> bool:

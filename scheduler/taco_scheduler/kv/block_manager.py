@@ -9,7 +9,7 @@ from taco_scheduler.kv.block_pool import BlockPool
 from taco_scheduler.kv.block_table import BlockTable
 from taco_scheduler.kv.device_blocks import DeviceBlocks
 from taco_scheduler.kv.disk_index import DiskIndex
-from taco_scheduler.kv.disk_transfers import DiskTransfers, PrefixRead
+from taco_scheduler.kv.disk_transfers import DiskTransfers, PrefixRead, PrefixSave
 from taco_scheduler.kv.hit_counts import HitCounts
 from taco_scheduler.kv.host_blocks import HostBlocks
 from taco_scheduler.kv.namespace import CacheNamespace
@@ -239,7 +239,7 @@ class BlockManager:
         """
         self._check_live(table)
         self._cache_full_blocks(table, tokens, num_tokens, step_id)
-        self._note_unsaved(table, tokens, num_tokens)
+        self._save_prefix(table, tokens, num_tokens)
 
     def take_copies(self, step_id: int) -> BlockCopies | None:
         """The copies that the next step begins with, once it is known who runs in it.
@@ -370,8 +370,10 @@ class BlockManager:
         """
         self._check_live(table)
         self._cache_full_blocks(table, tokens, num_valid_tokens, None)
-        self._note_unsaved(table, tokens, num_valid_tokens)
+        self._save_prefix(table, tokens, num_valid_tokens)
         self._live.remove(table)
+        if table.save is not None:
+            table.save.was_touched = False  # its files count as used once more
         assert table.node is not None
         if comes_back:
             self._tree.mark_as_used(table.node)
@@ -389,7 +391,7 @@ class BlockManager:
         self._pool.release(self._tree.discard(table.node))
         if self._disk is not None:
             key = self._packed(tokens, 0, memoryview(tokens).nbytes // self._block_bytes)
-            self._disk.discard(table, table.namespace, key)
+            self._disk.discard(table.save, table.namespace, key)
 
     def _cache_full_blocks(
         self, table: BlockTable, tokens: memoryview | bytes, num_tokens: int, step_id: int | None
@@ -405,10 +407,17 @@ class BlockManager:
         table.num_pinned_blocks = end
         self._pool.retain(taken)
 
-    def _note_unsaved(self, table: BlockTable, tokens: memoryview | bytes, num_tokens: int) -> None:
-        if self._disk is not None and num_tokens >= self.block_size and not table.sealed:
-            key = self._packed(tokens, 0, num_tokens // self.block_size)
-            self._disk.note(table, table.namespace, key)
+    def _save_prefix(self, table: BlockTable, tokens: memoryview | bytes, num_tokens: int) -> None:
+        """Have the disk tier write what a sequence has computed. Copies no token ids of `bytes`."""
+        if self._disk is None or num_tokens < self.block_size or table.sealed:
+            return
+        num_blocks = num_tokens // self.block_size
+        if not isinstance(tokens, bytes):
+            tokens = self._packed(tokens, 0, num_blocks)
+        if table.save is None:
+            table.save = PrefixSave(table.namespace, tokens, num_blocks)
+        table.save.tokens, table.save.num_blocks = tokens, num_blocks
+        self._disk.save_prefix(table.save)
 
     def _make_disk_transfers(self, num_blocks: int) -> DiskTransfers | None:
         host, residents = self._host, self._tree.residents
@@ -418,9 +427,10 @@ class BlockManager:
 
     def _packed(self, tokens: memoryview | bytes, start: int, end: int) -> bytes:
         """The packed ids of the blocks start … end - 1."""
-        return bytes(
-            memoryview(tokens).cast("B")[start * self._block_bytes : end * self._block_bytes]
-        )
+        first, last = start * self._block_bytes, end * self._block_bytes
+        if isinstance(tokens, bytes):
+            return tokens[first:last]
+        return bytes(memoryview(tokens).cast("B")[first:last])
 
     def _num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)

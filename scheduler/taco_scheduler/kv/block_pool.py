@@ -68,8 +68,10 @@ class BlockPool:
         """
         if isinstance(blocks, array) and len(blocks) >= MIN_VECTOR:
             indexes, counts = _vector(blocks), self._counts()
-            if counts[indexes].all():
-                counts[indexes] += 1
+            owners = counts.take(indexes)
+            if np.count_nonzero(owners) == len(blocks):
+                owners += 1
+                counts[indexes] = owners
                 return
         references = self._references
         for block in blocks:
@@ -86,9 +88,11 @@ class BlockPool:
         """
         if isinstance(blocks, array) and len(blocks) >= MIN_VECTOR:
             indexes, counts = _vector(blocks), self._counts()
-            if counts[indexes].all():
-                counts[indexes] -= 1
-                self._free.frombytes(indexes[counts[indexes] == 0].tobytes())
+            owners = counts.take(indexes)
+            if np.count_nonzero(owners) == len(blocks):
+                owners -= 1
+                counts[indexes] = owners
+                self._free.frombytes(indexes[owners == 0].tobytes())
                 return
         references = self._references
         for block in blocks:

@@ -1,8 +1,9 @@
-"""Where the KV of one sequence lies."""
+"""Block tables: the blocks that hold one sequence's KV."""
 
 from dataclasses import dataclass
 
 from taco_scheduler.kv.block_ids import BlockIds
+from taco_scheduler.kv.disk_transfers import PrefixSave
 from taco_scheduler.kv.namespace import CacheNamespace
 from taco_scheduler.kv.radix_node import Node
 
@@ -18,9 +19,10 @@ class BlockTable:
             blocks are shared and must not be written.
         node: end of the prefix that the sequence pins in the radix tree.
         num_pinned_blocks: its length. The tree may hold another sequence's blocks for it.
-        namespace: with whom it shares cached blocks.
-        is_discarded: nothing that it holds stays cached when it is released, unless others use it.
-        sealed: a failed step took part of the prefix back: nothing more of this table is cached.
+        namespace: the sequences that it shares cached blocks with.
+        sealed: a failed step removed a part of the prefix: no more blocks of this table are cached.
+        is_discarded: its cached blocks are discarded on release, unless others use them.
+        save: the prefix that the disk tier writes; None before the first block is computed.
     """
 
     blocks: BlockIds
@@ -30,3 +32,4 @@ class BlockTable:
     namespace: CacheNamespace
     sealed: bool = False
     is_discarded: bool = False
+    save: PrefixSave | None = None

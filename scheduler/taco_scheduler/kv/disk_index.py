@@ -77,19 +77,25 @@ class DiskIndex:
         return key in self._reading
 
     def walk(
-        self, namespace: CacheNamespace, tokens: bytes, known: list[DiskFile] | None = None
+        self,
+        namespace: CacheNamespace,
+        tokens: bytes,
+        known: list[DiskFile] | None = None,
+        num_blocks: int | None = None,
     ) -> list[DiskFile]:
         """The files of a prefix's first blocks.
 
         Args:
-            tokens: packed ids of whole blocks.
-            known: what an earlier walk along the prefix found, to begin behind what is left of it.
+            tokens: packed token ids.
+            known: files that an earlier walk along the prefix found. This walk extends the list.
+            num_blocks: length of the prefix; None: all whole blocks of `tokens`.
         """
         files = known or []
         while files and self._files.get(files[-1].key) is not files[-1]:
             files.pop()
         size = self._block_bytes
-        for start in range(len(files) * size, len(tokens), size):
+        end = len(tokens) // size if num_blocks is None else num_blocks
+        for start in range(len(files) * size, end * size, size):
             token_ids = tokens[start : start + size]
             if files:
                 file = files[-1].children.get(token_ids)

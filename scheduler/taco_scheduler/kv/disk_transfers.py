@@ -13,6 +13,7 @@ from taco_scheduler.kv.host_cache import HostCache
 from taco_scheduler.kv.namespace import CacheNamespace
 from taco_scheduler.kv.radix_node import NO_BLOCK, Node, Root
 from taco_scheduler.kv.radix_tree import RadixTree
+from taco_scheduler.kv.tree_cursor import TreeCursor
 
 MAX_UNSAVED = 1024  # prefixes; beyond that the oldest are not saved
 MAX_SAVED_BLOCKS = 64  # copied to the host for it in one step, or written at one look
@@ -39,13 +40,23 @@ class PrefixRead:
 
 
 @dataclass(slots=True, eq=False)
-class _Unsaved:
-    """A prefix, and what was found of it on disk."""
+class PrefixSave:
+    """A prefix that is written to disk, and how far that has come.
+
+    Attributes:
+        tokens: packed token ids of the prefix, and of what follows it.
+        num_blocks: length of the prefix in blocks; grows while a sequence computes it.
+        files: of the prefix's first blocks.
+        was_touched: the files have counted as used.
+        cursor: where the next block to save is in the radix tree.
+    """
 
     namespace: CacheNamespace
     tokens: bytes
+    num_blocks: int
     files: list[DiskFile] = field(default_factory=list)
     was_touched: bool = False
+    cursor: TreeCursor = field(default_factory=TreeCursor)
 
 
 @dataclass(slots=True)
@@ -76,26 +87,27 @@ class DiskTransfers:
         self._residents = residents
         self._tree = tree
         self._max_read = host.num_blocks // 4  # host blocks with what was read, or is
-        self._unsaved: OrderedDict[object, _Unsaved] = OrderedDict()
+        self._unsaved: OrderedDict[PrefixSave, None] = OrderedDict()
         self._to_flush: deque[Node] | None = None  # None: there is no flush
         self._awaits_earlier_jobs = False  # of the disk; a flush begins when they are reported
         self._read: OrderedDict[bytes, int] = OrderedDict()  # host blocks
 
     # ------------------------------------------------------------------ write
 
-    def note(self, owner: object, namespace: CacheNamespace, tokens: bytes) -> None:
-        """A sequence has computed more, `tokens` in all."""
-        before = self._unsaved.get(owner)
-        self._unsaved[owner] = unsaved = _Unsaved(namespace, tokens)
-        if before is not None and tokens.startswith(before.tokens):
-            unsaved.files = before.files
+    def save_prefix(self, save: PrefixSave) -> None:
+        """Write a prefix to disk, or what a sequence has computed of it since the last call."""
+        self._unsaved[save] = None
         if len(self._unsaved) > MAX_UNSAVED:
             self._unsaved.popitem(last=False)
 
-    def discard(self, owner: object, namespace: CacheNamespace, tokens: bytes) -> None:
-        """A sequence failed: its blocks are not saved, and its files are deleted, as far as no
-        other file continues them."""
-        self._unsaved.pop(owner, None)
+    def discard(self, save: PrefixSave | None, namespace: CacheNamespace, tokens: bytes) -> None:
+        """Delete the files of a failed sequence that no other file continues.
+
+        Args:
+            save: the sequence's blocks are not saved from now on; None: they never were.
+        """
+        if save is not None:
+            self._unsaved.pop(save, None)
         self._disk.discard(self._disk.walk(namespace, tokens))
 
     def flush(self, nodes: Iterable[Node]) -> None:
@@ -131,9 +143,9 @@ class DiskTransfers:
         self.may_write = False
         budget = _Budget(MAX_SAVED_BLOCKS if may_copy else 0, MAX_SAVED_BLOCKS)
         num_waiting = 0
-        for owner, unsaved in self._prefixes_to_save():
-            if self._save(unsaved, budget):
-                del self._unsaved[owner]
+        for prefix in self._prefixes_to_save():
+            if self._save(prefix, budget):
+                del self._unsaved[prefix]
                 continue
             num_waiting += 1
             if num_waiting == MAX_LOOKED_AT:
@@ -155,23 +167,25 @@ class DiskTransfers:
             self._drop(next(iter(self._read)))
         return True
 
-    def _prefixes_to_save(self) -> Iterator[tuple[object, _Unsaved]]:
-        yield from list(self._unsaved.items())
+    def _prefixes_to_save(self) -> Iterator[PrefixSave]:
+        yield from list(self._unsaved)
         while self._to_flush:
             node = self._to_flush.popleft()
             prefix = _prefix_of(node)
             if prefix is not None:
-                self._unsaved[node] = unsaved = _Unsaved(*prefix)
-                yield node, unsaved
+                namespace, tokens = prefix
+                save = PrefixSave(namespace, tokens, len(tokens) // self._tree.block_bytes)
+                self._unsaved[save] = None
+                yield save
 
-    def _save(self, unsaved: _Unsaved, budget: _Budget) -> bool:
-        """Whether there is nothing left to do for it."""
-        namespace, tokens, size = unsaved.namespace, unsaved.tokens, self._tree.block_bytes
-        files = unsaved.files = self._disk.walk(namespace, tokens, unsaved.files)
-        if not unsaved.was_touched:
+    def _save(self, prefix: PrefixSave, budget: _Budget) -> bool:
+        """Save blocks of a prefix as the budget allows; returns whether nothing is left to do."""
+        namespace, tokens, size = prefix.namespace, prefix.tokens, self._tree.block_bytes
+        files = prefix.files = self._disk.walk(namespace, tokens, prefix.files, prefix.num_blocks)
+        if not prefix.was_touched:
             self._disk.touch(files)
-            unsaved.was_touched = True
-        places = _behind(self._tree.path(namespace, tokens), len(files))
+            prefix.was_touched = True
+        places = prefix.cursor.walk(self._tree, namespace, tokens, len(files), prefix.num_blocks)
         sources: list[int] = []
         place = next(places, None)
         while place is not None and len(sources) < budget.writes and self._is_on_host(*place):
@@ -306,10 +320,3 @@ def _prefix_of(node: Node) -> tuple[CacheNamespace, bytes] | None:
         return None
     assert isinstance(node.namespace, CacheNamespace)
     return node.namespace, b"".join(reversed(keys))
-
-
-def _behind(path: list[tuple[Node, int]], num_blocks: int) -> Iterator[tuple[Node, int]]:
-    """The places of a path's blocks, one by one, without the first ones."""
-    for node, count in path:
-        yield from ((node, i) for i in range(min(num_blocks, count), count))
-        num_blocks = max(0, num_blocks - count)

@@ -36,6 +36,7 @@ class RadixTree:
     ) -> None:
         """`block_bytes`: size of one block's packed token ids."""
         self.num_evictable = 0
+        self.num_withdrawals = 0
         self.block_bytes = block_bytes
         self._host = host
         self.residents = HostCache(host, offload_min_uses, self._cut) if host else None
@@ -100,6 +101,10 @@ class RadixTree:
         of each belong to it.
         """
         return path_of(self._roots.get(namespace), key, self.block_bytes)
+
+    def root(self, namespace: Hashable) -> Root | None:
+        """The root of a namespace; None if nothing is cached for it."""
+        return self._roots.get(namespace)
 
     def unlocked_nodes(self) -> Iterator[Node]:
         """What the device holds and nobody pins, what was used last first; then what only the host
@@ -238,6 +243,7 @@ class RadixTree:
             The removed nodes, their parents as they were: a pin at a removed node is from now on a
             pin at its closest ancestor that is still in the tree.
         """
+        self.num_withdrawals += 1
         removed: set[Node] = set()
         for step_id, nodes in self._unconfirmed.items():
             for node in nodes:
@@ -366,6 +372,7 @@ class RadixTree:
         parent.children[self._first_block(node)] = node
         for run in absorbed:
             self._lru.pop(run, None)
+            run.parent = None
 
     def _first_block(self, node: Node) -> bytes:
         return bytes(node.key[: self.block_bytes])

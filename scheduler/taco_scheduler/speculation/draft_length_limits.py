@@ -27,9 +27,12 @@ class DraftLengthLimits:
     num_requests: Callable[[], int]
     may_draft: Callable[[], bool]
 
-    def allowed(self, batch: Batch) -> IntArray:
-        """The same as `wanted`; 0 for every slot while there are no drafts."""
-        return self.wanted(batch) if self.may_draft() else np.zeros(batch.limit.size, np.int32)
+    def allowed(self, batch: Batch) -> IntArray | None:
+        """The same as `wanted`; None if no slot may have drafts in the next step."""
+        if not self.max_draft_tokens or not self.may_draft():
+            return None
+        wanted = self.wanted(batch)
+        return wanted if wanted.any() else None
 
     def wanted(self, batch: Batch) -> IntArray:
         """Draft tokens of every slot by its sequence's length, before blocks and budgets count."""
