@@ -1,6 +1,6 @@
-"""TACO: serving and offline inference of large language models.
+"""TACO's Python API: offline inference with `LLM` and `AsyncLLMEngine`.
 
-Names are imported when they are first used, so that `import taco_llm` costs no torch.
+Names are imported at their first use, so that `import taco_llm` does not import torch.
 """
 
 import importlib
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     __version__: str
 
-_HOMES = {
+_MODULES = {
     "LLM": "taco_llm.llm",
     "AsyncEngineArgs": "taco_llm.args.engine_args",
     "AsyncLLMEngine": "taco_llm.async_engine",
@@ -49,8 +49,8 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         value: Any = version("taco-llm")
-    elif name in _HOMES:
-        value = getattr(importlib.import_module(_HOMES[name]), name)
+    elif name in _MODULES:
+        value = getattr(importlib.import_module(_MODULES[name]), name)
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value

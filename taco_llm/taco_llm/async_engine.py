@@ -1,4 +1,4 @@
-"""`AsyncLLMEngine`: the whole engine in this process, for asyncio programs."""
+"""`AsyncLLMEngine`: the engine in the caller's process, for asyncio programs."""
 
 import asyncio
 import contextlib
@@ -31,15 +31,15 @@ from taco_worker.worker import Worker
 class AsyncLLMEngine:
     """Scheduler and worker in this process, without sockets.
 
-    Made anywhere, used from one event loop: the one that first generates.
+    The engine can be made anywhere. It belongs to the event loop that first generates with it.
     """
 
     def __init__(self, args: EngineArgs) -> None:
-        """Loads the model; blocks.
+        """Loads the model. Blocks until it is loaded.
 
         Raises:
-            ConfigurationError: the model cannot be found, read or run as `args` say, or there is
-                no license.
+            ConfigurationError: the model cannot be found, read or run with `args`, or a needed
+                license is missing.
         """
         worker_config = args.worker_config()
         self._tokenizer = load_tokenizer(worker_config.model)
@@ -69,17 +69,17 @@ class AsyncLLMEngine:
         *,
         priority: int = 0,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Generates for one prompt; every item holds all there is so far, the last is finished.
+        """Generates for one prompt. Yields the whole output so far; the last item is finished.
 
-        Leaving the iterator early cancels the request.
+        Closing the iterator early cancels the request.
 
         Args:
-            sampling_params: None: the model's defaults.
-            request_id: names the request for `abort`; None: a random one.
-            priority: lower runs sooner.
+            sampling_params: None means the model's defaults.
+            request_id: the id for `abort`; None means a random id.
+            priority: a lower number runs sooner.
 
         Raises:
-            InvalidParameterError: the prompt or a parameter is out of the model's range.
+            InvalidParameterError: the prompt or a parameter is invalid for the model.
             EngineError: the request failed.
             ValueError: `request_id` is in use.
         """
@@ -98,7 +98,7 @@ class AsyncLLMEngine:
         *,
         priority: int = 0,
     ) -> RequestOutput:
-        """Generates for one prompt and returns the finished output; raises what `generate` does."""
+        """Generates for one prompt; returns the finished output. Raises the same as `generate`."""
         request = await self._submit(prompt, sampling_params, request_id, priority)
         try:
             return await request.finished()
@@ -106,13 +106,13 @@ class AsyncLLMEngine:
             await self.abort(request.output.request_id)
 
     async def abort(self, request_id: str) -> None:
-        """Cancels a request; its reader gets what there is, with finish_reason "abort"."""
+        """Cancels a request. Its reader gets the output so far, with finish_reason "abort"."""
         request = self._requests.pop(request_id, None)
         if request is not None:
             await request.close()
 
     async def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
-        """Token ids of a conversation; see `TextEngine.encode_chat`."""
+        """The token ids of a conversation; see `TextEngine.encode_chat`."""
         text_engine = await self._started()
         return await text_engine.encode_chat(messages, **options)
 
@@ -121,9 +121,7 @@ class AsyncLLMEngine:
         return (await self._started()).sampling_params({})
 
     async def set_tokenizer(self, tokenizer: Tokenizer) -> None:
-        """Encodes prompts and decodes answers with `tokenizer` from now on; the requests that run
-        keep theirs.
-        """
+        """Replaces the tokenizer for new requests. Running requests keep the old one."""
         before = await self._started()
         self._tokenizer = tokenizer
         self._starting = asyncio.get_running_loop().create_future()
@@ -131,7 +129,8 @@ class AsyncLLMEngine:
         before.close()
 
     async def shutdown(self) -> None:
-        """Aborts what still runs, lets what belongs on disk be written, and stops the engine.
+        """Aborts running requests, writes pending KV blocks to disk, and stops the engine.
+
         Idempotent.
         """
         self._closed = True
@@ -164,7 +163,7 @@ class AsyncLLMEngine:
         token_ids = text_engine.truncated(token_ids, params)
         request_id = request_id or uuid.uuid4().hex
         if request_id in self._requests:
-            raise ValueError(f"request id {request_id!r} is in use")
+            raise ValueError(f"request_id {request_id!r} is in use: give each request its own id")
         request = GenerateRequest(request_id=request_id, sampling=params, priority=priority)
         updates = text_engine.generate(token_ids, request, sum_logprobs=True)
         if text is None and self._tokenizer is not None:
@@ -180,7 +179,7 @@ class AsyncLLMEngine:
         return running
 
     async def _started(self) -> TextEngine:
-        """The text engine, started by whoever needs it first."""
+        """The text engine. The first call starts it."""
         if self._closed:
             raise EngineError(503, "The engine has been shut down.")
         if self._starting is None:
@@ -196,7 +195,7 @@ class AsyncLLMEngine:
         return TextEngine(client, self._tokenizer)
 
     def _watch_license(self, link: WorkerLink) -> None:
-        """New requests are refused from when it lapses until it is back."""
+        """Makes the scheduler reject new requests while the worker has no license."""
         loop = asyncio.get_running_loop()
 
         def note() -> None:
@@ -211,17 +210,17 @@ class AsyncLLMEngine:
 
 
 def _check_license(licensing: Licensing) -> None:
-    """Raises ConfigurationError: one is needed, and there is none."""
+    """Raises ConfigurationError if the worker needs a license and has none."""
     license_ = licensing.wait_for_answer()
     if not license_.is_valid:
         raise ConfigurationError(f"there is no license: {license_.reason}")
 
 
 def _load_drafter(config: DrafterConfig | None, worker: WorkerInfo) -> DraftExecutor | None:
-    """The draft model in this process.
+    """Loads the draft model in this process.
 
     Raises:
-        ConfigurationError: it cannot be found, read or run, or has another vocabulary.
+        ConfigurationError: the model cannot be found, read or run, or has another vocabulary.
     """
     if config is None:
         return None
@@ -236,15 +235,14 @@ def _load_drafter(config: DrafterConfig | None, worker: WorkerInfo) -> DraftExec
 
 
 def _parse_prompt(prompt: Any) -> tuple[str | None, Sequence[int]]:
-    """The text of a prompt, or None and its token ids."""
+    """Returns the text of a prompt, or None and its token ids."""
     if isinstance(prompt, str):
         return prompt, ()
     if isinstance(prompt, Mapping):
         for name in prompt.keys() - {"prompt", "prompt_token_ids"}:
             if prompt[name] is not None:
                 raise InvalidParameterError(
-                    f"{name!r} of a prompt is not available; only 'prompt' and 'prompt_token_ids' "
-                    "are",
+                    f"{name!r} of a prompt is not available: give 'prompt' or 'prompt_token_ids'",
                     "prompt",
                 )
         if ("prompt" in prompt) != ("prompt_token_ids" in prompt):
@@ -252,7 +250,7 @@ def _parse_prompt(prompt: Any) -> tuple[str | None, Sequence[int]]:
     elif isinstance(prompt, Sequence):
         return None, prompt
     raise InvalidParameterError(
-        "a prompt is a text, a list of token ids, or a mapping with one of prompt and "
-        f"prompt_token_ids, not {prompt!r:.80}",
+        "a prompt must be a text, a list of token ids, or a mapping with either prompt or "
+        f"prompt_token_ids, got {prompt!r:.80}",
         "prompt",
     )

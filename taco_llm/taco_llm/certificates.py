@@ -1,7 +1,7 @@
-"""Certificates for mutual TLS between services, for people without an authority of their own.
+"""Makes a certificate authority and certificates for mutual TLS between services.
 
-X.509 (RFC 5280) with keys on the curve P-256, which gRPC, Python and everybody else can read. A
-certificate proves a role by a DNS name; see `taco_common.tls`.
+The certificates are X.509 (RFC 5280) with keys on the curve P-256. A certificate proves a role by a
+DNS name; see `taco_common.tls`.
 """
 
 import ipaddress
@@ -21,20 +21,21 @@ from taco_proto.errors import ConfigurationError
 AUTHORITY = "ca"
 AUTHORITY_DAYS = 3650
 _KEY_MODE, _CERTIFICATE_MODE, _DIRECTORY_MODE = 0o600, 0o644, 0o700
-_SKEW = timedelta(minutes=5)  # of the clocks of other machines
+_SKEW = timedelta(minutes=5)  # tolerated clock skew of other machines
 
 
 def make_authority(directory: Path) -> None:
-    """Writes ca.crt, which every service is given, and ca.key, with which certificates are signed.
+    """Writes ca.crt, which every service needs, and ca.key, which signs certificates.
 
     Raises:
-        ConfigurationError: there is one already, which is left as it is, or a file cannot be
-            written.
+        ConfigurationError: the authority already exists, or a file cannot be written.
     """
     certificate_path, key_path = _paths(directory, AUTHORITY)
     for path in (certificate_path, key_path):
         if os.path.lexists(path):
-            raise ConfigurationError(f"{path} is there already; an authority is made once")
+            raise ConfigurationError(
+                f"{path} already exists: use this authority, or choose another directory"
+            )
     key = ec.generate_private_key(ec.SECP256R1())
     name = _name("TACO authority")
     builder = _builder(name, name, key.public_key(), key.public_key(), timedelta(AUTHORITY_DAYS))
@@ -44,17 +45,17 @@ def make_authority(directory: Path) -> None:
 
 
 def issue(directory: Path, role: Role, lifetime: timedelta, hosts: Sequence[str] = ()) -> datetime:
-    """Writes ROLE.crt and ROLE.key, signed by the authority in the directory; older ones go.
+    """Writes ROLE.crt and ROLE.key, signed by the authority in the directory. Replaces older ones.
 
     Args:
-        hosts: names and addresses to be valid for, beside the role's own name.
+        hosts: further host names and IP addresses of the certificate, besides the role's name.
 
     Returns:
-        Until when it is valid.
+        The end of the certificate's validity.
 
     Raises:
-        ConfigurationError: there is no authority, it ends before, a host is none, or a file cannot
-            be written.
+        ConfigurationError: there is no authority, it expires earlier, a host is invalid, or a file
+            cannot be written.
     """
     authority, authority_key = _read_authority(directory)
     names = [x509.DNSName(role.dns_name), *map(_host_name, hosts)]
@@ -65,13 +66,15 @@ def issue(directory: Path, role: Role, lifetime: timedelta, hosts: Sequence[str]
     builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
     builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), True)
     builder = builder.add_extension(_usage(signs_certificates=False), critical=True)
-    # Gateways are asked and ask others, and it is one kind of certificate for all.
+    # Some services are both server and client, so every certificate allows both.
     both = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
     builder = builder.add_extension(x509.ExtendedKeyUsage(both), critical=False)
     certificate = builder.sign(authority_key, hashes.SHA256())
     if certificate.not_valid_after_utc > authority.not_valid_after_utc:
         end = authority.not_valid_after_utc
-        raise ConfigurationError(f"the authority ends before, on {end:%Y-%m-%d}")
+        raise ConfigurationError(
+            f"the authority expires earlier, on {end:%Y-%m-%d}: give fewer --days"
+        )
     _write_pair(directory, role, certificate, key)
     return certificate.not_valid_after_utc
 
@@ -124,7 +127,7 @@ def _host_name(host: str) -> x509.GeneralName:
             return x509.DNSName(host)
     except ValueError:  # not ASCII
         pass
-    raise ConfigurationError(f"{host!r} is no name of a host")
+    raise ConfigurationError(f"--host {host!r} is not a host name or an IP address")
 
 
 # ------------------------------------------------------------------- files
@@ -141,12 +144,14 @@ def _read_authority(directory: Path) -> tuple[x509.Certificate, ec.EllipticCurve
         key = serialization.load_pem_private_key(key_path.read_bytes(), password=None)
     except FileNotFoundError as error:
         raise ConfigurationError(
-            f"there is no {error.filename}: taco_llm certificates init makes an authority"
+            f"{error.filename} does not exist: make an authority with taco_llm certificates init"
         ) from None
     except OSError as error:
         raise ConfigurationError(f"cannot read {error.filename}: {error.strerror}") from None
     except (ValueError, TypeError):
-        raise ConfigurationError(f"{certificate_path} and {key_path} are no authority") from None
+        raise ConfigurationError(
+            f"{certificate_path} and {key_path} are not a certificate and its key (PEM)"
+        ) from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != (
         certificate.public_key()
     ):
@@ -173,7 +178,7 @@ def _write_pair(
 
 
 def _replace(path: Path, data: bytes, mode: int) -> None:
-    """A reader sees the old file or the new one; nobody else ever reads a private key."""
+    """Replaces a file atomically. Other users can never read a private key."""
     new = path.with_name(f".{path.name}.new")
     new.unlink(missing_ok=True)
     with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:

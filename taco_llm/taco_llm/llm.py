@@ -1,4 +1,4 @@
-"""`LLM`: offline inference in the caller's process."""
+"""`LLM`: offline batch inference in the caller's process."""
 
 import asyncio
 import random
@@ -25,22 +25,22 @@ Message = Mapping[str, Any]
 
 
 class LLM:
-    """Generates text for batches of prompts, with the whole engine in this process.
+    """Generates text for batches of prompts. The engine runs in this process.
 
-    It works in scripts and notebooks alike, ends with the program, and may be closed earlier:
+    `LLM` works in scripts and notebooks. It closes at the end of the program, or earlier with
     `with LLM("demo") as llm: …`.
 
     Args:
         model: a directory with config.json and weights, a Hugging Face hub id, or a bundled model.
         arguments: any other argument of `EngineArgs`. Positional arguments have vLLM's order.
 
-    None means an argument's default. Some arguments of vLLM are accepted and have no effect,
-    with one log line, since TACO does not need them; those of a feature that is missing are refused
-    unless their value asks for nothing, as `tensor_parallel_size=1` does.
+    None means an argument's default. Arguments of vLLM that TACO does not need are ignored with one
+    log line. Arguments of a missing feature are rejected, unless the value asks for nothing, such
+    as `tensor_parallel_size=1`.
 
     Raises:
-        ConfigurationError: the model cannot be found, read or run as the arguments say, or an
-            argument asks for a feature that is missing.
+        ConfigurationError: the model cannot be found, read or run with the arguments, or an
+            argument asks for a missing feature.
         TypeError: an argument is unknown.
     """
 
@@ -92,13 +92,13 @@ class LLM:
         args = EngineArgs(model=model, **named, **arguments)
         self._tokenizer: Any = None
         self._model_config = args.model_config()
-        # Requests without a seed get theirs from here, so that a program gives the same text again.
+        # Seeds of requests without one, so that a program is reproducible.
         self._seeds = random.Random(args.seed)
-        # So many at once keep every step full; more would only wait in the scheduler's queue.
+        # Enough requests in flight to fill every step; more would only wait in the queue.
         self._max_in_flight = min(args.max_waiting_requests, 4 * args.max_num_seqs)
         self._engine = AsyncLLMEngine(args)
         self._loop = LoopThread("taco-llm", on_stop=self._engine.shutdown)
-        # Runs when the program ends, too.
+        # Also runs at the end of the program.
         self._close = weakref.finalize(self, self._loop.stop)
 
     def generate(
@@ -111,26 +111,27 @@ class LLM:
         prompt_adapter_request: None = None,
         guided_options_request: None = None,
     ) -> list[RequestOutput]:
-        """Generates for all prompts; the outputs stand in the order of the prompts.
+        """Generates for all prompts. The outputs have the order of the prompts.
 
         Args:
-            prompts: one or a list of: a text, `{"prompt": text}`, `{"prompt_token_ids": ids}`.
-            sampling_params: for all prompts, or a list with one for each; None: the model's
+            prompts: one prompt or a list: a text, `{"prompt": text}` or
+                `{"prompt_token_ids": ids}`.
+            sampling_params: for all prompts, or a list with one per prompt; None means the model's
                 defaults.
             prompt_token_ids: prompts as token ids, instead of `prompts`.
             use_tqdm: show a progress bar.
-            lora_request, prompt_adapter_request, guided_options_request: only None, since these
+            lora_request, prompt_adapter_request, guided_options_request: must be None, since these
                 features are missing.
 
         Raises:
-            InvalidParameterError: a prompt or a parameter is out of the model's range, or asks for
-                a feature that is missing.
-            ValueError: the lists do not fit together.
-            EngineError: a request failed. Then, and at Ctrl-C, the others are cancelled.
+            InvalidParameterError: a prompt or a parameter is invalid for the model, or asks for a
+                missing feature.
+            ValueError: the lists have different lengths.
+            EngineError: a request failed. The other requests are cancelled then, and at Ctrl-C.
         """
         if (prompts is None) == (prompt_token_ids is None):
             raise ValueError("give either prompts or prompt_token_ids")
-        _refuse_unless_none(
+        _reject_unless_none(
             lora_request=lora_request,
             prompt_adapter_request=prompt_adapter_request,
             guided_options_request=guided_options_request,
@@ -147,18 +148,17 @@ class LLM:
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
     ) -> list[RequestOutput]:
-        """Answers one conversation or a list of them; the outputs have their order.
+        """Answers one conversation or a list of them. The outputs have the same order.
 
         Args:
             messages: mappings with `role` and `content`.
-            lora_request: only None, since LoRA adapters are not supported.
-            chat_template: a Jinja template; None: the model's own.
-            add_generation_prompt: end the prompt where the assistant's answer begins.
+            lora_request: must be None, since LoRA adapters are not supported.
+            chat_template: a Jinja template; None means the model's template.
+            add_generation_prompt: end the prompt at the start of the assistant's answer.
 
-        Raises:
-            what `generate` raises.
+        Raises: the same as `generate`.
         """
-        _refuse_unless_none(lora_request=lora_request)
+        _reject_unless_none(lora_request=lora_request)
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
         prompts = self._loop.call(
             self._encode_chats(conversations, chat_template, add_generation_prompt)  # type: ignore[arg-type]
@@ -167,11 +167,11 @@ class LLM:
 
     @property
     def llm_engine(self) -> AsyncLLMEngine:
-        """The engine behind this object. Its coroutines belong to a loop in another thread."""
+        """The engine. Its coroutines run in an event loop in another thread."""
         return self._engine
 
     def get_tokenizer(self) -> "PreTrainedTokenizerBase":
-        """The model's tokenizer as transformers loads it, or the one of `set_tokenizer`.
+        """The model's tokenizer as a transformers object, or the one given to `set_tokenizer`.
 
         Raises:
             ConfigurationError: the engine has no tokenizer, or transformers cannot load it.
@@ -181,16 +181,16 @@ class LLM:
         return self._tokenizer
 
     def set_tokenizer(self, tokenizer: "PreTrainedTokenizerBase") -> None:
-        """Encodes prompts and decodes answers with `tokenizer` from the next call on.
+        """Uses another tokenizer from the next call.
 
         Args:
-            tokenizer: a tokenizer of transformers, with the model's vocabulary.
+            tokenizer: a transformers tokenizer with the model's vocabulary.
         """
         self._loop.call(self._engine.set_tokenizer(from_transformers(tokenizer)))
         self._tokenizer = tokenizer
 
     def close(self) -> None:
-        """Stops the engine and frees the model's threads. Idempotent."""
+        """Stops the engine and its threads. Idempotent."""
         self._close()
 
     def __enter__(self) -> Self:
@@ -216,7 +216,8 @@ class LLM:
             sampling_params = [sampling_params] * len(prompts)
         if len(sampling_params) != len(prompts):
             raise ValueError(
-                f"{len(prompts)} prompts need as many sampling_params, got {len(sampling_params)}"
+                f"sampling_params must have one entry per prompt: got {len(sampling_params)} for "
+                f"{len(prompts)} prompts"
             )
         seeded = [self._with_seed(params) for params in sampling_params]
         with tqdm(total=len(prompts), desc="Prompts", disable=not use_tqdm) as progress:
@@ -247,7 +248,7 @@ class LLM:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(generate(*pair)) for pair in pairs]
         except ExceptionGroup as errors:
-            # The first failure is reported as itself; those behind it were cancelled.
+            # Reports the first error only; the other requests were cancelled because of it.
             raise errors.exceptions[0] from None
         return [task.result() for task in tasks]
 
@@ -268,7 +269,7 @@ class LLM:
 
 
 def _as_list(prompts: Any) -> list[PromptInputs]:
-    """One prompt or several, as a list; a list of numbers is one prompt of token ids."""
+    """The prompts as a list. A list of integers is one prompt of token ids."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
     prompts = list(prompts)
@@ -277,7 +278,7 @@ def _as_list(prompts: Any) -> list[PromptInputs]:
     return prompts
 
 
-def _refuse_unless_none(**arguments: object) -> None:
+def _reject_unless_none(**arguments: object) -> None:
     for name, value in arguments.items():
         if value is not None:
-            raise InvalidParameterError(f"{name} is not available: only None is", name)
+            raise InvalidParameterError(f"{name} is not available: it must be None", name)

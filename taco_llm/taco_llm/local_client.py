@@ -1,4 +1,4 @@
-"""The in-process link to the scheduler: what `SchedulerClient` is over gRPC."""
+"""The in-process client of the scheduler, the counterpart of `SchedulerClient` over gRPC."""
 
 import asyncio
 from dataclasses import replace
@@ -11,7 +11,7 @@ from taco_scheduler.server.service import SchedulerService
 
 
 class LocalClient:
-    """An `EngineClient` over a scheduler in this process. Belongs to one event loop."""
+    """An `EngineClient` for a scheduler in this process. It belongs to one event loop."""
 
     def __init__(self, service: SchedulerService, session: ClientSession, model: ModelInfo) -> None:
         self._service = service
@@ -22,7 +22,7 @@ class LocalClient:
 
     @classmethod
     async def connect(cls, service: SchedulerService) -> "LocalClient":
-        """Waits until a worker is attached."""
+        """Makes a client; waits until a worker is attached."""
         session = service.connect("local")
         return cls(service, session, await session.model_info())
 
@@ -54,6 +54,6 @@ class LocalClient:
             while True:
                 self._requests.dispatch(await self._session.next_batch())
         except SessionClosedError as error:
-            # Nobody reads from here on: later requests are refused instead of waiting for ever.
+            # Nothing reads the session any more: reject later requests instead of blocking them.
             self._model = replace(self._model, ready=False)
             self._requests.fail_all(EngineError(503, f"The engine has stopped: {error}."))

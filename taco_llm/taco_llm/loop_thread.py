@@ -1,6 +1,6 @@
-"""An event loop in a thread of its own, for callers that are not asynchronous.
+"""An event loop in a background thread, for synchronous callers such as `LLM`.
 
-A notebook's cell already runs inside an event loop, so that the caller's thread cannot run another.
+A separate thread also works in notebooks, whose cells already run inside an event loop.
 """
 
 import asyncio
@@ -12,11 +12,11 @@ T = TypeVar("T")
 
 
 class LoopThread:
-    """Runs coroutines for other threads until it is stopped, or until the program ends.
+    """Runs coroutines for other threads until `stop` or the end of the program.
 
     Args:
-        name: the thread's name.
-        on_stop: awaited on the loop before it ends.
+        name: the name of the thread.
+        on_stop: called and awaited in the loop before it ends.
     """
 
     def __init__(self, name: str, on_stop: Callable[[], Awaitable[None]]) -> None:
@@ -30,7 +30,7 @@ class LoopThread:
         self._started.wait()
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Runs `coroutine` and returns its result; an interrupt of the caller cancels it.
+        """Runs `coroutine` and returns its result. An interrupt of the caller cancels it.
 
         Raises:
             RuntimeError: the loop has been stopped.
@@ -46,10 +46,10 @@ class LoopThread:
             raise
 
     def stop(self) -> None:
-        """Ends the loop and waits for it. Idempotent."""
+        """Stops the loop and waits for its end. Idempotent."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stopping.set)
-            # The garbage collector may call from the loop's own thread.
+            # The garbage collector may call this from the loop's thread.
             if self._thread is not threading.current_thread():
                 self._thread.join()
 

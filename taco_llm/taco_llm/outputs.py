@@ -1,4 +1,4 @@
-"""What generation gives to Python callers."""
+"""Results of offline generation: requests, sequences and log probabilities."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -10,12 +10,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """One token that was possible at a position.
+    """A candidate token at a position.
 
     Attributes:
         logprob: natural logarithm of its probability.
-        rank: 1 for the most likely token of the vocabulary.
-        decoded_token: its text.
+        rank: rank in the vocabulary; 1 is the most likely token.
+        decoded_token: the text of the token.
     """
 
     logprob: float
@@ -23,23 +23,23 @@ class Logprob:
     decoded_token: str
 
 
-# The tokens of one position by id: the chosen one and the most likely ones.
+# Candidates of one position by token id: the chosen token and the most likely ones.
 PositionLogprobs = dict[int, Logprob]
 
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One sequence of a request.
+    """One generated sequence of a request.
 
     Attributes:
-        index: which of the request's `n` sequences.
+        index: index among the request's `n` sequences.
         text: the generated text.
-        token_ids: its tokens; the one that ended the sequence is among them.
-        cumulative_logprob: sum of the log probabilities of `token_ids`; None only before the first
+        token_ids: the generated tokens, including the token that ended the sequence.
+        cumulative_logprob: sum of the log probabilities of `token_ids`; None before the first
             token, and with `logprobs_during_spec_decoding=False`.
-        logprobs: one entry a token; None unless they were asked for.
+        logprobs: one entry per token; None unless the request asked for them.
         finish_reason: "stop", "length" or "abort"; None while the sequence runs.
-        stop_reason: the stop string or the id of the stop token that ended it; None otherwise.
+        stop_reason: the stop string or stop token id that ended the sequence; None otherwise.
     """
 
     index: int
@@ -56,16 +56,17 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """A request and what was generated for it so far.
+    """A request and its output so far.
 
     Attributes:
-        request_id: names the request.
-        prompt: its text; None where it was given as token ids and there is no tokenizer.
-        prompt_token_ids: its tokens.
-        prompt_logprobs: one entry a prompt token, None for the first; None unless asked for.
-        outputs: the request's sequences, by index.
-        finished: whether all of them have ended.
-        num_cached_tokens: prompt tokens that were found in the prefix cache.
+        request_id: the id of the request.
+        prompt: the prompt's text; None for a prompt of token ids without a tokenizer.
+        prompt_token_ids: the prompt's tokens.
+        prompt_logprobs: one entry per prompt token, None for the first token; None unless the
+            request asked for them.
+        outputs: the sequences of the request by index.
+        finished: whether all sequences have ended.
+        num_cached_tokens: prompt tokens found in the prefix cache.
     """
 
     request_id: str
@@ -77,7 +78,7 @@ class RequestOutput:
     num_cached_tokens: int = 0
 
     def add(self, update: "TextUpdate") -> None:
-        """Adds the news of one sequence."""
+        """Adds new tokens and text of one sequence."""
         output = self.outputs[update.index]
         output.text += update.text
         output.token_ids.extend(update.token_ids)
@@ -93,19 +94,19 @@ class RequestOutput:
         if update.finish_reason is not None:
             output.finish_reason = update.finish_reason
             output.stop_reason = update.stop_reason
-        if update.index == 0:  # the siblings find this request's own prompt in the cache
+        if update.index == 0:  # the other sequences find the prompt of the first in the cache
             self.num_cached_tokens = update.num_cached_tokens
         self.finished = all(output.finished() for output in self.outputs)
 
     def abort(self) -> None:
-        """Marks the sequences that still run as aborted."""
+        """Marks unfinished sequences as aborted."""
         for output in self.outputs:
             if not output.finished():
                 output.finish_reason = "abort"
         self.finished = True
 
     def snapshot(self) -> "RequestOutput":
-        """A copy that later news leave alone."""
+        """A copy that later updates do not change."""
         outputs = [
             CompletionOutput(
                 index=output.index,

@@ -1,4 +1,4 @@
-"""What a prompt may be."""
+"""Types of prompts: text or token ids."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
@@ -16,6 +16,6 @@ class TokensPrompt(TypedDict):
     prompt_token_ids: Sequence[int]
 
 
-# A text, its token ids, or a mapping with either of them: a `TextPrompt` or a `TokensPrompt`. The
-# value under "prompt" may be token ids as well.
+# A text, token ids, a `TextPrompt` or a `TokensPrompt`. The value of "prompt" may also be token
+# ids.
 PromptInputs = str | Sequence[int] | TextPrompt | TokensPrompt | Mapping[str, Any]

@@ -1,4 +1,4 @@
-"""One request of `AsyncLLMEngine` while it runs."""
+"""A running request of `AsyncLLMEngine`: collects its output and wakes its reader."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -9,27 +9,31 @@ from taco_llm.outputs import RequestOutput
 
 
 class RunningRequest:
-    """Gathers the news of a request in a task of its own.
+    """Collects the output of a request in a background task.
 
-    A slow reader finds them merged, and an abort need not wait for the reader to ask again.
+    A slow reader gets several updates merged. An abort does not wait for the reader.
 
     Attributes:
-        output: what there is so far; it grows under the reader.
+        output: the output so far; the task extends it.
     """
 
     def __init__(self, output: RequestOutput, updates: AsyncGenerator[TextUpdate, None]) -> None:
         self.output = output
         self._updates = updates
         self._error: Exception | None = None
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self._ended = asyncio.Event()
-        self._task = asyncio.get_running_loop().create_task(self._gather())
+        self._task = asyncio.get_running_loop().create_task(self._collect())
 
     async def outputs(self) -> AsyncIterator[RequestOutput]:
-        """Copies of the output as it grows; the last one is finished. Raises what failed."""
+        """Yields copies of the growing output; the last one is finished.
+
+        Raises:
+            Exception: the error of the request, if it failed.
+        """
         while True:
-            await self._news.wait()
-            self._news.clear()
+            await self._changed.wait()
+            self._changed.clear()
             if self._error is not None:
                 raise self._error
             output = self.output.snapshot()
@@ -38,30 +42,34 @@ class RunningRequest:
                 return
 
     async def finished(self) -> RequestOutput:
-        """The finished output. Raises what failed."""
+        """Waits for the finished output.
+
+        Raises:
+            Exception: the error of the request, if it failed.
+        """
         await self._ended.wait()
         if self._error is not None:
             raise self._error
         return self.output
 
     async def close(self) -> None:
-        """Cancels what still runs, upstream too; its sequences end as aborted. Idempotent."""
+        """Cancels the request in the engine and marks its sequences as aborted. Idempotent."""
         self._task.cancel()
         with suppress(asyncio.CancelledError):
             await self._task
-        # A task that was cancelled before its first step has not closed them.
+        # A task that was cancelled before its first step has not closed the updates.
         await self._updates.aclose()
         self.output.abort()
         self._ended.set()
-        self._news.set()
+        self._changed.set()
 
-    async def _gather(self) -> None:
+    async def _collect(self) -> None:
         try:
             async for update in self._updates:
                 self.output.add(update)
-                self._news.set()
+                self._changed.set()
         except Exception as error:
             self._error = error
         finally:
             self._ended.set()
-            self._news.set()
+            self._changed.set()

@@ -40,7 +40,7 @@ def num_requests(llm: LLM) -> int:
     return llm._engine._scheduler.engine.num_requests
 
 
-def test_outputs_stand_in_the_order_of_the_prompts(llm: LLM) -> None:
+def test_outputs_have_the_order_of_the_prompts(llm: LLM) -> None:
     prompts = [f"Prompt {'x' * (i % 7)} {i}" for i in range(24)]
     params = [
         SamplingParams(temperature=0, max_tokens=1 + i % 5, ignore_eos=True) for i in range(24)
@@ -71,7 +71,7 @@ def test_a_prompt_may_be_text_or_token_ids(llm: LLM) -> None:
 
 @pytest.mark.parametrize("stop", [None, "zzz"])
 @pytest.mark.parametrize("best_of", [None, 3])
-def test_the_cumulative_logprob_is_always_there(
+def test_the_cumulative_logprob_is_always_set(
     llm: LLM, stop: str | None, best_of: int | None
 ) -> None:
     params = SamplingParams(seed=3, max_tokens=5, ignore_eos=True, stop=stop, best_of=best_of)
@@ -129,7 +129,7 @@ def test_the_progress_bar_counts_prompts(llm: LLM, capsys: pytest.CaptureFixture
     assert "2/2" in capsys.readouterr().err
 
 
-def test_a_bad_prompt_fails_alone(llm: LLM) -> None:
+def test_an_invalid_prompt_fails_alone(llm: LLM) -> None:
     bad: list[Any] = [{"prompt_token_ids": [10**6]}, [-1], [], {}, {"text": "x"}, 2.5]
     for prompt in bad:
         with pytest.raises(InvalidParameterError):
@@ -137,21 +137,21 @@ def test_a_bad_prompt_fails_alone(llm: LLM) -> None:
     wait_until(lambda: num_requests(llm) == 0, "the end of all requests")
     with pytest.raises(InvalidParameterError, match="maximum context length"):
         llm.generate("x " * 2000, GREEDY, use_tqdm=False)
-    with pytest.raises(ValueError, match="2 prompts need as many sampling_params"):
+    with pytest.raises(ValueError, match="one entry per prompt: got 1 for 2 prompts"):
         llm.generate(["a", "b"], [GREEDY], use_tqdm=False)
     with pytest.raises(ValueError, match="either prompts or prompt_token_ids"):
         llm.generate()
     assert llm.generate("fine", GREEDY, use_tqdm=False)[0].finished
 
 
-def test_it_works_inside_a_running_loop(llm: LLM) -> None:
+def test_llm_works_inside_a_running_event_loop(llm: LLM) -> None:
     async def cell() -> str:
         return llm.generate("Hello", GREEDY, use_tqdm=False)[0].outputs[0].text
 
     assert asyncio.run(cell()) == llm.generate("Hello", GREEDY, use_tqdm=False)[0].outputs[0].text
 
 
-def test_an_interrupt_aborts_what_runs(llm: LLM) -> None:
+def test_an_interrupt_aborts_running_requests(llm: LLM) -> None:
     def interrupt() -> None:
         wait_until(lambda: num_requests(llm) > 0, "a request")
         os.kill(os.getpid(), signal.SIGINT)
@@ -191,7 +191,7 @@ def test_a_program_may_end_without_closing(checkpoint: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "3\n", "")
 
 
-def test_arguments_of_other_engines(checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_vllm_arguments_are_accepted(checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = str(checkpoint)
     neutral: dict[str, Any] = {
         "tensor_parallel_size": 1,
@@ -234,7 +234,7 @@ def test_positional_arguments_have_the_order_of_vllm(llm: LLM, checkpoint: Path)
         llm.chat(messages, GREEDY, False, wrong)
 
 
-def test_what_a_prompt_cannot_hold_is_refused(llm: LLM) -> None:
+def test_unsupported_prompt_fields_are_rejected(llm: LLM) -> None:
     prompt = {"prompt": "What is this?", "multi_modal_data": {"image": object()}}
     with pytest.raises(InvalidParameterError, match="'multi_modal_data' of a prompt is not avail"):
         llm.generate(prompt, GREEDY, use_tqdm=False)
@@ -257,7 +257,7 @@ def test_gpu_options_get_one_line_each_on_a_cpu(
     ]
 
 
-def test_the_tokenizer_can_be_had_and_replaced(checkpoint: Path) -> None:
+def test_get_and_set_tokenizer(checkpoint: Path) -> None:
     with LLM(str(checkpoint), **ENGINE) as llm:
         tokenizer = llm.get_tokenizer()
         expected = llm.generate("Hello, world", GREEDY, use_tqdm=False)[0]

@@ -19,7 +19,7 @@ def request(request_id: str, params: SamplingParams) -> GenerateRequest:
     return GenerateRequest(request_id=request_id, sampling=params)
 
 
-async def test_a_stopped_engine_refuses_requests_at_once() -> None:
+async def test_a_stopped_engine_rejects_requests_at_once() -> None:
     service = SchedulerService(SchedulerConfig(log_stats=False))
     await service.start()
     service.attach_local(FakeWorker())

@@ -31,7 +31,7 @@ def tokens(outputs: list[RequestOutput]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("options", [{}, {"kv_cache_dtype": "int8"}], ids=["float32", "int8"])
-def test_prompts_that_come_again_are_loaded_and_not_computed(
+def test_offloaded_prompts_are_loaded_instead_of_recomputed(
     checkpoint: Path, options: dict[str, Any]
 ) -> None:
     engine: dict[str, Any] = {"num_threads": 1, "max_num_seqs": 4, **options}

@@ -42,7 +42,7 @@ class AdminArgs:
             )
         check_admin_listen(self.admin_listen, self.admin_port)
 
-    def beside_listener(self, listen: str) -> str | None:
+    def for_listener(self, listen: str) -> str | None:
         """Address of the admin listener of a service that listens on `listen`; None without one.
 
         A port is opened on the same host, or on the loopback address if `listen` is a Unix socket.
@@ -56,7 +56,7 @@ class AdminArgs:
             return f":{self.admin_port}"  # IPv4 and IPv6
         return host_port(host, self.admin_port)
 
-    def beside_link(self, scheduler: str) -> str | None:
+    def for_worker(self, scheduler: str) -> str | None:
         """Address of the admin listener of a service that dials `scheduler`; None without one.
 
         A port is opened on the loopback address if the scheduler is certainly on this machine.

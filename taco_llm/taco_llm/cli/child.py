@@ -1,8 +1,8 @@
-"""One service as a child of its supervisor: `python -m taco_llm.cli.child SERVICE`.
+"""The program of a supervised child process: `python -m taco_llm.cli.child SERVICE`.
 
-Its configuration comes as JSON on standard input: it needs no file, shows no API key in the process
-list, and is parsed from flags once, by the command that started the supervisor. On another machine,
-where paths mean something else, it comes as a command line, which is parsed there.
+The child reads its configuration as JSON from standard input. This needs no file, shows no API key
+in the process list, and the supervisor has already parsed and checked the flags. A child on another
+machine gets a command line instead and parses it there, since paths may differ.
 """
 
 import ctypes
@@ -31,7 +31,7 @@ def main() -> int:
         from taco_llm.cli.main import main as run_command
 
         return run_command(message["argv"])
-    # The supervisor reads JSON, and writes what its user asked for.
+    # The supervisor reads JSON log lines and writes them in the format that its user chose.
     logger = configure_logging(service, LogConfig(JSON, message["log_level"], is_supervised=True))
     try:
         return run(service, message["config"])
@@ -41,7 +41,7 @@ def main() -> int:
 
 
 def run(service: str, values: Mapping[str, Any]) -> int:
-    """Imports only what this service needs, so that all start side by side."""
+    """Runs a service. Imports only the modules of this service, so that all start quickly."""
     if service == GATEWAY:
         from taco_gateway.server import run_gateway
 
@@ -62,10 +62,10 @@ def run(service: str, values: Mapping[str, Any]) -> int:
 
 
 def die_with_parent(parent: int) -> None:
-    """Makes the kernel kill this process when its parent dies, however it dies.
+    """Makes the kernel kill this process when its parent dies for any reason.
 
-    Set by the child itself: code between fork and exec of a process with threads is not safe. The
-    parent may have died before, which its changed id shows.
+    The child sets this itself, since code between fork and exec is unsafe in a process with
+    threads. If the parent has already died, the parent id differs and the child exits.
     """
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:

@@ -58,5 +58,5 @@ def run(parser: Parser, namespace: argparse.Namespace) -> int:
     from taco_draft.server import run_draft_worker
 
     return run_draft_worker(
-        replace(config, admin_listen=admin.beside_link(config.scheduler), tls=tls)
+        replace(config, admin_listen=admin.for_worker(config.scheduler), tls=tls)
     )

@@ -68,7 +68,7 @@ def run(parser: Parser, namespace: argparse.Namespace) -> int:
     admin = AdminArgs(**given(AdminArgs, values))
     tls = TlsArgs(**given(TlsArgs, values)).tls_config(Role.SCHEDULER, listen)
     PlaintextArgs(**given(PlaintextArgs, values)).check(listen, tls)
-    return run_scheduler(replace(config, admin_listen=admin.beside_listener(listen), tls=tls))
+    return run_scheduler(replace(config, admin_listen=admin.for_listener(listen), tls=tls))
 
 
 def advertised(listen: str, advertise: str | None, *, has_redis: bool) -> str | None:

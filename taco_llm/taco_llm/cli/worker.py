@@ -58,4 +58,4 @@ def run(parser: Parser, namespace: argparse.Namespace) -> int:
 
     from taco_worker.server import run_worker
 
-    return run_worker(replace(config, admin_listen=admin.beside_link(config.scheduler), tls=tls))
+    return run_worker(replace(config, admin_listen=admin.for_worker(config.scheduler), tls=tls))

@@ -1,4 +1,7 @@
-"""What a child that runs a service is told on its standard input, as JSON (see `child`)."""
+"""The JSON message to a child process on its standard input: configuration or command line.
+
+`taco_llm.cli.child` reads it.
+"""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +36,7 @@ def encode_command(argv: Sequence[str], parent: int) -> bytes:
 
 
 def decode_config(kind: Callable[..., Config], values: Mapping[str, Any]) -> Config:
-    """A configuration from its JSON, which knows no tuples and no dataclasses."""
+    """Decodes a configuration from JSON: lists become tuples, mappings become dataclasses."""
     decoded: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
     }

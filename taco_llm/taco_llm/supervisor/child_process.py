@@ -1,4 +1,4 @@
-"""A service in a process of its own on this machine, as the supervisor sees it."""
+"""A supervised service in a child process on this machine."""
 
 import asyncio
 import os
@@ -14,7 +14,7 @@ READ_BYTES = 1 << 16
 
 
 class ChildProcess(SupervisedService):
-    """A child process, which dies with the supervisor, however that dies (see `child`)."""
+    """A child process. It dies with the supervisor, even if that is killed (see `cli.child`)."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class ChildProcess(SupervisedService):
         assert process.stderr is not None
         stderr = process.stderr
         self._process = process
-        self._note_begin()
+        self._mark_running()
         self._forwarder = asyncio.create_task(self._forward(lambda: stderr.read(READ_BYTES)))
 
     async def wait(self) -> None:
@@ -44,9 +44,9 @@ class ChildProcess(SupervisedService):
         await self._process.wait()
         await asyncio.shield(self._forwarder)
 
-    def last_words(self) -> str:
+    def exit_reason(self) -> str:
         assert self._process is not None
-        return self._exit_reason(self._process.returncode)
+        return self._describe_exit(self._process.returncode)
 
     def terminate(self) -> None:
         self._send(signal.SIGTERM)
@@ -54,8 +54,8 @@ class ChildProcess(SupervisedService):
     def kill(self) -> None:
         self._send(signal.SIGKILL)
 
-    def hang_up(self) -> None:
-        """Tells the service to read its files again."""
+    def reload(self) -> None:
+        """Makes the service reload its files (SIGHUP)."""
         self._send(signal.SIGHUP)
 
     def _send(self, number: signal.Signals) -> None:
@@ -65,12 +65,12 @@ class ChildProcess(SupervisedService):
 
 
 async def start_child(service: str, message: bytes) -> asyncio.subprocess.Process:
-    """A process of `taco_llm.cli.child` that has been told `message`; its standard error is a pipe.
+    """Starts a process of `taco_llm.cli.child` and sends it `message`. Its stderr is a pipe.
 
-    It runs in a session of its own, so that Ctrl-C reaches its parent alone, which then stops its
-    children in order.
+    The process runs in its own session, so that Ctrl-C reaches only the supervisor, which then
+    stops its children in order.
     """
-    # -P: a folder or a file of the working directory must not stand in for a package.
+    # -P: files in the working directory must not shadow packages.
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", "-m", "taco_llm.cli.child", service),
         stdin=asyncio.subprocess.PIPE,
@@ -78,7 +78,7 @@ async def start_child(service: str, message: bytes) -> asyncio.subprocess.Proces
         start_new_session=True,
     )
     assert process.stdin is not None
-    with suppress(ConnectionError):  # it is dead already, which its wait() will tell
+    with suppress(ConnectionError):  # the process has died already; wait() reports it
         process.stdin.write(message)
         await process.stdin.drain()
     process.stdin.close()

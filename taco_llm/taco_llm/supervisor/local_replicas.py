@@ -1,4 +1,4 @@
-"""The workers of `taco_llm serve` on this machine, each with its share of it."""
+"""Replicas on this machine: worker and draft worker processes, each with its GPU or CPU cores."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,10 +19,10 @@ def local_replicas(
     tls: TlsConfig | None = None,
     log: LogConfig | None = None,
 ) -> list[ChildProcess]:
-    """`count` workers that dial `scheduler`, and a draft worker for each where one is asked for.
+    """Makes `count` workers that connect to `scheduler`, and a draft worker for each if needed.
 
     Raises:
-        ConfigurationError: a model cannot be found, or several workers are to share one GPU.
+        ConfigurationError: a model cannot be found, or several workers would share one GPU.
     """
     workers = [replace(config, tls=tls) for config in _worker_configs(engine, scheduler, count)]
     children = [
@@ -39,15 +39,17 @@ def local_replicas(
 
 
 def _worker_configs(engine: EngineArgs, scheduler: str, count: int) -> Iterator[WorkerConfig]:
-    """Several workers get a GPU, or an equal part of the cores, each; one gets what it asks for."""
+    """The configurations of the workers. Several workers get one GPU each, or equal parts of the
+    cores; a single worker keeps its own settings.
+    """
     config = engine.worker_config(scheduler, num_local_workers=count)
     if count == 1:
         yield config
         return
     if config.device.startswith("cuda:"):
         raise ConfigurationError(
-            f"device {config.device} is one GPU, and data_parallel_size {count} asks for as many: "
-            "give cuda"
+            f"data_parallel_size {count} needs {count} GPUs, but device {config.device} is one "
+            "GPU: give device cuda"
         )
     num_threads = config.num_threads or max(1, available_cores().num_threads() // count)
     for index in range(count):
@@ -56,8 +58,8 @@ def _worker_configs(engine: EngineArgs, scheduler: str, count: int) -> Iterator[
             name=f"worker-{index}",
             device=config.device if config.device == "cpu" else f"{config.device}:{index}",
             num_threads=num_threads,
-            # One worker's log lines are enough.
+            # Only the first worker warns about GPU options without effect.
             given_gpu_options=config.given_gpu_options if index == 0 else (),
-            # A seat is one worker's: on CPUs, where the host's id stands for it, each has an id.
+            # Each worker needs its own license seat. On CPUs the index makes its id unique.
             license=replace(engine, license_index=index).license_config(),
         )

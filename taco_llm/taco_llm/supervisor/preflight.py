@@ -1,4 +1,4 @@
-"""What `taco_llm serve` checks of the model before it starts any process."""
+"""Checks of the model before `taco_llm serve` starts any process."""
 
 from taco_gateway.text.tokenizer.checks import check_tokenizer_files
 from taco_llm.args.engine_args import EngineArgs
@@ -8,17 +8,17 @@ from taco_worker.startup_checks import check_memory, check_model
 
 
 def check_before_start(engine: EngineArgs, replicas: ReplicaArgs) -> ModelConfig:
-    """Check the model, the tokenizer and a draft model in milliseconds, without torch.
+    """Checks the model, the tokenizer and a draft model in milliseconds, without torch.
 
-    Workers on a Ray cluster have weights and memory of their own machines: only the configuration
-    is checked for them.
+    Workers on a Ray cluster use the weights and the memory of their nodes, so only the model's
+    configuration is checked for them.
 
     Returns:
         The model's configuration.
 
     Raises:
         ConfigurationError: a file is missing or damaged, the architecture is not supported, a
-            length is out of range, or the memory cannot hold what is asked for.
+            length is out of range, or the model does not fit into memory.
     """
     worker = engine.worker_config()
     check_tokenizer_files(worker.model)

@@ -1,4 +1,4 @@
-"""Whether a gateway's address is free, and whether the service behind it is ready."""
+"""Readiness: whether the gateway's address is free, and whether the model is served."""
 
 import asyncio
 import re
@@ -14,13 +14,13 @@ from taco_proto.errors import ConfigurationError
 POLL_SECONDS = 0.05
 ANSWER_SECONDS = 5.0
 
-# In the scheduler's metrics: workers of others may be attached as well.
+# Names of attached workers in the scheduler's metrics. Other workers may be attached as well.
 _ATTACHED = re.compile(rb'^taco:worker_licensed\{.*worker="([^"]*)"', re.MULTILINE)
 _ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 
 
 def url(config: GatewayConfig) -> str:
-    """Where clients reach the OpenAI API."""
+    """The address at which clients reach the OpenAI API."""
     if config.uds is not None:
         return f"unix:{config.uds}"
     scheme = "http" if config.ssl_certfile is None else "https"
@@ -30,10 +30,10 @@ def url(config: GatewayConfig) -> str:
 
 
 def check_address_free(config: GatewayConfig) -> None:
-    """Fails at once for what the gateway would find out after seconds of start-up.
+    """Checks that the gateway can listen on its address, before any process starts.
 
     Raises:
-        ConfigurationError: the address is in use or is none of this machine's.
+        ConfigurationError: the address is in use, or this machine does not have it.
     """
     if config.uds is not None:
         return
@@ -52,7 +52,7 @@ def check_address_free(config: GatewayConfig) -> None:
 
 
 async def wait_until_ready(config: GatewayConfig, workers: Collection[str] = ()) -> None:
-    """Returns when the gateway says that the model is served, and all `workers` are attached."""
+    """Waits until the gateway reports that the model is served and all `workers` are attached."""
     while True:
         if await _is_ready(config, workers):
             return
@@ -63,7 +63,7 @@ async def _is_ready(config: GatewayConfig, workers: Collection[str]) -> bool:
     try:
         async with asyncio.timeout(ANSWER_SECONDS):
             if config.ssl_cert_reqs == ssl.CERT_REQUIRED:
-                return await _shakes_hands(config) and await _has_workers(config, workers)
+                return await _accepts_connections(config) and await _has_workers(config, workers)
             if await _health(config) != 200:
                 return False
             return not workers or await _has_workers(config, workers)
@@ -72,7 +72,7 @@ async def _is_ready(config: GatewayConfig, workers: Collection[str]) -> bool:
 
 
 async def _health(config: GatewayConfig) -> int:
-    """The status of GET /health; 0 if what answers does not speak HTTP."""
+    """The HTTP status of GET /health; 0 if the answer is not HTTP."""
     reader, writer = await _connect(config)
     try:
         writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
@@ -83,8 +83,10 @@ async def _health(config: GatewayConfig) -> int:
         writer.close()
 
 
-async def _shakes_hands(config: GatewayConfig) -> bool:
-    """Whether a gateway is there that wants certificates; the supervisor has none to show."""
+async def _accepts_connections(config: GatewayConfig) -> bool:
+    """Whether the gateway accepts connections. Used if it requires client certificates, which the
+    supervisor does not have.
+    """
     try:
         _, writer = await _connect(config)
     except ssl.SSLError:
@@ -94,8 +96,8 @@ async def _shakes_hands(config: GatewayConfig) -> bool:
 
 
 async def _has_workers(config: GatewayConfig, workers: Collection[str]) -> bool:
-    """Whether the scheduler has a worker at all, and those of these names."""
-    import grpc.aio  # it takes a while, and few need it
+    """Whether at least one worker is attached to the scheduler, and all `workers` are."""
+    import grpc.aio  # slow to import, and rarely needed
 
     from taco_common.grpc_tls import open_channel
     from taco_proto.scheduler_pb2 import StatsRequest
@@ -120,7 +122,7 @@ async def _connect(config: GatewayConfig) -> tuple[asyncio.StreamReader, asyncio
 def _tls(config: GatewayConfig) -> ssl.SSLContext | None:
     if config.ssl_certfile is None:
         return None
-    # It asks its own child on this machine, whose certificate names another host.
+    # The supervisor connects to its own child, whose certificate names another host.
     context = ssl.create_default_context()
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE

@@ -1,4 +1,4 @@
-"""The one line that `taco_llm serve` prints once it serves: what, on what, where."""
+"""The start line, which `taco_llm serve` prints when it is ready: model, device, address."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -21,15 +21,15 @@ _SCALES = ((10**9, "B"), (10**6, "M"), (10**3, "k"))
 
 @dataclass(frozen=True, slots=True)
 class StartLine:
-    """What the line says.
+    """The fields of the start line.
 
     Attributes:
         model: architecture and size, such as "Qwen2 0.5B".
-        device: number format and device, such as "bf16 on AMX × 2"; empty: unknown.
-        num_workers: workers that serve.
-        kv_tokens: tokens that the KV caches of all workers hold; 0: unknown.
-        url: where clients reach the API.
-        seconds: from the start of the command.
+        device: number format and device, such as "bf16 on AMX × 2"; empty if unknown.
+        num_workers: number of workers that serve.
+        kv_tokens: total capacity of the workers' KV caches in tokens; 0 if unknown.
+        url: the address at which clients reach the API.
+        seconds: duration of the start.
     """
 
     model: str
@@ -56,7 +56,7 @@ def start_line(
     """The start line of a service.
 
     Args:
-        loaded: what each worker has said of itself in its `MODEL_LOADED` event, as far as it has.
+        loaded: the data of each worker's `MODEL_LOADED` event; empty for a worker without one.
     """
     known = [worker for worker in loaded if worker]
     return StartLine(
@@ -76,11 +76,11 @@ def model_label(model: ModelConfig) -> str:
 
 
 def device_label(description: str) -> str:
-    """A worker's description of how it runs, shortened: "bf16 on AMX × 2".
+    """A short form of a worker's device description, such as "bf16 on AMX × 2".
 
     Args:
-        description: as the worker gives it, "amx, 2 threads, bfloat16" or "NVIDIA H100, bfloat16,
-            attention by triton".
+        description: the worker's text, such as "amx, 2 threads, bfloat16" or "NVIDIA H100,
+            bfloat16, attention by triton".
     """
     what, *details = description.split(", ")
     label = _INSTRUCTION_SETS.get(what, what)
@@ -92,7 +92,7 @@ def device_label(description: str) -> str:
 
 
 def _scaled(number: int, billions_from: int = 10**9) -> str:
-    """1,234,567 as "1.2M"; below 10 of a unit with one decimal, without a decimal zero."""
+    """Shortens a number: 1,234,567 is "1.2M". Values below 10 get one decimal unless it is 0."""
     for scale, letter in _SCALES:
         if number >= (billions_from if scale == 10**9 else scale):
             value = number / scale

@@ -1,4 +1,4 @@
-"""A service that the supervisor keeps running, wherever it runs."""
+"""Base class of supervised services: restarts with back-off, stop timeout, log forwarding."""
 
 import asyncio
 import logging
@@ -23,11 +23,12 @@ from taco_common.progress import ProgressDisplay
 
 MIN_DELAY_SECONDS = 0.2
 MAX_DELAY_SECONDS = 30.0
-# A service that ran so long had started well; its next death is not one more failure of its start.
+# After running this long, the back-off starts again from the minimum at the next exit.
 STABLE_SECONDS = 60.0
-# An error that ends a start is its last line, and is told by the supervisor; a start that goes on
-# after so long, such as one that waits for a license, is one whose error is to be seen.
-HELD_SECONDS = 3.0
+# During the start an error line is held back this long: if the service exits, the supervisor
+# reports the error itself; if the service continues (for example, it waits for a license), the
+# line is logged.
+ERROR_HOLD_SECONDS = 3.0
 
 _ERRORS = ("ERROR", "CRITICAL")
 _ROUTINE = ("DEBUG", "INFO")
@@ -36,16 +37,16 @@ LOGGER = logging.getLogger("taco.supervisor")
 
 
 class SupervisedService(ABC):
-    """Starts a service again when it has died, stops it, and passes on what it logs.
+    """A service that the supervisor restarts when it dies, stops, and whose log it forwards.
 
-    The service logs JSON. Its lines are written in the format of `log`; while it starts and stops
-    only warnings and events are, unless the level of `log` is debug.
+    The service logs JSON. The supervisor writes its lines in the format of `log`. While the service
+    starts or stops, only warnings and request lines are written, unless the level is debug.
 
     Attributes:
-        service: which of the services it is.
-        name: what tells it from others of its kind; the service itself where there is one only.
-        is_stopping: it is about to be stopped, whose routine lines are of no interest.
-        loaded: what a worker said of itself once it had loaded its model; empty before.
+        service: the kind of service.
+        name: distinguishes services of one kind; equals `service` for a single one.
+        is_stopping: whether the supervisor is stopping the service.
+        loaded: the data of a worker's `MODEL_LOADED` event; empty before it.
     """
 
     def __init__(self, service: str, name: str | None = None, log: LogConfig | None = None) -> None:
@@ -55,41 +56,41 @@ class SupervisedService(ABC):
         self._log = log or LogConfig()
         self._starting = True
         self.is_stopping = False
-        self._held: Entry | None = None
-        self._let_go: asyncio.TimerHandle | None = None
-        self._begun_at: float | None = None
+        self._held_error: Entry | None = None
+        self._hold_timer: asyncio.TimerHandle | None = None
+        self._running_since: float | None = None
         self._last_message = ""
         self._num_failures = 0
         self._progress: dict[str, ProgressDisplay] = {}
 
     @abstractmethod
     async def start(self) -> None:
-        """Begins a life of the service, whose end `wait` tells."""
+        """Starts the service."""
 
     @abstractmethod
     async def wait(self) -> None:
-        """Waits until the service has ended and its output is passed on."""
+        """Waits until the service has ended and its log is forwarded."""
 
     @abstractmethod
     def terminate(self) -> None:
-        """Asks the service to end; nothing if it does not run."""
+        """Asks the service to end. Does nothing if it does not run."""
 
     @abstractmethod
     def kill(self) -> None:
-        """Ends the service at once; nothing if it does not run."""
+        """Kills the service. Does nothing if it does not run."""
 
     @abstractmethod
-    def last_words(self) -> str:
-        """Why the service has ended, as far as it is known."""
+    def exit_reason(self) -> str:
+        """Why the service has ended, if known."""
 
     @property
     def title(self) -> str:
-        """The service in a sentence."""
+        """The name of the service for messages."""
         return f"the {self.service}" if self.name == self.service else self.name
 
     async def keep_running(self) -> None:
-        """Starts the service again whenever it dies; the delay doubles while it keeps dying."""
-        what = await self._end_of_life()
+        """Restarts the service whenever it dies, with exponential back-off."""
+        what = await self._wait_for_exit()
         while True:
             delay = min(MIN_DELAY_SECONDS * 2**self._num_failures, MAX_DELAY_SECONDS)
             self._num_failures += 1
@@ -97,45 +98,45 @@ class SupervisedService(ABC):
             await asyncio.sleep(delay)
             try:
                 await self.start()
-            except Exception as error:  # no process is to be had, say: that may pass
+            except Exception as error:  # may be temporary, such as too many processes
                 what = f"cannot be started ({error})"
             else:
-                what = await self._end_of_life()
+                what = await self._wait_for_exit()
 
     async def stop(self, seconds: float) -> None:
-        """Asks the service to end, and kills it when it has not after `seconds`."""
+        """Asks the service to end, and kills it after `seconds`."""
         self.terminate()
         try:
             await asyncio.wait_for(self.wait(), seconds)
         except TimeoutError:
-            LOGGER.error("%s did not stop within %.0f s and is killed", self.title, seconds)
+            LOGGER.error("%s did not stop within %.0f s; killing it", self.title, seconds)
             self.kill()
             await self.wait()
 
-    def release(self) -> None:
-        """The service has started: from now on its errors are passed on at once."""
+    def mark_started(self) -> None:
+        """Notes that the service has started. Its errors are logged at once from now on."""
         self._starting = False
         self._flush()
 
-    def _note_begin(self) -> None:
-        """The service runs from now on: the time it waited for a place is no part of its life."""
-        self._begun_at = time.monotonic()
+    def _mark_running(self) -> None:
+        """Notes that the service runs. Time spent waiting for a node does not count."""
+        self._running_since = time.monotonic()
 
-    async def _end_of_life(self) -> str:
+    async def _wait_for_exit(self) -> str:
         await self.wait()
-        begun_at, self._begun_at = self._begun_at, None
-        if begun_at is not None and time.monotonic() - begun_at > STABLE_SECONDS:
+        running_since, self._running_since = self._running_since, None
+        if running_since is not None and time.monotonic() - running_since > STABLE_SECONDS:
             self._num_failures = 0
-        return f"died ({self.last_words()})"
+        return f"died ({self.exit_reason()})"
 
-    def _exit_reason(self, code: int | None) -> str:
-        """What a process says that has ended with `code`."""
+    def _describe_exit(self, code: int | None) -> str:
+        """Describes the exit of a process: its last log message, a signal or the exit code."""
         if code is not None and code < 0:
             return f"killed by {signal.Signals(-code).name}"
         return self._last_message.strip() or f"exit code {code}"
 
     async def _forward(self, read: Callable[[], Awaitable[bytes]]) -> None:
-        """Passes on whole lines until `read` gives nothing; those of several do not mix."""
+        """Forwards whole log lines until `read` returns nothing."""
         rest = b""
         while chunk := await read():
             *lines, rest = (rest + chunk).split(b"\n")
@@ -143,10 +144,10 @@ class SupervisedService(ABC):
                 self._pass_on(line)
         if rest:
             self._pass_on(rest)
-        while self._progress:  # it died in the middle
+        while self._progress:  # the service died while it showed progress
             self._progress.popitem()[1].close()
-        if self._let_go is not None:  # a line that is held was the last one
-            self._let_go.cancel()
+        if self._hold_timer is not None:  # the last line was held back
+            self._hold_timer.cancel()
 
     def _pass_on(self, line: bytes) -> None:
         self._flush()
@@ -158,10 +159,12 @@ class SupervisedService(ABC):
             self._show_progress(entry["data"])
             return
         self._last_message = entry["message"]
-        # The error that ends a start is told once, by the supervisor.
+        # The supervisor reports the error that ends a start.
         if self._starting and entry["level"] in _ERRORS:
-            self._held = entry
-            self._let_go = asyncio.get_running_loop().call_later(HELD_SECONDS, self._flush)
+            self._held_error = entry
+            self._hold_timer = asyncio.get_running_loop().call_later(
+                ERROR_HOLD_SECONDS, self._flush
+            )
             return
         if entry.get("event") == MODEL_LOADED:
             self.loaded = entry["data"]
@@ -177,9 +180,9 @@ class SupervisedService(ABC):
             self._progress.pop(what).close()
 
     def _flush(self) -> None:
-        if self._let_go is not None:
-            self._let_go.cancel()
-        entry, self._held = self._held, None
+        if self._hold_timer is not None:
+            self._hold_timer.cancel()
+        entry, self._held_error = self._held_error, None
         if entry is not None:
             self._write(entry)
 

@@ -1,10 +1,11 @@
-"""`taco_llm serve`: gateway, scheduler and workers as children of one supervisor.
+"""The supervisor of `taco_llm serve`: starts, watches, restarts and stops the services.
 
-They start side by side and meet over Unix sockets in a private directory, unless workers run on
-other machines of a Ray cluster. Until the service
-has been ready once, a child that dies ends the command, with the child's own words; later a child
-that dies is started again. A signal stops them in order: the gateway first, so that its requests
-finish, and the scheduler before the worker, so that what is cached can go to disk.
+Gateway, scheduler and workers are child processes that start in parallel and connect over Unix
+sockets in a private directory; workers may also run on a Ray cluster. If a child dies before the
+service is ready, the command ends with that child's error. Later the supervisor restarts a child
+that dies, with exponential back-off. A signal stops the children in order: the gateway first, so
+that its requests finish, then the scheduler, then the workers, so that cached KV can be written to
+disk.
 """
 
 import asyncio
@@ -33,7 +34,8 @@ from taco_proto.config import DRAIN_SECONDS, GatewayConfig, RedisConfig, TlsConf
 from taco_proto.errors import ConfigurationError
 from taco_worker.models.config import ModelConfig
 
-# A child that has not ended by then is killed; gateway and scheduler first get their time to drain.
+# A child that has not ended after this time is killed. Gateway and scheduler get their drain time
+# in addition.
 STOP_SECONDS = 10.0
 
 
@@ -46,17 +48,17 @@ def serve(
     log: LogConfig | None = None,
     plaintext: PlaintextArgs = PlaintextArgs(),  # noqa: B008 (it is frozen)
 ) -> int:
-    """Serves until SIGINT or SIGTERM; returns the exit code of the command.
+    """Serves a model until SIGINT or SIGTERM; returns the exit code of the command.
 
     Args:
-        tls: of the links to the scheduler, if it is on a network, and of workers' to their license
-            server. The certificate proves the roles of all services.
-        log: how this process logs, and what the services log through it.
-        plaintext: whether the scheduler may listen on a network without it.
+        tls: TLS files for links to the scheduler on a network, and to the license server. The
+            certificate must prove the roles of all services.
+        log: format and level of this process's log, which includes the log of the services.
+        plaintext: whether the scheduler may listen on a network without TLS.
 
     Raises:
-        ConfigurationError: the model, the address or the cluster cannot be used, or a child did
-            not start.
+        ConfigurationError: the model, an address or the cluster cannot be used, or a child did not
+            start.
     """
     model = engine.model_config()
     checked = check_before_start(engine, replicas)
@@ -93,20 +95,23 @@ def serve(
 
 
 class Supervisor:
-    """Starts services, keeps them running, stops them kind by kind in the order of `children`."""
+    """Starts services and restarts those that die. Stops them by kind, in the order of `children`.
+
+    Args:
+        model: the model, for the start line.
+    """
 
     def __init__(
         self, children: Sequence[SupervisedService], gateway: GatewayConfig, model: ModelConfig
     ) -> None:
-        """`model`: for the start line."""
         self._children = children
         self._model = model
         self._gateway = gateway
         self._stopping = asyncio.Event()
-        self._is_up = False
+        self._is_serving = False
 
     async def run(self) -> int:
-        """Returns 0 after a signal.
+        """Runs the services until a signal stops them; returns 0.
 
         Raises:
             ConfigurationError: a child died before the service was ready.
@@ -119,18 +124,18 @@ class Supervisor:
         started_at = time.monotonic()
         try:
             await asyncio.gather(*(child.start() for child in self._children))
-            if await self._become_ready():
+            if await self._wait_until_ready():
                 for child in self._children:
-                    child.release()
-                self._announce(time.monotonic() - started_at)
-                self._is_up = True
+                    child.mark_started()
+                self._print_start_line(time.monotonic() - started_at)
+                self._is_serving = True
                 await self._keep_running()
         finally:
             await self._stop()
         return 0
 
-    def _announce(self, seconds: float) -> None:
-        """Prints the start line, or logs it where the log is JSON."""
+    def _print_start_line(self, seconds: float) -> None:
+        """Prints the start line, or logs it if the log format is JSON."""
         loaded = [child.loaded for child in self._children if child.service == WORKER]
         line = start_line(self._model, loaded, url(self._gateway), seconds)
         if logs_json():
@@ -149,19 +154,19 @@ class Supervisor:
         self._stopping.set()
 
     def _reload(self) -> None:
-        """The keys are to be read again. Before the start is done they have just been read."""
+        """Makes the gateway reload its API keys. During the start it has just read them."""
         for child in self._children:
-            if isinstance(child, ChildProcess) and child.service == GATEWAY and self._is_up:
-                child.hang_up()
+            if isinstance(child, ChildProcess) and child.service == GATEWAY and self._is_serving:
+                child.reload()
 
-    async def _become_ready(self) -> bool:
-        """Waits until the service answers; False if it was told to stop before.
+    async def _wait_until_ready(self) -> bool:
+        """Waits until the service is ready; returns False if a signal came first.
 
         Raises:
             ConfigurationError: a child died.
         """
         workers = [child.name for child in self._children if child.service == WORKER]
-        # One alone has another name here than at the scheduler; that the model is served must do.
+        # A single worker has another name at the scheduler, so only the model is checked for it.
         named = workers if len(workers) > 1 else []
         ready = asyncio.create_task(wait_until_ready(self._gateway, named))
         stopped = asyncio.create_task(self._stopping.wait())
@@ -176,20 +181,20 @@ class Supervisor:
             return False
         for death, child in deaths.items():
             if death in done:
-                raise ConfigurationError(f"{child.title} did not start: {child.last_words()}")
+                raise ConfigurationError(f"{child.title} did not start: {child.exit_reason()}")
         return True
 
     async def _keep_running(self) -> None:
-        """Restarts children that die until it is told to stop."""
-        keepers = [asyncio.create_task(child.keep_running()) for child in self._children]
+        """Restarts children that die, until a signal stops the supervisor."""
+        restarters = [asyncio.create_task(child.keep_running()) for child in self._children]
         stopped = asyncio.create_task(self._stopping.wait())
-        tasks: list[asyncio.Task[Any]] = [stopped, *keepers]
+        tasks: list[asyncio.Task[Any]] = [stopped, *restarters]
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for task in done:
-            task.result()  # a keeper never ends by itself: without one, the service would be gone
+            task.result()  # a restarter ends only with an error, which ends the supervisor
 
     async def _stop(self) -> None:
         for child in self._children:

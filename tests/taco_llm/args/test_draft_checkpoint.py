@@ -21,7 +21,7 @@ def directory_of(path: Path, config: dict[str, object]) -> Path:
 
 @pytest.mark.parametrize("suffix", ["safetensors", "bin"])
 @pytest.mark.parametrize(("name", "expected"), [("fc.weight", True), ("lm_head.weight", False)])
-def test_one_layer_is_eagle_where_the_weights_say_so(
+def test_a_one_layer_model_is_eagle_by_its_weights(
     tmp_path: Path, suffix: str, name: str, expected: bool
 ) -> None:
     directory = directory_of(tmp_path, ONE_LAYER)
@@ -56,7 +56,7 @@ def test_damaged_weights_are_one_error(tmp_path: Path, name: str, content: bytes
         are_heads(str(directory))
 
 
-def test_a_pipe_is_no_weight_file(tmp_path: Path) -> None:
+def test_a_pipe_is_not_read_as_a_weight_file(tmp_path: Path) -> None:
     directory = directory_of(tmp_path, ONE_LAYER)
     os.mkfifo(directory / "model.safetensors")
     assert not are_heads(str(directory))

@@ -67,9 +67,9 @@ def test_keys_are_their_owner_s_alone(directory: Path) -> None:
 
 def test_an_authority_is_made_once(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = (directory / "ca.key").read_bytes()
-    assert "ca.crt is there already" in error_of(capsys, "init", directory)
+    assert "ca.crt already exists" in error_of(capsys, "init", directory)
     (directory / "ca.crt").unlink()
-    assert "ca.key is there already" in error_of(capsys, "init", directory)
+    assert "ca.key already exists" in error_of(capsys, "init", directory)
     assert (directory / "ca.key").read_bytes() == before
 
 
@@ -84,9 +84,9 @@ def test_a_certificate_is_renewed(directory: Path) -> None:
 def test_what_cannot_be_issued(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     issue = ("issue", directory, "worker")
     assert "--days must be between 1 and 36500, got 0" in error_of(capsys, *issue, "--days", "0")
-    assert "the authority ends before" in error_of(capsys, *issue, "--days", "3700")
+    assert "the authority expires earlier" in error_of(capsys, *issue, "--days", "3700")
     for host in ("", "a b", "bücher.example"):
-        assert "is no name of a host" in error_of(capsys, *issue, "--host", host)
+        assert "is not a host name or an IP address" in error_of(capsys, *issue, "--host", host)
     assert not (directory / "worker.crt").exists()
     nowhere = directory / "nowhere"
     assert "taco_llm certificates init" in error_of(capsys, "issue", nowhere, "worker")
@@ -99,4 +99,4 @@ def test_an_authority_that_is_none(directory: Path, capsys: pytest.CaptureFixtur
     (directory / "ca.key").write_bytes((directory / "worker.key").read_bytes())
     assert "is not the key of" in error_of(capsys, "issue", directory, "client")
     (directory / "ca.key").write_text("nothing")
-    assert "are no authority" in error_of(capsys, "issue", directory, "client")
+    assert "are not a certificate and its key" in error_of(capsys, "issue", directory, "client")

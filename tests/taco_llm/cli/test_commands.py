@@ -488,9 +488,9 @@ def test_the_first_process_of_a_container_can_be_ended_while_it_starts(
     ],
 )
 def test_a_schedulers_admin_port_uses_the_host_of_listen(listen: str, expected: str) -> None:
-    assert AdminArgs(admin_port=9000).beside_listener(listen) == expected
-    assert AdminArgs(admin_listen="unix:/a").beside_listener(listen) == "unix:/a"
-    assert AdminArgs().beside_listener(listen) is None
+    assert AdminArgs(admin_port=9000).for_listener(listen) == expected
+    assert AdminArgs(admin_listen="unix:/a").for_listener(listen) == "unix:/a"
+    assert AdminArgs().for_listener(listen) is None
 
 
 @pytest.mark.parametrize(
@@ -506,6 +506,6 @@ def test_a_schedulers_admin_port_uses_the_host_of_listen(listen: str, expected: 
 def test_a_workers_admin_port_is_on_loopback_beside_a_local_scheduler(
     scheduler: str, expected: str
 ) -> None:
-    assert AdminArgs(admin_port=9000).beside_link(scheduler) == expected
-    assert AdminArgs(admin_listen="[::]:1").beside_link(scheduler) == "[::]:1"
-    assert AdminArgs().beside_link(scheduler) is None
+    assert AdminArgs(admin_port=9000).for_worker(scheduler) == expected
+    assert AdminArgs(admin_listen="[::]:1").for_worker(scheduler) == "[::]:1"
+    assert AdminArgs().for_worker(scheduler) is None

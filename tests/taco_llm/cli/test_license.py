@@ -70,7 +70,7 @@ def test_the_name_of_a_license(directory: Path, capsys: pytest.CaptureFixture[st
     ("flags", "message"),
     [
         (("--expires", "2020-01-01"), "later than issuedtime"),
-        (("--expires", "2030-02-30"), "no such day"),
+        (("--expires", "2030-02-30"), "is not a valid day"),
         (("--expires", "soon"), "expiredtime must be a time"),
         ((), "--expires is needed"),
         (("--expires", "1d", "--access-limit", "-1"), "accesslimit must be"),
@@ -96,7 +96,7 @@ def test_what_cannot_be_issued_is_said_in_one_line(
         (("--public-key", "absent.pub"), "cannot read absent.pub"),
         (("--public-key", "license.key"), "no Ed25519 public key"),
         (("--admin-token-file", "absent"), "cannot read absent"),
-        (("--admin-token-file", "empty"), "holds no token"),
+        (("--admin-token-file", "empty"), "contains no token"),
         (("--host", "192.0.2.1"), "cannot listen on 192.0.2.1"),
         (("--data-dir", "empty/data", "--port", "0"), "cannot write in empty/data"),
         (("--data-dir", "data", "--redis-url", "redis://r"), "contradict each other"),

@@ -8,7 +8,7 @@ from taco_llm.supervisor.readiness import _has_workers
 from taco_proto.config import GatewayConfig, ModelConfig
 
 
-async def test_workers_of_others_do_not_count(tmp_path: Path) -> None:
+async def test_other_workers_do_not_count_as_ready(tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/scheduler.sock"
     config = GatewayConfig(model=ModelConfig(model="demo"), scheduler=address)
     own = ("worker-0", "worker-1")

@@ -59,25 +59,25 @@ def drafter_config_of(argv: list[str]) -> DrafterConfig:
         {"scheduler_listen": "unix:/x"},
     ],
 )
-def test_wrong_arguments(arguments: dict[str, Any]) -> None:
+def test_invalid_replica_arguments_are_rejected(arguments: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(arguments))):
         ReplicaArgs(**arguments)
 
 
-def test_the_deprecated_flag_says_the_same() -> None:
+def test_the_deprecated_ray_flag_still_works() -> None:
     assert ReplicaArgs(**given(ReplicaArgs, parsed(["serve", "demo", "--worker-use-ray"]))).on_ray
     assert ReplicaArgs(distributed_executor_backend="ray").on_ray
     assert not ReplicaArgs(scheduler_listen="[::1]:7100").on_ray
 
 
-def test_one_worker_gets_what_it_is_given() -> None:
+def test_a_single_worker_keeps_its_device_and_threads() -> None:
     (child,) = local.local_replicas(EngineArgs(model="demo", device="cuda:1"), "unix:/s", 1)
     assert child.title == "the worker"
     (config,) = configs([child])
     assert (config.device, config.num_threads) == ("cuda:1", None)
 
 
-def test_several_workers_share_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_workers_get_one_gpu_or_equal_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "available_cores", lambda: Cores(tuple(range(7)), None))
     engine = EngineArgs(model="demo", speculative_model="demo-draft")
     children = local.local_replicas(engine, "unix:/s", 2)
@@ -97,7 +97,7 @@ def test_several_workers_share_the_machine(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("license_id", ["host-7", None])
-def test_each_worker_on_cpus_has_a_seat_of_its_own(
+def test_each_cpu_worker_has_its_own_license_id(
     monkeypatch: pytest.MonkeyPatch, license_id: str | None
 ) -> None:
     from taco_llm.supervisor.ray_replicas.replicas import ray_replicas
@@ -116,13 +116,13 @@ def test_each_worker_on_cpus_has_a_seat_of_its_own(
         assert [config and config.host_id for config in there] == ids
 
 
-def test_several_workers_on_one_gpu() -> None:
+def test_several_workers_on_one_gpu_are_rejected() -> None:
     engine = EngineArgs(model="demo", device="cuda:0")
-    with pytest.raises(ConfigurationError, match=r"device cuda:0 is one GPU.*: give cuda"):
+    with pytest.raises(ConfigurationError, match=r"device cuda:0 is one GPU: give device cuda"):
         local.local_replicas(engine, "unix:/s", 2)
 
 
-def test_a_command_line_says_what_the_arguments_say(tmp_path: Path) -> None:
+def test_command_lines_reproduce_the_arguments(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     plain = EngineArgs(model="demo", license="off")
     busy = EngineArgs(
@@ -160,7 +160,9 @@ def test_a_command_line_says_what_the_arguments_say(tmp_path: Path) -> None:
     assert replace(config, model=model) == expected
 
 
-def test_paths_mean_the_same_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_lines_contain_absolute_paths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Bundled models and hub ids are found by name on each machine; directories by their path."""
     model = tmp_path / "model"
     model.mkdir()
@@ -187,7 +189,7 @@ def test_paths_mean_the_same_elsewhere(tmp_path: Path, monkeypatch: pytest.Monke
         (ON_CPUS, {"num_threads": 8}, "cpu", {"num_cpus": 8}),
     ],
 )
-def test_what_is_asked_of_ray(
+def test_resources_requested_from_ray(
     cluster: RayCluster, arguments: dict[str, Any], device: str, resources: dict[str, int]
 ) -> None:
     from taco_llm.supervisor.ray_replicas.replicas import ray_replicas
@@ -207,7 +209,7 @@ def test_what_is_asked_of_ray(
         ({}, "need num_threads"),
     ],
 )
-def test_what_cannot_be_asked_of_ray(arguments: dict[str, Any], message: str) -> None:
+def test_devices_that_cannot_be_requested_from_ray(arguments: dict[str, Any], message: str) -> None:
     from taco_llm.supervisor.ray_replicas.replicas import ray_replicas
 
     with pytest.raises(ConfigurationError, match=message):
@@ -219,7 +221,9 @@ def test_addresses_in_a_cluster() -> None:
     assert RayCluster("fd00::1", 0).address(7100) == "[fd00::1]:7100"
 
 
-def test_without_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_not_installed_is_a_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigurationError, match=r"needs Ray: pip install 'taco-llm\[ray\]'"):
         ray_cluster(tmp_path).__enter__()
@@ -228,12 +232,12 @@ def test_without_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("address", "message"),
     [
-        ("ray://head:10001", "is one for Ray's clients"),
+        ("ray://head:10001", "is an address for Ray Client"),
         ("127.0.0.1:1", "no Ray cluster at 127.0.0.1:1: .*refused"),
         ("head", "no Ray cluster at head: "),
     ],
 )
-def test_a_cluster_that_cannot_be_used(
+def test_an_unusable_cluster_is_a_clear_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str, message: str
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", address)
@@ -242,7 +246,9 @@ def test_a_cluster_that_cannot_be_used(
     assert "\n" not in str(caught.value)
 
 
-def test_a_cluster_that_cannot_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_cluster_start_is_a_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "local")
     directory = tmp_path / ("x" * 100)  # no socket can be in it
     directory.mkdir()

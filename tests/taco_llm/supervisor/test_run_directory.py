@@ -38,14 +38,14 @@ def hold(temp: Path) -> tuple[subprocess.Popen[str], Path]:
     return process, Path(process.stdout.readline().strip())
 
 
-def test_it_goes_with_its_context(temp: Path) -> None:
+def test_the_directory_is_removed_with_its_context(temp: Path) -> None:
     with run_directory() as path:
         assert path.parent == temp
         assert path.stat().st_mode & 0o777 == 0o700
     assert not list(temp.iterdir())
 
 
-def test_the_next_command_removes_that_of_a_killed_one(temp: Path) -> None:
+def test_the_next_command_removes_a_stale_directory(temp: Path) -> None:
     killed, stale = hold(temp)
     running, kept = hold(temp)
     with killed, running:

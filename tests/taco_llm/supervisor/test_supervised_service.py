@@ -67,7 +67,7 @@ async def until_told(caplog: pytest.LogCaptureFixture, *texts: str) -> None:
     await until(is_so, f"the messages {texts}")
 
 
-async def test_a_service_that_cannot_be_started_is_tried_again(
+async def test_a_failed_start_is_retried(
     service: Service, caplog: pytest.LogCaptureFixture
 ) -> None:
     service.write('rm "$0"; exit 3')  # not before the shell has read it
@@ -83,7 +83,7 @@ async def test_a_service_that_cannot_be_started_is_tried_again(
 
 
 @pytest.mark.parametrize(("stable_seconds", "grows"), [(0.0, False), (60.0, True)])
-async def test_the_delay_grows_while_it_keeps_dying(
+async def test_restarts_use_exponential_backoff(
     service: Service,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
@@ -98,23 +98,23 @@ async def test_the_delay_grows_while_it_keeps_dying(
         await until_told(caplog, "again in 0.1 s", "again in 0.2 s" if grows else "again in 0.1 s")
 
 
-async def test_time_without_a_place_is_no_life(
+async def test_waiting_for_a_node_does_not_count_as_running(
     service: Service, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where an actor waits for room in a cluster and dies there."""
     monkeypatch.setattr(supervised_service, "MIN_DELAY_SECONDS", 0.1)
     monkeypatch.setattr(supervised_service, "STABLE_SECONDS", 0.0)
-    monkeypatch.setattr(service, "_note_begin", lambda: None)
+    monkeypatch.setattr(service, "_mark_running", lambda: None)
     service.write("exit 3")
     await service.start()
     async with kept(service):
         await until_told(caplog, "again in 0.1 s", "again in 0.2 s")
 
 
-async def test_an_error_of_a_start_that_goes_on_is_shown(
+async def test_an_error_is_logged_if_the_start_continues(
     service: Service, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervised_service, "HELD_SECONDS", 0.01)
+    monkeypatch.setattr(supervised_service, "ERROR_HOLD_SECONDS", 0.01)
     service.write(f"echo '{error('no license')}' >&2; exec sleep 600")
     await service.start()
     shown: list[str] = []
@@ -130,13 +130,13 @@ async def test_an_error_of_a_start_that_goes_on_is_shown(
         await service.wait()
 
 
-async def test_an_error_that_ends_a_start_is_left_to_the_supervisor(
+async def test_the_supervisor_reports_the_error_that_ends_a_start(
     service: Service, capsys: pytest.CaptureFixture[str]
 ) -> None:
     service.write(f"echo '{error('no model')}' >&2; exit 1")
     await service.start()
     await service.wait()
-    assert service.last_words() == "no model"
+    assert service.exit_reason() == "no model"
     assert capsys.readouterr().err == ""
 
 
@@ -161,7 +161,7 @@ async def test_progress_with_a_growing_total_is_shown(
     assert caplog.messages == [f"downloading: {share} GB" for share in shares]
 
 
-async def test_a_supervisor_without_a_keeper_ends() -> None:
+async def test_the_supervisor_ends_if_a_restarter_fails() -> None:
     class Broken(ChildProcess):
         async def keep_running(self) -> None:
             raise RuntimeError("a defect")

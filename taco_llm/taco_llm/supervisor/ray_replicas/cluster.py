@@ -1,4 +1,4 @@
-"""The Ray cluster that workers run on: found, or started, and what it has to offer."""
+"""Connects to a Ray cluster for workers, or starts one on this machine."""
 
 import logging
 import os
@@ -18,18 +18,18 @@ LOGGER = logging.getLogger("taco.supervisor")
 
 @dataclass(frozen=True, slots=True)
 class RayCluster:
-    """A cluster that this process is connected to.
+    """A connected Ray cluster.
 
     Attributes:
         host: this machine's address in the cluster.
-        num_gpus: GPUs of all its nodes.
+        num_gpus: number of GPUs of all nodes.
     """
 
     host: str
     num_gpus: int
 
     def address(self, port: int) -> str:
-        """Of a port on this machine, for the cluster's nodes to dial."""
+        """The address of a port on this machine, which nodes of the cluster can reach."""
         return f"[{self.host}]:{port}" if ":" in self.host else f"{self.host}:{port}"
 
 
@@ -37,15 +37,15 @@ class RayCluster:
 def ray_cluster(directory: Path) -> Iterator[RayCluster]:
     """Connects to the cluster of RAY_ADDRESS or of this machine, or starts one on this machine.
 
-    Actors that are started meanwhile end with it, and so does a cluster that it has started.
+    At the end of the context its actors end, and so does a cluster that was started.
 
     Args:
-        directory: private and empty; a cluster that is started keeps its files there.
+        directory: a private, empty directory for the files of a cluster that is started.
 
     Raises:
         ConfigurationError: Ray is not installed, or the cluster cannot be used.
     """
-    # Nothing is reported to anyone, unless the operator says so.
+    # Ray sends no usage statistics unless the operator allows it.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray
@@ -54,8 +54,8 @@ def ray_cluster(directory: Path) -> Iterator[RayCluster]:
             "distributed_executor_backend ray needs Ray: pip install 'taco-llm[ray]'"
         ) from None
 
-    # Ray puts the working directory in front of the paths from which its processes import: a file
-    # of the operator's must not stand in for a package there.
+    # Ray puts the working directory first on the import path of its processes. Files there must not
+    # shadow packages.
     with chdir(directory):
         _connect(os.environ.get("RAY_ADDRESS") or None, directory)
     try:
@@ -74,39 +74,47 @@ def ray_cluster(directory: Path) -> Iterator[RayCluster]:
 
 
 def _connect(address: str | None, directory: Path) -> None:
-    """Raises ConfigurationError: there is no cluster at `address`, or it cannot be used."""
+    """Connects to the cluster at `address`; without an address, to a local or a new cluster.
+
+    Raises:
+        ConfigurationError: there is no cluster at `address`, or it cannot be used.
+    """
     import ray
 
     if address is not None and address.startswith("ray://"):
         raise ConfigurationError(
-            f"RAY_ADDRESS {address} is one for Ray's clients: run the command on a node of the "
-            "cluster, with RAY_ADDRESS=auto"
+            f"RAY_ADDRESS {address} is an address for Ray Client, which is not supported: run the "
+            "command on a node of the cluster with RAY_ADDRESS=auto"
         )
     if address not in (None, "auto", "local"):
         _check_reachable(address)
-    # What actors write comes through `ServiceActor`, whole lines under their names.
+    # `ServiceActor` forwards the output of services; Ray must not print it as well.
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     try:
         if address != "local":
             ray.init(address or "auto", **options)
             return
     except Exception as error:
-        # Another version of Ray or Python, another token: all sorts.
+        # Many causes: another version of Ray or Python, another token, …
         if address is not None or not isinstance(error, ConnectionError):
             what = address or "this machine"
             raise ConfigurationError(
                 f"cannot use the Ray cluster of {what}: {_first_line(error)}"
             ) from None
-    LOGGER.info("no Ray cluster is there: one is started on this machine")
+    LOGGER.info("found no Ray cluster: starting one on this machine")
     try:
         ray.init("local", include_dashboard=False, _temp_dir=str(directory / "ray"), **options)
     except Exception as error:
-        # Too long a path for sockets, a home without room for a token, resources that are none.
+        # Many causes: the path is too long for sockets, the home directory is full, …
         raise ConfigurationError(f"cannot start a Ray cluster here: {_first_line(error)}") from None
 
 
 def _check_reachable(address: str) -> None:
-    """Raises ConfigurationError: nobody listens there. Ray would look for it for minutes."""
+    """Checks that something listens at `address`. Ray itself would try for minutes.
+
+    Raises:
+        ConfigurationError: the connection fails.
+    """
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()

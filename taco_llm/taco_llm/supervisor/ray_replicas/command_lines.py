@@ -1,4 +1,4 @@
-"""Arguments as the command line that gives them, for a service that is started elsewhere."""
+"""Converts arguments to command lines, for services on other nodes of a Ray cluster."""
 
 import json
 import os
@@ -19,15 +19,15 @@ Arguments = TypeVar("Arguments", EngineArgs, DraftWorkerArgs)
 
 
 def worker_command(engine: EngineArgs, scheduler: str, name: str) -> list[str]:
-    """`worker …` for a worker of `engine`; paths are those of this machine, made absolute."""
-    # A model that is called by its path has that name for clients, whatever the path becomes.
+    """The command line `worker …` for a worker of `engine`. Paths become absolute."""
+    # Clients know a model without --served-model-name by its path as given, not as absolute path.
     names = engine.served_model_name or (engine.model,)
     engine = replace(_with_absolute_paths(engine), served_model_name=names)
     return [WORKER, f"--scheduler={scheduler}", f"--name={name}", *_flags(engine, WORKER)]
 
 
 def draft_worker_command(engine: EngineArgs, scheduler: str, name: str) -> list[str] | None:
-    """`draft-worker …` for the draft model of `engine`; None: it has none.
+    """The command line `draft-worker …` for the draft model of `engine`; None without one.
 
     Raises:
         ConfigurationError: the draft model cannot be found.
@@ -48,7 +48,7 @@ def draft_worker_command(engine: EngineArgs, scheduler: str, name: str) -> list[
 
 
 def _with_absolute_paths(args: Arguments) -> Arguments:
-    """The same on this machine, in whatever directory it is read."""
+    """`args` with absolute paths, so that they do not depend on the working directory."""
     changes: dict[str, Any] = {}
     for item in flag_fields(type(args)):
         value = getattr(args, item.name)
@@ -62,13 +62,13 @@ def _with_absolute_paths(args: Arguments) -> Arguments:
 
 
 def _portable(model: str) -> str:
-    """A directory as an absolute path; what every machine finds by its name as it is."""
+    """The absolute path of a directory; a hub id or a bundled model's name unchanged."""
     located = Path(locate_model(model))
     return str(located) if located == Path(model).expanduser().resolve() else model
 
 
 def _flags(args: EngineArgs | DraftWorkerArgs, service: str | None = None) -> list[str]:
-    """The flags of `service` (None: all) that say what is not the default."""
+    """The flags of `service` (None: all) whose values differ from the default."""
     flags: list[str] = []
     for item in flag_fields(type(args)):
         value = getattr(args, item.name)

@@ -1,4 +1,4 @@
-"""Workers on a Ray cluster, as the supervisor sees them."""
+"""Replicas on a Ray cluster: supervised workers and draft workers, each in a Ray actor."""
 
 import asyncio
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from taco_llm.supervisor.supervised_service import LOGGER, SupervisedService
 from taco_proto.config import TlsConfig
 from taco_proto.errors import ConfigurationError
 
-# A service that has no place by then is told of: the cluster may have none that is large enough.
+# The supervisor warns if a service still waits for a node: the cluster may be too small.
 PLACEMENT_SECONDS = 10.0
 
 _ACTOR = ray.remote(ServiceActor)
@@ -33,12 +33,12 @@ def ray_replicas(
     tls: TlsConfig | None = None,
     log: LogConfig | None = None,
 ) -> list[SupervisedService]:
-    """`count` workers that dial `scheduler`, and a draft worker for each where one is asked for.
+    """Makes `count` workers that connect to `scheduler`, and a draft worker for each if needed.
 
-    The files of `tls` are those of the node that a worker is on.
+    The paths in `tls` refer to files on the node of each worker.
 
     Raises:
-        ConfigurationError: a model cannot be found, or the device cannot be asked of Ray.
+        ConfigurationError: a model cannot be found, or the device cannot be requested from Ray.
     """
     engine = replace(engine, device=_device(engine, cluster))
     on_cpus = {"num_cpus": engine.num_threads or 1}
@@ -47,7 +47,7 @@ def ray_replicas(
     replicas: list[SupervisedService] = []
     for index in range(count):
         name = f"worker-{index}"
-        # A seat is one worker's, and several may be on one node, whose id is found there.
+        # Each worker needs its own license seat. Several may run on one node, which knows its id.
         own = replace(engine, license_index=index) if count > 1 else engine
         argv = worker_command(own, scheduler, name)
         replicas.append(RayService(WORKER, name, argv + tls_flags(tls), resources, log))
@@ -59,7 +59,11 @@ def ray_replicas(
 
 
 def _device(engine: EngineArgs, cluster: RayCluster) -> str:
-    """Raises ConfigurationError: Ray is not told what to look for."""
+    """The device of the workers, "cpu" or "cuda".
+
+    Raises:
+        ConfigurationError: the arguments do not say which resources Ray must find.
+    """
     device = engine.device
     if device == "auto":
         device = "cuda" if cluster.num_gpus else "cpu"
@@ -67,18 +71,18 @@ def _device(engine: EngineArgs, cluster: RayCluster) -> str:
         raise ConfigurationError(f"device {device}: Ray chooses the GPU of a worker; give cuda")
     if device == "cpu" and engine.num_threads is None:
         raise ConfigurationError(
-            "workers on a Ray cluster's CPUs need num_threads: Ray is asked for so many CPUs for "
-            "each of them"
+            "workers on the CPUs of a Ray cluster need num_threads, the number of CPUs that Ray "
+            "reserves for each worker"
         )
     return device
 
 
 class RayService(SupervisedService):
-    """A service in an actor of its own, which is made anew at each start, wherever there is room.
+    """A service in a Ray actor. Each start makes a new actor, on any node with free resources.
 
     Args:
-        argv: the command line of the service, behind `taco_llm`.
-        resources: what Ray is asked for, as options of an actor.
+        argv: the command line of the service, without `taco_llm`.
+        resources: the resources to request from Ray, as options of an actor.
     """
 
     def __init__(
@@ -93,58 +97,58 @@ class RayService(SupervisedService):
         self._argv = [*argv, f"--log-format={JSON}", f"--log-level={self._log.level}"]
         self._resources = resources
         self._actor: Any = None
-        self._has_place = False
-        self._life: asyncio.Task[None] | None = None
+        self._is_placed = False
+        self._run: asyncio.Task[None] | None = None
         self._reason = ""
 
     async def start(self) -> None:
         options = {**self._resources, "max_restarts": 0, "scheduling_strategy": "SPREAD"}
         self._actor = _ACTOR.options(**options).remote()
-        self._life = asyncio.create_task(self._live(self._actor))
+        self._run = asyncio.create_task(self._run_actor(self._actor))
 
     async def wait(self) -> None:
-        if self._life is not None:
-            await asyncio.shield(self._life)
+        if self._run is not None:
+            await asyncio.shield(self._run)
 
-    def last_words(self) -> str:
+    def exit_reason(self) -> str:
         return self._reason
 
     def terminate(self) -> None:
-        if self._actor is not None and self._has_place:
+        if self._actor is not None and self._is_placed:
             self._actor.terminate.remote()
         else:
             self.kill()
 
     def kill(self) -> None:
-        """Also where the actor still waits for a place."""
+        """Kills the actor, also if it still waits for a node."""
         if self._actor is not None:
             ray.kill(self._actor)
 
-    async def _live(self, actor: Any) -> None:
-        """From the actor's placement to its end."""
-        waiting = asyncio.get_running_loop().call_later(PLACEMENT_SECONDS, self._tell_of_waiting)
+    async def _run_actor(self, actor: Any) -> None:
+        """Waits for the actor's placement, forwards its log, and waits for its end."""
+        waiting = asyncio.get_running_loop().call_later(PLACEMENT_SECONDS, self._warn_unplaced)
         try:
             host = await actor.start.remote(self._argv)
             waiting.cancel()
-            self._has_place = True
-            self._note_begin()
+            self._is_placed = True
+            self._mark_running()
             LOGGER.info("%s runs on %s", self.name, host)
             await self._forward(lambda: actor.read.remote())
-            self._reason = self._exit_reason(await actor.wait.remote())
+            self._reason = self._describe_exit(await actor.wait.remote())
         except RayError as error:
-            self._reason = _why(error)
+            self._reason = _short_reason(error)
         finally:
             waiting.cancel()
-            ray.kill(actor)  # its process is of no use any more, and what it holds is free
-            self._actor, self._has_place = None, False
+            ray.kill(actor)  # frees the resources of the actor
+            self._actor, self._is_placed = None, False
 
-    def _tell_of_waiting(self) -> None:
+    def _warn_unplaced(self) -> None:
         asked = ", ".join(f"{name} {count}" for name, count in self._resources.items())
-        LOGGER.warning("%s waits for a node of the cluster with room for %s", self.name, asked)
+        LOGGER.warning("%s waits for a node of the cluster with free %s", self.name, asked)
 
 
-def _why(error: RayError) -> str:
-    """What has happened, out of Ray's account, which ends with advice."""
+def _short_reason(error: RayError) -> str:
+    """The reason in Ray's error message, without its advice."""
     if isinstance(error, ActorUnavailableError):
         return "its node cannot be reached"
     *_, last = str(error).strip().splitlines() or [type(error).__name__]
