@@ -1,11 +1,11 @@
-"""What `CompletionOutput.cumulative_logprob` costs offline generation.
+"""Cost of `CompletionOutput.cumulative_logprob` in offline generation.
 
     python -m bench.engine.cumulative_logprob MODEL [--quantization int8] [--batch-sizes 1 32]
         [--pairs 5] [--save]
 
-Runs the same requests in alternation with and without the sum of log probabilities, in one process.
-CPU time is that of the whole process; on a busy machine it is steadier than the elapsed time.
-bench/peers/make_checkpoint.py makes a checkpoint of random weights.
+Runs the same requests alternately with and without the sum of log probabilities, in one process.
+CPU time is that of the whole process; on a busy machine it is steadier than elapsed time.
+bench/peers/make_checkpoint.py creates a checkpoint of random weights.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ def main() -> None:
 
 
 def compare(llm: LLM, count: int, params: SamplingParams, pairs: int) -> dict[str, float]:
-    """Milliseconds of CPU a step without and with the sum; medians of the pairs' ratios."""
+    """Returns CPU milliseconds per step without and with the sum, and the median ratio of the
+    pairs.
+    """
     run(llm, count, params)  # fills the prefix cache
     without: list[float] = []
     with_sum: list[float] = []
@@ -85,7 +87,7 @@ def compare(llm: LLM, count: int, params: SamplingParams, pairs: int) -> dict[st
 
 
 def run(llm: LLM, count: int, params: SamplingParams) -> tuple[float, float]:
-    """Seconds of CPU and elapsed seconds."""
+    """Returns CPU seconds and elapsed seconds."""
     prompts = [[100 + (7 * i + j) % 1000 for j in range(PROMPT_LEN)] for i in range(count)]
     cpu, elapsed = time.process_time(), time.perf_counter()
     llm.generate(prompt_token_ids=prompts, sampling_params=params, use_tqdm=False)
@@ -94,7 +96,7 @@ def run(llm: LLM, count: int, params: SamplingParams) -> tuple[float, float]:
 
 @contextmanager
 def no_sums() -> Iterator[None]:
-    """Requests do not ask for log probabilities."""
+    """Disables the request for log probabilities."""
     generate = TextEngine.generate
 
     def without(self: TextEngine, *args: Any, **kwargs: Any) -> AsyncGenerator[TextUpdate, None]:

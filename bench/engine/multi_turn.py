@@ -1,14 +1,14 @@
-"""What KV tiers gain: conversations that come back after their KV was evicted from the device.
+"""Gain of KV tiers: conversations that return after their KV was evicted from the device.
 
     python -m bench.engine.multi_turn [reuse] [none] [restart] [--conversations 64] [--turns 6]
         [--quantization int8] [--save NAME]
 
-A model of Qwen2-0.5B's shape; the device's blocks hold a quarter of what all conversations come to.
-`reuse`: engines with and without a host tier take turns, a round of all conversations each; the
-ratio of their median times to the first token, over the rounds after the first. `none`: prompts
-that nobody has seen, of which nothing is ever used again; the ratio of the times of a round.
-`restart`: the same conversations once more by an engine that was started again over the disk tier,
-beside one that starts cold.
+Uses a model of Qwen2-0.5B's shape. The device's blocks hold a quarter of all conversations.
+`reuse`: engines with and without a host tier alternate, one round of all conversations each; the
+result is the ratio of their median times to first token, over the rounds after the first.
+`none`: new prompts, so nothing is reused; the result is the ratio of the times of a round.
+`restart`: the same conversations again by an engine that was restarted over the disk tier, beside
+one that starts cold.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from bench.interval import Interval, ratio_interval
 from bench.worker.cpu_step import QWEN2_05B
 from taco_llm import AsyncLLMEngine, EngineArgs, SamplingParams
 
-USER_TOKENS = 64  # that a turn adds to its conversation
+USER_TOKENS = 64  # tokens that a turn adds to its conversation
 ANSWER_TOKENS = 8
 BLOCK_SIZE = 16
 NUM_AT_ONCE = 4
@@ -40,7 +40,7 @@ Prompts = list[list[int]]
 
 
 def conversations(count: int, num_turns: int, seed: int) -> list[Prompts]:
-    """The prompts of each round: every one is its conversation so far."""
+    """Returns the prompts of each round: every prompt is its conversation so far."""
     rng = random.Random(seed)
     texts: Prompts = [[] for _ in range(count)]
     rounds = []
@@ -51,7 +51,7 @@ def conversations(count: int, num_turns: int, seed: int) -> list[Prompts]:
 
 
 class Engine:
-    """Asked by a few clients at a time."""
+    """An engine that serves a few clients at a time."""
 
     def __init__(self, model: str, num_blocks: int, args: argparse.Namespace, **tiers: Any) -> None:
         self._engine = AsyncLLMEngine.from_engine_args(
@@ -69,7 +69,7 @@ class Engine:
         )
 
     async def run(self, prompts: Prompts) -> list[float]:
-        """Seconds to the first token of each."""
+        """Returns the seconds to first token of each prompt."""
         places = asyncio.Semaphore(NUM_AT_ONCE)
         return await asyncio.gather(*(self._ask(prompt, places) for prompt in prompts))
 
@@ -87,7 +87,7 @@ class Engine:
 
 
 async def take_turns(engines: list[Engine], rounds: list[Prompts]) -> list[list[list[float]]]:
-    """By engine, the seconds of each round's prompts; the first engine of a round changes."""
+    """Returns by engine the seconds of each round's prompts; the order alternates."""
     found: list[list[list[float]]] = [[], []]
     for number, prompts in enumerate(rounds):
         for which in (0, 1) if number % 2 else (1, 0):
@@ -101,7 +101,7 @@ async def reuse(model: str, num_blocks: int, args: argparse.Namespace) -> dict[s
     plain, tiered = await take_turns(engines, rounds)
     for engine in engines:
         await engine.close()
-    later = range(1, args.turns)  # the first round has nothing to come back to
+    later = range(1, args.turns)  # in the first round nothing can be reused
     return {
         "ttft_ms": milliseconds([s for number in later for s in tiered[number]]),
         "plain_ttft_ms": milliseconds([s for number in later for s in plain[number]]),
@@ -132,7 +132,9 @@ async def nothing_reused(model: str, num_blocks: int, args: argparse.Namespace) 
 
 
 async def restart(model: str, num_blocks: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Every conversation once more, in halves: one by the warm engine first, one by the cold."""
+    """Runs every conversation once more: half of them first on the warm engine, half first on
+    the cold.
+    """
     rounds = conversations(args.conversations, args.turns, seed=3)
     directory = tempfile.mkdtemp()
     try:
@@ -156,7 +158,7 @@ async def restart(model: str, num_blocks: int, args: argparse.Namespace) -> dict
 
 
 def longest(args: argparse.Namespace) -> int:
-    """Tokens of a conversation's last prompt and answer."""
+    """Returns the tokens of a conversation's last prompt and answer."""
     return int(args.turns * USER_TOKENS + ANSWER_TOKENS)
 
 
@@ -193,7 +195,7 @@ def main() -> None:
     parser.add_argument("scenarios", nargs="*", choices=[*SCENARIOS, []])
     parser.add_argument("--conversations", type=int, default=64)
     parser.add_argument("--turns", type=int, default=6)
-    parser.add_argument("--pairs", type=int, default=6, help="of rounds in which nothing is reused")
+    parser.add_argument("--pairs", type=int, default=6, help="rounds without reuse")
     parser.add_argument("--quantization", choices=("int8",))
     parser.add_argument("--save", metavar="NAME", help="keep the figures in results/NAME.json")
     args = parser.parse_args()

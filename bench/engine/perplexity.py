@@ -1,9 +1,9 @@
-"""Perplexity of the demo model on TACO's own sources, by how weights and KV are stored.
+"""Perplexity of the demo model on TACO's own sources, by storage type of weights and KV.
 
     python -m bench.engine.perplexity [--model demo] [--window 512] [--save]
 
-Each file is cut into windows that are read from their beginning; every token but a window's first
-counts.
+Each file is cut into windows, and each window is read from its beginning. All tokens but a
+window's first count.
 """
 
 from __future__ import annotations

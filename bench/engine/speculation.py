@@ -1,13 +1,15 @@
-"""What speculation gains: workload by drafter by batch size, each beside plain decoding.
+"""Speed-up of speculative decoding by workload, drafter and batch size, beside plain decoding.
 
     python -m bench.engine.speculation [WORKLOAD ...] [--drafter NAME ...] [--batch-size N ...]
         [--pairs 6] [--max-tokens 128] [--quantization int8] [--served] [--save NAME]
 
-Two engines in one process, one plain and one with the drafter, take turns: the runs of a pair stand
-side by side, with the same prompts and seeds, and only their ratio is used. Texts must be equal.
-With `--served` each is `taco_llm serve`, in processes of its own, and is asked over HTTP.
-`replay` asks the same again and again, `excerpts` has the demo model answer from excerpts that it
-has never seen, `questions` asks it what it knows, and `random` draws tokens that never repeat.
+Two engines in one process, one plain and one with the drafter, alternate. The runs of a pair are
+adjacent and use the same prompts and seeds; only their ratio is used. Texts must be equal. With
+`--served`, each engine is `taco_llm serve` in its own processes, used over HTTP.
+
+Workloads: `replay` sends the same prompts again and again. `excerpts` asks the demo model questions
+about excerpts that it has never seen. `questions` asks about its training data. `random` draws
+tokens that never repeat.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ PROMPT_TOKENS = 64
 MAX_TOKENS = 128
 BATCH_SIZES = (1, 8, 32)
 
-# The demo model's recipe, which knows what questions to ask, is no installed package.
+# The demo model's recipe, which generates the questions, is not an installed package.
 sys.path.append(str(Path(__file__).parents[2] / "demo"))
 
 Text = str | tuple[int, ...]
@@ -88,7 +90,7 @@ def questions(number: int, count: int) -> Prompts:
 
 GREEDY = {"temperature": 0.0}
 QWEN = {"load_format": "dummy", "skip_tokenizer_init": True, "max_model_len": 2048}
-# Steps of a millisecond: a second thread has to wait for a core more often than it helps.
+# Steps take a millisecond: a second thread waits for a core more often than it helps.
 DEMO = {"num_threads": 1}
 WORKLOADS = {
     "replay": Workload("qwen2-0.5b", same_prompts, {**GREEDY, "ignore_eos": True}, QWEN),
@@ -101,10 +103,10 @@ WORKLOADS = {
     "excerpts": Workload("demo", excerpts, GREEDY, DEMO, 32),
     "questions": Workload("demo", questions, GREEDY, DEMO, 32),
 }
-# Drafts only models that know the demo model's vocabulary can give.
+# Drafters that need the demo model's vocabulary.
 NEEDS_DEMO = {"draft model", "medusa", "eagle"}
 DRAFTERS: dict[str, dict[str, Any]] = {
-    "none": {},  # two plain engines: what being the second one does
+    "none": {},  # two plain engines: the effect of being the second one
     "lookahead": {"lookahead_cache_config_dir": "."},
     "ngram": {"speculative_model": "[ngram]", "ngram_prompt_lookup_max": 3},
     "draft model": {"speculative_model": "demo-draft"},
@@ -117,10 +119,10 @@ LIMITS: dict[str, Any] = {"num_gpu_blocks_override": 1200, "max_num_seqs": 32}
 
 
 class Engine(ABC):
-    """One of the two, with what it did in its turns.
+    """One of the two engines, with the results of its turns.
 
     Attributes:
-        rates: tokens a second of each turn, of all and of those behind the first of each answer.
+        rates: tokens per second of each turn: of all tokens, and without the first of each answer.
         texts: tokens or texts of all answers of each turn.
     """
 
@@ -130,7 +132,7 @@ class Engine(ABC):
         self.forget()
 
     def run(self, turn: int, batch_size: int) -> None:
-        """A turn: some batches one after the other."""
+        """Runs a turn: some batches one after the other."""
         answers: list[tuple[Text, int]] = []
         seconds = decoding = 0.0
         for wave in range(max(1, self._workload.num_prompts // batch_size)):
@@ -162,20 +164,20 @@ class Engine(ABC):
     def answer(
         self, prompts: Prompts, sampling: list[dict[str, Any]]
     ) -> tuple[list[tuple[Text, int]], float]:
-        """Each answer with its number of tokens, and the seconds from the first to the last token
-        of each, summed.
+        """Returns each answer with its number of tokens, and the sum of the seconds from the
+        first to the last token of each.
         """
 
     @abstractmethod
     def drafts(self) -> tuple[int, int, int]:
-        """Decode steps of sequences, verified and accepted drafts, so far."""
+        """Returns decode steps of sequences, verified and accepted drafts, since the start."""
 
     @abstractmethod
     def close(self) -> None: ...
 
 
 class LocalEngine(Engine):
-    """In this process."""
+    """An engine in this process."""
 
     def __init__(
         self, workload: Workload, model: str, arguments: dict[str, Any], max_tokens: int
@@ -207,7 +209,7 @@ class LocalEngine(Engine):
 
 
 class RemoteEngine(Engine):
-    """Behind HTTP."""
+    """An engine behind HTTP."""
 
     def __init__(
         self, workload: Workload, model: str, arguments: dict[str, Any], max_tokens: int
@@ -254,7 +256,7 @@ def compare(
         arguments = dict(DRAFTERS[drafter])
         if "lookahead_cache_config_dir" in arguments:
             arguments["lookahead_cache_config_dir"] = empty
-        # The second engine of a process has the worse memory: each is it for half of the pairs.
+        # The second engine of a process gets worse memory, so each is second in half of the pairs.
         for plain_is_first in (True, False):
             extras = [common, {**arguments, **common}]
             kind = RemoteEngine if args.served else LocalEngine
@@ -289,7 +291,7 @@ class Turns:
 
 
 def take_turns(plain: Engine, speculating: Engine, batch_size: int, num_pairs: int) -> Turns:
-    """Pairs in alternating order, after one that is not counted."""
+    """Runs pairs in alternating order, after one that is not counted."""
     for engine in (plain, speculating):
         engine.forget()
         engine.run(10_000 + batch_size, batch_size)
@@ -334,10 +336,10 @@ def main() -> None:
     parser.add_argument("workloads", nargs="*", default=list(WORKLOADS), metavar="WORKLOAD")
     parser.add_argument("--drafter", nargs="+", default=list(DRAFTERS)[1:], choices=DRAFTERS)
     parser.add_argument("--batch-size", nargs="+", type=int, default=list(BATCH_SIZES))
-    parser.add_argument("--pairs", type=int, default=6, help="an even number")
-    parser.add_argument("--max-tokens", type=int, default=MAX_TOKENS, help="of an answer")
+    parser.add_argument("--pairs", type=int, default=6, help="number of pairs, even")
+    parser.add_argument("--max-tokens", type=int, default=MAX_TOKENS, help="tokens per answer")
     parser.add_argument("--quantization", choices=("int8",))
-    parser.add_argument("--served", action="store_true", help="ask servers over HTTP")
+    parser.add_argument("--served", action="store_true", help="measure servers over HTTP")
     parser.add_argument("--save", metavar="NAME", help="keep the figures in results/NAME.json")
     args = parser.parse_args()
     common = {"quantization": args.quantization} if args.quantization else {}

@@ -1,14 +1,14 @@
-"""Paged attention of the CPU kernels against this machine's limits and torch's SDPA.
+"""Paged attention of the CPU kernels beside this machine's limits and torch's SDPA.
 
     python -m bench.kernels.attention [--threads N] [--model NAME] [--type NAME] [--phase NAME]
         [--save]
 
-Decode attends with one token a sequence, over as many layers as it takes to leave the caches, in
-turn; blocks are shuffled, as they are in a pool that has served for a while. Prefill attends with
-all tokens of one prompt. Each round times ours and torch one after the other; a figure is the best
-round, since other work on the machine only ever adds time. The share is of what bounds the call:
-the KV read at the measured bandwidth, or the operations at the measured peak, whichever takes
-longer. torch gets keys and values in one piece, which paged KV never is.
+Decode attends with one token per sequence, over enough layers to exceed the CPU caches. Blocks
+are shuffled, as in a pool that has served for a while. Prefill attends with all tokens of one
+prompt. Each round times TACO and torch one after the other. A figure is the best round, because
+other load only adds time. The share is relative to the bound of the call: the KV read at the
+measured bandwidth, or the operations at the measured peak, whichever takes longer. torch gets
+contiguous keys and values, which paged KV never is.
 """
 
 import argparse
@@ -35,7 +35,7 @@ class Heads:
 
 
 MODELS = {"qwen2-0.5b": Heads(14, 2, 64), "llama-8b": Heads(32, 8, 128)}
-# What a product of bf16 or int8 KV computes with, and one of float32: the roofline's names.
+# Instructions that compute with bf16 or int8 KV, and with float32, by the roofline's names.
 PEAKS = {
     "avx2": ("avx2_fp32", "avx2_fp32"),
     "avx512": ("avx512_fp32", "avx512_fp32"),
@@ -46,7 +46,7 @@ BLOCK_SIZE = 16
 DECODES = tuple((batch, context) for batch in (1, 32, 64) for context in (512, 2048, 8192))
 PREFILLS = (128, 512, 1024, 4096)
 COLD_BYTES = 256 << 20
-MAX_BYTES = 2 << 30  # longer decodes of a large batch are left out
+MAX_BYTES = 2 << 30  # longer decodes of a large batch are skipped
 ROUND_SECONDS = 0.05
 
 
@@ -94,7 +94,7 @@ def main() -> None:
 
 
 def layer_bytes(heads: Heads, dtype: torch.dtype) -> int:
-    """Of a block."""
+    """Returns the bytes of one layer of a block."""
     return block_bytes(dtype, BLOCK_SIZE, 1, heads.kv, heads.dim)
 
 
@@ -106,13 +106,13 @@ def measure(
     rounds: int,
     limits: Limits,
 ) -> dict[str, float]:
-    """`shape` is sequences, tokens of each, and how many of these are new."""
+    """Measures one shape: sequences, tokens per sequence, and how many of these are new."""
     batch, context, num_new = shape
     num_bytes = batch * context // BLOCK_SIZE * layer_bytes(heads, dtype)
     num_layers = max(1, COLD_BYTES // num_bytes) if num_new == 1 else 1
     ours = paged_calls(kernels, heads, dtype, shape, num_layers)
     theirs = torch_calls(heads, dtype, shape, num_layers)
-    pairs = batch * num_new * (2 * context - num_new + 1) // 2  # of a query and a key that it sees
+    pairs = batch * num_new * (2 * context - num_new + 1) // 2  # per query and visible key
     found = time_in_turn(
         ours,
         theirs,
@@ -132,7 +132,7 @@ def paged_calls(
     shape: tuple[int, int, int],
     num_layers: int,
 ) -> list[Callable[[], Tensor]]:
-    """One for each layer."""
+    """Returns one call per layer."""
     batch, context, num_new = shape
     blocks_each = -(-context // BLOCK_SIZE)
     cache = PagedKV.allocate(
@@ -161,7 +161,7 @@ def make_batch(num_seqs: int, context: int, num_new: int, tables: Tensor) -> Pag
 def torch_calls(
     heads: Heads, dtype: torch.dtype, shape: tuple[int, int, int], num_layers: int
 ) -> list[Callable[[], Tensor]]:
-    """None for int8, which SDPA does not take."""
+    """Returns torch's calls; none for int8, which SDPA does not support."""
     if dtype == torch.int8:
         return []
     batch, context, num_new = shape

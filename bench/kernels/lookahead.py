@@ -1,14 +1,13 @@
-"""The lookahead cache: what a token costs to learn, a sequence to draft for, and in memory.
+"""Lookahead cache: time to learn a token, time to draft for a sequence, and bytes per token.
 
     python -m bench.kernels.lookahead [--tokens N] [--rounds N] [--save]
 
-Texts are rows of phrases that return as words of a language do (Zipf's law), so that some contexts
-are common and most are met once. A cache is filled with `--tokens` of them, then 32 sequences are
-decoded from more of the same source: drafts are compared with how the text goes on, and what agrees
-is accepted. Beside it stands a matcher in plain Python that does the same with dictionaries; it
-gets a tenth of the tokens, which is in its favour. Times are of one thread's processor, Python's
-own share of every call included; a figure is the median call's, in the round where it was least,
-since neighbours on the machine only ever add.
+Texts are rows of phrases that recur like words of a language (Zipf's law), so that some contexts
+are common and most occur once. A cache learns `--tokens` of them. Then 32 sequences are decoded
+from more text of the same source: drafts are compared with the text, and the agreeing prefix is
+accepted. For comparison, a matcher in plain Python does the same with dictionaries; it gets a
+tenth of the tokens, which favors it. Times are CPU time of one thread, Python's call overhead
+included. A figure is the median call in the fastest round, because other load only adds time.
 """
 
 import argparse
@@ -43,12 +42,12 @@ MATCHES = range(7, 1, -1)
 
 
 def draw_zipf(rng: np.random.Generator, count: int, size: int) -> IntArray:
-    """Ranks below `size`; that of rank r about as often as 1 / r."""
+    """Draws ranks below `size`; rank r has a probability proportional to 1 / r."""
     return (np.power(float(size), rng.random(count)) - 1).astype(np.int32)
 
 
 class Source:
-    """Texts without end."""
+    """Endless texts."""
 
     def __init__(self, seed: int) -> None:
         self._rng = np.random.default_rng(seed)
@@ -67,7 +66,7 @@ class Source:
         return np.ascontiguousarray(self._tokens[places][:num_tokens])
 
 
-Tree = list[tuple[int, int]]  # parent, token; depth first, the parent of the first is -1
+Tree = list[tuple[int, int]]  # (parent, token), depth first; the parent of the first node is -1
 
 
 class Matcher(Protocol):
@@ -78,7 +77,7 @@ class Matcher(Protocol):
     def append(self, slots: IntArray, num_tokens: IntArray, token_ids: IntArray) -> None: ...
 
     def draft(self, slots: IntArray) -> Callable[[], list[Tree]]:
-        """What gives the tree of each, for the benchmark's own use."""
+        """Returns the draft tree of each sequence; used by this benchmark only."""
         ...
 
 
@@ -119,7 +118,9 @@ class OurCache:
 
 
 class PythonMatcher:
-    """For every context of 7 to 2 tokens a Counter of what followed."""
+    """A matcher in plain Python: for every context of 7 to 2 tokens, a Counter of the next
+    token.
+    """
 
     def __init__(self) -> None:
         self._followers: dict[tuple[int, ...], Counter[int]] = {}
@@ -164,7 +165,7 @@ class PythonMatcher:
 
 
 class Stopwatch:
-    """Of calls that do so many things each."""
+    """CPU time of calls that each process several items."""
 
     def __init__(self) -> None:
         self._costs: list[float] = []
@@ -176,12 +177,12 @@ class Stopwatch:
         return result
 
     def microseconds(self) -> float:
-        """Of a thing, in the median call."""
+        """Returns the microseconds per item of the median call."""
         return 1e6 * statistics.median(self._costs)
 
 
 def num_accepted(tree: Tree, ahead: list[int]) -> int:
-    """Length of the path that agrees with the text ahead."""
+    """Returns the length of the draft path that agrees with the text."""
     node, count = -1, 0
     for index, (parent, token) in enumerate(tree):
         if parent == node and token == ahead[count]:
@@ -190,7 +191,7 @@ def num_accepted(tree: Tree, ahead: list[int]) -> int:
 
 
 def learn(matcher: Matcher, source: Source, num_tokens: int) -> float:
-    """Microseconds a token."""
+    """Returns microseconds per token."""
     learning = Stopwatch()
     for _ in range(num_tokens // CHUNK):
         learning.time(CHUNK, matcher.learn, source.draw(CHUNK))
@@ -198,7 +199,7 @@ def learn(matcher: Matcher, source: Source, num_tokens: int) -> float:
 
 
 def decode(matcher: Matcher, source: Source) -> dict[str, float]:
-    """Microseconds, and accepted tokens of a draft."""
+    """Returns microseconds and accepted tokens per draft."""
     appending, drafting = Stopwatch(), Stopwatch()
     texts = [source.draw(PROMPT + NUM_STEPS * (COPY_LENGTH + 1)) for _ in range(NUM_ROWS)]
     slots = np.arange(NUM_ROWS, dtype=np.int32)

@@ -1,12 +1,12 @@
-"""Products of the CPU kernels against this machine's limits and torch's F.linear.
+"""Matrix products of the CPU kernels beside this machine's limits and torch's F.linear.
 
     python -m bench.kernels.matmul [--threads N] [--model NAME] [--type NAME] [--rows N ...]
         [--save]
 
-Every matrix has as many copies as it takes to leave the caches, and they are multiplied in turn, as
-a model's layers are: the weights come from memory. Each round times ours and torch one after the
-other; a figure is the best round, since other work on the machine only ever adds time. The share is
-of what bounds the product: the weights read at the measured bandwidth, or the operations at the
+Every matrix has enough copies to exceed the CPU caches. They are multiplied in turn, like a
+model's layers, so the weights come from memory. Each round times TACO and torch one after the
+other. A figure is the best round, because other load only adds time. The share is relative to
+the bound of the product: the weights read at the measured bandwidth, or the operations at the
 measured peak of the instruction set, whichever takes longer.
 """
 
@@ -24,7 +24,7 @@ from bench.kernels.rounds import DTYPES, Limits, time_in_turn
 from taco_kernels.cpu.matmul import EncodedRows, PackedMatrix, multiply
 from taco_kernels.library import CpuKernels, load
 
-# Name: n, k, whether it is a gated pair.
+# Name: n, k, and whether it is a gated pair.
 Shapes = dict[str, tuple[int, int, bool]]
 MODELS: dict[str, Shapes] = {
     "0.5b": {
@@ -44,7 +44,7 @@ MODELS: dict[str, Shapes] = {
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 512, 1024)
 COLD_BYTES = 200 << 20
 ROUND_SECONDS = 0.03
-# What a product of each type computes with: the roofline's name of it.
+# Instructions that compute a product of each type, by the roofline's names.
 PEAKS = {
     "avx2": {"bf16": "avx2_fp32", "int8": "avx2_int8", "fp32": "avx2_fp32"},
     "avx512": {"bf16": "avx512_fp32", "int8": "avx512_vnni", "fp32": "avx512_fp32"},
@@ -105,7 +105,7 @@ def measure(
     matrices = [
         PackedMatrix.from_tensor(kernels, weight, dtype, gated=gated) for _ in range(copies)
     ]
-    # torch has no product of dynamically quantized activations that a user would call.
+    # torch has no common product with dynamically quantized activations.
     weights = [weight.to(dtype, copy=True) for _ in range(copies)] if dtype != torch.int8 else []
     lines = []
     for rows in row_counts:

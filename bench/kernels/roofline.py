@@ -1,9 +1,9 @@
-"""What this machine can do at most: memory read, and products out of registers alone.
+"""The machine's limits: memory bandwidth, and multiply-add rate from registers.
 
     python -m bench.kernels.roofline [--threads N] [--save]
 
-Benchmarks of kernels import `measure` and print their share of it. The loops are C++ that is
-compiled here; those whose instructions the CPU has not are left out.
+Benchmarks of kernels import `measure` and print their share of these limits. The loops are C++
+that is compiled here. Loops with instructions that the CPU lacks are skipped.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from pathlib import Path
 from bench import record
 
 SOURCE = Path(__file__).with_suffix(".cpp")
-# Far beyond any cache of a core; a shared cache of some hundred MB would still show.
+# Larger than the caches of a core. A shared cache of some hundred MB would still affect it.
 READ_BYTES = 1 << 30
 REPEATS = 7
 # Operations (a multiply-add is two) of one step of each loop; see roofline.cpp.
@@ -42,18 +42,18 @@ LOOP_SECONDS = 0.05
 
 
 class CompilerError(RuntimeError):
-    """There is no C++ compiler, or it refused the source."""
+    """There is no C++ compiler, or it rejected the source."""
 
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """The best of some runs each.
+    """Best figures of several runs.
 
     Attributes:
-        threads: as many as `all_threads` below means.
+        threads: number of threads of `all_threads` below.
         read_gb_per_s: GB/s (10^9 bytes) with `one_thread` and `all_threads`.
-        peak_gops: 10^9 operations a second, a multiply-add counted as two, by instruction set and
-            number type; likewise with one thread and all.
+        peak_gops: 10^9 operations per second, a multiply-add counted as two, by instruction set and
+            number type; with one thread and with all.
     """
 
     threads: int
@@ -78,7 +78,7 @@ def main() -> None:
 
 
 def measure(threads: int) -> Roofline:
-    """Takes some seconds. Raises `CompilerError`."""
+    """Measures the limits, which takes some seconds. Raises `CompilerError`."""
     loops = _compile()
     numbers = {"one_thread": 1, "all_threads": threads}
     with mmap.mmap(-1, READ_BYTES) as memory:
@@ -124,7 +124,7 @@ def _compile() -> ctypes.CDLL:
 def _read_rate(loops: ctypes.CDLL, memory: mmap.mmap, threads: int) -> float:
     base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     share = READ_BYTES // threads // 4096 * 4096
-    ctypes.memset(base, 1, READ_BYTES)  # pages that were never written read as one page of zeros
+    ctypes.memset(base, 1, READ_BYTES)  # untouched pages would all map to one page of zeros
 
     def read(thread: int) -> None:
         loops.roofline_read(base + thread * share, share)
@@ -142,7 +142,7 @@ def _peak(loops: ctypes.CDLL, loop: str, threads: int) -> float:
 
 
 def _best_seconds(work: Callable[[int], None], threads: int) -> float:
-    """Until the last of the threads is done; each stays on a core of its own."""
+    """Returns the best time until the last thread is done; each thread is pinned to a core."""
     return min(_seconds(work, threads) for _ in range(REPEATS))
 
 
@@ -156,7 +156,7 @@ def _seconds(work: Callable[[int], None], threads: int) -> float:
         os.sched_setaffinity(0, {cores[thread % len(cores)]})
         barrier.wait()
         started[thread] = time.perf_counter()
-        work(thread)  # ctypes lets the other threads run meanwhile
+        work(thread)  # ctypes releases the GIL
         ended[thread] = time.perf_counter()
 
     workers = [threading.Thread(target=run, args=(thread,)) for thread in range(threads)]

@@ -1,4 +1,4 @@
-"""What the benchmarks of CPU kernels share: rounds in turn with torch, and shares of the limits."""
+"""Helpers of the CPU kernel benchmarks: alternating rounds with torch, and shares of the limits."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -15,14 +15,14 @@ DTYPES = {"bf16": torch.bfloat16, "int8": torch.int8, "fp32": torch.float32}
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of this machine: bytes and operations a second with all threads."""
+    """Limits of this machine: bytes and operations per second with all threads."""
 
     read: float
     peak: float
 
     @classmethod
     def of(cls, roof: Roofline, peak: str) -> "Limits":
-        """`peak`: the roofline's name of what a kernel computes with."""
+        """Returns the limits for `peak`, the roofline's name of a kernel's instructions."""
         return cls(
             roof.read_gb_per_s["all_threads"] * 1e9, roof.peak_gops[peak]["all_threads"] * 1e9
         )
@@ -38,12 +38,14 @@ def time_in_turn(
     rounds: int,
     round_seconds: float,
 ) -> dict[str, float]:
-    """The best round of each, since other work on the machine only ever adds time.
+    """Times TACO's and torch's calls in alternating rounds; returns the best round of each.
+
+    The best round counts, because other load on the machine only adds time.
 
     Args:
-        ours: the same call over different memory, so that it comes cold; `theirs` likewise, and
-            empty where torch has no such call.
-        num_bytes, operations: of one call; the share is of the time that these take at least.
+        ours: the same call over different memory, so that its data is not cached; `theirs`
+            likewise, and empty if torch has no such call.
+        num_bytes, operations: of one call; the share is relative to their minimum time.
     """
     best = best_torch = float("inf")
     for _ in range(rounds):
@@ -63,7 +65,7 @@ def time_in_turn(
 
 
 def _seconds_of(calls: Sequence[Call], round_seconds: float) -> float:
-    """Of one call, over as many of them in turn as the seconds allow."""
+    """Returns the seconds of one call, over as many calls in turn as the time limit allows."""
     num_calls = 0
     start = time.perf_counter()
     while (elapsed := time.perf_counter() - start) < round_seconds or not num_calls:

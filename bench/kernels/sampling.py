@@ -1,10 +1,10 @@
-"""Choosing tokens on the CPU kernels, on torch's operations, and by sorting the vocabulary.
+"""Token sampling on the CPU kernels, with torch operations, and by sorting the vocabulary.
 
     python -m bench.kernels.sampling [--rounds N] [--save]
 
-Sorting is what engines without selection kernels do for top-k and top-p. Each round times the three
-one after the other, all with one thread; a figure is the median of the rounds, in milliseconds of
-the thread's processor time a step, so that neighbours on the machine hardly count.
+Engines without selection kernels sort for top-k and top-p. Each round times the three one after
+the other, with one thread. A figure is the median of the rounds in milliseconds of CPU time per
+step, so other load hardly counts.
 """
 
 import argparse
@@ -35,14 +35,14 @@ SETTINGS = {
 
 
 def zipf_logits(num_rows: int) -> Tensor:
-    """As of a language model: the weight of the token of rank r falls with r to the power 1.5."""
+    """Logits like a language model's: the weight of rank r falls with r to the power 1.5."""
     generator = torch.Generator().manual_seed(0)
     ranks = torch.stack([torch.randperm(VOCAB_SIZE, generator=generator) for _ in range(num_rows)])
     return -1.5 * torch.log(ranks + 1.0)
 
 
 def normal_logits(num_rows: int) -> Tensor:
-    """As of random weights: nearly all tokens count, and nothing can be skipped."""
+    """Logits of random weights: nearly all tokens count, so no kernel can skip any."""
     return torch.randn(num_rows, VOCAB_SIZE, generator=torch.Generator().manual_seed(0))
 
 
@@ -61,7 +61,7 @@ def make_metadata(num_rows: int, setting: tuple[float, int, float]) -> SamplingM
 
 
 def sort_and_draw(logits: Tensor, setting: tuple[float, int, float]) -> Tensor:
-    """The common way: sort, mask what lies outside, softmax, exponential race."""
+    """Samples the common way: sort, mask, softmax, exponential race."""
     temperature, top_k, top_p = setting
     if temperature == 0:
         return logits.argmax(-1)
@@ -93,7 +93,7 @@ def measure(
         for name, way in ways.items():
             start = time.thread_time()
             way()
-            if round_number:  # the first one warms caches and allocators
+            if round_number:  # the first round warms caches and allocators
                 times[name].append(1000 * (time.thread_time() - start))
     return {name: round(statistics.median(values), 3) for name, values in times.items()}
 

@@ -1,7 +1,8 @@
-"""The engines there are, and how each is started.
+"""The engines that can be compared, and how each is started.
 
-`DIRECTORY` below is what `install.sh` fills: `models/NAME` with a checkpoint, `models-ov/NAME-fp16`
-and `-int8` with OpenVINO's conversions of it, and the environments `vllm` and `ov`.
+`directory` below is filled by `install.sh`: `models/NAME` with a checkpoint,
+`models-ov/NAME-fp16` and `-int8` with OpenVINO's conversions, and the environments `vllm` and
+`ov`.
 """
 
 import sys
@@ -52,7 +53,7 @@ class Catalogue:
         return min(MAX_MODEL_LEN, longest_sequence(self.checkpoint))
 
     def find(self, name: str, *, prefix_cache: bool) -> EngineSpec:
-        """Raises `ValueError` for a name that is not one of `NAMES`."""
+        """Returns how to start an engine. Raises `ValueError` for a name that is not in `NAMES`."""
         family, *variants = name.split("-")
         if name not in NAMES:
             raise ValueError(f"{name!r} is no engine: give one of {', '.join(NAMES)}")
@@ -94,7 +95,7 @@ class Catalogue:
         if "http" in variants:
             caching = "--enable-prefix-caching" if prefix_cache else "--no-enable-prefix-caching"
             command = [
-                # Its console script fails: the wheel of the CPU build has another name.
+                # vLLM's console script fails, because the CPU build's wheel has another name.
                 *(str(python), "-m", "vllm.entrypoints.openai.api_server"),
                 *("--model", str(self.checkpoint), "--served-model-name", SERVED_NAME),
                 *("--dtype", dtype, "--max-model-len", str(self.max_model_len)),

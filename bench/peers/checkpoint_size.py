@@ -1,4 +1,4 @@
-"""What a checkpoint and its KV cache take, from the files alone."""
+"""Sizes of a checkpoint and its KV cache, computed from the files alone."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ def weight_bytes(checkpoint: Path) -> int:
 
 
 def kv_bytes_per_token(checkpoint: Path) -> int:
-    """Keys and values of all layers in 16 bits."""
+    """Bytes of keys and values of all layers per token, in 16 bits."""
     config = _config(checkpoint)
     num_heads = config["num_attention_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // num_heads
@@ -21,12 +21,12 @@ def kv_bytes_per_token(checkpoint: Path) -> int:
 
 
 def longest_sequence(checkpoint: Path) -> int:
-    """The model's own limit, in tokens."""
+    """The model's own maximum length, in tokens."""
     return _config(checkpoint)["max_position_embeddings"]
 
 
 def num_blocks(checkpoint: Path, kv_gib: int) -> int:
-    """TACO's KV blocks that fill `kv_gib` GiB."""
+    """Number of TACO's KV blocks in `kv_gib` GiB."""
     return (kv_gib << 30) // (BLOCK_SIZE * kv_bytes_per_token(checkpoint))
 
 

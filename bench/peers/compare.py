@@ -1,9 +1,9 @@
-"""TACO beside other engines on one machine: the same work in turns, ratios with 95% intervals.
+"""Compares TACO with other engines on one machine: alternating runs, ratios with 95% intervals.
 
     python -m bench.peers.compare --directory /tmp/peers --ours taco --peer vllm openvino
 
-`bench/peers/install.sh` fills the directory. Every engine is a process that is started and warmed
-before anything is timed; one round gives one pair with each peer. Use a quiet machine.
+`bench/peers/install.sh` fills the directory. Every engine is a process that is started and
+warmed up before any timing. One round gives one pair with each peer. Use a quiet machine.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from bench.peers.goals import HIGHER_IS_BETTER
 from bench.peers.sitting import Values, peak_memory_bytes, start_seconds, take_turns, warm_engines
 from bench.peers.workloads import MEMORY, Workload
 
-ALONE = ("start", "memory")  # workloads that start engines of their own
+ALONE = ("start", "memory")  # workloads that start their own engines
 
 
 def main() -> None:
@@ -46,9 +46,9 @@ def main() -> None:
 
 
 class Sitting:
-    """Gathers the record of one sitting; see `comparison` for its form.
+    """Collects the record of one run; see `comparison` for its format.
 
-    Each workload is printed and saved as soon as it is done: a sitting may take an hour.
+    Prints and saves each workload as soon as it is done, because a run may take an hour.
     """
 
     def __init__(

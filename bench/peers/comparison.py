@@ -1,7 +1,7 @@
-"""Measured values as a record: medians, the ratios of pairs, and which goals they reach.
+"""Turns measured values into a record: medians, ratios of pairs, and the goals that they reach.
 
 A record holds, by workload and figure: `values` by engine, their `medians`, and `ratios` as
-`{ours: {theirs: [ratio, low, high]}}`. Verdicts are not stored: they follow from it.
+`{ours: {theirs: [ratio, low, high]}}`. Verdicts are not stored but computed from it.
 """
 
 import statistics
@@ -19,11 +19,11 @@ class Verdict:
     """One figure of one of our engines beside another engine.
 
     Attributes:
-        theirs: None where there is none to compare with; then `interval` is None, too.
-        candidates: the engines that `theirs` is the best of, itself included.
-        interval: None of fewer than two rounds, too.
-        goal: as text; empty where none is set.
-        outcome: empty without a goal, or without the interval that it is about.
+        theirs: the other engine; None if there is none, and then `interval` is None, too.
+        candidates: the engines of which `theirs` is the best.
+        interval: None for fewer than two rounds, too.
+        goal: as text; empty if there is none.
+        outcome: empty without a goal, or without the interval that the goal needs.
     """
 
     workload: str
@@ -39,7 +39,7 @@ class Verdict:
 
 
 def record_of(values: Values, ours: Sequence[str]) -> dict[str, Any]:
-    """The record of one figure; the ratios need at least two rounds."""
+    """Returns the record of one figure; ratios need at least two rounds."""
     return {
         "values": {name: [round(value, 3) for value in got] for name, got in values.items()},
         "medians": {name: round(statistics.median(got), 3) for name, got in values.items()},
@@ -56,7 +56,7 @@ def record_of(values: Values, ours: Sequence[str]) -> dict[str, Any]:
 
 
 def verdicts(record: Mapping[str, Any]) -> Iterator[Verdict]:
-    """What a whole record says of our engines, one verdict a workload, figure and engine."""
+    """Returns one verdict per workload, figure and engine of ours."""
     ours = [name for name in record["engines"] if name.startswith("taco")]
     for workload, entry in record["workloads"].items():
         for figure, measured in entry["figures"].items():
@@ -97,7 +97,7 @@ def _verdict(
 def _candidates(
     engines: Mapping[str, Any], medians: Mapping[str, float], ours: str, goal: Goal | None
 ) -> tuple[str, ...]:
-    """The peers that were measured and whose weights have at least as many bits as ours."""
+    """Returns the measured peers whose weights have at least as many bits as ours."""
     if goal is not None and goal.against is not None:
         return (goal.against,) if goal.against in medians else ()
     bits = engines[ours]["weight_bits"]

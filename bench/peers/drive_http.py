@@ -1,8 +1,8 @@
-"""Any server that speaks OpenAI's `/v1/completions` with prompts of token ids and `ignore_eos`.
+"""Drives any server with OpenAI's `/v1/completions`, prompts of token ids, and `ignore_eos`.
 
-The options: `command`, in which `{port}` stands for the port; `model`, the name in requests;
-`version`, what the server is. The client shares the server's cores, so it reads as little as it
-can: a chunk is not parsed, but for the last one, which holds the number of tokens.
+Options: `command`, where `{port}` is replaced by the port; `model`, the name in requests;
+`version`, the server's version. The client shares the server's cores, so it reads as little as
+possible: it parses only the last chunk, which holds the number of tokens.
 """
 
 import asyncio
@@ -76,7 +76,7 @@ class HttpEngine:
 
 
 async def _chunks(reader: asyncio.StreamReader) -> Any:
-    """The body's chunks (RFC 9112, section 7.1)."""
+    """Yields the body's chunks (RFC 9112, section 7.1)."""
     head = await reader.readuntil(b"\r\n\r\n")
     status = head.split(b" ", 2)[1]
     if status != b"200":
@@ -86,7 +86,7 @@ async def _chunks(reader: asyncio.StreamReader) -> Any:
 
 
 def _num_tokens(tail: bytes) -> int:
-    """What the usage in the last event of a stream says."""
+    """Returns the number of tokens in the usage of a stream's last event."""
     events = [line[6:] for line in tail.split(b"\n") if line.startswith(b"data: {")]
     usage = json.loads(events[-1])["usage"] if events else None
     if usage is None:

@@ -1,4 +1,6 @@
-"""OpenVINO GenAI's continuous batching pipeline, stepped here so that tokens can be timed."""
+"""Drives OpenVINO GenAI's continuous batching pipeline, step by step so that tokens can be
+timed.
+"""
 
 import itertools
 import time
@@ -12,7 +14,7 @@ import openvino_genai
 from bench.peers import driver
 from bench.peers.workloads import Request
 
-# Its default of 256 reads prompts in needlessly small steps.
+# OpenVINO's default of 256 splits prompts into small steps.
 MAX_BATCHED_TOKENS = 1024
 
 

@@ -1,4 +1,4 @@
-"""TACO in process: `AsyncLLMEngine`, the engine behind `LLM`."""
+"""Drives TACO in process: `AsyncLLMEngine`, the engine of `LLM`."""
 
 import asyncio
 import time
@@ -28,7 +28,7 @@ class TacoEngine:
         self._runner.run(self._engine.shutdown())
 
     async def _run_all(self, requests: list[Request]) -> list[driver.Times]:
-        # One stream is watched token by token; a batch is waited for, as `LLM` does.
+        # One stream is read token by token; a batch is awaited as a whole, as `LLM` does.
         run_one = self._watch if len(requests) == 1 else self._complete
         started = time.perf_counter()
         return await asyncio.gather(*(run_one(request, started) for request in requests))

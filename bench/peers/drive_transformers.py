@@ -1,4 +1,4 @@
-"""Hugging Face transformers: `generate` over one static batch, padded on the left."""
+"""Drives Hugging Face transformers: `generate` on one static batch, padded on the left."""
 
 import time
 from collections.abc import Iterator
@@ -23,7 +23,9 @@ class TransformersEngine:
 
     @torch.inference_mode()
     def run(self, requests: list[Request]) -> list[driver.Times]:
-        """Shorter requests wait for the longest; a request's tokens are counted up to its end."""
+        """Runs a static batch: short requests wait for the longest; tokens are counted up to
+        each one's end.
+        """
         longest = max(len(request.prompt) for request in requests)
         ids = torch.zeros(len(requests), longest, dtype=torch.long)
         mask = torch.zeros_like(ids)
@@ -41,7 +43,7 @@ class TransformersEngine:
         )
         ended = time.perf_counter()
         assert output.shape[1] == longest + num_steps
-        # Logits are processed right before a token is chosen; the choice itself costs nothing.
+        # Logits are processed right before a token is chosen; choosing it costs almost nothing.
         return [
             driver.Times(
                 steps.times[0] - steps.started,
@@ -53,7 +55,7 @@ class TransformersEngine:
 
 
 class _Steps:
-    """A logits processor that changes nothing and notes when it is called."""
+    """A logits processor that changes nothing and records when it is called."""
 
     def __init__(self) -> None:
         self.started = time.perf_counter()

@@ -1,4 +1,4 @@
-"""vLLM's offline engine; the environment variables it needs are set by the catalogue."""
+"""Drives vLLM's offline engine; the catalogue sets the environment variables that it needs."""
 
 import time
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ class VllmEngine:
             max_model_len=settings.max_model_len,
             max_num_seqs=settings.max_num_seqs,
             enable_prefix_caching=settings.prefix_cache,
-            disable_log_stats=False,  # the times of first and last tokens come with them
+            disable_log_stats=False,  # statistics include the times of first and last tokens
             seed=0,
         )
 
@@ -37,7 +37,7 @@ class VllmEngine:
             )
             for request in requests
         ]
-        # The engine's own monotonic clock has another zero than the arrival's wall clock.
+        # The engine's monotonic clock and the arrival's wall clock have different origins.
         submitted = time.monotonic()
         outputs = self.llm.generate(prompts, params, use_tqdm=False)
         return [

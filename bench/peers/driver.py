@@ -1,9 +1,9 @@
-"""A driver's side of the pipe: it runs what it is told on standard input.
+"""A driver's side of the pipe: runs workloads that it reads from standard input.
 
-A driver is a process of its own, in its engine's environment, so that its start is in no timing and
-the engines share nothing. It imports the standard library and its engine only. One JSON object a
-line goes each way: `{"requests": [[ids, number of tokens], …]}` in, a `Report` or
-`{"error": text}` out. It ends as its input does.
+A driver is its own process in its engine's environment, so that no start is timed and engines
+share nothing. It imports only the standard library and its engine. Each direction sends one JSON
+object per line: `{"requests": [[ids, number of tokens], …]}` in; a `Report` or `{"error": text}`
+out. It exits when its input ends.
 """
 
 import json
@@ -20,12 +20,12 @@ from bench.peers.workloads import Request
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How an engine is to run; the same for all of them.
+    """Settings of a run, the same for all engines.
 
     Attributes:
         model: directory of the checkpoint, in the engine's own format.
         kv_gib: memory of the KV cache in GiB.
-        options: what only this engine knows.
+        options: settings that only this engine has.
     """
 
     model: str
@@ -39,7 +39,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """One request: seconds from the workload's start, and how many tokens it got."""
+    """One request: seconds from the workload's start, and its number of tokens."""
 
     first_token: float
     last_token: float
@@ -48,7 +48,7 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A workload that was run; `seconds` is from the first submission to the last token."""
+    """A finished workload; `seconds` is from the first submission to the last token."""
 
     seconds: float
     times: list[Times]
@@ -59,7 +59,7 @@ class Report:
 
 
 class Engine(Protocol):
-    """An engine that is loaded."""
+    """A loaded engine."""
 
     version: str
 
@@ -68,8 +68,10 @@ class Engine(Protocol):
 
 
 def main(start: Callable[[Settings], AbstractContextManager[Engine]]) -> None:
-    """Starts the engine as the first argument says, then runs workloads until the input ends."""
-    # Engines print to standard output what they like: it becomes standard error.
+    """Starts the engine with the first argument's settings, then runs workloads until input
+    ends.
+    """
+    # Engines may print to standard output: redirect that to standard error.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
 

@@ -1,4 +1,4 @@
-"""One engine in a process of its own, told over a pipe what to run."""
+"""Runs one engine in its own process, controlled over a pipe."""
 
 import json
 import os
@@ -15,25 +15,25 @@ from bench.peers.workloads import Request
 
 ROOT = Path(__file__).parents[2]
 STOP_SECONDS = 60.0
-# An engine that uses more of a core than this while it has nothing to do is stopped meanwhile. One
-# that spins uses all of it; a server's heartbeats and statistics are no reason to stop it, and to
-# break its connections.
+# An engine that uses more of a core than this when idle is suspended between its turns. A spinning
+# engine uses a whole core. A server's heartbeats and statistics stay below it, so that its
+# connections are not broken.
 IDLE_CPU_SHARE = 0.1
 IDLE_SECONDS = 1.0
 
 
 class EngineError(RuntimeError):
-    """An engine did not start, failed or died; the message ends with its last lines."""
+    """An engine failed to start, failed or died; the message ends with its last log lines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSpec:
-    """How one engine is started.
+    """How to start one engine.
 
     Attributes:
         python: the interpreter of its environment.
         driver: a module of this package.
-        weight_bits: of the weights as it computes with them.
+        weight_bits: bits per weight that it computes with.
     """
 
     name: str
@@ -45,11 +45,11 @@ class EngineSpec:
 
 
 class EngineProcess:
-    """Started and ready as soon as it is made.
+    """A running engine; the constructor waits until it is ready.
 
     Attributes:
         version: the engine's own name and version.
-        idle_cpu_share: of one core, with nothing to do.
+        idle_cpu_share: share of one core that it uses when idle.
     """
 
     def __init__(self, spec: EngineSpec) -> None:
@@ -99,7 +99,7 @@ class EngineProcess:
         return self.idle_cpu_share > IDLE_CPU_SHARE
 
     def pause(self) -> None:
-        """Leaves the cores to others; an engine that sleeps by itself is left alone."""
+        """Frees the cores for other engines; an engine that sleeps by itself is left alone."""
         if self.spins:
             self.tree.suspend()
 
@@ -108,7 +108,7 @@ class EngineProcess:
             self.tree.resume()
 
     def close(self) -> None:
-        """Lets the engine end by itself. Idempotent."""
+        """Ends the engine in order. Idempotent."""
         if self._process.poll() is None:
             self.resume()
             assert self._process.stdin is not None
@@ -120,7 +120,7 @@ class EngineProcess:
         self._log.close()
 
     def kill(self) -> None:
-        """Ends the engine and all it started at once, in the middle of a workload, too."""
+        """Kills the engine and its child processes at once, also in the middle of a workload."""
         if self._process.poll() is None:
             self.tree.kill()
             self._process.wait()

@@ -1,8 +1,8 @@
 """TACO's goals against other engines on one machine, and whether a measurement reaches them.
 
-A goal is *met* if the ratio reaches it and the worse end of the interval is within 10% of it. It is
-*missed* if no part of the interval reaches it. Everything else is *undecided*: the interval is too
-wide to say, and more pairs or a quieter machine are needed.
+A goal is *met* if the ratio reaches it and the worse end of the interval is within 10% of it. It
+is *missed* if no part of the interval reaches it. Otherwise it is *undecided*: the interval is
+too wide, and more pairs or a quieter machine are needed.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,12 +13,12 @@ from bench.interval import Interval
 
 HIGHER_IS_BETTER = frozenset({"tokens_per_s"})
 MET, UNDECIDED, MISSED = "met", "undecided", "missed"
-TOLERANCE = 0.1  # of the goal: how far the worse end of a met goal's interval may be from it
+TOLERANCE = 0.1  # fraction of the goal: allowed distance of the interval's worse end
 
 
 def outcome_of(value: float, low: float, high: float, limit: float, *, at_least: bool) -> str:
-    """MET, UNDECIDED or MISSED, for a value with the interval `low` to `high` around it."""
-    if at_least:  # turned round, so that lower is better below
+    """Returns MET, UNDECIDED or MISSED for a value with the interval `low` to `high`."""
+    if at_least:  # inverted, so that lower is better below
         value, low, high, limit = -value, -high, -low, -limit
     if value <= limit and high <= limit + TOLERANCE * abs(limit):
         return MET
@@ -30,9 +30,9 @@ class Goal:
     """A limit of a ratio ours / theirs.
 
     Attributes:
-        ours: the engine that it is for.
-        workload, figure: what is compared.
-        limit: the ratio to reach: at most, or at least where higher is better.
+        ours: our engine.
+        workload, figure: the compared quantity.
+        limit: the ratio to reach: at most, or at least if higher is better.
         against: the engine to compare with; None: the best peer.
     """
 
@@ -55,7 +55,7 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The most that one of our engines may take, whatever others do."""
+    """An absolute limit of one of our engines, independent of other engines."""
 
     most: float
     unit: str
@@ -95,7 +95,7 @@ def find_goal(ours: str, workload: str, figure: str) -> Goal | None:
 
 
 def best(figure: str, medians: Mapping[str, float], names: Iterable[str]) -> str | None:
-    """The engine of `names` with the best median of `figure`; None if none of them has one."""
+    """Returns the engine with the best median of `figure`; None if no engine has one."""
     measured = [name for name in names if name in medians]
     choose = max if figure in HIGHER_IS_BETTER else min
     return choose(measured, key=medians.__getitem__) if measured else None

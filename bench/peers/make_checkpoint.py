@@ -1,9 +1,9 @@
-"""A checkpoint of random bf16 weights in a known shape: speed does not depend on what they say.
+"""Creates a checkpoint of random bf16 weights in a known shape, for speed comparisons.
 
     python bench/peers/make_checkpoint.py DIRECTORY [--shape qwen2-0.5b]
 
-Nothing is fetched. Prompts are token ids; the tokenizer has a text for every id, since a server
-sends nothing for a token without one.
+Nothing is downloaded. Prompts are token ids. The tokenizer has a text for every id, because a
+server sends nothing for a token without text.
 """
 
 import argparse
@@ -50,7 +50,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_attention_heads": 12,
         "num_key_value_heads": 2,
     },
-    # Small enough for a trial of the kit itself.
+    # Small enough to test the benchmark itself.
     "qwen2-tiny": _QWEN2
     | {
         "vocab_size": 8192,
@@ -117,7 +117,7 @@ def _weights(config: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 
 def _tokenizer(vocab_size: int) -> Tokenizer:
-    """Special tokens, all bytes, and numbers: " 300" is the token 300."""
+    """Makes a tokenizer of special tokens, all bytes, and numbers: " 300" is token 300."""
     known = (*SPECIAL_TOKENS, *sorted(pre_tokenizers.ByteLevel.alphabet()))
     numbers = (f"Ġ{token_id}" for token_id in range(len(known), vocab_size))
     vocabulary = {token: token_id for token_id, token in enumerate((*known, *numbers))}

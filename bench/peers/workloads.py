@@ -1,8 +1,8 @@
-"""What every engine is asked: prompts of token ids, exact numbers of output tokens, greedy.
+"""Workloads: prompts of token ids, exact numbers of output tokens, greedy sampling.
 
-No tokenizer is in the timed path and the end-of-sequence token is ignored, so all engines compute
-the same number of tokens. A workload is written `COUNTxPROMPT/OUTPUT`, where a length is a number
-or a range and a prompt may begin with tokens that all requests share: `1x128/128`,
+No tokenizer is in the timed path and the end-of-sequence token is ignored, so all engines
+compute the same number of tokens. A workload is written `COUNTxPROMPT/OUTPUT`. A length is a
+number or a range, and a prompt may begin with tokens that all requests share: `1x128/128`,
 `64x16-512/16-256`, `32x512+32/32`.
 """
 
@@ -10,7 +10,7 @@ import random
 import re
 from dataclasses import dataclass
 
-# Above the special tokens of every vocabulary at hand and below the smallest vocabulary.
+# Above the special tokens of every known vocabulary and below the smallest vocabulary.
 LOW_ID, HIGH_ID = 16, 4000
 
 _SHAPE = re.compile(
@@ -20,7 +20,7 @@ _SHAPE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One prompt and how many tokens must follow it."""
+    """A prompt and its number of output tokens."""
 
     prompt: list[int]
     num_output_tokens: int
@@ -28,7 +28,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """A number of tokens, drawn evenly from `low` to `high`."""
+    """A number of tokens, drawn uniformly from `low` to `high`."""
 
     low: int
     high: int
@@ -47,9 +47,9 @@ class Workload:
     """Requests that are sent all at once.
 
     Attributes:
-        num_shared: tokens that all prompts begin with; they are computed with the prefix cache on,
-            and new in every round, so that the cache does not know them.
-        figures: what is compared, by the names of `sitting.figures_of`.
+        num_shared: common prefix length of all prompts. It is computed with the prefix cache on,
+            and is new in every round, so that it is not cached before.
+        figures: compared figures, by the names of `sitting.figures_of`.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Workload:
         return ("seconds",) if self.prefix_cache else ("tokens_per_s",)
 
     def requests(self, round_number: int = 0) -> list[Request]:
-        """The same for every engine; each round draws its own."""
+        """Returns the same requests for every engine; each round draws its own."""
         seed = self.seed + round_number
         rng = random.Random(seed)
         shared = _draw_ids(rng, self.num_shared)
@@ -84,7 +84,7 @@ class Workload:
 
 
 def parse(text: str) -> Workload:
-    """A workload by its name or by its shape.
+    """Parses a workload's name or shape.
 
     Raises:
         ValueError: it is neither.
@@ -124,11 +124,11 @@ NAMED = {
     "mixed": _shape("mixed", "64x16-512/16-256", seed=4000),
     "prefix": _shape("prefix", "32x512+32/32", seed=5000),
 }
-# Both before anything is timed: one short batch, and one that is wider than a step of decoding.
+# Run before any timing: one short batch, and one wider than a decode step.
 WARM_UP = (
     _shape("warm up", "2x64/8", seed=99),
     _shape("warm up wide", "33x40/4", seed=99),
 )
-# All sequences run at once and are as long as this before the first one ends.
+# All sequences run at once and reach this length before the first one ends.
 MEMORY = _shape("memory", "64x448/64", seed=7000)
 FIRST_TOKEN = _shape("first token", "1x16/1", seed=98)

@@ -1,6 +1,6 @@
-"""The figures of bench/engine/speculation.py as a table for the docs and as a plot.
+"""Draws docs/images/speculation.svg, and makes the docs' table, from bench.engine.speculation.
 
-python -m bench.report.speculation      # writes docs/images/speculation.svg
+python -m bench.report.speculation
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _HEADINGS = (
 
 
 def speculation_table(results: Path) -> Iterator[str]:
-    """All sittings: the files `speculation*.json`, one after the other."""
+    """Yields the table of all runs: the files `speculation*.json`."""
     records = _records(results)
     if not records:
         yield "Nothing has been recorded yet."
@@ -74,11 +74,11 @@ def _note(record: Record) -> str:
 
 
 def write_plot(results: Path, path: Path) -> None:
-    """A column a workload: above the speed-up with its interval, below the accepted drafts."""
+    """Draws one column per workload: speed-up with its interval above, accepted drafts below."""
     import matplotlib
     from matplotlib.figure import Figure
 
-    matplotlib.rcParams["svg.hashsalt"] = "taco"  # the same figures give the same file
+    matplotlib.rcParams["svg.hashsalt"] = "taco"  # equal figures give an equal file
     merged: dict[str, dict[str, Record]] = {}
     for record in _records(results):
         for workload, drafters in record["figures"].items():

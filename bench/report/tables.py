@@ -2,7 +2,7 @@
 
     python -m bench.report.tables [--check]
 
-A table stands between `<!-- table: NAME -->` and `<!-- end of table -->`; with --check nothing is
+A table is between `<!-- table: NAME -->` and `<!-- end of table -->`. With --check nothing is
 written, and a page that differs from the results is an error.
 """
 
@@ -38,9 +38,9 @@ class Row:
     """One figure of a part of TACO.
 
     Attributes:
-        what: is measured.
-        result: the file's name, without its ending.
-        show: the figure as text, of the result's figures.
+        what: the measured quantity.
+        result: name of the result file, without its ending.
+        show: formats the figure from the result's figures.
     """
 
     what: str
@@ -137,7 +137,7 @@ def main() -> None:
 
 
 def changed_pages(results: Path) -> Iterator[tuple[Path, str]]:
-    """The pages whose tables are not as the results say, and how they would read."""
+    """Returns the pages whose tables differ from the results, with their new text."""
     for page in PAGES:
         text = (ROOT / page).read_text()
         new = with_tables(text, results)
@@ -146,7 +146,7 @@ def changed_pages(results: Path) -> Iterator[tuple[Path, str]]:
 
 
 def with_tables(text: str, results: Path) -> str:
-    """Raises `KeyError` for a table that there is not."""
+    """Returns the page with current tables. Raises `KeyError` for an unknown table."""
     makers = {
         "highlights": highlights_table,
         "parts": parts_table,
@@ -168,7 +168,7 @@ def parts_table(results: Path) -> Iterator[str]:
 
 
 def peers_table(results: Path) -> Iterator[str]:
-    """All sittings with other engines: the files `peers*.json`, one after the other."""
+    """Yields the table of all runs with other engines: the files `peers*.json`."""
     records = [_read(path) for path in sorted(results.glob("peers*.json"))]
     if not records:
         yield "No sitting has been recorded yet."
@@ -199,7 +199,7 @@ def roofline_table(results: Path) -> Iterator[str]:
 
 
 def perplexity_table(results: Path) -> Iterator[str]:
-    """Of each way to store weights and KV, beside the first."""
+    """Yields each storage type of weights and KV, relative to the first."""
     perplexities: dict[str, float] = _read(results / "perplexity.json")["figures"]["perplexity"]
     exact = next(iter(perplexities.values()))
     yield from ("| weights, KV | perplexity | |", "|---|---|---|")
@@ -230,7 +230,7 @@ def _peers_row(verdict: Verdict, shape: str, sitting: int) -> str:
 
 
 def describe(shape: str) -> str:
-    """A workload's shape in words: `32x512+32/16` is 32 requests that share 512 of 544 tokens."""
+    """Describes a workload's shape: `32x512+32/16` is 32 requests that share 512 of 544 tokens."""
     workload = parse(shape)
     prompt, output = _length(workload.prompt), _length(workload.output)
     if workload.count == 1:
@@ -249,7 +249,7 @@ def _length(length: Length) -> str:
 
 
 def _number(value: float) -> str:
-    """Three digits, and all of those before the point."""
+    """Formats with three digits, and all digits before the decimal point."""
     decimals = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
     return f"{value:,.{decimals}f}"
 
