@@ -1,10 +1,10 @@
-"""Everything worth doing on a borrowed GPU, in two commands of ten minutes.
+"""Runs every GPU benchmark, in two commands of ten minutes.
 
     bench/gpu/run.sh --call 1|2 [--minutes 9.5] [--only machine attention …] [--device cpu]
 
-Correctness first, then kernels, then a whole model; each part is a process with a time limit, and
-writes its own file of figures under $OUT, or under bench/results/gpu/ where OUT is not set. The
-last thing printed is a table with the goals.
+Runs correctness tests first, then kernels, then a whole model. Each part is a process with a
+time limit and writes its own file of figures under $OUT, or under bench/results/gpu/ if OUT is
+not set. The last output is a table with the goals.
 """
 
 from __future__ import annotations
@@ -73,13 +73,13 @@ def _run_parts(
 
 
 def run_part(name: str, device: str, folder: Path, seconds: float) -> None:
-    """Measures one part in this process; its record is in `folder` whatever happens later."""
+    """Measures one part in this process; its record in `folder` is complete after every figure."""
     if device == "cpu":
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch looks
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch reads it
         from support import triton_interpreter
 
         triton_interpreter.install()
-    from bench.gpu.harness.context import open_context  # a run itself needs no torch
+    from bench.gpu.harness.context import open_context  # the run itself needs no torch
 
     with open_context(name, device, folder, seconds) as context:
         importlib.import_module(f"bench.gpu.parts.{name}").measure(context)
@@ -87,8 +87,9 @@ def run_part(name: str, device: str, folder: Path, seconds: float) -> None:
 
 @contextmanager
 def _prebuilding() -> Iterator[None]:
-    """flashinfer compiles for minutes: it begins at once, on cores that the first parts leave, and
-    is ended with the run, however that ends."""
+    """Compiles flashinfer in the background, which takes minutes, while the first parts run. The
+    process is killed when the run ends, also if it fails.
+    """
     command = [sys.executable, "-m", "bench.gpu.harness.prebuild"]
     process = subprocess.Popen(command, start_new_session=True)
     try:
@@ -98,7 +99,7 @@ def _prebuilding() -> Iterator[None]:
 
 
 def _default_folder(device: str) -> Path:
-    """What is no figure of a GPU stays out of the results."""
+    """Keeps figures that were not measured on a GPU out of the results folder."""
     if folder := os.environ.get("OUT"):
         return Path(folder)
     return RESULTS if device == "cuda" else Path(tempfile.mkdtemp(prefix="taco-gpu-trial-"))
@@ -117,9 +118,11 @@ def _parse_args() -> argparse.Namespace:
         prog="run.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     names = [part.name for part in processes.PARTS]
-    parser.add_argument("--minutes", type=float, default=9.5, help="for all parts together")
+    parser.add_argument(
+        "--minutes", type=float, default=9.5, help="time limit of all parts together"
+    )
     calls = range(1, processes.NUM_CALLS + 1)
-    parser.add_argument("--call", type=int, choices=calls, help="the parts of this call alone")
+    parser.add_argument("--call", type=int, choices=calls, help="run only the parts of this call")
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help=", ".join(names))
     parser.add_argument(
         "--device",
@@ -127,9 +130,9 @@ def _parse_args() -> argparse.Namespace:
         default="cuda",
         help="cpu tries the scripts themselves: tiny shapes, kernels interpreted",
     )
-    # What a run tells its parts.
+    # Arguments that a run passes to its parts.
     parser.add_argument("--part", choices=names, help=argparse.SUPPRESS)
-    parser.add_argument("--folder", type=Path, help="for the records, instead of OUT")
+    parser.add_argument("--folder", type=Path, help="folder of the records, instead of OUT")
     parser.add_argument("--seconds", type=float, default=60.0, help=argparse.SUPPRESS)
     return parser.parse_args()
 

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Everything worth doing on a borrowed GPU, in two calls of ten minutes: bench/gpu/README.md.
+# Runs every GPU benchmark in two calls of ten minutes: see bench/gpu/README.md.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 path=$PWD # `bench` itself
 for folder in proto common kernels worker scheduler gateway license taco_llm demo tests; do
   path="$path:$PWD/$folder"
 done
-# Wheels that were carried along (README.md) come before what the machine has.
+# Wheels in .whl/ (README.md) take precedence over installed packages.
 if compgen -G ".whl/*.whl" >/dev/null; then
   "${PYTHON:-python3}" -m pip install --quiet --upgrade --no-index --no-deps \
     --target .whl/installed .whl/*.whl

@@ -1,4 +1,4 @@
-"""Triton kernels compiled and kept in the cache on disk, and not launched."""
+"""Compiles Triton kernels into the cache on disk without launching them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from triton.runtime.jit import JITFunction
 
 @contextmanager
 def compile_only() -> Iterator[None]:
-    """Launches inside compile the variant that they would run, under the same key of the cache."""
+    """Turns launches into compilations of the same variant, under the same cache key."""
     launch = JITFunction.run
 
     def compile_(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:

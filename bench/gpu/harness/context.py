@@ -1,4 +1,4 @@
-"""What every part gets: the device, the sizes to measure with, and its record."""
+"""Context of every part: the device, the sizes to measure with, and the record."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _NOT_MEASURED_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A GPU; or the CPU, which tries the scripts themselves with shapes as small as can be."""
+    """A GPU; or the CPU, which tests the scripts with the smallest possible shapes."""
 
     device: torch.device
 
     @property
     def is_real(self) -> bool:
-        """Whether figures mean something."""
+        """Whether figures are meaningful."""
         return self.device.type == "cuda"
 
     @property
     def dtype(self) -> torch.dtype:
-        """The interpreter's product of bfloat16 is wrong."""
+        """Number type: Triton's interpreter computes wrong products of bfloat16."""
         return torch.bfloat16 if self.is_real else torch.float16
 
     @property
@@ -38,20 +38,22 @@ class Device:
 
     @property
     def num_sms(self) -> int:
-        """Multiprocessors; four where there are none."""
+        """Number of multiprocessors; four without a GPU."""
         if not self.is_real:
             return 4
         return torch.cuda.get_device_properties(self.device).multi_processor_count
 
     def free_bytes(self) -> int:
-        """Of the device's memory."""
+        """Free bytes of the device's memory."""
         if not self.is_real:
             return _NOT_MEASURED_BYTES
         torch.cuda.empty_cache()
         return torch.cuda.mem_get_info(self.device)[0]
 
     def num_sets(self, num_bytes: int) -> int:
-        """How many sets of `num_bytes` to take turns with, so that none is found in the L2."""
+        """Returns how many sets of `num_bytes` to alternate between, so that none stays in the
+        L2 cache.
+        """
         if not self.is_real:
             return 2
         return max(1, min(64, -(-4 * self.l2_bytes // num_bytes)))
@@ -59,14 +61,14 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Context(Device):
-    """One part of a run; `report` takes its figures."""
+    """One part of a run; `report` records its figures."""
 
     report: Report
 
 
 @contextmanager
 def open_context(part: str, device: str, folder: Path, seconds: float) -> Iterator[Context]:
-    """Ends the process with `NO_DEVICE_CODE` where there is no such device."""
+    """Opens a part's context. Exits with `NO_DEVICE_CODE` if the device does not exist."""
     if device == "cuda" and not torch.cuda.is_available():
         sys.exit(NO_DEVICE_CODE)
     torch.manual_seed(0)

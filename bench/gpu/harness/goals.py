@@ -1,4 +1,4 @@
-"""What TACO has set itself to reach on one H200, read off the records of a run."""
+"""TACO's goals on one H200, evaluated from the records of a run."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from bench.peers.goals import MET, MISSED
 NOT_MEASURED = "not measured"
 _BATCH = "decode 128x1024"
 _IDLE = ("traced", "idle_share")
-# Below so much KV a decode is bound by launches and its last wave, whatever reads it.
+# With less KV, launches and the last wave bound a decode, whatever kernel reads it.
 _BANDWIDTH_BOUND_MB = 256.0
 _SMALL_PEERS = ("sdpa_flash", "sdpa_cudnn", "xformers")
-# A part's figures by name.
+# Figures of a part, by name.
 Figures = Mapping[str, Any]
 
 
@@ -23,8 +23,8 @@ class Goal:
     """A limit of one number.
 
     Attributes:
-        part: whose figures `find` takes; it gives None where the number is not among them.
-        at_least: the number is to be high.
+        part: the part whose figures `find` reads; `find` returns None if the number is missing.
+        at_least: whether higher is better.
     """
 
     text: str
@@ -35,7 +35,7 @@ class Goal:
     at_least: bool = True
 
     def outcome(self, figures: Figures) -> tuple[float | None, str]:
-        """The number, and MET, MISSED or NOT_MEASURED."""
+        """Returns the number, and MET, MISSED or NOT_MEASURED."""
         value = self.find(figures)
         if value is None:
             return None, NOT_MEASURED
@@ -48,7 +48,7 @@ class Goal:
 
 
 def _decode_share(figures: Figures) -> float | None:
-    """The worst of the decodes that are bound by reading their KV."""
+    """Returns the worst bandwidth share of the decodes that are bound by reading their KV."""
     shares = [
         line["copy_share"]
         for name, line in figures.items()
@@ -58,7 +58,7 @@ def _decode_share(figures: Figures) -> float | None:
 
 
 def _small_decode_ratio(figures: Figures) -> float | None:
-    """Of the decodes with less KV the worst, as a multiple of the best peer measured beside it."""
+    """Returns the worst ratio to the best measured peer among decodes with less KV."""
     ratios = []
     for name, line in figures.items():
         if not _is_decode(name) or line["kv_mb"] >= _BANDWIDTH_BOUND_MB:
@@ -72,24 +72,24 @@ def _small_decode_ratio(figures: Figures) -> float | None:
 
 
 def _is_decode(name: str) -> bool:
-    """Of sequences that are all alike, in the model's own type."""
+    """Whether a case is a decode of equal sequences in the model's own type."""
     return name.startswith("decode ") and not {"+", ","} & set(name)
 
 
 def _right(figures: Figures) -> float | None:
-    """The share of the cases whose output is right."""
+    """Returns the share of cases with a right output."""
     lines = [line for line in figures.values() if "right" in line]
     return sum(line["right"] for line in lines) / len(lines) if lines else None
 
 
 def _product(name: str) -> int:
-    """Of a name such as "decode 32x1024"."""
+    """Returns the product in a name such as "decode 32x1024"."""
     batch, _, length = name.split()[1].partition("x")
     return int(batch) * int(length)
 
 
 def _itl_beyond_context(figures: Figures) -> float | None:
-    """What is left of the time between tokens of one sequence without its KV; the worst."""
+    """Returns the worst time between tokens of one sequence without the time for its KV."""
     rests = [
         line["itl_ms"] - 3.05e-5 * _product(name)
         for name, line in figures.items()
@@ -122,7 +122,7 @@ def _ready(figures: Figures) -> float | None:
 
 
 def _failures(figures: Figures) -> float | None:
-    """The tests that failed, of all suites that ran; no number where one found none by its end."""
+    """Returns the number of failed tests; None if none failed and a suite was cut short."""
     suites = [line for line in figures.values() if line.get("ran")]
     failed = sum(line["failed"] for line in suites)
     whole = all(line.get("in_time", True) for line in suites)

@@ -1,4 +1,4 @@
-"""Has flashinfer compile, once, what `attention` measures it with; its cache on disk keeps it."""
+"""Compiles flashinfer's kernels for the part `attention`; flashinfer's disk cache keeps them."""
 
 from __future__ import annotations
 

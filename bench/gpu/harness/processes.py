@@ -1,4 +1,4 @@
-"""The parts of a run, and the processes that they are."""
+"""The parts of a run, each in its own process with a time limit."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bench.gpu.harness.report import DONE, path_of, set_status
 
-# What a part keeps of its limit to write its last figures and end in good order.
+# Part of the time limit that is reserved to write the last figures and exit.
 END_SECONDS = 6.0
 _ERROR_CHARS = 4000
 NO_DEVICE, NO_DEVICE_CODE = "no device", 3
@@ -22,8 +22,9 @@ class Part:
     """One module of `bench.gpu.parts`.
 
     Attributes:
-        seconds: its share of the time, in relation to the others' shares.
-        call: a lent machine takes a command of ten minutes at most: the whole run is two of them.
+        seconds: its share of the time, relative to the other parts' shares.
+        call: the command that runs it: a borrowed machine runs commands of ten minutes at most, so
+            the whole run is two of them.
     """
 
     name: str
@@ -47,7 +48,8 @@ NUM_CALLS = max(part.call for part in PARTS)
 
 
 def choose(names: Sequence[str], call: int | None = None) -> list[Part]:
-    """The parts of these names in the order of a run; without names all of a call, or all.
+    """Returns the parts of the given names in the order of a run; by default all, or all of a
+    call.
 
     Raises:
         ValueError: there is no part of that name.
@@ -61,7 +63,7 @@ def choose(names: Sequence[str], call: int | None = None) -> list[Part]:
 
 
 def limits(parts: Sequence[Part], seconds: float, elapsed: Sequence[float]) -> Iterator[float]:
-    """How long each part may take; time that a part leaves goes to those behind it.
+    """Yields the time limit of each part; time that a part leaves goes to the parts after it.
 
     Args:
         seconds: for all parts.
@@ -75,12 +77,12 @@ def limits(parts: Sequence[Part], seconds: float, elapsed: Sequence[float]) -> I
 
 
 def run(name: str, command: Sequence[str], limit: float, folder: Path) -> str:
-    """Runs a part to its end or to its limit; nothing that it started outlives it.
+    """Runs a part to its end or its time limit, and kills everything that it started.
 
     Returns:
-        its status, which is in its record too.
+        its status, which is in its record, too.
     """
-    path_of(name, folder).unlink(missing_ok=True)  # an earlier run's
+    path_of(name, folder).unlink(missing_ok=True)  # of an earlier run
     with tempfile.TemporaryFile("w+", errors="replace") as stderr:
         process = subprocess.Popen(command, stderr=stderr, start_new_session=True)
         try:
@@ -98,7 +100,7 @@ def run(name: str, command: Sequence[str], limit: float, folder: Path) -> str:
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
-    """Ends the leader of a session and all that it started."""
+    """Kills the leader of a session and every process in it."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -1,8 +1,8 @@
-"""The record of one part of a run: a file that is whole after every figure.
+"""The record of one part of a run: a file that is complete after every figure.
 
-Its form: `part`, `status`, `seconds`, `gpu`, what `record.describe` says, `figures` by name, and
-`left_out`: reasons by name. `status` is `running` until the part says otherwise; a part that was
-killed or that crashed leaves that to whoever started it.
+Fields: `part`, `status`, `seconds`, `gpu`, the fields of `record.describe`, `figures` by name,
+and `left_out`: reasons by name. `status` is `running` until the part sets another. If a part was
+killed or crashed, its parent process sets it.
 """
 
 import json
@@ -17,7 +17,7 @@ RUNNING, DONE = "running", "done"
 
 
 class Report:
-    """Collects a part's figures and knows how much time is left to it."""
+    """Collects a part's figures and tracks its remaining time."""
 
     def __init__(self, part: str, folder: Path, seconds: float, gpu: str) -> None:
         """`seconds`: what the part may take, from now on."""
@@ -36,20 +36,20 @@ class Report:
         return self._seconds - (time.monotonic() - self._begun)
 
     def add(self, name: str, figures: Any, line: str = "") -> None:
-        """Keeps `figures` under `name`; `line` is printed behind it."""
+        """Stores `figures` under `name`, and prints `line` after it."""
         self.figures[name] = figures
         self._write(RUNNING)
         print(f"{self._part:12} {name:34} {line}".rstrip(), flush=True)
 
     def leave_out(self, name: str, reason: object) -> None:
-        """Notes why there are no figures of `name`."""
+        """Records why `name` has no figures."""
         first_line = (str(reason) or type(reason).__name__).splitlines()[0][:300]
         self._left_out[name] = first_line
         self._write(RUNNING)
         print(f"{self._part:12} {name:34} left out: {first_line[:100]}", flush=True)
 
     def has_time(self, name: str, seconds: float) -> bool:
-        """Whether `seconds` are left; notes `name` as left out where they are not."""
+        """Whether `seconds` are left; otherwise records `name` as left out."""
         if self.seconds_left >= seconds:
             return True
         self.leave_out(name, f"no time: {self.seconds_left:.0f} s left, it takes about {seconds:g}")
@@ -77,7 +77,7 @@ def path_of(part: str, folder: Path) -> Path:
 
 
 def read(part: str, folder: Path) -> dict[str, Any]:
-    """A part's record; empty where there is none."""
+    """Returns a part's record; empty if there is none."""
     path = path_of(part, folder)
     if not path.exists():
         return {}
@@ -86,7 +86,7 @@ def read(part: str, folder: Path) -> dict[str, Any]:
 
 
 def set_status(part: str, folder: Path, status: str, error: str = "") -> None:
-    """Finishes the record of a part that could not do so itself."""
+    """Completes the record of a part that was killed or crashed."""
     content: Mapping[str, Any] = {"part": part, "figures": {}} | read(part, folder)
     content = {**content, "status": status}
     if error:

@@ -1,4 +1,4 @@
-"""Which Python packages a run needs and this interpreter has not."""
+"""Python packages that a run needs and this interpreter lacks."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[3]
-# Of the extras gateway and gpu, what `taco_llm.LLM` and the kernels need; and what runs the tests.
+# Packages of the extras gateway and gpu that `taco_llm.LLM` and the kernels need, and pytest's.
 OTHERS = ("tokenizers", "transformers", "jinja2", "triton", "pytest", "hypothesis")
-# Wheels of the machine that GPUs are lent with.
+# Platform tags of the borrowed GPU machine.
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 
 
 def missing() -> list[Requirement]:
-    """In the order of pyproject.toml."""
+    """Returns the missing packages in the order of pyproject.toml."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     lines = [*project["dependencies"], *extras["worker"]]
@@ -33,7 +33,7 @@ def missing() -> list[Requirement]:
 
 
 def advice(needed: Iterable[Requirement]) -> str:
-    """One line: what is missing, and the command that fetches it where there is a network."""
+    """Returns one line: the missing packages, and the command that downloads them."""
     pins = [shlex.quote(_pinned(each)) for each in needed]
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     platforms = " ".join(f"--platform {platform}" for platform in PLATFORMS)
@@ -52,7 +52,7 @@ def _is_installed(needed: Requirement) -> bool:
 
 
 def _pinned(needed: Requirement) -> str:
-    """The version that constraints.txt names, which is the one that the tests ran with."""
+    """Returns the version in constraints.txt, which the tests ran with."""
     for line in (ROOT / "constraints.txt").read_text().splitlines():
         name, _, version = line.partition("==")
         if name.lower() == needed.name.lower():

@@ -1,4 +1,4 @@
-"""The last thing that a run prints: each part's state, and the goals."""
+"""The final table of a run: each part's status, and the goals."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bench.gpu.harness.processes import PARTS
 
 
 def render(folder: Path) -> str:
-    """Of the records in `folder`."""
+    """Renders the table of the records in `folder`."""
     records = {part.name: report.read(part.name, folder) for part in PARTS}
     lines = ["", f"{'part':14}{'seconds':>8}  status"]
     for name, record in records.items():

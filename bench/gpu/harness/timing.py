@@ -1,8 +1,8 @@
-"""How long calls take on the device.
+"""Times calls on the device.
 
-Calls over different inputs take turns, so that none finds its input in a cache. On a GPU they are
-captured in a CUDA graph whose replays are timed by events: what the host takes to launch them stays
-out. Calls that cannot be captured are timed by events while the host runs ahead of the device.
+Calls over different inputs alternate, so that no input is in a cache. On a GPU they are captured
+in a CUDA graph whose replays are timed with events, which excludes the host's launch time. Calls
+that cannot be captured are timed with events while the host runs ahead of the device.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ import torch
 Call = Callable[[], object]
 
 _MIN_SAMPLES, _MAX_SAMPLES = 5, 200
-# A replay holds so much of work as it takes one by one: events are good to half a microsecond.
+# A replay is long enough for the resolution of events: half a microsecond.
 _REPLAY_US = 1000.0
-_AHEAD_CYCLES = 4_000_000  # about 2 ms, in which the host queues what is to be timed
+_AHEAD_CYCLES = 4_000_000  # about 2 ms, in which the host queues the timed work
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Of one call.
+    """Time of one call.
 
     Attributes:
-        us: microseconds, the median of the samples.
+        us: microseconds, median of the samples.
         spread: from the samples' 10th to their 90th percentile, as a share of the median.
         captured: whether a CUDA graph was replayed.
     """
@@ -51,11 +51,11 @@ def time_calls(
     capture: bool = True,
     sampling_ms: float = 80.0,
 ) -> Timing:
-    """One call, on average over `calls`, which differ in their inputs only.
+    """Times one call, averaged over `calls`, which differ only in their inputs.
 
     Args:
         capture: try a CUDA graph first.
-        sampling_ms: about as long the device is kept at it.
+        sampling_ms: approximate time that the device is kept busy.
     """
     if device.type != "cuda":
         return _time_on_host(calls)
@@ -76,7 +76,7 @@ def _run(calls: Sequence[Call]) -> None:
 
 
 def _capture(calls: Sequence[Call], repeats: int) -> torch.cuda.CUDAGraph | None:
-    """None where calls cannot be captured: they wait for the device, or allocate by its data."""
+    """Returns a CUDA graph; None if calls wait for the device or allocate by its data."""
     graph = torch.cuda.CUDAGraph()
     try:
         with torch.cuda.graph(graph):
@@ -89,7 +89,7 @@ def _capture(calls: Sequence[Call], repeats: int) -> torch.cuda.CUDAGraph | None
 
 
 def _samples(run: Call, sampling_ms: float, *, ahead: bool) -> list[float]:
-    """Microseconds of each of some runs."""
+    """Returns the microseconds of each of several runs."""
     first = _elapsed_us(run)
     count = int(np.clip(1000 * sampling_ms / first, _MIN_SAMPLES, _MAX_SAMPLES))
     events = []
@@ -122,7 +122,7 @@ def _summarize(samples: Sequence[float], num_calls: int, *, captured: bool) -> T
 
 
 def _time_on_host(calls: Sequence[Call]) -> Timing:
-    """To try the scripts: one turn, as it comes."""
+    """Times one turn on the host, to test the scripts."""
     begun = time.perf_counter()
     _run(calls)
     return Timing(1e6 * (time.perf_counter() - begun) / len(calls), 0.0, captured=False)

@@ -1,4 +1,4 @@
-"""What the device did while some code ran: from the trace that torch's profiler writes."""
+"""Device activity while some code runs, from the trace of torch's profiler."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Trace:
     """Filled when the traced code has ended.
 
     Attributes:
-        idle_share: of the time from the device's first work to its last, what it did none in.
-        span_ms: that time.
-        waits_ms: what host threads spent in calls that wait for the device.
-        top: the kernels that took longest, with their milliseconds and numbers.
+        idle_share: share of the span in which the device did nothing.
+        span_ms: time from the device's first work to its last.
+        waits_ms: time that host threads spent in calls that wait for the device.
+        top: the slowest kernels, with their milliseconds and call counts.
     """
 
     idle_share: float = 0.0
@@ -46,11 +46,11 @@ class Trace:
 
 @contextmanager
 def traced(device: torch.device, *, trim: float = 0.0) -> Iterator[Trace]:
-    """Traces the device's work; the caller waits for it before it leaves the context.
+    """Traces the device's work; the caller waits for the device before it leaves the context.
 
     Args:
-        device: of a CPU's work nothing is found.
-        trim: leaves out this share of the span at both ends, which are not steady.
+        device: on a CPU the trace is empty.
+        trim: share of the span to leave out at both ends, which are not steady.
     """
     found = Trace()
     is_gpu = device.type == "cuda"
@@ -65,7 +65,9 @@ def traced(device: torch.device, *, trim: float = 0.0) -> Iterator[Trace]:
 
 
 def summarize(events: Iterable[dict[str, Any]], found: Trace, trim: float = 0.0) -> None:
-    """Of events in the Trace Event Format: `cat`, `name`, `ts` and `dur` in microseconds."""
+    """Summarizes events in the Trace Event Format: `cat`, `name`, `ts` and `dur` in
+    microseconds.
+    """
     timed = [event for event in events if "dur" in event]
     work = sorted(
         (event["ts"], event["ts"] + event["dur"], event["name"])
@@ -92,7 +94,7 @@ def summarize(events: Iterable[dict[str, Any]], found: Trace, trim: float = 0.0)
 
 
 def _union(intervals: Sequence[tuple[float, float]]) -> float:
-    """The length that intervals, sorted by their start, cover together."""
+    """Returns the total length covered by intervals that are sorted by start."""
     covered, reached = 0.0, float("-inf")
     for start, end in intervals:
         covered += max(0.0, end - max(start, reached))

@@ -1,7 +1,8 @@
-"""Greedy tokens of the demo model with drafts and without: its heads draft, and so does a cache.
+"""Compares greedy tokens of the demo model with drafts (heads, lookahead cache) and without.
 
-In float32 they must be the same; in 16 bits up to the first position where the two best tokens are
-closer than 0.05, as in `tokens`. All drafts are verified, whether or not that would pay.
+In float32 they must be equal. In 16 bits they must be equal up to the first position where the
+two best tokens are closer than 0.05, as in `tokens`. All drafts are verified, whether or not
+that is faster.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _ENGINE_SECONDS = 8.0
 
 
 def compare_drafted_tokens(context: Context) -> None:
-    """Adds how many answers differ where they must not, and how many drafts were accepted."""
+    """Records how many answers differ that must not, and how many drafts were accepted."""
     for dtype in ("float32", "bfloat16") if context.is_real else ("float32",):
         with tempfile.TemporaryDirectory() as empty:
             drafters: dict[str, dict[str, Any]] = {
@@ -48,7 +49,7 @@ def compare_drafted_tokens(context: Context) -> None:
                     continue
                 try:
                     answers, num_accepted = _answers(context, dtype, arguments)
-                except Exception as error:  # the others are compared all the same
+                except Exception as error:  # the other drafters are compared anyway
                     failure = f"{type(error).__name__}: {error}"
                     figures = {"ran": len(_QUESTIONS), "failed": 1, "failures": [failure]}
                     context.report.add(text, figures, failure.splitlines()[0])
@@ -85,7 +86,9 @@ def _report(
 def _answers(
     context: Context, dtype: str, arguments: dict[str, Any]
 ) -> tuple[list[list[Token]], int]:
-    """All questions twice, so that a cache has learned them; and the drafts that were accepted."""
+    """Returns answers to all questions, asked twice so that the cache has learned them, and the
+    number of accepted drafts.
+    """
     with pytest.MonkeyPatch.context() as patch:
         verify_every_draft(patch)
         with LLM(

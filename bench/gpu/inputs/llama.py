@@ -1,4 +1,4 @@
-"""A random-weight Llama-3-8B, and a tiny one that the scripts themselves are tried with."""
+"""Llama-3-8B with random weights, and a tiny model to test the scripts with."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LLAMA_3_8B = _LLAMA | {
     "num_hidden_layers": 32,
     "num_attention_heads": 32,
     "num_key_value_heads": 8,
-    # Llama-3 has 8,192; longer contexts cost what they would cost a model that has them.
+    # Llama-3 has 8,192. Longer contexts cost the same as in a model that supports them.
     "max_position_embeddings": 40960,
     "dtype": "bfloat16",
 }
@@ -47,10 +47,10 @@ TINY = _LLAMA | {
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a step must read and compute, of bfloat16 weights and KV.
+    """Bytes and operations of a step, with bfloat16 weights and KV.
 
     Attributes:
-        weight_bytes: read in a step: all but the embedding.
+        weight_bytes: read in a step: all weights but the embedding.
     """
 
     weight_bytes: int
@@ -66,7 +66,9 @@ class Shape:
         return cls(2 * (layers * layer + hidden * config["vocab_size"]), 4 * layers * kv_size)
 
     def decode_floor_ms(self, batch: int, context: int, ceilings: Ceilings) -> float:
-        """What no step of decodes can beat: weights read once, or their products, and KV read."""
+        """Returns the lower bound of a decode step: weights read once or their products, and KV
+        read.
+        """
         products = self.weight_bytes * batch / ceilings.bf16_tflops / 1e9
         return max(self._read_ms(self.weight_bytes, ceilings), products) + self._read_ms(
             batch * context * self.kv_bytes_per_token, ceilings
@@ -78,7 +80,7 @@ class Shape:
 
 @contextmanager
 def model_folder(config: dict[str, Any]) -> Iterator[str]:
-    """A folder with config.json and no weights: for `load_format="dummy"`."""
+    """A folder with config.json and no weights, for `load_format="dummy"`."""
     with TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(config))
         yield folder

@@ -1,4 +1,4 @@
-"""Requests whose lengths are like those of ShareGPT's conversations."""
+"""Requests with lengths like those of ShareGPT's conversations."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _LOW_ID = 16  # above the special tokens
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """Lengths in tokens are log-normal: `median` times the exponential of `sigma` standard normals.
+    """Log-normal lengths in tokens: `median` times the exponential of `sigma` standard normals.
 
     Attributes:
-        longest: of a prompt, and of an answer.
+        longest: maximum of a prompt, and of an answer.
     """
 
     count: int
@@ -25,7 +25,7 @@ class Mix:
     sigma: float = 1.0
 
     def requests(self, seed: int = 0) -> list[tuple[list[int], int]]:
-        """Prompts of random token ids, and how many tokens are to follow each."""
+        """Returns prompts of random token ids and the number of output tokens of each."""
         rng = random.Random(seed)
 
         def length(middle: float) -> int:

@@ -1,4 +1,4 @@
-"""Step plans as a scheduler would send them, for batches whose sequences are all alike."""
+"""Step plans like a scheduler's, for batches of equal sequences."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from taco_proto.steps import IntArray, JoinedSequences, PlannedDrafts, StepPlan,
 
 @dataclass(slots=True)
 class Plans:
-    """Plans of one epoch; every one is the next step.
+    """Plans of one epoch; each is the next step.
 
     Attributes:
         prompt_len: tokens of each prompt.
@@ -27,25 +27,25 @@ class Plans:
 
     @property
     def most_sequences(self) -> int:
-        """That the worker has rows and blocks for."""
+        """Maximum number of sequences: the worker's rows and blocks limit it."""
         return min(self.info.max_num_seqs, self.info.num_blocks // self._blocks_each)
 
     def prefills(self, count: int, chunk: int) -> Iterator[StepPlan]:
-        """`count` sequences join; then their prompts, at most `chunk` tokens a step."""
+        """Adds `count` sequences, then yields their prompts in chunks of at most `chunk` tokens."""
         joined: JoinedSequences | None = self._join(count)
         for slots, num_tokens in self._pieces(count, chunk):
             yield self._plan(slots, num_tokens, joined)
             joined = None
 
     def decode(self, count: int) -> StepPlan:
-        """A token for each of the first `count` sequences."""
+        """Returns a plan of one token for each of the first `count` sequences."""
         return self._plan(np.arange(count, dtype=np.int32), 1, None)
 
     def verify(self, num_drafts: int, num_known: IntArray) -> StepPlan:
-        """The same for as many sequences as there are lengths, which verify random drafts beside.
+        """Returns a plan that also verifies random drafts, for one sequence per length.
 
         Args:
-            num_known: tokens of each sequence, which the drafts follow.
+            num_known: tokens of each sequence before the drafts.
         """
         plan = self.decode(num_known.size)
         if not num_drafts:
@@ -63,7 +63,7 @@ class Plans:
         return -(-(self.prompt_len + self.room + 1) // self.info.block_size)
 
     def _pieces(self, count: int, chunk: int) -> Iterator[tuple[IntArray, int]]:
-        """Slots, and how many tokens of each: some whole prompts, or a part of one."""
+        """Returns slots with their number of tokens: some whole prompts, or a part of one."""
         together = max(1, chunk // self.prompt_len)
         for first in range(0, count, together):
             slots = np.arange(first, min(first + together, count), dtype=np.int32)
@@ -82,7 +82,7 @@ class Plans:
         return plan
 
     def _join(self, count: int) -> JoinedSequences:
-        """Random prompts, and blocks from all over the pool."""
+        """Returns random prompts with blocks from all over the pool."""
         rng = np.random.default_rng(0)
         num_blocks = count * self._blocks_each
 

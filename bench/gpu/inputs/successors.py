@@ -1,11 +1,11 @@
-"""Models of random weights whose answers are known: a target, and a draft that mostly agrees.
+"""Models with random weights and known answers: a target, and a draft model that mostly agrees.
 
-Each token has a successor, all of them in one cycle. An LM head whose row for the successor is a
-token's own embedding gives it the largest logit by far, as long as the layers between hardly change
-the residual stream: their outputs are random, and so small that it stays what the embedding was.
-Layers compute and cost what they would anyway; what is no longer left to chance is how often two
-models agree. A draft is wrong for a share of the tokens, so that its acceptance is a setting of the
-measurement, and no finding.
+Each token has a successor, all in one cycle. The LM head's row for the successor is the token's
+own embedding, so the successor gets the largest logit, as long as the layers hardly change the
+residual stream. Their outputs are random and so small that the stream stays near the embedding.
+Layers compute and cost the same as usual; only the agreement of two models is no longer random.
+The draft model is wrong for a set share of the tokens, so its acceptance rate is a setting, not
+a result.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from torch import Tensor
 from bench.gpu.inputs.llama import LLAMA_3_8B, TINY
 from taco_worker.models import weight_loading
 
-_LOW_ID = 16  # above the special tokens, which nothing leads to
-# Of what the last products of attention and of the MLP would be.
+_LOW_ID = 16  # above the special tokens, which are never a successor
+# Scale of the last products of attention and MLP.
 _LAYER_SCALE = 0.01
-# A draft model of 11 million weights in its layers; the LM head is what it reads most of.
+# The layers of the draft model have 11 million weights; most bytes are read from its LM head.
 DRAFT = LLAMA_3_8B | {
     "hidden_size": 512,
     "intermediate_size": 1408,
@@ -48,7 +48,7 @@ class Successors:
 
     @classmethod
     def random(cls, vocab_size: int) -> Successors:
-        """One cycle through all tokens that are not special."""
+        """Makes one cycle through all tokens that are not special."""
         generator = torch.Generator().manual_seed(0)
         order = torch.randperm(vocab_size - _LOW_ID, generator=generator) + _LOW_ID
         following = torch.arange(vocab_size)
@@ -56,7 +56,7 @@ class Successors:
         return cls(following)
 
     def wrong_for(self, share: float) -> Successors:
-        """The same but for a share of the tokens, whose successors change places."""
+        """Returns a copy in which the successors of a share of the tokens are swapped."""
         generator = torch.Generator().manual_seed(1)
         count = round(share * (self.following.numel() - _LOW_ID))
         order = torch.randperm(self.following.numel() - _LOW_ID, generator=generator) + _LOW_ID
@@ -66,7 +66,7 @@ class Successors:
         return Successors(following)
 
     def answer(self, prompt: list[int], length: int) -> list[int]:
-        """What greedy decoding gives."""
+        """Returns the greedy continuation."""
         tokens, last = [], prompt[-1]
         for _ in range(length):
             last = int(self.following[last])
@@ -74,7 +74,7 @@ class Successors:
         return tokens
 
     def lm_head(self, embedding: Tensor) -> Tensor:
-        """[vocab_size, hidden_size], for tokens that are embedded so."""
+        """Returns [vocab_size, hidden_size] for these embeddings."""
         weight = torch.empty_like(embedding)
         weight[self.following.to(embedding.device)] = embedding
         return weight
@@ -82,7 +82,7 @@ class Successors:
 
 @contextmanager
 def as_dummy_weights(successors: Successors) -> Iterator[None]:
-    """What `load_format="dummy"` makes meanwhile."""
+    """Makes `load_format="dummy"` use these weights meanwhile."""
     make_random = weight_loading._fill_randomly
 
     def fill(sink: weight_loading.WeightSink, seed: int) -> None:
@@ -107,7 +107,7 @@ def as_dummy_weights(successors: Successors) -> Iterator[None]:
 
 
 def write_draft(folder: Path, config: dict[str, Any], successors: Successors) -> None:
-    """A checkpoint, since a draft model is always read from files."""
+    """Writes a checkpoint, because a draft model is always read from files."""
     generator = torch.Generator().manual_seed(2)
     dtype = getattr(torch, config["dtype"])
     size, inner = config["hidden_size"], config["intermediate_size"]

@@ -1,7 +1,7 @@
-"""Greedy tokens of whole models, with the device's own attention and with torch's.
+"""Compares greedy tokens of whole models: the device's own attention beside torch's.
 
-In float32 they must be the same. In 16 bits they must be so up to the first position where the two
-best tokens are closer than 0.05: from there on the sequences are different ones.
+In float32 they must be equal. In 16 bits they must be equal up to the first position where the
+two best tokens are closer than 0.05: after that, the sequences differ.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ _CLOSE = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A sampled token, and how much likelier the best token is than the second (natural log)."""
+    """A sampled token, and the log-probability lead of the best token over the second."""
 
     token_id: int
     lead: float
 
 
 def compare_tokens(context: Context) -> None:
-    """Adds how many sequences differ where they must not."""
+    """Records how many sequences differ that must not."""
     dtypes = ("float32", "bfloat16", "float16") if context.is_real else ("float32",)
     for dtype in dtypes:
         try:
             failures = _differing(context, dtype)
-        except Exception as error:  # a step that failed; the tests run all the same
+        except Exception as error:  # a failed step; the tests run anyway
             failures = [f"{type(error).__name__}: {error}"]
         figures = {"ran": len(_PROMPT_LENS), "failed": len(failures), "failures": failures}
         line = f"{len(_PROMPT_LENS)} sequences, {len(failures)} differ"
@@ -58,7 +58,7 @@ def _differing(context: Context, dtype: str) -> list[str]:
 
 
 def differ(ours: Sequence[Token], wanted: Sequence[Token], close: float) -> bool:
-    """Whether two sequences part at a position where the best token leads by `close` or more."""
+    """Whether two sequences diverge at a position where the best token leads by `close` or more."""
     for our, their in zip(ours, wanted, strict=True):
         if our.token_id != their.token_id:
             return their.lead >= close
@@ -66,7 +66,9 @@ def differ(ours: Sequence[Token], wanted: Sequence[Token], close: float) -> bool
 
 
 def _make_worker(context: Context, dtype: str, *, by_torch: bool) -> Worker:
-    """`by_torch`: on a GPU torch's attention and no graphs, on a CPU none of our kernels."""
+    """Makes a worker. `by_torch`: torch's attention and no graphs on a GPU, no TACO kernels on a
+    CPU.
+    """
     plainly = by_torch and context.is_real
     with model_folder(_MODEL) as folder:
         config = WorkerConfig(
@@ -91,7 +93,7 @@ def _generate(worker: Worker) -> list[list[Token]]:
 
 
 def _plans(info: WorkerInfo) -> Iterator[StepPlan]:
-    """All prompts in one step, then a token of each."""
+    """Yields all prompts in one step, then one token of each per step."""
     count, total = len(_PROMPT_LENS), sum(_PROMPT_LENS)
     slots, lens = np.arange(count, dtype=np.int32), np.array(_PROMPT_LENS, dtype=np.int32)
     rng = np.random.default_rng(0)
@@ -117,7 +119,7 @@ def _plans(info: WorkerInfo) -> Iterator[StepPlan]:
 def _tokens(output: StepOutput) -> Iterator[tuple[int, Token]]:
     if output.error or output.logprobs is None:
         raise RuntimeError(output.error or "there are no log probabilities")
-    # Of each row the token itself, then the two best.
+    # Per row: the token itself, then the two best.
     logprobs = np.array(output.logprobs.logprobs).reshape(-1, 3)
     leads = logprobs[:, 1] - logprobs[:, 2]
     for slot, token_id, lead in zip(output.slots, output.token_ids, leads, strict=True):

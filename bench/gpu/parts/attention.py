@@ -1,7 +1,7 @@
-"""Paged attention at the heads of Llama-3-8B, beside its limits and other kernels.
+"""Paged attention with the heads of Llama-3-8B, beside its limits and other kernels.
 
-A decode's share is that of the measured copy bandwidth which reading its KV once comes to. Every
-output is poisoned first and compared with plain attention in float32.
+A decode's share is the bandwidth of reading its KV once, relative to the measured copy
+bandwidth. Every output is poisoned first and compared with plain attention in float32.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _TRIALS = (
     Case(2, 40, is_fp8=True),
 )
 _KILO = 1024
-# The shapes that a goal is for come first: cases for which no time is left are at the end.
+# Shapes with a goal come first, because late cases may run out of time.
 _GOAL_CASES = (
     *(Case(batch, 8 * _KILO) for batch in (1, 32, 128)),
     *(Case(batch, _KILO) for batch in (1, 32, 128, 256)),
     Case(1, 8 * _KILO, 8 * _KILO),
 )
 _CASES = (
-    # What serving has: one long sequence among short ones, prompts beside decodes, drafts, fp8.
+    # Cases of serving: one long sequence among short ones, prompts beside decodes, drafts, fp8.
     Case(127, _KILO, beside=Case(1, 32 * _KILO)),
     Case(32, _KILO, beside=Case(1, 2 * _KILO, 512)),
     Case(127, _KILO, beside=Case(1, 8 * _KILO, 2 * _KILO)),
@@ -54,13 +54,13 @@ _CASES = (
     *(Case(256, 8 * _KILO), Case(128, 32 * _KILO), Case(256, 32 * _KILO)),
 )
 _QUICK_PEERS = ("sdpa_flash", "sdpa_cudnn", "xformers")
-# They compile for ten seconds and more: flashinfer twice, FlexAttention for each shape.
+# Compiling takes ten seconds and more: flashinfer twice, FlexAttention for each shape.
 _SLOW_PEERS = {
     "flashinfer": (*_GOAL_CASES, Case(8, _KILO, _KILO), *_CASES[:3]),
     "flex": (_GOAL_CASES[5], _GOAL_CASES[7]),
 }
 _CASE_SECONDS, _SLOW_SECONDS = 6.0, 20.0
-# Beyond it a result is wrong: bfloat16 operands give 1e-3 to 1e-2.
+# Limit of a right result: bfloat16 operands give 1e-3 to 1e-2.
 _MAX_ERROR = 2e-2
 
 
@@ -78,7 +78,7 @@ def _measure_cases(context: Context, cases: Sequence[Case], ceilings: Ceilings) 
         if report.has_time(case.name, _CASE_SECONDS) and _has_memory(context, case):
             try:
                 line = _measure_case(context, case, ceilings)
-            except Exception as error:  # a kernel that does not compile, say; the others go on
+            except Exception as error:  # for example a compile error; other cases continue
                 report.leave_out(case.name, error)
                 continue
             report.add(case.name, line, _describe(line))
@@ -99,7 +99,7 @@ def _measure_slow_peers(context: Context, ceilings: Ceilings) -> None:
 
 
 def _has_memory(context: Context, case: Case) -> bool:
-    """Notes the case as left out where its KV does not fit."""
+    """Whether a case's KV fits in memory; otherwise records it as left out."""
     num_bytes = case.kv_bytes(_heads(context), context.dtype.itemsize)
     if not context.is_real or num_bytes < 0.8 * context.free_bytes():
         return True
@@ -126,7 +126,7 @@ def _measure_case(context: Context, case: Case, ceilings: Ceilings) -> dict[str,
 
 
 def paged_calls(inputs: PagedInputs, **options: Any) -> Sequence[Call]:
-    """One call of ours a layer."""
+    """Returns one call of TACO's kernel per layer."""
 
     def layer(index: int) -> Call:
         keys, values = inputs.caches(index)
@@ -154,7 +154,7 @@ def rates(case: Case, heads: Heads, timing: Timing, ceilings: Ceilings) -> dict[
 def _measure_peer(
     context: Context, name: str, inputs: PagedInputs, ceilings: Ceilings
 ) -> dict[str, Any]:
-    """Its figures, or the `reason` why there are none."""
+    """Returns a peer's figures, or the `reason` why there are none."""
     case = inputs.case
     if obstacle := _obstacle(context, name, inputs):
         return {"reason": obstacle}
@@ -163,7 +163,7 @@ def _measure_peer(
         error = relative_error(inputs, 0, peer.rows(peer.calls[0]()))
         line = rates(case, inputs.heads, time_calls(peer.calls, context.device), ceilings)
         return line | {"error": f"{error:.1e}"}
-    except Exception as error:  # whatever another library raises, ours goes on
+    except Exception as error:  # an error of another library does not stop the run
         return {"reason": f"{type(error).__name__}: {error}".splitlines()[0][:200]}
     finally:
         if name == "flex":
@@ -171,7 +171,7 @@ def _measure_peer(
 
 
 def _obstacle(context: Context, name: str, inputs: PagedInputs) -> str:
-    """Why a peer is not asked; empty if it is."""
+    """Returns why a peer cannot run; empty if it can."""
     case = inputs.case
     if name == "xformers" and importlib.util.find_spec(name) is None:
         return "not installed"
@@ -179,7 +179,7 @@ def _obstacle(context: Context, name: str, inputs: PagedInputs) -> str:
         return "no fp8 here" if case.is_fp8 else ""
     if not case.is_uniform or case.is_fp8 or case.new not in (1, case.context):
         return "no such mask"
-    # Gathering keys, then values, holds one of them twice.
+    # Gathering keys and values needs one extra copy.
     if context.is_real and 1.6 * inputs.kv.nbytes > context.free_bytes():
         return "no memory for KV in one piece"
     return ""

@@ -1,4 +1,4 @@
-"""Batches of paged attention to measure with, their floors, and what they must give."""
+"""Inputs of the attention benchmarks: batches, lower bounds, and reference results."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ LLAMA_8B = Heads(32, 8, 128)
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """`batch` sequences of `context` tokens each, of which `new` are the step's.
+    """`batch` sequences of `context` tokens each, of which `new` are computed in the step.
 
     Attributes:
-        beside: other sequences in the same batch, behind these.
+        beside: other sequences in the same batch, after these.
         is_fp8: KV is stored as float8_e4m3fn.
     """
 
@@ -58,12 +58,12 @@ class Case:
 
     @property
     def is_uniform(self) -> bool:
-        """Whether all sequences are alike, as kernels over KV in one piece need them."""
+        """Whether all sequences are equal, as kernels over contiguous KV require."""
         return self.beside is None
 
     @property
     def sequences(self) -> list[tuple[int, int]]:
-        """The context and the new tokens of each."""
+        """Returns context and new tokens of each sequence."""
         others = self.beside.sequences if self.beside else []
         return [(self.context, self.new)] * self.batch + others
 
@@ -76,19 +76,19 @@ class Case:
         return max(context for context, _ in self.sequences)
 
     def kv_bytes(self, heads: Heads, itemsize: int) -> int:
-        """Keys and values of one layer: what a step must read at least."""
+        """Returns the bytes of one layer's keys and values: the minimum that a step reads."""
         itemsize = 1 if self.is_fp8 else itemsize
         return 2 * sum(context for context, _ in self.sequences) * heads.kv * heads.dim * itemsize
 
     def operations(self, heads: Heads) -> int:
-        """Of the pairs of a query and a key that it sees; a multiply-add is two."""
+        """Returns the operations over visible query-key pairs; a multiply-add counts as two."""
         pairs = sum(new * (2 * context - new + 1) // 2 for context, new in self.sequences)
         return 4 * pairs * heads.query * heads.dim
 
 
 @dataclass(frozen=True, slots=True)
 class PagedInputs:
-    """A batch over the KV of some layers, which take turns.
+    """A batch over the KV of several layers, which alternate.
 
     Attributes:
         queries: of each layer, [num_tokens, num_heads, head_dim].
@@ -109,11 +109,13 @@ class PagedInputs:
         return self.heads.dim**-0.5
 
     def caches(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of a layer, as the kernels take them."""
+        """Returns a layer's keys and values in the kernels' layout."""
         return self.kv[:, layer, 0], self.kv[:, layer, 1]
 
     def dense(self, layer: int) -> tuple[Tensor, Tensor]:
-        """The same in one piece, [batch, num_kv_heads, context, head_dim]."""
+        """Returns a layer's keys and values as one tensor, [batch, num_kv_heads, context,
+        head_dim].
+        """
         keys, values = (
             cache[self.batch.block_tables.long()]
             .flatten(1, 2)[:, : self.case.context]
@@ -127,7 +129,7 @@ class PagedInputs:
 def make_inputs(
     where: Device, case: Case, heads: Heads, num_layers: int | None = None
 ) -> PagedInputs:
-    """Random numbers, with as many layers as it takes to leave the L2."""
+    """Makes random inputs with enough layers to exceed the L2 cache."""
     device, dtype = where.device, where.dtype
     num_layers = num_layers or where.num_sets(case.kv_bytes(heads, dtype.itemsize))
     contexts, news = zip(*case.sequences, strict=True)
@@ -179,8 +181,9 @@ def relative_error(inputs: PagedInputs, layer: int, output: Tensor) -> float:
 
 
 def _gather(cache: Tensor, table: Tensor) -> Tensor:
-    """Blocks of a cache in one piece, [tokens, kv_heads, dim]; as bytes, since torch's indexing
-    knows no float8."""
+    """Returns a cache's blocks as one tensor, [tokens, kv_heads, dim]; as bytes, because torch
+    cannot index float8.
+    """
     if cache.itemsize == 1:
         return cache.view(torch.uint8)[table].view(cache.dtype).flatten(0, 1)
     return cache[table].flatten(0, 1)

@@ -1,8 +1,8 @@
 """Other kernels for the same attention: torch's SDPA, FlexAttention, xformers, flashinfer.
 
-All but flashinfer get keys and values in one piece, which paged KV never is. For a decode the query
-heads that share a KV head stand where the tokens of a prefill would: without that, most kernels
-read the KV once for each query head.
+All but flashinfer get contiguous keys and values, which paged KV never is. For a decode, the
+query heads that share a KV head take the place of a prefill's tokens: otherwise most kernels
+read the KV once per query head.
 """
 
 from __future__ import annotations
@@ -25,14 +25,16 @@ _FLASHINFER_WORKSPACE_BYTES = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class PeerCalls:
-    """One call a layer; `rows` brings its result to [num_tokens, num_heads, head_dim]."""
+    """One call per layer; `rows` reshapes its result to [num_tokens, num_heads, head_dim]."""
 
     calls: Sequence[Callable[[], Tensor]]
     rows: Callable[[Tensor], Tensor]
 
 
 def sdpa(backend: SDPBackend) -> Callable[[PagedInputs], PeerCalls]:
-    """For a prefill each query head has its own copy of the KV: not every back end shares it."""
+    """For a prefill each query head has its own copy of the KV, because some back ends cannot
+    share it.
+    """
 
     def make(inputs: PagedInputs) -> PeerCalls:
         is_prefill = inputs.case.new > 1
@@ -54,9 +56,9 @@ def sdpa(backend: SDPBackend) -> Callable[[PagedInputs], PeerCalls]:
 
 
 def flex(inputs: PagedInputs) -> PeerCalls:
-    """Compiled; a mask of blocks for prefill, none for decode."""
+    """Compiled; with a block mask for prefill, without one for decode."""
     attention: Any = importlib.import_module("torch.nn.attention.flex_attention")
-    # To try the script on a CPU, tracing does.
+    # To test the script on a CPU, tracing is enough.
     compiler = "inductor" if inputs.out.is_cuda else "eager"
     compiled = torch.compile(attention.flex_attention, dynamic=False, backend=compiler)
     case, mask = inputs.case, None
@@ -96,7 +98,7 @@ def xformers(inputs: PagedInputs) -> PeerCalls:
 
 
 def flashinfer(inputs: PagedInputs) -> PeerCalls:
-    """Over the very blocks that ours reads."""
+    """Runs over the same blocks as TACO's kernel."""
     module: Any = importlib.import_module("flashinfer")
     heads, device = inputs.heads, inputs.out.device
     workspace = torch.empty(_FLASHINFER_WORKSPACE_BYTES, dtype=torch.uint8, device=device)

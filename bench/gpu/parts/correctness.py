@@ -1,6 +1,6 @@
-"""The kernels' tests, compiled and on the GPU, and whole models' tokens against torch's attention.
+"""Kernel tests on the GPU, and whole models' tokens beside torch's attention.
 
-The tests are the ones that run interpreted on a CPU: where there is a GPU they use it.
+The tests are the same ones that run interpreted on a CPU; they use a GPU if there is one.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from bench.gpu.harness.context import Context
 from bench.gpu.inputs.tokens import compare_tokens
 
 ROOT = Path(__file__).parents[3]
-# By name: what pytest is given, and its share of the time that is left.
+# By name: the argument of pytest, and its share of the remaining time.
 _SUITES = {"kernels": ("tests/kernels/triton", 0.8), "worker": ("tests/worker/cuda", 1.0)}
 _TRIAL = {"kernels": ("tests/kernels/triton/test_activation.py::test_no_tokens_need_no_launch", 1)}
 _SHOWN_FAILURES, _FAILURE_CHARS = 40, 1200
-# Compiling takes most of the time, and that is done by the host's cores.
+# Compiling takes most of the time and uses the host's cores.
 _PROCESSES = os.cpu_count() or 1
 _END_SECONDS = 8.0
 
@@ -41,15 +41,17 @@ def measure(context: Context) -> None:
 
 
 def run_suite(path: str, seconds: float, *, on_gpu: bool) -> dict[str, Any]:
-    """Numbers of tests and the first lines of the failures; at the limit pytest is interrupted."""
+    """Returns counts of tests and the first lines of failures; pytest is interrupted at the time
+    limit.
+    """
     with TemporaryDirectory() as folder:
         results = Path(folder) / "results.xml"
         options = ["-c", "bench/gpu/parts/pytest.ini", "--rootdir", ".", f"--junitxml={results}"]
-        # Those compile without a GPU what is compiled for this one anyway.
+        # These only compile, which the GPU tests do anyway.
         options += ["-q", "--tb=short", "-p", "no:cacheprovider", "--ignore-glob=*test_compile*"]
         if on_gpu and importlib.util.find_spec("xdist"):
             options += ["-n", str(_PROCESSES)]
-        # Without a C++ compiler the CPU kernels, which no test there needs, are not built.
+        # Without a C++ compiler, the CPU kernels are not built; these tests do not need them.
         environment = os.environ | {"CXX": "false"} if on_gpu else os.environ
         in_time = _run([sys.executable, "-m", "pytest", path, *options], environment, seconds)
         if not results.exists():
@@ -58,13 +60,13 @@ def run_suite(path: str, seconds: float, *, on_gpu: bool) -> dict[str, Any]:
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str], seconds: float) -> bool:
-    """Whether it ended by itself."""
+    """Whether the process ended by itself."""
     process = subprocess.Popen(command, cwd=ROOT, env=environment)
     try:
         process.wait(max(1.0, seconds - _END_SECONDS))
         return True
     except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGINT)  # it writes what it has
+        process.send_signal(signal.SIGINT)  # pytest then writes its report
         try:
             process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
@@ -74,7 +76,7 @@ def _run(command: Sequence[str], environment: Mapping[str, str], seconds: float)
 
 
 def _summarize(results: Path) -> dict[str, Any]:
-    """Of a file in JUnit's format."""
+    """Summarizes a JUnit file."""
     cases = [*ElementTree.parse(results).getroot().iter("testcase")]
     failures = []
     for case in cases:

@@ -1,7 +1,7 @@
-"""A random-weight Llama-3-8B through `taco_llm.LLM`: scheduler and worker in one process.
+"""Llama-3-8B with random weights through `taco_llm.LLM`: scheduler and worker in one process.
 
-Steady decode is measured over prompts that the prefix cache knows: with one token more and with
-many, so that the difference is decoding alone. The mix is served all at once.
+Steady decode is the difference between two runs over cached prompts: with one output token and
+with many. The mix is served all at once.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from taco_proto.sampling_params import SamplingParams
 @dataclass(frozen=True, slots=True)
 class Sizes:
     """Attributes:
-    batches: sequences that decode together.
-    prompt_len, num_steps: of each; 1k tokens in the middle of its decoding.
+    batches: numbers of sequences that decode together.
+    prompt_len, num_steps: of each sequence; 1k tokens in the middle of its decoding.
     """
 
     batches: tuple[int, ...]
@@ -62,7 +62,7 @@ def measure(context: Context) -> None:
 def _measure_mix(
     context: Context, name: str, llm: LLM, requests: Sequence[tuple[list[int], int]]
 ) -> None:
-    """All at once. While the first one is served, CUDA graphs are captured."""
+    """Serves all requests at once. CUDA graphs are captured while the first one is served."""
     outputs = [count for _, count in requests]
     seconds = _generate(llm, [prompt for prompt, _ in requests], outputs)
     num_prompt_tokens = sum(len(prompt) for prompt, _ in requests)
@@ -96,7 +96,7 @@ def _measure_decode(context: Context, name: str, llm: LLM, batch: int, sizes: Si
 
 
 def _generate(llm: LLM, prompts: Sequence[list[int]], lengths: Sequence[int]) -> float:
-    """Seconds; each answer has the length that is asked for."""
+    """Returns the seconds; each answer has the requested length."""
     params = [
         SamplingParams(temperature=0.0, max_tokens=length, ignore_eos=True, detokenize=False)
         for length in lengths

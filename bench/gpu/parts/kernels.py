@@ -1,7 +1,7 @@
-"""All kernels but attention, at the sizes of Llama-3-8B, and the products between them.
+"""All kernels but attention at the sizes of Llama-3-8B, and the matrix products of a layer.
 
-A share is that of the measured copy bandwidth which the bytes that must move come to; a product's
-is of that or of the measured peak, whichever bounds it.
+A kernel's share is the bandwidth of its minimum bytes, relative to the measured copy bandwidth.
+A product's share is relative to that or to the measured peak, whichever bounds it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MAX_LOGIT_ROWS = 256
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Of a model, and of what is done with it."""
+    """Sizes of the model and of the measured operations."""
 
     hidden: int
     inner: int
@@ -59,15 +59,15 @@ TINY = Sizes(64, 96, 4, 2, 16, 300, rows=(1, 3), sampled_rows=(2,), block_bytes=
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Something to time.
+    """An operation to time.
 
     Attributes:
-        calls: the same over different inputs.
-        num_bytes: read and written by one call at least.
-        operations: a multiply-add is two.
-        others: other ways to do it.
+        calls: the same operation over different inputs.
+        num_bytes: minimum bytes that one call reads and writes.
+        operations: a multiply-add counts as two.
+        others: other implementations.
         captures: whether it can be part of a CUDA graph.
-        link_gb_per_s: the rate of the link that it goes over, in place of the copy bandwidth.
+        link_gb_per_s: rate of the link that it uses, instead of the copy bandwidth.
     """
 
     name: str
@@ -90,7 +90,7 @@ def measure(context: Context) -> None:
             for work in family(context, sizes, ceilings):
                 if context.report.has_time(work.name, _WORK_SECONDS):
                     _measure_work(context, work, ceilings)
-        except Exception as error:  # a kernel that does not compile, say; the others go on
+        except Exception as error:  # for example a compile error; other kernels continue
             context.report.leave_out(family.__name__.strip("_"), error)
 
 
@@ -112,7 +112,7 @@ def _measure_work(context: Context, work: Work, ceilings: Ceilings) -> None:
 def _sets(
     context: Context, num_bytes: int, make: Callable[..., Call], *arguments: Any
 ) -> list[Call]:
-    """As many calls as it takes that none finds its inputs in the L2."""
+    """Returns enough calls that no input is in the L2 cache."""
     return [make(*arguments) for _ in range(context.num_sets(num_bytes))]
 
 
@@ -121,7 +121,7 @@ def _random(context: Context, *shape: int) -> Tensor:
 
 
 def _products(context: Context, sizes: Sizes, ceilings: Ceilings) -> Iterator[Work]:
-    """As torch computes them, which is how the model does."""
+    """Matrix products by torch, as the model computes them."""
 
     def make(rows: int, outputs: int, inputs: int) -> Call:
         x, weight = _random(context, rows, inputs), _random(context, outputs, inputs)
@@ -138,7 +138,7 @@ def _products(context: Context, sizes: Sizes, ceilings: Ceilings) -> Iterator[Wo
     for rows in sizes.rows:
         for name, (outputs, inputs) in layers.items():
             if name == "lm_head" and rows > _MAX_LOGIT_ROWS:
-                continue  # no step asks for that many logits
+                continue  # no step needs that many logits
             num_bytes = 2 * (outputs * inputs + rows * (outputs + inputs))
             calls = _sets(context, num_bytes, make, rows, outputs, inputs)
             yield Work(f"linear {name}, {rows} rows", calls, num_bytes, 2 * rows * outputs * inputs)
@@ -164,7 +164,7 @@ def _norms(context: Context, sizes: Sizes, ceilings: Ceilings) -> Iterator[Work]
 
 
 def _rotations(context: Context, sizes: Sizes, ceilings: Ceilings) -> Iterator[Work]:
-    """Rotary and the write of keys and values, of a fused qkv."""
+    """Rotary embedding and KV write, of a fused qkv."""
     num_heads = sizes.query_heads + 2 * sizes.kv_heads
     num_blocks = -(-max(sizes.rows) // _BLOCK_SIZE)
     cos_sin = torch.randn(max(sizes.rows), sizes.head_dim, device=context.device)
@@ -204,7 +204,7 @@ def _activations(context: Context, sizes: Sizes, ceilings: Ceilings) -> Iterator
 
 
 def _choices(context: Context, sizes: Sizes, ceilings: Ceilings) -> Iterator[Work]:
-    """From logits to tokens; columns of parameters go up from the host each time."""
+    """From logits to tokens; parameter columns are uploaded from the host each time."""
     ours, by_torch = TritonSampling(Transfers(context.device)), TorchSampling()
     for rows in sizes.sampled_rows:
         logits = _zipf_logits(context, rows, sizes.vocab)
@@ -235,7 +235,7 @@ def _logprobs(context: Context, sizes: Sizes, ceilings: Ceilings) -> Iterator[Wo
 
 
 def _block_copies(context: Context, sizes: Sizes, ceilings: Ceilings) -> Iterator[Work]:
-    """Whole blocks of all layers, from all over one memory to all over another."""
+    """Copies whole blocks of all layers between random positions of two memories."""
     shape = (sizes.num_blocks, sizes.block_bytes)
     here, there = (
         torch.randint(256, shape, dtype=torch.uint8, device=context.device) for _ in range(2)
@@ -256,12 +256,12 @@ def _block_copies(context: Context, sizes: Sizes, ceilings: Ceilings) -> Iterato
 
 
 def _copy_each(source: Tensor, target: Tensor, sources: list[int], targets: list[int]) -> None:
-    """As the host tier does without the kernel: a launch for each block."""
+    """Copies like the host tier without the kernel: one launch per block."""
     for source_id, target_id in zip(sources, targets, strict=True):
         target[target_id].copy_(source[source_id], non_blocking=True)
 
 
 def _zipf_logits(context: Context, rows: int, vocab: int) -> Tensor:
-    """As of a language model: the weight of the token of rank r falls with r to the power 1.5."""
+    """Logits like a language model's: the weight of rank r falls with r to the power 1.5."""
     ranks = torch.rand(rows, vocab, device=context.device).argsort(-1)
     return -1.5 * torch.log(ranks + 1.0)

@@ -1,4 +1,4 @@
-"""The GPU as it is found, and its ceilings: what no kernel can beat."""
+"""The GPU and its measured limits, which no kernel can exceed."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _QUERIES = (
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """Rates that were measured: GB/s of 10^9 bytes, TFLOP/s with a multiply-add counted as two.
+    """Measured rates: GB/s of 10^9 bytes, TFLOP/s with a multiply-add counted as two.
 
     Attributes:
-        copy_gb_per_s: from the device's memory to itself, bytes read and bytes written.
+        copy_gb_per_s: copies within device memory, bytes read plus bytes written.
         read_gb_per_s: of a sum.
         bf16_tflops: of a large product of random numbers.
         to_host_gb_per_s, from_host_gb_per_s: copies to and from pinned memory.
@@ -52,7 +52,9 @@ def measure(context: Context) -> None:
 
 
 def load_ceilings(context: Context) -> Ceilings:
-    """As they stand in the record of this GPU beside the others; measured where there is none."""
+    """Reads the limits from this GPU's record in the same folder; measures them if there is
+    none.
+    """
     record = report.read("machine", context.report.folder)
     if record.get("gpu") == context.report.gpu and "ceilings" in record["figures"]:
         return Ceilings(**record["figures"]["ceilings"])
@@ -85,7 +87,7 @@ def measure_ceilings(context: Context) -> Ceilings:
     size = 8192 if context.is_real else 64
 
     def rate(amount: int, us: float) -> float:
-        """In 10^9 a second."""
+        """Returns a rate in 10^9 per second."""
         return float(f"{amount / us / 1e3:.4g}")
 
     source = torch.randn(num_bytes // 4, device=device)

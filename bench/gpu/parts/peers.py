@@ -1,4 +1,4 @@
-"""The same model in transformers: continuous batching, and a compiled loop over a static cache."""
+"""The same model in transformers: continuous batching, and a compiled loop with a static cache."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from bench.gpu.harness.context import Context
 from bench.gpu.inputs.llama import LLAMA_3_8B, TINY
 from bench.gpu.inputs.mix import SHAREGPT_LIKE, TRIAL, Mix
 
-# Tokens of a prompt, and steps behind it.
+# Prompt tokens, and decode steps after it.
 _REAL, _TRIAL = (1024, 64), (24, 3)
 _SMALL_CACHE = ContinuousBatchingConfig(num_blocks=64, max_batch_tokens=64)
-# Seconds: a model's worth of code is compiled for each batch size.
+# Seconds to compile the model for each batch size.
 _COMPILE_SECONDS = 45.0
 _MIX_SECONDS = 25.0
 
@@ -29,7 +29,7 @@ def measure(context: Context) -> None:
     if report.has_time("continuous batching", _MIX_SECONDS if context.is_real else 0):
         try:
             _measure_mix(context, model, SHAREGPT_LIKE if context.is_real else TRIAL)
-        except Exception as error:  # whatever the library raises, the rest is measured
+        except Exception as error:  # an error of the library does not stop the run
             report.leave_out("continuous batching", error)
     prompt_len, steps = _REAL if context.is_real else _TRIAL
     for batch in (1, 128, 32) if context.is_real else (2,):
@@ -45,7 +45,7 @@ def measure(context: Context) -> None:
 
 
 def _make_model(context: Context) -> Any:
-    """Random weights, made on the device."""
+    """Makes random weights on the device."""
     config = AutoConfig.for_model(**(LLAMA_3_8B if context.is_real else TINY))
     with torch.device(context.device):
         model = AutoModelForCausalLM.from_config(config, dtype=config.dtype)
@@ -53,10 +53,10 @@ def _make_model(context: Context) -> Any:
 
 
 def _measure_mix(context: Context, model: Any, mix: Mix) -> None:
-    """All requests at once, each to its own length."""
+    """Runs all requests at once, each to its own length."""
     requests = mix.requests()
     config = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0)
-    # Its own choice on a GPU; on a CPU that would be all memory.
+    # The library's choice on a GPU; on a CPU it would take all memory.
     options = {} if context.is_real else {"continuous_batching_config": _SMALL_CACHE}
     with model.continuous_batching_context_manager(config, **options) as manager:
         begun = time.perf_counter()
@@ -86,7 +86,7 @@ def _measure_mix(context: Context, model: Any, mix: Mix) -> None:
 
 @torch.no_grad()
 def _loop_ms(context: Context, model: Any, batch: int, prompt_len: int, steps: int) -> float:
-    """Milliseconds a step of greedy decoding, compiled; the prompt is not timed."""
+    """Returns milliseconds per step of compiled greedy decoding, without the prompt."""
     cache = StaticCache(config=model.config, max_cache_len=prompt_len + steps + 8)
     ids = torch.randint(16, model.config.vocab_size, (batch, prompt_len), device=context.device)
     step = torch.compile(model.forward, mode="reduce-overhead") if context.is_real else model
@@ -96,7 +96,7 @@ def _loop_ms(context: Context, model: Any, batch: int, prompt_len: int, steps: i
         return logits[:, -1].argmax(-1, keepdim=True)
 
     token = decode(model, ids)
-    for _ in range(4):  # compiles, and captures its graphs
+    for _ in range(4):  # compiles and captures graphs
         token = decode(step, token.clone())
     _wait(context)
     begun = time.perf_counter()

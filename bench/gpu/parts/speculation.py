@@ -1,12 +1,12 @@
-"""Several tokens for one pass over the weights, with a random-weight Llama-3-8B.
+"""Speculative decoding of a random-weight Llama-3-8B.
 
-First that drafts change no token, and what verifying them costs. Then decoding with drafts beside
-decoding without: `replay` asks the lookahead cache what it has seen before, `draft` has a small
-model on the host's cores draft through a draft worker. The target's answers are known (see
-`successors`), and are checked. They repeat when they are asked for again, and never else; the draft
-model is made to agree with the target on four tokens of five. So these figures are what speculation
-gains where drafts are as good as that, and say nothing of how good real ones are. `drafting` is
-what the draft model takes by itself, and what would have to be accepted for that to pay.
+First checks that drafts change no token, and what verifying them costs. Then compares decoding
+with drafts and without: `replay` repeats requests that the lookahead cache has seen; `draft`
+runs a draft model on the host's cores through a draft worker. The target's answers are known
+(see `successors`) and are checked. They repeat only for repeated requests, and the draft model
+agrees with the target on four tokens of five. So the figures show the gain at that acceptance
+rate; they do not predict the rate of real models. `drafting` is the draft model's own time, and
+the acceptance at which it pays.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from taco_scheduler.server.drafter_links import DraftExecutor
 _PLAIN = "plain"
 _AGREEMENT = 0.8
 _NUM_DRAFTS = 8
-# The first runs capture CUDA graphs, and teach: the cache the answers, the controller the times.
+# The first runs capture CUDA graphs, fill the cache, and give the controller its timings.
 _WARM_UPS, _RUNS = 2, 3
 _ENGINE_SECONDS = 12.0
-# Times that the draft model is asked; numbers of sequences that no scheduler gives.
+# Number of requests to the draft model; sequence ids that no scheduler uses.
 _DRAFTINGS = 9
 _FIRST_SEQUENCE = 2**40
 
@@ -66,7 +66,7 @@ _TRIAL = Sizes(TINY, TINY_DRAFT, (2,), 24, 12, num_blocks=64)
 def measure(context: Context) -> None:
     try:
         library_keeping_gil()
-    except KernelLibraryError as error:  # it chooses among drafts, keeps the cache, and drafts
+    except KernelLibraryError as error:  # it selects and makes drafts
         context.report.leave_out("all of it", error)
         return
     compare_drafted_tokens(context)
@@ -84,17 +84,17 @@ def measure(context: Context) -> None:
                         bench.measure(name, llm, batch)
                         if llm._engine._drafter is not None:
                             bench.measure_drafting(llm._engine._drafter, batch)
-            except Exception as error:  # no compiler for the CPU kernels, say; the others go on
+            except Exception as error:  # for example no compiler; other drafters continue
                 context.report.leave_out(name, error)
 
 
 def _drafters(sizes: Sizes, successors: Successors) -> Iterator[tuple[str, dict[str, Any]]]:
-    """By name the arguments of an engine; files that they need are there until the next one."""
+    """Yields engine arguments by drafter; files that they need exist until the next one."""
     with tempfile.TemporaryDirectory() as empty:
         yield "replay", {"lookahead_cache_config_dir": empty}
     with tempfile.TemporaryDirectory() as folder:
         write_draft(Path(folder), sizes.draft, successors.wrong_for(1 - _AGREEMENT))
-        # The engine itself needs a core as well.
+        # The engine needs a core, too.
         num_threads = max(1, len(os.sched_getaffinity(0)) - 2)
         yield (
             "draft",
@@ -130,7 +130,7 @@ class DecodeBench:
             **arguments,
         ) as llm:
             yield llm
-        self._context.free_bytes()  # the next engine wants what this one leaves
+        self._context.free_bytes()  # free memory for the next engine
 
     def measure(self, name: str, llm: LLM, batch: int) -> None:
         sizes = self._sizes
@@ -161,8 +161,9 @@ class DecodeBench:
         self._context.report.add(f"{name}, batch {batch}", figures, line)
 
     def measure_drafting(self, drafter: DraftExecutor, batch: int) -> None:
-        """What the draft model takes, whatever the controller makes of it; and how many tokens a
-        step must then give, drafts and all, to be as good as steps without drafts."""
+        """Measures the draft model's time, independent of the controller, and how many tokens
+        per step make drafting as fast as plain decoding.
+        """
         prompt_len, vocab_size = self._sizes.prompt_len, self._sizes.target["vocab_size"]
         rows = [_FIRST_SEQUENCE + row for row in range(batch)]
         known, new = 0, random_prompts([prompt_len] * batch, vocab_size, batch)
@@ -191,13 +192,13 @@ class DecodeBench:
 
 
 def _totals(llm: LLM) -> tuple[int, int, int]:
-    """Rows that might have drafts, drafts that were verified, and accepted."""
+    """Returns rows that could have drafts, verified drafts, and accepted drafts."""
     counters = llm._engine._scheduler.engine.counters.speculation
     return counters.num_iterations, counters.draft_tokens, counters.accepted_tokens
 
 
 def _generate(llm: LLM, prompts: Sequence[list[int]], length: int) -> tuple[float, list[list[int]]]:
-    """Seconds, and the answers."""
+    """Returns the seconds and the answers."""
     params = SamplingParams(temperature=0.0, max_tokens=length, ignore_eos=True, detokenize=False)
     begun = time.perf_counter()
     outputs = llm.generate(prompt_token_ids=prompts, sampling_params=params, use_tqdm=False)

@@ -1,7 +1,7 @@
-"""Paged attention by tiles and splits: whether the plan that is chosen is the best one.
+"""Paged attention by tile size and number of splits: whether the chosen plan is the best.
 
-Tilings are measured with the splits that the plan takes, then splits with the best tiling. Variants
-are compiled first, by processes that launch nothing and are gone before anything is timed.
+Measures tile sizes with the plan's splits, then splits with the best tile size. Variants are
+compiled first, by processes that launch nothing and end before any timing.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ _TRIALS = (Case(2, 40), Case(1, 40, 40))
 _SPLITS = (1, 2, 4, 8, 16, 32, 64)
 _SAMPLING_MS = 30.0
 _CASE_SECONDS = 5.0
-# Compiling takes seconds a tiling, in one thread of the host.
-_COMPILE_SHARE = 0.4  # of the part's time, at most
+# Compiling takes seconds per tile size, in one host thread.
+_COMPILE_SHARE = 0.4  # maximum share of the part's time
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """What a plan is made with; None is its own choice."""
+    """Parameters of a plan; None is the plan's own choice."""
 
     tiling: Tiling | None = None
     num_splits: int | None = None
@@ -76,7 +76,7 @@ def measure(context: Context) -> None:
 
 
 def tilings(chosen: Tiling, case: Case) -> Iterator[Tiling]:
-    """Others like the one that a plan has chosen."""
+    """Returns tile sizes near the plan's choice."""
     if case.new == 1:
         sides = itertools.product((chosen.block_m,), (32, 64, 128), (4, 8), (2, 3, 4))
     else:
@@ -136,12 +136,12 @@ def _sweep(context: Context, inputs: PagedInputs) -> None:
 
 
 def _time(context: Context, inputs: PagedInputs, option: Option) -> float:
-    """Microseconds; infinite for what the device cannot run."""
+    """Returns microseconds; infinite if the device cannot run the variant."""
     plan = make_plan(context, inputs, option)
     try:
         calls = paged_calls(inputs, plan=plan)
         return time_calls(calls, context.device, sampling_ms=_SAMPLING_MS).us
-    except Exception as error:  # triton has several for too much shared memory or registers
+    except Exception as error:  # too much shared memory or registers raises several types
         if context.is_real:
             torch.cuda.synchronize()
         print(f"sweep: {option}: {type(error).__name__}", flush=True)
@@ -149,12 +149,16 @@ def _time(context: Context, inputs: PagedInputs, option: Option) -> float:
 
 
 def _pass_of(plan: AttentionPlan, case: Case) -> AttentionPass:
-    """The pass that computes the case's rows: a mixed batch's plan has another for decodes."""
+    """Returns the pass that computes the case's rows: a mixed batch has another pass for
+    decodes.
+    """
     return plan.passes[0 if case.new == 1 else -1]
 
 
 def _compile_all(cases: Sequence[Case], seconds: float) -> None:
-    """Fills Triton's cache on disk, on all cores; what is not done in time is compiled later."""
+    """Fills Triton's disk cache on all cores; variants that are not done in time are compiled
+    later.
+    """
     spawn = multiprocessing.get_context("spawn")
     count = max(1, (os.cpu_count() or 1) - 2)
     compilers = [
@@ -178,5 +182,5 @@ def _compile_share(cases: Sequence[Case], share: int, count: int) -> None:
         own_tiling = _pass_of(make_plan(device, inputs, Option()), case).tiling
         for tiling in [*tilings(own_tiling, case)][share::count]:
             plan = make_plan(device, inputs, Option(tiling))
-            with suppress(Exception), compile_only():  # measuring says what it is
+            with suppress(Exception), compile_only():  # the measurement reports the error
                 paged_calls(inputs, plan=plan)[0]()

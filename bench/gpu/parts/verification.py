@@ -1,8 +1,7 @@
-"""What it costs to verify drafts: whole steps through `Worker`, beside the same step without any.
+"""Cost of verifying drafts: whole steps through `Worker`, beside the same step without drafts.
 
-Drafts are random tokens, and all of them are verified: nothing is accepted but by chance. A step
-with drafts waits for its tokens, and so does the one that it is compared with; what decoding gains
-by not waiting is the `worker` part's `itl_ms`.
+Drafts are random tokens and are all verified; nothing is accepted except by chance. Both steps
+wait for their tokens. The gain of decoding without waiting is `itl_ms` of the part `worker`.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from taco_worker.worker import Worker
 
 _NUM_DRAFTS = (0, 4, 8)
 _WARM_UP = 4
-# A case's steps: warm-ups before and behind the capture of CUDA graphs, timed ones, traced ones.
+# Steps of a case: warm-up before and after the capture of CUDA graphs, timed, traced.
 _CASE_SECONDS = 3.0
 
 
@@ -46,7 +45,7 @@ _TRIAL = Sizes((1, 2), 24, 40, timed=2, traced=1)
 
 
 def measure_verification(context: Context) -> None:
-    """Adds a line for each batch and number of rows of a sequence, "verify 8x5" for example."""
+    """Records one line per batch and number of rows per sequence, such as "verify 8x5"."""
     config, sizes = (LLAMA_3_8B, _REAL) if context.is_real else (TINY, _TRIAL)
     steps = len(sizes.batches) * len(_NUM_DRAFTS) * (2 * _WARM_UP + sizes.timed + sizes.traced)
     room = 2 * steps
@@ -74,7 +73,7 @@ def measure_verification(context: Context) -> None:
                     line |= _ratios(line, plain)
                     context.report.add(name, line, _describe(line))
     del worker, bench
-    gc.collect()  # the next part of this process wants the memory
+    gc.collect()  # frees memory for the next part of this process
     if context.is_real:
         torch.cuda.empty_cache()
 
@@ -108,7 +107,7 @@ class VerificationBench:
         }
 
     def _steps(self, count: int, batch: int, num_drafts: int) -> list[float]:
-        """Seconds of each, from the plan to the tokens."""
+        """Returns the seconds of each step, from the plan to the tokens."""
         seconds = []
         for _ in range(count):
             plan = self._plans.verify(num_drafts, self._num_known[:batch])
@@ -122,7 +121,7 @@ class VerificationBench:
 
 
 def _ratios(line: dict[str, Any], plain: dict[str, Any]) -> dict[str, float]:
-    """To the step without drafts; of the device where there is one."""
+    """Returns ratios to the step without drafts; device ratios if there is a device."""
     return {
         name: round(line[key] / plain[key], 3)
         for name, key in (("ratio", "step_ms"), ("device_ratio", "device_ms"))

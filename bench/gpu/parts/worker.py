@@ -1,8 +1,8 @@
-"""Steps of a random-weight Llama-3-8B through `Worker`, beside the floor that the ceilings set.
+"""Steps of a random-weight Llama-3-8B through `Worker`, beside the lower bound from the limits.
 
-`itl_ms` is the time between steps that follow each other without a pause: each is submitted while
-the one before it runs, as a scheduler does it. `step_ms` is a step alone, from its plan to its
-tokens; `host_ms` is what submitting one takes.
+`itl_ms` is the time between consecutive steps: each is submitted while the previous one runs, as
+a scheduler does. `step_ms` is a single step from its plan to its tokens; `host_ms` is the time
+to submit one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from taco_worker.worker import Worker
 
 _KILO = 1024
 _ROUNDS = 3
-# The first steps compile, and the worker captures CUDA graphs of what comes again and again.
+# The first steps compile, and the worker captures CUDA graphs of repeated shapes.
 _WARM_UP = 12
 _ALONE, _TRACED = 8, 16
 _IN_FLIGHT = 2
@@ -34,14 +34,14 @@ _IN_FLIGHT = 2
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What is measured.
+    """Sizes of the measurements.
 
     Attributes:
-        batches: sequences of a decode, of `context` tokens each.
+        batches: numbers of decoding sequences, of `context` tokens each.
         long_contexts: tokens of one sequence that decodes.
-        prefills: tokens of a prompt, and the most that one step computes.
-        max_step_tokens: that memory is kept for.
-        steps: of each decode, timed one behind the other.
+        prefills: tokens of a prompt, and the maximum computed in one step.
+        max_step_tokens: tokens per step that memory is reserved for.
+        steps: consecutive timed steps of each decode.
     """
 
     batches: tuple[int, ...]
@@ -66,7 +66,7 @@ _TRIAL_BLOCKS = 64
 
 def measure(context: Context) -> None:
     config, sizes = (LLAMA_3_8B, _REAL) if context.is_real else (TINY, _TRIAL)
-    ceilings = load_ceilings(context)  # a worker leaves no memory to measure them with
+    ceilings = load_ceilings(context)  # measured first, because a worker leaves no memory for it
     begun = time.perf_counter()
     with model_folder(config) as folder:
         worker = Worker(
@@ -87,7 +87,9 @@ def measure(context: Context) -> None:
 
 
 class WorkerBench:
-    """One worker and what is measured with it; `floor` is of a batch and its context, in ms."""
+    """One worker and its measurements; `floor` is the lower bound for a batch and context, in
+    ms.
+    """
 
     def __init__(
         self, context: Context, worker: Worker, floor: Callable[[int, int], float], sizes: Sizes
@@ -97,12 +99,12 @@ class WorkerBench:
         self._worker = worker
         self._floor = floor
         self._sizes = sizes
-        # Each decode is warmed up, stepped alone, run and traced; the first sequence is in all.
+        # Warm-up, single, consecutive and traced steps. The first sequence is in every decode.
         steps = 2 * _WARM_UP + _ALONE + sizes.steps + _TRACED
         self._room = len(sizes.batches) * steps
 
     def report_start(self, seconds: float) -> None:
-        """`seconds`: to make the weights and the worker."""
+        """Records `seconds`, the time to create the weights and the worker."""
         begun = time.perf_counter()
         self._run_all(list(self._plans(self._sizes.context).prefills(1, self._sizes.context)))
         figures = {
@@ -123,7 +125,7 @@ class WorkerBench:
                 begun = time.perf_counter()
                 self._run_all(plans)
                 seconds.append(time.perf_counter() - begun)
-            best = median(seconds[1:])  # the first one compiles
+            best = median(seconds[1:])  # the first step compiles
             figures = {"ms": round(1e3 * best, 3), "tok_per_s": round(prompt_len / best)}
             line = f"{figures['ms']:9.2f} ms {figures['tok_per_s']:9,} tok/s"
             self._report.add(f"prefill {prompt_len} by {chunk}", figures, line)
@@ -181,18 +183,18 @@ class WorkerBench:
         )
 
     def _plans(self, prompt_len: int) -> Plans:
-        """For a batch that begins afresh."""
+        """Returns plans for a new batch."""
         self._worker.reset()
         return Plans(self._worker.info, prompt_len, self._room)
 
     def _run_alone(self, plan: StepPlan) -> float:
-        """Milliseconds."""
+        """Returns milliseconds per single step."""
         begun = time.perf_counter()
         _check(self._worker.execute(plan))
         return 1e3 * (time.perf_counter() - begun)
 
     def _run_all(self, plans: Sequence[StepPlan]) -> tuple[float, float]:
-        """Milliseconds between steps, and of submitting one: the median."""
+        """Returns the median milliseconds between steps, and of submitting one."""
         outputs: queue.SimpleQueue[StepOutput] = queue.SimpleQueue()
         submits = []
         begun = time.perf_counter()
