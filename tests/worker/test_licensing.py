@@ -1,4 +1,4 @@
-"""A worker's license: what it tells its scheduler, and that nothing waits for it."""
+"""A worker's license: the state that it reports, and that nothing waits for the server."""
 
 import queue
 import socket
@@ -29,7 +29,7 @@ WORKER = WorkerConfig(model=ModelConfig(model="none"), num_threads=1)
 
 
 def config(address: str = "", **changes: object) -> WorkerConfig:
-    """Of a worker whose host is the second one of a license."""
+    """The configuration of a worker whose host is the second one of a license."""
     values = {"host_id": TWO, "address": address, "rejection_retry_seconds": 0.05, **changes}
     return replace(WORKER, license=LicenseConfig(**values))  # type: ignore[arg-type]
 
@@ -43,7 +43,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LicenseS
 
 
 def listen(licensing: Licensing) -> Callable[[], WorkerLicense]:
-    """Gives what stands after the next change."""
+    """Returns the state after the next change."""
     changes: queue.SimpleQueue[WorkerLicense] = queue.SimpleQueue()
     licensing.on_change = lambda: changes.put(licensing.current())
     return lambda: changes.get(timeout=PATIENCE_SECONDS)
@@ -55,14 +55,14 @@ def until_state(change: Callable[[], WorkerLicense], state: LicenseState) -> Wor
     return license_
 
 
-def test_a_worker_that_needs_none_has_one() -> None:
+def test_no_license_is_needed_without_a_license_config() -> None:
     licensing = Licensing(WORKER)
     licensing.ask()
     assert licensing.wait_for_answer() == licensing.current() == NEEDS_NO_LICENSE
     licensing.close()
 
 
-def test_a_license_is_taken_lost_and_taken_again(server: LicenseServer) -> None:
+def test_a_license_is_acquired_lost_and_reacquired(server: LicenseServer) -> None:
     with closing(Licensing(config(server.address))) as licensing:
         assert licensing.current().state is LicenseState.ASKED
         change = listen(licensing)
@@ -78,13 +78,13 @@ def test_a_license_is_taken_lost_and_taken_again(server: LicenseServer) -> None:
     wait_until(lambda: server.service.ledger.num_seats == 0, "a free seat")
 
 
-def test_a_worker_with_certificates_proves_what_it_is(tmp_path: Path) -> None:
+def test_a_worker_authenticates_with_its_certificate(tmp_path: Path) -> None:
     files = make_certificates(tmp_path / "tls", Role.WORKER, Role.LICENSE_SERVER)
     own, servers = tls_config(files, Role.WORKER), tls_config(files, Role.LICENSE_SERVER)
     tls = TlsFiles(servers.ca_file, servers.cert_file, servers.key_file)
     with LicenseServer(tmp_path / "licenses", Clock(), tls) as server:
         server.replace(signed(make_license(2)))
-        bare = server.address.removeprefix("https://")  # https is meant where there are files
+        bare = server.address.removeprefix("https://")  # certificate files imply https
         with closing(Licensing(replace(config(bare), tls=own))) as licensing:
             licensing.ask()
             assert licensing.wait_for_answer() == NEEDS_NO_LICENSE
@@ -93,7 +93,7 @@ def test_a_worker_with_certificates_proves_what_it_is(tmp_path: Path) -> None:
             assert licensing.wait_for_answer().state is LicenseState.MISSING
 
 
-def test_a_server_that_goes_away_is_not_missed_at_once(server: LicenseServer) -> None:
+def test_a_license_survives_a_short_server_outage(server: LicenseServer) -> None:
     with closing(Licensing(config(server.address))) as licensing:
         change = listen(licensing)
         licensing.ask()
@@ -104,10 +104,10 @@ def test_a_server_that_goes_away_is_not_missed_at_once(server: LicenseServer) ->
 
 
 @pytest.mark.parametrize("away", WAYS)
-def test_nothing_waits_for_a_server_that_is_away(
+def test_starting_does_not_wait_for_an_unreachable_server(
     away: Away, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("CONNECT_SECONDS", "ANSWER_SECONDS"):  # the end waits for a question on its way
+    for name in ("CONNECT_SECONDS", "ANSWER_SECONDS"):  # closing waits for a running request
         monkeypatch.setattr(f"taco_license.client.{name}", 0.1)
     with away() as address, closing(Licensing(config(address, start_seconds=0.1))) as licensing:
         licensing.ask()
@@ -145,12 +145,12 @@ def test_a_license_is_needed_as_soon_as_a_server_is_known(monkeypatch: pytest.Mo
     with closing(Licensing(config(only_if_found=True, start_seconds=0.1))) as licensing:
         change = listen(licensing)
         licensing.ask()
-        assert licensing.wait_for_answer() == NEEDS_NO_LICENSE, "nobody waits for the look-up"
+        assert licensing.wait_for_answer() == NEEDS_NO_LICENSE, "the look-up blocks nothing"
         is_known.set()
         assert "does not answer" in until_state(change, LicenseState.MISSING).reason
 
 
-def test_a_worker_that_ends_before_it_has_asked_asks_no_more(server: LicenseServer) -> None:
+def test_a_closed_worker_requests_no_license(server: LicenseServer) -> None:
     licensing = Licensing(config(server.address))
     licensing.close()
     licensing.ask()
@@ -159,7 +159,7 @@ def test_a_worker_that_ends_before_it_has_asked_asks_no_more(server: LicenseServ
     assert server.service.ledger.num_seats == 0
 
 
-def test_a_question_that_cannot_be_put_is_a_missing_license(
+def test_a_failed_license_request_is_a_missing_license(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("taco_license.client._BOOT_ID", Path("/no/such/file"))
@@ -172,7 +172,7 @@ def test_a_question_that_cannot_be_put_is_a_missing_license(
         )
 
 
-def test_a_device_that_is_not_there_is_one_clear_error() -> None:
+def test_a_missing_device_is_one_clear_error() -> None:
     with pytest.raises(ConfigurationError, match="device 'cuda' cannot be used"):
         Licensing(replace(config("http://127.0.0.1:1"), device="cuda")).ask()
 

@@ -6,7 +6,7 @@ from support.patience import PATIENCE_SECONDS
 from taco_worker.model_thread import ModelThread
 
 
-def test_idle_work_is_done_until_there_is_none_left() -> None:
+def test_idle_work_runs_until_it_returns_false() -> None:
     thread = ModelThread()
     idle = threading.Event()
     left = 3
@@ -24,7 +24,7 @@ def test_idle_work_is_done_until_there_is_none_left() -> None:
     assert left == 0
 
 
-def test_a_call_comes_between_pieces_of_idle_work() -> None:
+def test_a_call_interrupts_idle_work() -> None:
     thread = ModelThread()
     begun, submitted = threading.Event(), threading.Event()
 
@@ -39,7 +39,7 @@ def test_a_call_comes_between_pieces_of_idle_work() -> None:
     assert answer.result(PATIENCE_SECONDS) == 42
 
 
-def test_idle_work_that_fails_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_idle_work_is_disabled(caplog: pytest.LogCaptureFixture) -> None:
     thread = ModelThread()
     calls = 0
 

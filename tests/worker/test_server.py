@@ -35,7 +35,7 @@ FIRST = make_plan({0: 3}, joined=[Join(0, [5, 6, 7], [1])], epoch=9)
 
 
 class GatedWorker(Worker):
-    """Its steps wait at a gate."""
+    """A worker whose steps wait at a gate."""
 
     def __init__(self, config: WorkerConfig) -> None:
         super().__init__(config)
@@ -66,7 +66,7 @@ def address(tmp_path: Path) -> str:
     return f"unix:{tmp_path}/scheduler.sock"
 
 
-async def test_hello_then_plans_down_and_outputs_up(worker: Worker, address: str) -> None:
+async def test_hello_plans_and_outputs_over_the_stream(worker: Worker, address: str) -> None:
     stop = asyncio.Event()
     async with serve(address) as scheduler:
         link = asyncio.create_task(SchedulerLink(address, worker, ModelThread()).run(stop))
@@ -85,7 +85,7 @@ async def test_hello_then_plans_down_and_outputs_up(worker: Worker, address: str
 
 
 async def test_a_new_stream_starts_from_an_empty_batch(worker: Worker, address: str) -> None:
-    """Also from a lower epoch: the scheduler may have lost its memory."""
+    """Also with a lower epoch: the scheduler may have restarted."""
     stop = asyncio.Event()
     thread = ModelThread()
     async with serve(address) as scheduler:
@@ -97,7 +97,7 @@ async def test_a_new_stream_starts_from_an_empty_batch(worker: Worker, address: 
             await soon(link)
 
 
-async def test_a_message_that_is_no_plan_ends_the_stream(worker: Worker, address: str) -> None:
+async def test_an_invalid_message_ends_the_stream(worker: Worker, address: str) -> None:
     garbage = step_plan_to_pb(FIRST)
     garbage.joined.sampling.top_p[0] = -1.0
     async with serve(address) as scheduler:
@@ -106,7 +106,7 @@ async def test_a_message_that_is_no_plan_ends_the_stream(worker: Worker, address
         assert "top_p" in reason
 
 
-async def test_a_heart_that_stops_ends_the_stream(
+async def test_failing_heartbeats_end_the_stream(
     worker: Worker, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(_: SchedulerLink) -> None:
@@ -119,7 +119,7 @@ async def test_a_heart_that_stops_ends_the_stream(
         assert reason == "sending heartbeats failed: no pulse"
 
 
-async def test_the_heart_beats_while_a_step_runs_and_leaving_takes_until_the_scheduler_says(
+async def test_heartbeats_continue_during_a_step_and_stopping_drains(
     config: WorkerConfig, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("taco_worker.stream_link.HEARTBEAT_SECONDS", 0.01)
@@ -132,7 +132,7 @@ async def test_the_heart_beats_while_a_step_runs_and_leaving_takes_until_the_sch
         await asyncio.to_thread(worker.step_begun.wait)
         while not scheduler.heartbeats.empty():
             scheduler.heartbeats.get_nowait()
-        await soon(scheduler.heartbeats.get())  # while the step runs
+        await soon(scheduler.heartbeats.get())  # arrives while the step runs
         scheduler.lets_leave = False
         stop.set()
         await soon(scheduler.leavings.get())
@@ -142,9 +142,7 @@ async def test_the_heart_beats_while_a_step_runs_and_leaving_takes_until_the_sch
         assert await soon(link) == "the stream was closed"
 
 
-async def test_an_announced_step_begins_when_the_scheduler_has_heard_of_it(
-    config: WorkerConfig, address: str
-) -> None:
+async def test_an_announced_step_waits_for_the_go_ahead(config: WorkerConfig, address: str) -> None:
     worker = GatedWorker(config)
     worker.gate.set()
     link = SchedulerLink(address, worker, ModelThread())
@@ -160,7 +158,7 @@ async def test_an_announced_step_begins_when_the_scheduler_has_heard_of_it(
         await soon(run)
 
 
-async def test_the_scheduler_hears_of_a_license_at_once(
+async def test_a_license_change_sends_a_heartbeat_at_once(
     config: WorkerConfig,
     worker: Worker,
     address: str,
@@ -193,7 +191,7 @@ async def test_the_scheduler_hears_of_a_license_at_once(
             await until_told(pb.LICENSED)
             stop.set()
             await soon(run)
-            # A link that comes later says so from the start.
+            # A later link reports it in its hello.
             link = SchedulerLink(address, worker, ModelThread(), licensing=licensing)
             run = asyncio.create_task(link.run(stop))
             assert (await soon(scheduler.worker_hellos.get())).license.state == pb.LICENSED
@@ -201,19 +199,19 @@ async def test_the_scheduler_hears_of_a_license_at_once(
             await asyncio.to_thread(licensing.close)
 
 
-async def test_no_scheduler_is_a_reason_and_no_error(worker: Worker, address: str) -> None:
+async def test_an_unreachable_scheduler_is_no_failure(worker: Worker, address: str) -> None:
     reason = await soon(SchedulerLink(address, worker, ModelThread()).run(asyncio.Event()))
     assert reason.startswith("UNAVAILABLE")
 
 
-async def test_a_certificate_that_is_away_is_a_reason_and_no_error(worker: Worker) -> None:
+async def test_a_missing_certificate_is_no_failure(worker: Worker) -> None:
     tls = TlsConfig(ca_file="/no/ca.crt", cert_file="/no/worker.crt", key_file="/no/worker.key")
     link = SchedulerLink("127.0.0.1:7100", worker, ModelThread(), tls)
     assert await soon(link.run(asyncio.Event())) == (
         "cannot read /no/ca.crt: No such file or directory"
     )
-    assert not link.failure  # so that it is tried again
-    # On a Unix socket there is no TLS, whatever a license server is asked with.
+    assert not link.failure  # the worker reconnects
+    # A Unix socket has no TLS, even if a license server has.
     link = SchedulerLink("unix:/no/scheduler.sock", worker, ModelThread(), tls)
     assert (await soon(link.run(asyncio.Event()))).startswith("UNAVAILABLE")
 
@@ -270,9 +268,7 @@ Worker.execute = execute
 )
 
 
-async def test_a_worker_whose_device_has_failed_says_so_and_ends(
-    config: WorkerConfig, address: str
-) -> None:
+async def test_a_failed_device_ends_the_worker(config: WorkerConfig, address: str) -> None:
     async with serve(address) as scheduler:
         process = start_process(config.model.model, address, program=BREAK)
         scheduler.plans.put_nowait(FIRST)
@@ -287,7 +283,7 @@ async def waits_for_a_scheduler(admin: str) -> bool:
     return await get(admin, "/readyz") == (503, body)
 
 
-async def test_the_process_dials_until_the_scheduler_is_there_and_leaves_when_told(
+async def test_the_process_reconnects_and_drains_on_a_signal(
     config: WorkerConfig, address: str, tmp_path: Path
 ) -> None:
     admin = f"{tmp_path}/admin.sock"
@@ -296,7 +292,7 @@ async def test_the_process_dials_until_the_scheduler_is_there_and_leaves_when_to
     lines = iter(process.stderr)
     while "reconnecting" not in await asyncio.to_thread(next, lines):
         pass
-    for _ in range(2):  # the second time after the scheduler went away
+    for _ in range(2):  # the second time after the scheduler has gone
         await until(lambda: waits_for_a_scheduler(admin), "a worker that says that it is alone")
         async with serve(address) as scheduler:
             await soon(scheduler.worker_hellos.get())
@@ -325,7 +321,7 @@ Worker.execute = lambda self, plan: threading.Event().wait()
 )
 
 
-async def test_a_second_signal_waits_for_nothing_and_yet_says_goodbye(
+async def test_a_second_signal_ends_at_once_but_closes_the_stream(
     config: WorkerConfig, address: str
 ) -> None:
     async with serve(address) as scheduler:
@@ -342,8 +338,8 @@ async def test_a_second_signal_waits_for_nothing_and_yet_says_goodbye(
     assert "Traceback" not in errors
 
 
-def test_threads_that_wait_sleep_unless_the_environment_says_so(tmp_path: Path) -> None:
-    """As the OpenMP library, which is read in with torch, says of itself."""
+def test_openmp_threads_sleep_by_default(tmp_path: Path) -> None:
+    """OMP_WAIT_POLICY as the OpenMP library, loaded with torch, reports it."""
 
     def spin_count(**environment: str) -> int:
         process = start_process(
@@ -387,7 +383,7 @@ def test_a_signal_ends_a_worker_that_is_still_loading() -> None:
 
 
 @pytest.mark.parametrize("broken", ["no directory", "no weights"])
-def test_a_model_that_cannot_be_loaded_is_one_line_and_exit_code_1(
+def test_an_unloadable_model_is_one_line_and_exit_code_1(
     config: WorkerConfig, tmp_path: Path, broken: str
 ) -> None:
     model = tmp_path / "model"
@@ -409,7 +405,7 @@ def test_a_model_that_cannot_be_loaded_is_one_line_and_exit_code_1(
         (1, {"TACO_CPU_ISA": "sse2"}, "TACO_CPU_ISA=sse2 is no instruction set"),
     ],
 )
-def test_what_the_machine_cannot_do_is_one_line_and_exit_code_1(
+def test_an_unsupported_machine_is_one_line_and_exit_code_1(
     config: WorkerConfig, num_threads: int, environment: dict[str, str], message: str
 ) -> None:
     process = start_process(config.model.model, "unix:nowhere", num_threads, **environment)

@@ -1,4 +1,4 @@
-"""What is found out about a model without torch, before any process is started."""
+"""Checks of a model before any process starts, without torch."""
 
 import json
 from pathlib import Path
@@ -33,7 +33,7 @@ def refusal(checkpoint: Path, **wanted: Any) -> str:
 
 
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "GPT2LMHeadModel", "OPTForCausalLM"])
-def test_what_the_worker_runs_passes(tmp_path: Path, architecture: str) -> None:
+def test_supported_models_pass(tmp_path: Path, architecture: str) -> None:
     path = make_checkpoint(tmp_path, architecture)
     model = check_model(ModelConfig(model=str(path), max_model_len=512))
     assert model.architecture == architecture
@@ -43,7 +43,7 @@ def test_what_the_worker_runs_passes(tmp_path: Path, architecture: str) -> None:
     assert 0 <= matrices - num_parameters(model.decoder) <= embeddings_of_positions
 
 
-def test_a_length_that_the_model_does_not_have(checkpoint: Path) -> None:
+def test_max_model_len_beyond_the_model(checkpoint: Path) -> None:
     assert "100000 is more than the 512" in refusal(checkpoint, max_model_len=100_000)
 
 
@@ -141,7 +141,7 @@ def test_memory(
     count: int,
     fits: bool,
 ) -> None:
-    """Weights of 4 bytes each, in memory for two and a half copies."""
+    """Weights of 4 bytes each, with memory for two and a half copies."""
     wanted = ModelConfig(model=str(checkpoint))
     model = check_model(wanted)
     weights = 4 * num_parameters(model.decoder)
@@ -167,7 +167,7 @@ def test_memory(
 def test_memory_of_number_formats(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, stored: str, fits: bool
 ) -> None:
-    """Five workers, in memory for two and a half copies of 4 bytes a weight."""
+    """Five workers, with memory for two and a half copies of 4 bytes a weight."""
     rewrite_config(checkpoint, dtype=stored, torch_dtype=stored)
     wanted = ModelConfig(model=str(checkpoint), dtype=dtype)
     model = check_model(wanted)

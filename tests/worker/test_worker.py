@@ -66,7 +66,7 @@ def greedy_continuation(model: transformers.PreTrainedModel, prompt: list[int]) 
     return tokens[len(prompt) :]
 
 
-def test_it_says_what_it_serves(checkpoint: Path) -> None:
+def test_worker_info(checkpoint: Path) -> None:
     info = make_worker(checkpoint, max_model_len=100, served_model_names=("m", "n"), name="w7").info
     assert (info.name, info.model, info.max_model_len, info.vocab_size) == ("w7", "m", 100, 384)
     assert (info.block_size, info.num_blocks, info.max_num_seqs) == (16, 64, 8)
@@ -74,7 +74,7 @@ def test_it_says_what_it_serves(checkpoint: Path) -> None:
     assert dict(info.default_sampling) == {"temperature": 0.6, "top_k": 20}
 
 
-def test_steps_that_split_a_prompt_and_mix_with_decodes_give_the_oracles_tokens(
+def test_chunked_prefills_mixed_with_decodes_match_the_oracle(
     worker: Worker, oracle: transformers.PreTrainedModel
 ) -> None:
     other = [250, 3, 3, 99]
@@ -92,7 +92,7 @@ def test_steps_that_split_a_prompt_and_mix_with_decodes_give_the_oracles_tokens(
     assert tokens[5][:6] == greedy_continuation(oracle, other)
 
 
-def test_a_preempted_sequence_goes_on_from_its_tokens(worker: Worker) -> None:
+def test_a_preempted_sequence_resumes_from_its_tokens(worker: Worker) -> None:
     first = sampled(worker.execute(make_plan({0: 9}, joined=[Join(0, PROMPT, BLOCKS)])))[0]
     second = sampled(worker.execute(make_plan({0: 1})))[0]
     third = sampled(worker.execute(make_plan({0: 1})))[0]
@@ -109,13 +109,13 @@ def test_cached_blocks_are_read_and_not_computed_again(worker: Worker) -> None:
 
 
 @pytest.mark.parametrize("serves", ["kernels", "torch"])
-def test_greedy_rows_that_ask_for_their_tokens_logprobs_keep_no_logits(
+def test_greedy_rows_with_own_logprobs_keep_no_logits(
     checkpoint: Path,
     oracle: transformers.PreTrainedModel,
     monkeypatch: pytest.MonkeyPatch,
     serves: str,
 ) -> None:
-    """Beside a row that asks for none. On torch, which makes logits, they get the same."""
+    """Same values beside a row without logprobs, and on torch, which always makes logits."""
     config = WorkerConfig(model=ModelConfig(model=str(checkpoint)), num_blocks=64, max_num_seqs=8)
     worker = Worker(config, lambda _: kernels_for(serves, 1))
     if serves == "kernels":
@@ -163,14 +163,14 @@ def test_prompt_logprobs_cover_every_position_but_the_first_whatever_the_chunks(
         assert ranks == [int((row > row[PROMPT[position]]).sum()) + 1, 1, 2]
 
 
-def test_prompt_logprobs_end_with_the_prompt_when_a_sequence_comes_back(worker: Worker) -> None:
+def test_prompt_logprobs_of_a_resumed_sequence_end_with_the_prompt(worker: Worker) -> None:
     params = GREEDY.with_updates(prompt_logprobs=0)
     back = Join(0, [*PROMPT, 8, 9], BLOCKS, num_prompt_tokens=9, sampling=params)
     output = worker.execute(make_plan({0: 11}, joined=[back]))
     assert output.prompt_logprob_positions.tolist() == list(range(1, 9))
 
 
-def test_prompt_logprobs_do_not_depend_on_how_many_logits_are_made_at_a_time(
+def test_prompt_logprobs_do_not_depend_on_the_chunk_of_logits(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     params = GREEDY.with_updates(prompt_logprobs=3)
@@ -189,7 +189,7 @@ def test_prompt_logprobs_do_not_depend_on_how_many_logits_are_made_at_a_time(
 def test_outputs_of_launched_steps_come_in_order_from_another_thread(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a GPU, where nobody waits for a step before the next one is launched."""
+    """As on a GPU, where the next step is launched before the last one is done."""
     expected = [
         sampled(worker.execute(plan))
         for plan in (make_plan({0: 9}, joined=[Join(0, PROMPT, BLOCKS)]), make_plan({0: 1}))
@@ -218,7 +218,7 @@ def test_a_plan_without_rows_only_changes_the_batch(worker: Worker) -> None:
     assert sampled(worker.execute(make_plan({0: 9}, step_id=2))).keys() == {0}
 
 
-def test_after_a_failed_step_its_epoch_is_refused_and_the_next_starts_empty(worker: Worker) -> None:
+def test_a_failed_step_ends_its_epoch_and_the_next_starts_empty(worker: Worker) -> None:
     good = make_plan({0: 9}, joined=[Join(0, PROMPT, BLOCKS)])
     token_id = sampled(worker.execute(good))[0]
     bad = worker.execute(make_plan({7: 1}, step_id=2))
@@ -238,7 +238,7 @@ def test_steps_and_tokens_are_counted(worker: Worker) -> None:
     assert (step_metrics.num_computed, step_metrics.num_given) == (4 + 5 + 1 + 1, 2)
 
 
-def test_no_moment_counts_for_two_steps_that_overlap() -> None:
+def test_overlapping_steps_do_not_count_time_twice() -> None:
     step_metrics = StepMetrics()
     started = perf_counter()
     begun = [step_metrics.begin(make_plan({0: 1}, step_id=number)) for number in range(50)]
@@ -247,7 +247,7 @@ def test_no_moment_counts_for_two_steps_that_overlap() -> None:
     assert 0 < step_metrics.seconds.sum <= perf_counter() - started
 
 
-def test_a_lower_epoch_is_refused_and_changes_nothing(worker: Worker) -> None:
+def test_a_lower_epoch_is_rejected_and_changes_nothing(worker: Worker) -> None:
     token_id = sampled(
         worker.execute(make_plan({0: 9}, joined=[Join(0, PROMPT, BLOCKS)], epoch=5))
     )[0]
@@ -257,7 +257,7 @@ def test_a_lower_epoch_is_refused_and_changes_nothing(worker: Worker) -> None:
     assert sampled(worker.execute(again)) == {1: token_id}
 
 
-def test_an_exception_inside_the_model_fails_the_step_and_the_worker_lives(
+def test_an_exception_in_the_model_fails_only_its_step(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     good = make_plan({0: 9}, joined=[Join(0, PROMPT, BLOCKS)])
@@ -280,7 +280,7 @@ def test_ids_beyond_the_vocabulary_in_bias_and_stops_are_harmless(worker: Worker
     assert sampled(worker.execute(odd)) == expected
 
 
-def test_the_length_nobody_asked_for_is_cut_to_what_the_blocks_hold(checkpoint: Path) -> None:
+def test_the_default_max_model_len_is_reduced_to_the_kv_blocks(checkpoint: Path) -> None:
     assert make_worker(checkpoint, num_blocks=4).info.max_model_len == 64
 
 
@@ -322,7 +322,7 @@ def test_rope_scaling_extends_the_longest_sequence(checkpoint: Path) -> None:
         ({"num_threads": 10**6}, "1000000 threads: this process may use"),
     ],
 )
-def test_a_setting_that_cannot_be_met_is_one_line(
+def test_an_invalid_setting_is_one_line(
     checkpoint: Path, changes: dict[str, object], message: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=message) as caught:
@@ -330,7 +330,7 @@ def test_a_setting_that_cannot_be_met_is_one_line(
     assert "\n" not in str(caught.value)
 
 
-def test_an_architecture_without_a_recipe_is_named_with_those_there_are(tmp_path: Path) -> None:
+def test_an_unsupported_architecture_error_lists_the_supported_ones(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["NoSuchForCausalLM"]}))
     with pytest.raises(ConfigurationError, match=r"NoSuchForCausalLM.*LlamaForCausalLM"):
         make_worker(tmp_path)

@@ -1,4 +1,4 @@
-"""All back ends against the naive reference, and how one is chosen."""
+"""All attention back ends against the naive reference, and selection by name."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from taco_worker.attention.xformers_backend import XformersAttention
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 triton_interpreter.install()
-# A GPU's product of float32 numbers is not their own.
+# A GPU's float32 products are less exact.
 ON_GPU = triton_interpreter.DEVICE == CUDA
 DTYPE = torch.float16 if ON_GPU else torch.float32
 CLOSE: dict[str, Any] = {"atol": 3e-3, "rtol": 3e-3} if ON_GPU else {"atol": 1e-5, "rtol": 1e-5}
@@ -32,7 +32,7 @@ CLOSE: dict[str, Any] = {"atol": 3e-3, "rtol": 3e-3} if ON_GPU else {"atol": 1e-
 
 @pytest.fixture
 def default_device() -> Iterator[None]:
-    """A test's new tensors lie where back ends run."""
+    """Create a test's tensors on the back end's device."""
     with triton_interpreter.DEVICE:
         yield
 
@@ -110,7 +110,7 @@ def test_layers_with_different_windows_share_metadata(
 
 @pytest.mark.usefixtures("default_device")
 @pytest.mark.parametrize("make", BACKENDS.values(), ids=BACKENDS)
-def test_the_next_step_is_planned_anew(make: Callable[[], AttentionBackend]) -> None:
+def test_each_step_gets_a_new_plan(make: Callable[[], AttentionBackend]) -> None:
     torch.manual_seed(1)
     backend = make()
     for batch in (Batch([(40, 1), (10, 3)]), Batch([(10, 3), (7, 1), (40, 1)])):
@@ -145,7 +145,7 @@ def test_unknown_back_end_is_named() -> None:
 
 
 @pytest.mark.parametrize("name", ["triton", "xformers"])
-def test_the_wrong_device_is_named(name: str) -> None:
+def test_an_unsupported_device_is_named_in_the_error(name: str) -> None:
     with pytest.raises(ValueError, match=f"'{name}' runs on cuda only, not on cpu, where 'torch'"):
         create_attention_backend(name, CPU)
 
@@ -161,7 +161,7 @@ def test_a_missing_package_is_named(package: str, monkeypatch: pytest.MonkeyPatc
         create_attention_backend(package, CUDA)
 
 
-def test_only_what_is_chosen_is_imported() -> None:
+def test_only_the_chosen_back_end_is_imported() -> None:
     program = (
         "import sys; from taco_worker.attention.backend import create_attention_backend as create;"
         "create('torch'); print({'triton', 'xformers', 'taco_kernels.triton'} & set(sys.modules))"

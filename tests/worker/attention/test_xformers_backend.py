@@ -1,4 +1,4 @@
-"""What the xformers back end asks of xformers, and xformers' own kernel where it reads blocks."""
+"""The xformers back end's calls to xformers, and xformers' kernel that reads KV blocks."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_split_k_reads_only_the_blocks_of_the_tables(batch: Batch) -> None:
 
 
 def _run_xformers(batch: Batch, *, has_flash3: bool) -> MaterializedOperators:
-    """What a step asks of xformers on a machine with FlashAttention 3 or without."""
+    """The operators that a step uses, with and without FlashAttention 3."""
     operators = MaterializedOperators(lambda operator: has_flash3 or operator is not flash3.FwOp)
     dtype = torch.float16
     XformersAttention(operators).attend(
@@ -54,7 +54,7 @@ def _run_xformers(batch: Batch, *, has_flash3: bool) -> MaterializedOperators:
 
 
 def _obstacles(operator: Operator, inputs: Inputs) -> list[str]:
-    """Why a GPU with the operator could not run this."""
+    """Why a GPU with the operator could not run these inputs."""
     reasons: list[str] = operator.not_supported_reasons(inputs)
     return [r for r in reasons if not r.startswith(("device=", "operator wasn't built"))]
 
@@ -69,7 +69,7 @@ def test_xformers_reads_decodes_in_place(block_size: int, window: int | None) ->
     assert block_size == operator.BLOCK_N
     assert _obstacles(operator, inputs) == []
     assert inputs.key.untyped_storage().data_ptr() == inputs.value.untyped_storage().data_ptr()
-    if window is not None:  # the tables end where the window does
+    if window is not None:  # the tables start where the window starts
         assert inputs.attn_bias.block_tables.shape[1] <= -(-window // block_size) + 1
 
 

@@ -1,4 +1,4 @@
-"""Hidden states that a model keeps, and what heads beside it compute with."""
+"""Hidden states that a model keeps for draft heads, and the products that heads use."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     options = ARCHITECTURES[request.param]
     depth = "n_layer" if request.param == "gpt2" else "num_hidden_layers"
     path = tmp_path_factory.mktemp(request.param)
-    # The weights are exact in both types that the tests load them in.
+    # The weights are exact in both dtypes that the tests load.
     return make_checkpoint(path, dtype=torch.bfloat16, **{depth: NUM_LAYERS}, **options)  # type: ignore[arg-type]
 
 
@@ -49,7 +49,7 @@ def model(checkpoint: Path, serves: str) -> StepModel:
 
 @torch.inference_mode()
 def expected_outputs(checkpoint: Path) -> list[Tensor]:
-    """Of each layer, as transformers computes them."""
+    """The outputs of each layer, as transformers computes them."""
     oracle = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
     outputs = oracle(torch.tensor([TOKENS]), output_hidden_states=True)
     return [hidden[0] for hidden in outputs.hidden_states[1:]]
@@ -93,7 +93,7 @@ def test_embeddings_are_the_checkpoints_own(checkpoint: Path, serves: str, dtype
     torch.testing.assert_close(embedded.float(), table[token_ids].float())
 
 
-def test_a_linear_layer_beside_the_model_computes_in_its_dtype(model: StepModel) -> None:
+def test_linear_computes_in_the_models_dtype(model: StepModel) -> None:
     generator = torch.Generator().manual_seed(0)
     weight, bias, x = (torch.randn(shape, generator=generator) for shape in ((9, 40), 9, (5, 40)))
     result = model.linear(weight, bias)(x)

@@ -180,7 +180,7 @@ def test_greedy_tokens(loaded: Loaded) -> None:
     generated = loaded.oracle.generate(
         torch.tensor([prompt]), max_new_tokens=12, min_new_tokens=12, do_sample=False
     )
-    # min_new_tokens bars the end of sequence, which the loop below has to bar as well.
+    # min_new_tokens bans the end of sequence, so the loop below must ban it, too.
     runner = PagedRunner(loaded.model)
     chunk, tokens = prompt, list(prompt)
     for _ in range(12):
@@ -191,7 +191,7 @@ def test_greedy_tokens(loaded: Loaded) -> None:
     assert tokens == generated[0].tolist()
 
 
-def test_rows_that_nobody_asks_for_change_nothing(loaded: Loaded) -> None:
+def test_skipped_output_rows_do_not_change_the_others(loaded: Loaded) -> None:
     ids = loaded.token_ids
     runner = PagedRunner(loaded.model)
     wanted = runner.logits_at({"a": ids[:33], "b": ids[:20]}, np.array([7, 52], dtype=np.int32))
@@ -203,7 +203,7 @@ def test_rows_that_nobody_asks_for_change_nothing(loaded: Loaded) -> None:
 
 @pytest.mark.parametrize("serves", ["kernels", "torch"])
 def test_dynamic_scaling_at_its_full_length(tmp_path: Path, serves: str) -> None:
-    """At factor x original tokens the published rule arrives at the theta that we always use."""
+    """At factor x original tokens the published rule yields TACO's fixed theta."""
     rope = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}
     path = make_checkpoint(
         tmp_path, "LlamaForCausalLM", rope_parameters=rope, max_position_embeddings=50
@@ -218,7 +218,7 @@ def test_dynamic_scaling_at_its_full_length(tmp_path: Path, serves: str) -> None
 
 
 @pytest.mark.parametrize("serves", ["kernels", "torch"])
-def test_bfloat16_follows_float32(tmp_path: Path, serves: str) -> None:
+def test_bfloat16_is_close_to_float32(tmp_path: Path, serves: str) -> None:
     path = make_checkpoint(tmp_path, dtype=torch.bfloat16)
     assert load_hf_config(path).checkpoint_dtype == "bfloat16"
     token_ids = list(range(3, 60))
@@ -230,7 +230,7 @@ def test_bfloat16_follows_float32(tmp_path: Path, serves: str) -> None:
 
 
 @pytest.mark.parametrize("serves", ["kernels", "torch"])
-def test_float16_on_a_cpu_follows_transformers(
+def test_float16_on_a_cpu_matches_transformers(
     tmp_path: Path, serves: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = make_checkpoint(tmp_path, dtype=torch.float16)
@@ -244,6 +244,6 @@ def test_float16_on_a_cpu_follows_transformers(
         PagedRunner(load_step_model(path, serves, dtype=name)).step({"a": token_ids})["a"]
         for name in (dtype_name(dtype), "bfloat16")
     )
-    # What remains is the rounding of float16 itself in transformers.
+    # The remaining difference is transformers' rounding to float16.
     assert 3 * (half - expected).abs().mean() < (bfloat16 - expected).abs().mean()
     assert (half - expected).abs().max() < 0.05

@@ -36,7 +36,7 @@ def run(batch: InputBatch, plan: StepPlan, sampled: list[int]) -> StepRows:
 
 @dataclass
 class Sequence:
-    """What the naive model knows of one sequence."""
+    """The naive model's state of one sequence."""
 
     tokens: list[int]
     num_prompt_tokens: int
@@ -65,9 +65,7 @@ class NaiveBatch:
 
 @given(st.data(), st.booleans())
 @settings(max_examples=200, deadline=None)
-def test_any_run_of_legal_plans_keeps_the_batch_equal_to_a_naive_one(
-    data: st.DataObject, on_device: bool
-) -> None:
+def test_random_valid_plans_match_a_naive_batch(data: st.DataObject, on_device: bool) -> None:
     batch, naive = make_batch(on_device=on_device), NaiveBatch()
     for step_id in range(data.draw(st.integers(1, 12))):
         left = [slot for slot in sorted(naive.slots) if data.draw(st.booleans())]
@@ -216,12 +214,12 @@ ILLEGAL_FIRST_PLANS = {
 
 
 @pytest.mark.parametrize("plan", ILLEGAL_FIRST_PLANS.values(), ids=ILLEGAL_FIRST_PLANS.keys())
-def test_a_plan_that_contradicts_the_batch_is_refused(plan: StepPlan) -> None:
+def test_a_plan_that_contradicts_the_batch_is_rejected(plan: StepPlan) -> None:
     with pytest.raises(PlanError):
         make_batch().apply(plan)
 
 
-def test_a_slot_that_is_taken_cannot_be_joined() -> None:
+def test_an_occupied_slot_cannot_be_joined() -> None:
     batch = make_batch()
     batch.apply(make_plan({}, joined=[JOIN]))
     with pytest.raises(PlanError, match="occupied"):
@@ -236,7 +234,7 @@ def test_a_slot_can_be_joined_by_the_plan_that_empties_it() -> None:
     assert batch.num_tokens[0] == 3
 
 
-def test_sampling_parameters_of_the_former_sequence_are_gone() -> None:
+def test_joining_replaces_the_slots_sampling_parameters() -> None:
     batch = make_batch()
     loud = GREEDY.with_updates(
         temperature=1.0, logit_bias={3: 1.0}, min_tokens=3, logprobs=2, top_k=3

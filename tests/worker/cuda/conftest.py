@@ -1,4 +1,4 @@
-"""What only a GPU can show; `bench/gpu/run.sh` runs it. Elsewhere there is nothing to collect."""
+"""Tests that need a GPU; `bench/gpu/run.sh` runs them. Elsewhere nothing is collected."""
 
 import torch
 

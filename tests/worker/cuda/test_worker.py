@@ -1,4 +1,4 @@
-"""The worker on the GPU itself: streams, graphs, memory."""
+"""The worker on a GPU: streams, CUDA graphs, memory."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def plans() -> list[StepPlan]:
 
 
 def run_ahead(worker: Worker) -> list[list[int]]:
-    """The tokens of all steps, each launched before the one before it has been waited for."""
+    """Launch each step before the one before it is done; return the tokens of all steps."""
     worker.reset()
     outputs: queue.SimpleQueue[StepOutput] = queue.SimpleQueue()
     for plan in plans():
@@ -60,14 +60,14 @@ def run_ahead(worker: Worker) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def expected(checkpoint: Path) -> list[list[int]]:
-    """Of torch's operations, on the CPU."""
+    """The reference tokens: torch's operations on the CPU."""
     model = ModelConfig(model=str(checkpoint), dtype="float32")
     config = WorkerConfig(model=model, device="cpu", num_blocks=64, max_num_seqs=4)
     worker = Worker(config, lambda _: None)
     return [worker.execute(plan).token_ids.tolist() for plan in plans()]
 
 
-def test_copies_hold_what_was_sent_while_the_device_is_busy() -> None:
+def test_uploads_keep_their_content_while_the_device_is_busy() -> None:
     transfers = Transfers(torch.device("cuda", 0))
     busy = torch.randn(4096, 4096, device="cuda")
     rng = np.random.default_rng(0)
@@ -82,7 +82,7 @@ def test_copies_hold_what_was_sent_while_the_device_is_busy() -> None:
 
 
 @pytest.mark.parametrize("eager", [True, False])
-def test_steps_that_overlap_give_the_reference_tokens(
+def test_overlapping_steps_return_the_reference_tokens(
     checkpoint: Path, expected: list[list[int]], eager: bool
 ) -> None:
     worker = make_worker(checkpoint, enforce_eager=eager)
@@ -96,7 +96,7 @@ def test_steps_that_overlap_give_the_reference_tokens(
     assert graphs is None or GraphShape(1, 2) in graphs._graphs
 
 
-def test_what_its_memory_is_used_for(checkpoint: Path) -> None:
+def test_memory_bytes_by_use(checkpoint: Path) -> None:
     worker = make_worker(checkpoint)
     run_ahead(worker)
     sizes = worker.memory_bytes()
@@ -113,7 +113,7 @@ def test_offloaded_layers_in_graphs(checkpoint: Path, expected: list[list[int]])
     assert run_ahead(worker) == expected
 
 
-def test_a_capture_that_fails_leaves_the_worker_serving(
+def test_the_worker_serves_after_a_failed_capture(
     checkpoint: Path, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = make_worker(checkpoint)
@@ -122,7 +122,7 @@ def test_a_capture_that_fails_leaves_the_worker_serving(
 
     def waits(*arguments: object) -> torch.Tensor:
         if torch.cuda.is_current_stream_capturing():
-            torch.cuda.synchronize()  # which no capture allows
+            torch.cuda.synchronize()  # fails in a capture
         result: torch.Tensor = forward(*arguments)
         return result
 
@@ -132,7 +132,7 @@ def test_a_capture_that_fails_leaves_the_worker_serving(
     assert run_ahead(worker) == expected
 
 
-def test_the_kv_cache_takes_what_the_share_leaves(checkpoint: Path) -> None:
+def test_the_kv_cache_takes_the_rest_of_the_utilization(checkpoint: Path) -> None:
     free, total = torch.cuda.mem_get_info()
     used = (total - free) / total
     worker = make_worker(checkpoint, num_blocks=None, gpu_memory_utilization=used + 0.1)
@@ -142,7 +142,7 @@ def test_the_kv_cache_takes_what_the_share_leaves(checkpoint: Path) -> None:
     assert (total - free) / total < used + 0.11
 
 
-def test_heads_and_their_drafts_come_out_of_the_share_as_well(tmp_path: Path) -> None:
+def test_the_utilization_includes_draft_heads(tmp_path: Path) -> None:
     target = make_checkpoint(tmp_path / "target", num_hidden_layers=NUM_TARGET_LAYERS)
     tensors = random_tensors(eagle_shapes("eagle"))
     heads = write_heads(tmp_path / "heads", CONFIGS["eagle"], tensors, "model.safetensors")
@@ -160,7 +160,7 @@ def test_heads_and_their_drafts_come_out_of_the_share_as_well(tmp_path: Path) ->
     assert (total - torch.cuda.mem_get_info()[0]) / total < used + 0.11
 
 
-def test_a_step_that_memory_does_not_hold_goes_on_in_halves(
+def test_a_step_that_runs_out_of_memory_is_split(
     checkpoint: Path,
     expected: list[list[int]],
     monkeypatch: pytest.MonkeyPatch,

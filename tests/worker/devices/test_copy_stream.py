@@ -1,4 +1,4 @@
-"""Copies beside what is computed: a layer's KV is touched only once it has arrived."""
+"""Copies beside the computation: a layer's KV is used only after its copies are done."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LOAD = BlockCopies(load_sources=ints([4]), load_targets=ints([2]))
 
 
 class LateCopyStream:
-    """Does nothing before somebody waits for it, as a device whose copies are slow."""
+    """Copies only when an event is waited for, as a device with slow copies."""
 
     def __init__(self) -> None:
         self.num_put = 0
@@ -61,7 +61,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> TorchModel:
 
 
 def step(num_computed: int, blocks: list[int], num_tokens: int = len(PROMPT)) -> ModelInput:
-    """Of one sequence, from `num_computed` on."""
+    """The input of one sequence, from `num_computed` on."""
     new = PROMPT[num_computed:num_tokens]
     return ModelInput(
         token_ids=torch.tensor(new, dtype=torch.int32),
@@ -74,10 +74,10 @@ def step(num_computed: int, blocks: list[int], num_tokens: int = len(PROMPT)) ->
 
 
 def expected_logits(model: TorchModel) -> Tensor:
-    """The logits of the last 4 tokens, whose prefix's KV never left the device.
+    """The logits of the last 4 tokens with a prefix whose KV stayed on the device.
 
-    It computes the same rows as the steps that are tested: torch's products of other numbers of
-    rows have the same bits on some CPUs only.
+    It runs the same number of rows as the tested steps: torch's products of different numbers of
+    rows are bit-identical on some CPUs only.
     """
     model.forward(step(0, [3, 5]))
     return model.forward(step(16, [3, 5]))
@@ -86,7 +86,7 @@ def expected_logits(model: TorchModel) -> Tensor:
 def make_tier(
     model: TorchModel, copy_stream: LateCopyStream, *, is_lazy: bool = True
 ) -> HostBlockStore:
-    """Its block 4 holds the prompt's first block, and no block of the device does."""
+    """Host block 4 holds the prompt's first block, which no device block holds."""
     tier = HostBlockStore(
         torch.zeros_like(model.kv_rows),
         model.kv_rows,
@@ -117,13 +117,13 @@ def test_each_layer_waits_for_its_own_kv(
     assert torch.equal(model.forward(step(16, [2, 6])), expected)
     for hook in hooks:
         hook.remove()
-    # Groups of 1, 1, 2 and 1 layers: none has come when the first layer begins, and so on.
+    # Groups of 1, 1, 2 and 1 layers: no group is copied when the first layer begins.
     assert num_waiting == [4, 3, 2, 1, 1]
     assert not copy_stream.waiting
 
 
 @torch.inference_mode()
-def test_in_one_piece_all_layers_come_before_the_first(model: TorchModel) -> None:
+def test_without_lazy_loads_the_first_layer_waits_for_all(model: TorchModel) -> None:
     copy_stream = LateCopyStream()
     expected = expected_logits(model)
     tier = make_tier(model, copy_stream, is_lazy=False)
@@ -133,11 +133,11 @@ def test_in_one_piece_all_layers_come_before_the_first(model: TorchModel) -> Non
 
 
 @torch.inference_mode()
-def test_a_graph_is_replayed_when_all_copies_have_arrived(
+def test_a_graph_replay_waits_for_all_copies(
     model: TorchModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was captured without them, so that it cannot wait by itself. (What it computes here is of
-    no use: on a CPU attention goes by lengths that a graph does not have.)"""
+    """A graph was captured without the copies, so it cannot wait by itself. (Its results are
+    meaningless here: on a CPU attention reads host lengths, which a graph does not have.)"""
     copy_stream = LateCopyStream()
     replays: list[int] = []
 
@@ -160,7 +160,7 @@ def test_a_graph_is_replayed_when_all_copies_have_arrived(
 
 
 @torch.inference_mode()
-def test_of_each_layer_offloads_come_before_loads(model: TorchModel) -> None:
+def test_each_layer_offloads_before_it_loads(model: TorchModel) -> None:
     copy_stream = LateCopyStream()
     tier = make_tier(model, copy_stream)
     model.kv_rows[2].fill_(7)

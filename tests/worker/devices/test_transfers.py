@@ -12,7 +12,7 @@ COLUMNS = st.sampled_from([np.int32, np.int64, np.float32, np.float64]).flatmap(
 
 
 @given(st.lists(COLUMNS))
-def test_columns_come_out_as_they_went_in(columns: list[np.ndarray]) -> None:
+def test_pack_and_unpack_round_trip(columns: list[np.ndarray]) -> None:
     packed = torch.full((packed_size(columns),), 255, dtype=torch.uint8)
     pack(columns, packed)
     for column, tensor in zip(columns, unpack(packed, columns), strict=True):

@@ -1,4 +1,4 @@
-"""A sequence's log probabilities, bit for bit, whatever runs beside it and however it is cut."""
+"""A sequence's log probabilities are bit-identical for any neighbours, chunks and threads."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def worker_of(checkpoint: Path, kind: str, num_threads: int = 2) -> Worker:
 
 @dataclass
 class Generated:
-    """What slot 0 was given: tokens, and their log probabilities with those of the best ones."""
+    """The tokens of slot 0 and their log probabilities, with those of the top tokens."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[list[float]] = field(default_factory=list)
@@ -110,7 +110,7 @@ def test_neighbours(checkpoint: Path, kind: str) -> None:
 def test_neighbours_for_which_logits_are_kept(
     checkpoint: Path, kind: str, temperature: float
 ) -> None:
-    """A greedy row gets the same log probability where no logits are kept and where they are."""
+    """A greedy row gets the same log probability with and without kept logits."""
     worker = worker_of(checkpoint, kind)
     greedy = Join(0, PROMPT, BLOCKS, sampling=GREEDY.with_updates(logprobs=0))
     neighbour = SAMPLED.with_updates(temperature=temperature, top_p=1.0)

@@ -23,7 +23,7 @@ from taco_worker.worker import Worker
 
 
 def flatten(rows: StepRows) -> list[tuple[int, int, bool]]:
-    """(slot, position, whether it is sampled) of every token, in order."""
+    """(slot, position, is sampled) of every token, in order."""
     tokens = []
     for slot, start, count, is_sampled in zip(
         rows.slots, rows.num_computed_tokens, rows.num_new_tokens, rows.is_sampled, strict=True
@@ -40,7 +40,7 @@ def flatten(rows: StepRows) -> list[tuple[int, int, bool]]:
     limit=st.integers(1, 30),
 )
 @settings(deadline=None)
-def test_halves_hold_the_same_tokens(rows: list[tuple[int, int, bool]], limit: int) -> None:
+def test_halves_contain_the_same_tokens(rows: list[tuple[int, int, bool]], limit: int) -> None:
     whole = StepRows(
         slots=np.arange(len(rows), dtype=np.int32),
         num_computed_tokens=ints([start for start, _, _ in rows]),
@@ -58,7 +58,7 @@ def test_halves_hold_the_same_tokens(rows: list[tuple[int, int, bool]], limit: i
     assert [token for part in parts for token in flatten(part)] == flatten(whole)
 
 
-def test_what_not_even_one_token_fits_into_fails() -> None:
+def test_a_step_of_one_token_that_does_not_fit_fails() -> None:
     def run(part: StepRows) -> None:
         raise torch.OutOfMemoryError(f"{part.num_new_tokens.sum()} tokens")
 
@@ -75,7 +75,7 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Worker:
     return Worker(WorkerConfig(model=model, num_blocks=64, max_num_seqs=8, num_threads=1))
 
 
-def test_a_step_goes_on_in_halves(
+def test_a_step_is_split_on_out_of_memory(
     worker: Worker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     asks = SamplingParams(temperature=0.0, seed=1, logprobs=2, prompt_logprobs=1)
@@ -110,8 +110,8 @@ def test_a_step_goes_on_in_halves(
     assert after.token_ids.tolist() == expected_next.token_ids.tolist()
 
 
-def test_memory_that_the_system_refuses_costs_smaller_steps_and_no_more(tmp_path: Path) -> None:
-    """In a process with a real limit: the same bits, and no trace of it once there is memory."""
+def test_allocations_that_fail_only_make_steps_smaller(tmp_path: Path) -> None:
+    """In a process with a real memory limit: the same bits; steps are whole again afterwards."""
     checkpoint = make_checkpoint(tmp_path, hidden_size=512, intermediate_size=1024)
     done = subprocess.run(
         [sys.executable, "-m", "support.squeezed_worker", str(checkpoint)],

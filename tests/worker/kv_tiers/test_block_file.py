@@ -1,4 +1,4 @@
-"""Nothing of a file is used unless all of it is what was written."""
+"""The format of block files: a file is used only if all of it is what was written."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_what_was_written_is_read(file: Path) -> None:
     assert [path.name for path in file.parent.iterdir()] == [file.name]
 
 
-def test_a_file_is_its_owners_alone(file: Path) -> None:
+def test_only_the_owner_can_access_a_file(file: Path) -> None:
     assert file.stat().st_mode & 0o777 == 0o600
 
 
@@ -57,7 +57,7 @@ def test_writing_again_replaces_the_file(file: Path) -> None:
     assert read(file) == PAYLOAD[::-1]
 
 
-def test_no_byte_may_change(file: Path) -> None:
+def test_a_changed_byte_is_detected(file: Path) -> None:
     sound = file.read_bytes()
     head = len(sound) - len(PAYLOAD)
     for place in [*range(head), *range(head, len(sound), 97), len(sound) - 1]:
@@ -71,7 +71,7 @@ def test_no_byte_may_change(file: Path) -> None:
                 describe_file(file, FINGERPRINT, len(PAYLOAD))
 
 
-def test_it_may_not_be_cut_short_or_longer(file: Path) -> None:
+def test_a_truncated_or_extended_file_is_detected(file: Path) -> None:
     sound = file.read_bytes()
     for size in (0, 1, 43, 44, 45, 100, len(sound) // 2, len(sound) - 1, len(sound) + 1):
         file.write_bytes((sound + b"x")[:size])
@@ -81,14 +81,14 @@ def test_it_may_not_be_cut_short_or_longer(file: Path) -> None:
             describe_file(file, FINGERPRINT, len(PAYLOAD))
 
 
-def test_a_block_of_other_weights_or_another_size_is_refused(file: Path) -> None:
+def test_a_block_of_other_weights_or_size_is_rejected(file: Path) -> None:
     with pytest.raises(BlockFileError, match="another model or layout"):
         read(file, fingerprint=bytes(16))
     with pytest.raises(BlockFileError, match="another model or layout"):
         read(file, size=len(PAYLOAD) - 1)
 
 
-def test_a_block_under_another_name_is_refused(file: Path) -> None:
+def test_a_block_under_another_name_is_rejected(file: Path) -> None:
     other = file.rename(file.with_name(name_of(bytes(16))))
     with pytest.raises(BlockFileError, match="another block's name"):
         read(other)
@@ -101,7 +101,7 @@ def test_links_are_not_followed(file: Path, tmp_path: Path) -> None:
         read(link)
 
 
-def test_what_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_no_file(tmp_path: Path) -> None:
     path = tmp_path / name_of(BLOCK.key)
     path.with_suffix(".tmp").mkdir()
     with pytest.raises(OSError, match="directory"):
@@ -110,9 +110,9 @@ def test_what_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["lock", "README.kv", "00.kv", "0" * 32, "A" * 32 + ".kv"])
-def test_other_files_are_no_blocks(name: str) -> None:
+def test_other_file_names_have_no_key(name: str) -> None:
     assert key_of(Path(name)) is None
 
 
-def test_a_name_says_the_key() -> None:
+def test_the_file_name_encodes_the_key() -> None:
     assert key_of(Path("dir") / name_of(BLOCK.key)) == BLOCK.key

@@ -1,4 +1,4 @@
-"""Commands to the disk tier, and what is reported of them."""
+"""Commands to the disk tier and their reports."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def disk_tier(root: Path, rows: Tensor, num_blocks: int = 64) -> Iterator[DiskBl
 
 
 def do(tier: DiskBlockStore, command: StoreCommand) -> StoreReport:
-    """The one report of a short command, but for times, and of an earlier one nothing is left to
-    say.
+    """The single report of a short command, without times. No report of an earlier command may be
+    pending.
     """
     reports = Reports()
     tier.submit(command, reports)
@@ -87,7 +87,7 @@ def test_a_command_writes_then_reads_then_deletes(tmp_path: Path) -> None:
     assert stored_names(tmp_path) == set()
 
 
-def test_the_next_one_finds_everything(tmp_path: Path) -> None:
+def test_a_new_store_reports_all_blocks(tmp_path: Path) -> None:
     rows = host_rows()
     before = rows.clone()
     child = stored_block(9, parent=KEYS[2])
@@ -103,7 +103,9 @@ def test_the_next_one_finds_everything(tmp_path: Path) -> None:
     assert torch.equal(rows[7], before[1])
 
 
-def test_what_is_found_comes_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_found_blocks_are_reported_in_chunks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("taco_worker.kv_tiers.disk_block_store._FOUND_IN_REPORT", 3)
     with disk_tier(tmp_path, host_rows()) as tier:
         listed(tier)
@@ -116,7 +118,7 @@ def test_what_is_found_comes_in_chunks(tmp_path: Path, monkeypatch: pytest.Monke
     assert [chunk.is_complete for chunk in chunks] == [False, False, True]
 
 
-def test_long_commands_are_reported_as_they_go(tmp_path: Path) -> None:
+def test_long_commands_send_intermediate_reports(tmp_path: Path) -> None:
     with disk_tier(tmp_path, host_rows()) as tier:
         listed(tier)
         reports = Reports()
@@ -126,7 +128,7 @@ def test_long_commands_are_reported_as_they_go(tmp_path: Path) -> None:
     assert [key for part in parts for key in part] == KEYS
 
 
-def test_there_are_never_more_files_than_may_be(tmp_path: Path) -> None:
+def test_the_number_of_files_is_limited(tmp_path: Path) -> None:
     with disk_tier(tmp_path, host_rows(), num_blocks=2) as tier:
         listed(tier)
         full = do(tier, StoreCommand(writes=tuple((0, block) for block in BLOCKS[:3])))
@@ -140,7 +142,7 @@ def test_there_are_never_more_files_than_may_be(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("host_block", [-1, 8, 2**31])
-def test_host_blocks_that_do_not_exist_fail(tmp_path: Path, host_block: int) -> None:
+def test_unknown_host_blocks_fail(tmp_path: Path, host_block: int) -> None:
     with disk_tier(tmp_path, host_rows()) as tier:
         listed(tier)
         failed = do(tier, StoreCommand(writes=((host_block, BLOCKS[0]),)))
@@ -151,7 +153,7 @@ def test_host_blocks_that_do_not_exist_fail(tmp_path: Path, host_block: int) -> 
         assert listed(tier) == []
 
 
-def test_a_damaged_file_is_reported_and_gone(tmp_path: Path) -> None:
+def test_a_damaged_file_is_reported_and_deleted(tmp_path: Path) -> None:
     with disk_tier(tmp_path, host_rows()) as tier:
         listed(tier)
         do(tier, StoreCommand(writes=((0, BLOCKS[0]), (1, BLOCKS[1]))))
@@ -165,7 +167,7 @@ def test_a_damaged_file_is_reported_and_gone(tmp_path: Path) -> None:
 def test_a_full_disk_fails_writes_and_warns_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The kernel refuses to let a file grow, after it has taken a part of it."""
+    """The kernel stops a write in the middle of a file."""
     rows = host_rows(2**20)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     with disk_tier(tmp_path, rows) as tier:
@@ -185,7 +187,7 @@ def test_a_full_disk_fails_writes_and_warns_once(
     ]
 
 
-def test_a_directory_that_vanishes_fails_writes_and_holds_nothing(tmp_path: Path) -> None:
+def test_a_deleted_directory_fails_writes(tmp_path: Path) -> None:
     with disk_tier(tmp_path, host_rows()) as tier:
         listed(tier)
         (tmp_path / bytes(16).hex()).rename(tmp_path / "elsewhere")
@@ -193,8 +195,8 @@ def test_a_directory_that_vanishes_fails_writes_and_holds_nothing(tmp_path: Path
         assert listed(tier) == []
 
 
-def test_after_a_reset_nothing_of_earlier_commands_is_done(tmp_path: Path) -> None:
-    """The host blocks that they name may hold something else by then."""
+def test_a_reset_drops_earlier_commands(tmp_path: Path) -> None:
+    """Their host blocks may hold other data by then."""
     at_first, go_on = threading.Event(), threading.Event()
 
     def hold_up(_: StoreReport) -> None:

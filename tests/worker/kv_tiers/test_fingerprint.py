@@ -1,4 +1,4 @@
-"""KV of other weights, or in another form, has another fingerprint."""
+"""KV of other weights, or in another layout, has another fingerprint."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def fingerprint_of(path: Path, serves: str = "kernels", **changes: object) -> by
     return fingerprint(config, loaded.directory, step_model)
 
 
-def test_a_copy_of_the_weights_has_the_same_one(checkpoint: Path, tmp_path: Path) -> None:
+def test_a_copy_of_the_weights_has_the_same_fingerprint(checkpoint: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(checkpoint, tmp_path / "copy")
     found = fingerprint_of(checkpoint)
     assert len(found) == 16
     assert fingerprint_of(copy) == found
 
 
-def test_whatever_changes_kv_changes_it(checkpoint: Path) -> None:
+def test_options_that_change_kv_change_the_fingerprint(checkpoint: Path) -> None:
     found = [
         fingerprint_of(checkpoint),
         fingerprint_of(checkpoint, "torch"),
@@ -56,7 +56,7 @@ def test_whatever_changes_kv_changes_it(checkpoint: Path) -> None:
     assert len(set(found)) == len(found)
 
 
-def test_other_weights_have_another_one(checkpoint: Path, tmp_path: Path) -> None:
+def test_other_weights_have_another_fingerprint(checkpoint: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(checkpoint, tmp_path / "copy")
     weights = copy / "model.safetensors"
     content = bytearray(weights.read_bytes())
@@ -65,7 +65,7 @@ def test_other_weights_have_another_one(checkpoint: Path, tmp_path: Path) -> Non
     assert fingerprint_of(copy) != fingerprint_of(checkpoint)
 
 
-def test_another_config_has_another_one(checkpoint: Path, tmp_path: Path) -> None:
+def test_another_config_has_another_fingerprint(checkpoint: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(checkpoint, tmp_path / "copy")
     config = copy / "config.json"
     config.write_text(config.read_text().replace('"rms_norm_eps": 1e-06', '"rms_norm_eps": 1e-05'))

@@ -1,4 +1,4 @@
-"""Blocks that leave the device and come back are what they were, bit for bit."""
+"""Offloaded and reloaded KV blocks are bit-identical."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def make_worker(checkpoint: Path, serves: str = "kernels", **changes: object) ->
 
 
 def copies(*, offload: dict[int, int] = {}, load: dict[int, int] = {}) -> BlockCopies:  # noqa: B006
-    """Sources to targets."""
+    """Pairs of source and target."""
     return BlockCopies(
         offload_sources=ints(list(offload)),
         offload_targets=ints(list(offload.values())),
@@ -78,17 +78,17 @@ def worker(small_worker: Worker) -> Worker:
 
 
 @pytest.mark.parametrize(("serves", "dtype", "kv"), KINDS)
-def test_a_block_is_offloaded_loaded_into_and_written_in_one_step(
+def test_one_step_offloads_loads_and_writes_a_block(
     checkpoint: Path, serves: str, dtype: str, kv: str
 ) -> None:
     worker = make_worker(checkpoint, serves, dtype=dtype, kv=kv)
     whole = sampled(worker.execute(make_plan({0: 18}, joined=[Join(0, PROMPT, [3, 11])])))[0]
 
-    # Block 3 goes to host block 0, and the other sequence writes over it in the same step.
+    # Block 3 is offloaded to host block 0, and the other sequence overwrites it in the same step.
     away = make_plan({1: 18}, left=[0], joined=[Join(1, OTHER, [3, 12])], step_id=2)
     other = sampled(worker.execute(replace(away, copies=copies(offload={3: 0}))))[1]
 
-    # Block 3 goes to host block 1, what was in it comes back, and half of it is computed again.
+    # Block 3 is offloaded to host block 1, its old content is loaded, and half of it is recomputed.
     back = Join(2, PROMPT, [3, 20], num_computed_tokens=8)
     plan = make_plan({2: 10}, left=[1], joined=[back], step_id=3)
     plan = replace(plan, copies=copies(offload={3: 1}, load={0: 3}))
@@ -111,14 +111,14 @@ def test_every_bit_of_a_block_survives(checkpoint: Path, serves: str, dtype: str
     before = model.kv_rows.clone()
     tier.copy(copies(offload={0: 2, 5: 0, 3: 1}))
     model.kv_rows.zero_()
-    # A host block that this step fills can be loaded in it.
+    # A step can load a host block that it has just filled.
     tier.copy(copies(offload={4: 3}, load={2: 5, 0: 3, 1: 0, 3: 1}))
     expected = torch.zeros_like(before)
     expected[5], expected[3], expected[0] = before[0], before[5], before[3]
     assert torch.equal(model.kv_rows, expected)
 
 
-def test_a_step_without_rows_copies_too(worker: Worker) -> None:
+def test_a_step_without_rows_copies_blocks(worker: Worker) -> None:
     whole = sampled(worker.execute(make_plan({0: 18}, joined=[Join(0, PROMPT, [3, 11])])))[0]
     for step_id, each in enumerate((copies(offload={3: 0}), copies(load={0: 9})), start=2):
         output = worker.execute(replace(make_plan({}, step_id=step_id), copies=each))
@@ -140,7 +140,7 @@ def test_a_step_without_rows_copies_too(worker: Worker) -> None:
         (BlockCopies(load_sources=ints([1])), "1 blocks are loaded to 0"),
     ],
 )
-def test_copies_that_cannot_be_fail_the_step_and_the_worker_lives(
+def test_invalid_copies_fail_the_step_only(
     worker: Worker, wrong: BlockCopies, message: str
 ) -> None:
     good = make_plan({0: 18}, joined=[Join(0, PROMPT, [3, 11])])
@@ -164,7 +164,7 @@ def test_the_host_tier_has_as_many_blocks_as_fit(checkpoint: Path, worker: Worke
         make_worker(checkpoint, host_kv_bytes=2**60)
 
 
-def test_a_host_tier_that_nobody_sized_takes_what_is_free(
+def test_the_default_host_tier_shrinks_to_the_available_memory(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     for module in ("memory.kv_sizing", "kv_tiers.tier_factory"):
@@ -182,7 +182,7 @@ def test_a_host_tier_that_nobody_sized_takes_what_is_free(
     assert worker.info.num_host_blocks == 2**21 // block_bytes
 
 
-def test_memory_for_the_host_tier_is_not_given_to_the_device(
+def test_the_kv_cache_leaves_memory_for_the_host_tier(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in ("memory.kv_sizing", "kv_tiers.tier_factory"):

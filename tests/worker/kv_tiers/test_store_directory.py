@@ -1,4 +1,4 @@
-"""A directory of one worker alone, and what a new worker finds in it."""
+"""The locked directory of one worker, and the blocks that a new worker finds in it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def names(directory: StoreDirectory) -> set[str]:
     return {path.name for path in directory.path.iterdir()} - {"lock"}
 
 
-def test_it_finds_parents_before_their_children(tmp_path: Path) -> None:
+def test_scan_yields_parents_before_children(tmp_path: Path) -> None:
     with opened(tmp_path) as directory:
         write(directory, GRANDCHILD, OTHER_ROOT, CHILD, ROOT)
     with opened(tmp_path) as directory:
@@ -58,14 +58,14 @@ def test_it_finds_parents_before_their_children(tmp_path: Path) -> None:
         assert order == sorted(order)
 
 
-def test_blocks_that_no_prefix_leads_to_are_deleted(tmp_path: Path) -> None:
+def test_blocks_with_an_incomplete_prefix_are_deleted(tmp_path: Path) -> None:
     with opened(tmp_path) as directory:
         write(directory, ROOT, GRANDCHILD, stored_block(5, parent=GRANDCHILD.key))
         assert found(directory) == [ROOT]
         assert names(directory) == {name_of(ROOT.key)}
 
 
-def test_what_is_damaged_or_left_over_is_deleted_and_what_is_not_ours_is_kept(
+def test_damaged_files_are_deleted_and_foreign_files_kept(
     tmp_path: Path,
 ) -> None:
     with opened(tmp_path) as directory:
@@ -87,14 +87,14 @@ def test_files_of_other_weights_are_deleted(tmp_path: Path) -> None:
         assert names(directory) == set()
 
 
-def test_of_too_many_blocks_those_that_most_others_stand_before_go(tmp_path: Path) -> None:
+def test_beyond_the_limit_the_deepest_blocks_are_deleted(tmp_path: Path) -> None:
     with opened(tmp_path) as directory:
         write(directory, ROOT, CHILD, GRANDCHILD)
         assert found(directory, max_blocks=2) == [ROOT, CHILD]
         assert names(directory) == {name_of(ROOT.key), name_of(CHILD.key)}
 
 
-def test_a_file_that_cannot_be_used_is_gone(tmp_path: Path) -> None:
+def test_an_unreadable_block_file_is_deleted(tmp_path: Path) -> None:
     with opened(tmp_path) as directory:
         write(directory, ROOT)
         path = directory.path / name_of(ROOT.key)
@@ -118,7 +118,7 @@ def test_two_workers_never_share_a_directory(tmp_path: Path) -> None:
         assert third.path == first.path
 
 
-def test_a_directory_is_its_owners_alone(tmp_path: Path) -> None:
+def test_only_the_owner_can_access_a_directory(tmp_path: Path) -> None:
     with opened(tmp_path / "a" / "b") as directory:
         directory.path.chmod(0o755)
     with opened(tmp_path / "a" / "b") as directory:
@@ -126,7 +126,7 @@ def test_a_directory_is_its_owners_alone(tmp_path: Path) -> None:
         assert (directory.path / "lock").stat().st_mode & 0o777 == 0o600
 
 
-def test_where_there_can_be_no_directory_it_says_so(tmp_path: Path) -> None:
+def test_an_impossible_directory_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigurationError, match=r"no KV directory .*: Not a directory"):
         StoreDirectory(tmp_path / "file", FINGERPRINT, SIZE, "w")
@@ -135,7 +135,7 @@ def test_where_there_can_be_no_directory_it_says_so(tmp_path: Path) -> None:
         StoreDirectory(tmp_path, FINGERPRINT, SIZE, "w")
 
 
-def test_another_users_directory_is_refused(
+def test_another_users_directory_is_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 12345)

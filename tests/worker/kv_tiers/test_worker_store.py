@@ -1,4 +1,4 @@
-"""A worker's disk tier, from its link to the scheduler to the tokens that a block was kept for."""
+"""A worker's disk tier end to end: from store commands over the link to reused tokens."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_prefix_outlives_the_worker(config: WorkerConfig, tmp_path: Path) -> N
     assert output.token_ids.tolist() == whole
 
 
-def test_a_worker_that_nobody_holds_leaves_its_directory(
+def test_a_garbage_collected_worker_releases_its_directory(
     config: WorkerConfig, tmp_path: Path
 ) -> None:
     for _ in range(3):
@@ -84,14 +84,14 @@ def test_without_a_disk_tier_commands_fail(config: WorkerConfig) -> None:
     assert reports.next() == StoreReport(is_complete=True, failed=(BLOCK.key, bytes(16)))
 
 
-async def test_over_the_link_the_first_command_is_answered_with_what_there_is(
+async def test_the_first_command_of_a_link_is_answered_with_the_stored_blocks(
     config: WorkerConfig, tmp_path: Path
 ) -> None:
     worker = Worker(replace(config, kv_disk_path=str(tmp_path)))
     address = f"unix:{tmp_path}/scheduler.sock"
     thread = ModelThread()
     async with serve(address) as scheduler:
-        for found in ([], [BLOCK]):  # the second link is told of what the first one left
+        for found in ([], [BLOCK]):  # the second link reports what the first one stored
             link = asyncio.create_task(SchedulerLink(address, worker, thread).run(asyncio.Event()))
             hello = await soon(scheduler.worker_hellos.get())
             assert hello.num_disk_blocks == worker.info.num_disk_blocks > 0
@@ -105,9 +105,7 @@ async def test_over_the_link_the_first_command_is_answered_with_what_there_is(
             await soon(link)
 
 
-async def test_a_command_that_makes_no_sense_ends_the_stream(
-    config: WorkerConfig, tmp_path: Path
-) -> None:
+async def test_an_invalid_command_ends_the_stream(config: WorkerConfig, tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/scheduler.sock"
     async with serve(address) as scheduler:
         scheduler.plans.put_nowait(pb.WorkerCommand(store=pb.StoreCommand(deletes=[b"../x"])))
@@ -123,7 +121,7 @@ async def test_a_command_that_makes_no_sense_ends_the_stream(
         ({"kv_disk_path": "/proc/nowhere"}, "no KV directory /proc/nowhere"),
     ],
 )
-def test_a_disk_tier_that_cannot_be_is_one_line(
+def test_an_invalid_disk_tier_is_one_line(
     config: WorkerConfig, tmp_path: Path, changes: dict[str, object], message: str
 ) -> None:
     wanted = replace(config, kv_disk_path=str(tmp_path))

@@ -21,7 +21,7 @@ def memory(**changes: float) -> GpuMemory:
     return GpuMemory(**{**values, **changes})  # type: ignore[arg-type]
 
 
-def test_the_kv_cache_takes_the_rest() -> None:
+def test_the_kv_cache_takes_the_remaining_memory() -> None:
     assert memory().kv_cache == 72 * GIB - 18 * GIB - GIB // 2
     assert num_gpu_blocks(memory(), 2 * 2**20, 16) == (72 - 18.5) * GIB // (2 * 2**20)
     assert memory().describe() == (
@@ -30,7 +30,7 @@ def test_the_kv_cache_takes_the_rest() -> None:
     )
 
 
-def test_what_is_missing_is_said() -> None:
+def test_the_error_says_how_much_memory_is_missing() -> None:
     tight = memory(utilization=0.2)
     with pytest.raises(ValueError, match=r"2\.52 GiB are missing for one block of 16 tokens \(80"):
         num_gpu_blocks(tight, GIB // 64, 16)
@@ -54,7 +54,7 @@ def test_the_largest_step(max_num_seqs: int, num_tokens: int, max_model_len: int
         assert (step.kv_slot_mapping(block_size) < block_size).all()
 
 
-def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_gpu_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert find_device("auto") == find_device("cpu") == torch.device("cpu")
     with pytest.raises(ValueError, match="unknown device 'tpu'; known: auto, cpu, cuda, cuda:N"):
@@ -62,7 +62,7 @@ def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", None)
     with pytest.raises(ValueError, match=r"'cuda' cannot be used: torch .* built without CUDA"):
         find_device("cuda")
-    # As torch says it, over several lines, of a machine without a driver or with one too old.
+    # torch's own messages of several lines: no driver, or a driver too old.
     monkeypatch.setattr(torch.version, "cuda", "13.0")
 
     def no_driver() -> None:
@@ -73,7 +73,7 @@ def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
         find_device("cuda:1")
 
 
-def test_a_gpu_that_is_too_old_or_too_small() -> None:
+def test_a_gpu_too_old_or_too_small_is_an_error() -> None:
     check_dtype(torch.bfloat16, "NVIDIA A10", (8, 6))
     check_dtype(torch.float16, "Tesla T4", (7, 5))
     with pytest.raises(ValueError, match=r"Tesla T4 \(compute capability 7\.5\) has no bfloat16"):

@@ -24,7 +24,7 @@ def test_views_share_memory_and_overlap_nowhere() -> None:
         assert bool((view == number).all())
 
 
-def test_a_block_of_all_layers_lies_in_one_piece() -> None:
+def test_a_block_of_all_layers_is_contiguous() -> None:
     cache = KVCache(3, 5, 8, 2, 4, torch.float32, torch.device("cpu"))
     block = 3 * 2 * cache.key(0)[0].nbytes
     for view in (view(layer) for layer in range(3) for view in (cache.key, cache.value)):
@@ -33,7 +33,7 @@ def test_a_block_of_all_layers_lies_in_one_piece() -> None:
             assert index * block <= offset < (index + 1) * block
 
 
-def test_memory_that_was_never_written_is_not_taken() -> None:
+def test_unwritten_memory_is_not_allocated() -> None:
     process = psutil.Process()
     before = process.memory_info().rss
     cache = KVCache(1, 2**16, 16, 4, 64, torch.bfloat16, torch.device("cpu"))
@@ -75,7 +75,7 @@ def test_a_full_batch_is_enough() -> None:
         blocks(1_999)
 
 
-def test_memory_of_a_container(tmp_path: Path) -> None:
+def test_available_memory_in_a_container(tmp_path: Path) -> None:
     assert available_cpu_memory(tmp_path) > 2**20
     (tmp_path / "memory.max").write_text("max\n")
     assert available_cpu_memory(tmp_path) > 2**20

@@ -1,4 +1,4 @@
-"""What drafts take of a GPU's memory is seen before its KV cache is sized."""
+"""The memory of speculative decoding is measured before a GPU's KV cache is sized."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def worker_config(path: Path, **changes: object) -> WorkerConfig:
 
 
 class Meter:
-    """Stands for a GPU's allocator: it counts the logits and the hidden states that come."""
+    """A fake GPU allocator: counts the logits and the hidden states."""
 
     def __init__(self, model: StepModel, monkeypatch: pytest.MonkeyPatch) -> None:
         self.peak = 0
@@ -124,12 +124,12 @@ def test_the_largest_verification_is_measured(
     num_rows = MAX_NUM_SEQS * (1 + NUM_DRAFTS)
     assert with_drafts.activations == num_rows * logit_bytes
     assert with_drafts.graphs == GRAPH_BYTES + num_rows * 4 * target.config.hidden_size
-    # A step never has more tokens than it may.
+    # A step never exceeds max_num_batched_tokens.
     measure(worker_config(target_path, max_num_batched_tokens=7), target, None)
     assert meter.steps[-1].positions.size == meter.steps[-1].output_rows.size == 7
 
 
-def test_typical_acceptance_is_tried_on_all_rows(
+def test_typical_acceptance_is_profiled_on_all_rows(
     target: StepModel, target_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Meter(target, monkeypatch)
@@ -148,7 +148,7 @@ def test_typical_acceptance_is_tried_on_all_rows(
     assert rows == [MAX_NUM_SEQS * (1 + NUM_DRAFTS)]
 
 
-def test_heads_draft_in_the_trial_and_are_left_empty(
+def test_heads_draft_while_profiling_and_end_empty(
     target: StepModel, target_path: Path, drafter: Drafter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drafted: list[list[int]] = []
@@ -175,11 +175,11 @@ def test_heads_draft_in_the_trial_and_are_left_empty(
     assert drafter.draft(ints([1]), ints([2])).num_nodes.tolist() == [2]
 
 
-def test_a_block_counts_what_heads_keep_for_its_tokens(
+def test_a_block_includes_the_heads_kv(
     target: StepModel, target_path: Path, drafter: Drafter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert isinstance(drafter, DrafterWithKV)
-    # Of one layer with as many heads as the target's seven.
+    # One layer with as many heads as each of the target's seven.
     own = target.kv_block_bytes(16)
     assert 16 * drafter.kv_bytes_per_token * NUM_TARGET_LAYERS == own
     monkeypatch.setattr(kv_sizing, "available_cpu_memory", lambda: 2 * 8 * own)
@@ -189,7 +189,7 @@ def test_a_block_counts_what_heads_keep_for_its_tokens(
 
 
 @pytest.mark.parametrize("has_branches", [False, True])
-def test_a_verification_chooses_behind_every_token(has_branches: bool) -> None:
+def test_a_verification_samples_behind_every_token(has_branches: bool) -> None:
     step = largest_verification(
         CPU,
         max_num_seqs=3,
@@ -207,10 +207,10 @@ def test_a_verification_chooses_behind_every_token(has_branches: bool) -> None:
         assert step.parents.tolist() == [-1, 0, 0, 0, 0, -1, 5, 5, 5, 5, -1, 10, 10, 10, 10]
 
 
-def test_drafts_of_few_rows_at_a_time_are_the_same(
+def test_drafts_do_not_depend_on_the_group_size(
     target: StepModel, drafter: Drafter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Copies of keys and values are bounded, whatever the batch and its longest sequence."""
+    """Copies of keys and values are bounded for any batch and sequence length."""
     target.allocate_kv(4, 16, 64)
     generator = torch.Generator().manual_seed(1)
     width = target.config.hidden_size * max(1, len(drafter.hidden_layers or ()))

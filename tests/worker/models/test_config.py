@@ -1,4 +1,4 @@
-"""config.json and generation_config.json, in their old form and their new one."""
+"""config.json and generation_config.json, in old and new formats."""
 
 from __future__ import annotations
 

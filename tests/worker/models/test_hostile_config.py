@@ -1,4 +1,4 @@
-"""Checkpoints with files that would hang a worker or eat its memory: one line for each."""
+"""Files that would hang a worker or exhaust its memory end with a one-line error."""
 
 import json
 import os
@@ -81,9 +81,7 @@ def test_sizes_beyond_every_model(checkpoint: Path, fields: dict[str, int]) -> N
     ],
     ids=str,
 )
-def test_numbers_that_make_no_model(
-    checkpoint: Path, fields: dict[str, object], message: str
-) -> None:
+def test_invalid_model_sizes(checkpoint: Path, fields: dict[str, object], message: str) -> None:
     rewrite(checkpoint, **fields)
     assert message in refusal(checkpoint)
 
@@ -117,7 +115,9 @@ def make_directory(path: Path) -> None:
 
 @pytest.mark.parametrize("make", [make_pipe, link_to_zeros, make_directory])
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
-def test_a_file_that_is_none(checkpoint: Path, name: str, make: Callable[[Path], None]) -> None:
+def test_a_config_that_is_not_a_regular_file(
+    checkpoint: Path, name: str, make: Callable[[Path], None]
+) -> None:
     (checkpoint / name).unlink()
     make(checkpoint / name)
     message = refusal(checkpoint)
@@ -126,14 +126,16 @@ def test_a_file_that_is_none(checkpoint: Path, name: str, make: Callable[[Path],
 
 
 @pytest.mark.parametrize("make", [make_pipe, link_to_zeros])
-def test_weights_that_are_no_file(checkpoint: Path, make: Callable[[Path], None]) -> None:
+def test_weights_that_are_not_a_regular_file(
+    checkpoint: Path, make: Callable[[Path], None]
+) -> None:
     (checkpoint / "model.safetensors").unlink()
     make(checkpoint / "model.safetensors")
     with pytest.raises(ValueError, match="no weights in"):
         find_weight_files(checkpoint, "auto")
 
 
-def test_an_index_that_is_no_file(checkpoint: Path) -> None:
+def test_an_index_that_is_not_a_regular_file(checkpoint: Path) -> None:
     make_pipe(checkpoint / "model.safetensors.index.json")
     with pytest.raises(ValueError, match="not a regular file"):
         find_weight_files(checkpoint, "auto")
@@ -142,7 +144,7 @@ def test_an_index_that_is_no_file(checkpoint: Path) -> None:
 def test_a_file_beyond_the_limit_is_not_read_whole(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     with path.open("wb") as file:
-        file.truncate(2**40)  # all holes
+        file.truncate(2**40)  # a sparse file
     with pytest.raises(JsonFileError, match="larger than 1000 bytes"):
         read_json_object(path, 1000)
 
@@ -162,7 +164,7 @@ def test_a_worker_ends_with_one_line(checkpoint: Path) -> None:
     assert "Traceback" not in ended.stderr
 
 
-def test_the_supervisor_s_check_says_the_same(checkpoint: Path) -> None:
+def test_the_preflight_check_reports_the_same_error(checkpoint: Path) -> None:
     from taco_worker.startup_checks import check_model
 
     rewrite(checkpoint, max_position_embeddings=10**12)

@@ -1,4 +1,4 @@
-"""MODEL arguments, against a hub of our own on the loopback interface."""
+"""Resolving --model, against a fake hub on the loopback interface."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_bin_where_there_is_nothing_else(tmp_path: Path, fetched: list[str]) -> 
     assert (path / "pytorch_model.bin").read_bytes() == b"b"
 
 
-def test_heads_come_in_the_file_that_medusa_names(tmp_path: Path, fetched: list[str]) -> None:
+def test_medusas_own_weight_file_is_downloaded(tmp_path: Path, fetched: list[str]) -> None:
     resolve_model("org/medusa", download_dir=tmp_path)
     assert sorted(fetched) == ["config.json", "medusa_lm_head.pt", "tokenizer.json"]
 
@@ -136,7 +136,7 @@ def test_unknown_revision(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("fetched")
-def test_repository_that_is_no_model(tmp_path: Path) -> None:
+def test_repository_without_a_config(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="org/dataset on the hub is not a model"):
         resolve_model("org/dataset", download_dir=tmp_path)
 

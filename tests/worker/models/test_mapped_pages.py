@@ -14,9 +14,7 @@ TENSOR_BYTES = 2**24
 
 
 @pytest.mark.parametrize("form", ["safetensors", "bin", "bin from before torch 1.6"])
-def test_tensors_that_were_read_take_no_memory_and_can_be_read_again(
-    tmp_path: Path, form: str
-) -> None:
+def test_read_tensors_are_released_and_can_be_read_again(tmp_path: Path, form: str) -> None:
     tensors = {f"t{i}": torch.full((TENSOR_BYTES // 4,), float(i)) for i in range(NUM_TENSORS)}
     path = tmp_path / ("model.safetensors" if form == "safetensors" else "model.bin")
     if form == "safetensors":
@@ -31,7 +29,7 @@ def test_tensors_that_were_read_take_no_memory_and_can_be_read_again(
     for name, tensor in iterate_tensors(path):
         kept[name] = (tensor, float(tensor.sum()))
     taken = process.memory_info().rss - before
-    if form != "bin from before torch 1.6":  # which cannot be mapped
+    if form != "bin from before torch 1.6":  # it cannot be mapped
         assert taken < NUM_TENSORS * TENSOR_BYTES / 2
     for tensor, total in kept.values():
         assert float(tensor.sum()) == total

@@ -1,4 +1,4 @@
-"""Weight files in all their forms, and every way in which they can be wrong."""
+"""Weight files in all formats, and all errors in them."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_dummy_weights_need_no_file_and_repeat(tmp_path: Path) -> None:
     assert float(first.get_parameter("layers.0.mlp.down_proj.weight").std()) > 0.01
 
 
-def test_every_misfit_is_named_at_once(tmp_path: Path) -> None:
+def test_all_mismatched_tensors_are_named_at_once(tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path)
     tensors = _tensors(path)
     del tensors["model.norm.weight"], tensors["model.layers.1.self_attn.k_proj.weight"]

@@ -9,7 +9,7 @@ from taco_worker.sampling.draw import Filters, draw_tokens, inverse_cdf
 
 @given(st.data(), st.sampled_from([1, 2, 63, 64, 65, 130]))
 def test_each_token_owns_as_many_shares_as_its_weight(data: st.DataObject, size: int) -> None:
-    """With integer weights every sum is exact: share (k + 1/2) / total belongs to one token."""
+    """With integer weights every sum is exact: share (k + 1/2) / total selects one token."""
     weights = data.draw(st.lists(st.integers(0, 3), min_size=size, max_size=size))
     if not any(weights):
         weights[data.draw(st.integers(0, size - 1))] = 1
@@ -43,9 +43,7 @@ def test_rounding_never_chooses_a_token_without_weight() -> None:
 
 @pytest.mark.parametrize("size", [3, 64, 384, 1000])
 @pytest.mark.parametrize("logit", [-torch.inf, torch.nan])
-def test_a_row_without_any_choice_gives_some_token_and_disturbs_no_other(
-    logit: float, size: int
-) -> None:
+def test_a_row_without_a_valid_token_does_not_affect_others(logit: float, size: int) -> None:
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(3, size, generator=generator)
     shares = torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64)

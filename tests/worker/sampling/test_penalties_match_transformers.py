@@ -40,7 +40,7 @@ def test_no_repeat_ngrams(size: int) -> None:
 
 @pytest.mark.parametrize("name", ["min_p", "top_k", "top_p"])
 def test_filters_keep_the_same_tokens(name: str) -> None:
-    """Enough shares of each row draw every token that is kept."""
+    """Each row has enough shares to draw every kept token."""
     tokens, logits = tokens_and_logits()
     warper, value = {
         "min_p": (MinPLogitsWarper(0.2), torch.tensor(0.2)),

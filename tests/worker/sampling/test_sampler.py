@@ -31,11 +31,11 @@ def ops(request: pytest.FixtureRequest) -> SamplingOps:
 
 
 def sample(ops: SamplingOps, rows: list[Row], slots: list[int] | None = None) -> SampledTokens:
-    """Run the sampler on a batch of `rows`, each in a slot of its own."""
+    """Run the sampler on a batch of `rows`, each in its own slot."""
     slots = slots or list(range(len(rows)))
     vocab_size = rows[0].logits.size
     columns = SamplingColumns(max(slots) + 1, vocab_size=vocab_size, eos_token_ids=EOS_TOKEN_IDS)
-    # What lies behind a sequence's end must not matter.
+    # Entries past a sequence's end must not matter.
     token_ids = torch.randint(0, vocab_size, (max(slots) + 1, MAX_LEN), dtype=torch.int32)
     for slot, row in zip(slots, rows, strict=True):
         columns.set_row(slot, row.params)
@@ -94,7 +94,7 @@ def sampling_params(draw: st.DrawFn, vocab_size: int) -> SamplingParams:
 
 @st.composite
 def batches(draw: st.DrawFn) -> list[Row]:
-    # Around the sizes of the sampler's groups of tokens; small ones make repeats and ties likely.
+    # Around the sampler's group sizes; small vocabularies make repeats and ties likely.
     vocab_size = draw(st.sampled_from([7, 64, 100, 300]))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     grid = draw(st.sampled_from([0.0, 0.5]))
@@ -103,7 +103,7 @@ def batches(draw: st.DrawFn) -> list[Row]:
         logits = rng.standard_normal(vocab_size) * rng.choice([0.5, 3.0])
         if grid:
             logits = np.round(logits / grid) * grid
-        # Never all of a vocabulary: n-grams of size 1 would leave nothing.
+        # Never a whole vocabulary: n-grams of size 1 would ban every token.
         alphabet = rng.permutation(vocab_size)[: max(2, vocab_size // 2)]
         rows.append(
             Row(
@@ -118,7 +118,7 @@ def batches(draw: st.DrawFn) -> list[Row]:
 
 @given(batches())
 @settings(max_examples=300, deadline=None)
-def test_every_row_of_a_mixed_batch_gets_the_token_of_the_reference(
+def test_every_row_of_a_mixed_batch_matches_the_reference(
     ops: SamplingOps, rows: list[Row]
 ) -> None:
     for row, token_id in zip(rows, chosen(ops, rows), strict=True):
@@ -174,7 +174,7 @@ def test_a_wide_nucleus_of_a_flat_distribution_reaches_beyond_the_first_candidat
     assert min(tokens) == pytest.approx(100, abs=3)
 
 
-def test_min_tokens_hides_the_ends_until_it_is_reached(ops: SamplingOps) -> None:
+def test_min_tokens_suppresses_end_tokens(ops: SamplingOps) -> None:
     logits = np.zeros(10, dtype=np.float32)
     logits[[1, 5]] = [9.0, 8.0]  # an EOS token, then a stop token
     params = SamplingParams(temperature=0, seed=0, min_tokens=2, stop_token_ids=[5])
@@ -191,7 +191,8 @@ def test_a_bad_word_is_banned_where_the_output_ends_with_its_beginning(ops: Samp
     cases = [([3], [4], 7), ([9], [3, 4], 5), ([9], [4, 3, 4], 5), ([9], [3, 4, 4], 7)]
     rows = [Row(params, prompt, output, logits) for prompt, output, _ in cases]
     assert chosen(ops, rows) == [expected for *_, expected in cases]
-    # Of several words with the same last token one is enough, and one alone is always banned.
+    # Of several words with the same last token one match suffices; a word of one token is always
+    # banned.
     assert chosen(ops, [Row(params, [9], [2], logits)]) == [5]
     alone = params.with_updates(bad_words_token_ids=[[3, 7], [7]])
     assert chosen(ops, [Row(alone, [9], [], logits)]) == [5]
@@ -203,7 +204,7 @@ def test_only_allowed_tokens_are_chosen_even_where_all_of_them_are_banned(
     logits = np.arange(10, dtype=np.float32)
     params = SamplingParams(temperature=0, seed=0, allowed_token_ids=[1, 4])
     assert chosen(ops, [Row(params, [3], [], logits)]) == [4]
-    # EOS (1) comes too early, and 4 is a bad word.
+    # EOS (1) is too early, and 4 is a bad word.
     banned = params.with_updates(min_tokens=5, bad_words_token_ids=[[4]])
     assert chosen(ops, [Row(banned, [3], [], logits)])[0] in {1, 4}
     hot = banned.with_updates(temperature=1e6)
@@ -211,7 +212,7 @@ def test_only_allowed_tokens_are_chosen_even_where_all_of_them_are_banned(
     assert set(chosen(ops, rows)) == {1, 4}
 
 
-def test_a_row_with_nothing_left_to_choose_disturbs_nobody(ops: SamplingOps) -> None:
+def test_a_row_with_all_tokens_banned_does_not_affect_others(ops: SamplingOps) -> None:
     everything = list(range(7))
     banned = SamplingParams(temperature=1.0, no_repeat_ngram_size=1, seed=5)
     rows = [make_row(SamplingParams(temperature=1.0, seed=seed), seed, 7) for seed in range(3)]
@@ -256,7 +257,7 @@ def test_logprobs_are_those_of_the_raw_logits(ops: SamplingOps) -> None:
         assert ranks == [int((expected > expected[token_id]).sum()) + 1, *range(1, count + 1)]
 
 
-def test_without_logprobs_asked_for_there_are_none(ops: SamplingOps) -> None:
+def test_logprobs_only_if_requested(ops: SamplingOps) -> None:
     assert sample(ops, [make_row(SamplingParams(temperature=0, seed=0))]).logprobs is None
 
 

@@ -1,4 +1,4 @@
-"""Sampling on the GPU's kernels, as the sampler calls it and beside torch's operations."""
+"""Triton's sampling operations, as the sampler calls them, against torch's."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ VOCAB_SIZE = 300
 
 @pytest.fixture
 def ops() -> Iterator[TritonSampling]:
-    """Whatever waits for a GPU is an error."""
+    """Raise on every operation that waits for a GPU."""
     ops = TritonSampling(Transfers(DEVICE))
     if DEVICE.type == "cuda":
         torch.cuda.set_sync_debug_mode("error")
@@ -54,7 +54,7 @@ def to_host(tensor: Tensor) -> Tensor:
     ],
     ids=str,
 )
-def test_rows_that_ask_for_different_things_all_get_theirs(
+def test_rows_with_different_options_match_torch(
     ops: TritonSampling, columns: dict[str, float | list[float]]
 ) -> None:
     generator = torch.Generator().manual_seed(3)
@@ -67,7 +67,7 @@ def test_rows_that_ask_for_different_things_all_get_theirs(
     cases.check_each_row(sample, logits, metadata)
 
 
-def test_penalties_of_one_step_leave_nothing_for_the_next(ops: TritonSampling) -> None:
+def test_penalties_keep_no_state_between_steps(ops: TritonSampling) -> None:
     def penalize(logits: Tensor, tokens: Tensor, penalties: Penalties) -> None:
         changed = logits.to(DEVICE)
         ops.penalize(changed, tokens.to(DEVICE), penalties)
@@ -90,14 +90,14 @@ def test_log_probabilities_are_those_of_torch(ops: TritonSampling) -> None:
 
 
 def sample(ops: SamplingOps, params: list[SamplingParams]) -> SampledTokens:
-    """One step of sequences of 12 tokens, 5 of which are the prompt."""
+    """One step of sequences of 12 tokens, 5 of them prompt."""
     count, length, generator = len(params), 12, torch.Generator().manual_seed(5)
     columns = SamplingColumns(count, vocab_size=VOCAB_SIZE, eos_token_ids=[1])
     for slot, slot_params in enumerate(params):
         columns.set_row(slot, slot_params)
     tokens = torch.randint(0, 9, (count, length + 4), generator=generator, dtype=torch.int32)
     logits = torch.randn(count, VOCAB_SIZE, generator=generator) * 2
-    logits[:, :9] += 6.0  # so that penalties decide
+    logits[:, :9] += 6.0  # so that penalties change the result
     rows = SampledRows(
         slots=np.arange(count, dtype=np.int32)[::-1].copy(),
         num_prompt_tokens=np.full(count, 5, dtype=np.int32),
@@ -107,7 +107,7 @@ def sample(ops: SamplingOps, params: list[SamplingParams]) -> SampledTokens:
     return sampler.sample(logits.to(DEVICE), rows)
 
 
-def test_the_sampler_gives_what_it_gives_on_torch() -> None:
+def test_the_sampler_matches_torch() -> None:
     params = [
         SamplingParams(temperature=0.0, seed=1),
         SamplingParams(temperature=0.0, seed=1, repetition_penalty=1.8, logprobs=3),

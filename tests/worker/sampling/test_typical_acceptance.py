@@ -20,7 +20,7 @@ def prefer(
     threshold: float = 0.3,
     alpha: float = 0.5,
 ) -> list[int]:
-    """The target's own samples are token 3 everywhere."""
+    """The target samples token 3 in every row."""
     warmth = np.array(temperature or [1.0] * len(probs), dtype=np.float32)
     rows, tokens = (np.array(column, dtype=np.int64) for column in zip(*candidates, strict=True))
     chosen = torch.full((len(probs),), 3)
@@ -29,15 +29,15 @@ def prefer(
     return acceptance.prefer(logits_of(probs), warmth, chosen, drafts, transfers).tolist()
 
 
-def test_a_draft_above_the_threshold_is_taken() -> None:
+def test_a_draft_above_the_threshold_is_accepted() -> None:
     assert prefer([[0.4, 0.2, 0.2, 0.2]], [(0, 0)]) == [0]
 
 
-def test_a_draft_below_both_limits_is_not() -> None:
+def test_a_draft_below_both_limits_is_rejected() -> None:
     assert prefer([[0.02, 0.0, 0.0, 0.98]], [(0, 0)]) == [3]
 
 
-def test_the_flatter_the_distribution_the_less_is_asked() -> None:
+def test_a_flatter_distribution_lowers_the_limit() -> None:
     flat = [[0.25, 0.25, 0.25, 0.25]]
     entropy = math.log(4)
     just_enough = 0.25 / math.exp(-entropy) - 1e-3
@@ -45,7 +45,7 @@ def test_the_flatter_the_distribution_the_less_is_asked() -> None:
     assert prefer(flat, [(0, 1)], threshold=0.9, alpha=just_enough + 2e-3) == [3]
 
 
-def test_of_several_the_likeliest_is_taken() -> None:
+def test_the_most_likely_draft_is_accepted() -> None:
     assert prefer([[0.3, 0.4, 0.2, 0.1]], [(0, 0), (0, 1), (0, 2)], threshold=0.1) == [1]
 
 
@@ -55,12 +55,12 @@ def test_temperature_counts_and_greedy_rows_stay_exact() -> None:
     assert hot == [0, 3]
 
 
-def test_a_token_that_is_ruled_out_is_never_taken() -> None:
+def test_a_banned_token_is_never_accepted() -> None:
     assert prefer([[0.0, 0.5, 0.25, 0.25]], [(0, 0)], threshold=0.0) == [3]
 
 
 @pytest.mark.parametrize("is_sampled", [[True, True], [False, True]])
-def test_drafts_stand_behind_their_parents_logits(is_sampled: list[bool]) -> None:
+def test_drafts_follow_their_parents_logits(is_sampled: list[bool]) -> None:
     num_nodes = [2, 3] if is_sampled[0] else [0, 3]
     parents = [-1, 0, -1, 0, 0] if is_sampled[0] else [-1, 0, 0]
     tokens = list(range(10, 10 + len(parents)))

@@ -18,26 +18,26 @@ def steps_until_tried(pause: DraftPause) -> int:
     return count
 
 
-def test_a_drafter_that_gains_does_not_rest() -> None:
+def test_a_useful_drafter_is_not_paused() -> None:
     pause = DraftPause()
     draft(pause, 1.4, seconds=0.004, times=100)
     assert not pause.is_paused
 
 
-def test_a_slow_one_that_does_not_rests_for_long() -> None:
+def test_a_slow_useless_drafter_pauses_for_long() -> None:
     pause = DraftPause()
     draft(pause, 0.7, seconds=0.004, times=3)
     assert pause.is_paused
-    assert 15 < steps_until_tried(pause) <= 20  # 0.4 of a step's time, of which 0.02 a step
+    assert 15 < steps_until_tried(pause) <= 20  # drafting takes 0.4 steps; the budget is 0.02
 
 
-def test_a_cheap_one_hardly_rests() -> None:
+def test_a_cheap_useless_drafter_pauses_briefly() -> None:
     pause = DraftPause()
     draft(pause, 0.9, seconds=0.00004, times=20)
     assert steps_until_tried(pause) == 0
 
 
-def test_after_its_rest_one_step_tells() -> None:
+def test_after_a_pause_one_step_decides() -> None:
     pause = DraftPause()
     draft(pause, 0.7, seconds=0.004, times=3)
     steps_until_tried(pause)
@@ -48,7 +48,7 @@ def test_after_its_rest_one_step_tells() -> None:
     assert not pause.is_paused
 
 
-def test_drafting_that_was_held_up_once_is_not_believed_slow() -> None:
+def test_one_delayed_draft_does_not_count_as_slow() -> None:
     pause = DraftPause()
     draft(pause, 1.2, seconds=0.001, times=30)
     draft(pause, 1.2, seconds=1.0)

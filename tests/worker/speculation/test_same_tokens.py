@@ -1,4 +1,4 @@
-"""With drafts, right or wrong, in chains or trees, tokens are those of plain decoding."""
+"""Right and wrong drafts, in chains and trees, do not change the tokens of plain decoding."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RECIPES = (
     "GPT2LMHeadModel",
 )
 PROMPTS = [[5 + i, 9, 17 + 3 * i, *range(30, 30 + 7 * i)] for i in range(8)]
-# Each asks something else of the sampler.
+# Each uses another sampling option.
 PARAMETERS: list[dict[str, Any]] = [
     {"temperature": 0.0},
     {"temperature": 0.8, "seed": 3},
@@ -46,7 +46,7 @@ PARAMETERS: list[dict[str, Any]] = [
 
 
 def requests() -> list[GenerateRequest]:
-    """Handles are numbers of prompts, and every prompt has one answer for each of its sequences."""
+    """Handles number the prompts; each prompt has one answer per sequence."""
     return [
         make_request(i, PROMPTS[i], max_tokens=24, ignore_eos=i % 2 == 0, **fields)
         for i, fields in enumerate(PARAMETERS)
@@ -105,7 +105,7 @@ async def check(
         counters = service.engine.counters
     assert got.tokens == expected.tokens
     assert got.reasons == expected.reasons
-    # Torch's sums depend on how many rows there are.
+    # Torch's sums depend on the number of rows.
     tolerance = 1e-4 if serves == "torch" else 0.0
     for key, values in expected.logprobs.items():
         assert got.logprobs.get(key, []) == pytest.approx(values, abs=tolerance, rel=0)
@@ -161,7 +161,7 @@ async def test_on_torch(branches: bool, tmp_path: Path, monkeypatch: pytest.Monk
     await check(config(path, dtype="float32"), monkeypatch, serves="torch", branches=branches)
 
 
-async def test_with_what_the_controller_chooses(
+async def test_with_the_speculators_choice_of_drafts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = make_checkpoint(tmp_path / "model")

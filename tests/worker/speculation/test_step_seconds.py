@@ -1,4 +1,4 @@
-"""Only steps that were waited for say how long steps take."""
+"""The speculator times only steps that were waited for."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def speculator() -> Speculator:
 
 
 def run(speculator: Speculator, *steps: tuple[int, bool]) -> list[int]:
-    """The sizes of the steps whose time was taken."""
+    """Records the sizes of the timed steps."""
     observed: list[int] = []
     patch = pytest.MonkeyPatch()
     patch.setattr(
@@ -38,7 +38,7 @@ def run(speculator: Speculator, *steps: tuple[int, bool]) -> list[int]:
     return observed
 
 
-def test_a_step_that_is_only_launched_hides_the_next_one_too(speculator: Speculator) -> None:
-    # Two chunks of a prompt on a GPU, the step that waits for them, and decodes.
+def test_launched_steps_and_their_successors_are_not_timed(speculator: Speculator) -> None:
+    # Two prompt chunks on a GPU, the step that waits for them, and decodes.
     steps = ((1, True), (512, False), (300, False), (2, True), (3, True), (4, True))
     assert run(speculator, *steps) == [1, 3, 4]

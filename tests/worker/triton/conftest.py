@@ -1,4 +1,4 @@
-"""The worker's GPU parts run on the CPU here, their kernels in Triton's interpreter."""
+"""The worker's GPU code on the CPU, with kernels in Triton's interpreter."""
 
 from support import triton_interpreter
 

@@ -1,5 +1,5 @@
-"""The worker as a GPU runs it, on the CPU: Triton's kernels in the interpreter, and steps replayed
-over inputs that stay where they are, as CUDA graphs are."""
+"""The worker as on a GPU, but on the CPU: Triton's kernels in the interpreter, and steps replayed
+with fixed inputs, as CUDA graphs are."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ RANDOM = SamplingParams(temperature=0.9, top_p=0.9, top_k=20, seed=5, logprobs=2
 
 
 def replay(run: Callable[[], Tensor]) -> Callable[[], Tensor]:
-    """What stands for a graph: the same call over the same tensors."""
+    """A fake graph: the same call on the same tensors."""
     run()
     return run
 
@@ -49,7 +49,7 @@ def make_worker(path: Path) -> Worker:
 
 @pytest.fixture(scope="module")
 def workers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Worker, Worker]:
-    """One on torch's operations, one on Triton's kernels."""
+    """One worker on torch's operations, one on Triton's kernels."""
     return make_workers(tmp_path_factory.mktemp("llama"), "LlamaForCausalLM")
 
 
@@ -70,7 +70,7 @@ def make_workers(folder: Path, architecture: str) -> tuple[Worker, Worker]:
 
 
 def plans() -> list[StepPlan]:
-    """Chunks, mixed steps, decodes of one and of two, one of them with random numbers."""
+    """Chunks, mixed steps, decodes of one and of two sequences, one of them random."""
     return [
         make_plan({2: 5}, joined=[Join(2, PROMPT, BLOCKS)]),
         make_plan({1: 4, 2: 6}, joined=[Join(1, OTHER, OTHER_BLOCKS, sampling=RANDOM)]),
@@ -100,7 +100,7 @@ def run_both(workers: tuple[Worker, Worker]) -> None:
         check_equal(on_triton.execute(plan), on_torch.execute(plan))
 
 
-def test_tokens_are_torchs(workers: tuple[Worker, Worker]) -> None:
+def test_tokens_match_torch(workers: tuple[Worker, Worker]) -> None:
     run_both(workers)
 
 
@@ -108,7 +108,7 @@ def test_learned_positions_and_layer_norms_too(tmp_path: Path) -> None:
     run_both(make_workers(tmp_path, "OPTForCausalLM"))
 
 
-def test_replayed_steps_give_the_same(workers: tuple[Worker, Worker]) -> None:
+def test_replayed_steps_match_eager_ones(workers: tuple[Worker, Worker]) -> None:
     _, on_triton = workers
     while on_triton.tune():
         pass
@@ -116,16 +116,16 @@ def test_replayed_steps_give_the_same(workers: tuple[Worker, Worker]) -> None:
     run_both(workers)
 
 
-def test_a_step_that_comes_again_is_captured_between_steps(workers: tuple[Worker, Worker]) -> None:
+def test_a_repeated_step_is_captured_between_steps(workers: tuple[Worker, Worker]) -> None:
     _, worker = workers
     model = worker._model
     assert isinstance(model, TorchModel)
-    model.allocate_kv(64, 8, 64)  # which lets go of all graphs
+    model.allocate_kv(64, 8, 64)  # releases all graphs
     worker.reset()
     worker.execute(make_plan({0: 4}, joined=[Join(0, OTHER, OTHER_BLOCKS, sampling=GREEDY)]))
     assert not worker.tune(between_steps=True)
     worker.execute(make_plan({0: 1}))
-    assert not worker.tune(between_steps=True)  # once is no habit
+    assert not worker.tune(between_steps=True)  # one occurrence is not enough
     worker.execute(make_plan({0: 1}))
     assert worker.tune(between_steps=True)
     assert not worker.tune(between_steps=True)
@@ -138,8 +138,8 @@ def graphs_of(worker: Worker) -> set[GraphShape]:
     return set(worker._model._graphs._graphs)
 
 
-def test_the_trial_step_asks_for_everything(workers: tuple[Worker, Worker]) -> None:
-    """As it runs before a GPU's memory is shared out."""
+def test_the_profiling_step_uses_every_option(workers: tuple[Worker, Worker]) -> None:
+    """The step that is run to profile a GPU's memory."""
     for worker in workers:
         transfers = Transfers(torch.device("cpu"))
         step = largest_step(transfers, max_num_seqs=3, num_tokens=7, max_model_len=32)

@@ -1,4 +1,4 @@
-"""The decoder on the CPU kernels, on every instruction set: what it computes, and its bits."""
+"""The model on the CPU kernels, on every instruction set: accuracy and bit-exactness."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from support.paged import PagedRunner
 from taco_worker.models.step_model import StepModel
 
 ARCHITECTURES: dict[str, dict[str, object]] = {
-    # No size is a multiple of sixteen, so that every kind of padding is there.
+    # No size is a multiple of sixteen, so every kind of padding occurs.
     "llama": {
         "architecture": "LlamaForCausalLM",
         "hidden_size": 72,
@@ -38,7 +38,7 @@ ARCHITECTURES: dict[str, dict[str, object]] = {
     },
     "gpt2": {"architecture": "GPT2LMHeadModel"},
 }
-# How a model is stored, and how far its logits may stray from float32's, on average.
+# Stored format of a model, and the allowed mean deviation of its logits from float32.
 TYPES: dict[str, tuple[dict[str, str], float]] = {
     "float32": ({"dtype": "float32"}, 1e-5),
     "bfloat16": ({"dtype": "bfloat16"}, 0.02),
@@ -57,7 +57,7 @@ def isa(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module", params=ARCHITECTURES)
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp(request.param)
-    # The weights are exact in both types: only what is computed differs.
+    # The weights are exact in both types: only the computation differs.
     return make_checkpoint(path, dtype=torch.bfloat16, **ARCHITECTURES[request.param])  # type: ignore[arg-type]
 
 
@@ -71,7 +71,7 @@ def load(checkpoint: Path, isa: str, kind: str, num_threads: int = 2) -> StepMod
 
 
 @pytest.mark.parametrize("kind", TYPES)
-def test_logits_follow_those_of_torch(checkpoint: Path, isa: str, kind: str) -> None:
+def test_logits_match_torch(checkpoint: Path, isa: str, kind: str) -> None:
     expected = expected_logits(checkpoint)
     logits = PagedRunner(load(checkpoint, isa, kind)).step({"a": TOKENS})["a"]
     error = (logits - expected).abs().mean() / expected.std()
@@ -86,7 +86,7 @@ def test_bits_do_not_depend_on_neighbours_chunks_rows_or_threads(
     whole = PagedRunner(model).step({"a": TOKENS})["a"]
 
     def in_steps(model: StepModel, sizes: Sequence[int], neighbour: Sequence[int] = ()) -> Tensor:
-        """The neighbour comes along, two tokens a step."""
+        """Run a neighbour in the same steps, two tokens a step."""
         runner = PagedRunner(model, seed=1)
         ids, others, logits = list(TOKENS), list(neighbour), []
         for size in sizes:
@@ -104,7 +104,7 @@ def test_bits_do_not_depend_on_neighbours_chunks_rows_or_threads(
     assert torch.equal(PagedRunner(model).logits_at({"a": TOKENS}, rows), whole[[3, 44]])
 
 
-def test_the_most_likely_tokens_are_those_of_the_logits(checkpoint: Path, isa: str) -> None:
+def test_most_likely_tokens_match_the_logits(checkpoint: Path, isa: str) -> None:
     model = load(checkpoint, isa, "bfloat16")
     PagedRunner(model)
     hidden = torch.randn(70, model.config.hidden_size, generator=torch.Generator().manual_seed(1))

@@ -1,4 +1,4 @@
-"""Whether the CPU kernels serve, and what is said where they cannot."""
+"""Starting the CPU kernels, and the errors and warnings if they cannot start."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ def without_library(num_threads: int, cpus: Sequence[int] | None) -> CpuKernels:
     raise AssertionError("that library exists")
 
 
-def test_threads_are_as_many_as_asked_for_or_as_the_cores() -> None:
+def test_number_of_threads_is_the_flag_or_the_number_of_cores() -> None:
     for wanted, given in ((1, 1), (2, 2), (None, 2)):
         kernels = start_cpu_kernels(wanted, cores=TWO_CORES, load_kernels=on_any_cpus)
         assert kernels is not None
         assert kernels.num_threads == given
 
 
-def test_more_threads_than_cores_are_refused() -> None:
+def test_more_threads_than_cores_are_rejected() -> None:
     with pytest.raises(ValueError, match="3 threads: this process may use 1 to 2 cores"):
         start_cpu_kernels(3, cores=TWO_CORES)
 
 
-def test_a_cpu_without_avx2_is_refused() -> None:
+def test_a_cpu_without_avx2_is_rejected() -> None:
     with pytest.raises(ValueError, match="the CPU kernels need AVX2: this machine lacks avx2"):
         start_cpu_kernels(1, cores=TWO_CORES, load_kernels=on_an_old_cpu)
 
@@ -77,7 +77,7 @@ def test_without_a_library_torch_serves_after_one_warning(
         ({}, {"kv_cache_dtype": "int8"}, "a KV cache of int8 needs the CPU kernels"),
     ],
 )
-def test_what_torch_cannot_do_is_one_line(
+def test_options_that_torch_lacks_fail_with_one_line(
     tmp_path: Path, model_changes: dict[str, str], changes: dict[str, str], message: str
 ) -> None:
     model = ModelConfig(model=str(make_checkpoint(tmp_path)), **model_changes)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Trees cut into paths: which blocks each path reads, and what is copied to them."""
+"""Splitting draft trees into paths: the blocks of each path, and the KV copied to them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from support.plans import ints
 from taco_worker.backends.cpu.tree_paths import cut_into_paths
 from taco_worker.models.step_model import ModelInput
 
-# Position 29 and on, in blocks of 16: a chain over the border, two branches before it, one behind.
+# From position 29, in blocks of 16: a chain over a block's end, two branches before it, one after.
 STEP = ModelInput(
     token_ids=torch.zeros(9, dtype=torch.int32),
     positions=ints([5, 29, 30, 31, 32, 33, 33, 31, 31]),
@@ -42,8 +42,8 @@ def test_paths_share_blocks_up_to_the_one_in_which_they_begin() -> None:
     assert copies == expected
 
 
-def test_a_path_of_a_path_copies_from_where_each_token_was_written() -> None:
-    """Committed tokens and the root from the sequence, the others from the path that is left."""
+def test_a_nested_path_copies_each_token_from_its_own_block() -> None:
+    """Committed tokens and the root come from the sequence, the others from the parent path."""
     step = replace(
         STEP,
         positions=ints([5, 18, 19, 20, 19, 20, 21, 22, 21]),

@@ -1,4 +1,4 @@
-"""Trees of drafts on the CPU kernels: every node has the bits of plain decoding."""
+"""Draft trees on the CPU kernels: every node is bit-identical to plain decoding."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def load(checkpoint: Path, isa: str, kind: str) -> StepModel:
 
 
 def poison(model: StepModel) -> None:
-    """Every block holds NaN before it is written."""
+    """Fill all blocks with NaN before they are written."""
     model._decoder.cache.memory.fill_(0xFF)  # type: ignore[attr-defined]
 
 
@@ -67,7 +67,7 @@ def poison(model: StepModel) -> None:
     block_size=st.sampled_from([16, 32]),
     data=st.data(),
 )
-def test_every_node_has_the_bits_of_its_path_alone(
+def test_every_node_is_bit_identical_to_decoding_its_path(
     checkpoint: Path,
     isa: str,
     kind: str,
@@ -101,7 +101,7 @@ def test_every_node_has_the_bits_of_its_path_alone(
     assert torch.equal(hidden["prompt"], runner.path_hidden(TOKENS[:20]))
     assert torch.equal(hidden["one"], runner.path_hidden([7]))
 
-    # What was accepted is as if it had never been drafted: over a block's end, and by itself.
+    # Accepted tokens equal plainly decoded ones, over a block's end and alone.
     text = [*context, *tree.ids_to(accepted["a"]), *TOKENS[60:79]]
     later = [runner.step({"a": chain([token])}) for token in TOKENS[60:79]]
     assert torch.equal(torch.cat(later), runner.path_hidden(text)[-19:])
@@ -110,10 +110,8 @@ def test_every_node_has_the_bits_of_its_path_alone(
 
 
 @pytest.mark.parametrize("kind", TYPES)
-def test_trees_follow_one_another_and_rows_may_be_left_out(
-    checkpoint: Path, isa: str, kind: str
-) -> None:
-    """The last layer goes on with the wanted rows alone."""
+def test_consecutive_trees_with_skipped_output_rows(checkpoint: Path, isa: str, kind: str) -> None:
+    """The last layer computes the needed rows only."""
     model = load(checkpoint, isa, kind)
     runner = TreeRunner(model)
     text = TOKENS[:13]
@@ -130,10 +128,8 @@ def test_trees_follow_one_another_and_rows_may_be_left_out(
 
 
 @pytest.mark.parametrize("kind", TYPES)
-def test_an_accepted_path_may_be_the_first_to_reach_a_block(
-    checkpoint: Path, isa: str, kind: str
-) -> None:
-    """Whose other tokens must then count for nothing, whatever stood there."""
+def test_an_accepted_path_may_enter_a_new_block(checkpoint: Path, isa: str, kind: str) -> None:
+    """Stale content of the block's other tokens must not matter."""
     model = load(checkpoint, isa, kind)
     runner = TreeRunner(model)
     poison(model)

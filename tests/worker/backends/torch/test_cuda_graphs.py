@@ -1,4 +1,4 @@
-"""When a step has a graph; what graphs compute is tested in worker/triton."""
+"""Which steps have a CUDA graph; worker/triton tests the results of graphs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def step(query_lens: list[int], context_len: int = 40) -> ModelInput:
 
 
 def forward(token_ids: Tensor, positions: Tensor, metadata: AttentionMetadata) -> Tensor:
-    """Something of all that differs from step to step."""
+    """A value that depends on every input of a step."""
     assert metadata.kv_slot_mapping.shape == positions.shape == token_ids.shape
     hidden = torch.stack([token_ids, positions, metadata.kv_slot_mapping.int()], dim=1)
     return hidden + metadata.seq_lens.sum() + metadata.query_start_loc[-1]
@@ -53,7 +53,7 @@ def make_graphs(
 
 
 def is_captured(graphs: CudaGraphs, inputs: ModelInput) -> bool:
-    """After it has come often enough."""
+    """Run the step until it is captured."""
     for _ in range(3):
         graphs.find(inputs)
         while graphs.capture_next(only_urgent=True):
@@ -65,11 +65,11 @@ def is_captured(graphs: CudaGraphs, inputs: ModelInput) -> bool:
     ("query_lens", "expected"),
     [
         ([1] * 3, True),
-        ([4, 2, 3], True),  # drafts that are verified
+        ([4, 2, 3], True),  # verified drafts
         ([17], False),
         ([1] * 41, False),
-        ([1] * 39 + [16], False),  # nearly all of it would be padding
-        ([1] * 3 + [8], True),  # little enough to cost nothing
+        ([1] * 39 + [16], False),  # nearly all padding
+        ([1] * 3 + [8], True),  # little padding, which costs nothing
     ],
 )
 def test_which_steps_have_graphs(query_lens: list[int], expected: bool) -> None:
@@ -77,7 +77,7 @@ def test_which_steps_have_graphs(query_lens: list[int], expected: bool) -> None:
 
 
 def test_drafts_of_changing_lengths_share_graphs() -> None:
-    """Lookahead drafts differ from step to step: a graph for each length would soon be too many."""
+    """The number of lookahead drafts varies: a graph for each number would soon be too many."""
     graphs = make_graphs()
     for query_len in range(2, 17):
         assert is_captured(graphs, step([query_len] * 8))
@@ -90,8 +90,8 @@ def test_drafts_of_changing_lengths_share_graphs() -> None:
         assert (graph.run(inputs)[:, 1] - total).tolist() == inputs.positions.tolist()
 
 
-def test_trees_have_graphs_of_their_own() -> None:
-    """In which the padding of a shape is in plain order."""
+def test_trees_have_separate_graphs() -> None:
+    """In such graphs the padding of a shape must be a chain."""
     seen: list[Tensor] = []
 
     def keep_masks(token_ids: Tensor, positions: Tensor, metadata: AttentionMetadata) -> Tensor:
@@ -108,22 +108,22 @@ def test_trees_have_graphs_of_their_own() -> None:
         assert graph is not None
         hidden = graph.run(inputs)
         assert seen[-1].tolist() == masks
-        # The KV of nodes lies where a chain's would.
+        # The nodes' KV is in the order of the tokens, as a chain's.
         total = int(inputs.seq_lens.sum()) + 5
         assert (hidden[:, 1] - total).tolist() == inputs.positions.tolist()
         assert (hidden[:, 2] - total).tolist() == chains.kv_slot_mapping(16).tolist()
 
 
-def test_long_sequences_may_be_left_out() -> None:
+def test_long_sequences_run_eagerly() -> None:
     graphs = make_graphs(max_seq_len=64)
     assert is_captured(graphs, step([1, 1], context_len=63))
     assert not is_captured(graphs, step([1, 1], context_len=64))
 
 
 @pytest.mark.parametrize("query_lens", [[1, 1, 1], [2, 1, 3], [5]])
-def test_a_graph_sees_the_step_and_padding_that_means_nothing(query_lens: list[int]) -> None:
+def test_a_graph_reads_the_step_and_ignores_padding(query_lens: list[int]) -> None:
     graphs = make_graphs()
-    assert is_captured(graphs, step([3, 3, 3], context_len=7))  # what another step left behind
+    assert is_captured(graphs, step([3, 3, 3], context_len=7))  # stale inputs of another step
     inputs = step(query_lens)
     assert is_captured(graphs, inputs)
     graph = graphs.find(inputs)
@@ -134,7 +134,7 @@ def test_a_graph_sees_the_step_and_padding_that_means_nothing(query_lens: list[i
     assert np.array_equal(hidden.numpy(), expected + total)
 
 
-def test_after_a_capture_that_fails_steps_run_eagerly(caplog: pytest.LogCaptureFixture) -> None:
+def test_after_a_failed_capture_steps_run_eagerly(caplog: pytest.LogCaptureFixture) -> None:
     def fail(run: Callable[[], Tensor]) -> Callable[[], Tensor]:
         raise RuntimeError("operation not permitted when stream is capturing")
 
@@ -142,4 +142,4 @@ def test_after_a_capture_that_fails_steps_run_eagerly(caplog: pytest.LogCaptureF
     assert not is_captured(graphs, step([1, 1]))
     assert not is_captured(graphs, step([1]))
     assert not graphs.capture_next()
-    assert caplog.text.count("nor any more: steps without one run eagerly") == 1
+    assert caplog.text.count("no more are captured, other steps run eagerly") == 1

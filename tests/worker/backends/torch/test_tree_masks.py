@@ -1,4 +1,4 @@
-"""Trees of drafts on the torch decoder: every node has the numbers of decoding its path alone."""
+"""Draft trees on the torch decoder: every node matches decoding its path alone."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def replay(run: Callable[[], Tensor]) -> Callable[[], Tensor]:
 
 @cache
 def load(checkpoint: Path, backend: str) -> StepModel:
-    """A back end's; "replayed" is Triton's with steps over inputs that stay, as in graphs, "alone"
-    another one of torch's, for the expected numbers."""
+    """Load the model on a back end. "replayed": Triton with fixed inputs, as in CUDA graphs;
+    "alone": a second torch model for the expected values."""
 
     def choose_torch_backend(
         _: WorkerConfig, transfers: Transfers, dtype: torch.dtype
@@ -71,7 +71,7 @@ def load(checkpoint: Path, backend: str) -> StepModel:
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 @settings(max_examples=4)
 @given(tree=trees(max_tokens=9), context_len=st.integers(0, 40), data=st.data())
-def test_every_node_has_the_numbers_of_its_path_alone(
+def test_every_node_matches_decoding_its_path(
     checkpoint: Path, backend: str, tree: Tree, context_len: int, data: st.DataObject
 ) -> None:
     runner = TreeRunner(load(checkpoint, backend))
@@ -93,7 +93,7 @@ def test_every_node_has_the_numbers_of_its_path_alone(
     torch.testing.assert_close(later, expected[-2:], **CLOSE)
 
 
-def test_replayed_trees_have_the_same_numbers(checkpoint: Path) -> None:
+def test_replayed_trees_match_eager_ones(checkpoint: Path) -> None:
     model = load(checkpoint, "replayed")
     assert isinstance(model, TorchModel)
     runner, alone = TreeRunner(model), TreeRunner(load(checkpoint, "alone"))
@@ -108,7 +108,7 @@ def test_replayed_trees_have_the_same_numbers(checkpoint: Path) -> None:
         text = [*text, *tree.ids_to(4)]
         model.tune(between_steps=True)
     assert model._graphs is not None
-    assert GraphShape(9, 1, has_trees=True) in model._graphs._graphs  # that 6 nodes are padded to
+    assert GraphShape(9, 1, has_trees=True) in model._graphs._graphs  # 6 nodes, padded to 9
 
 
 def test_trees_are_masked_up_to_64_tokens(checkpoint: Path) -> None:

@@ -37,7 +37,7 @@ def test_offloaded_layers_compute_the_same(tmp_path: Path, num_offloaded: int) -
             assert torch.equal(actual[name], logits)
 
 
-def test_how_many_layers_the_host_holds() -> None:
+def test_number_of_offloaded_layers() -> None:
     assert num_host_layers([10, 10, 10], 25) == 2
     assert num_host_layers([10, 10, 10], 30) == 3
     assert num_host_layers([10, 10, 10], 10**6) == 3

@@ -1,4 +1,4 @@
-"""Growing trees against a plain search, one tree at a time."""
+"""Growing draft trees against a plain search of one tree at a time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VOCAB = 9
 
 
 def log_chances(seed: int, path: tuple[int, ...]) -> np.ndarray:
-    """A made-up model: of each token to follow a path in the tree of `seed`."""
+    """A random model: the probability of each next token after a path, by `seed`."""
     rng = np.random.default_rng([seed, *path])
     return np.log(rng.dirichlet(np.full(VOCAB, 0.3)) + 1e-9)
 
@@ -27,7 +27,7 @@ def likeliest(seed: int, path: tuple[int, ...], width: int) -> list[int]:
 
 
 def searched(seed: int, max_nodes: int, width: int, depth: int) -> set[tuple[int, ...]]:
-    """The same tree by its definition."""
+    """The tree by its definition."""
     chances: dict[tuple[int, ...], float] = {(): 0.0}
     level: list[tuple[int, ...]] = [()]
     for _ in range(depth):
@@ -54,7 +54,7 @@ def test_trees_hold_the_likeliest_nodes(
         for path, node_class in row.items():
             chance = math.exp(log_chances(seed, path[:-1])[path[-1]])
             assert abs(node_class - chance * NUM_CLASSES + 0.5) <= 0.51
-            # Likelier siblings are there and stand before it.
+            # More likely siblings are in the tree and come first.
             ranked = likeliest(seed, path[:-1], width)
             siblings = [other[-1] for other in row if other[:-1] == path[:-1]]
             assert siblings == ranked[: len(siblings)]
@@ -62,7 +62,7 @@ def test_trees_hold_the_likeliest_nodes(
 
 
 def grow(trees: list[tuple[int, int]], width: int, depth: int) -> tuple[DraftTrees, int]:
-    """Trees as a drafter grows them, and the levels that it took."""
+    """Trees as a drafter grows them, and the number of levels."""
     growing = GrowingTrees(ints([max_nodes for _, max_nodes in trees]), width)
     paths: list[list[tuple[int, ...]]] = [[()] for _ in trees]
     for level in range(depth):
@@ -88,7 +88,7 @@ def grow(trees: list[tuple[int, int]], width: int, depth: int) -> tuple[DraftTre
     return growing.finish(), depth
 
 
-def test_growth_ends_when_no_node_could_get_in() -> None:
+def test_growth_ends_when_no_node_could_enter_the_tree() -> None:
     growing = GrowingTrees(ints([2, 1]), width=2)
     ids = np.array([[[4, 5]], [[6, 7]]], np.int32)
     flat = np.log(np.array([[[0.5, 0.5]], [[0.9, 0.1]]], np.float32))

@@ -1,4 +1,4 @@
-"""EAGLE and EAGLE 3 against a computation from scratch, and against themselves."""
+"""EAGLE and EAGLE 3 against a separate computation."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def target_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("target")
-    # Large weights: probabilities that differ.
+    # Large weights, so that probabilities differ.
     options = {"num_hidden_layers": NUM_TARGET_LAYERS, "initializer_range": 0.3}
     return make_checkpoint(path, **options)  # type: ignore[arg-type]
 
@@ -100,7 +100,7 @@ def load(path: Path, target: StepModel, **options: Any) -> Drafter:
 
 
 def random_sequence(kind: str, length: int, seed: int) -> tuple[list[int], Tensor]:
-    """Tokens, and made-up hidden states of all but the last."""
+    """Tokens, and random hidden states of all but the last."""
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(VOCAB, (length,), generator=generator).tolist()
     width = HIDDEN * FEATURE_LAYERS[kind]
@@ -108,7 +108,7 @@ def random_sequence(kind: str, length: int, seed: int) -> tuple[list[int], Tenso
 
 
 def feed(drafter: Drafter, sequences: dict[int, tuple[list[int], Tensor]]) -> None:
-    """Sequences whose tokens all but the last are computed in one step."""
+    """Sequences with all tokens but the last computed in one step."""
     join(drafter, {slot: tokens[:-1] for slot, (tokens, _) in sequences.items()})
     observe(
         drafter, {slot: (0, tokens[1:], hidden) for slot, (tokens, hidden) in sequences.items()}
@@ -116,10 +116,10 @@ def feed(drafter: Drafter, sequences: dict[int, tuple[list[int], Tensor]]) -> No
     append(drafter, {slot: tokens[-1:] for slot, (tokens, _) in sequences.items()})
 
 
-def test_what_is_asked_of_the_target(kind: str, heads_path: Path, target: StepModel) -> None:
+def test_hidden_layers_of_the_target(kind: str, heads_path: Path, target: StepModel) -> None:
     drafter = load(heads_path, target)
     assert drafter.name == kind
-    # What layers 2, 7 // 2 and 7 - 3 take, the layers before them give.
+    # The inputs of layers 2, 7 // 2 and 7 - 3 are the outputs of the layers before them.
     assert drafter.hidden_layers == {"eagle": (), "eagle3": (1, 2, 3)}[kind]
 
 
@@ -161,8 +161,8 @@ def test_trees_hold_likely_children_of_likely_nodes(
     assert max(len(path) for row in rows for path in row) > 1
 
 
-# A history: what happens to sequences, step by step.
-Step = dict[int, tuple[int, bool]]  # slot to (tokens computed and kept, whether it is drafted for)
+# A history: the steps of each sequence.
+Step = dict[int, tuple[int, bool]]  # slot to (tokens computed and kept, whether it gets drafts)
 steps = st.lists(
     st.dictionaries(
         st.integers(0, MAX_NUM_SEQS - 1),
@@ -176,7 +176,7 @@ steps = st.lists(
 
 @given(history=steps, leaves=st.sets(st.tuples(st.integers(0, 5), st.integers(0, 3))))
 @settings(max_examples=15)
-def test_only_tokens_that_were_kept_matter(
+def test_rejected_drafts_do_not_matter(
     kind: str,
     heads_path: Path,
     target: StepModel,
@@ -204,7 +204,7 @@ def test_only_tokens_that_were_kept_matter(
         observe(drafter, chunks)
         append(drafter, {slot: tokens for slot, (_, tokens, _) in chunks.items()})
         drafted = [slot for slot, (_, is_drafted) in step.items() if is_drafted]
-        drafter.draft(ints(drafted), ints([9] * len(drafted)))  # and all of it is rejected
+        drafter.draft(ints(drafted), ints([9] * len(drafted)))  # all drafts are rejected
 
     fresh = load(heads_path, target)
     feed(
@@ -219,7 +219,7 @@ def test_only_tokens_that_were_kept_matter(
     assert paths_of(drafter.draft(slots, counts)) == paths_of(fresh.draft(slots, counts))
 
 
-def test_tokens_from_a_prefix_cache_are_passed_over(
+def test_cached_prefix_tokens_are_skipped(
     kind: str, heads_path: Path, target: StepModel, reference: EagleReference
 ) -> None:
     drafter = load(heads_path, target, num_draft_tokens=3)
@@ -232,7 +232,7 @@ def test_tokens_from_a_prefix_cache_are_passed_over(
     assert next(iter(row)) == (int(chances.argmax()),)
 
 
-def test_what_is_not_wanted_or_not_known_is_not_drafted(
+def test_sequences_without_room_or_hidden_states_get_no_drafts(
     kind: str, heads_path: Path, target: StepModel
 ) -> None:
     drafter = load(heads_path, target)
@@ -295,7 +295,7 @@ def replaced(kind: str, name: str, tensor: Tensor) -> dict[str, Tensor]:
         ),
     ],
 )
-def test_a_bad_checkpoint_is_refused(
+def test_an_invalid_checkpoint_is_rejected(
     tmp_path: Path,
     target_path: Path,
     kind_of: str,
@@ -308,7 +308,7 @@ def test_a_bad_checkpoint_is_refused(
         load(path, load_target(target_path, "torch"))
 
 
-def test_layers_may_be_named(tmp_path: Path, target_path: Path) -> None:
+def test_the_config_may_name_the_layers(tmp_path: Path, target_path: Path) -> None:
     config = {
         **CONFIGS["eagle3"],
         "eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 2, 5]},
@@ -317,7 +317,7 @@ def test_layers_may_be_named(tmp_path: Path, target_path: Path) -> None:
     assert load(path, load_target(target_path, "torch")).hidden_layers == (0, 2, 5)
 
 
-def test_a_target_with_narrow_embeddings_is_refused(tmp_path: Path) -> None:
+def test_a_target_with_narrow_embeddings_is_rejected(tmp_path: Path) -> None:
     narrow = make_checkpoint(
         tmp_path / "target",
         "OPTForCausalLM",

@@ -1,4 +1,4 @@
-"""What heads are told in a worker, and that tokens with heads are those of plain decoding."""
+"""The hidden states that heads receive in a worker; tokens with heads equal plain decoding."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from taco_worker.speculation.drafter import ComputedTokens
 from taco_worker.worker import Worker
 
 PROMPTS = [[5 + i, 9, 17 + 3 * i, *range(30, 30 + 9 * i)] for i in range(4)]
-CHUNK = 16  # tokens of a step: prompts come in several
+CHUNK = 16  # tokens of a step: prompts take several steps
 
 
 @pytest.fixture(scope="module")
@@ -59,13 +59,13 @@ async def answers(path: Path, serves: str, heads: str | None = None, *, drafts: 
 
 
 class Listener(KnowingDrafter):
-    """Keeps what it is told of each sequence."""
+    """A drafter that records the observed hidden states of each sequence."""
 
     def __init__(self, truth: Mapping[tuple[int, ...], list[list[int]]]) -> None:
         super().__init__(truth, branches=True)
-        self.heard: list[tuple[list[int], list[Tensor]]] = []  # tokens behind, hidden states
+        self.heard: list[tuple[list[int], list[Tensor]]] = []  # next tokens, hidden states
         self._of_slot: dict[int, tuple[list[int], list[Tensor]]] = {}
-        self.most_at_once = 0  # tokens of a sequence in one step, prompts aside
+        self.most_at_once = 0  # maximum tokens of a sequence in one step, without prompts
 
     def observe(self, computed: ComputedTokens) -> None:
         end = 0

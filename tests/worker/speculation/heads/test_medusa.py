@@ -1,4 +1,4 @@
-"""Medusa against its definition, computed here head by head."""
+"""The Medusa drafter against its definition, computed head by head."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def hidden_states(count: int, seed: int = 0) -> Tensor:
 def expected_candidates(
     hidden: Tensor, tensors: dict[str, Tensor], lm_head: Tensor | None = None
 ) -> list[list[int]]:
-    """Of each head the likeliest tokens, best first."""
+    """The most likely tokens of each head, best first."""
     candidates = []
     for head in range(NUM_HEADS):
         x = hidden
@@ -95,7 +95,7 @@ def test_trees_hold_the_heads_likeliest_tokens(
 ) -> None:
     stored = {f"{prefix}{name}": tensor for name, tensor in TENSORS.items()}
     if prefix:
-        stored["model.norm.weight"] = torch.ones(HIDDEN)  # the base model stands beside them
+        stored["model.norm.weight"] = torch.ones(HIDDEN)  # a tensor of the base model
     drafter = load(write_heads(tmp_path, CONFIG, stored, file), target)
     assert (drafter.name, drafter.hidden_layers) == ("medusa", ())
 
@@ -134,7 +134,9 @@ def test_heads_without_lm_heads_share_the_targets(
     assert tuple(ranks[0] for ranks in expected) in row
 
 
-def test_what_is_not_wanted_or_not_known_is_not_drafted(tmp_path: Path, target: StepModel) -> None:
+def test_sequences_without_room_or_hidden_states_get_no_drafts(
+    tmp_path: Path, target: StepModel
+) -> None:
     path = write_heads(tmp_path, CONFIG, TENSORS, "medusa_lm_head.pt")
     drafter = load(path, target, num_draft_tokens=4)
     assert drafter.max_draft_tokens == 4
@@ -142,12 +144,12 @@ def test_what_is_not_wanted_or_not_known_is_not_drafted(tmp_path: Path, target: 
     hidden = hidden_states(4)
     observe(
         drafter,
-        {slot: (0, [2], hidden[slot : slot + 1]) for slot in range(3)},  # 0: a part of its prompt
+        {slot: (0, [2], hidden[slot : slot + 1]) for slot in range(3)},  # 0: part of its prompt
     )
     append(drafter, {1: [2], 2: [2], 3: [2]})
     trees = drafter.draft(ints([0, 1, 2, 3]), ints([9, 9, 0, 9]))
     assert trees.num_nodes.tolist() == [0, 4, 0, 0]
-    append(drafter, {1: [2]})  # hidden states of a step that got lost
+    append(drafter, {1: [2]})  # the step's hidden states were lost
     assert drafter.draft(ints([1]), ints([9])).num_nodes.tolist() == [0]
 
 
@@ -189,7 +191,7 @@ def without(name: str) -> dict[str, Tensor]:
         ({"architectures": ["BertModel"]}, TENSORS, "holds no known draft heads"),
     ],
 )
-def test_a_bad_checkpoint_is_refused(
+def test_an_invalid_checkpoint_is_rejected(
     tmp_path: Path,
     target: StepModel,
     config: dict[str, Any],

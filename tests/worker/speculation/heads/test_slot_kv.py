@@ -1,4 +1,4 @@
-"""KV of slots against lists of tokens."""
+"""The KV cache of a draft head against plain lists of tokens."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def make_kv() -> SlotKV:
 
 
 def numbered(first: int, count: int) -> Tensor:
-    """Rows that can be told apart."""
+    """Distinct rows."""
     return torch.arange(first, first + count).float()[:, None, None].expand(-1, 2, 4)
 
 
 writes = st.lists(
     st.dictionaries(
-        # Where the new tokens begin, from the last one on; how many; whether the slot is released.
+        # Start of the new tokens, counted back from the last one; their number; release the slot.
         st.integers(0, NUM_SLOTS - 1),
         st.tuples(st.integers(-3, 1), st.integers(1, 90), st.booleans()),
         min_size=1,
@@ -73,7 +73,7 @@ def test_slots_hold_an_unbroken_run_of_their_last_tokens(
         assert values[row, : len(numbers), 1, 3].tolist() == [-number for number in numbers]
 
 
-def test_blocks_of_those_who_left_are_used_again() -> None:
+def test_blocks_of_released_slots_are_reused() -> None:
     kv = make_kv()
     sizes = set()
     for _ in range(3):
@@ -84,7 +84,7 @@ def test_blocks_of_those_who_left_are_used_again() -> None:
     assert len(sizes) == 1
 
 
-def test_reserved_blocks_serve_however_slots_share_them() -> None:
+def test_reserved_blocks_suffice_for_any_distribution() -> None:
     kv = make_kv()
     num_tokens = 650
     kv.reserve(num_tokens)

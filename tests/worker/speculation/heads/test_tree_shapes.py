@@ -1,4 +1,4 @@
-"""Shapes of trees: the most probable nodes, in the order that trees are given in."""
+"""Tree shapes hold the most likely nodes, in depth-first order."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from taco_worker.speculation.heads.tree_shapes import likeliest_shapes
 
 @st.composite
 def tables(draw: st.DrawFn) -> list[list[float]]:
-    """Chances by depth and rank, falling along ranks."""
+    """Acceptance rates by depth and rank, descending along ranks."""
     num_ranks = draw(st.integers(1, 4))
     row = st.lists(st.floats(0.05, 0.95), min_size=num_ranks, max_size=num_ranks)
     return [sorted(row, reverse=True) for row in draw(st.lists(row, min_size=1, max_size=3))]
 
 
 @given(tables(), st.integers(0, 20))
-def test_no_other_nodes_are_likelier(chances: list[list[float]], max_nodes: int) -> None:
+def test_shapes_hold_the_most_likely_nodes(chances: list[list[float]], max_nodes: int) -> None:
     shapes = likeliest_shapes(np.array(chances, np.float32), max_nodes)
     num_ranks = len(chances[0])
     ways = [

@@ -19,7 +19,7 @@ from taco_worker.speculation.lookahead.config import (
     read_config,
 )
 
-# The example in TACO's own documentation.
+# The example of the published TACO documentation.
 EXAMPLE = {
     "cache_mode": 2,
     "cache_size": 5000000,
@@ -67,7 +67,7 @@ def test_the_documented_example_is_read(tmp_path: Path) -> None:
     assert config == LookaheadConfig(**EXAMPLE)  # type: ignore[arg-type]
 
 
-def test_without_a_file_all_is_as_documented(tmp_path: Path) -> None:
+def test_without_a_file_defaults_apply(tmp_path: Path) -> None:
     assert read_config(str(tmp_path)) == LookaheadConfig(token_paths_top_k=2)
     defaults = {name: getattr(LookaheadConfig(), name) for name in EXAMPLE}
     of_the_model = {"cache_size", "voc_size", "max_seq_len", "eos_token_id"}
@@ -111,7 +111,7 @@ def test_a_bad_option_is_named_with_its_file(tmp_path: Path, options: object, me
     assert FILE_NAME in str(caught.value)
 
 
-def test_a_file_that_is_no_json_and_a_missing_directory_are_said(tmp_path: Path) -> None:
+def test_invalid_json_and_a_missing_directory_are_errors(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).write_text("{")
     with pytest.raises(ConfigurationError, match=f"cannot read .*{FILE_NAME}"):
         read_config(str(tmp_path))
@@ -122,7 +122,7 @@ def test_a_file_that_is_no_json_and_a_missing_directory_are_said(tmp_path: Path)
 # ---------------------------------------------------------------------- size
 
 
-def test_the_size_is_the_flag_s_then_the_file_s() -> None:
+def test_capacity_comes_from_the_flag_then_the_file() -> None:
     total = psutil.virtual_memory().total
     assert cache_tokens(LookaheadConfig(cache_size=2000), 0.25) == int(0.25 * total) // 150
     assert cache_tokens(LookaheadConfig(cache_size=2000), None) == 2000
@@ -132,12 +132,12 @@ def test_the_size_is_the_flag_s_then_the_file_s() -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, -0.1, 1.5, float("nan"), 1e-9])
-def test_a_share_of_memory_lies_between_nothing_and_all(share: float) -> None:
+def test_an_invalid_memory_fraction_is_rejected(share: float) -> None:
     with pytest.raises(ConfigurationError, match="--cpu-decoding-memory-utilization"):
         cache_tokens(LookaheadConfig(), share)
 
 
-def test_a_cache_larger_than_the_machine_is_refused() -> None:
+def test_a_cache_larger_than_the_machine_is_rejected() -> None:
     with pytest.raises(
         ConfigurationError, match=f"{FILE_NAME}: cache_size 1000000000000 takes 150"
     ):
@@ -148,8 +148,8 @@ def test_a_cache_larger_than_the_machine_is_refused() -> None:
 
 
 def test_every_option_reaches_the_cache() -> None:
-    """Each, changed alone, changes what the kernel is told (is_debug, log_interval, num_threads,
-    ignore_prompt and warmup_file are the drafter's: see test_drafter.py)."""
+    """Changing any option alone changes the cache's options (is_debug, log_interval, num_threads,
+    ignore_prompt and warmup_file belong to the drafter: see test_lookahead_drafter.py)."""
     others = {"is_debug", "log_interval", "num_threads", "ignore_prompt", "warmup_file"}
     changes: dict[str, Any] = {
         "cache_mode": 1,
@@ -181,7 +181,7 @@ def test_every_option_reaches_the_cache() -> None:
     assert known == changes.keys() | others | {"target_parallelism"}
 
 
-def test_the_model_s_limits_hold_beside_the_options() -> None:
+def test_the_models_limits_apply_beside_the_options() -> None:
     options = options_of(LookaheadConfig(voc_size=200_000, max_seq_len=32_768))
     assert (options.vocab_size, options.max_len, options.eos_ids) == (1000, 512, (7, 8))
     assert options_of(LookaheadConfig(eos_token_id=2)).eos_ids == (2,)
@@ -191,7 +191,7 @@ def test_several_paths_switch_the_penalty_off_and_the_start_weight_on() -> None:
     one, two = (options_of(LookaheadConfig(cache_mode=0, token_paths_top_k=n)) for n in (1, 2))
     assert (one.target_parallelism, one.start_weight) == (512, 0.0)
     assert (two.target_parallelism, two.start_weight) == (0, 10.0)
-    assert options_of(LookaheadConfig()).target_parallelism == 0  # of raw alone
+    assert options_of(LookaheadConfig()).target_parallelism == 0  # Raw only
 
 
 def test_raw_knows_no_table_and_matches_down_to_one_where_hybrid() -> None:

@@ -72,7 +72,7 @@ def drafts(drafter: Drafter, slot: int = 0) -> list[int]:
     return drafter.draft(ints(slot), ints(MAX_TREE)).token_ids.tolist()
 
 
-def test_it_follows_the_batch(tmp_path: Path) -> None:
+def test_the_cache_follows_the_batch(tmp_path: Path) -> None:
     drafter: Drafter = make(tmp_path, cache_mode=2)
     assert (drafter.name, drafter.hidden_layers) == ("lookahead", None)
     assert drafter.priors.shape == (NUM_CLASSES,)
@@ -82,10 +82,10 @@ def test_it_follows_the_batch(tmp_path: Path) -> None:
     drafter.append(ints(0, 1), ints(2, 1), ints(5, 6, 5))
     trees = drafter.draft(ints(1, 0), ints(4, 4))
     assert trees.num_nodes.tolist() == [4, 4]
-    assert trees.token_ids.tolist() == [6, 9, 5, 6, 7, 8, 5, 6]  # slot 1: raw, by its 5 alone
+    assert trees.token_ids.tolist() == [6, 9, 5, 6, 7, 8, 5, 6]  # slot 1: Raw, from its 5 alone
     drafter.leave(ints(0))
     assert drafts(drafter) == []
-    join(drafter, 0, [5], 6)  # what was learned stays
+    join(drafter, 0, [5], 6)  # the cache keeps what it learned
     assert drafts(drafter)[:2] == [7, 8]
     drafter.clear()
     assert drafts(drafter) == []
@@ -108,10 +108,10 @@ def test_salts_keep_tenants_apart(tmp_path: Path) -> None:
         ({"cache_mode": 0, "top_k": 3, "token_paths_top_k": 4}, {}, 21),
         ({"copy_length": 4}, {}, 8),
         ({"copy_length": 60}, {}, MAX_TREE),
-        ({}, {"num_speculative_tokens": 5}, 14),  # which says how much a draft worker drafts
+        ({}, {"num_speculative_tokens": 5}, 14),  # the option limits draft workers only
     ],
 )
-def test_trees_have_a_greatest_size(
+def test_trees_have_a_maximum_size(
     tmp_path: Path, options: dict[str, Any], speculation: dict[str, Any], expected: int
 ) -> None:
     drafter = make(tmp_path, speculation, **options)
@@ -143,7 +143,7 @@ def test_threads_are_no_more_than_cores(tmp_path: Path, monkeypatch: pytest.Monk
     assert wanted == [1, num_cores]
 
 
-def test_figures_are_kept_by_request_and_logged_if_wanted(
+def test_metrics_are_kept_per_request_and_logged_if_enabled(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "taco.worker")
@@ -164,7 +164,7 @@ def test_figures_are_kept_by_request_and_logged_if_wanted(
 # ---------------------------------------------------------------------- warm-up
 
 
-def test_a_warm_up_file_is_known_from_the_start(tmp_path: Path) -> None:
+def test_a_warm_up_file_is_learned_at_start(tmp_path: Path) -> None:
     entries = [{"prompt": [5, 6], "output": [7, 8]}, {"prompt": [], "output": [20, 21, 22]}]
     (tmp_path / "warm.json").write_text(json.dumps(entries))
     drafter = make(tmp_path, warmup_file="warm.json")
@@ -222,7 +222,7 @@ def test_ngram_is_prompt_lookup() -> None:
 
 
 @pytest.mark.parametrize("ngram_max", [1, 4, 16])
-def test_ngram_has_room_for_all_sequences_at_their_longest(ngram_max: int) -> None:
+def test_ngram_capacity_covers_all_sequences_at_their_longest(ngram_max: int) -> None:
     drafter = make_ngrams(ngram_max=ngram_max)
     text = [*range(3, 3 + 490), *range(3, 3 + 16)]
     for slot in range(SIZES["max_num_seqs"]):
@@ -239,7 +239,7 @@ def test_ngram_has_room_for_all_sequences_at_their_longest(ngram_max: int) -> No
         ({"ngram_max": 2, "num_speculative_tokens": 64}, "--num-speculative-tokens"),
     ],
 )
-def test_impossible_ngrams_are_refused(speculation: dict[str, Any], message: str) -> None:
+def test_invalid_ngram_lengths_are_rejected(speculation: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         make_ngrams(**speculation)
     assert message in str(caught.value)
@@ -248,7 +248,7 @@ def test_impossible_ngrams_are_refused(speculation: dict[str, Any], message: str
 # ---------------------------------------------------------------------- starting
 
 
-def test_a_missing_library_is_said_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(num_threads: int) -> library.CpuKernels:
         library.load_library(Path("/nowhere/libtaco_kernels.so"))
         raise AssertionError
@@ -258,7 +258,7 @@ def test_a_missing_library_is_said_with_its_remedy(monkeypatch: pytest.MonkeyPat
         make_ngrams(ngram_max=2)
 
 
-def test_a_table_beyond_all_addresses_is_refused() -> None:
+def test_a_table_beyond_the_address_space_is_rejected() -> None:
     options = CacheOptions(num_slots=1, max_len=512, vocab_size=1000, eos_ids=(), num_tokens=10**13)
     with pytest.raises(ConfigurationError, match="the lookahead cache cannot start: cannot map"):
         LookaheadDrafter("lookahead", options)

@@ -17,14 +17,14 @@ LINE = re.compile(
     r"valid_average_hit_len: \d+\.\d{4}, hit_valid_rate: \d\.\d{4}"
 )
 
-# Of one iteration and slot: drafts, and how many of them were accepted.
+# One iteration of a slot: verified and accepted drafts.
 verdicts = st.integers(0, 9).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n)))
 iterations = st.dictionaries(st.integers(0, NUM_SLOTS - 1), verdicts, max_size=NUM_SLOTS)
 leavings = st.sets(st.integers(0, NUM_SLOTS - 1))
 
 
 def expected(requests: list[list[tuple[int, int]]]) -> list[float]:
-    """The definitions, request by request."""
+    """The metrics by their definitions, request by request."""
     rows = []
     for request in requests:
         num_iters, hit_iters = len(request), sum(accepted > 0 for _, accepted in request)
@@ -45,7 +45,7 @@ def expected(requests: list[list[tuple[int, int]]]) -> list[float]:
 
 
 @given(st.lists(iterations | leavings, max_size=30))
-def test_figures_are_means_over_requests(
+def test_metrics_are_means_over_requests(
     events: list[dict[int, tuple[int, int]] | set[int]],
 ) -> None:
     figures = LookaheadMetrics(NUM_SLOTS)
@@ -67,7 +67,7 @@ def test_figures_are_means_over_requests(
     assert list(figures.values().values()) == pytest.approx(found)
 
 
-def test_the_line_is_the_documented_one() -> None:
+def test_the_log_line_is_the_documented_one() -> None:
     figures = LookaheadMetrics(NUM_SLOTS)
     assert LINE.fullmatch(figures.line())
     slots = np.array([0, 1], np.int32)
@@ -79,7 +79,7 @@ def test_the_line_is_the_documented_one() -> None:
     )
 
 
-def test_it_is_logged_every_so_many_iterations(caplog: pytest.LogCaptureFixture) -> None:
+def test_metrics_are_logged_every_log_interval(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "taco.worker")
     slots, ones = np.array([0], np.int32), np.array([1], np.int32)
     quiet, loud = LookaheadMetrics(NUM_SLOTS), LookaheadMetrics(NUM_SLOTS, log_interval=3)

@@ -1,4 +1,4 @@
-"""KV that leaves the GPU and comes back while it computes."""
+"""KV copies between the GPU and the host tier while the GPU computes."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def make_worker(path: Path, device: str, **changes: object) -> Worker:
 
 
 def plans() -> list[StepPlan]:
-    """Two prompts take turns in the same blocks, from which each goes to the host as the other
-    comes; none waits for the one before."""
+    """Two prompts alternate in the same device blocks: one is offloaded to the host while the other
+    is loaded. No step waits for the one before."""
     sequences = {0: (PROMPT, 0), 1: (OTHER, NUM_CACHED)}
     steps = [make_plan({0: len(PROMPT)}, joined=[Join(0, PROMPT, HERE)])]
     for turn in range(1, 7):
@@ -73,17 +73,17 @@ def run_ahead(worker: Worker) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("lazy_loads", [True, False])
-def test_blocks_change_places_behind_steps_that_run(checkpoint: Path, lazy_loads: bool) -> None:
+def test_blocks_are_copied_behind_running_steps(checkpoint: Path, lazy_loads: bool) -> None:
     expected = run_ahead(make_worker(checkpoint, "cpu"))
     worker = make_worker(checkpoint, "cuda", lazy_loads=lazy_loads)
-    for _ in range(3):  # with graphs of single tokens, once they have been captured
+    for _ in range(3):  # later rounds replay graphs of single tokens
         worker.reset()
         assert run_ahead(worker) == expected
         while worker.tune():
             pass
 
 
-def test_an_output_comes_behind_the_copies_of_a_step_without_rows(checkpoint: Path) -> None:
+def test_a_step_without_rows_waits_for_its_copies(checkpoint: Path) -> None:
     worker = make_worker(checkpoint, "cuda")
     rows, host = worker._model.kv_rows, worker._runner._host_store.rows
     rows.random_(0, 256)

@@ -1,4 +1,4 @@
-"""Blocks that the kernel moves, some layers at a time, are those that single copies move."""
+"""The block copy kernel, some layers at a time, against single copies."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ COPIES = BlockCopies(
 
 
 class CountingTransfers(Transfers):
-    """Counts what goes up."""
+    """Counts uploads."""
 
     def __init__(self) -> None:
         super().__init__(torch.device("cpu"))
@@ -42,7 +42,7 @@ class CountingTransfers(Transfers):
 
 
 class ImmediateCopyStream:
-    """Does what it is given at once."""
+    """Runs work at once."""
 
     def follow(self) -> None:
         return
@@ -56,7 +56,7 @@ class ImmediateCopyStream:
 
 
 def moved(prepare_copies: PrepareCopies) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both memories after the copies, group of layers by group."""
+    """Both memories after the copies of each group of layers."""
     torch.manual_seed(0)
     shape = (6, NUM_LAYERS * LAYER_BYTES)
     device, host = (torch.randint(0, 256, shape, dtype=torch.uint8) for _ in range(2))
@@ -71,14 +71,14 @@ def moved(prepare_copies: PrepareCopies) -> tuple[torch.Tensor, torch.Tensor]:
     return device, host
 
 
-def test_the_kernel_moves_what_copies_move() -> None:
+def test_the_kernel_matches_single_copies() -> None:
     transfers = CountingTransfers()
     for ours, expected in zip(moved(copy_by_kernel(transfers)), moved(copy_each), strict=True):
         assert torch.equal(ours, expected)
     assert transfers.num_uploads == 1  # for all groups of layers
 
 
-def test_launches_do_not_grow_with_the_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_launches_is_constant(monkeypatch: pytest.MonkeyPatch) -> None:
     launches: list[int] = []
 
     def count(*arguments: torch.Tensor) -> None:
