@@ -136,11 +136,11 @@ def check_labels(
 
 def test_every_metric_is_documented_and_nothing_else(exported: dict[str, Exported]) -> None:
     page = (ROOT / "docs/metrics.md").read_text()
-    rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+    items = re.findall(r"^- (`[^(]*)\(", page, re.MULTILINE)  # "- `name{label}`, … (kind): meaning"
     documented = {
         name: set(filter(None, labels.split(",")))
-        for row in rows
-        for name, labels in re.findall(r"`([a-z0-9_:]+)(?:\{([a-z_,]*)\})?`", row)
+        for item in items
+        for name, labels in re.findall(r"`([a-z0-9_:]+)(?:\{([a-z_,]*)\})?`", item)
     }
     there: dict[str, set[str]] = {}
     for job in exported.values():
