@@ -1,4 +1,4 @@
-"""Builds the CPU kernels into the wheel; all else stands in pyproject.toml."""
+"""Builds the CPU kernels into the wheel; the rest is in pyproject.toml."""
 
 import sys
 from pathlib import Path

@@ -8,7 +8,7 @@ BUNDLED_HEADS = ("demo-medusa", "demo-eagle")  # which draft for the demo model
 
 
 def find_model(name: str) -> Path | None:
-    """The directory of the bundled model, or heads, called name, or None where there is none.
+    """The directory of the bundled model, or heads, called name, or None if there is no such model.
 
     A directory counts as a model only if it holds config.json.
     """

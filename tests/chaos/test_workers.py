@@ -45,7 +45,7 @@ async def test_one_is_stopped_and_comes_back_from_the_dead(
 ) -> None:
     async with cluster.busy(bodies, "b") as streams:
         cluster["b"].pause()
-        # Nobody else can go on with its sequences: they still have tokens to come when it wakes.
+        # No other worker can continue its sequences: they still lack tokens when it wakes.
         cluster["a"].pause()
         await cluster.until_workers(0)
         cluster["b"].resume()

@@ -46,7 +46,7 @@ RELEASES: dict[str, Callable[[], Release]] = {
     ),
 }
 
-# What must be there before: named in the values, made by nobody.
+# Objects that the values name and that the operator must create before.
 GIVEN: dict[str, set[str]] = {
     "demo-cpu": set(),
     "gpu": {"Secret/hub-token", "Secret/taco-api-keys", "Secret/llm-example-com"},

@@ -78,7 +78,7 @@ def test_nothing_is_published_beyond_this_machine() -> None:
     for name, service in SERVICES.items():
         for port in service.get("ports", ()):
             assert port.startswith("127.0.0.1:"), name
-            assert not INTERNAL.issuperset(service["networks"]), f"nobody reaches {name}"
+            assert not INTERNAL.issuperset(service["networks"]), f"no client reaches {name}"
 
 
 def test_only_who_is_published_has_a_way_out() -> None:

@@ -179,7 +179,7 @@ def test_the_image_has_all_services() -> None:
     assert words(instructions, "ENTRYPOINT") == ["taco_llm"]
     namespace = build_parser().parse_args(words(instructions, "CMD"))
     ReplicaArgs(**given(ReplicaArgs, collect(namespace.parser, namespace)))
-    # Ray's version stands in two places.
+    # Two files pin the version of Ray.
     pinned = re.search(r"^ray==(.+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     assert pinned is not None
     assert CLUSTER["spec"]["rayVersion"] == pinned[1]

@@ -121,7 +121,7 @@ def test_probes_on_a_socket_and_keys_that_change(serving: Serving, key_file: Pat
 
 
 class GatedWorker(FakeWorker):
-    """Stands still from its first full batch on until the gate opens: nothing ends before."""
+    """Blocks at its first full batch until the gate opens: no request ends before."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -24,7 +24,7 @@ MAX_TOKENS = 96
 
 
 class Worker:
-    """`taco_llm worker`, a process of its own."""
+    """A process of `taco_llm worker`."""
 
     def __init__(self, checkpoint: Path, address: str, name: str, log: Path) -> None:
         arguments = ["--scheduler", address, "--name", name, "--num-threads", "1"]

@@ -1,4 +1,4 @@
-"""Gateway, scheduler and worker as commands of their own, over TCP, as containers run them."""
+"""Gateway, scheduler and worker as separate commands over TCP, as containers run them."""
 
 import os
 import re

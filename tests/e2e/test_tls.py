@@ -125,7 +125,7 @@ class Services:
         return "".join(reply.text for reply in replies)
 
     def renew_everything(self) -> None:
-        """Of another authority: who goes on with old files is a stranger from then on."""
+        """Replaces every file by one of another authority: services with old files are rejected."""
         new = make_certificates(self.directory / "new", *Role)
         for file in new.iterdir():
             file.replace(self.certificates / file.name)

@@ -40,7 +40,7 @@ class Batch:
         return [[deck.pop() for _ in range(count)] for count in counts]
 
     def metadata(self) -> AttentionMetadata:
-        """What a step's tables have past a sequence's end is a block of nobody's."""
+        """Block tables are filled past a sequence's end with a block that no sequence has."""
         metadata = make_metadata(
             [query for _, query in self.lens],
             [context + query for context, query in self.lens],

@@ -1,4 +1,4 @@
-"""License servers, and others, that are not there: each in a way of its own."""
+"""Servers that do not answer, each with another fault."""
 
 import socket
 import threading
@@ -13,7 +13,7 @@ from support.serving import free_port
 
 @contextmanager
 def refused() -> Iterator[str]:
-    """Nobody listens there."""
+    """No process listens on the port."""
     yield f"http://127.0.0.1:{free_port()}"
 
 

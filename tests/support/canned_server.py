@@ -10,7 +10,7 @@ STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
 
 
 def events(*contents: dict[str, Any] | str) -> bytes:
-    """Server-sent events; a string stands as it is."""
+    """Server-sent events; a string is sent unchanged."""
     texts = (c if isinstance(c, str) else json.dumps(c) for c in contents)
     return "".join(f"data: {text}\n\n" for text in texts).encode()
 

@@ -14,7 +14,7 @@ def as_compose(release: Release, directory: Path, secrets: Files) -> Any:
 
     Args:
         directory: the topology's; volumes become folders there.
-        secrets: what stands in which Secret.
+        secrets: the content of each Secret, by name.
     """
     services = {}
     for workload in release.workloads:

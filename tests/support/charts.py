@@ -159,7 +159,7 @@ def flag_values(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 class _Loader(yaml.CSafeLoader):
-    """YAML in which a key that stands there twice is a mistake, as it is for Kubernetes."""
+    """YAML in which a repeated key is an error, as it is for Kubernetes."""
 
 
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:

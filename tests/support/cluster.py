@@ -343,7 +343,7 @@ class Cluster(WatchedCluster):
         return int(sum_of("taco:worker_running", text, f'worker="{worker}"'))
 
     async def figure(self, name: str) -> float:
-        """The sum of a metric of the scheduler's over its labels; 0 if there is none."""
+        """The sum of a scheduler's metric over its labels; 0 if the metric is missing."""
         return sum_of(name, (await self.stats()).prometheus.decode())
 
     async def gateway_figure(self, name: str, gateway: int = 0) -> float:
@@ -362,7 +362,7 @@ class Cluster(WatchedCluster):
 
 
 def sum_of(name: str, text: str, label: str = "") -> float:
-    """The sum of a metric over its labels in Prometheus's text; 0 if there is none.
+    """The sum of a metric over its labels in Prometheus's text; 0 if it is missing.
 
     Args:
         label: what the labels of those that count have in them.

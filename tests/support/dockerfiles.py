@@ -14,7 +14,7 @@ class Instruction:
     """One instruction of a Dockerfile, its continued lines joined.
 
     Attributes:
-        stage: name of the stage that it stands in; empty before the first one and in the last.
+        stage: name of its stage; empty before the first one and in the last.
     """
 
     stage: str

@@ -1,4 +1,4 @@
-"""A drafter that knows how sequences go on, and is wrong on purpose now and then."""
+"""A drafter that knows how sequences continue, and is sometimes wrong on purpose."""
 
 from __future__ import annotations
 

@@ -211,7 +211,7 @@ class Driver:
         return True
 
     def reply(self, peer: Peer | None = None) -> bool:
-        """Hands over a draft worker's oldest reply; False if there is none."""
+        """Delivers a draft worker's oldest reply; False if no reply waits."""
         peer = peer or self.peers[0]
         if not peer.replies:
             return False
@@ -235,7 +235,7 @@ class Driver:
         return True
 
     def deliver(self, peer: Peer | None = None) -> bool:
-        """Hands over the oldest output of a worker; False if there is none."""
+        """Delivers the oldest output of a worker; False if no output waits."""
         peer = peer or self.peers[0]
         if not peer.outputs:
             return False
@@ -252,7 +252,7 @@ class Driver:
         return progress
 
     def report(self, peer: Peer | None = None) -> bool:
-        """Hands over the oldest report of a disk tier; False if there is none."""
+        """Delivers the oldest report of a disk tier; False if no report waits."""
         peer = peer or self.peers[0]
         if not peer.reports:
             return False

@@ -153,7 +153,7 @@ class FakeWorker:
 
     def _update(self, plan: StepPlan) -> None:
         for slot in plan.left_slots.tolist():
-            require(slot in self.rows, f"slot {slot} leaves but nobody is there")
+            require(slot in self.rows, f"slot {slot} leaves but is empty")
             del self.rows[slot]
         if plan.joined is not None:
             self._join(plan.joined)
@@ -213,7 +213,7 @@ class FakeWorker:
             require(
                 len(row.tokens) <= self.info.max_model_len - 1, "a row is past the model's length"
             )
-            require(0 <= max_drafts <= self.info.max_draft_tokens, "drafts that nobody asked for")
+            require(0 <= max_drafts <= self.info.max_draft_tokens, "drafts that were not requested")
             require(not max_drafts or end == len(row.tokens), "drafts in the middle of a prompt")
             require(
                 end + max_drafts < self.info.max_model_len + (not max_drafts), "too many drafts"
@@ -284,7 +284,7 @@ class FakeWorker:
         )
 
     def _luck(self, row: Row, max_drafts: int) -> tuple[int, int]:
-        """How many drafts of its own a row verifies, and how many of them are right."""
+        """How many of the worker's own drafts a row verifies, and how many of them are right."""
         if not self.info.drafts_itself:
             return 0, 0
         state = zlib.crc32(array("i", row.tokens[-3:]).tobytes())

@@ -81,7 +81,7 @@ class WorkerPeer:
         self._plans.append(step_plan_from_pb(command.plan))
 
     async def serve(self, num_steps: int | None = None) -> None:
-        """Runs plans: so many, or until the scheduler ends the stream."""
+        """Runs `num_steps` plans, or all until the scheduler ends the stream."""
         while num_steps is None or self.num_steps < num_steps:
             plan = await self._next_plan()
             if plan is None:

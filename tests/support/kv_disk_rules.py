@@ -14,7 +14,7 @@ from support.kv_shadow import KvShadow
 from taco_proto.kv_tiers import StoreCommand, StoreReport
 
 MAX_FLUSH_ROUNDS = 500
-UNKNOWN = bytes(range(16))  # a key that nobody has written
+UNKNOWN = bytes(range(16))  # a key that was never written
 
 picks = st.integers(0, 999)
 
@@ -89,7 +89,7 @@ class DiskRules(KvShadow):
     @precondition(lambda self: self.traffic and self.tier.is_known)
     @rule(kind=st.sampled_from(["written", "read", "failed", "damage", "damage"]), pick=picks)
     def mishap(self, kind: str, pick: int) -> None:
-        """A file is spoiled, or there is a report of a key that nobody has heard of."""
+        """A file is damaged, or a report names an unknown key."""
         if kind != "damage":
             report = StoreReport(**{kind: (UNKNOWN,)})  # type: ignore[arg-type]
             self.manager.take_store_report(report)
@@ -105,7 +105,7 @@ class DiskRules(KvShadow):
         waits=st.booleans(),
     )
     def read_ahead(self, pick: int, tail: int, is_worth_it: bool, waits: bool) -> None:
-        """A conversation goes on of which there may be more on disk than elsewhere."""
+        """Continues a conversation of which the disk may hold the longest prefix."""
         files = list(self.store.files)
         namespace, tokens = self.store.prefix(files[pick % len(files)])
         in_use = self.host_copies()
@@ -123,7 +123,7 @@ class DiskRules(KvShadow):
         self.admit((*tokens, tail), namespace, len(tokens) + 1, True)
 
     def flush(self) -> None:
-        """All that is cached, and worth it, gets to the disk, if that has room."""
+        """Every cached block that is worth saving is written to disk if there is room."""
         self.manager.flush()
         for _ in range(MAX_FLUSH_ROUNDS):
             if self.manager.is_flushed:

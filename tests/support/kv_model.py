@@ -12,7 +12,7 @@ from taco_scheduler.kv.namespace import CacheNamespace
 
 BLOCK_SIZE = 2
 NUM_BLOCKS = 24
-NOT_SENT = 2**62  # stands for the step that comes next
+NOT_SENT = 2**62  # the step that comes next
 
 Tokens = tuple[int, ...]
 Prefix = tuple[CacheNamespace, Tokens]  # whole blocks: what a cached block is found by
@@ -147,7 +147,7 @@ class Memory:
             plan.slots.append((slots, position % BLOCK_SIZE))
 
     def fail(self, step: Step) -> None:
-        """Nobody knows what is in the places that the step should have filled."""
+        """The content of the blocks that the step should have filled is unknown."""
         for plan in step.plans:
             for slots, offset in plan.slots:
                 slots[offset] = None

@@ -13,9 +13,9 @@ class Store:
     """Files, and what it was told and has not done, or not reported.
 
     Attributes:
-        files: what is there, with what it holds.
-        names: of all that was ever written.
-        damaged: files that are gone or spoiled; whoever reads them finds out.
+        files: the present files and their content.
+        names: of every file that was ever written.
+        damaged: files that are lost or damaged; a read of them fails.
         jobs: writes, reads and deletes in their order.
         reports: that have not arrived.
     """

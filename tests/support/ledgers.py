@@ -35,7 +35,7 @@ class Harness(ABC):
 
     @abstractmethod
     def set_clock(self, seconds: float) -> None:
-        """Somebody sets the wall's clock forth or back by so much."""
+        """Moves the wall clock by `seconds`, forward or back."""
 
     @abstractmethod
     def seats(self) -> dict[str, tuple[str, int]]:

@@ -14,7 +14,7 @@ READ_BYTES = 1 << 16
 
 
 class Link:
-    """Forwards connections to a port from a thread of its own; `port` is the one to dial.
+    """Forwards connections to a port in its own thread; dial `port`.
 
     Attributes:
         drops_up, drops_down: bytes that come from the side that dials, or to it, stay in the relay;
@@ -101,7 +101,7 @@ class Link:
             down.cancel()
             await asyncio.gather(up, down, return_exceptions=True)
         except OSError:
-            pass  # nobody listens there now
+            pass  # the server is down
         finally:
             self._writers -= writers
             for end in writers:

@@ -93,7 +93,7 @@ def expected_tokens(asked: GenerateRequest, index: int = 0) -> list[int]:
 
 
 async def read(stream: TokenStream, num_tokens: int | None = None) -> list[int]:
-    """So many tokens of sequence 0, or all to its end."""
+    """The next `num_tokens` tokens of sequence 0, or all to its end."""
     tokens: list[int] = []
     async with asyncio.timeout(PATIENCE_SECONDS):
         while num_tokens is None or len(tokens) < num_tokens:

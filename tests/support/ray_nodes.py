@@ -1,4 +1,4 @@
-"""Nodes of a Ray cluster on this machine, each as real as on one of its own."""
+"""Nodes of a Ray cluster on this machine, with real processes."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ import psutil
 from support.patience import wait_until
 from support.serving import free_port
 
-# A command goes to the node of its own address, so the two must have different ones.
+# A command runs on the node of its address, so the two need different addresses.
 HEAD, OTHER = "127.0.0.1", "127.0.0.2"
 
 # Of this cluster alone; it keeps Ray from leaving one in the home directory.

@@ -145,7 +145,7 @@ class RedisCluster:
         await until(is_so, f"a record of scheduler {scheduler}")
 
     async def until_workers(self, gateway: int, count: int) -> None:
-        """A gateway has streams to schedulers with so many workers."""
+        """Waits until a gateway has streams to schedulers with `count` workers in total."""
 
         async def is_so() -> bool:
             async with httpx.AsyncClient(timeout=PATIENCE_SECONDS) as client:

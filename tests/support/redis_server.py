@@ -14,7 +14,7 @@ from taco_proto.config import RedisConfig, TlsConfig
 
 
 class RedisServer:
-    """One server on a port of its own.
+    """One server on a free port.
 
     Args:
         directory: for its log, and its data.

@@ -23,7 +23,7 @@ LIFETIME_SECONDS = 900.0
 
 
 def free_port() -> int:
-    """The kernel gives it to nobody else for a minute, and servers may take it.
+    """The kernel reserves it for a minute, and servers may bind it.
 
     A connection that its server has closed lingers there, as in Yelp's ephemeral-port-reserve.
     Tests run beside each other, so a port must not be merely free at the moment.

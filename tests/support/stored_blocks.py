@@ -26,7 +26,7 @@ class Reports:
         return self._queue.get(timeout=PATIENCE_SECONDS)
 
     def found(self) -> list[StoredBlock]:
-        """All that is said to be there."""
+        """Every block that was reported as stored."""
         blocks: list[StoredBlock] = []
         while True:
             report = self.next()

@@ -35,7 +35,7 @@ class Answer:
 
     @property
     def stall(self) -> float:
-        """The longest time without news after the first; 0 if there was none."""
+        """The longest pause between chunks; 0 with fewer than two."""
         return max((b - a for a, b in itertools.pairwise(self.times)), default=0.0)
 
     def add(self, event: str) -> None:
@@ -68,7 +68,7 @@ class Streams:
         self._bodies = list(bodies)
         self.answers = [Answer() for _ in self._bodies]
         self._tasks: list[asyncio.Task[None]] = []
-        self._news = asyncio.Event()
+        self._chunk_arrived = asyncio.Event()
 
     async def __aenter__(self) -> Self:
         transport = httpx.AsyncHTTPTransport(
@@ -93,12 +93,12 @@ class Streams:
         await self._client.aclose()
 
     async def reach(self, num_tokens: int) -> None:
-        """Until each has so many tokens."""
+        """Waits until each stream has `num_tokens` tokens."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             while any(len(answer.token_ids) < num_tokens for answer in self.answers):
                 assert not any(answer.error for answer in self.answers)
-                self._news.clear()
-                await self._news.wait()
+                self._chunk_arrived.clear()
+                await self._chunk_arrived.wait()
 
     async def finish(self) -> list[Answer]:
         async with asyncio.timeout(PATIENCE_SECONDS):
@@ -114,11 +114,11 @@ class Streams:
                 async for line in response.aiter_lines():
                     if line.startswith("data: {"):
                         answer.add(line.removeprefix("data: "))
-                        self._news.set()
+                        self._chunk_arrived.set()
         except httpx.HTTPError as error:
             answer.error = repr(error)
         finally:
-            self._news.set()
+            self._chunk_arrived.set()
 
 
 async def ask_whole(url: str, body: Body) -> Answer:

@@ -1,6 +1,6 @@
 """Compiles Triton kernels for Hopper where there is no GPU, and says what they use of it.
 
-Run as a script it does so in a process of its own, where kernels are not interpreted: launches
+Run as a script it uses a separate process, where kernels are not interpreted: launches
 compile and do nothing else, so that the public functions can be called with tensors of the CPU.
 """
 

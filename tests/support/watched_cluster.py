@@ -24,7 +24,7 @@ class WatchedCluster(ABC):
 
     @abstractmethod
     async def num_workers(self) -> int:
-        """0 also if nobody says."""
+        """0 also if no gateway answers."""
 
     @abstractmethod
     async def running(self, worker: str) -> int:

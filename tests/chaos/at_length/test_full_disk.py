@@ -1,7 +1,7 @@
-"""A worker whose KV directory is a file system of its own, and full.
+"""A worker whose KV directory is on a separate file system that is full.
 
-It takes the right to mount one, in a user namespace of the worker's own: most systems give it to
-every user, containers often to nobody. `test_disk.py` has a limit of the process in its place.
+The test must be able to mount one in a new user namespace. Most systems permit this to every user;
+containers often do not. `test_disk.py` uses a limit of the process instead.
 """
 
 from pathlib import Path
@@ -18,7 +18,7 @@ MOUNT = f'mount -t tmpfs -o size={BALLAST_BYTES + ROOM_BYTES} tmpfs "$0" && exec
 
 
 def about(topic: str, bodies: Bodies) -> Bodies:
-    """The same requests about something that nobody has asked for."""
+    """The same requests about a topic that no earlier request had."""
     return [body | {"prompt": f"{topic} {body['prompt']}"} for body in bodies]
 
 
