@@ -18,7 +18,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from bench.record import save
 from taco_gateway.engine.engine_client import EngineStats
-from taco_gateway.engine.token_stream import RequestTable, TokenStream
+from taco_gateway.engine.request_table import RequestTable
+from taco_gateway.engine.token_stream import TokenStream
 from taco_gateway.text.text_engine import TextEngine, TextUpdate
 from taco_gateway.text.tokenizer.tokenizer import FastTokenizer
 from taco_proto import scheduler_pb2 as pb

@@ -19,7 +19,7 @@ import numpy as np
 from bench.record import save
 from bench.scheduler.fake_executor import FakeExecutor
 from bench.scheduler.replicas import BLOCK_SIZE, TOKENS, VOCABULARY, Workload, seconds_of
-from taco_gateway.engine.placement import SchedulerView, place
+from taco_gateway.engine.scheduler_choice import SchedulerView, choose_scheduler
 from taco_proto.config import SchedulerConfig
 from taco_proto.output_batch import output_rows
 from taco_proto.registry import DECODE_TOKENS, KEY_BYTES, WRITE_SECONDS, SchedulerRecord
@@ -209,7 +209,7 @@ def measure(workload: Workload, policy: str, num_runs: int) -> dict[str, float]:
         if policy == "round-robin":
             choices = [round_robin() for _ in range(NUM_GATEWAYS)]
         else:
-            choices = [place] * NUM_GATEWAYS
+            choices = [choose_scheduler] * NUM_GATEWAYS
         has_records = policy == "by records"
         runs.append(Simulation(workload, seed, choices, has_records=has_records).run())
     return {key: round(float(np.median([run[key] for run in runs])), 3) for key in runs[0]}

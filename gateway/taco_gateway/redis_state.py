@@ -11,7 +11,7 @@ from taco_common.metrics import Families
 from taco_common.redis_link import RedisLink
 from taco_gateway.api_keys.key_ring import KeyRing
 from taco_gateway.api_keys.redis_key_sync import SharedKeys
-from taco_gateway.engine.shared_limits import SharedLimits
+from taco_gateway.engine.shared_rate_limits import SharedRateLimits
 from taco_gateway.metrics import GatewayMetrics
 from taco_proto.config import RedisConfig
 from taco_proto.limits import Limit
@@ -32,7 +32,7 @@ class RedisState:
 
     def __init__(self, config: RedisConfig, *, with_keys: bool) -> None:
         self.link = RedisLink(config)
-        self.limits = SharedLimits(self.link)
+        self.limits = SharedRateLimits(self.link)
         self.key_ring = KeyRing(None) if with_keys else None
         self.keys = None if self.key_ring is None else SharedKeys(self.link, self.key_ring)
 
@@ -78,7 +78,7 @@ class _RedisMetrics(Collector):
             "taco:limit_refusals",
             "Requests rejected by a limit that all gateways share.",
             "reason",
-            {limit: limits.num_refused[limit] for limit in Limit},
+            {limit: limits.num_rejected[limit] for limit in Limit},
         )
         if keys is not None:
             yield make.gauge("taco:api_key_owners", "Owners of API keys in Redis.", keys.num_owners)

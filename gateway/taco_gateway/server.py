@@ -21,7 +21,7 @@ from taco_common.listener import BACKLOG, EVERY_HOST, host_port, listen
 from taco_common.logging import configure_logging
 from taco_gateway.admin import gateway_admin_app
 from taco_gateway.app import create_app
-from taco_gateway.engine.limited_client import LimitedClient
+from taco_gateway.engine.rate_limited_client import RateLimitedClient
 from taco_gateway.engine.scheduler_client import SchedulerClient
 from taco_gateway.gateway import Gateway
 from taco_gateway.grpc_api.inference_service import start_inference_server
@@ -115,7 +115,7 @@ def _make_app(
 ) -> FastAPI:
     if redis_state is None:
         return create_app(config, client, tokenizer)
-    engine = LimitedClient(client, redis_state.limits)
+    engine = RateLimitedClient(client, redis_state.limits)
     app = create_app(config, engine, tokenizer, redis_state.key_ring)
     redis_state.export_metrics(app.state.gateway.metrics, config.model.served_name)
     return app

@@ -4,7 +4,8 @@ import asyncio
 from dataclasses import replace
 
 from taco_gateway.engine.engine_client import EngineError, EngineStats
-from taco_gateway.engine.token_stream import RequestTable, TokenStream
+from taco_gateway.engine.request_table import RequestTable
+from taco_gateway.engine.token_stream import TokenStream
 from taco_proto.requests import GenerateRequest, ModelInfo
 from taco_scheduler.server.client_session import ClientSession, SessionClosedError
 from taco_scheduler.server.service import SchedulerService

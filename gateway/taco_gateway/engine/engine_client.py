@@ -1,4 +1,4 @@
-"""What the text layer needs of an engine, whichever link leads to it."""
+"""The interface of an engine for the text layer: token ids in, token ids out."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ class EngineError(Exception):
         code: HTTP status: 400, 409, 429 (queue full, quota used up), 500, 503 (no engine), 504
             (deadline passed).
         message: one sentence for the client.
-        retry_after: seconds after which the same request may succeed; 0: nothing is known of that.
-        reason: machine-readable, such as `LICENSE_INVALID`; empty: `code` says all there is.
+        retry_after: seconds after which the same request may succeed; 0: unknown.
+        reason: machine-readable, such as `LICENSE_INVALID`; empty: `code` says everything.
     """
 
     def __init__(self, code: int, message: str, retry_after: int = 0, reason: str = "") -> None:
@@ -29,25 +29,25 @@ class EngineError(Exception):
 
 
 def not_licensed() -> EngineError:
-    """No worker may take new requests."""
+    """The error of a request that no worker may run, for lack of a license."""
     return EngineError(503, LICENSE_MESSAGE, reason=LICENSE_INVALID)
 
 
 @dataclass(slots=True)
 class SequenceUpdate:
-    """News of one sequence.
+    """New tokens of one sequence, or its end.
 
     Attributes:
-        index: which sequence of the request.
-        token_ids: its new tokens; the one that ended it is among them.
+        index: number of the sequence in its request.
+        token_ids: the new tokens, including a token that ended the sequence.
         finish_reason: RUNNING until the sequence has ended.
-        stop_token_id: the token that ended it; -1 if it ended otherwise.
-        num_cached_tokens: prompt tokens that were found in the prefix cache.
-        logprobs: one row a token of `token_ids`; None if none were asked for.
-        prompt_logprobs: one row a prompt position, going on where the update before ended; the very
-            first row belongs to position 1. Only on the sequence of index 0, and only if asked for.
-        queue_seconds: from the scheduler's receipt of the request to its first step; on the first
-            update.
+        stop_token_id: the token that ended the sequence; -1: it ended otherwise.
+        num_cached_tokens: prompt tokens found in the prefix cache.
+        logprobs: one row a token of `token_ids`; None: not requested.
+        prompt_logprobs: one row a prompt position, after the last position of the update before;
+            the first row of a request belongs to position 1. Only of sequence 0, if requested.
+        queue_seconds: seconds from the request's arrival at the scheduler to its first step; only
+            on the first update.
     """
 
     index: int
@@ -62,7 +62,7 @@ class SequenceUpdate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """Counters of the scheduler; `prometheus` is its own page in exposition format."""
+    """Counters of the schedulers; `prometheus` is their metrics page in exposition format."""
 
     num_running: int
     num_waiting: int
@@ -74,9 +74,9 @@ class EngineStats:
 
 
 class UpdateStream(Protocol):
-    """The news of one request. Ends when all its sequences have ended; raises `EngineError`.
+    """The updates of one request. Ends with the last sequence; raises `EngineError`.
 
-    Whoever leaves it early calls `close`, which is idempotent and does not wait.
+    A reader that stops early calls `close`, which is idempotent and does not wait.
     """
 
     def __aiter__(self) -> AsyncIterator[SequenceUpdate]: ...
@@ -84,22 +84,22 @@ class UpdateStream(Protocol):
     async def __anext__(self) -> SequenceUpdate: ...
 
     def cancel(self, index: int) -> None:
-        """Ends one sequence upstream; no more news of it."""
+        """Cancels one sequence; no more updates of it follow."""
 
     def close(self) -> None:
-        """Ends whatever still runs, upstream too."""
+        """Cancels all sequences that still run."""
 
 
 class EngineClient(Protocol):
     """An engine: token ids in, token ids out. Belongs to one event loop."""
 
     def model_info(self) -> ModelInfo | None:
-        """The model that is served; None or `ready=False` while no worker serves it."""
+        """The served model; None or `ready=False` while no worker serves it."""
 
     def generate(self, request: GenerateRequest) -> UpdateStream:
-        """Submits a request; its handle is 0 and is given by the client.
+        """Submits a request; the client replaces its handle, which is 0.
 
-        Never raises: what fails, fails in the stream.
+        It does not raise: every error is raised by the stream.
         """
 
     async def stats(self) -> EngineStats:
@@ -108,4 +108,4 @@ class EngineClient(Protocol):
         """
 
     async def close(self) -> None:
-        """Fails what still runs with 503 and lets go of the engine."""
+        """Fails running requests with 503 and disconnects."""

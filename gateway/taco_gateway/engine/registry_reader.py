@@ -1,4 +1,4 @@
-"""Reads in Redis which schedulers there are."""
+"""Discovers schedulers: polls their records in the Redis registry."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ from taco_proto.registry import (
     record_key,
 )
 
-if TYPE_CHECKING:  # gateways without Redis do not pay for its client
+if TYPE_CHECKING:  # a gateway without Redis need not load its client
     from taco_common.redis_link import RedisLink
 
 _log = logging.getLogger("taco.gateway.scheduler")
@@ -28,19 +28,19 @@ _log = logging.getLogger("taco.gateway.scheduler")
 
 @dataclass(frozen=True, slots=True)
 class SeenRecord:
-    """`written_at`: by this machine's monotonic clock, whatever the scheduler's says."""
+    """A record and when it was written, by this machine's monotonic clock."""
 
     record: SchedulerRecord
     written_at: float
 
 
 class RegistryReader:
-    """Asks for all records again and again.
+    """Reads all records every `POLL_SECONDS`.
 
     Args:
-        redis: the gateway's link; started and closed by whoever made it.
+        redis: the gateway's link; its owner starts and closes it.
         model: schedulers of other models are left out.
-        tell: is told what was found, at each reading that succeeded.
+        tell: called with the records after each successful read.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class RegistryReader:
                 seen = await self.read()
                 if seen is not None:
                     self._tell(seen)
-            except Exception:  # a bug here must not cost more than the news
+            except Exception:  # a bug here must not stop the polling
                 _log.exception("the records of schedulers could not be read")
             # Gateways that started together should not read together.
             delay = POLL_SECONDS * random.uniform(0.9, 1.0)
@@ -79,7 +79,7 @@ class RegistryReader:
                     await self._due.wait()
 
     async def read(self) -> dict[str, SeenRecord] | None:
-        """The records of the model's schedulers by address; None: Redis cannot be asked now."""
+        """The records of the model's schedulers, by address; None: Redis is unreachable."""
         replies = await self._redis.run(("ZREVRANGE", INDEX_KEY, 0, MAX_SCHEDULERS - 1))
         if replies is None:
             return None
@@ -104,7 +104,7 @@ class RegistryReader:
 
     def _record(self, address: str, data: Any) -> SchedulerRecord | None:
         if data is None:
-            return None  # it vanished
+            return None  # it expired
         try:
             if not isinstance(data, bytes):
                 raise InvalidRecordError(f"{data}")
@@ -116,15 +116,15 @@ class RegistryReader:
         return record
 
     def _report(self, name: str, problem: str) -> None:
-        """Once for each problem, not once a second."""
+        """Logs a problem once, not at each read."""
         if self._problems.get(name) != problem:
-            _log.warning("the record of %.255s in Redis is left out: %s", name, problem)
+            _log.warning("the record of %.255s in Redis is ignored: %s", name, problem)
             if len(self._problems) > MAX_SCHEDULERS:
                 self._problems.clear()
             self._problems[name] = problem
 
 
 def _age(ttl_ms: Any) -> float:
-    """Seconds since a record was written, from what it has still to live."""
+    """Seconds since a record was written, from its remaining TTL."""
     left = ttl_ms / 1000 if isinstance(ttl_ms, int) and ttl_ms > 0 else 0.0
     return max(0.0, LIFETIME_SECONDS - left)

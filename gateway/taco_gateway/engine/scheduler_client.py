@@ -1,18 +1,16 @@
-"""The engine behind gRPC: one scheduler, or several of one model.
+"""The gateway's client of the schedulers: sends requests, and resubmits them after a fault.
 
-A request that loses its place (its scheduler dies, shuts down, or has no worker left while another
-one has) is submitted again, with the tokens that its client has of each sequence, to a scheduler
-that takes it: so the death of one is a pause, and so is the restart of the only one.
+Failover: a request whose scheduler dies, drains, or has lost its last worker is unassigned. It is
+submitted again to another scheduler, with the tokens that the HTTP client already has of each
+sequence. The stream pauses and continues; the restart of the only scheduler is a pause, too.
 
-An address may be that of several processes one after another, as a Service's in Kubernetes is. As
-soon as a scheduler says that it shuts down its address is dialled anew, beside the stream on which
-its requests may end. Until the next one is found, which may take a while, requests are taken and
-wait.
+Handover: several processes may follow each other at one address, as behind a Kubernetes Service.
+When a scheduler announces that it drains, the client dials its address again and keeps the old
+stream for the requests that still run there. New requests are accepted meanwhile, and wait.
 
-Whom to dial is told by a list or by the registry in Redis; whom to use, by the streams alone. A
-scheduler with a stream is used whatever Redis says: it may have been flushed, or out of that
-scheduler's reach. One without a stream is dialled as long as it has a record, and for
-`FORGET_SECONDS` of readings beyond that.
+Discovery: a list of addresses or the registry in Redis says which schedulers to dial. A scheduler
+with a stream is used whatever Redis says, because Redis may have lost its data. A scheduler without
+a stream is dialled while it has a record, and for `FORGET_SECONDS` after the record disappeared.
 """
 
 import asyncio
@@ -25,27 +23,29 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from taco_gateway.engine.engine_client import EngineError, EngineStats
-from taco_gateway.engine.expositions import merge_expositions
-from taco_gateway.engine.placement import SchedulerView, place
+from taco_gateway.engine.merged_metrics import merge_metrics
 from taco_gateway.engine.registry_reader import RegistryReader, SeenRecord
+from taco_gateway.engine.request_table import RequestTable
+from taco_gateway.engine.scheduler_choice import SchedulerView, choose_scheduler
 from taco_gateway.engine.scheduler_link import SchedulerLink
-from taco_gateway.engine.token_stream import RequestTable, TokenStream
+from taco_gateway.engine.token_stream import TokenStream
 from taco_proto import scheduler_pb2 as pb
 from taco_proto.config import TlsConfig
 from taco_proto.licenses import LICENSE_INVALID
 from taco_proto.registry import KEY_BYTES
 from taco_proto.requests import GenerateRequest, ModelInfo
 
-if TYPE_CHECKING:  # gateways without Redis do not pay for its client
+if TYPE_CHECKING:  # a gateway without Redis need not load its client
     from taco_common.redis_link import RedisLink
 
 _log = logging.getLogger("taco.gateway.scheduler")
 
-# So long may all schedulers be away before requests that have no deadline fail.
-_PATIENCE_S = 60.0
-# So long may the next one take to come, after one has said that it shuts down.
+# Seconds without any scheduler after which requests without a deadline fail.
+_LOST_TIMEOUT_S = 60.0
+# Seconds that the next scheduler may take to appear after one announced that it drains.
 _HANDOVER_S = 60.0
 _TICK_S = 0.5
+# Seconds for which a scheduler without a record in Redis is still dialled.
 FORGET_SECONDS = 30.0
 
 _LOST = EngineError(503, "The scheduler was lost.")
@@ -55,11 +55,11 @@ class SchedulerClient:
     """An `EngineClient` over gRPC. Belongs to the event loop that `start` is called on.
 
     Args:
-        addresses: the schedulers' (`unix:/path` or `host:port`).
-        name: this gateway's, for the schedulers' logs.
-        redis: where more of them are found, if they serve `model`; None: there are no others.
-        model: its name.
-        tls: of the links to them; None: they are in plaintext.
+        addresses: of the schedulers (`unix:/path` or `host:port`).
+        name: of this gateway, for the schedulers' logs.
+        redis: registry with more schedulers; None: only `addresses` are used.
+        model: schedulers in the registry that serve another model are ignored.
+        tls: certificates of the connections; None: connections without TLS.
     """
 
     def __init__(
@@ -73,22 +73,24 @@ class SchedulerClient:
         self._name = name
         self._tls = tls
         self._links: dict[str, SchedulerLink] = {}
-        self._leaving: list[SchedulerLink] = []  # each has a successor in `_links`, or had one
-        self._homeless = RequestTable(_Nowhere())
+        self._leaving: list[SchedulerLink] = []  # draining; `_links` has successors
+        self._unassigned = RequestTable(_NoScheduler())
         self._info: ModelInfo | None = None
         self._is_usable = False
         self._lost_since = time.monotonic()
         self._handover_end = float("-inf")
         self._absent_since: dict[str, float] = {}
         self._hash_key = secrets.token_bytes(KEY_BYTES)
-        self._reader = None if redis is None else RegistryReader(redis, model, self.follow)
+        self._reader = (
+            None if redis is None else RegistryReader(redis, model, self.on_registry_read)
+        )
         self._ticker: asyncio.Task[None] | None = None
         self._closing: set[asyncio.Task[None]] = set()
         for address in addresses:
             self._add(address)
 
     def start(self) -> None:
-        """Begins to dial, in the background."""
+        """Starts dialling in the background."""
         self._ticker = asyncio.create_task(self._tick())
         for link in self._links.values():
             link.start()
@@ -99,12 +101,12 @@ class SchedulerClient:
         return self._info
 
     def generate(self, request: GenerateRequest) -> TokenStream:
-        stream = self._homeless.generate(request)
-        self._place(stream)
+        stream = self._unassigned.generate(request)
+        self._assign(stream)
         return stream
 
     async def stats(self) -> EngineStats:
-        # Of two at one address the new one counts.
+        # Of two links with one address, the new one counts.
         every = [*self._leaving, *self._links.values()]
         links = [link for link in every if link.connected] or every
         found = await asyncio.gather(*(link.stats() for link in links), return_exceptions=True)
@@ -132,8 +134,8 @@ class SchedulerClient:
 
     # -------------------------------------------------------------- schedulers
 
-    def follow(self, seen: Mapping[str, SeenRecord]) -> None:
-        """The registry was read: these schedulers have records."""
+    def on_registry_read(self, seen: Mapping[str, SeenRecord]) -> None:
+        """Dials schedulers that have a record, and forgets those that have had none for a while."""
         now = time.monotonic()
         for address, record in seen.items():
             link = self._links.get(address)
@@ -165,17 +167,17 @@ class SchedulerClient:
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
 
-    def _succeed(self, link: SchedulerLink) -> None:
-        """Its scheduler shuts down: another one may be behind the same address."""
+    def _dial_successor(self, link: SchedulerLink) -> None:
+        """Dials the address of a draining scheduler again: its successor may answer."""
         self._leaving.append(link)
         self._handover_end = time.monotonic() + _HANDOVER_S
         self._add(link.address).start()
 
-    def met(self, link: SchedulerLink) -> None:
+    def on_model_info(self, link: SchedulerLink) -> None:
         info = link.info
         if link.is_leaving and link not in self._leaving:
-            self._succeed(link)
-        if info is not None and self._info is not None and _is_other(info, self._info):
+            self._dial_successor(link)
+        if info is not None and self._info is not None and _is_other_model(info, self._info):
             if any(other.usable for other in self._usable() if other is not link):
                 _log.error(
                     "the scheduler at %s serves %s, the others %s: it is not used",
@@ -187,109 +189,111 @@ class SchedulerClient:
                 for requests in self._tables():
                     requests.fail_all(EngineError(503, "Another model is served now."))
                 self._info = info
-        self._settle()
+        self._reassign()
 
-    def lost(self, link: SchedulerLink) -> None:
+    def on_link_lost(self, link: SchedulerLink) -> None:
         for stream in link.requests:
             stream.quota_charged = True
-            self._uproot(stream, link)
+            self._detach(stream, link)
         if link in self._leaving:
             self._leaving.remove(link)
             self._close(link)
-        self._settle()
+        self._reassign()
 
-    def refused(self, link: SchedulerLink, stream: TokenStream, error: EngineError) -> None:
-        if self._goes_elsewhere(link, stream, error):
-            self._uproot(stream, link)
-            self._settle()
+    def on_rejected(self, link: SchedulerLink, stream: TokenStream, error: EngineError) -> None:
+        if self._may_reassign(link, stream, error):
+            self._detach(stream, link)
+            self._reassign()
         else:
             link.requests.fail(stream, error)
 
     # ---------------------------------------------------------------- requests
 
-    def _place(self, stream: TokenStream) -> None:
-        """Finds a place for a request that has none, if there is one."""
+    def _assign(self, stream: TokenStream) -> None:
+        """Assigns an unassigned request to a scheduler, if one takes requests."""
         links = self._usable() or [link for link in self._serving() if link.takes_requests]
         if not links:
             return
         request = stream.remainder() if len(links) > 1 else stream.request
-        link, stream.num_missing_tokens = place(request, links, time.monotonic())
-        self._homeless.remove(stream)
-        link.requests.adopt(stream)
+        link, stream.num_missing_tokens = choose_scheduler(request, links, time.monotonic())
+        self._unassigned.remove(stream)
+        link.requests.attach(stream)
 
-    def _settle(self) -> None:
-        """Something changed: everybody goes where there is a place."""
+    def _reassign(self) -> None:
+        """Assigns requests again after a scheduler changed its state."""
         usable = self._usable()
         if usable:
             for link in self._links.values():
-                # Without a license what has begun finishes, and what has not is refused.
+                # Without a license, running requests finish and waiting ones are rejected.
                 if link.takes_requests and not link.usable and not link.license_problem:
-                    self._take_back(link)
-        for stream in self._homeless:
-            self._place(stream)
+                    self._withdraw_requests(link)
+        for stream in self._unassigned:
+            self._assign(stream)
         self._refresh(usable)
 
-    def _take_back(self, link: SchedulerLink) -> None:
-        """A scheduler has no worker now, and others have. Each request goes away once: one that
-        kills workers must not get at all of them, as no scheduler would know of the others.
+    def _withdraw_requests(self, link: SchedulerLink) -> None:
+        """Withdraws the requests of a scheduler that has no worker while another one has.
+
+        Each request is withdrawn once at most. A poison request, which crashes workers, must not
+        reach the workers of every scheduler: each scheduler counts only its own crashes.
         """
         for stream in link.requests:
-            if not stream.was_taken_back:
-                stream.was_taken_back = stream.quota_charged = True
+            if not stream.was_reassigned:
+                stream.was_reassigned = stream.quota_charged = True
                 link.cancel(stream.request.handle)
-                self._uproot(stream, link)
+                self._detach(stream, link)
 
-    def _goes_elsewhere(self, link: SchedulerLink, stream: TokenStream, error: EngineError) -> bool:
-        """Whether a request that a scheduler refuses waits for a place at another one."""
+    def _may_reassign(self, link: SchedulerLink, stream: TokenStream, error: EngineError) -> bool:
+        """Whether a request that one scheduler rejected may be assigned to another one."""
         if error.reason != LICENSE_INVALID:
             return True
-        # Only to one that has a license, and once: it must not go round in circles.
-        if stream.was_taken_back or not any(other is not link for other in self._usable()):
+        # Only to a scheduler with a license, and only once, so that it cannot go in circles.
+        if stream.was_reassigned or not any(other is not link for other in self._usable()):
             return False
-        stream.was_taken_back = True
+        stream.was_reassigned = True
         return True
 
-    def _uproot(self, stream: TokenStream, link: SchedulerLink) -> None:
-        stream.wait_anew(time.monotonic())
+    def _detach(self, stream: TokenStream, link: SchedulerLink) -> None:
+        stream.restart_deadline(time.monotonic())
         link.requests.remove(stream)
-        self._homeless.adopt(stream)
+        self._unassigned.attach(stream)
 
     def _tables(self) -> Iterable[RequestTable]:
         links = (*self._leaving, *self._links.values())
-        return (self._homeless, *(link.requests for link in links))
+        return (self._unassigned, *(link.requests for link in links))
 
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(_TICK_S)
-            self._fail_the_impatient()
-            self._refresh(self._usable())  # a handover may have taken too long
+            self._fail_expired()
+            self._refresh(self._usable())  # the handover may have timed out
 
-    def _fail_the_impatient(self) -> None:
+    def _fail_expired(self) -> None:
         now = time.monotonic()
-        impatient = now - self._lost_since > _PATIENCE_S
-        for stream in self._homeless:
+        impatient = now - self._lost_since > _LOST_TIMEOUT_S
+        for stream in self._unassigned:
             deadline = stream.request.deadline
             if deadline is not None and now > deadline:
-                self._homeless.fail(stream, EngineError(504, "No engine came in time."))
+                self._unassigned.fail(stream, EngineError(504, "No engine came in time."))
             elif deadline is None and impatient and not self._is_usable:
-                self._homeless.fail(stream, _LOST)
+                self._unassigned.fail(stream, _LOST)
 
     # ------------------------------------------------------------------- model
 
     def _serving(self) -> list[SchedulerLink]:
-        """Those that serve the model, or will when they have a worker."""
+        """Links to schedulers that serve the model, or will once they have a worker."""
         return [link for link in self._links.values() if self._serves_model(link)]
 
     def _serves_model(self, link: SchedulerLink) -> bool:
         if link.info is None:
             return False
-        return self._info is None or not _is_other(link.info, self._info)
+        return self._info is None or not _is_other_model(link.info, self._info)
 
     def _usable(self) -> list[SchedulerLink]:
         return [link for link in self._serving() if link.usable]
 
     def _refresh(self, usable: list[SchedulerLink]) -> None:
-        """What all schedulers together serve. A request goes to one that can run it."""
+        """Updates the model info: the limits of all schedulers together."""
         if self._is_usable and not usable:
             self._lost_since = time.monotonic()
         self._is_usable = bool(usable)
@@ -305,14 +309,14 @@ class SchedulerClient:
             problems = (link.license_problem for link in self._serving())
             problem = next(filter(None, problems), "")
             if not problem and self._info.ready and time.monotonic() < self._handover_end:
-                return  # as if the next one was there: requests wait for it
+                return  # requests wait for the successor
             self._info = replace(self._info, ready=False, license_problem=problem)
         else:
             self._info = next((link.info for link in self._serving()), None)
 
 
-class _Nowhere:
-    """Where requests wait for a scheduler."""
+class _NoScheduler:
+    """The upstream of unassigned requests: sends nothing."""
 
     def submit(self, request: GenerateRequest) -> None:
         pass
@@ -321,8 +325,8 @@ class _Nowhere:
         pass
 
 
-def _is_other(info: ModelInfo, known: ModelInfo) -> bool:
-    """Neither could take over the other's requests. A scheduler without a worker may serve any."""
+def _is_other_model(info: ModelInfo, known: ModelInfo) -> bool:
+    """Whether requests cannot move between the two. Without a worker, a model is not known yet."""
     if not info.model or not known.model:
         return False
     return (info.model, info.vocab_size, info.eos_token_ids) != (
@@ -343,7 +347,5 @@ def _sum_of(replies: Mapping[str, pb.StatsReply]) -> EngineStats:
         num_free_blocks=sum(reply.num_free_blocks for reply in rows),
         num_blocks=num_blocks,
         num_workers=sum(reply.num_workers for reply in rows),
-        prometheus=merge_expositions(
-            {address: reply.prometheus for address, reply in replies.items()}
-        ),
+        prometheus=merge_metrics({address: reply.prometheus for address, reply in replies.items()}),
     )

@@ -1,7 +1,7 @@
-"""One Generate stream to one scheduler, which carries all requests that this gateway has there.
+"""The Generate stream to one scheduler, which carries all of this gateway's requests there.
 
-When it breaks it is dialled again, with back-off, until the link is closed; but not if the
-scheduler has said that it shuts down. What becomes of the requests is its host's business.
+A broken stream is dialled again with back-off and jitter until the link is closed, unless the
+scheduler announced that it drains. `SchedulerClient` resubmits the requests.
 """
 
 import asyncio
@@ -18,8 +18,9 @@ import grpc
 from taco_common.grpc_tls import open_channel
 from taco_common.tls import Role
 from taco_gateway.engine.engine_client import EngineError
-from taco_gateway.engine.placement import SchedulerView
-from taco_gateway.engine.token_stream import RequestTable, TokenStream
+from taco_gateway.engine.request_table import RequestTable
+from taco_gateway.engine.scheduler_choice import SchedulerView
+from taco_gateway.engine.token_stream import TokenStream
 from taco_proto import scheduler_pb2 as pb
 from taco_proto.config import MAX_MESSAGE_BYTES, PROTOCOL_VERSION, TlsConfig
 from taco_proto.convert import model_info_from_pb, submit_to_pb
@@ -36,52 +37,48 @@ _CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", 5_000),
     ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.http2.ping_timeout_ms", 5_000),  # no keepalive goes out while another ping waits
+    ("grpc.http2.ping_timeout_ms", 5_000),  # no keepalive is sent while another ping waits
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
-    # A new channel is a new connection: it may end at another scheduler.
+    # A new channel is a new connection, which may reach another scheduler.
     ("grpc.use_local_subchannel_pool", 1),
-    # Back-off is ours; the channel's own would be added to it.
+    # The link has its own back-off; the channel's would be added to it.
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 1_000),
 )
 _FIRST_BACKOFF_S = 0.05
 _MAX_BACKOFF_S = 1.0
 _STATS_TIMEOUT_S = 5.0
-_UNAVAILABLE = 503  # a scheduler that shuts down, or that has no worker with a license
+_UNAVAILABLE = 503  # the scheduler drains, or none of its workers has a license
 
 
 class LinkHost(Protocol):
-    """Who has the link. Nothing of it waits."""
+    """The owner of links. Its methods do not wait."""
 
-    def met(self, link: "SchedulerLink") -> None:
-        """There is a stream, or the scheduler serves something else now, or begins to shut down:
-        see `link.info`.
-        """
+    def on_model_info(self, link: "SchedulerLink") -> None:
+        """The scheduler sent a model info: the stream is new, the model changed, or it drains."""
 
-    def lost(self, link: "SchedulerLink") -> None:
-        """The stream broke; the requests in `link.requests` have lost their place."""
+    def on_link_lost(self, link: "SchedulerLink") -> None:
+        """The stream broke; the requests in `link.requests` are no longer assigned."""
 
-    def refused(self, link: "SchedulerLink", stream: TokenStream, error: EngineError) -> None:
-        """The scheduler shuts down, or has no license, and does not take this request, which is in
-        `link.requests`.
-        """
+    def on_rejected(self, link: "SchedulerLink", stream: TokenStream, error: EngineError) -> None:
+        """The scheduler drains or has no license, and rejected a request of `link.requests`."""
 
 
 class SchedulerLink:
     """Belongs to the event loop that `start` is called on.
 
     Args:
-        address: the scheduler's (`unix:/path` or `host:port`).
-        name: this gateway's, for the scheduler's log.
-        view: what is known of the scheduler beside the stream.
-        tls: read again at each dial; None: the link is in plaintext.
+        address: of the scheduler (`unix:/path` or `host:port`).
+        name: of this gateway, for the scheduler's log.
+        view: load and cached prefixes of the scheduler.
+        tls: files that are read again at each dial; None: a connection without TLS.
 
     Attributes:
-        info: what it serves, or served when there was a stream; None: it has not been met yet.
-        connected: there is a stream.
-        draining: the scheduler shuts down.
-        requests: those that are there.
+        info: the last model info of the scheduler; None: there was no stream yet.
+        connected: the stream is open.
+        draining: the scheduler accepts no new requests.
+        requests: those that are assigned to this scheduler.
     """
 
     def __init__(
@@ -103,41 +100,41 @@ class SchedulerLink:
         self._tls = tls
         self._send_queue = _SendQueue()  # a new one for each stream
         self._channel: grpc.aio.Channel | None = None
-        self._retired: set[asyncio.Task[None]] = set()
+        self._old_channels: set[asyncio.Task[None]] = set()
         self._task: asyncio.Task[None] | None = None
         self._is_closed = False
 
     @property
     def usable(self) -> bool:
-        """It takes new requests and has a worker for them."""
+        """Whether it accepts new requests and has a worker for them."""
         return self.takes_requests and self.info is not None and self.info.ready
 
     @property
     def license_problem(self) -> str:
-        """Why it takes no new requests though it is there, if no worker has a license."""
+        """Why it rejects new requests for lack of a license; empty: it does not."""
         return self.info.license_problem if self.takes_requests and self.info is not None else ""
 
     @property
     def takes_requests(self) -> bool:
-        """It takes new requests, though they may have to wait for a worker."""
+        """Whether it accepts new requests, which may have to wait for a worker."""
         return self.connected and not self.draining
 
     @property
     def is_leaving(self) -> bool:
-        """The scheduler has said that it shuts down: the link ends with its stream."""
+        """Whether the scheduler announced that it drains: the link ends with its stream."""
         return self.info is not None and self.info.draining
 
     @property
     def own_load(self) -> int:
-        """Estimated work of this gateway's requests there, in prompt tokens."""
+        """Estimated work of this gateway's requests at the scheduler, in prompt tokens."""
         return sum(
             DECODE_TOKENS * stream.request.sampling.num_sequences
-            + (stream.num_missing_tokens if stream.is_untouched else 0)
+            + (stream.num_missing_tokens if stream.has_no_output else 0)
             for stream in self.requests
         )
 
     def start(self) -> None:
-        """Begins to dial, in the background."""
+        """Starts dialling in the background."""
         self._task = asyncio.create_task(self._keep_connected())
 
     async def close(self) -> None:
@@ -148,7 +145,7 @@ class SchedulerLink:
                 await self._task
         if self._channel is not None:
             await self._channel.close()
-        await asyncio.gather(*self._retired)
+        await asyncio.gather(*self._old_channels)
 
     # ---------------------------------------------------------------- requests
 
@@ -160,7 +157,7 @@ class SchedulerLink:
 
     async def stats(self) -> pb.StatsReply:
         """Raises:
-        EngineError: it does not answer (503).
+        EngineError: the scheduler does not answer (503).
         """
         if self._channel is None:
             raise EngineError(503, "The scheduler has not been dialled yet.")
@@ -169,7 +166,7 @@ class SchedulerLink:
                 pb.StatsRequest(), timeout=_STATS_TIMEOUT_S
             )
         except grpc.aio.AioRpcError as error:
-            _log.warning("%s gives no statistics: %s", self.address, error.details())
+            _log.warning("scheduler %s failed a Stats call: %s", self.address, error.details())
             raise EngineError(503, "The scheduler does not answer.") from None
         return reply
 
@@ -178,7 +175,7 @@ class SchedulerLink:
     async def _keep_connected(self) -> None:
         backoff = _FIRST_BACKOFF_S
         last_reason = ""
-        # gRPC swallows a cancellation that comes as a call fails before it has begun.
+        # gRPC swallows a cancellation if the call fails at the same time before it begins.
         while not self._is_closed:
             try:
                 stub = SchedulerStub(self._dialled())
@@ -190,7 +187,7 @@ class SchedulerLink:
                 self.connected = self.draining = False
                 backoff = _FIRST_BACKOFF_S
                 _log.warning("the link to the scheduler at %s broke: %s", self.address, reason)
-                self._host.lost(self)
+                self._host.on_link_lost(self)
                 if self.is_leaving:
                     return
             elif reason != last_reason:
@@ -200,22 +197,22 @@ class SchedulerLink:
             backoff = min(2 * backoff, _MAX_BACKOFF_S)
 
     def _dialled(self) -> grpc.aio.Channel:
-        """A new channel, and so a new connection: another scheduler may be behind the address now,
-        and certificates may have been renewed.
+        """Opens a new channel, and so a new connection: another scheduler may have the address
+        now, and certificates may have been renewed.
 
         Raises:
             ConfigurationError: a file cannot be read.
         """
         channel = open_channel(self.address, _CHANNEL_OPTIONS, self._tls, Role.SCHEDULER)
         old, self._channel = self._channel, channel
-        if old is not None:  # somebody may be asking for statistics
+        if old is not None:  # a call of `stats` may still use it
             closing = asyncio.create_task(old.close(_STATS_TIMEOUT_S))
-            self._retired.add(closing)
-            closing.add_done_callback(self._retired.discard)
+            self._old_channels.add(closing)
+            closing.add_done_callback(self._old_channels.discard)
         return channel
 
     async def _run_stream(self, stub: SchedulerStub) -> str:
-        """Serves one stream until it breaks; says why it did."""
+        """Serves one stream until it breaks; returns the reason."""
         self._send_queue = send_queue = _SendQueue()
         call = stub.Generate(self._outgoing(send_queue))
         try:
@@ -227,8 +224,8 @@ class SchedulerLink:
                         self._meet(model_info_from_pb(message.model))
         except grpc.aio.AioRpcError as error:
             return f"{error.code().name}: {error.details()}"
-        except ValueError as error:  # columns that do not fit together
-            return f"it sent nonsense: {error}"
+        except ValueError as error:  # columns of different lengths
+            return f"it sent an invalid message: {error}"
         finally:
             send_queue.close()
             call.cancel()
@@ -241,7 +238,7 @@ class SchedulerLink:
             yield message
 
     def _meet(self, info: ModelInfo) -> None:
-        """The scheduler says what it serves: the first message on a stream, and on every change."""
+        """Takes a model info: the first message of a stream, and one after each change."""
         self.info = info
         self.connected = True
         self.draining = self.draining or info.draining
@@ -252,7 +249,7 @@ class SchedulerLink:
             info.ready,
             self.draining,
         )
-        self._host.met(self)
+        self._host.on_model_info(self)
 
     def _takes_over(self, handle: int, error: EngineError) -> bool:
         """Whether the error is a rejection after which the request may go to another scheduler."""
@@ -260,42 +257,42 @@ class SchedulerLink:
         if error.code != _UNAVAILABLE or stream is None:
             return False
         self.draining = self.draining or error.reason != LICENSE_INVALID
-        self._host.refused(self, stream, error)
+        self._host.on_rejected(self, stream, error)
         return True
 
 
 class _SendQueue:
-    """What goes up on one stream: submits first, then the cancels that gathered, in one message."""
+    """Messages to send on one stream: submits first, then all gathered cancellations in one."""
 
     def __init__(self) -> None:
         self._submits: deque[GenerateRequest] = deque()
         self._cancelled: list[tuple[int, int | None]] = []
-        self._news = asyncio.Event()
+        self._ready = asyncio.Event()
         self._closed = False
 
     def submit(self, request: GenerateRequest) -> None:
         self._submits.append(request)
-        self._news.set()
+        self._ready.set()
 
     def cancel(self, handle: int, index: int | None = None) -> None:
         self._cancelled.append((handle, index))
-        self._news.set()
+        self._ready.set()
 
     def close(self) -> None:
-        """Ends the reader: gRPC leaves it waiting when the stream breaks."""
+        """Ends `next_message`, which gRPC leaves waiting when the stream breaks."""
         self._closed = True
-        self._news.set()
+        self._ready.set()
 
     async def next_message(self) -> pb.GatewayMessage | None:
-        """Waits for news; None when the send_queue is closed."""
+        """Waits for a message to send; None once the queue is closed."""
         while not self._closed:
             if self._submits:
                 submit = submit_to_pb(self._submits.popleft(), time.monotonic())
                 return pb.GatewayMessage(submit=submit)
             if self._cancelled:
                 return pb.GatewayMessage(cancel=self._take_cancels())
-            self._news.clear()
-            await self._news.wait()
+            self._ready.clear()
+            await self._ready.wait()
         return None
 
     def _take_cancels(self) -> pb.Cancel:

@@ -274,14 +274,14 @@ async def test_garbage_is_left_out_with_one_line(
     def follow(seen: object) -> None:
         nonlocal readings
         readings += 1
-        client.follow(seen)  # type: ignore[arg-type]
+        client.on_registry_read(seen)  # type: ignore[arg-type]
 
     assert client._reader is not None
     client._reader._tell = follow
     await until_so(lambda: readings == 2, "two more readings")
-    assert caplog.text.count("the record of garbage:1 in Redis is left out") == 1
-    assert caplog.text.count("the record of empty:1 in Redis is left out") == 1
-    assert caplog.text.count("the record of a list:1 in Redis is left out") == 1
+    assert caplog.text.count("the record of garbage:1 in Redis is ignored") == 1
+    assert caplog.text.count("the record of empty:1 in Redis is ignored") == 1
+    assert caplog.text.count("the record of a list:1 in Redis is ignored") == 1
     assert set(client._links) == {registry.addresses[0]}
     await check_serves(client)
 
@@ -306,7 +306,7 @@ async def test_an_index_that_is_none_is_left_out_with_one_line(
     registry.redis.run("SET", INDEX_KEY, "x")
     await registry.client()
     await registry.start(0)
-    await until_so(lambda: "in Redis is left out: WRONGTYPE" in caplog.text, "a reading")
+    await until_so(lambda: "in Redis is ignored: WRONGTYPE" in caplog.text, "a reading")
     await until_so(lambda: "Redis refuses the record" in caplog.text, "a writing")
 
 

@@ -7,12 +7,8 @@ import pytest
 
 from support.patience import PATIENCE_SECONDS
 from taco_gateway.engine.engine_client import EngineError, SequenceUpdate
-from taco_gateway.engine.token_stream import (
-    MAX_BUFFERED_VALUES,
-    MAX_MERGED_ENTRIES,
-    RequestTable,
-    TokenStream,
-)
+from taco_gateway.engine.request_table import RequestTable
+from taco_gateway.engine.token_stream import MAX_BUFFERED_VALUES, MAX_MERGED_ENTRIES, TokenStream
 from taco_proto import scheduler_pb2 as pb
 from taco_proto.convert import logprobs_to_pb
 from taco_proto.logprobs import LogprobColumns
@@ -143,7 +139,7 @@ async def test_what_is_submitted_again_is_what_has_not_come(
     stream.cancel(2)
     other = RequestTable(upstream)
     table.remove(stream)
-    other.adopt(stream)
+    other.attach(stream)
     again = upstream.submitted[-1]
     emitted = [array("i", tokens).tolist() for tokens in again.emitted_token_ids]
     assert emitted == [[5, 6, 9], [], [], []]

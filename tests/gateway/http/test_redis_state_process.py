@@ -20,7 +20,7 @@ from support.patience import PATIENCE_SECONDS, until
 from support.redis_server import RedisServer
 from taco_gateway.api_keys.key_ring import ApiKey
 from taco_gateway.api_keys.redis_key_store import KEYS, KeyStore
-from taco_gateway.engine.limit_scripts import limit_keys
+from taco_gateway.engine.rate_limit_scripts import limit_keys
 from taco_llm.args.flags import GATEWAY
 from taco_proto.config import GatewayConfig, ModelConfig
 from taco_proto.requests import Tenant

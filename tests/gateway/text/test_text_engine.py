@@ -19,7 +19,7 @@ from support.scripted_engine import (
 )
 from support.tiny_tokenizers import byte_level_bpe
 from taco_gateway.engine.engine_client import EngineError, SequenceUpdate
-from taco_gateway.engine.token_stream import RequestTable
+from taco_gateway.engine.request_table import RequestTable
 from taco_gateway.text.output.output_processor import TextUpdate
 from taco_gateway.text.text_engine import TextEngine
 from taco_gateway.text.tokenizer.tokenizer import FastTokenizer, TokenizerSettings

@@ -1,4 +1,4 @@
-"""An engine behind limits that all gateways share."""
+"""Applies the tenants' rate limits, which all gateways share through Redis, before the engine."""
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -15,19 +15,19 @@ from taco_proto.limits import has_limits
 from taco_proto.requests import FinishReason, GenerateRequest, ModelInfo, Tenant
 
 if TYPE_CHECKING:
-    from taco_gateway.engine.shared_limits import SharedLimits, Ticket
+    from taco_gateway.engine.shared_rate_limits import SharedRateLimits, Ticket
 
 TOKEN_BYTES = 4
 
 
-class LimitedClient:
-    """An `EngineClient` that lets a request through to another one when its tenant may have it.
+class RateLimitedClient:
+    """An `EngineClient` that admits a request by its tenant's rate limits and passes it on.
 
-    What Redis has let in reaches the scheduler without limits, so that it is neither counted nor
-    refused twice; while Redis is away the scheduler's own limits hold.
+    A request that Redis admitted reaches the scheduler without limits, so that it is not counted
+    twice. While Redis is unreachable the scheduler applies the limits by itself.
     """
 
-    def __init__(self, client: EngineClient, limits: "SharedLimits") -> None:
+    def __init__(self, client: EngineClient, limits: "SharedRateLimits") -> None:
         self._client = client
         self._limits = limits
 
@@ -47,10 +47,10 @@ class LimitedClient:
 
 
 class _LimitedStream:
-    """The news of a request that is submitted when it has been let in, with the first look."""
+    """The updates of a request, which is admitted and submitted when the reader starts."""
 
     def __init__(
-        self, client: EngineClient, limits: "SharedLimits", request: GenerateRequest
+        self, client: EngineClient, limits: "SharedRateLimits", request: GenerateRequest
     ) -> None:
         self._client = client
         self._limits = limits
@@ -103,7 +103,7 @@ class _LimitedStream:
         return ticket, self._stream
 
     def _leave(self, index: int) -> None:
-        """Before the client hears of its end, so that its next request finds room."""
+        """Frees the request's concurrency before its client learns of the end and sends another."""
         self._running.discard(index)
         if not self._running and self._ticket is not None:
             self._ticket.end()

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.redis_server import RedisServer
-from taco_gateway.engine.limit_scripts import ADMIT, REACHED, SETTLE, limit_keys
+from taco_gateway.engine.rate_limit_scripts import ADMIT, REACHED, SETTLE, limit_keys
 from taco_proto.limits import Limit
 from taco_proto.requests import Tenant
 from taco_scheduler.admission.rate_limits import TokenBucket

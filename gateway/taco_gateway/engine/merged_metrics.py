@@ -1,11 +1,14 @@
-"""The metrics of several schedulers on one page."""
+"""Merges the metrics pages of several schedulers into one page."""
 
 from collections.abc import Mapping
 
 
-def merge_expositions(pages: Mapping[str, bytes]) -> bytes:
-    """Pages in Prometheus' exposition format, by the schedulers' addresses, as one page; where
-    there are several, their samples are told apart by a label `scheduler`.
+def merge_metrics(pages: Mapping[str, bytes]) -> bytes:
+    """Merges pages in Prometheus' exposition format. With several pages, each sample gets a label
+    `scheduler`.
+
+    Args:
+        pages: by the scheduler's address.
     """
     if len(pages) == 1:
         return next(iter(pages.values()))
@@ -17,7 +20,7 @@ def merge_expositions(pages: Mapping[str, bytes]) -> bytes:
         for line in page.splitlines(keepends=True):
             if line.startswith((b"# HELP ", b"# TYPE ")):
                 heads, samples = families.setdefault(line.split()[2], ({}, []))
-                heads[line] = None  # the same line of another page is there already
+                heads[line] = None  # the same line of another page is replaced
             elif line.strip():
                 samples.append(_labelled(line, label))
     parts = [line for heads, samples in families.values() for line in (*heads, *samples)]

@@ -2,7 +2,7 @@
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from taco_gateway.engine.expositions import merge_expositions
+from taco_gateway.engine.merged_metrics import merge_metrics
 
 PAGE = b"""# HELP steps_total Steps planned.
 # TYPE steps_total counter
@@ -14,11 +14,11 @@ workers 2.0
 
 
 def test_a_page_alone_stays_as_it_is() -> None:
-    assert merge_expositions({"a:1": PAGE}) == PAGE
+    assert merge_metrics({"a:1": PAGE}) == PAGE
 
 
 def test_samples_are_told_apart_and_a_family_stands_together() -> None:
-    page = merge_expositions({"a:1": PAGE, 'unix:/"x"': PAGE.replace(b"3.0", b"4.0")}).decode()
+    page = merge_metrics({"a:1": PAGE, 'unix:/"x"': PAGE.replace(b"3.0", b"4.0")}).decode()
     families = {family.name: family for family in text_string_to_metric_families(page)}
     assert {
         (sample.labels["scheduler"], sample.labels["model_name"], sample.value)

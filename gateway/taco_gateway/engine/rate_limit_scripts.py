@@ -1,11 +1,11 @@
-"""What Redis counts of a tenant, and the Lua scripts that do it in one go.
+"""The Lua scripts that apply a tenant's rate limits atomically in Redis.
 
-What a minute allows is counted by the generic cell rate algorithm (ITU-T I.371): of each limit only
-the moment is kept at which nothing of it will be in use any more. Something may be taken while that
-moment, with it, is at most a minute away; so a minute's worth may come at once and comes back
-evenly, and more than was there may be charged afterwards. A key expires at its moment, and a key
-that is not there is a limit of which nothing is used. Requests that run are leases in a sorted set
-by their end: those of a gateway that was killed expire. All times are Redis' own, in milliseconds.
+Limits per minute use the generic cell rate algorithm (ITU-T I.371). Redis keeps one timestamp for
+each limit: when the whole limit will be free again. A request is admitted if its cost moves that
+timestamp at most one minute ahead. So one minute's allowance may be used at once, it refills
+evenly, and more than it may be charged afterwards. The key expires at its timestamp; a missing key
+is an unused limit. Running requests are leases in a sorted set by expiry: those of a killed gateway
+expire. All times are those of Redis, in milliseconds.
 """
 
 from taco_proto.limits import Limit
@@ -34,9 +34,9 @@ local function lease(key, member, length)
 end
 """
 
-# ARGV: limits of requests and tokens a minute and of requests at a time (0: none), tokens, lease,
-# its length. Gives the number of the limit that is reached, in that order, or 0; and after how many
-# milliseconds to come again.
+# ARGV: limits of requests a minute, tokens a minute and concurrent requests (0: no limit), tokens,
+# lease, lease time. Returns the number of the limit that is reached (1, 2, 3; 0: none), and the
+# milliseconds after which to retry.
 ADMIT = (
     _COMMON
     + """
@@ -62,8 +62,8 @@ return {0, 0}
 )
 REACHED = (None, Limit.REQUESTS, Limit.TOKENS, Limit.CONCURRENT)
 
-# ARGV: the limit of requests, and how many to charge; the same of tokens (what is below 0 is given
-# back); the length of a lease, how many leases end, these, and those that go on.
+# ARGV: limit of requests, requests to charge, limit of tokens, tokens to charge (negative: refund),
+# lease time, number of leases to release, these leases, leases to renew.
 SETTLE = (
     _COMMON
     + """
@@ -78,6 +78,6 @@ return 0
 
 
 def limit_keys(tenant: Tenant) -> tuple[str, str, str]:
-    """What both scripts take as KEYS."""
+    """The KEYS of both scripts."""
     prefix = f"taco:limits:{{{tenant.name}}}"
     return f"{prefix}:requests", f"{prefix}:tokens", f"{prefix}:leases"

@@ -1,8 +1,8 @@
-"""A tenant's limits over all gateways and schedulers together, counted in Redis.
+"""Rate limits of a tenant over all gateways and schedulers, counted in Redis.
 
-A request is let in, and charged with its prompt, before it is submitted; its answer is charged as
-it comes. While Redis is away each scheduler's own limits hold instead, and nothing is made up for
-afterwards, but for the requests that run: their leases are renewed as soon as Redis is back.
+Admission charges a request with its prompt before it is submitted; its generated tokens are charged
+as they arrive. While Redis is unreachable each scheduler applies its own limits, and nothing is
+charged later, except that the leases of running requests are renewed when Redis is back.
 """
 
 import asyncio
@@ -19,12 +19,12 @@ from redis.exceptions import ResponseError
 from taco_common.redis_link import Command, RedisLink
 from taco_common.redis_queue import RedisQueue
 from taco_gateway.engine.engine_client import EngineError
-from taco_gateway.engine.limit_scripts import ADMIT, REACHED, SETTLE, limit_keys
+from taco_gateway.engine.rate_limit_scripts import ADMIT, REACHED, SETTLE, limit_keys
 from taco_proto.limits import MAX_RETRY_SECONDS, RETRY_CONCURRENT, Limit, too_long
 from taco_proto.requests import Tenant
 
 LEASE_MS = 10_000
-# Redis that has lost everything knows all requests again after so long.
+# Seconds between renewals of leases. A Redis that lost its data knows all requests after that.
 RENEW_SECONDS = 2.0
 MAX_RELEASED = 512  # leases that one command ends
 QUIET_SECONDS = 60.0
@@ -33,11 +33,11 @@ logger = logging.getLogger("taco.gateway.limits")
 
 
 class Ticket:
-    """One request of a tenant with limits, while it runs.
+    """The admission of one running request of a tenant with limits.
 
     Attributes:
-        is_shared: Redis has let it in. Else the scheduler's own limits hold for it.
-        num_unpaid: tokens of its answer that have not been charged.
+        is_shared: Redis admitted it; False: the scheduler applies the limits.
+        num_uncharged_tokens: generated tokens that have not been charged yet.
     """
 
     __slots__ = (
@@ -46,30 +46,30 @@ class Ticket:
         "_num_prompt_tokens",
         "is_shared",
         "lease",
-        "num_unpaid",
+        "num_uncharged_tokens",
         "tenant",
     )
 
     def __init__(
-        self, limits: "SharedLimits", tenant: Tenant, lease: str, num_prompt_tokens: int
+        self, limits: "SharedRateLimits", tenant: Tenant, lease: str, num_prompt_tokens: int
     ) -> None:
         self.tenant = tenant
         self.lease = lease
         self.is_shared = False
-        self.num_unpaid = 0
+        self.num_uncharged_tokens = 0
         self._num_prompt_tokens = num_prompt_tokens
         self._limits = limits
         self._has_ended = False
 
     def spend(self, num_tokens: int) -> None:
-        """Tokens of its answer have come."""
-        self.num_unpaid += num_tokens
+        """Counts generated tokens."""
+        self.num_uncharged_tokens += num_tokens
 
     def end(self, *, refund: bool = False) -> None:
-        """The request has ended; may be called again.
+        """Ends the request; idempotent.
 
         Args:
-            refund: it was refused elsewhere and shall have cost nothing.
+            refund: the request was rejected later and must cost nothing.
         """
         if self._has_ended:
             return
@@ -77,61 +77,61 @@ class Ticket:
         if refund and self.is_shared:
             self._limits.leave(self, num_requests=-1, num_tokens=-self._num_prompt_tokens)
         else:
-            self._limits.leave(self, num_requests=0, num_tokens=self.num_unpaid)
+            self._limits.leave(self, num_requests=0, num_tokens=self.num_uncharged_tokens)
 
 
-class SharedLimits:
+class SharedRateLimits:
     """Belongs to one event loop.
 
     Args:
         link: not started yet.
 
     Attributes:
-        num_refused: requests by the limit that they reached.
-        num_local: requests for which Redis could not be asked.
+        num_rejected: rejected requests, by the limit that they reached.
+        num_local: requests that were admitted without Redis.
     """
 
     def __init__(self, link: RedisLink) -> None:
-        self.num_refused: Counter[Limit] = Counter()
+        self.num_rejected: Counter[Limit] = Counter()
         self.num_local = 0
         self._admit, self._settle = link.add_script(ADMIT), link.add_script(SETTLE)
         self._name = secrets.token_hex(8)
         self._numbers = itertools.count()
         self._running: dict[str, dict[str, Ticket]] = {}  # by tenant and lease
-        self._ended: deque[tuple[float, Ticket]] = deque()  # whose leases might still be there
-        self._queue = RedisQueue(link, self._complain)
+        self._ended: deque[tuple[float, Ticket]] = deque()  # their leases may still be in Redis
+        self._queue = RedisQueue(link, self._log_error)
         self._is_back = asyncio.Event()
-        self._complained_at = -math.inf
+        self._logged_at = -math.inf
         link.on_trust(self._is_back.set)
 
     async def run(self) -> None:
-        """Talks to Redis, for as long as the gateway runs."""
+        """Renews leases and sends charges until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._queue.run())
             tasks.create_task(self._keep_leases())
 
     async def admit(self, tenant: Tenant, num_prompt_tokens: int) -> Ticket:
-        """Lets a request in; it must be ended. Waits for Redis no longer than its link allows.
+        """Admits a request; the ticket must be ended. Waits for Redis at most its link's timeout.
 
         Raises:
-            EngineError: 429, a limit is reached; nothing has been counted.
+            EngineError: 429, a limit is reached; nothing was charged.
         """
         if (message := too_long(num_prompt_tokens, tenant)) is not None:
-            self.num_refused[Limit.TOKENS] += 1
+            self.num_rejected[Limit.TOKENS] += 1
             raise EngineError(429, message)
         ticket = Ticket(self, tenant, f"{self._name}:{next(self._numbers)}", num_prompt_tokens)
         reply = await self._ask(self._admission(ticket, num_prompt_tokens), ticket)
         if reply is None:
             self.num_local += 1
         elif (limit := REACHED[reply[0]]) is not None:
-            self.num_refused[limit] += 1
-            raise _refusal(limit, tenant, reply[1] / 1000)
+            self.num_rejected[limit] += 1
+            raise _rejection(limit, tenant, reply[1] / 1000)
         ticket.is_shared = reply is not None
         self._running.setdefault(tenant.name, {})[ticket.lease] = ticket
         return ticket
 
     def leave(self, ticket: Ticket, *, num_requests: int, num_tokens: int) -> None:
-        """A ticket's request has ended, and this is to be charged. See `Ticket.end`."""
+        """Charges a request that has ended: see `Ticket.end`."""
         tenant = ticket.tenant
         tickets = self._running.get(tenant.name, {})
         tickets.pop(ticket.lease, None)
@@ -139,7 +139,7 @@ class SharedLimits:
             self._running.pop(tenant.name, None)
         if tenant.max_concurrent_requests:
             self._ended.append((time.monotonic(), ticket))
-            self._forget_the_expired()
+            self._forget_expired()
         self._queue.tell(
             self._settlement(tenant, num_requests, num_tokens, released=[ticket.lease])
         )
@@ -147,10 +147,10 @@ class SharedLimits:
     # ------------------------------------------------------------------- Redis
 
     async def _ask(self, command: Command, ticket: Ticket) -> list[int] | None:
-        """The reply to an admission; None: there is none in time."""
+        """The reply to an admission; None: Redis did not answer in time."""
         try:
             return await self._queue.ask(command)
-        except asyncio.CancelledError:  # the client has gone; Redis may let it in all the same
+        except asyncio.CancelledError:  # the client disconnected; Redis may still admit the request
             ticket.end()
             raise
 
@@ -168,20 +168,21 @@ class SharedLimits:
                 self._renew(list(tickets.values()))
 
     def _renew(self, tickets: list[Ticket]) -> None:
-        """Of one tenant; its answers are charged, too."""
-        tenant = tickets[-1].tenant  # whose limits are the latest
-        num_tokens = sum(ticket.num_unpaid for ticket in tickets)
+        """Renews the leases of one tenant and charges its generated tokens."""
+        tenant = tickets[-1].tenant  # it has the latest limits
+        num_tokens = sum(ticket.num_uncharged_tokens for ticket in tickets)
         for ticket in tickets:
-            ticket.num_unpaid = 0
+            ticket.num_uncharged_tokens = 0
         renewed = [ticket.lease for ticket in tickets if tenant.max_concurrent_requests]
         if renewed or num_tokens:
             self._queue.tell(self._settlement(tenant, 0, num_tokens, renewed=renewed))
 
     def _release_again(self) -> None:
-        """Redis may not have heard who has ended, and would count them until their leases end. Said
-        in few commands: those that take too long would cost the trust that has just come back.
+        """Releases the leases of ended requests again, of which Redis may not have been told.
+
+        It sends few commands: slow ones would make the link distrust Redis again.
         """
-        self._forget_the_expired()
+        self._forget_expired()
         ended: dict[str, list[Ticket]] = {}
         for _, ticket in self._ended:
             ended.setdefault(ticket.tenant.name, []).append(ticket)
@@ -191,7 +192,7 @@ class SharedLimits:
                 released = leases[start : start + MAX_RELEASED]
                 self._queue.tell(self._settlement(tenant, 0, 0, released=released))
 
-    def _forget_the_expired(self) -> None:
+    def _forget_expired(self) -> None:
         while self._ended and time.monotonic() - self._ended[0][0] > LEASE_MS / 1000:
             self._ended.popleft()
 
@@ -219,13 +220,13 @@ class SharedLimits:
         leases: Command = (LEASE_MS, len(released), *released, *renewed)
         return ("EVALSHA", self._settle, 3, *limit_keys(tenant), *charges, *leases)
 
-    def _complain(self, error: ResponseError) -> None:
-        """Once a minute: the scheduler's own limits hold for that tenant."""
-        if time.monotonic() - self._complained_at > QUIET_SECONDS:
-            self._complained_at = time.monotonic()
-            logger.error("a limit in Redis makes no sense: %s", error)
+    def _log_error(self, error: ResponseError) -> None:
+        """Logs at most once a minute; the scheduler's own limits apply to that tenant."""
+        if time.monotonic() - self._logged_at > QUIET_SECONDS:
+            self._logged_at = time.monotonic()
+            logger.error("a rate limit in Redis is invalid: %s", error)
 
 
-def _refusal(limit: Limit, tenant: Tenant, wait: float) -> EngineError:
+def _rejection(limit: Limit, tenant: Tenant, wait: float) -> EngineError:
     wait = RETRY_CONCURRENT if limit is Limit.CONCURRENT else wait
     return EngineError(429, limit.reached(tenant), math.ceil(min(wait, MAX_RETRY_SECONDS)))

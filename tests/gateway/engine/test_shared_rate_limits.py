@@ -13,8 +13,8 @@ from support.patience import until
 from support.redis_server import RedisServer
 from support.scripted_engine import Hold, Script, ScriptedEngine, Step, replay
 from taco_gateway.engine.engine_client import EngineError, UpdateStream
-from taco_gateway.engine.limit_scripts import limit_keys
-from taco_gateway.engine.limited_client import LimitedClient
+from taco_gateway.engine.rate_limit_scripts import limit_keys
+from taco_gateway.engine.rate_limited_client import RateLimitedClient
 from taco_gateway.redis_state import RedisState
 from taco_proto.config import RedisConfig
 from taco_proto.limits import Limit
@@ -30,7 +30,7 @@ class Gateway:
 
     redis_state: RedisState
     engine: ScriptedEngine
-    client: LimitedClient
+    client: RateLimitedClient
 
     def begin(self, tenant: Tenant, *, prompt: int = 4, n: int = 1) -> UpdateStream:
         return self.client.generate(
@@ -69,7 +69,7 @@ async def gateways(
             redis_state = RedisState(replace(config, timeout=patience), with_keys=False)
             await stack.enter_async_context(redis_state.running())
             engine = ScriptedEngine(script)
-            made.append(Gateway(redis_state, engine, LimitedClient(engine, redis_state.limits)))
+            made.append(Gateway(redis_state, engine, RateLimitedClient(engine, redis_state.limits)))
         for gateway in made:
             await until_trust(gateway)
         yield made
@@ -110,7 +110,7 @@ async def test_requests_a_minute_hold_over_all_gateways(redis_server: RedisServe
             error = await gateway.refused(tenant)
             assert str(error) == "the limit of 2 requests a minute is reached"
             assert 0 < error.retry_after <= 30
-            assert gateway.redis_state.limits.num_refused == {Limit.REQUESTS: 1}
+            assert gateway.redis_state.limits.num_rejected == {Limit.REQUESTS: 1}
         assert await other.run(Tenant(name="b", max_requests_per_minute=2)) == 1
         error = await one.refused(replace(tenant, max_requests_per_minute=1))
         assert 30 < error.retry_after <= 60, "a new limit holds from now on"
@@ -139,7 +139,7 @@ async def test_answers_may_leave_a_debt(redis_server: RedisServer) -> None:
 async def test_a_long_answer_is_charged_as_it_comes(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("taco_gateway.engine.shared_limits.RENEW_SECONDS", 0.01)
+    monkeypatch.setattr("taco_gateway.engine.shared_rate_limits.RENEW_SECONDS", 0.01)
     tenant = Tenant(name="a", max_tokens_per_minute=2)
     async with gateways(redis_server.config, holding(Hold())) as (gateway,):
         stream = gateway.begin(tenant, prompt=1)
@@ -196,7 +196,7 @@ async def test_a_request_of_several_sequences_is_one(redis_server: RedisServer) 
 async def test_leases_of_a_gateway_that_died_expire(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("taco_gateway.engine.shared_limits.LEASE_MS", 300)
+    monkeypatch.setattr("taco_gateway.engine.shared_rate_limits.LEASE_MS", 300)
     tenant = Tenant(name="a", max_concurrent_requests=1)
     async with gateways(redis_server.config, replay([5])) as (survivor,):
         async with gateways(redis_server.config, holding(Hold())) as (victim,):
@@ -296,7 +296,7 @@ async def test_a_wrong_password_makes_limits_local(tmp_path: Path) -> None:
         redis_state = RedisState(RedisConfig(url=server.url), with_keys=True)
         async with redis_state.running():
             engine = ScriptedEngine(replay([5]))
-            gateway = Gateway(redis_state, engine, LimitedClient(engine, redis_state.limits))
+            gateway = Gateway(redis_state, engine, RateLimitedClient(engine, redis_state.limits))
             assert [await gateway.run(tenant), await gateway.run(tenant)] == [1, 1]
             assert {r.tenant for r in engine.requests} == {tenant}
             assert redis_state.key_ring is not None
@@ -306,7 +306,7 @@ async def test_a_wrong_password_makes_limits_local(tmp_path: Path) -> None:
 async def test_requests_that_end_while_redis_hangs_are_not_counted_afterwards(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("taco_gateway.engine.shared_limits.LEASE_MS", 10**9)
+    monkeypatch.setattr("taco_gateway.engine.shared_rate_limits.LEASE_MS", 10**9)
     tenant = Tenant(name="a", max_concurrent_requests=1)
     hold = Hold()
     async with gateways(redis_server.config, holding(hold), patience=0.5) as (gateway,):
@@ -328,7 +328,7 @@ async def test_requests_that_end_while_redis_hangs_are_not_counted_afterwards(
 async def test_running_requests_are_known_again_after_a_flush_and_a_restart(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("taco_gateway.engine.shared_limits.RENEW_SECONDS", 0.02)
+    monkeypatch.setattr("taco_gateway.engine.shared_rate_limits.RENEW_SECONDS", 0.02)
     tenant = Tenant(name="a", max_concurrent_requests=2)
     async with gateways(redis_server.config, holding(Hold())) as (gateway,):
         streams = [gateway.begin(tenant), gateway.begin(tenant)]
@@ -363,4 +363,4 @@ async def test_garbage_in_a_limit_makes_it_a_local_one(
         assert await gateway.run(tenant) == 1
         assert gateway.engine.requests[-1].tenant == tenant
         assert gateway.redis_state.link.trusted
-        assert caplog.text.count("a limit in Redis makes no sense") == 1
+        assert caplog.text.count("a rate limit in Redis is invalid") == 1

@@ -1,8 +1,8 @@
-"""Which scheduler a request goes to: the one that would be done with it first.
+"""Routes a request to the scheduler with the least estimated work, cached prefixes considered.
 
-The rule is that of a scheduler among its replicas (scheduler/taco_scheduler/core/router.py), with
-estimates in place of knowledge: load and cached prefixes as the scheduler's record in Redis has
-them, and beside them what this gateway has sent there since that was written.
+The rule is the one by which a scheduler routes among its replicas
+(scheduler/taco_scheduler/core/router.py). The gateway only estimates: load and cached prefixes come
+from the scheduler's record in Redis, plus the requests that this gateway sent after it was written.
 """
 
 import random
@@ -16,15 +16,15 @@ from taco_proto.registry import DECODE_TOKENS, LIFETIME_SECONDS, SchedulerRecord
 from taco_proto.requests import GenerateRequest, ModelInfo
 
 TOKEN_BYTES = 4
-# Blocks of prompts that this gateway sent of late, for each scheduler: about a million tokens.
+# Prompt blocks that this gateway sent recently, for each scheduler: about a million tokens.
 MAX_SENT_BLOCKS = 2**16
 
 
 class SchedulerView:
-    """What this gateway knows of one scheduler. Time is monotonic seconds and only passed in.
+    """Estimated load and cached prefixes of one scheduler. Times are monotonic seconds.
 
     Args:
-        hash_key: for hashes of prefixes as long as there is no record.
+        hash_key: key of the prefix hashes until a record brings another one.
     """
 
     def __init__(self, hash_key: bytes) -> None:
@@ -36,7 +36,7 @@ class SchedulerView:
         self._sent_blocks: OrderedDict[bytes, float] = OrderedDict()
 
     def update(self, record: SchedulerRecord, written_at: float) -> None:
-        """A record was read; what was sent before it was written is known to it."""
+        """Takes a new record, which covers the requests that were sent before it was written."""
         if record.hash_key != self.hash_key:
             self.hash_key = record.hash_key
             self._sent_blocks.clear()
@@ -51,7 +51,7 @@ class SchedulerView:
 
     @property
     def load(self) -> float:
-        """Estimated work of one of its workers, in prompt tokens; only if it is fresh."""
+        """Estimated work of one of its workers, in prompt tokens; only valid while `is_fresh`."""
         assert self.record is not None
         return (self.record.load + self._sent_load) / self.num_workers
 
@@ -60,13 +60,13 @@ class SchedulerView:
         return max(1, self.record.num_workers) if self.record is not None else 1
 
     def num_cached_blocks(self, hashes: Sequence[bytes]) -> int:
-        """Blocks of a prompt that are cached there, or were sent there to be computed."""
+        """Leading blocks of a prompt that are cached there, or were sent there to be computed."""
         written = self.record.prefixes if self.record is not None else frozenset()
         return max(num_known_blocks(hashes, written), num_known_blocks(hashes, self._sent_blocks))
 
     def note_sent(self, hashes: Sequence[bytes], load: int, now: float) -> None:
-        """A request goes there that adds so much work."""
-        self._forget_sent(now - LIFETIME_SECONDS)  # by then it has a newer record, or none counts
+        """Records that a request was sent there which adds `load`, in prompt tokens."""
+        self._forget_sent(now - LIFETIME_SECONDS)  # a newer record covers them, or none is fresh
         self._sent.append((now, load))
         self._sent_load += load
         for value in hashes:
@@ -81,11 +81,11 @@ class SchedulerView:
 
 
 class Target(Protocol):
-    """A scheduler that takes requests.
+    """A scheduler that accepts requests.
 
     Attributes:
         address: the same for all gateways.
-        own_load: work of this gateway's own requests there.
+        own_load: estimated work of this gateway's requests there, in prompt tokens.
     """
 
     @property
@@ -104,21 +104,21 @@ class Target(Protocol):
 AnyTarget = TypeVar("AnyTarget", bound=Target)
 
 
-def place(
+def choose_scheduler(
     request: GenerateRequest, targets: Sequence[AnyTarget], now: float
 ) -> tuple[AnyTarget, int]:
-    """The target with the least estimated work, what the request itself is there included, and the
-    tokens that it is expected to compute there. The target's view takes note of it.
+    """Returns the target with the least estimated work, and the tokens to compute there.
 
-    Requests with the same `prompt_cache_key` go to one target, unless that is behind by more than
-    the whole prompt.
+    The work includes the request itself: its prompt tokens that are not cached there. The target's
+    view records the request. Requests with the same `prompt_cache_key` go to one target, unless it
+    is behind the best one by more than the whole prompt.
 
-    Where any record is missing or old, loads of all are those that this gateway knows itself: an
-    old figure would make a scheduler look idle, or busy, for ever.
+    If any record is missing or old, the loads of all targets are those of this gateway's own
+    requests: an old record would make a scheduler look idle, or busy, for ever.
 
     Args:
-        request: with the tokens that its client has seen already.
-        targets: one or more that serve the model.
+        request: includes the tokens that its client has already received.
+        targets: schedulers that serve the model; at least one.
     """
     targets = _without_short_ones(request, targets)
     if len(targets) == 1:
@@ -152,7 +152,7 @@ def place(
 def _without_short_ones(
     request: GenerateRequest, targets: Sequence[AnyTarget]
 ) -> Sequence[AnyTarget]:
-    """Those that end the request's sequences as late as any of them does."""
+    """The targets whose context length cuts the request's sequences latest."""
     if len(targets) == 1:
         return targets
     assert request.sampling.max_tokens is not None
@@ -167,7 +167,7 @@ def _block_size(target: Target) -> int:
 
 
 def _hashes(request: GenerateRequest, key: bytes, block_size: int) -> list[bytes]:
-    # What a sequence has beyond the prompt counts where it is the only one.
+    # Generated tokens extend the prefix only if the request has one sequence.
     emitted = request.emitted_token_ids
     tokens = request.token_ids + (emitted[0] if len(emitted) == 1 else b"")
     block_bytes = block_size * TOKEN_BYTES
