@@ -1,4 +1,4 @@
-"""The gated activation of an MLP. Reference: `taco_kernels.reference.activation`."""
+"""Gated activation of an MLP (SwiGLU). Reference: `taco_kernels.reference.activation`."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ import triton.language as tl
 from torch import Tensor
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-# Below this many numbers smaller programs spread over the device better.
+# Below this many numbers, smaller programs spread better over the device.
 _FEW_NUMBERS = 2**22
 
 
 def silu_mul(gate_up: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """SwiGLU (Shazeer 2020): silu(gate) * up, where silu is rounded to the dtype first.
+    """SwiGLU (Shazeer 2020): silu(gate) * up, with silu rounded to the dtype first.
 
     Args:
-        gate_up: [num_tokens, 2 * size], the gate first; any strides but the last, 1.
+        gate_up: [num_tokens, 2 * size], the gate first; the last stride must be 1.
         out: [num_tokens, size]; must not overlap `gate_up`.
 
     Returns:
         `out`, or a new tensor.
 
     Raises:
-        ValueError: shapes, dtypes or strides that do not fit.
+        ValueError: a tensor has the wrong shape, dtype or strides.
     """
     if gate_up.dtype not in _DTYPES or gate_up.dim() != 2 or gate_up.shape[1] % 2:
         raise ValueError(

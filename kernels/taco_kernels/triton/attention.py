@@ -21,14 +21,14 @@ _LOG2_E = math.log2(math.e)
 
 @dataclass(frozen=True, slots=True)
 class TreeRows:
-    """Which tokens of its own step a token sees, where the step holds trees of drafts.
+    """Tree attention masks: which tokens of the same step a draft token sees.
 
     Attributes:
-        masks: int64 [num_tokens]; bit j says that the token sees its sequence's j-th token of this
-            step. Its own bit is set. -1 is plain causal order, and the only mask in a sequence
+        masks: int64 [num_tokens]; bit j means that the token sees its sequence's j-th token of this
+            step. Its own bit is set. -1 is causal order, and the only valid mask in a sequence
             with more than 64 tokens in the step.
-        positions: int32 [num_tokens], true positions (the context's length plus the depth in the
-            tree), which windows and ALiBi go by.
+        positions: int32 [num_tokens], true positions (context length plus depth in the tree), used
+            by windows and ALiBi.
     """
 
     masks: Tensor
@@ -37,16 +37,16 @@ class TreeRows:
 
 @dataclass(frozen=True, slots=True)
 class AttentionBatch:
-    """One step's rows on the device; in a CUDA graph the tensors keep address and capacity.
+    """One step's sequences on the device; in a CUDA graph the tensors keep address and capacity.
 
     Attributes:
-        query_start: int32 [num_seqs + 1], first row of each sequence; after the last real sequence
-            its end is repeated.
+        query_start: int32 [num_seqs + 1], first row of each sequence; unused entries repeat the end
+            of the last sequence.
         seq_lens: int32 [num_seqs], tokens in the KV after the step.
         block_tables: int32 [num_seqs, max_blocks], each row contiguous; entries past a sequence's
-            end mean nothing.
+            end are ignored.
         num_seqs, max_query_len, max_seq_len: upper bounds.
-        tree: None where every sequence is in plain causal order.
+        tree: masks of draft trees; None if every sequence is in causal order.
     """
 
     query_start: Tensor
@@ -74,30 +74,29 @@ def paged_attention(
     workspace: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Attention of each query token over its sequence's KV, its own and the step's included.
+    """Attention of each query token over its sequence's KV, including that of the step itself.
 
     Reference: `taco_kernels.reference.attention.paged_attention`. Nothing is read back from the
-    device, and what is launched depends on the batch's bounds alone. Tokens past a sequence's end,
-    whatever their blocks hold, are never read.
+    device, and the launches depend on the batch's bounds alone. Tokens past a sequence's end are
+    never read.
 
     Args:
         query: [num_tokens, num_heads, head_dim], float16, bfloat16 or float32; views of a fused
             projection are fine.
-        key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim], any strides but
-            the last, 1, the same for both; in the query's dtype or float8_e4m3fn. Block sizes 8,
-            16, 32.
+        key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim], equal strides, the
+            last one 1; in the query's dtype or float8_e4m3fn. Block sizes 8, 16, 32.
         scale: positive factor on query-key products.
-        sliding_window: how many tokens a token sees, itself included. Blocks that lie wholly before
+        sliding_window: number of tokens that a token sees, including itself. Blocks wholly before
             it are not read.
         soft_cap: scores become soft_cap * tanh(score / soft_cap).
         alibi_slopes: float32 [num_heads] (Press et al. 2021, "Train Short, Test Long").
-        key_scale, value_scale: what stored keys and values are to be multiplied by.
-        plan: of `plan_attention`, with bounds that hold the batch; None makes one.
+        key_scale, value_scale: factors on stored keys and values.
+        plan: from `plan_attention`, with bounds that cover the batch; None makes one.
         workspace: float32, `plan.workspace_size` numbers or more; None allocates them.
-        out: as query; None allocates it. Rows of no sequence are left as they are.
+        out: as query; None allocates it. Rows that belong to no sequence stay unchanged.
 
     Raises:
-        ValueError: shapes, dtypes, strides or numbers that do not fit.
+        ValueError: an argument has the wrong shape, dtype, strides or value.
     """
     if out is None:
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
@@ -125,7 +124,7 @@ def paged_attention(
             f"[{workspace.numel()}]"
         )
 
-    # Scores in powers of two. A cap's tanh(x) is 1 - 2 / (1 + 2 ** (2 * log2(e) * x)).
+    # Scores are exponents of two. A cap's tanh(x) is 1 - 2 / (1 + 2 ** (2 * log2(e) * x)).
     score_factor = scale * key_scale * _LOG2_E
     if soft_cap is not None:
         score_factor *= 2 / soft_cap
@@ -203,7 +202,7 @@ def plan_batch(
     sliding_window: int | None,
     soft_cap: float | None = None,
 ) -> AttentionPlan:
-    """The plan that `paged_attention` makes for these, which all layers of a step can share."""
+    """The plan that `paged_attention` makes for this batch; all layers of a step can share it."""
     num_tokens, num_heads, head_dim = query.shape
     return plan_attention(
         num_tokens=num_tokens,
@@ -229,7 +228,7 @@ def _grid(part: AttentionPass, num_tiles: int, num_kv_heads: int) -> tuple[int, 
 
 def _num_sms(device: torch.device) -> int:
     if device.type != "cuda":
-        return 1  # the interpreter runs one program after the other
+        return 1  # the interpreter runs programs one by one
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 

@@ -1,8 +1,8 @@
-"""The paged attention kernel: a program attends one tile of query rows to a share of their KV.
+"""The paged attention kernel: one program computes one tile of query rows over a share of their KV.
 
 A tile's rows are some tokens of one sequence times all query heads of one KV head, so that each key
-and value is read once for all of them and tensor cores have rows to work on. Softmax is computed as
-the keys come (Milakov and Gimelshein 2018; Dao 2023, "FlashAttention-2"), in powers of two.
+and value is read once for all of them and tensor cores have enough rows. Softmax is computed online
+(Milakov and Gimelshein 2018; Dao 2023, "FlashAttention-2"), in powers of two.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# Stands in for the score of a token that is not seen. Finite, so that rows which have seen nothing
-# yet need no care: what they gathered weighs nothing once a real score comes.
+# Score of an unseen token. Finite, so that rows which have seen nothing yet need no special case:
+# their sums get weight 0 once a real score comes.
 _UNSEEN = tl.constexpr(-1.0e30)
 # A row whose highest score is below this has seen nothing.
 _SEEN = tl.constexpr(-1.0e20)
 _LOG2_E = tl.constexpr(1.4426950408889634)
-# Tokens of a step whose tree mask has a bit for each of them; see `TreeRows`.
+# Maximum tokens of a sequence's step with a tree mask, one bit each; see `TreeRows`.
 _MASK_BITS = tl.constexpr(64)
 _FP16_MAX = tl.constexpr(65504.0)
-# Of the kernel's three loops over KV tiles.
+# Kinds of the kernel's three loops over KV tiles.
 _UNMASKED_LOOP = tl.constexpr(1)
 
 
@@ -27,12 +27,12 @@ _UNMASKED_LOOP = tl.constexpr(1)
 def locate_tile(
     query_start, tile, num_seqs, TOKENS_PER_TILE: tl.constexpr, IS_ONE_TILE: tl.constexpr
 ):
-    """The sequence that a tile belongs to, its first row and its length in the step, and which of
-    its tokens is the tile's first: negative for a tile that the sequence does not need.
+    """Find a tile's sequence, the sequence's first row and length in the step, and the tile's first
+    token in it, which is negative for a tile that the sequence does not need.
 
     Where a sequence may have several tiles, those of sequence s are numbered from
-    query_start[s] // TOKENS_PER_TILE + s: room for all, and no sum over the sequences before. The
-    last tokens' tile comes first: it sees most, and what ends last should be short.
+    query_start[s] // TOKENS_PER_TILE + s: enough for all, without a sum over earlier sequences. The
+    tile with the last tokens comes first: it sees the most keys, and short tiles should end last.
     """
     sequence = tile
     first_tile = tile
@@ -102,14 +102,15 @@ def attention_kernel(
     IS_SPLIT: tl.constexpr,
     MASKS_ALL: tl.constexpr,
 ):
-    """See `taco_kernels.triton.attention.paged_attention`; here is what differs.
+    """Kernel of `taco_kernels.triton.attention.paged_attention`, which describes shared arguments.
 
-    query_token, ... table_stride are strides. score_factor takes products to powers of two; with a
-    soft_cap (given in powers of two as well), to the exponent of its tanh. tree_masks are the low
-    and high halves of the masks, [num_tokens, 2]. What is None is compiled away.
+    query_token, ... table_stride are strides. score_factor turns products into exponents of
+    two; with a soft_cap (also in exponents of two), into the exponent of its tanh. tree_masks are
+    the low and high halves of the masks, [num_tokens, 2]. Arguments that are None are compiled
+    away.
 
-    Grid: KV heads, tiles and splits where IS_ONE_TILE, so that programs which run together read the
-    same blocks; else tiles, KV heads and splits, so that they read the same keys.
+    Grid: with IS_ONE_TILE (KV heads, tiles, splits), so that programs that run together read the
+    same blocks; else (tiles, KV heads, splits), so that they read the same keys.
     """
     if IS_ONE_TILE:
         kv_head = tl.program_id(0)
@@ -137,8 +138,9 @@ def attention_kernel(
     is_row = (rows < TOKENS_PER_TILE * GROUP) & (first_token + row_tokens < query_len)
     row_positions = context_len + first_token + row_tokens
 
-    # Every row sees the keys in [all_see_begin, all_see_end), if there are any, and none those
-    # outside [see_begin, see_end). Positions in a tree are depths: there the bounds are wider.
+    # Every row sees the keys in [all_see_begin, all_see_end), if there are any, and no row sees
+    # keys outside [see_begin, see_end). Positions in a tree are depths, so the bounds are wider
+    # there.
     see_end = context_len + tl.minimum(first_token + TOKENS_PER_TILE, query_len)
     first_position = context_len + first_token
     last_position = see_end - 1
@@ -160,7 +162,7 @@ def attention_kernel(
         see_begin = tl.maximum(first_position - sliding_window + 1, 0)
         all_see_begin = tl.maximum(last_position - sliding_window + 1, 0)
 
-    # This program's share, in whole tiles from the first block on.
+    # This program's share of the KV, in whole tiles from the first block on.
     tl.static_assert(BLOCK_N % BLOCK_SIZE == 0)
     tiles_begin = see_begin // BLOCK_SIZE * BLOCK_SIZE
     num_kv_tiles = (see_end - tiles_begin + BLOCK_N - 1) // BLOCK_N
@@ -181,12 +183,12 @@ def attention_kernel(
     queries_at += (row_tokens * query_token + row_heads * query_head)[:, None] + dims[None, :]
     queries = tl.load(queries_at, mask=row_mask, other=0.0)
     if query.dtype.element_ty == tl.bfloat16 and key_cache.dtype.element_ty == tl.float8e4nv:
-        # float8 becomes float16 eight times faster than bfloat16, and loses nothing either way.
+        # float8 to float16 is eight times faster than to bfloat16; both are exact.
         queries = tl.clamp(queries.to(tl.float32), -_FP16_MAX, _FP16_MAX).to(tl.float16)
     if alibi_slopes is not None:
         slopes = tl.load(alibi_slopes + row_heads, mask=is_row, other=0.0) * _LOG2_E
 
-    # All that does not change from tile to tile: a tile begins where a block does.
+    # Invariant from tile to tile: a tile begins where a block does.
     columns = tl.arange(0, BLOCK_N)
     ids_at = block_tables + sequence.to(tl.int64) * table_stride + columns // BLOCK_SIZE
     offsets_in_block = (columns % BLOCK_SIZE).to(tl.int64) * kv_token
@@ -195,7 +197,7 @@ def attention_kernel(
     row_sum = tl.zeros([BLOCK_M], tl.float32)
     row_max = tl.full([BLOCK_M], _UNSEEN, tl.float32)
 
-    # Three loops: the window's edge, what all rows see, and the diagonal.
+    # Three loops: the window's edge, the keys that all rows see, and the diagonal.
     FIRST_LOOP: tl.constexpr = 2 if MASKS_ALL else (1 if sliding_window is None else 0)
     IS_SCALED_LATE: tl.constexpr = soft_cap is None and alibi_slopes is None
     start = begin
@@ -207,14 +209,14 @@ def attention_kernel(
         if loop == _UNMASKED_LOOP:
             whole_tiles = tl.maximum(all_see_end - tiles_begin, 0) // BLOCK_N
             stop = tl.minimum(tiles_begin + whole_tiles * BLOCK_N, end)
-        # Block ids are read one tile ahead, so that no load waits for another. Past the
-        # sequence's end they may be anything.
+        # Block ids are read one tile ahead, so that no load waits for another. Past the sequence's
+        # end they may be anything.
         blocks = tl.load(ids_at + start // BLOCK_SIZE, mask=start + columns < see_end, other=0)
         for tile_begin in tl.range(start, stop, BLOCK_N):
             positions = tile_begin + columns
             offsets = (blocks.to(tl.int64) * kv_block + offsets_in_block)[:, None] + dims[None, :]
             if loop != _UNMASKED_LOOP or PADDED_DIM != HEAD_DIM:
-                # What lies past the end may be NaN, which not even a weight of zero removes.
+                # Values past the end may be NaN, which not even a weight of zero removes.
                 kv_mask = (positions < see_end)[:, None] & in_head[None, :]
                 if sliding_window is not None:
                     kv_mask = kv_mask & (positions >= see_begin)[:, None]

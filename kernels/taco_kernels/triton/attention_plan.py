@@ -1,7 +1,7 @@
-"""How a step's attention is cut into programs, chosen on the host from upper bounds alone.
+"""Plans attention launches: tiles, grids and KV splits, from upper bounds known on the host.
 
-What the device knows better (each sequence's own lengths) is not in a plan, so that the launches it
-describes can be captured in a CUDA graph and serve every batch within its bounds.
+A plan does not contain the sequences' lengths, which the device reads itself. So its launches can
+be captured in a CUDA graph and serve every batch within the bounds.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ from dataclasses import dataclass, replace
 
 import triton
 
-# Rows (tokens times the query heads of a KV head) of a sequence up to which one tile takes them
-# all, and attention is bound by how fast the KV is read.
+# Up to this many rows (tokens times the query heads of a KV head) one tile takes all rows of a
+# sequence, and attention is bound by the speed of reading KV.
 _FEW_ROWS = 64
-# The narrowest side of a tensor core's product.
+# The smallest dimension of a tensor core's product.
 _MIN_ROWS = 16
-# Bytes of keys that a tile of few rows reads at a time: enough in flight, little waste at the end.
+# Bytes of keys that a tile of few rows reads at a time: enough loads in flight, little waste at the
+# end.
 _FEW_ROWS_TILE_BYTES = 16 * 1024
-# How many times what runs at once is launched for several sequences.
+# For several sequences, this many times as many programs are launched as run at once.
 _WAVES = 2
 _MIN_TILES_PER_SPLIT = 2
 MAX_SPLITS = 64
@@ -25,16 +26,16 @@ MAX_SPLITS = 64
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """What one variant of the kernel is compiled for.
+    """Compile-time parameters of one variant of the kernel.
 
     Attributes:
         block_m: rows of a tile, tokens times the query heads of a KV head.
-        block_n: KV tokens read at a time.
-        num_warps: of a program.
-        num_stages: how many loads of KV are in flight, as Triton counts.
-        programs_per_sm: how many programs a multiprocessor has room for.
-        masks_all: whether each tile is masked, in one loop. Else there is a loop without masks and
-            one with them, and each starts its pipeline of loads anew: worth it for many rows only.
+        block_n: KV tokens per loop iteration.
+        num_warps: warps per program.
+        num_stages: Triton's pipeline stages: loads of KV in flight.
+        programs_per_sm: programs that fit on a multiprocessor.
+        masks_all: whether one loop masks every tile. Otherwise there is a loop without masks
+            and one with them, each with its own pipeline start: faster for many rows only.
     """
 
     block_m: int
@@ -47,15 +48,15 @@ class Tiling:
 
 @dataclass(frozen=True, slots=True)
 class AttentionPass:
-    """One launch: the sequences whose number of query tokens lies within bounds.
+    """One launch, for the sequences whose number of query tokens is within bounds.
 
     Attributes:
-        min_query_len, max_query_len: the bounds, both included.
-        tokens_per_tile: query tokens of a tile.
-        num_tiles: how many tiles the grid has room for.
-        is_one_tile: a sequence has one tile at most, and the tile has the sequence's number.
-        num_splits: programs that share a tile's KV; their results are put together by a second
-            kernel where there is more than one.
+        min_query_len, max_query_len: the bounds, inclusive.
+        tokens_per_tile: query tokens per tile.
+        num_tiles: tiles of the grid.
+        is_one_tile: each sequence has at most one tile, with the sequence's number.
+        num_splits: programs that share a tile's KV; with more than one, a second kernel combines
+            their results.
     """
 
     tiling: Tiling
@@ -68,17 +69,17 @@ class AttentionPass:
 
     @property
     def num_rows(self) -> int:
-        """Query tokens that the grid has room for."""
+        """Capacity of the grid in query tokens."""
         return self.num_tiles * self.tokens_per_tile
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """The launches of a step's attention, one after the other, and what they need.
+    """The launches of a step's attention, in order, and the workspace that they need.
 
     Attributes:
         num_tokens, num_seqs: capacity of the batches that the plan serves.
-        workspace_size: float32 numbers for the parts of split results.
+        workspace_size: float32 numbers for partial results of splits.
     """
 
     passes: tuple[AttentionPass, ...]
@@ -88,11 +89,11 @@ class AttentionPlan:
 
 
 def few_rows_tiling(rows: int, head_dim: int, kv_bytes: int) -> Tiling:
-    """For decode and verification: bound by memory, so many bytes in flight and few rows.
+    """Tiling for decode and verification: memory-bound, so few rows and many bytes in flight.
 
     Args:
-        rows: that a tile must hold, padding not counted.
-        kv_bytes: of one number in the cache.
+        rows: rows that a tile must hold, without padding.
+        kv_bytes: bytes of one number in the cache.
     """
     token_bytes = triton.next_power_of_2(head_dim) * kv_bytes
     block_n = max(32, min(64, _FEW_ROWS_TILE_BYTES // token_bytes))
@@ -110,14 +111,15 @@ def few_rows_tiling(rows: int, head_dim: int, kv_bytes: int) -> Tiling:
 def many_rows_tiling(
     group: int, head_dim: int, kv_bytes: int, query_bytes: int, is_plain: bool
 ) -> Tiling:
-    """For prefill: bound by arithmetic, so the largest products that registers hold.
+    """Tiling for prefill: compute-bound, so the largest products that fit in registers.
 
-    Wider tiles take fewer instructions for a token, but a window, a cap and conversions need
-    registers too; is_plain says that there is neither window nor cap.
+    Wider tiles take fewer instructions per token, but a window, a cap and conversions need
+    registers
+    too. is_plain: neither window nor cap.
     """
     padded = triton.next_power_of_2(head_dim)
     block_m, num_warps, num_stages = 128, 8, 3
-    if query_bytes == 4:  # no tensor core: products are computed in full
+    if query_bytes == 4:  # no tensor cores: products in full precision
         block_m, block_n, num_warps, num_stages = 32, 32, 4, 2
     elif padded <= 64:
         block_n = 128
@@ -157,11 +159,11 @@ def plan_attention(
 
     Args:
         num_tokens, num_seqs, max_query_len, max_seq_len: upper bounds.
-        kv_bytes, query_bytes: of one number in the cache and in the query.
+        kv_bytes, query_bytes: bytes of one number in the cache and in the query.
         num_sms: multiprocessors of the device.
         sliding_window, soft_cap: as `paged_attention` takes them.
-        few_rows, many_rows, num_splits: to measure others than those that are chosen here; a
-            tiling's block_m is raised to what the rows need.
+        few_rows, many_rows, num_splits: override the choice, for measurements; a tiling's
+            block_m is raised to the required rows.
     """
     group = num_heads // num_kv_heads
     if sliding_window is not None:
@@ -171,9 +173,9 @@ def plan_attention(
         rows = max_query_len * group
         tiling = few_rows or few_rows_tiling(rows, head_dim, kv_bytes)
         tiling = replace(tiling, block_m=max(tiling.block_m, triton.next_power_of_2(rows)))
-        # A power of two where it fits, so that few variants are compiled.
+        # A power of two if it fits, so that few variants are compiled.
         tokens_per_tile = min(triton.next_power_of_2(max_query_len), tiling.block_m // group)
-        # Beside others of other lengths, splits let those that end first take more.
+        # With sequences of different lengths, splits let early finishers take more work.
         waves = _WAVES if num_seqs > 1 else 1
         splits = num_splits or _num_splits(
             tiling, waves * num_sms, num_seqs * num_kv_heads, max_seq_len
@@ -198,8 +200,8 @@ def plan_attention(
     elif num_seqs == 1:
         passes = (many(1),)
     else:
-        # A decode's KV is split and read without waiting for rows that are not there. Decodes are
-        # launched first: they are short, and the prefills' tiles fill what they leave free.
+        # Decodes have their own launch: their KV is split and read without padding rows. They are
+        # launched first: they are short, and prefill tiles fill the rest of the device.
         few_tokens = max(1, _MIN_ROWS // group)
         passes = (few(1, few_tokens), many(few_tokens + 1))
     split_passes = [part for part in passes if part.num_splits > 1]
@@ -209,9 +211,9 @@ def plan_attention(
 
 
 def _num_splits(tiling: Tiling, num_sms: int, num_programs: int, max_seq_len: int) -> int:
-    """How many programs share a tile's KV, so that the device is full even when few are launched.
+    """Number of programs that share a tile's KV, so that few tiles still fill the device.
 
-    Never so many that a share of the longest sequence is less than a few tiles.
+    A share of the longest sequence keeps at least a few tiles.
     """
     wanted = num_sms * tiling.programs_per_sm // max(1, num_programs)
     longest = max_seq_len // (_MIN_TILES_PER_SPLIT * tiling.block_n)

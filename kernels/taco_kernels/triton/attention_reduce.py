@@ -1,4 +1,4 @@
-"""Puts the results of programs that shared a row's KV together."""
+"""Combines the partial results of programs that split a row's KV."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def reduce_splits_kernel(
     TOKENS_PER_TILE: tl.constexpr,
     IS_ONE_TILE: tl.constexpr,
 ):
-    """One row a program: the mean of its parts, each weighed by 2 to its log-sum.
+    """One row per program: the mean of its parts, each weighted by 2 to the power of its log-sum.
 
-    partial_out: [num_tiles * TOKENS_PER_TILE, num_heads, num_splits, HEAD_DIM]; partial_lse the
-    same but for the last dimension, in powers of two, -inf where a split had no share and wrote
-    nothing. Grid: the first two dimensions. Splits: Dao et al. 2023, "Flash-Decoding".
+    partial_out: [num_tiles * TOKENS_PER_TILE, num_heads, num_splits, HEAD_DIM]; partial_lse
+    lacks the last dimension: exponents of two, -inf where a split had no share and wrote nothing.
+    Grid: the first two dimensions. Splits: Dao et al. 2023, "Flash-Decoding".
     """
     slot = tl.program_id(0)
     head = tl.program_id(1)
@@ -49,7 +49,7 @@ def reduce_splits_kernel(
     parts = (slot.to(tl.int64) * tl.num_programs(1) + head) * num_splits + splits
     is_split = splits < num_splits
     in_head = dims < HEAD_DIM
-    # Both loads at once: the numbers of an empty split are read and thrown away.
+    # Both loads at once: the numbers of an empty split are read and ignored.
     lse = tl.load(partial_lse + parts, mask=is_split, other=float("-inf"))
     numbers = tl.load(
         partial_out + parts[:, None] * HEAD_DIM + dims[None, :],

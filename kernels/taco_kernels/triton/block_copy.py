@@ -1,4 +1,4 @@
-"""Whole blocks gathered and scattered between KV memories: what the offload tier moves."""
+"""Copies whole KV blocks between memories, for the host tier and moves on the device."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-VECTOR_BYTES = 16  # blocks, and where they lie, are multiples of it
-# 16 KiB a program and turn: each of its 128 threads has eight vectors on their way.
+VECTOR_BYTES = 16  # sizes and addresses of blocks are multiples of it
+# 16 KiB per program and iteration: each of its 128 threads has eight vectors in flight.
 _VECTORS = 1024
-# Host memory is read and written over a link, which this many programs fill (512 KiB on their
-# way). More would only wait, on multiprocessors that the model could use.
+# Host memory is accessed over a link that this many programs saturate (512 KiB in flight). More
+# would only wait, on multiprocessors that the model could use.
 _LINK_PROGRAMS = 32
 
 
 def copy_blocks(source: Tensor, target: Tensor, source_ids: Tensor, target_ids: Tensor) -> None:
-    """target[target_ids[i]] = source[source_ids[i]] for each i, by the kernel's own loads.
+    """Copy blocks: target[target_ids[i]] = source[source_ids[i]] for each i.
 
     Args:
         source, target: uint8 [num_blocks, block_bytes], block_bytes a multiple of 16: a block's KV
-            of all layers. Each lies on the device or in pinned host memory; they may be one tensor
-            as long as no block is both read and written.
-        source_ids, target_ids: int64 [n] on the device; where either is -1 nothing is copied.
+            of all layers. Each is on the device or in pinned host memory; they may be the same
+            tensor if no block is both read and written.
+        source_ids, target_ids: int64 [n] on the device; pairs with a -1 are skipped.
 
     Raises:
-        ValueError: shapes, dtypes or strides that do not fit.
+        ValueError: a tensor has the wrong shape, dtype or strides.
     """
     _check(source, target, source_ids, target_ids)
     num_vectors = source.shape[1] // VECTOR_BYTES
@@ -72,7 +72,7 @@ def _check(source: Tensor, target: Tensor, source_ids: Tensor, target_ids: Tenso
             )
 
 
-@triton.jit(do_not_specialize=["num_pieces"])  # it differs from call to call
+@triton.jit(do_not_specialize=["num_pieces"])  # differs from call to call
 def _copy_blocks_kernel(
     source,
     target,
@@ -84,7 +84,7 @@ def _copy_blocks_kernel(
     target_stride,
     VECTORS: tl.constexpr,
 ):
-    """Strides are in vectors of four words, so that the compiler sees their alignment."""
+    """Strides are in vectors of four words, so that the compiler knows their alignment."""
     pieces_a_block = tl.cdiv(num_vectors, VECTORS)
     for piece in range(tl.program_id(0), num_pieces, tl.num_programs(0)):
         source_id = tl.load(source_ids + piece // pieces_a_block)

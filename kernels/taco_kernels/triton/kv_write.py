@@ -1,4 +1,4 @@
-"""Stores a step's keys and values in the paged cache."""
+"""Writes a step's keys and values to the paged KV cache."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ def write_kv(
     key_scale: float = 1.0,
     value_scale: float = 1.0,
 ) -> None:
-    """One layer's keys and values of a step into their slots.
+    """Write one layer's keys and values of a step to their slots.
 
     Args:
         key, value: [num_tokens, num_kv_heads, head_dim]; views of a fused projection are fine.
         key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim]; in key's dtype, or
-            float8_e4m3fn, and then what is stored is key / key_scale, held within its range.
-        kv_slot_mapping: int64 [num_tokens], block * block_size + offset; a token at -1 is not
+            float8_e4m3fn, which stores key / key_scale, clamped to its range.
+        kv_slot_mapping: int64 [num_tokens], block * block_size + offset; a token with -1 is not
             stored.
 
     Raises:
-        ValueError: shapes, dtypes or strides that do not fit.
+        ValueError: a tensor has the wrong shape, dtype or strides.
     """
     check_kv(key, value, key_cache, value_cache, kv_slot_mapping)
     num_tokens, num_kv_heads, head_dim = key.shape
@@ -62,7 +62,7 @@ def write_kv(
 def check_kv(
     key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, kv_slot_mapping: Tensor
 ) -> None:
-    """Raises ValueError for keys and values that do not fit a cache, or tensors of other forms."""
+    """Raise ValueError unless keys, values and cache have matching shapes, dtypes and strides."""
     if key.dim() != 3 or value.shape != key.shape or value.dtype != key.dtype:
         raise ValueError(
             f"key and value must be alike, [num_tokens, num_kv_heads, head_dim], not {key.dtype} "
@@ -117,7 +117,7 @@ def _write_kv_kernel(
     PADDED_DIM: tl.constexpr,
     IS_SCALED: tl.constexpr,
 ):
-    """All heads of one token a program; key_token, ... value_cache_head are strides."""
+    """One program per token, all heads; key_token, ... value_cache_head are strides."""
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(kv_slot_mapping + token)
     heads = tl.arange(0, PADDED_HEADS)[:, None]
@@ -140,7 +140,7 @@ def _write_kv_kernel(
 
 @triton.jit
 def within_fp8(numbers, factor):
-    """Scaled, and held to the largest finite numbers of float8_e4m3fn; NaN stays NaN."""
+    """Scale, and clamp to the finite range of float8_e4m3fn; NaN stays NaN."""
     numbers = numbers.to(tl.float32) * factor
     numbers = tl.where(numbers > _FP8_MAX, _FP8_MAX, numbers)
     return tl.where(numbers < -_FP8_MAX, -_FP8_MAX, numbers)

@@ -1,8 +1,8 @@
-"""Log probabilities of chosen and of most likely tokens, without those of all the others.
+"""Log probabilities of sampled and most likely tokens, without computing those of all others.
 
-Reference: `taco_worker.sampling.torch_ops`. Every logit is read once, by `row_survey`; the most
+Reference: `taco_worker.sampling.torch_ops`. Every logit is read once, by `row_statistics`; the most
 likely n tokens of a row lie in the n groups of 32 with the greatest logits, so that finding them
-reads n groups more. Three launches, two if no most likely tokens are wanted.
+reads n more groups. Three launches, or two if no most likely tokens are requested.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from taco_kernels.triton.row_survey import (
+from taco_kernels.triton.row_statistics import (
     GROUP,
     LOG2_E,
     NO_KEY,
     UNIT,
     check_column,
     check_logits,
+    compute_statistics,
     float_of,
     is_finite,
     ordered_keys,
     row_weights,
-    survey_rows,
 )
 
-# One after the other is found: from here on torch's sort of all is faster.
+# Tokens are found one by one: from this number on torch's sort of all is faster.
 _MAX_FOUND = 128
-# 16 bytes a logit: 156 MB for 64 rows of 151,936.
+# 16 bytes per logit: 156 MB for 64 rows of 151,936.
 _SORTED_ROWS = 64
 _ENTRIES = 256
 
@@ -39,20 +39,20 @@ _NONE_LEFT = tl.constexpr(-(2**63))
 def gather_logprobs(
     logits: Tensor, token_ids: Tensor, num_top: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Log probabilities of a token of each row, and of its most likely ones.
+    """Log probabilities of one token per row, and of the most likely tokens.
 
     Args:
         logits: float32 [num_rows, vocab_size].
         token_ids: int64 [num_rows].
-        num_top: how many most likely tokens, for all rows; at most vocab_size.
+        num_top: number of most likely tokens, the same for all rows; at most vocab_size.
 
     Returns:
         ids (int64) and log probabilities (float32), both [num_rows, 1 + num_top]: the row's token,
-        then the most likely ones, best and lowest id first. ranks (int64 [num_rows]) of the tokens,
-        from 1.
+        then the most likely ones, best first, lowest id among equals. ranks (int64 [num_rows]) of
+        the tokens, from 1.
 
     Raises:
-        ValueError: a tensor of the wrong type or shape.
+        ValueError: a tensor has the wrong type or shape.
     """
     check_logits(logits)
     num_rows, vocab_size = logits.shape
@@ -65,19 +65,21 @@ def gather_logprobs(
     if num_rows == 0:
         return ids, values, ranks
     is_found = 0 < num_top <= _MAX_FOUND
-    survey = survey_rows(logits, token_ids=token_ids, has_weights=True, has_groups=is_found)
+    statistics = compute_statistics(
+        logits, token_ids=token_ids, has_weights=True, has_groups=is_found
+    )
     if is_found:
         groups_found = triton.next_power_of_2(num_top)
         _find_most_likely[(num_rows,)](
             logits,
             logits.stride(0),
             vocab_size,
-            survey.num_groups,
-            survey.group_keys,
+            statistics.num_groups,
+            statistics.group_keys,
             num_top,
             ids,
             ids.stride(0),
-            GROUPS=triton.next_power_of_2(survey.num_groups),
+            GROUPS=triton.next_power_of_2(statistics.num_groups),
             FOUND=groups_found,
             num_warps=8 if groups_found >= 64 else 4,
         )
@@ -89,16 +91,16 @@ def gather_logprobs(
     _value_kernel[(num_rows, triton.cdiv(1 + num_top, _ENTRIES))](
         logits,
         logits.stride(0),
-        survey.num_tiles,
-        survey.tile_keys,
-        survey.tile_weights,
-        survey.tile_greater,
+        statistics.num_tiles,
+        statistics.tile_keys,
+        statistics.tile_weights,
+        statistics.tile_greater,
         token_ids,
         ids,
         values,
         ranks,
         1 + num_top,
-        TILES=triton.next_power_of_2(survey.num_tiles),
+        TILES=triton.next_power_of_2(statistics.num_tiles),
         ENTRIES=_ENTRIES,
         num_warps=4,
     )
@@ -118,7 +120,7 @@ def _find_most_likely(
     GROUPS: tl.constexpr,
     FOUND: tl.constexpr,
 ):
-    """The groups with the greatest logits, then the tokens among theirs: greatest first."""
+    """Find the groups with the greatest logits, then the tokens among theirs, greatest first."""
     row = tl.program_id(0).to(tl.int64)
     groups = tl.arange(0, GROUPS)
     tops = tl.load(group_keys + row * num_groups + groups, mask=groups < num_groups, other=NO_KEY)
@@ -143,7 +145,7 @@ def _find_most_likely(
 
 @triton.jit
 def _ranked(keys, numbers):
-    """int64, all different: in the order of the keys, and the lower number first among equals."""
+    """Distinct int64 ranks: in the order of the keys, the lower number first among equals."""
     return (keys.to(tl.int64) << 32) | (numbers ^ _ID_BITS).to(tl.int64)
 
 
@@ -189,7 +191,7 @@ def _value_kernel(
     entry_ids = tl.where(entries > 0, tl.load(ids + row * width + entries, mask=is_other), own)
     numbers = tl.load(logits + row * stride + entry_ids, mask=entries < width, other=0.0)
     logprobs = numbers.to(tl.float64) - greatest.to(tl.float64) - log_total
-    # Without a finite maximum nothing has a share.
+    # Without a finite maximum no token has a share.
     logprobs = tl.where(is_finite(top), logprobs, float("nan"))
     tl.store(values + row * width + entries, logprobs.to(tl.float32), mask=entries < width)
     if tl.program_id(1) == 0:

@@ -1,7 +1,7 @@
-"""Norms of rows, fused with the residual sum that comes before them.
+"""RMSNorm and LayerNorm of rows, fused with the preceding residual sum.
 
-Reference: `taco_kernels.reference.norm`. A row is read once where it fits into one program's
-registers, else once for each sum and once to be written.
+Reference: `taco_kernels.reference.norm`. A row that fits into one program's registers is read once,
+a wider one once per sum and once more for the output.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import triton.language as tl
 from torch import Tensor
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-# The widest row that one program holds: 32 numbers a thread.
+# The widest row that one program holds: 32 numbers per thread.
 _MAX_HELD = 16384
 _WIDE_BLOCK = 4096
-# Below this, rows do not fill the device: more threads for each make it ready sooner.
+# Fewer rows do not fill the device: more threads per row make it faster.
 _FEW_ROWS = 512
 
 
@@ -30,16 +30,16 @@ def rms_norm(
     """Root mean square norm (Zhang and Sennrich 2019) of rows, computed in float32.
 
     Args:
-        x: [num_rows, width] or [num_tokens, num_heads, width]; any strides but the last, 1.
+        x: [num_rows, width] or [num_tokens, num_heads, width]; the last stride must be 1.
         weight: [width].
-        residual: as x; becomes residual + x, rounded to its dtype, and that is what is normed.
-        out: as x, and may be x itself.
+        residual: as x; becomes residual + x, rounded to its dtype, which is then normed.
+        out: as x; may be x itself.
 
     Returns:
         `out`, or a new contiguous tensor.
 
     Raises:
-        ValueError: shapes, dtypes or strides that do not fit.
+        ValueError: a tensor has the wrong shape, dtype or strides.
     """
     return _norm(x, weight, None, eps, residual, out)
 
@@ -53,7 +53,7 @@ def layer_norm(
     residual: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Layer norm (Ba et al. 2016) of rows, computed in float32; bias: [width], else `rms_norm`."""
+    """Layer norm (Ba et al. 2016) of rows in float32; bias: [width], the rest as in `rms_norm`."""
     return _norm(x, weight, bias, eps, residual, out)
 
 
@@ -72,7 +72,7 @@ def _norm(
     num_rows = x.numel() // width
     if num_rows == 0:
         return out
-    summed = out if residual is None else residual  # never read without a residual
+    summed = out if residual is None else residual  # unused without a residual
     arguments = (
         x,
         summed,
@@ -103,7 +103,7 @@ def _norm(
 
 
 def _row_strides(x: Tensor) -> tuple[int, int]:
-    """Of tokens and, where there are heads, of heads."""
+    """Strides of tokens and, if there are heads, of heads."""
     return (x.stride(0), x.stride(1)) if x.dim() == 3 else (x.stride(0), 0)
 
 
@@ -134,7 +134,7 @@ def _check(
 
 @triton.jit
 def _sum_with_residual(x, residual, x_offsets, residual_offsets, mask, HAS_RESIDUAL: tl.constexpr):
-    """The numbers to norm in float32; with a residual they are stored as the new residual."""
+    """Return the numbers to norm in float32; with a residual, store them as the new residual."""
     numbers = tl.load(x + x_offsets, mask=mask, other=0.0).to(tl.float32)
     if HAS_RESIDUAL:
         numbers += tl.load(residual + residual_offsets, mask=mask, other=0.0).to(tl.float32)
@@ -146,7 +146,7 @@ def _sum_with_residual(x, residual, x_offsets, residual_offsets, mask, HAS_RESID
 
 @triton.jit
 def _scaled(normed, weight, bias, dtype: tl.constexpr, CENTERED: tl.constexpr):
-    """LayerNorm rounds once, RMSNorm before its weight and after it, as models were trained."""
+    """Apply the weight. LayerNorm rounds once, RMSNorm before and after, as models were trained."""
     if CENTERED:
         scaled = normed * weight.to(tl.float32) + bias.to(tl.float32)
     else:
@@ -154,7 +154,7 @@ def _scaled(normed, weight, bias, dtype: tl.constexpr, CENTERED: tl.constexpr):
     return scaled.to(dtype)
 
 
-# Numbers that differ from step to step must not each ask for a kernel of their own.
+# Values that differ from step to step must not trigger specialized compilations.
 @triton.jit(do_not_specialize=["num_rows"])
 def _norm_held_rows(
     x,
@@ -177,7 +177,7 @@ def _norm_held_rows(
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """ROWS whole rows a program, each of them in registers from the load to the store."""
+    """ROWS whole rows per program, each in registers from load to store."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     columns = tl.arange(0, BLOCK)[None, :]
     mask = (rows < num_rows) & (columns < WIDTH)
@@ -190,7 +190,7 @@ def _norm_held_rows(
         mask,
         HAS_RESIDUAL,
     )
-    # Asked for before the sums, whose barriers no load can be moved across.
+    # Loaded before the sums: no load can be moved across their barriers.
     weights = tl.load(weight + columns, mask=columns < WIDTH, other=0.0)
     biases = weights
     if CENTERED:
@@ -224,7 +224,7 @@ def _norm_wide_row(
     HAS_RESIDUAL: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One row a program, BLOCK columns at a time; passes after the first find it in the cache."""
+    """One row per program, BLOCK columns at a time; later passes hit the cache."""
     row = tl.program_id(0)
     token, head = (row // heads).to(tl.int64), (row % heads).to(tl.int64)
     x += token * x_token + head * x_head
@@ -239,7 +239,7 @@ def _norm_wide_row(
     summed = x
     if HAS_RESIDUAL:
         summed = residual
-        # Other threads may have stored what this one reads next.
+        # Other threads may have stored the numbers that this one reads next.
         tl.debug_barrier()
     mean = 0.0
     if CENTERED:

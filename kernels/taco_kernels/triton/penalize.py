@@ -1,10 +1,10 @@
-"""Changes to logits that depend on a sequence's tokens so far.
+"""Repetition, presence and frequency penalties and n-gram bans on logits.
 
-Reference: `taco_worker.sampling.penalties`. One program a sequence reads its tokens twice: first it
-counts them in a scratch row, then it takes each count out again, and whoever takes it changes that
-token's logit. So each distinct token is changed once, in whatever order, and the scratch is zero
-when the program is done: it is cleared once in its life, and work and memory traffic follow the
-length of the sequences, not the vocabulary.
+Reference: `taco_worker.sampling.penalties`. One program per sequence reads its tokens twice. First
+it counts them in a scratch row. Then it takes each count out again, and the thread that takes a
+count changes that token's logit. So each distinct token is changed once, in any order, and the
+scratch is zero again at the end. It is cleared only when allocated, and work and memory traffic
+depend on the length of the sequences, not on the vocabulary.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from taco_kernels.triton.row_survey import check_column, check_logits
+from taco_kernels.triton.row_statistics import check_column, check_logits
 
-# Programs, and rows of scratch: about half as many as a large GPU has multiprocessors.
+# Programs and rows of scratch: about half the number of multiprocessors of a large GPU.
 _MAX_PROGRAMS = 64
 _BLOCK = tl.constexpr(4096)
-# Beside the count of a token in the output: it occurs in the prompt.
+# Flag beside the count of a token in the output: the token occurs in the prompt.
 _IN_PROMPT = tl.constexpr(1 << 30)
 
 
@@ -39,22 +39,22 @@ class PenaltyColumns(NamedTuple):
 
 
 def penalty_scratch(vocab_size: int, max_num_seqs: int, device: torch.device) -> Tensor:
-    """What `penalize` counts in; one serves all calls of a stream."""
+    """Allocate the counters of `penalize`; all calls of a stream can share them."""
     shape = (min(max_num_seqs, _MAX_PROGRAMS), vocab_size)
     return torch.zeros(shape, dtype=torch.int32, device=device)
 
 
 def penalize(logits: Tensor, tokens: Tensor, penalties: PenaltyColumns, scratch: Tensor) -> None:
-    """Change logits in place: repetition, then presence and frequency, then n-grams.
+    """Apply penalties in place: repetition, then presence and frequency, then n-gram bans.
 
     Args:
         logits: float32 [num_rows, vocab_size].
-        tokens: int32 [any, max_len], sequences of tokens within the vocabulary; what lies outside a
-            sequence's range is ignored.
-        scratch: of `penalty_scratch`.
+        tokens: int32 [num_sequences, max_len], token ids within the vocabulary; tokens outside a
+            sequence's range are ignored.
+        scratch: from `penalty_scratch`.
 
     Raises:
-        ValueError: a tensor of the wrong type or shape.
+        ValueError: a tensor has the wrong type or shape.
     """
     check_logits(logits)
     if tokens.dtype != torch.int32 or tokens.dim() != 2 or tokens.stride(1) != 1:
@@ -152,7 +152,7 @@ def _take_counts(sequence, first, length, counts, row_logits, factor, once, each
 
 @triton.jit
 def _ban_repeated_ngrams(sequence, length, size, row_logits):
-    """Rules out tokens that followed, somewhere, the `size` - 1 last tokens of the sequence."""
+    """Ban tokens that followed an earlier occurrence of the sequence's last `size` - 1 tokens."""
     for begin in range(size - 1, length, _BLOCK):
         places = begin + tl.arange(0, _BLOCK)
         is_same = places < length

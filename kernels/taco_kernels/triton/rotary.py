@@ -1,4 +1,4 @@
-"""Rotary positions, fused with the write of keys and values into the cache.
+"""Rotary position embedding, fused with the write of keys and values to the KV cache.
 
 Reference: `taco_kernels.reference.rotary` (RoFormer, Su et al. 2021; halves as in GPT-NeoX).
 """
@@ -13,7 +13,7 @@ from torch import Tensor
 from taco_kernels.triton.kv_write import check_kv, within_fp8
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-# Up to so many tokens a program takes few heads, so that the device has more programs to run.
+# Up to this many tokens a program takes few heads, so that there are more programs.
 _FEW_TOKENS = 64
 
 
@@ -30,24 +30,24 @@ def rotate_and_write_kv(
     key_scale: float = 1.0,
     value_scale: float = 1.0,
 ) -> None:
-    """Turn each pair (x[i], x[i + rotary_dim / 2]) of all heads by its token's angles.
+    """Rotate each pair (x[i], x[i + rotary_dim / 2]) of all heads by its token's angles.
 
-    The query is turned in place; the turned key and the value go straight into the cache, and what
-    they came from is left alone.
+    The query is rotated in place. The rotated key and the value are written to the cache only;
+    their sources stay unchanged.
 
     Args:
-        query: [num_tokens, num_heads, head_dim]; any strides but the last, 1.
+        query: [num_tokens, num_heads, head_dim]; the last stride must be 1.
         key, value: [num_tokens, num_kv_heads, head_dim], likewise.
         positions: int32 or int64 [num_tokens].
         cos_sin: float32 [max_positions, rotary_dim], cosines in the first half and sines in the
-            second; numbers of a head from rotary_dim on are left as they are.
+            second; numbers of a head from rotary_dim on stay unchanged.
         key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim] of the key's dtype
             or float8_e4m3fn, which holds key / key_scale and value / value_scale, clamped to its
-            range; any strides but the last, 1.
+            range; the last stride must be 1.
         kv_slot_mapping: int64 [num_tokens], block * block_size + offset; -1 is not stored.
 
     Raises:
-        ValueError: shapes, dtypes or strides that do not fit.
+        ValueError: a tensor has the wrong shape, dtype or strides.
     """
     _check_heads(query, key)
     check_kv(key, value, key_cache, value_cache, kv_slot_mapping)
@@ -128,7 +128,7 @@ def _check_angles(query: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
 
 
 @triton.jit
-def _turned(
+def _rotated(
     x,
     head_stride,
     heads,
@@ -137,9 +137,9 @@ def _turned(
     HALF: tl.constexpr,
     HALF_BLOCK: tl.constexpr,
 ):
-    """Both halves of some heads of one token, turned and rounded to their own dtype.
+    """Return both halves of some heads of one token, rotated and rounded to their dtype.
 
-    Also where they lie in a head, and which of them exist.
+    Also their offsets in a head, and the mask of those that exist.
     """
     pairs = tl.arange(0, HALF_BLOCK)[None, :]
     mask = (heads < NUM_HEADS) & (pairs < HALF)
@@ -175,7 +175,7 @@ def _copy_columns(
     BLOCK: tl.constexpr,
     IS_FP8: tl.constexpr,
 ):
-    """Columns START to END of some heads, into the cache as they are."""
+    """Copy columns START to END of some heads to the cache."""
     columns = START + tl.arange(0, BLOCK)[None, :]
     mask = (heads < NUM_HEADS) & (columns < END)
     copied = tl.load(x + heads * head_stride + columns, mask=mask, other=0.0)
@@ -218,7 +218,7 @@ def _rotate_kernel(
     REST_BLOCK: tl.constexpr,
     HEAD_BLOCK: tl.constexpr,
 ):
-    """A program has one token's HEADS heads: of the query, else of the key, else of the value."""
+    """One program per HEADS heads of a token: of the query, else the key, else the value."""
     QUERY_PARTS: tl.constexpr = (NUM_HEADS + HEADS - 1) // HEADS
     KEY_PARTS: tl.constexpr = (NUM_KV_HEADS + HEADS - 1) // HEADS
     token = tl.program_id(0).to(tl.int64)
@@ -229,7 +229,7 @@ def _rotate_kernel(
     angles = cos_sin + tl.load(positions + token).to(tl.int64) * (2 * HALF)
     if part < QUERY_PARTS:
         heads = part * HEADS + tl.arange(0, HEADS)[:, None]
-        first, second, pairs, mask = _turned(
+        first, second, pairs, mask = _rotated(
             query, query_head, heads, angles, NUM_HEADS, HALF, HALF_BLOCK
         )
         target = query + heads * query_head + pairs
@@ -244,7 +244,7 @@ def _rotate_kernel(
             pass
         elif part < QUERY_PARTS + KEY_PARTS:
             heads = (part - QUERY_PARTS) * HEADS + tl.arange(0, HEADS)[:, None]
-            first, second, pairs, mask = _turned(
+            first, second, pairs, mask = _rotated(
                 key, key_head, heads, angles, NUM_KV_HEADS, HALF, HALF_BLOCK
             )
             target = key_cache + heads * key_cache_head + pairs

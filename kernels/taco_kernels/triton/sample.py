@@ -1,14 +1,15 @@
-"""One token a row: the most likely one, or a random one after filters, without a sort.
+"""Samples one token per row: the most likely one, or a random one after filters, without a sort.
 
-Reference: `taco_worker.sampling.draw`. Launches, and what each of them reads:
+Reference: `taco_worker.sampling.draw`. The launches:
 
-1. `row_survey`: every logit, once. For rows that all want the most likely token, or a draw without
-   filters, that is the floor: 4 bytes a logit, 36 us for 256 rows of 151,936 at 4.3 TB/s, and the
-   time of two launches for one row.
-2. `_settle_kernel`, a program a row: one tile of 2048 logits, which holds the token. With filters,
-   the 256 groups of 32 tokens with the greatest logits instead: if these hold all that the filters
-   can keep, as they do for most rows of a trained model, the row is done.
-3. `sample_wide`, only if there are filters: rows that keep more than that, a program each.
+1. `row_statistics` reads every logit once. For greedy rows, or sampling without filters, that is
+the
+   lower bound: 4 bytes per logit, 36 us for 256 rows of 151,936 at 4.3 TB/s, and the time of two
+   launches for one row.
+2. `_sample_kernel`, one program per row, reads one tile of 2048 logits, which holds the token. With
+   filters it reads the 256 groups of 32 tokens with the greatest logits instead. If these hold all
+   tokens that the filters can keep, as for most rows of a trained model, the row is done.
+3. `sample_wide`, only with filters: rows that keep more tokens, one program each.
 
 A token depends on its row alone, bit for bit.
 """
@@ -23,13 +24,14 @@ import triton.language as tl
 from torch import Tensor
 
 from taco_kernels.sampling_metadata import NO_TOKEN
-from taco_kernels.triton.row_survey import (
+from taco_kernels.triton.row_statistics import (
     GROUP,
     NO_KEY,
     TILE,
-    RowSurvey,
+    RowStatistics,
     check_column,
     check_logits,
+    compute_statistics,
     fixed_weights,
     float_of,
     floor_key,
@@ -37,10 +39,9 @@ from taco_kernels.triton.row_survey import (
     ordered_keys,
     row_weights,
     sharpness_of,
-    survey_rows,
     tile_tokens,
 )
-from taco_kernels.triton.sample_wide import NOT_SETTLED, sample_wide
+from taco_kernels.triton.sample_wide import UNRESOLVED, sample_wide
 from taco_kernels.triton.threshold import (
     find_share,
     greatest_cut,
@@ -49,9 +50,9 @@ from taco_kernels.triton.threshold import (
     share_of,
 )
 
-NO_TOKEN_TO_CHOOSE = tl.constexpr(NO_TOKEN)
+NO_TOKEN_ID = tl.constexpr(NO_TOKEN)
 
-# So many groups of tokens fit into one program's registers.
+# Groups of tokens that fit into one program's registers.
 _CANDIDATE_GROUPS = 256
 
 
@@ -66,68 +67,74 @@ class DeviceSamplingMetadata(NamedTuple):
 
 
 def most_likely_tokens(logits: Tensor) -> Tensor:
-    """The lowest id of the greatest logits, or NO_TOKEN: int64 [num_rows], in two launches.
+    """The most likely token per row, lowest id among equals, or NO_TOKEN: int64 [num_rows].
+
+    Takes two launches.
 
     Raises:
-        ValueError: logits that are no float32 rows.
+        ValueError: logits are not float32 rows.
     """
     check_logits(logits)
-    survey = survey_rows(logits)
-    return _settle(logits, survey, None, has_filters=False)
+    statistics = compute_statistics(logits)
+    return _sample(logits, statistics, None, has_filters=False)
 
 
 def sample_tokens(logits: Tensor, metadata: DeviceSamplingMetadata, *, has_filters: bool) -> Tensor:
-    """One token a row; a row's does not depend on the others.
+    """Sample one token per row, independently of the other rows.
 
     Args:
         logits: float32 [num_rows, vocab_size].
-        has_filters: whether any row with a temperature has min_p, top_k or top_p: the host knows,
-            and without them two launches do.
+        has_filters: whether any row with a temperature has min_p, top_k or top_p. The host knows
+            it; without filters two launches are enough.
 
     Returns:
         int64 [num_rows]; NO_TOKEN where the greatest logit is not finite.
 
     Raises:
-        ValueError: a tensor of the wrong type or shape.
+        ValueError: a tensor has the wrong type or shape.
     """
     check_logits(logits)
     for name, column in metadata._asdict().items():
         dtype = {"top_k": torch.int32, "uniforms": torch.float64}.get(name, torch.float32)
         check_column(name, column, dtype, logits, logits.shape[0])
-    survey = survey_rows(
+    statistics = compute_statistics(
         logits, temperature=metadata.temperature, has_weights=True, has_groups=has_filters
     )
-    token_ids = _settle(logits, survey, metadata, has_filters=has_filters)
+    token_ids = _sample(logits, statistics, metadata, has_filters=has_filters)
     if has_filters:
-        sample_wide(logits, survey, *metadata, token_ids)
+        sample_wide(logits, statistics, *metadata, token_ids)
     return token_ids
 
 
-def _settle(
-    logits: Tensor, survey: RowSurvey, metadata: DeviceSamplingMetadata | None, *, has_filters: bool
+def _sample(
+    logits: Tensor,
+    statistics: RowStatistics,
+    metadata: DeviceSamplingMetadata | None,
+    *,
+    has_filters: bool,
 ) -> Tensor:
     num_rows, vocab_size = logits.shape
     token_ids = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
     if num_rows == 0:
         return token_ids
     num_candidates = _CANDIDATE_GROUPS if has_filters else 0
-    candidates = survey.group_keys.new_empty((num_rows, num_candidates))
-    _settle_kernel[(num_rows,)](
+    candidates = statistics.group_keys.new_empty((num_rows, num_candidates))
+    _sample_kernel[(num_rows,)](
         logits,
         logits.stride(0),
         vocab_size,
-        survey.num_tiles,
-        survey.num_groups,
+        statistics.num_tiles,
+        statistics.num_groups,
         *(metadata or (logits,) * 5),
-        survey.tile_keys,
-        survey.tile_weights,
-        survey.group_keys,
+        statistics.tile_keys,
+        statistics.tile_weights,
+        statistics.group_keys,
         candidates,
         token_ids,
         IS_RANDOM=metadata is not None,
         HAS_FILTERS=has_filters,
-        TILES=triton.next_power_of_2(survey.num_tiles),
-        GROUPS=triton.next_power_of_2(max(1, survey.num_groups)),
+        TILES=triton.next_power_of_2(statistics.num_tiles),
+        GROUPS=triton.next_power_of_2(max(1, statistics.num_groups)),
         CANDIDATE_GROUPS=_CANDIDATE_GROUPS,
         num_warps=8 if has_filters else 4,
     )
@@ -135,7 +142,7 @@ def _settle(
 
 
 @triton.jit
-def _settle_kernel(
+def _sample_kernel(
     logits,
     stride,
     vocab_size,
@@ -166,12 +173,12 @@ def _settle_kernel(
     if not IS_RANDOM:
         token = _most_likely(row_logits, vocab_size, tops, top)
     else:
-        heat = tl.load(temperature + row)
-        if (heat == 0) | (not is_finite(top)):
+        row_temperature = tl.load(temperature + row)
+        if (row_temperature == 0) | (not is_finite(top)):
             token = _most_likely(row_logits, vocab_size, tops, top)
         else:
             weights = tl.load(tile_weights + row * num_tiles + tiles, mask=is_tile, other=0)
-            weights = row_weights(tops, weights, float_of(top), sharpness_of(heat))
+            weights = row_weights(tops, weights, float_of(top), sharpness_of(row_temperature))
             fraction = tl.load(uniforms + row)
             if HAS_FILTERS:
                 least_p, most, nucleus = (
@@ -188,7 +195,7 @@ def _settle_kernel(
                         candidates + row * CANDIDATE_GROUPS,
                         top,
                         tl.sum(weights),
-                        heat,
+                        row_temperature,
                         least_p,
                         most,
                         nucleus,
@@ -197,10 +204,14 @@ def _settle_kernel(
                         CANDIDATE_GROUPS,
                     )
                 else:
-                    token = _draw_from_all(row_logits, vocab_size, tops, weights, heat, fraction)
+                    token = _draw_from_all(
+                        row_logits, vocab_size, tops, weights, row_temperature, fraction
+                    )
             else:
-                token = _draw_from_all(row_logits, vocab_size, tops, weights, heat, fraction)
-    tl.store(token_ids + row, tl.where(is_finite(top), token, NO_TOKEN_TO_CHOOSE))
+                token = _draw_from_all(
+                    row_logits, vocab_size, tops, weights, row_temperature, fraction
+                )
+    tl.store(token_ids + row, tl.where(is_finite(top), token, NO_TOKEN_ID))
 
 
 @triton.jit
@@ -213,7 +224,7 @@ def _most_likely(row_logits, vocab_size, tile_tops, top):
 
 @triton.jit
 def _draw_from_all(row_logits, vocab_size, tile_tops, tile_weights, temperature, fraction):
-    """A tile by its weight, then a token of it by its weight in the tile."""
+    """Draw a tile by its weight, then a token by its weight in the tile."""
     share = share_of(fraction, tl.sum(tile_weights))
     tiles = tl.arange(0, tile_weights.shape[0])
     tile = tl.sum((tl.cumsum(tile_weights, 0) <= share).to(tl.int32))
@@ -246,7 +257,7 @@ def _draw_from_candidates(
     GROUPS: tl.constexpr,
     CANDIDATE_GROUPS: tl.constexpr,
 ):
-    """From the groups with the greatest logits; NOT_SETTLED if the filters may keep other tokens.
+    """Draw from the groups with the greatest logits; UNRESOLVED if filters may keep other tokens.
 
     `total` is the weight of the row.
     """
@@ -258,7 +269,7 @@ def _draw_from_candidates(
     has_all = least <= floor
     least = tl.maximum(least, floor)
 
-    # All tokens from `least` on, in the order of the vocabulary.
+    # All tokens with keys from `least` on, in vocabulary order.
     is_candidate = group_tops >= least
     num_candidates = tl.sum(is_candidate.to(tl.int32))
     places = tl.cumsum(is_candidate.to(tl.int32), 0) - 1
@@ -275,19 +286,19 @@ def _draw_from_candidates(
     held = tl.sum(weights)
 
     cut = least
-    is_settled = has_all
+    is_resolved = has_all
     total = tl.where(has_all, held, total)
     if top_k > 0:
         counts = (keys >= least).to(tl.int32)
-        is_settled |= tl.sum(counts) >= top_k
+        is_resolved |= tl.sum(counts) >= top_k
         cut = greatest_cut(keys, counts, top_k, least, top)
         total = tl.sum(tl.where(keys >= cut, weights, 0))
     if top_p < 1:
         target = nucleus_weight(top_p, total)
-        is_settled |= (top_k == 0) & (min_p == 0) & (held >= target)
+        is_resolved |= (top_k == 0) & (min_p == 0) & (held >= target)
         cut = greatest_cut(keys, weights, target, cut, top)
 
     kept = tl.where(keys >= cut, weights, 0)
     group, member = find_share(kept, share_of(fraction, tl.sum(kept)))
     token = tl.sum(tl.where(numbers == group, ids, 0)) * GROUP + member
-    return tl.where(is_settled, token, NOT_SETTLED).to(tl.int64)
+    return tl.where(is_resolved, token, UNRESOLVED).to(tl.int64)

@@ -1,13 +1,13 @@
-"""Draws of rows whose filters keep more tokens than one program can hold.
+"""Samples rows whose filters keep more tokens than one program can hold in registers.
 
-One program a row, which reads it twice where its guess is right: a sample of the row tells within
-which logits the cut must lie; a pass adds up what is above them, exactly, and collects those
-between, of which the cut is found in registers; another weighs what is kept. Where the guess is
-wrong or too much ties, it halves the range and reads again.
+One program per row reads it twice if its guess is right. A sample of the row gives bounds of the
+cut. One pass adds up the tokens above the bounds, exactly, and collects those between, among which
+the cut is found in registers. Another pass weighs the kept tokens. If the guess is wrong, or too
+many tokens tie, the program halves the range and reads again.
 
-Such rows are flat ones, of high temperatures or of models that have learnt nothing. One
-multiprocessor reads a row at a tenth of a terabyte a second: launches that every batch with filters
-would pay for are not worth what more of them could save one such row.
+Such rows are flat: of high temperatures or untrained models. One multiprocessor reads a row at a
+tenth of a terabyte per second. More launches could speed up such a row, but every batch with
+filters would pay for them.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from taco_kernels.triton.row_survey import (
+from taco_kernels.triton.row_statistics import (
     GROUP,
     NO_KEY,
     UNIT,
-    RowSurvey,
+    RowStatistics,
     fixed_weights,
     float_of,
     floor_key,
@@ -31,21 +31,21 @@ from taco_kernels.triton.row_survey import (
 )
 from taco_kernels.triton.threshold import find_share, greatest_cut, nucleus_weight, share_of
 
-# The token id of a row whose metadata is left to this kernel; NO_TOKEN is another number.
-NOT_SETTLED = tl.constexpr(-2)
+# Token id of a row that is left to this kernel; differs from NO_TOKEN.
+UNRESOLVED = tl.constexpr(-2)
 
 _CHUNK = tl.constexpr(4096)
-_STAGES = tl.constexpr(3)  # chunks on their way
-# Keys between the bounds of the guess: few of a flat row of 150,000 get more.
+_STAGES = tl.constexpr(3)  # chunks in flight
+# Room for keys between the guessed bounds: few flat rows of 150,000 tokens have more.
 _ROOM = tl.constexpr(8192)
 _SAMPLE = tl.constexpr(4096)
-_RUN = tl.constexpr(8)  # adjacent tokens of a sample, which come in one sector of memory
+_RUN = tl.constexpr(8)  # adjacent tokens of a sample, one sector of memory
 _DEVIATIONS = tl.constexpr(3.0)
 
 
 def sample_wide(
     logits: Tensor,
-    survey: RowSurvey,
+    statistics: RowStatistics,
     temperature: Tensor,
     min_p: Tensor,
     top_k: Tensor,
@@ -53,36 +53,36 @@ def sample_wide(
     uniforms: Tensor,
     token_ids: Tensor,
 ) -> None:
-    """Set token_ids (int64 [num_rows]) of rows where they are NOT_SETTLED; these have filters.
+    """Set token_ids (int64 [num_rows]) of rows that are UNRESOLVED; these have filters.
 
-    `survey` must have weights.
+    `statistics` must have weights.
     """
     num_rows, vocab_size = logits.shape
     if num_rows == 0:
         return
     room = torch.empty((num_rows, _ROOM.value), dtype=torch.int32, device=logits.device)
-    _choose_wide_kernel[(num_rows,)](
+    _sample_wide_kernel[(num_rows,)](
         logits,
         logits.stride(0),
         vocab_size,
-        survey.num_tiles,
+        statistics.num_tiles,
         temperature,
         min_p,
         top_k,
         top_p,
         uniforms,
-        survey.tile_keys,
-        survey.tile_weights,
+        statistics.tile_keys,
+        statistics.tile_weights,
         room,
         token_ids,
-        TILES=triton.next_power_of_2(survey.num_tiles),
+        TILES=triton.next_power_of_2(statistics.num_tiles),
         CHUNKS=triton.next_power_of_2(triton.cdiv(vocab_size, _CHUNK.value)),
         num_warps=16,
     )
 
 
 @triton.jit
-def _choose_wide_kernel(
+def _sample_wide_kernel(
     logits,
     stride,
     vocab_size,
@@ -100,16 +100,16 @@ def _choose_wide_kernel(
     CHUNKS: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
-    if tl.load(token_ids + row) == NOT_SETTLED:
+    if tl.load(token_ids + row) == UNRESOLVED:
         row_logits, row_room = logits + row * stride, room + row * _ROOM
         tiles = tl.arange(0, TILES)
         is_tile = tiles < num_tiles
         tops = tl.load(tile_keys + row * num_tiles + tiles, mask=is_tile, other=NO_KEY)
         top = tl.max(tops)
-        heat = tl.load(temperature + row)
-        greatest, sharpness = float_of(top), sharpness_of(heat)
+        row_temperature = tl.load(temperature + row)
+        greatest, sharpness = float_of(top), sharpness_of(row_temperature)
         least_p, most = tl.load(min_p + row), tl.load(top_k + row)
-        cut = floor_key(greatest, heat, least_p)
+        cut = floor_key(greatest, row_temperature, least_p)
         if most > 0:
             count = tl.full([], vocab_size, tl.int64)
             cut = _find_cut(
@@ -145,14 +145,14 @@ def _find_cut(
     top,
     IS_WEIGHT: tl.constexpr,
 ):
-    """The greatest cut from `floor` to `top` that keeps `target`, or else `floor`.
+    """Find the greatest cut from `floor` to `top` that keeps `target`, or else `floor`.
 
     Args:
         room: int32 [_ROOM], for keys.
-        target, total: int64, numbers of tokens, or weights with IS_WEIGHT; `total` is about what
-            `floor` keeps.
+        target, total: int64, numbers of tokens, or weights with IS_WEIGHT; `total` is approximately
+            the amount that `floor` keeps.
     """
-    # The cut lies in [low, high); what is from `high` on, `above`, is not enough. A pass looks at
+    # The cut lies in [low, high); `above`, the amount from `high` on, is not enough. A pass reads
     # [first, behind).
     low, high = floor, top + 1
     first, behind = _guess(
@@ -199,7 +199,7 @@ def _guess(
     top,
     IS_WEIGHT: tl.constexpr,
 ):
-    """Keys from and below which the cut must lie, if a sample of the row is not an odd one."""
+    """Bounds of the cut, which hold if the sample is representative of the row."""
     runs = tl.arange(0, _SAMPLE // _RUN)
     starts = (runs.to(tl.int64) * vocab_size // (_SAMPLE // _RUN)).to(tl.int32)
     tokens = starts[:, None] + tl.arange(0, _RUN)[None, :]
@@ -207,8 +207,8 @@ def _guess(
     part = 1.0 / tl.full([], vocab_size, tl.float64) * _SAMPLE
     if IS_WEIGHT:
         amounts = tl.where(keys >= floor, fixed_weights(numbers, greatest, sharpness), 0)
-        # Of what a nucleus leaves out, many light tokens, a sample tells more than of the heavy
-        # ones that it keeps.
+        # A sample estimates the many light tokens that a nucleus drops better than the heavy ones
+        # that it keeps.
         goal = tl.sum(amounts).to(tl.float64) - (total - target).to(tl.float64) * part
         middle = greatest_cut(keys, amounts, tl.maximum(goal, 1.0).to(tl.int64), floor, top)
         left_out = tl.where(keys < middle, amounts, 0).to(tl.float32) / UNIT
@@ -235,8 +235,10 @@ def _collect(
     behind,
     IS_WEIGHT: tl.constexpr,
 ):
-    """Amounts of the keys from `behind` on, and of those in [first, behind); the latter's number,
-    and as many of them as fit in `room`."""
+    """Sum the amounts of keys from `behind` on and in [first, behind), and collect the latter.
+
+    As many as fit are stored in `room`; their number is returned too.
+    """
     beyond = tl.full([], 0, tl.int64)
     inside = tl.full([], 0, tl.int64)
     num_inside = tl.full([], 0, tl.int32)
@@ -260,7 +262,7 @@ def _collect(
 
 @triton.jit
 def _weight_from(row_logits, vocab_size, greatest, sharpness, cut):
-    """The weight of what a cut keeps."""
+    """The weight of the tokens that a cut keeps."""
     weight = tl.full([], 0, tl.int64)
     for start in tl.range(0, vocab_size, _CHUNK, num_stages=_STAGES):
         weight += tl.sum(_kept(row_logits, start, vocab_size, greatest, sharpness, cut))
@@ -284,7 +286,7 @@ def _draw(row_logits, vocab_size, greatest, sharpness, cut, fraction, CHUNKS: tl
 
 @triton.jit
 def _kept(row_logits, start, vocab_size, greatest, sharpness, cut):
-    """Weights of a chunk that a cut keeps, [groups, members]; 0 for the others."""
+    """Weights of a chunk's tokens that a cut keeps, [groups, members]; 0 for the others."""
     groups = tl.arange(0, _CHUNK // GROUP)[:, None]
     tokens = start + groups * GROUP + tl.arange(0, GROUP)[None, :]
     numbers, keys = _load(row_logits, tokens, vocab_size)
@@ -293,6 +295,6 @@ def _kept(row_logits, start, vocab_size, greatest, sharpness, cut):
 
 @triton.jit
 def _load(row_logits, tokens, vocab_size):
-    """Logits and their keys."""
+    """Load logits and their keys."""
     numbers = tl.load(row_logits + tokens, mask=tokens < vocab_size, other=-float("inf"))
     return numbers, tl.where(tokens < vocab_size, ordered_keys(numbers), NO_KEY)

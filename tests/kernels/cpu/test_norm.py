@@ -90,7 +90,7 @@ def test_a_row_does_not_depend_on_the_others_nor_on_threads(
 
 def test_wrong_arguments_are_refused(cpu_kernels: CpuKernels) -> None:
     x, weight, _ = tensors(8)
-    with pytest.raises(ValueError, match="no 'batch' norm"):
+    with pytest.raises(ValueError, match="unknown norm 'batch'"):
         norm_rows(cpu_kernels, "batch", x, weight, None, 1e-5)
     with pytest.raises(ValueError, match=r"must be \[8\]"):
         norm_rows(cpu_kernels, "rms", x, weight[:7].clone(), None, 1e-5)

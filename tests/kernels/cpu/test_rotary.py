@@ -40,5 +40,5 @@ def test_wrong_arguments_are_refused(cpu_kernels: CpuKernels) -> None:
     x, cos, sin = tensors(2, 3, 8)
     with pytest.raises(ValueError, match="contiguous heads"):
         rotate_rows(cpu_kernels, x[..., :6], cos[:, :3], sin[:, :3])
-    with pytest.raises(ValueError, match="angles"):
+    with pytest.raises(ValueError, match="cos and sin must be"):
         rotate_rows(cpu_kernels, x, cos[:1], sin)

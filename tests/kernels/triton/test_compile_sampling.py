@@ -29,9 +29,9 @@ columns = PenaltyColumns(longs, ints, ints, ints, floats, floats, floats, ints)
 penalize(logits, tokens, columns, scratch)
 """
 KERNELS = {
-    "_survey_kernel",
-    "_settle_kernel",
-    "_choose_wide_kernel",
+    "_statistics_kernel",
+    "_sample_kernel",
+    "_sample_wide_kernel",
     "_find_most_likely",
     "_value_kernel",
     "_penalize_kernel",
@@ -49,5 +49,5 @@ def test_every_kernel_fits_into_registers(launches: list[Compiled]) -> None:
 
 
 def test_the_survey_reads_sixteen_bytes_at_a_time(launches: list[Compiled]) -> None:
-    surveys = [launch for launch in launches if launch.kernel == "_survey_kernel"]
-    assert all(survey.count("LDG.E.128") >= 4 for survey in surveys)
+    surveys = [launch for launch in launches if launch.kernel == "_statistics_kernel"]
+    assert all(statistics.count("LDG.E.128") >= 4 for statistics in surveys)

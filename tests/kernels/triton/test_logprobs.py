@@ -11,7 +11,7 @@ from support import sampling_cases as cases
 from support.triton_interpreter import DEVICE
 from taco_kernels.sampling_metadata import Array
 from taco_kernels.triton.logprobs import gather_logprobs
-from taco_kernels.triton.row_survey import GROUP, TILE
+from taco_kernels.triton.row_statistics import GROUP, TILE
 
 GROUP_SIZE, TILE_SIZE = GROUP.value, TILE.value
 

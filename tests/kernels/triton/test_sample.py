@@ -13,10 +13,10 @@ from support import sampling_cases as cases
 from support.sampling_cases import make_metadata, pick
 from support.triton_interpreter import DEVICE
 from taco_kernels.sampling_metadata import SamplingMetadata
-from taco_kernels.triton.row_survey import GROUP, TILE
+from taco_kernels.triton.row_statistics import GROUP, TILE
 from taco_kernels.triton.sample import DeviceSamplingMetadata, most_likely_tokens, sample_tokens
 
-# A row of so many tokens has more groups than _settle_kernel looks at, and several tiles.
+# A row of so many tokens has more groups than _sample_kernel looks at, and several tiles.
 CANDIDATES = 256 * GROUP.value
 TILE_SIZE = TILE.value
 

@@ -1,12 +1,13 @@
-"""The first look at rows of logits: one pass that leaves little to read for what comes after it.
+"""Row statistics: one pass over logits that leaves later kernels little to read.
 
-A row is cut into tiles, a program each, so that one row alone keeps the whole device busy. Of each
-tile remain its greatest logit and the sum of its weights, of each group of 32 tokens the greatest
-logit: 3% of the row.
+A row is split into tiles, one program each, so that a single row keeps the whole device busy. For
+each tile the result is its greatest logit and the sum of its weights; for each group of 32 tokens
+the
+greatest logit: 3% of the row.
 
-Logits are compared as integers that have their order. Weights, exp((logit - max) / temperature),
-are integers too, in units of 2^-42 of the greatest: their sums are exact and the same in whatever
-order they are made, so that a row's result cannot depend on how the row was cut.
+Logits are compared as integers of the same order. Weights, exp((logit - max) / temperature), are
+integers too, in units of 2^-42 of the greatest. Their sums are exact and independent of the order,
+so that a row's result cannot depend on how the row was split.
 """
 
 from __future__ import annotations
@@ -26,24 +27,25 @@ MAX_VOCAB_SIZE = 2**20
 UNIT = tl.constexpr(2.0**42)
 NO_WEIGHT = tl.constexpr(2.0**-43)
 LOG2_E = tl.constexpr(1.4426950408889634)
-COLDEST = tl.constexpr(1e-6)  # below it all but equal logits are as good as ruled out
+COLDEST = tl.constexpr(1e-6)  # below it, effectively only the greatest logits have weight
 FLOAT_MAX = tl.constexpr(3.4028234663852886e38)
 
-# Keys of what is no token, and of NaN. Those of the finite numbers lie between the infinities.
+# Keys of padding and of NaN. Keys of finite numbers lie between those of the infinities.
 NO_KEY = tl.constexpr(-(2**31))
 NAN_KEY = tl.constexpr(0x7FFFFFFF)
 INFINITY_KEY = tl.constexpr(0x7F800000)
 
 
 @dataclass(frozen=True, slots=True)
-class RowSurvey:
-    """What remains of rows of logits, row by row.
+class RowStatistics:
+    """Statistics of rows of logits.
 
     Attributes:
-        tile_keys: int32 [num_rows, num_tiles], `ordered_keys` of the greatest logits.
+        tile_keys: int32 [num_rows, num_tiles], `ordered_keys` of each tile's greatest logit.
         tile_weights: int64 [num_rows, num_tiles], relative to the tile's own greatest logit.
-        tile_greater: int32 [num_rows, num_tiles], logits greater than that of the row's token.
-        group_keys: int32 [num_rows, num_groups].
+        tile_greater: int32 [num_rows, num_tiles], number of logits greater than that of the row's
+            token.
+        group_keys: int32 [num_rows, num_groups], `ordered_keys` of each group's greatest logit.
     """
 
     tile_keys: Tensor
@@ -60,20 +62,20 @@ class RowSurvey:
         return self.group_keys.shape[1]
 
 
-def survey_rows(
+def compute_statistics(
     logits: Tensor,
     *,
     temperature: Tensor | None = None,
     token_ids: Tensor | None = None,
     has_weights: bool = False,
     has_groups: bool = False,
-) -> RowSurvey:
-    """One launch. Tensors of the result that were not asked for have no columns.
+) -> RowStatistics:
+    """Compute the statistics in one launch. Tensors that were not requested have no columns.
 
     Args:
         logits: float32 [num_rows, vocab_size].
-        temperature: float32 [num_rows] that sharpens the weights; None is 1.
-        token_ids: int64 [num_rows], tokens to find the greater logits of.
+        temperature: float32 [num_rows], of the weights; None is 1.
+        token_ids: int64 [num_rows], tokens whose greater logits are counted.
     """
     num_rows, vocab_size = logits.shape
     num_tiles = triton.cdiv(vocab_size, TILE.value)
@@ -82,15 +84,15 @@ def survey_rows(
     def columns(count: int, dtype: torch.dtype) -> Tensor:
         return torch.empty((num_rows, count), dtype=dtype, device=logits.device)
 
-    survey = RowSurvey(
+    statistics = RowStatistics(
         columns(num_tiles, torch.int32),
         columns(num_tiles if has_weights else 0, torch.int64),
         columns(num_tiles if token_ids is not None else 0, torch.int32),
         columns(num_groups if has_groups else 0, torch.int32),
     )
     if num_rows == 0:
-        return survey
-    _survey_kernel[(num_rows * num_tiles,)](
+        return statistics
+    _statistics_kernel[(num_rows * num_tiles,)](
         logits,
         logits.stride(0),
         vocab_size,
@@ -98,21 +100,21 @@ def survey_rows(
         num_groups,
         logits if temperature is None else temperature,
         logits if token_ids is None else token_ids,
-        survey.tile_keys,
-        survey.tile_weights,
-        survey.tile_greater,
-        survey.group_keys,
+        statistics.tile_keys,
+        statistics.tile_weights,
+        statistics.tile_greater,
+        statistics.group_keys,
         HAS_TEMPERATURE=temperature is not None,
         HAS_WEIGHTS=has_weights,
         HAS_TOKENS=token_ids is not None,
         HAS_GROUPS=has_groups,
         num_warps=4,
     )
-    return survey
+    return statistics
 
 
 def check_logits(logits: Tensor) -> None:
-    """Raises ValueError unless these are rows that the kernels take."""
+    """Raise ValueError unless logits are float32 rows."""
     if logits.dtype != torch.float32 or logits.dim() != 2 or logits.stride(1) != 1:
         raise ValueError(f"logits must be float32 rows, not {logits.dtype} {tuple(logits.shape)}")
     if not 0 < logits.shape[1] <= MAX_VOCAB_SIZE:
@@ -120,7 +122,7 @@ def check_logits(logits: Tensor) -> None:
 
 
 def check_column(name: str, column: Tensor, dtype: torch.dtype, like: Tensor, count: int) -> None:
-    """Raises ValueError unless the column has `count` numbers on the same device as `like`."""
+    """Raise ValueError unless the column has `count` numbers on the device of `like`."""
     if (
         column.dtype != dtype
         or column.shape != (count,)
@@ -134,7 +136,7 @@ def check_column(name: str, column: Tensor, dtype: torch.dtype, like: Tensor, co
 
 
 @triton.jit
-def _survey_kernel(
+def _statistics_kernel(
     logits,
     stride,
     vocab_size,
@@ -165,8 +167,8 @@ def _survey_kernel(
         groups = tile * (TILE // GROUP) + tl.arange(0, TILE // GROUP)
         tl.store(group_keys + row * num_groups + groups, group_tops, mask=groups < num_groups)
     if HAS_WEIGHTS:
-        heat = tl.load(temperature + row) if HAS_TEMPERATURE else 1.0
-        weights = fixed_weights(numbers, float_of(top), sharpness_of(heat))
+        row_temperature = tl.load(temperature + row) if HAS_TEMPERATURE else 1.0
+        weights = fixed_weights(numbers, float_of(top), sharpness_of(row_temperature))
         tl.store(tile_weights + place, tl.sum(weights))
     if HAS_TOKENS:
         own = tl.load(row_logits + tl.load(token_ids + row))
@@ -175,14 +177,14 @@ def _survey_kernel(
 
 @triton.jit
 def tile_tokens(tile):
-    """[TILE / GROUP, GROUP], whether the row has them or not."""
+    """Token ids of a tile, [TILE / GROUP, GROUP], including those past the row's end."""
     groups = tl.arange(0, TILE // GROUP)[:, None]
     return tile * TILE + groups * GROUP + tl.arange(0, GROUP)[None, :]
 
 
 @triton.jit
 def ordered_keys(numbers):
-    """int32 in the numbers' order: both zeros are equal, NaN is greater than all."""
+    """int32 keys in the order of the numbers: both zeros are equal, NaN is greatest."""
     bits = tl.where(numbers == 0, 0.0, numbers).to(tl.int32, bitcast=True)
     keys = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     return tl.where(numbers != numbers, NAN_KEY, keys)
@@ -190,7 +192,7 @@ def ordered_keys(numbers):
 
 @triton.jit
 def float_of(key):
-    """The number that has this key; NO_KEY has none, and gives a NaN."""
+    """The number with this key; NO_KEY gives NaN."""
     return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
@@ -201,28 +203,28 @@ def is_finite(key):
 
 @triton.jit
 def floor_key(greatest, temperature, min_p):
-    """The least key whose weight reaches min_p; those below it that weigh nothing never count."""
-    # A device's logarithm of 1 may be a hair above 0.
+    """The least key whose weight reaches min_p; with min_p 0 the least with any weight."""
+    # A device's logarithm of 1 may be slightly above 0.
     logarithm = tl.minimum(tl.log(tl.maximum(min_p, NO_WEIGHT)), 0.0)
     return ordered_keys(greatest + temperature * logarithm)
 
 
 @triton.jit
 def sharpness_of(temperature):
-    """What to multiply differences of logits with before `exp2`; finite at a temperature of 0."""
+    """Factor on differences of logits before `exp2`; finite at temperature 0."""
     return 1.0 / tl.maximum(temperature, COLDEST) * LOG2_E
 
 
 @triton.jit
 def fixed_weights(numbers, greatest, sharpness):
-    """int64, UNIT for the greatest number; 0 for -inf, and wherever there is a NaN."""
+    """int64 weights: UNIT for the greatest number, 0 for -inf and NaN."""
     exponents = (numbers - tl.maximum(greatest, -FLOAT_MAX)) * sharpness
     return (tl.where(exponents <= 0, tl.exp2(exponents), 0.0) * UNIT).to(tl.int64)
 
 
 @triton.jit
 def row_weights(tile_keys, tile_weights, greatest, sharpness):
-    """The tiles' weights relative to the row's greatest number: int64, as good as exact."""
+    """The tiles' weights relative to the row's greatest number: int64, exact up to rounding."""
     exponents = (float_of(tile_keys) - greatest) * sharpness
     scales = tl.where(exponents <= 0, tl.exp2(exponents), 0.0)
     return (tile_weights.to(tl.float64) * scales.to(tl.float64)).to(tl.int64)
