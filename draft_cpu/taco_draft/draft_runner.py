@@ -1,4 +1,4 @@
-"""Drafts with a small model: the most likely continuations of the sequences that are asked for."""
+"""Runs the draft model: greedy continuations of the sequences that a request names."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from taco_draft.draft_meter import DraftMeter
-from taco_draft.loading import load_draft_model
-from taco_draft.sequences import DraftSequence, SequenceTable
+from taco_draft.counters import DraftCounters
+from taco_draft.model_loading import load_draft_model
+from taco_draft.sequence_table import DraftSequence, SequenceTable
 from taco_proto.config import DrafterConfig
 from taco_proto.drafts import DrafterInfo, DraftReply, DraftRequest
 from taco_proto.steps import IntArray
 from taco_worker.models.step_model import ModelInput
 
-# A long prompt is read in pieces, so that the sequences beside it get their drafts in time.
+# A long prompt is prefilled in chunks, so that the other sequences get their drafts in time.
 _MAX_CATCH_UP_TOKENS = 512
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A sequence of a request and how many drafts it is to get."""
+    """A sequence of a request, with the requested number of drafts."""
 
     sequence: DraftSequence
     num_drafts: int
@@ -32,34 +32,34 @@ class _Row:
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """A row with the number of its own tokens that have KV after the catch-up."""
+    """A row, and the number of its own tokens with KV after the catch-up."""
 
     row: _Row
     end: int
 
     @property
     def num_drafts(self) -> int:
-        """0 for a row that has not caught up yet."""
+        """Drafts to compute in this request; 0 for a row that has not caught up yet."""
         return self.row.num_drafts if self.end == self.row.sequence.num_tokens else 0
 
 
 class DraftRunner:
-    """A draft model and what it knows of its sequences. Not thread safe.
+    """The draft model and the state of its sequences. Not thread safe.
 
-    A request first computes the tokens that the model has not seen, those of all rows together:
-    what replaced rejected drafts, what followed them, and pieces of new prompts. Then the rows that
-    have caught up get their drafts, one token a step. Rejected drafts cost nothing: the KV of what
-    turned out otherwise is written over.
+    A request first catches up: one step computes the tokens without KV of all rows, which replaced
+    rejected drafts, followed them, or are chunks of new prompts. Then the rows that have caught up
+    get their drafts, one token per step. The KV of rejected drafts is overwritten.
 
     Attributes:
-        meter: what the requests came to.
+        counters: counters of the requests.
     """
 
     def __init__(self, config: DrafterConfig) -> None:
         """Loads the model.
 
         Raises:
-            ConfigurationError: the model cannot be found, read or run as the configuration says.
+            ConfigurationError: the model cannot be found or read, or does not support the
+                configuration.
         """
         loaded = load_draft_model(config)
         self._model = loaded.model
@@ -70,7 +70,7 @@ class DraftRunner:
             vocab_size=loaded.model.config.vocab_size,
             max_model_len=loaded.max_model_len,
         )
-        self.meter = DraftMeter()
+        self.counters = DraftCounters()
         self._table = SequenceTable(
             num_blocks=loaded.num_blocks,
             block_size=loaded.block_size,
@@ -79,27 +79,27 @@ class DraftRunner:
         )
 
     def reset(self) -> None:
-        """Forget all sequences, for a scheduler that starts afresh."""
+        """Forget all sequences, for a scheduler that has restarted."""
         self._table.clear()
 
     def draft(self, request: DraftRequest) -> DraftReply:
-        """Drafts for a request; its rows may come in another order.
+        """Draft tokens for a request; the reply's rows may be in another order.
 
-        Left out are rows that cannot be drafted for, those that still have to read a prompt (the
-        next requests go on with it), and those for which no memory is left beside the others. A row
-        that wants no drafts only catches up.
+        The reply omits rows that cannot be drafted for, rows whose prompt is not complete yet (the
+        next requests continue it), and rows that the KV memory has no room for. A row with zero
+        drafts only catches up.
 
         Raises:
-            ValueError: the request's columns do not fit each other.
+            ValueError: the request's columns have inconsistent lengths.
         """
         begun = perf_counter()
         try:
             reply = self._draft(request)
         except Exception:
-            self.meter.num_failed += 1
+            self.counters.num_failed += 1
             raise
-        self.meter.seconds.observe(perf_counter() - begun)
-        self.meter.num_drafts += reply.token_ids.size
+        self.counters.seconds.observe(perf_counter() - begun)
+        self.counters.num_drafts += reply.token_ids.size
         return reply
 
     @torch.inference_mode()
@@ -126,9 +126,12 @@ class DraftRunner:
     def _follow(self, request: DraftRequest) -> list[_Row]:
         columns = (request.num_known, request.num_tokens, request.num_drafts)
         if any(column.size != request.sequences.size for column in columns):
-            raise ValueError("the columns of a request for drafts differ in length")
+            raise ValueError("a draft request has columns of different lengths")
         if (request.num_tokens < 0).any() or request.num_tokens.sum() != request.token_ids.size:
-            raise ValueError("a request for drafts has too few or too many tokens")
+            raise ValueError(
+                "a draft request has too few or too many tokens: "
+                f"{request.token_ids.size}, not {request.num_tokens.sum()}"
+            )
         self._table.leave(request.left)
         rows: dict[int, _Row] = {}
         ends = np.cumsum(request.num_tokens).tolist()
@@ -147,10 +150,10 @@ class DraftRunner:
         return list(rows.values())
 
     def _plan_catch_up(self, rows: list[_Row]) -> list[_Chunk]:
-        """What to compute of each row, with blocks for it and for its drafts.
+        """Plan the tokens to compute per row, and reserve blocks for them and for the drafts.
 
-        Those that lack least come first, so that a long prompt takes what the others leave it. In
-        the result those that will get most drafts come first, and last those that get none.
+        Rows with the fewest missing tokens come first, so that a long prompt gets the rest of the
+        budget. The result is sorted by number of drafts, descending.
         """
         chunks: list[_Chunk] = []
         in_use: set[int] = set()
@@ -168,7 +171,7 @@ class DraftRunner:
         return sorted(chunks, key=lambda chunk: -chunk.num_drafts)
 
     def _catch_up(self, chunks: Sequence[_Chunk], num_outputs: int) -> Tensor:
-        """Compute all chunks; returns the hidden states of the last tokens of the first ones."""
+        """Compute all chunks; return the last hidden states of the first `num_outputs` chunks."""
         sequences = [chunk.row.sequence for chunk in chunks]
         starts = [sequence.num_computed_tokens for sequence in sequences]
         spans = [(start, chunk.end) for start, chunk in zip(starts, chunks, strict=True)]
@@ -195,14 +198,14 @@ class DraftRunner:
     def _continue(
         self, sequences: Sequence[DraftSequence], num_drafts: IntArray, hidden: Tensor
     ) -> IntArray:
-        """Draft behind sequences that have caught up.
+        """Draft tokens for sequences that have caught up.
 
         Args:
-            num_drafts: int32 [num_rows], falling, above 0.
-            hidden: of each sequence's last token, [num_rows, hidden_size].
+            num_drafts: int32 [num_rows], descending, positive.
+            hidden: [num_rows, hidden_size], of each sequence's last token.
 
         Returns:
-            int32 [num_rows, num_drafts[0]]; what stands past a row's own number means nothing.
+            int32 [num_rows, num_drafts[0]]; entries past a row's num_drafts are undefined.
         """
         positions = np.array([sequence.num_tokens for sequence in sequences], dtype=np.int32)
         block_tables = _block_tables(sequences)
@@ -228,7 +231,7 @@ class DraftRunner:
 
 
 def _block_tables(sequences: Sequence[DraftSequence]) -> IntArray:
-    """int32 [num_rows, most blocks of a sequence]."""
+    """Block tables, int32 [num_rows, maximum number of blocks]."""
     tables = np.zeros((len(sequences), max(len(s.blocks) for s in sequences)), dtype=np.int32)
     for row, sequence in enumerate(sequences):
         tables[row, : len(sequence.blocks)] = sequence.blocks

@@ -1,11 +1,11 @@
-"""The draft worker as a service."""
+"""The draft worker service: loads the model, attaches to the scheduler and serves metrics."""
 
 import logging
 from collections.abc import Awaitable, Iterable
 from typing import TYPE_CHECKING
 
 from taco_common.tls import Role
-from taco_draft.drafter_link import DrafterLink, Runner
+from taco_draft.scheduler_link import DraftSchedulerLink, Runner
 from taco_proto.config import DrafterConfig
 from taco_worker.model_service import ModelService, run_model_service, stay_attached
 
@@ -18,15 +18,15 @@ logger = logging.getLogger("taco.draft-worker")
 def run_draft_worker(config: DrafterConfig) -> int:
     """Serve until SIGTERM or SIGINT; returns the exit code. Call it from the main thread.
 
-    A scheduler that is not there, or goes away, is dialled again with growing delays; one that
-    refuses the draft worker, for its protocol or its vocabulary, is not.
+    If the scheduler is unreachable or the connection is lost, the draft worker reconnects with
+    back-off. It exits if the scheduler rejects it for its protocol version or vocabulary.
     """
 
     def serve(runner: Runner, service: ModelService) -> Awaitable[int]:
         service.metrics = lambda: _metrics(runner, service)
 
-        def connect() -> DrafterLink:
-            return DrafterLink(config.scheduler, runner, service.thread, config.tls)
+        def connect() -> DraftSchedulerLink:
+            return DraftSchedulerLink(config.scheduler, runner, service.thread, config.tls)
 
         return stay_attached(config.scheduler, connect, service, logger)
 
@@ -34,7 +34,7 @@ def run_draft_worker(config: DrafterConfig) -> int:
 
 
 def _metrics(runner: Runner, service: ModelService) -> "Iterable[Metric]":
-    from taco_draft.metrics import draft_metrics  # only where somebody scrapes
+    from taco_draft.metrics import draft_metrics  # imported on the first scrape
 
     return draft_metrics(runner, service)
 

@@ -252,7 +252,7 @@ def test_columns_that_do_not_fit_each_other_are_refused(
     runner: DraftRunner, changes: dict[str, np.ndarray]
 ) -> None:
     request: DraftRequest = replace(draft_request(Ask(1, 0, [5, 6], 3)), **changes)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="a request for drafts"):
+    with pytest.raises(ValueError, match="a draft request"):
         runner.draft(request)
 
 
@@ -261,7 +261,7 @@ def test_torch_serves_where_the_kernels_are_missing(
     oracle: transformers.PreTrainedModel,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("taco_draft.loading.start_cpu_kernels", lambda num_threads: None)
+    monkeypatch.setattr("taco_draft.model_loading.start_cpu_kernels", lambda num_threads: None)
     runner = DraftRunner(replace(config, model=replace(config.model, quantization=None)))
     assert ask(runner, Ask(1, 0, PROMPTS[0], 3)) == {1: greedy(oracle, PROMPTS[0], 3)}
 

@@ -11,7 +11,7 @@ from torch import nn
 from support.checkpoints import make_checkpoint
 from support.drafting import Ask, draft_request, drafts_of
 from support.models import load_step_model
-from taco_draft import ipex_loading
+from taco_draft import ipex
 from taco_draft.draft_runner import DraftRunner
 from taco_proto.config import DrafterConfig, ModelConfig
 from taco_proto.errors import ConfigurationError
@@ -60,7 +60,7 @@ def test_without_the_package_one_line_says_what_to_install(config: DrafterConfig
 
 
 def test_another_torch_is_named(config: DrafterConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ipex_loading, "find_spec", lambda name: object())
+    monkeypatch.setattr(ipex, "find_spec", lambda name: object())
     monkeypatch.setattr(torch, "__version__", "2.81.0")
     with pytest.raises(ConfigurationError, match=r"needs torch 2\.8, and this is 2\.81\.0"):
         DraftRunner(config)
@@ -78,7 +78,7 @@ def test_plain_linears_compute_the_same(config: DrafterConfig) -> None:
     layer, hidden = model.decoder.layers[0], torch.randn(3, model.config.hidden_size)
     assert isinstance(layer, DecoderLayer)
     before = layer.attn.qkv_proj(hidden), layer.mlp(hidden), model.decoder.project(hidden)
-    ipex_loading.use_plain_linears(model.decoder)
+    ipex.use_plain_linears(model.decoder)
     assert not any(isinstance(module, Linear) for module in model.decoder.modules())
     assert isinstance(model.decoder.lm_head, nn.Linear)
     after = layer.attn.qkv_proj(hidden), layer.mlp(hidden), model.decoder.project(hidden)

@@ -13,7 +13,7 @@ from support.drafting import Ask, draft_request, drafts_of
 from support.fake_scheduler import REFUSAL, serve, soon
 from support.patience import PATIENCE_SECONDS
 from taco_draft.draft_runner import DraftRunner
-from taco_draft.drafter_link import DrafterLink
+from taco_draft.scheduler_link import DraftSchedulerLink
 from taco_proto.config import PROTOCOL_VERSION, DrafterConfig, ModelConfig
 from taco_proto.drafts import DraftReply, DraftRequest
 from taco_worker.model_thread import ModelThread
@@ -57,7 +57,7 @@ async def test_hello_then_requests_down_and_drafts_up(runner: DraftRunner, addre
     expected = drafts_of(runner.draft(first))[1]
     stop = asyncio.Event()
     async with serve(address) as scheduler:
-        link = asyncio.create_task(DrafterLink(address, runner, ModelThread()).run(stop))
+        link = asyncio.create_task(DraftSchedulerLink(address, runner, ModelThread()).run(stop))
         hello = await soon(scheduler.drafter_hellos.get())
         assert hello.protocol_version == PROTOCOL_VERSION
         assert (hello.name, hello.vocab_size, hello.max_model_len) == ("drafter-0", 384, 256)
@@ -78,7 +78,9 @@ async def test_a_new_stream_knows_no_sequence_of_the_last_one(
     thread = ModelThread()
     async with serve(address) as scheduler:
         for row, answered in ((Ask(1, 0, PROMPT, 1), {1}), (Ask(1, 3, [8], 1), set())):
-            link = asyncio.create_task(DrafterLink(address, runner, thread).run(asyncio.Event()))
+            link = asyncio.create_task(
+                DraftSchedulerLink(address, runner, thread).run(asyncio.Event())
+            )
             scheduler.requests.put_nowait(draft_request(row))
             assert set(drafts_of(await soon(scheduler.replies.get()))) == answered
             scheduler.requests.put_nowait(None)
@@ -92,7 +94,7 @@ async def test_the_heart_beats_while_it_drafts_and_stopping_finishes_what_it_dra
     runner = GatedRunner(config)
     stop = asyncio.Event()
     async with serve(address) as scheduler:
-        link = asyncio.create_task(DrafterLink(address, runner, ModelThread()).run(stop))
+        link = asyncio.create_task(DraftSchedulerLink(address, runner, ModelThread()).run(stop))
         scheduler.requests.put_nowait(draft_request(Ask(1, 0, PROMPT, 1)))
         await asyncio.to_thread(runner.begun.wait)
         while not scheduler.heartbeats.empty():
@@ -113,7 +115,7 @@ async def test_a_request_that_fails_ends_the_link_for_good(
     request = draft_request(Ask(1, 0, PROMPT, 1))
     request.num_tokens[0] = 9
     async with serve(address) as scheduler:
-        link = DrafterLink(address, runner, ModelThread())
+        link = DraftSchedulerLink(address, runner, ModelThread())
         scheduler.requests.put_nowait(request)
         await soon(link.run(asyncio.Event()))
         assert "too few or too many tokens" in link.failure
@@ -132,7 +134,7 @@ async def test_a_refusal_is_final_where_dialling_again_is_no_use(
     runner: DraftRunner, address: str, code: grpc.StatusCode, is_final: bool
 ) -> None:
     async with serve(address) as scheduler:
-        link = DrafterLink(address, runner, ModelThread())
+        link = DraftSchedulerLink(address, runner, ModelThread())
         scheduler.requests.put_nowait(code)
         reason = await soon(link.run(asyncio.Event()))
         assert reason == f"{code.name}: {REFUSAL}"

@@ -107,7 +107,7 @@ def _draft_worker(tls: TlsConfig) -> bytes:
     model = ModelConfig(model=str(find_model("demo-draft")))
     runner = DraftRunner(DrafterConfig(model=model, num_blocks=16, num_threads=1))
     runner.draft(draft_request(Ask(1, 0, [5, 6, 7], 3)))
-    assert runner.meter.num_drafts == 3
+    assert runner.counters.num_drafts == 3
     return _page(Role.DRAFT_WORKER, tls, draft_metrics(runner, ModelService()))
 
 

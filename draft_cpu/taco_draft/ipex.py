@@ -1,4 +1,4 @@
-"""The draft model on Intel's extension for PyTorch, in place of our CPU kernels."""
+"""Runs the draft model with Intel's extension for PyTorch (IPEX) instead of our CPU kernels."""
 
 from __future__ import annotations
 
@@ -17,12 +17,16 @@ _TORCH = "2.8"
 
 
 def import_ipex() -> ModuleType:
-    """Raises ValueError where the package, or the torch that it is made for, is missing."""
-    install = "pip install 'taco-llm[ipex]' in an environment of its own"
+    """Import IPEX.
+
+    Raises:
+        ValueError: the package is missing, or torch is not the release that it supports.
+    """
+    install = "pip install 'taco-llm[ipex]' in a separate environment"
     if find_spec(_PACKAGE) is None:
         raise ValueError(f"draft_backend ipex needs the package {_PACKAGE}: {install}")
     if torch.__version__.split("+")[0].rpartition(".")[0] != _TORCH:
-        # Its import would end the process.
+        # With another torch its import ends the process.
         raise ValueError(
             f"draft_backend ipex needs torch {_TORCH}, and this is {torch.__version__}: {install}"
         )
@@ -32,10 +36,10 @@ def import_ipex() -> ModuleType:
 
 
 def optimize(decoder: Decoder, ipex: ModuleType, quantization: str | None) -> None:
-    """Let `ipex` lay out the decoder's weights and compute its products, in place.
+    """Replace the decoder's linear layers by those of `ipex`, in place.
 
     Args:
-        quantization: int8 (of weights alone) or None.
+        quantization: int8 (weights only) or None.
 
     Raises:
         ValueError: this CPU lacks what the decoder's dtype needs.
@@ -56,7 +60,7 @@ def optimize(decoder: Decoder, ipex: ModuleType, quantization: str | None) -> No
 
 
 def use_plain_linears(decoder: Decoder) -> None:
-    """It finds products as `nn.Linear` alone, and leaves out what shares a weight."""
+    """Replace linear layers by `nn.Linear`: IPEX optimizes only those with unshared weights."""
     for module in list(decoder.modules()):
         for name, child in module.named_children():
             if isinstance(child, Linear):

@@ -1,4 +1,4 @@
-"""From a draft worker's configuration to a draft model that is ready to run."""
+"""Loads the draft model for a draft worker's configuration and sizes its KV cache."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from taco_draft.ipex_loading import import_ipex, optimize
+from taco_draft.ipex import import_ipex, optimize
 from taco_kernels.native.cores import available_cores
 from taco_proto.config import DrafterConfig, WorkerConfig
 from taco_proto.errors import ConfigurationError
@@ -24,7 +24,7 @@ logger = logging.getLogger("taco.draft-worker")
 
 @dataclass(frozen=True, slots=True)
 class DraftModel:
-    """A draft model with its KV cache."""
+    """A loaded draft model with its KV cache."""
 
     model: StepModel
     max_model_len: int
@@ -33,7 +33,11 @@ class DraftModel:
 
 
 def load_draft_model(config: DrafterConfig) -> DraftModel:
-    """Raises ConfigurationError for a model that cannot be found, read or run as it is said."""
+    """Load the draft model.
+
+    Raises:
+        ConfigurationError: the model cannot be found, read or run as configured.
+    """
     try:
         return _load(config)
     except ValueError as error:
@@ -73,10 +77,13 @@ def _load(config: DrafterConfig) -> DraftModel:
 
 
 def _load_for_kernels(config: WorkerConfig, transfers: Transfers) -> StepModel:
-    """A draft that is a little wrong costs little, and one that comes late costs much: weights are
-    int8, unless the configuration says otherwise or torch, which has none, must serve."""
+    """Load the model for our CPU kernels, or for torch if they are missing.
+
+    The default is int8 with the kernels: a slightly worse draft costs less than a late one. Torch
+    has no int8.
+    """
     kernels = start_cpu_kernels(config.num_threads)
-    # Beside the kernels' own threads torch's would only be in the way.
+    # Torch's threads would compete with those of the kernels.
     torch.set_num_threads(1 if kernels else available_cores().num_threads(config.num_threads))
     default = "int8" if kernels else None
     return load_step_model(_quantized(config, default), kernels, transfers)[1]
@@ -98,7 +105,7 @@ def _load_for_ipex(config: WorkerConfig, transfers: Transfers) -> StepModel:
 
 
 def _quantized(config: WorkerConfig, default: str | None) -> WorkerConfig:
-    """The configuration with what it says of quantization as a worker understands it."""
+    """The configuration with its quantization, or the default, as a worker expects it."""
     quantization = config.model.quantization or default
     wanted = None if quantization == "none" else quantization
     return replace(config, model=replace(config.model, quantization=wanted))

@@ -1,4 +1,4 @@
-"""What a draft worker's requests come to."""
+"""Counters of a draft worker's requests, for its metrics."""
 
 from dataclasses import dataclass, field
 
@@ -8,13 +8,13 @@ _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 
 
 
 @dataclass(slots=True)
-class DraftMeter:
-    """Counts for dashboards.
+class DraftCounters:
+    """Counters and the latency histogram of draft requests.
 
     Attributes:
         num_failed: requests that failed.
-        num_drafts: tokens that were drafted.
-        seconds: time of a request that did not fail.
+        num_drafts: drafted tokens.
+        seconds: duration of requests that succeeded.
     """
 
     num_failed: int = 0

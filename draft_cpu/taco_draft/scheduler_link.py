@@ -1,4 +1,4 @@
-"""A draft worker's AttachDrafter stream to the scheduler: requests down, drafts up."""
+"""A draft worker's AttachDrafter stream to the scheduler: receives requests, sends drafts."""
 
 import logging
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from typing import Protocol
 import grpc
 import grpc.aio
 
-from taco_draft.draft_meter import DraftMeter
+from taco_draft.counters import DraftCounters
 from taco_proto import scheduler_pb2 as pb
 from taco_proto.config import TlsConfig
 from taco_proto.convert_drafts import draft_reply_to_pb, draft_request_from_pb, drafter_info_to_pb
@@ -21,23 +21,23 @@ logger = logging.getLogger("taco.draft-worker")
 
 
 class Runner(Protocol):
-    """What drafts; see `DraftRunner`."""
+    """Interface of `DraftRunner`."""
 
     info: DrafterInfo
-    meter: DraftMeter
+    counters: DraftCounters
 
     def draft(self, request: DraftRequest) -> DraftReply: ...
 
     def reset(self) -> None: ...
 
 
-class DrafterLink(StreamLink[pb.DrafterMessage, pb.DraftRequest]):
-    """The link of a draft worker, which knows no sequence at its start.
+class DraftSchedulerLink(StreamLink[pb.DrafterMessage, pb.DraftRequest]):
+    """The draft worker's end of the stream. A new stream starts without sequences.
 
-    It ends of itself once a request has failed, and for good where the scheduler refuses it.
+    The link ends after a failed request. It does not reconnect if the scheduler rejects it.
     """
 
-    # Another protocol version or another vocabulary does not get better by dialling again.
+    # Reconnecting does not help against another protocol version or another vocabulary.
     final_codes = (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT)
 
     def __init__(
@@ -66,11 +66,11 @@ class DrafterLink(StreamLink[pb.DrafterMessage, pb.DraftRequest]):
         self._runner.reset()
 
     def _serve(self, request: DraftRequest) -> None:
-        """Runs in the model's thread."""
+        """Answer a request; runs in the model's thread."""
         reply, failure = DraftReply(request_id=request.request_id), ""
         try:
             reply = self._runner.draft(request)
         except Exception as error:
-            logger.exception("request %d failed", request.request_id)
-            failure = f"drafting failed; a new process has to take over: {error}"
+            logger.exception("draft request %d failed", request.request_id)
+            failure = f"drafting failed, the draft worker must be restarted: {error}"
         self._send_answer(pb.DrafterMessage(reply=draft_reply_to_pb(reply)), failure)

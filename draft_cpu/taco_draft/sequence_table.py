@@ -1,4 +1,4 @@
-"""What a draft worker knows of its sequences: their tokens, and the KV blocks that hold them."""
+"""The sequences of a draft worker: their tokens, and their KV blocks with LRU eviction."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from taco_proto.steps import IntArray
 
 
 class DraftSequence:
-    """One sequence; its drafts stand behind its own tokens until those take their place.
+    """One sequence: its own tokens, followed by drafts until its next tokens replace them.
 
     Attributes:
-        number: what the scheduler calls it.
-        token_ids: int32 [max_model_len]; the operating system hands memory out as it is written.
-        num_tokens: its own tokens, without drafts.
-        num_computed_tokens: tokens, and drafts behind them, whose KV is in `blocks`.
+        number: the scheduler's number of the sequence.
+        token_ids: int32 [max_model_len]; untouched pages take no memory.
+        num_tokens: number of its own tokens, without drafts.
+        num_computed_tokens: tokens, including drafts after them, with KV in `blocks`.
         blocks: its KV blocks, in order.
     """
 
@@ -31,13 +31,13 @@ class DraftSequence:
 
     @property
     def num_missing_tokens(self) -> int:
-        """Own tokens without KV: at least the last one, which the first draft follows."""
+        """Own tokens without KV: at least the last one, from which the first draft is computed."""
         return self.num_tokens - self.num_computed_tokens
 
     def replace(self, start: int, token_ids: IntArray) -> None:
-        """Put `token_ids` behind the first `start` tokens, in place of all that stood there.
+        """Replace everything after the first `start` tokens by `token_ids`.
 
-        KV stays as far as what stood there was the same.
+        KV stays valid up to the first token that differs.
         """
         end = start + token_ids.size
         before = self.token_ids[start : min(self.num_computed_tokens, end)]
@@ -48,18 +48,17 @@ class DraftSequence:
         self.num_tokens = end
 
     def add_drafts(self, token_ids: IntArray) -> None:
-        """Keep what was drafted; all tokens but the last draft have KV."""
+        """Append drafts; all tokens but the last draft have KV."""
         end = self.num_tokens + token_ids.size
         self.token_ids[self.num_tokens : end] = token_ids
         self.num_computed_tokens = end - 1
 
 
 class SequenceTable:
-    """All sequences and the pool of KV blocks that they share.
+    """All sequences, and the pool of KV blocks that they share.
 
-    Tokens are kept until a sequence leaves. KV is a cache of them: when blocks run out, the
-    sequences that were asked for least recently lose theirs and are computed again when they are
-    asked for.
+    Tokens are kept until a sequence leaves. When blocks run out, the KV of the least recently
+    requested sequences is evicted, and recomputed when they are requested again.
     """
 
     def __init__(
@@ -72,19 +71,21 @@ class SequenceTable:
         self.clear()
 
     def clear(self) -> None:
-        self._sequences: OrderedDict[int, DraftSequence] = OrderedDict()  # least recent first
+        self._sequences: OrderedDict[int, DraftSequence] = (
+            OrderedDict()
+        )  # least recently requested first
         self._free = list(range(self._num_blocks))
 
     def leave(self, numbers: LongArray) -> None:
         for number in numbers.tolist():
             if number in self._sequences:
-                self._drop_kv(self._sequences.pop(number))
+                self._free_blocks(self._sequences.pop(number))
 
     def extend(self, number: int, num_known: int, token_ids: IntArray) -> DraftSequence | None:
-        """Take in what is asked for; None if it cannot be drafted for, and is not known any more.
+        """Add a request's tokens to a sequence; None if it cannot be drafted for.
 
-        That is a sequence whose first tokens never came, one that has no token or too many, or
-        tokens that are not in the vocabulary.
+        Such a sequence is forgotten: earlier tokens are missing, it has no tokens or too many, or a
+        token is outside the vocabulary.
         """
         sequence = self._sequences.pop(number, None) or DraftSequence(number, self._max_model_len)
         has_room = 0 < num_known + token_ids.size < self._max_model_len
@@ -94,20 +95,20 @@ class SequenceTable:
             or (token_ids < 0).any()
             or (token_ids >= self._vocab_size).any()
         ):
-            self._drop_kv(sequence)
+            self._free_blocks(sequence)
             return None
         sequence.replace(num_known, token_ids)
         self._sequences[number] = sequence
         return sequence
 
     def reserve(self, sequence: DraftSequence, num_tokens: int, in_use: Collection[int]) -> bool:
-        """Give a sequence the blocks for `num_tokens`, if need be those of others.
+        """Allocate blocks for `num_tokens` of a sequence; evicts other sequences if necessary.
 
         Args:
-            in_use: sequences that keep theirs.
+            in_use: sequences that must not be evicted.
 
         Returns:
-            Whether there were enough.
+            Whether there were enough blocks.
         """
         count = -(-num_tokens // self._block_size) - len(sequence.blocks)
         if count > len(self._free):
@@ -118,14 +119,14 @@ class SequenceTable:
         return True
 
     def _evict(self, count: int, in_use: Collection[int]) -> None:
-        """Free blocks until `count` are free, if that can be."""
+        """Evict sequences, least recently requested first, until `count` blocks are free."""
         for number, sequence in self._sequences.items():
             if len(self._free) >= count:
                 return
             if number not in in_use:
-                self._drop_kv(sequence)
+                self._free_blocks(sequence)
 
-    def _drop_kv(self, sequence: DraftSequence) -> None:
+    def _free_blocks(self, sequence: DraftSequence) -> None:
         self._free += sequence.blocks
         sequence.blocks = []
         sequence.num_computed_tokens = 0
