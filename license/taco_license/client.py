@@ -198,11 +198,11 @@ class LicenseClient:
             self._release()
 
     def _seconds_to_wait(self, delay: float) -> float:
-        """No longer than until the standing changes by itself."""
-        standing = self.status()
-        if not (standing.is_valid or standing.is_pending):
+        """`delay`, but at most the time until the status changes by itself."""
+        status = self.status()
+        if not (status.is_valid or status.is_pending):
             return delay
-        changes_at = self._good_until if standing.is_valid else self._start_deadline
+        changes_at = self._good_until if status.is_valid else self._start_deadline
         return min(delay, max(MIN_WAIT_SECONDS, changes_at - self._clock()))
 
     def _ask(self) -> _Granted | _Rejected | str:

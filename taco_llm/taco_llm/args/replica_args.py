@@ -28,7 +28,7 @@ class ReplicaArgs:
     )
     distributed_executor_backend: str = flag(
         "Where workers run: mp starts processes on this machine; ray starts actors on the Ray "
-        "cluster of RAY_ADDRESS or of this machine, and starts a local cluster if there is none.",
+        "cluster of RAY_ADDRESS or of this machine, and starts a local one if needed.",
         default="mp",
         choices=("mp", "ray"),
     )

@@ -1,4 +1,4 @@
-"""Reads a streamed answer of an OpenAI-compatible server into a timeline."""
+"""Parses answers of an OpenAI-compatible server: JSON documents and event streams."""
 
 import json
 from typing import Any
@@ -9,7 +9,7 @@ MAX_ERROR_CHARACTERS = 300
 
 
 class WholeAnswer:
-    """Reads an answer that is one JSON document."""
+    """Collects an answer that is one JSON document."""
 
     def __init__(self) -> None:
         self.status = 0
@@ -23,7 +23,7 @@ class WholeAnswer:
 
     @property
     def error(self) -> str | None:
-        """What the server says went wrong; None where nothing did."""
+        """The server's error message; None if the request succeeded."""
         if self.status == 200:
             return None
         if not self.status:
@@ -32,10 +32,10 @@ class WholeAnswer:
 
 
 class StreamedAnswer(WholeAnswer):
-    """Reads server-sent events: when each chunk with tokens came, the text, the usage.
+    """Parses server-sent events into a timeline: arrival times of chunks, text, usage.
 
-    A chunk is one event with a choice. It carries tokens unless all that it does is to open the
-    answer (a role) or to end it (an empty text with a finish reason).
+    A chunk is one event with a choice. It carries tokens unless it only opens the answer (a role)
+    or ends it (an empty text with a finish reason).
     """
 
     def __init__(self, timeline: Timeline) -> None:
@@ -63,12 +63,12 @@ class StreamedAnswer(WholeAnswer):
 
     @property
     def error(self) -> str | None:
-        if (refused := super().error) is not None:
-            return refused
+        if (error := super().error) is not None:
+            return error
         if self._failure is not None:
             return self._failure
         if not self._is_stream:
-            return "the answer is no event stream"
+            return "the answer is not an event stream"
         return None if self._finished else "the stream broke off"
 
     def _event(self, data: bytes, now: float) -> None:
@@ -81,7 +81,7 @@ class StreamedAnswer(WholeAnswer):
             self._read(event, now)
         except (ValueError, AttributeError, TypeError, LookupError):
             shown = data[:MAX_ERROR_CHARACTERS].decode(errors="replace")
-            self._failure = f"the stream holds no OpenAI chunk: {shown}"
+            self._failure = f"an event of the stream is not an OpenAI chunk: {shown}"
 
     def _read(self, event: dict[str, Any], now: float) -> None:
         if event.get("error"):
@@ -110,7 +110,7 @@ class StreamedAnswer(WholeAnswer):
 
 
 def _delta_text(delta: dict[str, Any]) -> str:
-    """Content, or reasoning, or the fragments of tool calls: all of them are tokens."""
+    """The text of content, reasoning or fragments of tool calls, which all consist of tokens."""
     text = delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning") or ""
     for call in delta.get("tool_calls") or ():
         function = call.get("function") or {}
@@ -119,7 +119,7 @@ def _delta_text(delta: dict[str, Any]) -> str:
 
 
 def _message(body: bytes) -> str:
-    """The message in an error's body, whichever of the usual forms that has."""
+    """The message in the body of an error, in any of the usual forms."""
     text = body.decode(errors="replace")
     try:
         value = json.loads(text)

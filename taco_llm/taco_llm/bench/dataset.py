@@ -15,17 +15,17 @@ _ANSWER_FIELDS = ("completion", "output", "answer")
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A prompt and the dataset's own answer, None where it has none."""
+    """A prompt and the dataset's own answer, or None."""
 
     prompt: str
     answer: str | None
 
 
 def read_dataset(path: str) -> list[Sample]:
-    """Every usable sample of the file, in its order.
+    """The usable samples of the file, in file order.
 
     Raises:
-        ConfigurationError: the file cannot be read, is neither format, or holds no sample.
+        ConfigurationError: the file cannot be read, has another format, or contains no sample.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -35,14 +35,14 @@ def read_dataset(path: str) -> list[Sample]:
     samples = [sample for entry in _entries(path, text) if (sample := _sample(entry)) is not None]
     if not samples:
         raise ConfigurationError(
-            f"the dataset {path} holds no prompt: it must be ShareGPT's JSON, a list of "
+            f"the dataset {path} contains no prompt: it must be ShareGPT's JSON, a list of "
             '{"conversations": [{"from": "human", "value": …}, …]}, or lines of {"prompt": …}'
         )
     return samples
 
 
 def _entries(path: str, text: str) -> Iterator[Any]:
-    """The elements of a JSON list, or the values of lines."""
+    """The elements of a JSON list, or the values of JSON lines."""
     if text.lstrip().startswith("["):
         try:
             yield from json.loads(text)
@@ -71,7 +71,7 @@ def _sample(entry: Any) -> Sample | None:
 
 
 def _first_exchange(turns: list[Any]) -> Sample | None:
-    """The first two turns, as the field's benchmarks take them; the first must be the human's."""
+    """The first two turns, as other benchmarks use them. The first turn must be the human's."""
     texts = [_first_text(turn, ("value", "content")) for turn in turns[:2]]
     if len(texts) < 2 or not texts[0] or not texts[1]:
         return None

@@ -1,4 +1,4 @@
-"""What must be known to read a benchmark's figures later: machine, versions, command, date."""
+"""The environment of a benchmark, for its results: machine, versions, command, date."""
 
 import datetime
 import os
@@ -15,10 +15,10 @@ _SECRET_FLAGS = ("--api-key", "--header")
 
 
 def environment(argv: Sequence[str]) -> dict[str, Any]:
-    """Date, command, machine and versions of this process.
+    """Date, command, machine and versions.
 
     Args:
-        argv: the command; what follows a flag that holds a secret is left out.
+        argv: the command line. Values of flags with secrets are left out.
     """
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -29,7 +29,7 @@ def environment(argv: Sequence[str]) -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    """CPU, its vector sets, cores that this process may use, memory, system."""
+    """CPU model, vector instruction sets, cores available to this process, memory, system."""
     first_core = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
     fields = (line.partition(":") for line in first_core.splitlines())
     described = {name.strip(): value.strip() for name, _, value in fields}
@@ -44,7 +44,7 @@ def machine() -> dict[str, Any]:
 
 
 def versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
-    """Of Python and of packages, without importing them."""
+    """Versions of Python and of packages. Imports none of them."""
     found = {"python": platform.python_version()}
     for package in packages:
         try:

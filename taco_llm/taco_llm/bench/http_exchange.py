@@ -1,7 +1,8 @@
-"""One HTTP/1.1 exchange: writes a request, hands on what comes back as it comes.
+"""A minimal HTTP/1.1 client: sends a request and passes on the answer as it arrives.
 
-Written on asyncio's protocols and httptools because the client must take little of the machine that
-the server runs on: a chunk costs a few microseconds, where general HTTP libraries take tens.
+It uses asyncio protocols and httptools directly, since the client must take little CPU time from
+the server on the same machine: a few microseconds per chunk, where general HTTP libraries need
+tens.
 """
 
 import asyncio
@@ -20,19 +21,19 @@ CONNECT_SECONDS = 10.0
 
 
 class Receiver(Protocol):
-    """Who reads an answer."""
+    """The interface of a reader of an answer."""
 
     def begin(self, status: int) -> None: ...
 
     def feed(self, body: bytes, now: float) -> None:
-        """Reads a piece of the body that arrived at `now`, in seconds of `perf_counter`."""
+        """Takes a piece of the body that arrived at `now`, in seconds of `perf_counter`."""
 
 
 class Server:
-    """Where requests go: the parts of a URL, the address found once, TLS.
+    """The server under test: the parts of its URL, its resolved address, TLS.
 
     Raises:
-        ConfigurationError: `url` is no http or https URL.
+        ConfigurationError: `url` is not an http or https URL.
     """
 
     def __init__(self, url: str) -> None:
@@ -40,9 +41,9 @@ class Server:
             parts = urlsplit(url)
             port = parts.port
         except ValueError as error:
-            raise ConfigurationError(f"{url!r} is no URL: {error}") from None
+            raise ConfigurationError(f"{url!r} is not a URL: {error}") from None
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigurationError(f"{url!r} is no http or https URL")
+            raise ConfigurationError(f"{url!r} is not an http or https URL")
         self.url = url
         self.host = parts.hostname
         self.port = port or (443 if parts.scheme == "https" else 80)
@@ -52,10 +53,10 @@ class Server:
         self._address = self.host
 
     def find(self) -> None:
-        """Connects once, so that requests need no name service and an absent server is told.
+        """Connects once: checks that the server is up, and resolves its address for all requests.
 
         Raises:
-            ConfigurationError: nothing answers there.
+            ConfigurationError: the connection fails.
         """
         try:
             with socket.create_connection((self.host, self.port), CONNECT_SECONDS) as connection:
@@ -79,10 +80,11 @@ class Server:
         return "\r\n".join([*lines, "\r\n"]).encode() + body
 
     async def exchange(self, request: bytes, receiver: Receiver) -> float:
-        """Sends `request` on a connection of its own and waits for the end of the answer.
+        """Sends `request` on a new connection and waits for the end of the answer.
 
-        Returns when the request was written, in seconds of `perf_counter`: connecting is not part
-        of a request's time, as clients keep their connections.
+        Returns:
+            When the request was written, in seconds of `perf_counter`. Connecting does not count as
+            part of the request's time, since real clients reuse connections.
 
         Raises:
             OSError: the connection failed or broke off.
@@ -107,7 +109,7 @@ class Server:
 
 
 class _Exchange(asyncio.Protocol):
-    """Parses the answer; `done` ends with it."""
+    """Parses the answer. The future `done` completes at its end."""
 
     def __init__(self, receiver: Receiver, done: "asyncio.Future[None]") -> None:
         self._receiver = receiver
@@ -123,7 +125,7 @@ class _Exchange(asyncio.Protocol):
             self._fail(error.__context__ or error)
 
     def connection_lost(self, error: Exception | None) -> None:
-        # An answer without a length ends with its connection; whether it is whole, its reader sees.
+        # An answer without a length ends with the connection. The receiver checks completeness.
         if error is not None:
             self._fail(error)
         elif not self._done.done():

@@ -1,4 +1,4 @@
-"""Puts a server under load: when each request leaves, and how many are under way."""
+"""The load generator: arrival times of requests, and the limit of requests in flight."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -16,10 +16,10 @@ Send = Callable[[BenchRequest, float], Awaitable[Timeline]]
 
 
 def arrival_times(count: int, rate: float, burstiness: float, seed: int) -> list[float]:
-    """Seconds after the start at which each request leaves; the first one leaves at once.
+    """Arrival times of requests in seconds after the start. The first request is sent at once.
 
-    The time between two is gamma distributed with a mean of 1 / `rate` and the shape `burstiness`;
-    with 1 that is exponential, a Poisson process. An infinite rate sends all at once.
+    The time between two requests is gamma distributed with mean 1 / `rate` and shape `burstiness`;
+    shape 1 is exponential, a Poisson process. An infinite rate sends all requests at once.
     """
     if rate == float("inf"):
         return [0.0] * count
@@ -37,7 +37,7 @@ async def run_load(
     max_concurrency: int | None,
     progress: "tqdm[Any]",
 ) -> tuple[list[Timeline], float]:
-    """Sends `requests` at their `arrivals`; gives their timelines, and the seconds it all took."""
+    """Sends `requests` at their arrival times; returns their timelines and the run's duration."""
     slots = nullcontext() if max_concurrency is None else asyncio.Semaphore(max_concurrency)
     origin = perf_counter()
 

@@ -1,7 +1,6 @@
-"""From the requests' timelines to the figures of the report.
+"""Computes the metrics of a run (throughput, TTFT, TPOT, ITL, goodput) from request timelines.
 
-The definitions are those of vLLM's and of TACO's own benchmark, so that figures compare: `docs/
-benchmarking.md` says them in words.
+The definitions match vLLM's benchmark, so that figures are comparable; see docs/benchmarking.md.
 """
 
 import math
@@ -24,7 +23,7 @@ class Distribution:
 
     @classmethod
     def of(cls, seconds: Sequence[float], percentiles: Iterable[float]) -> "Distribution | None":
-        """Percentiles between two values are interpolated; None where there are no values."""
+        """The distribution of the values, with interpolated percentiles; None without values."""
         if not seconds:
             return None
         values = 1e3 * np.asarray(seconds)
@@ -38,16 +37,17 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingMetrics:
-    """One run. Token counts and latencies are those of the requests that succeeded.
+    """The metrics of one run. Token counts and latencies include successful requests only.
 
     Attributes:
         duration: seconds from the first request to the end of the last answer.
-        retokenized_tokens: the answers' tokens as the client's tokenizer counts them; None without.
-        peak_output_throughput: tokens a second in the busiest slice of at most a second.
-        request_goodput: requests a second that kept the limits; None where none were given.
-        tokens_per_chunk: output tokens by chunks that carried them.
-        ttft, tpot, itl, e2el: None where no request has such a time.
-        errors: how often each error came.
+        retokenized_tokens: tokens of the answers, counted by the client's tokenizer; None without
+            one.
+        peak_output_throughput: tokens per second in the busiest slice of at most one second.
+        request_goodput: requests per second within the latency limits; None without limits.
+        tokens_per_chunk: output tokens divided by the chunks that carried them.
+        ttft, tpot, itl, e2el: None if no request has such a time.
+        errors: number of occurrences by error.
     """
 
     completed: int
@@ -93,10 +93,10 @@ def measure(
     goals: Iterable[tuple[str, float]] = (),
     retokenized_tokens: int | None = None,
 ) -> ServingMetrics:
-    """The figures of a run of `duration` seconds.
+    """Computes the metrics of a run of `duration` seconds.
 
     Args:
-        goals: limits in milliseconds by "ttft", "tpot" or "e2el", for the goodput.
+        goals: latency limits for goodput in milliseconds: "ttft", "tpot" or "e2el".
     """
     good = [timeline for timeline in timelines if timeline.error is None]
     errors: dict[str, int] = {}
@@ -127,10 +127,10 @@ def measure(
 
 
 def peak_throughput(timelines: Iterable[Timeline], duration: float) -> float:
-    """Output tokens a second in the busiest of equal slices of at most a second.
+    """Output tokens per second in the busiest of equal time slices of at most one second.
 
-    A request's tokens are spread evenly over its chunks, since chunks do not say how many they
-    carry.
+    A request's tokens are spread evenly over its chunks, since a chunk does not contain its number
+    of tokens.
     """
     if duration <= 0:
         return 0.0
@@ -145,6 +145,6 @@ def peak_throughput(timelines: Iterable[Timeline], duration: float) -> float:
 
 
 def _keeps(timeline: Timeline, limits: Iterable[tuple[str, float]]) -> bool:
-    """Whether every time is within its limit; a request without a second token has any TPOT."""
+    """Whether all times are within their limits. A request without a second token has TPOT 0."""
     times = {"ttft": timeline.ttft, "tpot": timeline.tpot or 0.0, "e2el": timeline.latency}
     return all(1e3 * times[metric] <= limit for metric, limit in limits)

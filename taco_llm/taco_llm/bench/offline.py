@@ -1,4 +1,4 @@
-"""`taco_llm bench throughput` and `bench latency`: the engine in this process, without HTTP."""
+"""Runs `taco_llm bench throughput` and `bench latency` with the engine in this process."""
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,11 +30,11 @@ PERCENTILES = (10, 25, 50, 75, 90, 99)
 def bench_throughput(
     engine: Mapping[str, Any], args: BenchThroughputArgs, argv: Sequence[str]
 ) -> int:
-    """All requests at once, as fast as the engine can; answers have their full length.
+    """Measures throughput: gives the engine all requests at once. Answers have full length.
 
     Args:
         engine: arguments of `EngineArgs`.
-        argv: the command, for the record.
+        argv: the command line, for the result files.
 
     Raises:
         ConfigurationError: the engine, the dataset or an output file cannot be used.
@@ -71,9 +71,9 @@ def bench_throughput(
 
 
 def bench_latency(engine: Mapping[str, Any], args: BenchLatencyArgs, argv: Sequence[str]) -> int:
-    """One batch of equal requests at a time, from start to end. Parameters as `bench_throughput`.
+    """Measures latency: runs one batch of equal requests at a time. Args: see `bench_throughput`.
 
-    Every batch has prompts of its own: the prefix cache would make the second one shorter.
+    Each batch has new prompts, so that the prefix cache does not shorten it.
     """
     make_folders(args.output_file)
     engine_args = EngineArgs(**engine)
@@ -109,10 +109,10 @@ def bench_latency(engine: Mapping[str, Any], args: BenchLatencyArgs, argv: Seque
 
 @contextmanager
 def _engine(arguments: Mapping[str, Any]) -> Iterator[LLM]:
-    """An engine whose refusals are told in one line.
+    """An engine whose request errors become one-line errors of the command.
 
     Raises:
-        ConfigurationError: a request does not fit the model, or failed.
+        ConfigurationError: a request is invalid for the model, or failed.
     """
     with LLM(**arguments) as llm:
         try:

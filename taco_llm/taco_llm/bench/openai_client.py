@@ -1,4 +1,4 @@
-"""Sends benchmark requests to an OpenAI-compatible server."""
+"""The benchmark's client of an OpenAI-compatible server."""
 
 import asyncio
 import json
@@ -19,11 +19,10 @@ LIST_SECONDS = 30.0
 
 
 class OpenAIClient:
-    """One server, one model.
+    """A client of one model on one server.
 
     Args:
-        tokenizer: counts the tokens of answers whose server reports no usage; None: each chunk
-            counts as one.
+        tokenizer: counts the tokens of answers without usage; None counts one token per chunk.
     """
 
     def __init__(
@@ -36,10 +35,10 @@ class OpenAIClient:
         self._headers = _headers(args)
 
     async def send(self, request: BenchRequest, origin: float) -> Timeline:
-        """Sends one request and reads its answer; failures stand in the timeline.
+        """Sends one request and reads its answer. The timeline contains the error of a failure.
 
         Args:
-            origin: the zero of the timeline, in seconds of `perf_counter`.
+            origin: the start of the benchmark's clock, in seconds of `perf_counter`.
         """
         timeline = Timeline(prompt_tokens=request.prompt_len)
         answer = StreamedAnswer(timeline)
@@ -51,7 +50,7 @@ class OpenAIClient:
                 timeline.start = await self._server.exchange(message, answer)
             timeline.error = answer.error
         except TimeoutError:
-            timeline.error = f"no whole answer within {self._args.request_timeout:g} s"
+            timeline.error = f"no complete answer within {self._args.request_timeout:g} s"
         except (OSError, httptools.HttpParserError) as error:
             timeline.error = f"the connection failed: {error or type(error).__name__}"
         timeline.text = answer.text
@@ -88,7 +87,7 @@ async def first_model(server: Server, args: BenchServeArgs) -> str:
     """The first model that the server lists.
 
     Raises:
-        ConfigurationError: it lists none.
+        ConfigurationError: the server lists no model.
     """
     answer = WholeAnswer()
     try:
@@ -103,9 +102,9 @@ async def first_model(server: Server, args: BenchServeArgs) -> str:
         try:
             return str(json.loads(answer.body)["data"][0]["id"])
         except (ValueError, LookupError, TypeError):
-            error = "it lists none"
+            error = "the list is empty"
     raise ConfigurationError(
-        f"{server.url}/v1/models names no model ({error}); name one with --model"
+        f"{server.url}/v1/models lists no model ({error}): give one with --model"
     )
 
 

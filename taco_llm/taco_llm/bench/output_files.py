@@ -1,4 +1,4 @@
-"""Files that results go to, checked before a long run and not after it."""
+"""Result files of benchmarks. They are checked before the run, so that no run is lost."""
 
 import json
 import os
@@ -13,7 +13,7 @@ OFFLINE_SUFFIXES = (".json",)
 
 
 def check_suffixes(paths: Iterable[str], suffixes: tuple[str, ...]) -> None:
-    """Raises ConfigurationError where a path ends in none of `suffixes`."""
+    """Raises ConfigurationError if a path has none of the suffixes."""
     for path in paths:
         if Path(path).suffix not in suffixes:
             raise ConfigurationError(
@@ -22,7 +22,7 @@ def check_suffixes(paths: Iterable[str], suffixes: tuple[str, ...]) -> None:
 
 
 def make_folders(paths: Iterable[str]) -> None:
-    """Makes the folders of `paths`.
+    """Creates the directories of `paths`.
 
     Raises:
         ConfigurationError: a path cannot be written to.
@@ -33,10 +33,10 @@ def make_folders(paths: Iterable[str]) -> None:
         except OSError as error:
             raise ConfigurationError(f"cannot write {path}: {error.strerror}") from None
         if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-            raise ConfigurationError(f"cannot write {path}")
+            raise ConfigurationError(f"cannot write {path}: it must be a writable file")
 
 
 def write_json(path: str, document: Mapping[str, Any]) -> None:
-    """Writes an indented document."""
+    """Writes an indented JSON document."""
     text = json.dumps(document, indent=2, allow_nan=False, ensure_ascii=False)
     Path(path).write_text(text + "\n", encoding="utf-8")

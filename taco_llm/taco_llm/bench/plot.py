@@ -1,4 +1,4 @@
-"""Latency against request rate, as a picture. Needs matplotlib."""
+"""Plots latency against request rate as a PNG file. Needs matplotlib."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ _PANELS = {
 
 
 def check_matplotlib() -> None:
-    """Raises ConfigurationError where it is not installed."""
+    """Raises ConfigurationError if matplotlib is not installed."""
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError:
@@ -22,8 +22,8 @@ def check_matplotlib() -> None:
 
 
 def write_plot(path: str, runs: Sequence[Run], title: str) -> None:
-    """Four panels, a line for the median and one for each percentile; rates stand evenly spaced."""
-    from matplotlib.figure import Figure  # without pyplot there is no window and no global state
+    """Writes four panels with lines for the median and each percentile. Rates are evenly spaced."""
+    from matplotlib.figure import Figure  # not pyplot, which has global state and opens windows
 
     figure = Figure(figsize=(10, 7), layout="constrained")
     figure.suptitle(title)
@@ -43,7 +43,7 @@ def write_plot(path: str, runs: Sequence[Run], title: str) -> None:
 
 
 def _lines(runs: Sequence[Run], name: str) -> dict[str, list[float]]:
-    """Values by line; NaN, which is not drawn, where a run has none."""
+    """The values by line. A missing value is NaN, which is not drawn."""
     lines: dict[str, list[float]] = {}
     names = [p for run in runs if (times := getattr(run.metrics, name)) for p in times.percentiles]
     for run in runs:

@@ -1,7 +1,7 @@
-"""The text report: the rows of TACO's "Serving Benchmark Result", in their order.
+"""The text report: the rows of TACO's "Serving Benchmark Result" in their order and wording.
 
-Rows of our own (failed requests, total and peak throughput, goodput, more percentiles) stand beside
-those that they belong to; the names of the others are kept to the letter.
+Additional rows (failed requests, total and peak throughput, goodput, more percentiles) follow the
+rows that they belong to.
 """
 
 from taco_llm.bench.metrics import Distribution, ServingMetrics
@@ -11,7 +11,7 @@ LABEL_WIDTH = 40
 
 
 def serving_report(metrics: ServingMetrics, *, backend: str, request_rate: float) -> str:
-    """The whole block, one row a line."""
+    """The whole report, one row per line."""
     retokenized = metrics.retokenized_tokens
     lines = [
         _title("Serving Benchmark Result", "="),

@@ -1,4 +1,4 @@
-"""Results of `taco_llm bench serve` as rows of a table and as JSON."""
+"""Writes results of `taco_llm bench serve`: rows of a CSV table, and JSON documents."""
 
 import csv
 import math
@@ -15,9 +15,9 @@ from taco_llm.bench.serve_args import BenchServeArgs
 from taco_llm.bench.timeline import Timeline
 from taco_proto.errors import ConfigurationError
 
-# Not in the results: they hold secrets.
+# Arguments that contain secrets. Results leave them out.
 _PRIVATE = ("api_key", "header")
-# Columns of TACO's table that say what the server had switched on; the client is told.
+# Columns of TACO's table for features of the server. Their values come from --metadata.
 _FEATURES = {
     "Prefix cache": "prefix_cache",
     "Offload": "offload",
@@ -28,7 +28,7 @@ _FEATURES = {
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run: at which rate, what was measured."""
+    """The results of one run at one request rate."""
 
     request_rate: float
     metrics: ServingMetrics
@@ -36,7 +36,7 @@ class Run:
 
 
 def csv_row(args: BenchServeArgs, run: Run) -> dict[str, Any]:
-    """The columns of TACO's table, in its order, and behind them those that it lacks."""
+    """The columns of TACO's table in its order, followed by additional columns."""
     metrics, metadata = run.metrics, dict(args.metadata)
     row: dict[str, Any] = {"Name": args.run_name, "Backend": args.backend}
     row |= {column: metadata.get(key, "") for column, key in _FEATURES.items()}
@@ -72,22 +72,24 @@ def csv_row(args: BenchServeArgs, run: Run) -> dict[str, Any]:
 
 
 def csv_columns(args: BenchServeArgs) -> list[str]:
-    """The names of the columns that `csv_row` fills."""
+    """The names of the columns of `csv_row`."""
     return list(csv_row(args, Run(math.inf, measure([], 0.0), ())))
 
 
 def check_csv(path: str, columns: Sequence[str]) -> None:
-    """Raises ConfigurationError where the file holds a table with other columns."""
+    """Raises ConfigurationError if the file contains a table with other columns."""
     if not Path(path).exists():
         return
     with Path(path).open(newline="", encoding="utf-8") as file:
         header = next(csv.reader(file), None)
     if header is not None and header != list(columns):
-        raise ConfigurationError(f"{path} holds a table with other columns; name another file")
+        raise ConfigurationError(
+            f"{path} contains a table with other columns: give another --output-file"
+        )
 
 
 def append_csv(path: str, row: Mapping[str, Any]) -> None:
-    """Appends one row; an empty file gets the header first."""
+    """Appends one row. An empty file gets the header first."""
     with Path(path).open("a", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(row))
         if file.tell() == 0:
@@ -98,7 +100,7 @@ def append_csv(path: str, row: Mapping[str, Any]) -> None:
 def write_document(
     path: str, args: BenchServeArgs, model: str, runs: Sequence[Run], argv: Sequence[str]
 ) -> None:
-    """Everything about the runs of one call."""
+    """Writes the settings and the results of all runs as JSON."""
     settings = {name: value for name, value in asdict(args).items() if name not in _PRIVATE}
     settings |= {"model": model, "metadata": dict(args.metadata), "goodput": dict(args.goodput)}
     settings["request_rate"] = [_number(rate) for rate in args.request_rate]
@@ -111,7 +113,7 @@ def write_document(
 
 
 def json_run(run: Run, *, detailed: bool) -> dict[str, Any]:
-    """One run under the names that vLLM's benchmark made common; times in milliseconds."""
+    """One run with the field names of vLLM's benchmark. Times are in milliseconds."""
     metrics = run.metrics
     figures: dict[str, Any] = {
         "request_rate": _number(run.request_rate),
@@ -142,7 +144,7 @@ def json_run(run: Run, *, detailed: bool) -> dict[str, Any]:
 
 
 def _json_request(timeline: Timeline) -> dict[str, Any]:
-    """One request; seconds, as on the benchmark's clock."""
+    """One request. Times are in seconds of the benchmark's clock."""
     return {
         "start": timeline.start,
         "ttft": timeline.ttft,

@@ -1,4 +1,4 @@
-"""`taco_llm bench serve`: finds the server, warms it up, runs each rate, writes results."""
+"""Runs `taco_llm bench serve`: connects, warms up, runs each request rate, writes results."""
 
 import asyncio
 import math
@@ -26,10 +26,10 @@ from taco_proto.errors import ConfigurationError
 
 
 def bench_serving(args: BenchServeArgs, argv: Sequence[str]) -> int:
-    """Runs the benchmark; returns 0, or 1 where a request failed.
+    """Runs the benchmark; returns 0, or 1 if a request failed.
 
     Args:
-        argv: the command, for the record.
+        argv: the command line, for the result files.
 
     Raises:
         ConfigurationError: the server, the dataset or an output file cannot be used.
@@ -66,7 +66,7 @@ async def _run_all(
     client = OpenAIClient(server, args, model, tokenizer)
     runs = []
     for number, rate in enumerate(args.request_rate):
-        # Prompts of its own for each run, or the second one finds the first one's in the cache.
+        # Each run gets new prompts, so that it finds none of them in the prefix cache.
         seed = args.seed + number
         num_warmups = args.num_warmups if number == 0 else 0
         requests = workload.requests(seed, num_warmups)
@@ -82,10 +82,10 @@ async def _run_all(
 
 
 async def _warm_up(client: OpenAIClient, requests: Sequence[BenchRequest]) -> None:
-    """One after the other, since the first ones of a cold server take long.
+    """Sends warm-up requests one after another, since a cold server answers slowly.
 
     Raises:
-        ConfigurationError: one fails; then all would.
+        ConfigurationError: a request failed, so all would.
     """
     for request in requests:
         timeline = await client.send(request, 0.0)
@@ -102,7 +102,7 @@ async def _run(
     tokenizer: Tokenizer | None,
 ) -> Run:
     arrivals = arrival_times(len(requests), rate, args.burstiness, seed)
-    hidden = None if args.progress else True  # None: shown on a terminal only
+    hidden = None if args.progress else True  # None shows it on a terminal only
     title = "Requests" if math.isinf(rate) else f"Requests at {rate:g}/s"
     with tqdm(total=len(requests), desc=title, disable=hidden) as progress:
         timelines, duration = await run_load(
@@ -134,7 +134,7 @@ def _load_tokenizer(path: str | None) -> Tokenizer | None:
 
 
 def _allow_many_connections() -> None:
-    """As many open files as the system allows: every request under way is one."""
+    """Raises the limit of open files to the maximum, since each request in flight needs one."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 

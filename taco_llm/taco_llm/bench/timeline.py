@@ -1,4 +1,4 @@
-"""What the client saw of one request, on one clock."""
+"""The timeline of one request: when it was sent and when each chunk of the answer arrived."""
 
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -6,14 +6,14 @@ from itertools import pairwise
 
 @dataclass(slots=True)
 class Timeline:
-    """One request. Times are seconds of the benchmark's clock, which starts with the run.
+    """The times of one request, in seconds of the benchmark's clock, which starts with the run.
 
     Attributes:
-        start: the request's last byte left.
-        chunks: when each chunk that carries tokens was read.
-        end: when the last chunk of the answer was read.
-        prompt_tokens: as the server counts them, else as the client does.
-        output_tokens: as the server counts them, else as the client does, else one a chunk.
+        start: when the last byte of the request was sent.
+        chunks: arrival time of each chunk that carries tokens.
+        end: arrival time of the last chunk.
+        prompt_tokens: the server's count, or else the client's.
+        output_tokens: the server's count, or else the client's, or else one per chunk.
         text: the answer.
         error: why the request failed; None if it succeeded.
     """
@@ -33,17 +33,17 @@ class Timeline:
 
     @property
     def ttft(self) -> float:
-        """Time to the first token, or to the end of an answer that carried none."""
+        """Time to the first token; for an answer without tokens, to its end."""
         return (self.chunks[0] if self.chunks else self.end) - self.start
 
     @property
     def tpot(self) -> float | None:
-        """Time per output token after the first; None where there is no second one."""
+        """Time per output token after the first; None with fewer than two tokens."""
         if self.output_tokens < 2:
             return None
         return (self.latency - self.ttft) / (self.output_tokens - 1)
 
     @property
     def itls(self) -> list[float]:
-        """Times between neighbouring chunks."""
+        """Inter-token latencies: times between consecutive chunks."""
         return [after - before for before, after in pairwise(self.chunks)]

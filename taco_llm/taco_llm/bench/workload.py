@@ -1,4 +1,4 @@
-"""Makes the requests of a run; the same seed makes the same ones."""
+"""Makes the requests of a run, from a dataset or at random. Equal seeds make equal requests."""
 
 import logging
 import math
@@ -15,18 +15,18 @@ from taco_proto.errors import ConfigurationError
 LOGGER = logging.getLogger("taco.bench")
 
 VOCAB_SIZE_WITHOUT_TOKENIZER = 1000
-# Shorter prompts and answers of a dataset are noise, not conversations.
-_SHORTEST = 4
+# Minimum tokens of a dataset's prompts and answers. Shorter ones are not real conversations.
+_MIN_TOKENS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class BenchRequest:
-    """One request.
+    """A request of a benchmark.
 
     Attributes:
         prompt: a text or token ids.
         output_len: tokens to generate.
-        prompt_len: tokens of the prompt; 0 where nobody has counted them.
+        prompt_len: tokens of the prompt; 0 if unknown.
     """
 
     prompt: str | list[int]
@@ -35,12 +35,12 @@ class BenchRequest:
 
 
 class Workload:
-    """What a benchmark sends.
+    """The requests of a benchmark.
 
     Args:
-        tokenizer: counts a dataset's tokens and makes text of random ids; None: lengths must be
-            given.
-        as_text: prompts must be text, as chat messages are.
+        tokenizer: counts the dataset's tokens and makes text of random ids. Without one, the
+            arguments must set the lengths.
+        as_text: whether prompts must be text, as in chat messages.
 
     Raises:
         ConfigurationError: the dataset cannot be read, or a tokenizer is needed.
@@ -55,16 +55,16 @@ class Workload:
             self._samples = read_dataset(args.dataset_path)
             if tokenizer is None and args.output_len is None:
                 raise ConfigurationError(
-                    "a dataset needs --tokenizer, to count its answers, or --output-len"
+                    "a dataset needs --tokenizer, which counts its answers' tokens, or --output-len"
                 )
         needs_text = as_text or args.dataset_path is not None
         random_part = args.dataset_path is None or args.shared_prefix_len > 0
         if needs_text and random_part and tokenizer is None:
             what = "shared prefixes" if args.dataset_path is not None else "random prompts"
-            raise ConfigurationError(f"{what} need --tokenizer where prompts are text")
+            raise ConfigurationError(f"{what} need --tokenizer if prompts are text")
 
     def requests(self, seed: int, num_warmups: int = 0) -> list[BenchRequest]:
-        """`num_warmups` requests without a shared prefix, then `num_prompts` of the run."""
+        """`num_warmups` requests without a shared prefix, followed by `num_prompts` requests."""
         rng = np.random.default_rng(seed)
         count = num_warmups + self._args.num_prompts
         own = self._random(rng, count) if not self._samples else self._sampled(rng, count)
@@ -117,7 +117,7 @@ class Workload:
         return BenchRequest(joined, request.output_len, prompt_len)
 
     def _sampled(self, rng: np.random.Generator, count: int) -> list[BenchRequest]:
-        """Samples in random order; over again where the dataset has too few that fit."""
+        """Samples in random order. They are repeated if too few of the dataset fit."""
         order = rng.permutation(len(self._samples)).tolist()
         requests: list[BenchRequest] = []
         for request in self._fitting(order):
@@ -126,10 +126,12 @@ class Workload:
                 return requests
         if not requests:
             raise ConfigurationError(
-                f"no conversation of {self._args.dataset_path} fits the lengths asked for"
+                f"no conversation of {self._args.dataset_path} fits: prompt and answer need at "
+                f"least {_MIN_TOKENS} tokens each, and at most --dataset-max-len "
+                f"{self._args.dataset_max_len} together"
             )
         LOGGER.warning(
-            "The dataset has %d usable conversations for %d requests: they are sent repeatedly.",
+            "the dataset has %d usable conversations for %d requests: they are repeated",
             len(requests),
             count,
         )
@@ -139,7 +141,7 @@ class Workload:
         fixed = self._args.output_len
         for sample in (self._samples[index] for index in order):
             if self._tokenizer is None:
-                assert fixed is not None  # held by the constructor
+                assert fixed is not None  # checked by the constructor
                 yield BenchRequest(sample.prompt, fixed, 0)
                 continue
             if fixed is None and sample.answer is None:
@@ -147,7 +149,7 @@ class Workload:
             prompt_len = len(self._tokenizer.encode(sample.prompt))
             output_len = fixed or self._count(sample.answer or "")
             fits = prompt_len + output_len <= self._args.dataset_max_len
-            if fits and prompt_len >= _SHORTEST and (fixed or output_len >= _SHORTEST):
+            if fits and prompt_len >= _MIN_TOKENS and (fixed or output_len >= _MIN_TOKENS):
                 yield BenchRequest(sample.prompt, output_len, prompt_len)
 
     def _count(self, text: str) -> int:

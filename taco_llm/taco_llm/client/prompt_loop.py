@@ -1,4 +1,4 @@
-"""Reads prompts from the terminal or a pipe and prints the answers as they come."""
+"""The prompt loop of `taco_llm chat` and `complete`: reads prompts, prints streamed answers."""
 
 import sys
 from collections.abc import Iterator
@@ -15,21 +15,21 @@ _HELP = "Ctrl-C stops an answer, /clear starts a new conversation, Ctrl-D or /ex
 
 
 class Session(Protocol):
-    """What the prompts are for."""
+    """The interface of a conversation or a series of completions."""
 
     def ask(self, prompt: str) -> bool:
-        """Prints the answer; returns whether it is whole, or else was interrupted.
+        """Sends the prompt and prints the answer; returns False if it was interrupted.
 
         Raises:
-            RequestFailedError: there was no answer. The session is as before.
+            RequestFailedError: the request failed. The session has not changed.
         """
 
     def clear(self) -> None:
-        """Forgets all prompts and answers."""
+        """Clears all prompts and answers."""
 
 
 class Conversation:
-    """A chat: each prompt follows those before it."""
+    """A chat. Each request contains the conversation so far."""
 
     def __init__(
         self, client: StreamingClient, model: str, args: ClientArgs, system_prompt: str | None
@@ -42,7 +42,7 @@ class Conversation:
         self._messages = list(self._start)
 
     def ask(self, prompt: str) -> bool:
-        """As `Session`. The model sees what it wrote of an interrupted answer."""
+        """See `Session`. The conversation keeps the written part of an interrupted answer."""
         messages = [*self._messages, {"role": "user", "content": prompt}]
         body = {**self._request, "messages": messages}
         answer, is_whole = print_answer(
@@ -58,7 +58,7 @@ class Conversation:
 
 
 class Completions:
-    """Texts to continue, each by itself."""
+    """Completions. Each text is independent."""
 
     def __init__(self, client: StreamingClient, model: str, args: ClientArgs) -> None:
         self._client = client
@@ -70,11 +70,11 @@ class Completions:
         return print_answer(pieces)[1]
 
     def clear(self) -> None:
-        """There is nothing to forget."""
+        """Does nothing, since completions are independent."""
 
 
 def connect(args: ClientArgs) -> tuple[StreamingClient, str]:
-    """The client of the server, and the name of its model.
+    """Connects to the server; returns the client and the name of the model.
 
     Raises:
         ConfigurationError: the server cannot be reached or lists no model.
@@ -87,10 +87,10 @@ def connect(args: ClientArgs) -> tuple[StreamingClient, str]:
 
 
 def run_prompts(session: Session, model: str, prompt: str | None) -> int:
-    """Answers `prompt`, or without one each line of the standard input; returns the exit code.
+    """Sends `prompt`, or each line of standard input without one; returns the exit code.
 
     Raises:
-        KeyboardInterrupt: it was interrupted, and there is no terminal to ask on.
+        KeyboardInterrupt: the user interrupted, and standard input is not a terminal.
     """
     is_terminal = prompt is None and sys.stdin.isatty()
     if is_terminal:
@@ -114,10 +114,10 @@ def run_prompts(session: Session, model: str, prompt: str | None) -> int:
 
 
 def print_answer(pieces: Pieces) -> tuple[str, bool]:
-    """Prints the text of a stream as it comes; Ctrl-C ends the stream.
+    """Prints the text of a stream as it arrives. Ctrl-C ends the stream.
 
     Returns:
-        The text, and whether it was not interrupted.
+        The text, and False if it was interrupted.
     """
     is_terminal = sys.stdout.isatty()
     answer, note = "", ""
@@ -138,12 +138,12 @@ def print_answer(pieces: Pieces) -> tuple[str, bool]:
 
 
 def _printable(text: str) -> str:
-    """`text` without the control characters that would steer a terminal."""
+    """`text` without control characters, which could manipulate the terminal."""
     return "".join(char for char in text if char in "\n\t" or char.isprintable())
 
 
 def _lines(is_terminal: bool) -> Iterator[str]:
-    """The prompts, without the spaces around them."""
+    """The prompts from standard input, without surrounding spaces."""
     while True:
         try:
             line = input("> " if is_terminal else "")

@@ -1,4 +1,4 @@
-"""Asks an OpenAI-compatible server and reads its streamed answer, with the standard library."""
+"""A streaming client of OpenAI-compatible servers; needs only the standard library."""
 
 import http.client
 import json
@@ -13,7 +13,7 @@ _LIST_SECONDS = 30.0
 
 
 class Piece(NamedTuple):
-    """What one event of a streamed answer adds.
+    """The text that one event adds to a streamed answer.
 
     Attributes:
         finish_reason: set in the last piece.
@@ -27,14 +27,14 @@ Pieces = Generator[Piece, None, None]
 
 
 class RequestFailedError(Exception):
-    """The server could not be reached, or did not answer the request. The message is one line."""
+    """The server cannot be reached, or rejects the request. The message is one line."""
 
 
 class StreamingClient:
-    """One OpenAI-compatible server.
+    """A client of one OpenAI-compatible server.
 
     Args:
-        url: with or without the path /v1.
+        url: the server's URL, with or without the path /v1.
 
     Raises:
         ConfigurationError: `url` is not an http or https URL.
@@ -60,7 +60,8 @@ class StreamingClient:
         """The name of the first model that the server lists.
 
         Raises:
-            RequestFailedError: the server cannot be reached, refuses, or lists no model.
+            RequestFailedError: the server cannot be reached, rejects the request, or lists no
+                model.
         """
         connection = self._connect()
         try:
@@ -77,21 +78,21 @@ class StreamingClient:
     def stream(
         self, path: str, body: Mapping[str, Any], text_of: Callable[[Mapping[str, Any]], str | None]
     ) -> Pieces:
-        """The text that each event of a streamed answer adds to its first choice.
+        """Sends a request and yields the text that each event adds to the first choice.
 
-        Closing the iterator closes the connection, and so ends the request on the server.
+        Closing the iterator closes the connection, which cancels the request on the server.
 
         Args:
-            text_of: finds the text in a choice.
+            text_of: returns the text of a choice.
 
         Raises:
-            RequestFailedError: the server cannot be reached, refuses, breaks off, or answers
-                something else.
+            RequestFailedError: the server cannot be reached, rejects the request, closes the
+                connection early, or answers in another format.
         """
         connection = self._connect()
         try:
             message = json.dumps({**body, "stream": True}).encode()
-            # The first token may be far behind a queue: only the user ends the wait.
+            # No timeout: the request may wait long in the queue, and the user can interrupt.
             for line in self._send(connection, "POST", path, message, None):
                 name, _, value = line.strip().partition(b":")
                 if name != b"data":
@@ -106,11 +107,13 @@ class StreamingClient:
                     # JSON may hold half a surrogate pair, which cannot be printed.
                     text = (text_of(choice) or "").encode(errors="replace").decode()
                     yield Piece(text, choice.get("finish_reason"))
-            raise RequestFailedError(f"{self.url} broke the answer off")
+            raise RequestFailedError(f"{self.url} closed the connection before the answer ended")
         except (OSError, http.client.HTTPException) as error:
             raise self._broken(error) from None
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            raise RequestFailedError(f"{self.url} does not answer as OpenAI's API does") from None
+            raise RequestFailedError(
+                f"{self.url} does not answer in the format of OpenAI's API"
+            ) from None
         finally:
             connection.close()
 
@@ -152,7 +155,7 @@ class StreamingClient:
 
 
 def _message(answer: Any) -> str:
-    """The text of an error in OpenAI's form, or in whatever form it is, on one line."""
+    """The text of an error on one line, in OpenAI's format or any other."""
     error = answer.get("error", answer) if isinstance(answer, dict) else answer
     text = error.get("message", error) if isinstance(error, dict) else error
     return " ".join(str(text).split())

@@ -95,15 +95,15 @@ def test_where_the_network_cuts_is_no_matter(cuts: list[int]) -> None:
 @pytest.mark.parametrize(
     ("stream", "message"),
     [
-        (b"", "no event stream"),
-        (b'{"choices": []}\n', "no event stream"),
+        (b"", "not an event stream"),
+        (b'{"choices": []}\n', "not an event stream"),
         (events(piece("a")), "the stream broke off"),
         (events(piece("a"), {"error": {"message": "out of\nblocks"}}, "[DONE]"), "out of blocks"),
         (events({"error": "busy"}), "busy"),
-        (events("{"), "the stream holds no OpenAI chunk: {"),
-        (events('"text"'), "the stream holds no OpenAI chunk"),
-        (events({"choices": [7]}), "the stream holds no OpenAI chunk"),
-        (events({"usage": {"x": 1}}), "the stream holds no OpenAI chunk"),
+        (events("{"), "an event of the stream is not an OpenAI chunk: {"),
+        (events('"text"'), "an event of the stream is not an OpenAI chunk"),
+        (events({"choices": [7]}), "an event of the stream is not an OpenAI chunk"),
+        (events({"usage": {"x": 1}}), "an event of the stream is not an OpenAI chunk"),
     ],
 )
 def test_a_bad_stream_is_an_error(stream: bytes, message: str) -> None:

@@ -151,7 +151,7 @@ def test_every_rate_has_prompts_of_its_own_and_no_warm_up_between() -> None:
         (["--dataset-path", "/no/such/file"], "cannot read the dataset"),
         (["--endpoint", "/v1/chat/completions"], "random prompts need --tokenizer"),
         (["--tokenizer", "/no/such/tokenizer"], "does not exist"),
-        (["--base-url", "localhost:8000"], "is no http or https URL"),
+        (["--base-url", "localhost:8000"], "is not an http or https URL"),
         (["--output-file", "x.txt"], "must end in .csv or .json or .png"),
         (["--output-file", "/proc/no/x.csv"], "cannot write /proc/no/x.csv"),
         (["--request-rate", "0"], "request_rate must be positive"),

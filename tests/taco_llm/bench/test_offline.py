@@ -57,7 +57,7 @@ def test_latency(checkpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["throughput"], "a model is needed: taco_llm bench throughput MODEL"),
+        (["throughput"], "MODEL is needed: taco_llm bench throughput MODEL"),
         (["latency", "/no/such/model"], "does not exist"),
         (["throughput", "MODEL", "--random-input-len", "900"], "maximum context length"),
         (["latency", "MODEL", "--input-len", "900"], "maximum context length"),

@@ -98,7 +98,7 @@ def test_a_chunked_answer() -> None:
         (refusal(429, b"slow down"), "HTTP 429: slow down"),
         (STREAM_HEAD + events(piece("a")), "the stream broke off"),
         (STREAM_HEAD + events({"error": {"message": "boom"}}), "boom"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}", "the answer is no event stream"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}", "the answer is not an event stream"),
         (b"", "the server closed the connection without an answer"),
         (b"SSH-2.0-OpenSSH\r\n", "the connection failed: "),
     ],
@@ -114,7 +114,7 @@ def test_a_bad_answer_is_a_failed_request(answer: bytes, message: str) -> None:
 def test_a_server_that_never_answers_is_given_up() -> None:
     with CannedServer(None) as server:
         timeline = send(server.url, request_timeout=0.05)
-    assert timeline.error == "no whole answer within 0.05 s"
+    assert timeline.error == "no complete answer within 0.05 s"
 
 
 def test_a_server_that_went_away_is_a_failed_request() -> None:
@@ -144,5 +144,5 @@ def test_the_first_model_of_the_list() -> None:
 def test_without_a_list_of_models_a_name_is_asked_for(models: bytes) -> None:
     with CannedServer(GOOD, models) as server:
         args = BenchServeArgs(base_url=server.url)
-        with pytest.raises(ConfigurationError, match="name one with --model"):
+        with pytest.raises(ConfigurationError, match="give one with --model"):
             asyncio.run(first_model(Server(server.url), args))

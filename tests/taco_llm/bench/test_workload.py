@@ -115,7 +115,7 @@ def test_conversations_that_do_not_fit_are_left_out(tmp_path: Path, tokenizer: T
     requests = Workload(args, tokenizer, as_text=True).requests(0)
     assert [request.prompt for request in requests] == [good] * 3  # over again, for want of more
     args = WorkloadArgs(dataset_path=path, dataset_max_len=5)
-    with pytest.raises(ConfigurationError, match="fits the lengths"):
+    with pytest.raises(ConfigurationError, match="at most --dataset-max-len"):
         Workload(args, tokenizer, as_text=True).requests(0)
 
 
@@ -158,13 +158,13 @@ def test_the_first_exchange_counts_and_the_human_begins(tmp_path: Path) -> None:
     ("content", "message"),
     [
         (None, "cannot read the dataset"),
-        ("", "holds no prompt"),
-        ("[]", "holds no prompt"),
+        ("", "contains no prompt"),
+        ("[]", "contains no prompt"),
         ("[1, 2", "is not valid JSON"),
-        ('[{"conversations": [7, 8]}]', "holds no prompt"),
+        ('[{"conversations": [7, 8]}]', "contains no prompt"),
         ("prompt one\n", "neither a JSON list nor JSON lines (line 1)"),
         ('{"prompt": "a"}\nb\n', "(line 2)"),
-        ('{"question": "a"}\n', "holds no prompt"),
+        ('{"question": "a"}\n', "contains no prompt"),
     ],
 )
 def test_a_bad_dataset_is_told(content: str | None, message: str, tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_a_bad_dataset_is_told(content: str | None, message: str, tmp_path: Path
 
 def test_what_needs_a_tokenizer_says_so(tmp_path: Path) -> None:
     path = write(tmp_path / "d.jsonl", '{"prompt": "a"}\n')
-    with pytest.raises(ConfigurationError, match="--tokenizer, to count its answers"):
+    with pytest.raises(ConfigurationError, match="--tokenizer, which counts"):
         Workload(WorkloadArgs(dataset_path=path), None, as_text=False)
     with pytest.raises(ConfigurationError, match="random prompts need --tokenizer"):
         Workload(WorkloadArgs(), None, as_text=True)

@@ -122,13 +122,19 @@ def test_which_key_is_sent(
         ),
         (refusal(502, b"<html>"), "answered 502: No"),
         (STREAM_HEAD + events(delta("He"), {"error": {"message": "It broke."}}), "It broke."),
-        (STREAM_HEAD + events(delta("He")), "broke the answer off"),
-        (STREAM_HEAD + b"data: {\n\n", "does not answer as OpenAI's API does"),
-        (STREAM_HEAD + b"data: []\n\n", "does not answer as OpenAI's API does"),
-        (STREAM_HEAD + events({"choices": [{"delta": 5}]}), "does not answer as OpenAI's API does"),
-        (STREAM_HEAD + events(delta(7)), "does not answer as OpenAI's API does"),  # type: ignore[arg-type]
-        (STREAM_HEAD + events({"choices": [5]}), "does not answer as OpenAI's API does"),
-        (STREAM_HEAD + b"data: " + b"[" * 100_000 + b"\n", "does not answer as OpenAI's API does"),
+        (STREAM_HEAD + events(delta("He")), "closed the connection before"),
+        (STREAM_HEAD + b"data: {\n\n", "does not answer in the format of OpenAI"),
+        (STREAM_HEAD + b"data: []\n\n", "does not answer in the format of OpenAI"),
+        (
+            STREAM_HEAD + events({"choices": [{"delta": 5}]}),
+            "does not answer in the format of OpenAI",
+        ),
+        (STREAM_HEAD + events(delta(7)), "does not answer in the format of OpenAI"),  # type: ignore[arg-type]
+        (STREAM_HEAD + events({"choices": [5]}), "does not answer in the format of OpenAI"),
+        (
+            STREAM_HEAD + b"data: " + b"[" * 100_000 + b"\n",
+            "does not answer in the format of OpenAI",
+        ),
         (refusal(400, b"[" * 100_000), "answered 400"),
         (b"", "the connection to"),
     ],
