@@ -99,8 +99,9 @@ class Moments:
         return self._names.setdefault((shown, hidden), f"m{len(self._names)}")
 
     def rules(self) -> Iterator[str]:
-        yield "@media not (prefers-reduced-motion: reduce){\n"
-        yield f"text[class]{{animation:{self._duration:.2f}s step-end infinite}}\n"
+        yield "@media (prefers-reduced-motion: no-preference){\n"
+        # By the element's name: a more specific rule would override the names of the animations.
+        yield f"text{{animation:{self._duration:.2f}s step-end infinite}}\n"
         for (shown, hidden), name in self._names.items():
             end = "" if hidden is None else f"{self._share(hidden)}{{opacity:0}}"
             yield (

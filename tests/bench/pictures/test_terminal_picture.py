@@ -55,3 +55,11 @@ def test_a_progress_bar_is_replaced_by_what_overwrites_it() -> None:
 
 def test_the_cursor_moves_up_to_another_bar() -> None:
     assert contents([(0.0, "one\r\ntwo\x1b[A\rONE")]) == [(0, 0, "ONE"), (1, 0, "two")]
+
+
+def test_the_names_of_animations_are_not_overridden() -> None:
+    """The shorthand resets the name, so its selector must be the weaker one: an element."""
+    drawn = PICTURE.read_text()
+    assert "\ntext{animation:" in drawn
+    assert drawn.count("{animation:") == 1
+    assert drawn.count("{animation-name:") == drawn.count("@keyframes ") > 100
