@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from taco_common.tls import Role
 from taco_draft.scheduler_link import DraftSchedulerLink, Runner
 from taco_proto.config import DrafterConfig
-from taco_worker.model_service import ModelService, run_model_service, stay_attached
+from taco_worker.model_service import ModelService, run_model_service
+from taco_worker.reconnection import stay_connected
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -28,7 +29,7 @@ def run_draft_worker(config: DrafterConfig) -> int:
         def connect() -> DraftSchedulerLink:
             return DraftSchedulerLink(config.scheduler, runner, service.thread, config.tls)
 
-        return stay_attached(config.scheduler, connect, service, logger)
+        return stay_connected(config.scheduler, connect, service, logger)
 
     return run_model_service(Role.DRAFT_WORKER, config, lambda: _load(config), serve)
 

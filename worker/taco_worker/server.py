@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from taco_common.tls import Role
 from taco_proto.config import WorkerConfig
 from taco_worker.licensing import Licensing
-from taco_worker.model_service import ModelService, run_model_service, stay_attached
+from taco_worker.model_service import ModelService, run_model_service
+from taco_worker.reconnection import stay_connected
 from taco_worker.scheduler_link import Executor, SchedulerLink
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def run_worker(config: WorkerConfig) -> int:
         def connect() -> SchedulerLink:
             return SchedulerLink(config.scheduler, worker, service.thread, config.tls, licensing)
 
-        return stay_attached(config.scheduler, connect, service, logger)
+        return stay_connected(config.scheduler, connect, service, logger)
 
     try:
         return run_model_service(Role.WORKER, config, load, serve)

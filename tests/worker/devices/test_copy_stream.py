@@ -31,7 +31,7 @@ class LateCopyStream:
         self.num_put = 0
         self.waiting: list[Callable[[], None]] = []
 
-    def follow(self) -> None:
+    def wait_for_compute(self) -> None:
         return
 
     def put(self, work: Callable[[], None]) -> CopyEvent:

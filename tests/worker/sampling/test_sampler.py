@@ -12,11 +12,11 @@ from taco_kernels.sampling_metadata import NO_TOKEN
 from taco_proto.logprobs import LogprobColumns
 from taco_proto.sampling_params import SamplingParams
 from taco_worker.devices.transfers import Transfers
-from taco_worker.sampling.columns import SamplingColumns
 from taco_worker.sampling.cpu_ops import CpuSampling
 from taco_worker.sampling.logprobs import LogprobTable
 from taco_worker.sampling.ops import SamplingOps
 from taco_worker.sampling.sampler import SampledRows, SampledTokens, Sampler
+from taco_worker.sampling.slot_params import SlotSamplingParams
 from taco_worker.sampling.torch_ops import TorchSampling
 
 EOS_TOKEN_IDS = [1, 2]
@@ -34,7 +34,7 @@ def sample(ops: SamplingOps, rows: list[Row], slots: list[int] | None = None) ->
     """Run the sampler on a batch of `rows`, each in its own slot."""
     slots = slots or list(range(len(rows)))
     vocab_size = rows[0].logits.size
-    columns = SamplingColumns(max(slots) + 1, vocab_size=vocab_size, eos_token_ids=EOS_TOKEN_IDS)
+    columns = SlotSamplingParams(max(slots) + 1, vocab_size=vocab_size, eos_token_ids=EOS_TOKEN_IDS)
     # Entries past a sequence's end must not matter.
     token_ids = torch.randint(0, vocab_size, (max(slots) + 1, MAX_LEN), dtype=torch.int32)
     for slot, row in zip(slots, rows, strict=True):

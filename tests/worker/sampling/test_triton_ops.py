@@ -15,9 +15,9 @@ from support.sampling_cases import make_metadata
 from taco_kernels.sampling_metadata import Array, Penalties, SamplingMetadata
 from taco_proto.sampling_params import SamplingParams
 from taco_worker.devices.transfers import Transfers
-from taco_worker.sampling.columns import SamplingColumns
 from taco_worker.sampling.ops import SamplingOps
 from taco_worker.sampling.sampler import SampledRows, SampledTokens, Sampler
+from taco_worker.sampling.slot_params import SlotSamplingParams
 from taco_worker.sampling.torch_ops import TorchSampling
 from taco_worker.sampling.triton_ops import TritonSampling
 
@@ -92,7 +92,7 @@ def test_log_probabilities_are_those_of_torch(ops: TritonSampling) -> None:
 def sample(ops: SamplingOps, params: list[SamplingParams]) -> SampledTokens:
     """One step of sequences of 12 tokens, 5 of them prompt."""
     count, length, generator = len(params), 12, torch.Generator().manual_seed(5)
-    columns = SamplingColumns(count, vocab_size=VOCAB_SIZE, eos_token_ids=[1])
+    columns = SlotSamplingParams(count, vocab_size=VOCAB_SIZE, eos_token_ids=[1])
     for slot, slot_params in enumerate(params):
         columns.set_row(slot, slot_params)
     tokens = torch.randint(0, 9, (count, length + 4), generator=generator, dtype=torch.int32)

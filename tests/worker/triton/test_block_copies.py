@@ -44,7 +44,7 @@ class CountingTransfers(Transfers):
 class ImmediateCopyStream:
     """Runs work at once."""
 
-    def follow(self) -> None:
+    def wait_for_compute(self) -> None:
         return
 
     def put(self, work: Callable[[], None]) -> ImmediateCopyStream:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from taco_worker.attention.kv_cache import KVCache
 from taco_worker.attention.metadata import AttentionMetadata
-from taco_worker.attention.planning import StepPlans, first_seen, indexable, upload_indices
+from taco_worker.attention.step_plans import StepPlans, first_seen, indexable, upload_indices
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from taco_kernels.triton.attention import AttentionBatch, TreeRows, paged_attent
 from taco_kernels.triton.attention_plan import AttentionPlan
 from taco_worker.attention.kv_cache import KVCache
 from taco_worker.attention.metadata import AttentionMetadata
-from taco_worker.attention.planning import StepPlans
+from taco_worker.attention.step_plans import StepPlans
 
 
 @dataclass(frozen=True, slots=True)

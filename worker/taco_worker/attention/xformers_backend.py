@@ -16,7 +16,7 @@ from xformers.ops.fmha.common import AttentionFwOpBase, Inputs
 
 from taco_worker.attention.kv_cache import KVCache
 from taco_worker.attention.metadata import AttentionMetadata
-from taco_worker.attention.planning import StepPlans, first_seen, indexable, upload_indices
+from taco_worker.attention.step_plans import StepPlans, first_seen, indexable, upload_indices
 
 Operator = type[AttentionFwOpBase]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from taco_kernels.native.draft_trees import DraftTrees
 from taco_proto.steps import IntArray, JoinedSequences, StepPlan
 from taco_worker.batch.token_table import TokenTable
-from taco_worker.sampling.columns import READS_TOKENS, Array, SamplingColumns
+from taco_worker.sampling.slot_params import READS_TOKENS, Array, SlotSamplingParams
 
 
 class PlanError(ValueError):
@@ -95,7 +95,7 @@ class InputBatch:
         self.num_blocks = np.zeros(max_num_seqs, dtype=np.int32)
         max_blocks = -(-max_model_len // block_size)
         self.block_tables = np.zeros((max_num_seqs, max_blocks), dtype=np.int32)
-        self.sampling = SamplingColumns(
+        self.sampling = SlotSamplingParams(
             max_num_seqs,
             vocab_size=vocab_size,
             eos_token_ids=eos_token_ids,

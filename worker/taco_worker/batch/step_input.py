@@ -9,7 +9,7 @@ from taco_proto.steps import IntArray
 from taco_worker.batch.input_batch import InputBatch, StepRows
 from taco_worker.devices.transfers import Transfers
 from taco_worker.models.step_model import ModelInput
-from taco_worker.sampling.columns import Array
+from taco_worker.sampling.slot_params import Array
 
 
 def make_input(

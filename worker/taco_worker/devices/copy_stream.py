@@ -19,7 +19,7 @@ class CopyEvent(Protocol):
 class CopyStream(Protocol):
     """Runs pieces of work in order, beside the stream that computes."""
 
-    def follow(self) -> None:
+    def wait_for_compute(self) -> None:
         """Order later work behind everything launched for computing so far."""
         ...
 
@@ -33,7 +33,7 @@ class CudaCopyStream:
         self._device = device
         self._stream = torch.cuda.Stream(device)
 
-    def follow(self) -> None:
+    def wait_for_compute(self) -> None:
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
 
     def put(self, work: Callable[[], None]) -> CopyEvent:

@@ -9,7 +9,7 @@ from torch import Tensor
 from taco_kernels.native.draft_trees import accept
 from taco_proto.steps import IntArray, StepPlan
 from taco_worker.batch.input_batch import InputBatch, StepRows
-from taco_worker.batch.prompt_rows import PromptRows, find_prompt_rows
+from taco_worker.batch.prompt_logprobs import PromptLogprobRows, find_prompt_logprob_rows
 from taco_worker.batch.step_input import last_of_each, make_input
 from taco_worker.devices.copy_stream import LayerCopies
 from taco_worker.devices.transfers import Transfers
@@ -20,12 +20,12 @@ from taco_worker.execution.launched_step import (
     StepPart,
     Verified,
 )
-from taco_worker.execution.step_splitting import split_on_out_of_memory
+from taco_worker.execution.out_of_memory import split_on_out_of_memory
 from taco_worker.kv_tiers.host_block_store import HostBlockStore
 from taco_worker.models.step_model import ModelInput, StepModel
-from taco_worker.sampling.columns import NO_LOGPROBS, Array, Feature
 from taco_worker.sampling.logprobs import LogprobTable, gather_logprobs
 from taco_worker.sampling.sampler import SampledRows, Sampler
+from taco_worker.sampling.slot_params import NO_LOGPROBS, Array, Feature
 from taco_worker.sampling.typical_acceptance import TypicalAcceptance, draft_candidates
 from taco_worker.speculation.drafter import ComputedTokens
 from taco_worker.speculation.speculator import Speculator
@@ -91,7 +91,7 @@ class ModelRunner:
     def _compute(self, plan: StepPlan, rows: StepRows) -> tuple[list[StepPart], int]:
         """Run the rows. Returns their parts and the number of invalid drafts that were dropped."""
         if self._speculator is not None:
-            self._speculator.follow(plan)
+            self._speculator.apply(plan)
             parts = self._speculate(self._speculator, rows, plan)
             return parts, self._speculator.take_num_invalid()
         parts = self._run_parts(rows)
@@ -132,7 +132,7 @@ class ModelRunner:
         """Run all of a step's rows, or one part after a split."""
         ends = np.cumsum(rows.num_new_tokens, dtype=np.int32)
         chosen = last_of_each(ends, rows.num_outputs())
-        prompt_rows = find_prompt_rows(self._batch, rows, ends)
+        prompt_rows = find_prompt_logprob_rows(self._batch, rows, ends)
         outputs = chosen if prompt_rows is None else np.union1d(chosen, prompt_rows.sources)
         hidden_layers = None if self._speculator is None else self._speculator.hidden_layers
         if hidden_layers == ():
@@ -246,7 +246,7 @@ class ModelRunner:
         table = LogprobTable(chosen[:, None], values[:, None], torch.ones_like(chosen), num_top)
         return token_ids, table
 
-    def _prompt_logprobs(self, rows: PromptRows, hidden: Tensor) -> PromptLogprobs:
+    def _prompt_logprobs(self, rows: PromptLogprobRows, hidden: Tensor) -> PromptLogprobs:
         """Log probabilities of the tokens of `rows`; row i of `hidden` predicts token i."""
         batch = self._batch
         num_top = batch.sampling.prompt_logprobs[rows.slots]

@@ -79,7 +79,7 @@ class HostBlockStore:
         if self._copy_stream is None:
             copy_part(self._device_rows, self.rows)
             return LayerCopies([])
-        self._copy_stream.follow()
+        self._copy_stream.wait_for_compute()
         return LayerCopies(
             [
                 (layers.start, self._put(self._copy_stream, copy_part, layers))

@@ -5,8 +5,8 @@ from torch import Tensor
 
 from taco_kernels.cpu import sampling
 from taco_kernels.library import CpuKernels
-from taco_worker.sampling.columns import Array
 from taco_worker.sampling.ops import Penalties, SamplingMetadata
+from taco_worker.sampling.slot_params import Array
 
 
 class CpuSampling:

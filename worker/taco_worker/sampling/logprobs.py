@@ -9,8 +9,8 @@ import numpy as np
 from torch import Tensor
 
 from taco_proto.logprobs import LogprobColumns
-from taco_worker.sampling.columns import NO_LOGPROBS, Array
 from taco_worker.sampling.ops import SamplingOps
+from taco_worker.sampling.slot_params import NO_LOGPROBS, Array
 
 
 @dataclass(frozen=True, slots=True)

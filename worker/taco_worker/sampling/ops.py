@@ -5,7 +5,7 @@ from typing import Protocol
 from torch import Tensor
 
 from taco_kernels.sampling_metadata import Penalties, SamplingMetadata
-from taco_worker.sampling.columns import Array
+from taco_worker.sampling.slot_params import Array
 
 __all__ = ["Penalties", "SamplingMetadata", "SamplingOps"]
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from taco_worker.sampling.columns import Array
+from taco_worker.sampling.slot_params import Array
 
 # Steele, Lea, Flood: "Fast splittable pseudorandom number generators" (OOPSLA 2014), with the
 # constants of David Stafford's variant 13 of the MurmurHash3 finalizer.

@@ -7,11 +7,11 @@ from torch import Tensor
 
 from taco_worker.devices.transfers import Transfers
 from taco_worker.sampling.bad_words import bad_word_rows, ban_bad_words
-from taco_worker.sampling.columns import READS_TOKENS, Array, Feature, SamplingColumns
 from taco_worker.sampling.logprobs import LogprobTable, gather_logprobs
 from taco_worker.sampling.ops import Penalties, SamplingMetadata, SamplingOps
 from taco_worker.sampling.penalties import add_logit_bias, allow_tokens, ban_tokens
 from taco_worker.sampling.random import uniforms
+from taco_worker.sampling.slot_params import READS_TOKENS, Array, Feature, SlotSamplingParams
 from taco_worker.sampling.typical_acceptance import Candidates, TypicalAcceptance
 
 _TOKEN_PENALTIES = Feature.REPETITION_PENALTY | Feature.COUNT_PENALTIES | Feature.NO_REPEAT_NGRAM
@@ -53,7 +53,7 @@ class Sampler:
 
     def __init__(
         self,
-        columns: SamplingColumns,
+        columns: SlotSamplingParams,
         token_ids: Tensor,
         ops: SamplingOps,
         transfers: Transfers,

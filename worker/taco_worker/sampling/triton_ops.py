@@ -10,7 +10,7 @@ from taco_kernels.triton.logprobs import gather_logprobs
 from taco_kernels.triton.penalize import PenaltyColumns, penalize, penalty_scratch
 from taco_kernels.triton.sample import DeviceSamplingMetadata, most_likely_tokens, sample_tokens
 from taco_worker.devices.transfers import Transfers
-from taco_worker.sampling.columns import Array
+from taco_worker.sampling.slot_params import Array
 
 
 class TritonSampling:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from taco_kernels.native.draft_trees import DraftTrees
 from taco_worker.devices.transfers import Transfers
-from taco_worker.sampling.columns import Array
+from taco_worker.sampling.slot_params import Array
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from taco_kernels.native.draft_selector import DraftSelector
 from taco_kernels.native.draft_trees import DraftTrees, are_trees
 from taco_proto.steps import EMPTY, IntArray, PlannedDrafts, StepPlan
 from taco_worker.batch.input_batch import InputBatch, PlanError, StepRows
-from taco_worker.sampling.columns import READS_TOKENS
+from taco_worker.sampling.slot_params import READS_TOKENS
 from taco_worker.speculation.draft_pausing import DraftPause
 from taco_worker.speculation.drafter import ComputedTokens, Drafter, chains, no_drafts
 
@@ -71,7 +71,7 @@ class Speculator:
         if self.drafter is not None:
             self.drafter.clear()
 
-    def follow(self, plan: StepPlan) -> None:
+    def apply(self, plan: StepPlan) -> None:
         """Apply a plan's leaving and joining sequences, after the batch has applied it."""
         self._pause.count_step()
         if plan.left_slots.size:

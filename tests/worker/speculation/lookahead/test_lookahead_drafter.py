@@ -17,7 +17,7 @@ from taco_proto.errors import ConfigurationError
 from taco_proto.steps import EMPTY, IntArray, JoinedSequences
 from taco_worker.speculation.drafter import Drafter
 from taco_worker.speculation.lookahead import lookahead_drafter
-from taco_worker.speculation.lookahead.config import FILE_NAME
+from taco_worker.speculation.lookahead.lookahead_config import FILE_NAME
 from taco_worker.speculation.lookahead.lookahead_drafter import (
     LookaheadDrafter,
     make_lookahead,

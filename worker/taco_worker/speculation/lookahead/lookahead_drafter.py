@@ -15,7 +15,7 @@ from taco_proto.errors import ConfigurationError
 from taco_proto.steps import IntArray, JoinedSequences
 from taco_worker.speculation.drafter import ComputedTokens
 from taco_worker.speculation.lookahead.acceptance_priors import class_priors
-from taco_worker.speculation.lookahead.config import cache_options, read_config
+from taco_worker.speculation.lookahead.lookahead_config import cache_options, read_config
 from taco_worker.speculation.lookahead.lookahead_metrics import LookaheadMetrics
 from taco_worker.speculation.lookahead.warm_up import read_texts, warm_up
 

@@ -7,7 +7,7 @@ import logging
 import numpy as np
 
 from taco_proto.steps import IntArray
-from taco_worker.sampling.columns import Array
+from taco_worker.sampling.slot_params import Array
 
 logger = logging.getLogger("taco.worker")
 

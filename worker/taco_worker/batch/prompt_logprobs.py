@@ -6,11 +6,11 @@ import numpy as np
 
 from taco_proto.steps import IntArray
 from taco_worker.batch.input_batch import InputBatch, StepRows
-from taco_worker.sampling.columns import Feature
+from taco_worker.sampling.slot_params import Feature
 
 
 @dataclass(frozen=True, slots=True)
-class PromptRows:
+class PromptLogprobRows:
     """Prompt tokens whose log probabilities were requested.
 
     Attributes:
@@ -23,7 +23,9 @@ class PromptRows:
     sources: IntArray
 
 
-def find_prompt_rows(batch: InputBatch, rows: StepRows, ends: IntArray) -> PromptRows | None:
+def find_prompt_logprob_rows(
+    batch: InputBatch, rows: StepRows, ends: IntArray
+) -> PromptLogprobRows | None:
     """Find the prompt tokens that this step predicts for sequences with `prompt_logprobs`.
 
     Args:
@@ -42,5 +44,5 @@ def find_prompt_rows(batch: InputBatch, rows: StepRows, ends: IntArray) -> Promp
         slots.append(np.full(predicted.size, slot, dtype=np.int32))
         positions.append(predicted)
         sources.append(ends[row] - rows.num_new_tokens[row] + predicted - first)
-    found = PromptRows(*(np.concatenate(column) for column in (slots, positions, sources)))
+    found = PromptLogprobRows(*(np.concatenate(column) for column in (slots, positions, sources)))
     return found if found.slots.size else None

@@ -42,7 +42,7 @@ READS_TOKENS = (
 )
 
 
-class SamplingColumns:
+class SlotSamplingParams:
     """One row per slot, valid from `set_row` until the next `set_row` of the slot.
 
     Floats are float32, so that a sequence's tokens do not depend on whether its parameters passed

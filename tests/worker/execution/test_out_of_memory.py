@@ -17,7 +17,7 @@ from support.plans import GREEDY, Join, ints, make_plan
 from taco_proto.config import ModelConfig, WorkerConfig
 from taco_proto.sampling_params import SamplingParams
 from taco_worker.batch.input_batch import StepRows
-from taco_worker.execution.step_splitting import split_on_out_of_memory
+from taco_worker.execution.out_of_memory import split_on_out_of_memory
 from taco_worker.models.step_model import ModelInput
 from taco_worker.worker import Worker
 

@@ -11,7 +11,7 @@ import pytest
 from taco_kernels.native.lookahead import CacheOptions, Mode
 from taco_proto.config import SpeculationConfig
 from taco_proto.errors import ConfigurationError
-from taco_worker.speculation.lookahead.config import (
+from taco_worker.speculation.lookahead.lookahead_config import (
     FILE_NAME,
     LookaheadConfig,
     cache_options,
