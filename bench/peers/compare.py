@@ -21,7 +21,7 @@ from bench.peers.checkpoint_size import kv_bytes_per_token, weight_bytes
 from bench.peers.comparison import Verdict, record_of, verdicts
 from bench.peers.engine_process import EngineError, EngineProcess, EngineSpec
 from bench.peers.goals import HIGHER_IS_BETTER
-from bench.peers.sitting import Values, peak_memory_bytes, start_seconds, take_turns, warm_engines
+from bench.peers.rounds import Values, peak_memory_bytes, start_seconds, take_turns, warm_engines
 from bench.peers.workloads import MEMORY, Workload
 
 ALONE = ("start", "memory")  # workloads that start their own engines
@@ -32,20 +32,20 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("compare: terminated"))
     catalogue = Catalogue(args.directory, args.model, args.threads)
     try:
-        sitting = Sitting(catalogue, args.ours, args.peer, args.pairs, args.save)
+        comparison = ComparisonRun(catalogue, args.ours, args.peer, args.pairs, args.save)
         for text in args.workload:
             if text in ALONE:
-                sitting.run_alone(text)
+                comparison.run_alone(text)
         for prefix_cache in (False, True):
             chosen = [workloads.parse(text) for text in args.workload if text not in ALONE]
             chosen = [workload for workload in chosen if workload.prefix_cache == prefix_cache]
             if chosen:
-                sitting.run(chosen, prefix_cache=prefix_cache)
+                comparison.run(chosen, prefix_cache=prefix_cache)
     except (EngineError, ValueError) as error:
         sys.exit(f"compare: {error}")
 
 
-class Sitting:
+class ComparisonRun:
     """Collects the record of one run; see `comparison` for its format.
 
     Prints and saves each workload as soon as it is done, because a run may take an hour.

@@ -11,7 +11,7 @@ from typing import Any
 
 from bench.interval import Interval, ratio_interval
 from bench.peers.goals import LIMITS, Goal, best, find_goal
-from bench.peers.sitting import Values
+from bench.peers.rounds import Values
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,7 @@ class Workload:
     Attributes:
         num_shared: common prefix length of all prompts. It is computed with the prefix cache on,
             and is new in every round, so that it is not cached before.
-        figures: compared figures, by the names of `sitting.figures_of`.
+        figures: compared figures, by the names of `rounds.figures_of`.
     """
 
     name: str

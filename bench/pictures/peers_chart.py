@@ -115,7 +115,7 @@ def chart(results: Path, scheme: Scheme) -> str:
     """The chart as SVG.
 
     Raises:
-        ValueError: the recorded sittings differ in machine, model or threads.
+        ValueError: the recorded runs differ in machine, model or threads.
     """
     records = {
         group.result: json.loads((results / f"{group.result}.json").read_text())
@@ -234,7 +234,7 @@ def _notes(records: Sequence[Record]) -> tuple[str, str]:
         for record in records
     }
     if len(machines) != 1:
-        raise ValueError(f"the sittings are not of one machine and model: {sorted(machines)}")
+        raise ValueError(f"the runs are not of one machine and model: {sorted(machines)}")
     [(cpu, cores, sets, model, threads)] = machines
     dates = sorted({record["date"] for record in records})
     pairs = sorted({record["figures"]["pairs"] for record in records})

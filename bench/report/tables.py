@@ -65,7 +65,7 @@ def _text_cost(figures: Record) -> str:
 
 PARTS = (
     Row(
-        "scheduler: host work of a decode step, 256 sequences, protobuf included",
+        "scheduler: host work of a decode step, 256 sequences",
         "scheduler_step",
         _microseconds("decode step, 256 sequences"),
     ),
@@ -75,7 +75,7 @@ PARTS = (
         _microseconds("admission, 4096 cached tokens"),
     ),
     Row(
-        "one gateway on one core, 64 streams, one token a chunk, a step every 4 ms",
+        "gateway, 64 streams, a step every 4 ms",
         "gateway_stream_4ms",
         lambda figures: (
             f"{figures['tokens_per_s']:,.0f} tokens/s "
@@ -83,14 +83,14 @@ PARTS = (
         ),
     ),
     Row(
-        "the same, worker as fast as it can be",
+        "gateway, 64 streams, steps as fast as possible",
         "gateway_stream",
         lambda figures: (
             f"{figures['tokens_per_s']:,.0f} tokens/s in {figures['chunks_per_s']:,.0f} chunks/s"
         ),
     ),
     Row(
-        "gateway: text work for a streamed token (with 4 stop strings; with 5 logprobs)",
+        "gateway: text work per token (4 stop strings; 5 logprobs)",
         "text_hot_path",
         _text_cost,
     ),
@@ -119,7 +119,7 @@ _UNITS = {
 }
 _ALONE = {
     "start": "command to first token, weights on disk",
-    "memory": "peak memory above weights and KV, 64 sequences of 512 tokens",
+    "memory": "peak memory above weights and KV, 64 × 512 tokens",
 }
 
 
@@ -161,7 +161,7 @@ def with_tables(text: str, results: Path) -> str:
 
 
 def parts_table(results: Path) -> Iterator[str]:
-    yield from ("| what | measured | command |", "|---|---|---|")
+    yield from ("| what | measured | `python -m …` |", "|---|---|---|")
     for row in PARTS:
         record = _read(results / f"{row.result}.json")
         yield f"| {row.what} | {row.show(record['figures'])} | `{_command(record)}` |"
@@ -171,16 +171,16 @@ def peers_table(results: Path) -> Iterator[str]:
     """Yields the table of all runs with other engines: the files `peers*.json`."""
     records = [_read(path) for path in sorted(results.glob("peers*.json"))]
     if not records:
-        yield "No sitting has been recorded yet."
+        yield "No run has been recorded yet."
         return
-    yield "| workload | figure | engine | TACO | peer | ratio (95% interval) | goal | | sitting |"
+    yield "| workload | figure | engine | TACO | peer | ratio (95% interval) | goal | | run |"
     yield "|---|---|---|---|---|---|---|---|---|"
     for number, record in enumerate(records, 1):
         for verdict in verdicts(record["figures"]):
             shape = record["figures"]["workloads"][verdict.workload]["shape"]
             yield _peers_row(verdict, shape, number)
     yield ""
-    yield from (f"{number}. {_sitting_note(record)}" for number, record in enumerate(records, 1))
+    yield from (f"{number}. {_run_note(record)}" for number, record in enumerate(records, 1))
 
 
 def roofline_table(results: Path) -> Iterator[str]:
@@ -207,7 +207,7 @@ def perplexity_table(results: Path) -> Iterator[str]:
         yield f"| {name} | {perplexity:.2f} | {perplexity / exact - 1:+.2%} |"
 
 
-def _peers_row(verdict: Verdict, shape: str, sitting: int) -> str:
+def _peers_row(verdict: Verdict, shape: str, run: int) -> str:
     interval = verdict.interval
     peer = ratio = "–"
     if verdict.theirs is not None:
@@ -224,7 +224,7 @@ def _peers_row(verdict: Verdict, shape: str, sitting: int) -> str:
         ratio,
         verdict.goal,
         verdict.outcome,
-        str(sitting),
+        str(run),
     )
     return f"| {' | '.join(cells)} |"
 
@@ -236,11 +236,10 @@ def describe(shape: str) -> str:
     if workload.count == 1:
         return f"1 stream, {prompt} in / {output} out"
     if not workload.num_shared:
-        return f"{workload.count} requests at once, {prompt} in / {output} out"
+        return f"{workload.count} requests, {prompt} in / {output} out"
     longest = workload.num_shared + workload.prompt.high
     return (
-        f"{workload.count} requests at once that share {workload.num_shared} of {longest:,} "
-        f"tokens, {output} out"
+        f"{workload.count} requests, {workload.num_shared} of {longest:,} in shared / {output} out"
     )
 
 
@@ -254,7 +253,7 @@ def _number(value: float) -> str:
     return f"{value:,.{decimals}f}"
 
 
-def _sitting_note(record: Record) -> str:
+def _run_note(record: Record) -> str:
     figures, machine = record["figures"], record["machine"]
     sets = ", ".join(machine.get("vector_sets", ())) or "unknown vector sets"
     peers = ", ".join(name for name in figures["engines"] if not name.startswith("taco"))
@@ -266,7 +265,7 @@ def _sitting_note(record: Record) -> str:
 
 
 def _command(record: Record) -> str:
-    return record["command"].removesuffix(" --save")
+    return record["command"].removeprefix("python -m ").removesuffix(" --save")
 
 
 def _read(path: Path) -> Record:

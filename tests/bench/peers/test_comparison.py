@@ -1,4 +1,4 @@
-"""What a record of a sitting says: who the best peer is, and which goals are reached."""
+"""A run's record: the best peer, and which goals are reached."""
 
 from typing import Any
 

@@ -23,7 +23,7 @@ def test_each_page_has_its_tables() -> None:
 
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
-    """One sitting."""
+    """The record of one run."""
     values = {"taco": [38.0, 38.0, 38.0], "vllm": [53.0, 53.0, 53.0], "openvino": [45.0, 46, 44]}
     record: dict[str, Any] = {
         "date": "2026-11-21",
@@ -45,7 +45,7 @@ def results(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_row_of_a_sitting(results: Path) -> None:
+def test_a_row_of_a_run(results: Path) -> None:
     lines = list(peers_table(results))
     assert lines[2] == (
         "| 1 stream, 128 in / 128 out | TPOT, ms | taco | 38.0 | 45.0 (openvino, best of 2) "
@@ -87,8 +87,8 @@ def test_an_unknown_table_is_an_error(results: Path) -> None:
     ("shape", "words"),
     [
         ("1x1024/16", "1 stream, 1,024 in / 16 out"),
-        ("64x16-512/16-256", "64 requests at once, 16–512 in / 16–256 out"),
-        ("32x512+32/32", "32 requests at once that share 512 of 544 tokens, 32 out"),
+        ("64x16-512/16-256", "64 requests, 16–512 in / 16–256 out"),
+        ("32x512+32/32", "32 requests, 512 of 544 in shared / 32 out"),
     ],
 )
 def test_shapes_in_words(shape: str, words: str) -> None:

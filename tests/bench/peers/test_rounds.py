@@ -8,7 +8,7 @@ import pytest
 from bench.peers.catalogue import Catalogue
 from bench.peers.driver import Report, Times
 from bench.peers.engine_process import EngineError, EngineProcess
-from bench.peers.sitting import figures_of, start_seconds, take_turns, warm_engines
+from bench.peers.rounds import figures_of, start_seconds, take_turns, warm_engines
 from bench.peers.workloads import parse
 from taco_demo.locate import find_model
 
