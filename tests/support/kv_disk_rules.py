@@ -30,7 +30,7 @@ class DiskRules(KvShadow):
     @precondition(lambda self: self.traffic)
     @rule()
     def send_commands(self) -> None:
-        while (command := self.manager.next_store_command()) is not None:
+        while (command := self.manager.disk.next_command()) is not None:
             self.store.take(command)
 
     @precondition(lambda self: self.traffic and self.store.jobs)
@@ -74,7 +74,7 @@ class DiskRules(KvShadow):
     def report(self, count: int) -> None:
         arrived, self.store.reports = self.store.reports[:count], self.store.reports[count:]
         for each in arrived:
-            self.manager.take_store_report(each)
+            self.manager.disk.take(each)
 
     @precondition(lambda self: self.traffic)
     @rule(luck=st.sampled_from([[True], [True], [True, False]]))
@@ -92,7 +92,7 @@ class DiskRules(KvShadow):
         """A file is damaged, or a report names an unknown key."""
         if kind != "damage":
             report = StoreReport(**{kind: (UNKNOWN,)})  # type: ignore[arg-type]
-            self.manager.take_store_report(report)
+            self.manager.disk.take(report)
         elif self.store.files:
             files = list(self.store.files)
             self.store.damaged.add(files[pick % len(files)])
@@ -126,7 +126,7 @@ class DiskRules(KvShadow):
         """Every cached block that is worth saving is written to disk if there is room."""
         self.manager.flush()
         for _ in range(MAX_FLUSH_ROUNDS):
-            if self.manager.is_flushed:
+            if self.manager.disk.is_flushed:
                 break
             self.catch_up([True])
             self.next_step_id += 1
@@ -134,7 +134,7 @@ class DiskRules(KvShadow):
             self.take_copies(step)
             self.in_flight.append(step)
             self.confirm(1)
-        assert self.manager.is_flushed
+        assert self.manager.disk.is_flushed
         if self.num_disk_blocks > len(self.store.names):
             stored = {self.store.prefix(key) for key in self.store.files}
             assert self.worth_saving() <= stored

@@ -93,9 +93,9 @@ class KvInvariants(KvShadow):
                 below.add(node)
             nodes.add(node)
         assert set(tree._lru) == unlocked
-        if tree.residents is not None:
-            assert set(tree.residents.offloaded) == below
-            assert set(tree.residents._duplicated) <= nodes
+        if tree.host_cache is not None:
+            assert set(tree.host_cache.offloaded) == below
+            assert set(tree.host_cache._duplicated) <= nodes
         assert tree.num_evictable == sum(len(node.blocks) for node in unlocked)
         for root in tree._roots.values():
             assert root.children or root.lock_count

@@ -65,12 +65,13 @@ class KvShadow:
 
     @property
     def traffic(self) -> DiskTransfers | None:
-        return self.manager._disk
+        disk = self.manager.disk
+        return disk if isinstance(disk, DiskTransfers) else None
 
     @property
     def tier(self) -> DiskIndex:
-        assert self.manager._disk is not None
-        return self.manager._disk._disk
+        assert self.traffic is not None
+        return self.traffic._disk
 
     # ------------------------------------------------------------------- model
 
@@ -395,7 +396,7 @@ class KvShadow:
                 for namespace, tokens, node in self.nodes()
             ],
             list(manager._tree._lru),
-            list(manager._tree.residents.offloaded) if manager._tree.residents else [],
+            list(manager._tree.host_cache.offloaded) if manager._tree.host_cache else [],
             host and (list(host._pool._references), dict(host._offloads), dict(host._loads)),
             [(list(each.table.blocks), each.table.node) for each in self.live],
         )

@@ -40,7 +40,7 @@ class DiskPrefetch:
 
     def must_wait(self, sequence: Sequence) -> bool:
         """Whether a sequence that could be admitted waits; the first call starts the read."""
-        if not self._blocks.has_disk_tier or sequence.computes_prompt_logprobs:
+        if not self._blocks.disk.exists or sequence.computes_prompt_logprobs:
             return False
         wait = self._waits.get(sequence)
         if wait is None:

@@ -234,7 +234,7 @@ class Engine:
 
     def next_store_command(self, replica: Replica) -> StoreCommand | None:
         """The next command for a worker's disk tier, to be sent at once; None if there is none."""
-        return replica.worker.blocks.next_store_command()
+        return replica.worker.blocks.disk.next_command()
 
     def take_store_report(self, replica: Replica, report: StoreReport) -> None:
         """Take a report of a worker's disk tier; a report of a lost worker is dropped."""
@@ -248,7 +248,7 @@ class Engine:
 
     @property
     def is_flushed(self) -> bool:
-        return all(replica.worker.blocks.is_flushed for replica in self.replicas)
+        return all(replica.worker.blocks.disk.is_flushed for replica in self.replicas)
 
     # ----------------------------------------------------------------- routing
 

@@ -1,4 +1,7 @@
-"""The prompts that wait or run at a replica, whose prefixes its cache may not hold yet."""
+"""Pending prefixes: prompts at a replica whose blocks its prefix cache may not hold yet.
+
+The router counts them as cached, so that requests with one prefix go to one replica.
+"""
 
 from taco_scheduler.kv.common_blocks import num_common_blocks
 from taco_scheduler.kv.namespace import CacheNamespace
@@ -6,10 +9,10 @@ from taco_scheduler.state.sequence import Sequence
 
 
 class PendingPrefixes:
-    """A radix tree of the tokens of sequences, in whole blocks, from their arrival to their end.
+    """A radix tree of the tokens of waiting and running sequences, in whole blocks.
 
-    Adding, removing and looking up a sequence compares its tokens once as memory, and visits one
-    node per place where prompts part.
+    To add, remove or look up a sequence compares its tokens once as memory, and visits one node for
+    each place where prompts differ.
     """
 
     def __init__(self, block_bytes: int, block_size: int) -> None:
@@ -17,12 +20,12 @@ class PendingPrefixes:
         self._block_bytes = block_bytes
         self._block_size = block_size
         self._roots: dict[CacheNamespace, _Run] = {}
-        # Bytes of each sequence that are in the tree: the beginning of what it has packed, which
-        # stays the same when more tokens come. A copy of it would be as large as the prompt.
+        # Bytes of each sequence in the tree: the beginning of its packed tokens, which does not
+        # change when more tokens come. A copy would be as large as the prompt.
         self._sizes: dict[Sequence, int] = {}
 
     def add(self, sequence: Sequence) -> None:
-        """`sequence` waits here from now on."""
+        """Add a sequence that waits here now."""
         self.remove(sequence)
         key = sequence.pack()
         size = len(key) // self._block_bytes * self._block_bytes
@@ -45,7 +48,7 @@ class PendingPrefixes:
             node = child
 
     def remove(self, sequence: Sequence) -> None:
-        """`sequence` has ended or left; nothing happens if it was never added."""
+        """Remove a sequence; nothing happens if it was never added."""
         size = self._sizes.pop(sequence, None)
         if size is None:
             return
@@ -68,8 +71,9 @@ class PendingPrefixes:
             node = child
 
     def num_common_tokens(self, sequence: Sequence) -> int:
-        """Tokens of a sequence, in whole blocks, that it has in common with one that is here; at
-        least one of its tokens is left to compute.
+        """The longest prefix, in tokens of whole blocks, that a sequence shares with one here.
+
+        At least one token of the sequence is left to compute.
         """
         key = sequence.pack()
         num_readable = (len(sequence.tokens) - 1) // self._block_size
@@ -92,7 +96,7 @@ class PendingPrefixes:
         return num_common_blocks(key, position, node.key, size, num_known=1) * size
 
     def _split(self, parent: "_Run", node: "_Run", num_bytes: int) -> "_Run":
-        """Puts the first bytes of `node` into a new node above it, which is returned."""
+        """Move the first bytes of `node` into a new node above it; returns that node."""
         upper = _Run(node.key[:num_bytes])
         upper.num_sequences = node.num_sequences
         node.key = node.key[num_bytes:]
@@ -107,7 +111,7 @@ class _Run:
     Attributes:
         key: their packed token ids.
         children: by the packed token ids of their first block.
-        num_sequences: that have these blocks.
+        num_sequences: sequences that have these blocks.
     """
 
     __slots__ = ("children", "key", "num_sequences")

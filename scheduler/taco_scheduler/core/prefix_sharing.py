@@ -1,4 +1,4 @@
-"""Prefix sharing inside a step: which blocks the rows of the step being filled compute."""
+"""Prefix sharing inside a step: a sequence waits for blocks that a row of the step computes."""
 
 from taco_scheduler.kv.common_blocks import num_common_blocks
 from taco_scheduler.kv.radix_node import CachedPrefix, Node

@@ -99,7 +99,7 @@ class Replica:
         """
         if self.drain_deadline is None:
             return False
-        is_saved = self._steps.is_empty and self.worker.blocks.is_flushed
+        is_saved = self._steps.is_empty and self.worker.blocks.disk.is_flushed
         return is_saved or now >= self.drain_deadline
 
     @property
@@ -116,7 +116,7 @@ class Replica:
     @property
     def can_act(self) -> bool:
         """Whether there may be a step to plan, or a command for the disk tier."""
-        return self.can_plan or self.worker.blocks.has_disk_tier
+        return self.can_plan or self.worker.blocks.disk.exists
 
     def deadlines(self) -> tuple[float | None, ...]:
         """When the engine has to look at this replica even if no message comes."""

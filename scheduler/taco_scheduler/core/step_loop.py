@@ -173,7 +173,7 @@ class StepLoop:
         if is_draining:
             worker.blocks.flush()
         # One step at a time: the next request should not wait for more.
-        if worker.in_flight.steps or not worker.blocks.has_unsaved:
+        if worker.in_flight.steps or not worker.blocks.disk.has_unsaved:
             return None
         step_id = next(self._step_ids)
         copies = worker.blocks.take_copies(step_id)
@@ -259,7 +259,7 @@ class StepLoop:
     def take_store_report(self, report: StoreReport) -> None:
         """Take a report of the worker's disk tier."""
         self._disk_prefetch.estimate.note_read(len(report.read), report.read_seconds)
-        self._worker.blocks.take_store_report(report)
+        self._worker.blocks.disk.take(report)
 
     def _fail_step(self, step: InFlightStep, error: str) -> None:
         """Start a new epoch: its first plan makes the worker drop its batch.

@@ -1,4 +1,4 @@
-"""The rows of one step, as the policy fills them and the planner sends them."""
+"""The rows of one step: filled by the policy, sent as a plan message."""
 
 from dataclasses import dataclass, field
 
@@ -8,16 +8,16 @@ from taco_scheduler.state.sequence import Sequence
 
 @dataclass(slots=True)
 class StepRows:
-    """The rows of one step, decodes first.
+    """Rows of one step, decodes first.
 
     Attributes:
-        decode_slots: rows of one token whose block table was long enough or has grown.
-        max_drafts: drafts that each of them may verify.
-        chunk_slots, chunk_tokens: rows that compute a part of a prompt, or all of it.
-        joined: sequences whose first row this is.
+        decode_slots: slots of the rows of one token.
+        max_drafts: draft tokens that each decode may verify.
+        chunk_slots, chunk_tokens: rows that compute a chunk of a prompt, or all of it.
+        joined: sequences that run for the first time in this step.
         appended_slots, appended_blocks: growth of block tables, one entry a block.
-        cut_chunk: which chunk does not reach the end of its prompt; None: all of them do.
-        cut_priority: the priority of that prompt.
+        cut_chunk: index of the chunk that does not reach the end of its prompt; None: all do.
+        cut_priority: priority of the cut prompt.
     """
 
     decode_slots: IntArray = field(default_factory=lambda: EMPTY)

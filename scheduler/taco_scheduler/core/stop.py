@@ -1,4 +1,4 @@
-"""When a sequence ends by its last token: token ids that stop it, or its length."""
+"""Stop checks: a stop token or the length limit ends a sequence."""
 
 from collections.abc import Iterable
 
@@ -14,7 +14,7 @@ _LENGTH = np.int32(FinishReason.LENGTH)
 
 
 class StopChecker:
-    """Stop checks for a model with the given vocabulary and end-of-sequence tokens."""
+    """Stop checks for one model's vocabulary and end-of-sequence tokens."""
 
     def __init__(self, vocab_size: int, eos_token_ids: Iterable[int]) -> None:
         # A lookup by token id costs the same for one EOS token as for ten.
@@ -24,11 +24,11 @@ class StopChecker:
     def finish_reasons(
         self, batch: Batch, slots: IntArray, tokens: IntArray, lengths: IntArray
     ) -> IntArray:
-        """Why sequences would end with each of these new tokens, as `FinishReason` values.
+        """Why sequences would end with each new token, as `FinishReason` values.
 
         Args:
-            slots: of each token's sequence.
-            lengths: of its sequence up to the token, which counts.
+            slots: slot of each token's sequence.
+            lengths: length of its sequence up to this token, inclusive.
         """
         stops = self._is_eos[tokens] & ~batch.ignore_eos[slots]
         has_stop_tokens = batch.has_stop_tokens[slots]
@@ -42,7 +42,7 @@ class StopChecker:
         return reasons
 
     def finish_reason(self, sequence: Sequence, limit: int) -> FinishReason:
-        """The same for one sequence, wherever it stands: does its last generated token end it?"""
+        """Why one sequence, running or not, ends with its last generated token, if it does."""
         if sequence.num_generated > 0 and self._stops(sequence.request, sequence.tokens[-1]):
             return FinishReason.STOP
         if len(sequence.tokens) >= limit:

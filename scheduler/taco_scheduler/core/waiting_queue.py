@@ -1,4 +1,4 @@
-"""The sequences that wait for a slot and blocks, and the deadlines until which they may."""
+"""Waiting queue: sequences that wait for a slot and blocks, and the deadlines of requests."""
 
 import heapq
 import itertools
@@ -7,24 +7,24 @@ from collections.abc import Iterable, Iterator
 from taco_scheduler.admission.fair_share import FairShare, Share
 from taco_scheduler.state.sequence import Request, Sequence, Status, Urgency
 
-MIN_SWEEP = 64  # entries; sweeping at twice what was left makes it cost nothing on average
+MIN_SWEEP = 64  # entries; a sweep at twice the remaining entries costs O(1) on average
 
 
 class WaitingQueue:
-    """Waiting sequences by priority, then by what their tenants have had, then by arrival.
+    """One replica's waiting sequences, by priority, then by tenant counter, then by arrival.
 
-    Sequences of one tenant and priority stand in a lane. A heap holds the lanes by the counter that
-    their tenant had when it was last looked at: counters only grow, so that what stands on top
-    either is the least or goes down to its place. A pop takes O(log lanes + log lane), on average.
+    Sequences of one tenant and priority form a tenant queue. A heap orders these queues by their
+    tenants' counters as last read. Counters only grow, so the top of the heap is either the least
+    or moves down. A pop takes O(log tenant queues + log sequences of one) on average.
 
-    A sequence that ends or goes elsewhere stays in its lane until a sweep or its turn; it no longer
-    counts. Each push has its own number, and only the latest one of a sequence is valid.
+    A sequence that ends or moves away keeps its entry until a sweep or its turn, but does not
+    count. Each push has its own number, and only the latest push of a sequence is valid.
 
     Attributes:
-        fair_share: what each tenant has had.
-        num_sequences: how many wait.
-        num_tokens: what they are expected to compute before they decode.
-        num_pushed: times that one came or was put back.
+        fair_share: the token counter of each tenant.
+        num_sequences: waiting sequences.
+        num_tokens: tokens that they are expected to compute before they decode.
+        num_pushed: pushes so far, including sequences that were put back.
     """
 
     def __init__(self, fair_share: FairShare) -> None:
@@ -32,8 +32,8 @@ class WaitingQueue:
         self.num_tokens = 0
         self.num_pushed = 0
         self.fair_share = fair_share
-        self._lanes: dict[tuple[int, Share], _TenantQueue] = {}
-        self._heap: list[tuple[LaneKey, int, _TenantQueue]] = []
+        self._tenant_queues: dict[tuple[int, Share], _TenantQueue] = {}
+        self._heap: list[tuple[TenantQueueKey, int, _TenantQueue]] = []
         self._places = itertools.count(1)
         self._numbers = itertools.count(1)
         self._num_entries = 0
@@ -41,48 +41,52 @@ class WaitingQueue:
 
     @property
     def has_several_tenants(self) -> bool:
-        """More than one tenant has requests, here or elsewhere."""
+        """Whether more than one tenant has requests, here or on other replicas."""
         return self.fair_share.has_several_tenants
 
     def push(self, sequence: Sequence, num_tokens: int | None = None) -> None:
-        """`num_tokens` are expected to be computed; None: all that it has."""
+        """Queue a sequence.
+
+        Args:
+            num_tokens: tokens that it is expected to compute; None: all its tokens.
+        """
         sequence.num_queued_tokens = len(sequence.tokens) if num_tokens is None else num_tokens
         self.put_back(sequence)
 
     def put_back(self, sequence: Sequence) -> None:
-        """After `pop`: it keeps its turn."""
+        """Queue a sequence again after `pop`: it keeps its turn."""
         sequence.status = Status.WAITING
         sequence.queue, sequence.queue_number = self, next(self._numbers)
         self._count(sequence, 1)
-        lane = self._lane_of(sequence)
+        tenant_queue = self._tenant_queue_of(sequence)
         entry = (sequence.urgency, sequence.queue_number, sequence)
-        heapq.heappush(lane.sequences, entry)
-        if lane.sequences[0] is entry:  # it may stand further in front now
-            self._place(lane)
+        heapq.heappush(tenant_queue.sequences, entry)
+        if tenant_queue.sequences[0] is entry:  # the tenant queue may move up
+            self._place(tenant_queue)
         self.num_pushed += 1
         self._num_entries += 1
         if self._num_entries > self._sweep_at:
             self._sweep()
 
     def peek(self) -> Sequence | None:
-        """Who is next; None if nobody waits."""
+        """The next sequence; None if none waits."""
         while self._heap:
-            key, place, lane = self._heap[0]
-            if place != lane.place:  # its entry stands somewhere else
+            key, place, tenant_queue = self._heap[0]
+            if place != tenant_queue.place:  # a newer entry is valid
                 heapq.heappop(self._heap)
                 continue
-            self._drop_ended(lane)
-            if not lane.sequences:
+            self._drop_ended(tenant_queue)
+            if not tenant_queue.sequences:
                 heapq.heappop(self._heap)
-                del self._lanes[lane.priority, lane.share]
+                del self._tenant_queues[tenant_queue.priority, tenant_queue.share]
                 continue
-            if (current := lane.key()) == key:
-                return lane.sequences[0][2]
-            heapq.heapreplace(self._heap, (current, place, lane))
+            if (current := tenant_queue.key()) == key:
+                return tenant_queue.sequences[0][2]
+            heapq.heapreplace(self._heap, (current, place, tenant_queue))
         return None
 
     def pop(self) -> Sequence | None:
-        """Takes off who is next."""
+        """Remove and return the next sequence."""
         sequence = self.peek()
         if sequence is not None:
             heapq.heappop(self._heap[0][2].sequences)
@@ -91,21 +95,21 @@ class WaitingQueue:
         return sequence
 
     def forget(self, sequence: Sequence) -> None:
-        """It ends while it waits, or goes elsewhere."""
+        """Remove a sequence that ended or moves to another replica."""
         self._count(sequence, -1)
         sequence.queue = None
 
     def remove(self, requests: Iterable[Request]) -> None:
-        """Takes off all sequences of some requests."""
+        """Remove all sequences of some requests."""
         for request in requests:
             for sequence in request.unfinished:
                 if sequence.queue is self:
                     self.forget(sequence)
 
     def first(self, count: int) -> list[Sequence]:
-        """Those who are next, about in their order: that changes with what their tenants get.
+        """The next sequences, about in their order, which changes with the tenants' counters.
 
-        It takes them off and puts them back: O(count * log(lane)), however many others wait.
+        Pops and pushes each of them: the cost does not depend on how many others wait.
         """
         taken = list(itertools.islice(iter(self.pop, None), count))
         for sequence in taken:
@@ -116,25 +120,32 @@ class WaitingQueue:
         self.num_sequences += sign
         self.num_tokens += sign * sequence.num_queued_tokens
 
-    def _lane_of(self, sequence: Sequence) -> "_TenantQueue":
+    def _tenant_queue_of(self, sequence: Sequence) -> "_TenantQueue":
         request = sequence.request
         name = (request.priority, request.share)
-        lane = self._lanes.get(name)
-        if lane is None:
-            lane = self._lanes[name] = _TenantQueue(*name)
-        return lane
+        tenant_queue = self._tenant_queues.get(name)
+        if tenant_queue is None:
+            tenant_queue = self._tenant_queues[name] = _TenantQueue(*name)
+        return tenant_queue
 
-    def _place(self, lane: "_TenantQueue") -> None:
-        lane.place = next(self._places)
-        heapq.heappush(self._heap, (lane.key(), lane.place, lane))
-        if len(self._heap) > max(MIN_SWEEP, 2 * len(self._lanes)):
-            self._lanes = {name: lane for name, lane in self._lanes.items() if lane.sequences}
-            self._heap = [(lane.key(), lane.place, lane) for lane in self._lanes.values()]
+    def _place(self, tenant_queue: "_TenantQueue") -> None:
+        tenant_queue.place = next(self._places)
+        heapq.heappush(self._heap, (tenant_queue.key(), tenant_queue.place, tenant_queue))
+        if len(self._heap) > max(MIN_SWEEP, 2 * len(self._tenant_queues)):
+            self._tenant_queues = {
+                name: tenant_queue
+                for name, tenant_queue in self._tenant_queues.items()
+                if tenant_queue.sequences
+            }
+            self._heap = [
+                (tenant_queue.key(), tenant_queue.place, tenant_queue)
+                for tenant_queue in self._tenant_queues.values()
+            ]
             heapq.heapify(self._heap)
 
-    def _drop_ended(self, lane: "_TenantQueue") -> None:
-        while lane.sequences and not self._is_valid(lane.sequences[0]):
-            heapq.heappop(lane.sequences)
+    def _drop_ended(self, tenant_queue: "_TenantQueue") -> None:
+        while tenant_queue.sequences and not self._is_valid(tenant_queue.sequences[0]):
+            heapq.heappop(tenant_queue.sequences)
             self._num_entries -= 1
 
     def _is_valid(self, entry: "_Entry") -> bool:
@@ -143,29 +154,37 @@ class WaitingQueue:
         return is_latest and sequence.status is Status.WAITING
 
     def _sweep(self) -> None:
-        for lane in self._lanes.values():
-            lane.sequences = [entry for entry in lane.sequences if self._is_valid(entry)]
-            heapq.heapify(lane.sequences)
-        self._lanes = {name: lane for name, lane in self._lanes.items() if lane.sequences}
+        for tenant_queue in self._tenant_queues.values():
+            tenant_queue.sequences = [
+                entry for entry in tenant_queue.sequences if self._is_valid(entry)
+            ]
+            heapq.heapify(tenant_queue.sequences)
+        self._tenant_queues = {
+            name: tenant_queue
+            for name, tenant_queue in self._tenant_queues.items()
+            if tenant_queue.sequences
+        }
         self._heap.clear()
-        for lane in self._lanes.values():
-            self._place(lane)
-        self._num_entries = sum(len(lane.sequences) for lane in self._lanes.values())
+        for tenant_queue in self._tenant_queues.values():
+            self._place(tenant_queue)
+        self._num_entries = sum(
+            len(tenant_queue.sequences) for tenant_queue in self._tenant_queues.values()
+        )
         self._sweep_at = max(MIN_SWEEP, 2 * self._num_entries)
 
 
 # Priority, the tenant's counter, the first sequence's arrival and index.
-LaneKey = tuple[int, float, int, int]
+TenantQueueKey = tuple[int, float, int, int]
 # Of one push: the urgency of the sequence, the number of the push, the sequence.
 _Entry = tuple[Urgency, int, Sequence]
 
 
 class _TenantQueue:
-    """The waiting sequences of one tenant and priority.
+    """Waiting sequences of one tenant and priority.
 
     Attributes:
         sequences: a heap.
-        place: number of the one entry in the queue's heap that counts.
+        place: number of its valid entry in the heap.
     """
 
     __slots__ = ("place", "priority", "sequences", "share")
@@ -176,13 +195,13 @@ class _TenantQueue:
         self.sequences: list[_Entry] = []
         self.place = 0
 
-    def key(self) -> LaneKey:
+    def key(self) -> TenantQueueKey:
         _, arrival, index = self.sequences[0][0]
         return (self.priority, self.share.counter, arrival, index)
 
 
 class Deadlines:
-    """Requests by the time until which they may wait. Those that have been admitted are swept."""
+    """Waiting requests by their deadlines. Entries of requests that run are swept."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Request]] = []
@@ -199,17 +218,17 @@ class Deadlines:
             self._sweep_at = max(MIN_SWEEP, 2 * len(self._heap))
 
     def next(self) -> float | None:
-        """The earliest deadline of a request that still waits, in seconds of the engine's clock."""
+        """The earliest deadline of a waiting request, in seconds of the engine's clock."""
         while self._heap and not _waits(self._heap[0][2]):
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 
     def pop_passed(self, now: float) -> Iterator[Request]:
-        """Takes off the requests that have waited too long."""
+        """Remove and yield the requests whose deadline has passed."""
         while (deadline := self.next()) is not None and deadline <= now:
             yield heapq.heappop(self._heap)[2]
 
 
 def _waits(request: Request) -> bool:
-    # Not "runs": between two of its sequences, or preempted, it is in the middle of its answer.
+    # `admitted` and not "runs": a preempted request is in the middle of its answer.
     return bool(request.unfinished) and not request.admitted

@@ -1,7 +1,7 @@
-"""Numbers of device blocks, side by side in memory.
+"""Arrays of block numbers.
 
-A prompt of a million tokens has 62,500 blocks: to count, copy and send them must cost no loop over
-Python objects.
+A prompt of a million tokens has 62,500 blocks of 16 tokens. An array counts, copies and sends them
+without a loop over Python objects.
 """
 
 from array import array

@@ -1,8 +1,7 @@
-"""Where the KV of each sequence lives: block tables over the pool and the prefix cache."""
+"""Block manager: allocates each sequence's blocks from the pool and the prefix cache."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-from taco_proto.kv_tiers import StoreCommand, StoreReport
 from taco_proto.steps import BlockCopies, IntArray
 from taco_scheduler.kv.block_ids import BlockIds, block_ids
 from taco_scheduler.kv.block_pool import BlockPool
@@ -13,6 +12,7 @@ from taco_scheduler.kv.disk_transfers import DiskTransfers, PrefixRead, PrefixSa
 from taco_scheduler.kv.hit_counts import HitCounts
 from taco_scheduler.kv.host_blocks import HostBlocks
 from taco_scheduler.kv.namespace import CacheNamespace
+from taco_scheduler.kv.no_disk_tier import NoDiskTier
 from taco_scheduler.kv.pinned_prefixes import PinnedPrefixes
 from taco_scheduler.kv.radix_node import CachedPrefix, Node
 from taco_scheduler.kv.radix_tree import RadixTree
@@ -20,13 +20,18 @@ from taco_scheduler.token_ids import TOKEN_BYTES
 
 
 class BlockManager:
-    """Owns every device block, and every host block.
+    """Owns the device blocks and host blocks of one worker.
 
-    A device block is *free*, *cached* (only the radix tree holds it, and no sequence pins it:
-    evictable) or *active* (all others). What is free or cached, an allocation can get.
+    A device block is *free*, *cached* (only the radix tree holds it, no sequence pins it, and it is
+    evictable) or *active* (all others). An allocation gets free blocks, then cached ones.
 
-    What is evicted goes to the host tier and comes back when it is asked for. Both are copies that
-    the worker makes before the rows of the next step: whoever plans a step calls `take_copies`.
+    Evicted blocks go to the host tier, and are loaded when a sequence matches them. The worker
+    makes both copies before the rows of the next step, which gets them from `take_copies`.
+
+    Attributes:
+        block_bytes: size of one block's packed token ids.
+        disk: the disk tier; its reads and writes go through the host tier.
+        hits: where the blocks of admitted sequences were found.
     """
 
     def __init__(
@@ -44,12 +49,12 @@ class BlockManager:
     ) -> None:
         """
         Args:
-            num_host_blocks: blocks of the host tier; 0: there is none.
-            num_disk_blocks: the most files of the disk tier below it; 0: there is none.
-            offload_min_accesses: what fewer sequences have used is lost when it is evicted.
-            max_cached_device_blocks: the most cached blocks; None: as many as there is room for.
-            max_pinned_share: the most of the device's blocks that `pin_prefix` keeps.
-            log_hit_counts: log where blocks were found after every hundred of them.
+            num_host_blocks: blocks of the host tier; 0: no host tier.
+            num_disk_blocks: maximum files of the disk tier; 0: no disk tier.
+            offload_min_accesses: blocks that fewer sequences have used are not offloaded.
+            max_cached_device_blocks: maximum cached blocks; None: no maximum.
+            max_pinned_share: maximum part of the device's blocks that `pin_prefix` keeps.
+            log_hit_counts: log the hit counts after every hundred blocks.
 
         Raises:
             ValueError: `num_blocks` or `block_size` is below 1, or `num_host_blocks` below 0.
@@ -60,30 +65,34 @@ class BlockManager:
         self.num_blocks = num_blocks
         self.enable_prefix_caching = enable_prefix_caching
         self.hits = HitCounts(is_logged=log_hit_counts)
-        self._block_bytes = block_size * TOKEN_BYTES
+        self.block_bytes = block_size * TOKEN_BYTES
         self._live: set[BlockTable] = set()
         self._pool = BlockPool(num_blocks)
         self._host = (
             HostBlocks(num_host_blocks) if num_host_blocks and enable_prefix_caching else None
         )
-        self._tree = RadixTree(self._block_bytes, self._host, offload_min_accesses)
+        self._tree = RadixTree(self.block_bytes, self._host, offload_min_accesses)
         self._pins = PinnedPrefixes(self._tree, int(max_pinned_share * num_blocks))
         self._device = DeviceBlocks(self._pool, self._tree, self._pins, max_cached_device_blocks)
-        self._disk = self._make_disk_transfers(num_disk_blocks) if num_disk_blocks else None
+        self.disk: DiskTransfers | NoDiskTier = NoDiskTier()
+        host, host_cache = self._host, self._tree.host_cache
+        if num_disk_blocks and host is not None and host_cache is not None:
+            index = DiskIndex(num_disk_blocks, self.block_bytes)
+            self.disk = DiskTransfers(index, host, host_cache, self._tree)
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks that an allocation could get: free and cached ones."""
+        """Blocks that an allocation can get: free and cached ones."""
         return self._device.num_available
 
     @property
     def usage(self) -> float:
-        """Share of the blocks that are active, 0 to 1."""
+        """Active part of the blocks, 0 to 1."""
         return 1 - self.num_free_blocks / self.num_blocks
 
     @property
     def num_pinned_blocks(self) -> int:
-        """Blocks that `pin_prefix` keeps; those of overlapping prefixes count twice."""
+        """Pinned blocks; blocks of overlapping prefixes count twice."""
         return self._pins.num_blocks
 
     @property
@@ -100,17 +109,16 @@ class BlockManager:
         num_spare_blocks: int = 0,
         found: CachedPrefix | None = None,
     ) -> BlockTable | None:
-        """Makes a sequence's table: its longest cached prefix, pinned, and new blocks behind it.
+        """Make a sequence's block table: its longest cached prefix, pinned, and new blocks.
 
-        What only the host holds of the prefix is loaded into new blocks before the next step runs.
+        Blocks of the prefix that only the host holds are loaded before the next step runs.
 
         Args:
-            tokens: packed int32 ids of the whole sequence, prompt and emitted tokens. At least one
-                of them is left to compute.
-            num_tokens: tokens that the table must cover; it covers the cached prefix in any case.
-            read_cache: False takes new blocks only. The sequence's blocks are cached nevertheless.
-            num_spare_blocks: so many blocks must be left for others.
-            found: what `find` returned for these tokens, if nothing has changed since.
+            tokens: packed ids of the whole sequence. At least one token is left to compute.
+            num_tokens: tokens that the table must cover, in addition to the cached prefix.
+            read_cache: False takes new blocks only. The sequence's blocks are cached in any case.
+            num_spare_blocks: blocks that must remain available for others.
+            found: the result of `find` for these tokens, if nothing has changed since.
 
         Returns:
             None, and nothing has changed, if there are too few blocks.
@@ -120,7 +128,7 @@ class BlockManager:
             found = None
             match, num_matched = prefix.match, prefix.num_blocks
             num_loaded = num_matched - len(match.blocks)
-            num_new = max(self._num_blocks_for(num_tokens), num_matched) - len(match.blocks)
+            num_new = max(-(-num_tokens // self.block_size), num_matched) - len(match.blocks)
             if num_new + num_spare_blocks <= self.num_free_blocks - match.num_evictable:
                 break
             if not self._device.evict_pin_for(num_new + num_spare_blocks):
@@ -131,10 +139,10 @@ class BlockManager:
         if num_loaded:
             self._pool.retain(new[:num_loaded])
             self._tree.load(node, new[: match.num_host_blocks])
-        if self._disk is not None and prefix.read_keys:
+        if prefix.read_keys:
             key = self._packed(tokens, num_matched - len(prefix.read_keys), num_matched)
             blocks = new[match.num_host_blocks : num_loaded]
-            host_blocks = self._disk.pop(prefix.read_keys)
+            host_blocks = self.disk.pop(prefix.read_keys)
             node = self._tree.load_behind(node, key, blocks, host_blocks)
         table = BlockTable(
             match.blocks + new, num_matched * self.block_size, node, num_matched, namespace
@@ -146,7 +154,7 @@ class BlockManager:
     def find(
         self, tokens: memoryview | bytes, namespace: CacheNamespace, *, read_cache: bool = True
     ) -> CachedPrefix:
-        """What `allocate` would find of a sequence in the cache; changes nothing."""
+        """The cached prefix that `allocate` would use; changes nothing."""
         num_ids = memoryview(tokens).nbytes // TOKEN_BYTES
         may_read = read_cache and self.enable_prefix_caching
         num_readable = (num_ids - 1) // self.block_size if may_read else 0
@@ -154,23 +162,19 @@ class BlockManager:
         match = self._tree.match(namespace, key, num_readable)
         num_matched = len(match.blocks) + match.num_host_blocks
         read_keys: list[bytes] = []
-        if self._disk is not None and num_matched < num_readable:
+        if self.disk.exists and num_matched < num_readable:
             key = self._packed(tokens, 0, num_readable)
-            read_keys = self._disk.find(namespace, key, num_matched)
+            read_keys = self.disk.find(namespace, key, num_matched)
         return CachedPrefix(match, read_keys)
 
     def num_cached_tokens(self, tokens: memoryview | bytes, namespace: CacheNamespace) -> int:
-        """Tokens of a sequence that `allocate` would find in the cache; changes nothing."""
+        """Tokens in the cached prefix that `allocate` would use; changes nothing."""
         return self.find(tokens, namespace).num_blocks * self.block_size
 
-    @property
-    def block_bytes(self) -> int:
-        """Size of a block's packed token ids."""
-        return self._block_bytes
-
     def hot_nodes(self) -> Iterator[Node]:
-        """The nodes of the prefix cache: what is pinned, what sequences use, then what was used
-        last. To be read at once: no change may come in between.
+        """The nodes of the prefix cache, the hottest first: pinned, in use, recently used.
+
+        The cache must not change while the result is read.
         """
         seen: set[Node] = set()
         for node in (*self._pins.nodes(), *(table.node for table in self._live)):
@@ -181,7 +185,7 @@ class BlockManager:
         yield from (node for node in self._tree.unlocked_nodes() if node not in seen)
 
     def extend(self, table: BlockTable, num_tokens: int) -> BlockIds | None:
-        """Appends blocks until the table covers `num_tokens` tokens.
+        """Append blocks until a table covers `num_tokens` tokens.
 
         Returns:
             The appended blocks; None, and nothing has changed, if there are too few.
@@ -190,12 +194,12 @@ class BlockManager:
             RuntimeError: the table has been released.
         """
         self._check_live(table)
-        return self._device.extend(table, self._num_blocks_for(num_tokens))
+        return self._device.extend(table, -(-num_tokens // self.block_size))
 
     def extend_all(
         self, tables: Sequence[BlockTable], num_tokens: IntArray
     ) -> tuple[list[int], BlockIds]:
-        """Appends blocks until each table covers its number of tokens; there must be as many.
+        """Append blocks until each table covers its number of tokens; they must be available.
 
         Returns:
             The number of blocks appended to each table, and the blocks, table after table.
@@ -211,27 +215,27 @@ class BlockManager:
     def pin_prefix(
         self, tokens: memoryview | bytes, namespace: CacheNamespace, until: float, owner: str = ""
     ) -> bool:
-        """Keeps the cached blocks of a prefix on the device until a time (see `PinnedPrefixes`).
+        """Keep the cached blocks of a prefix on the device until a time (see `PinnedPrefixes`).
 
         The oldest pinned prefix is evicted if a sequence needs its blocks.
 
         Returns:
-            False, and nothing is kept, if that is no whole block, or more than may be.
+            False, and nothing is kept, if that is no whole block or more than the limit.
         """
-        num_blocks = memoryview(tokens).nbytes // self._block_bytes
+        num_blocks = memoryview(tokens).nbytes // self.block_bytes
         return self._pins.add(namespace, self._packed(tokens, 0, num_blocks), until, owner)
 
     def expire(self, now: float) -> None:
-        """Lets go of prefixes that were pinned up to now."""
+        """Unpin the prefixes whose time has passed."""
         self._pins.expire(now)
 
     def publish(
         self, table: BlockTable, tokens: memoryview | bytes, num_tokens: int, step_id: int
     ) -> None:
-        """Makes the full blocks of tokens[:num_tokens] matchable: the plan that fills them is sent.
+        """Cache the full blocks of tokens[:num_tokens], which a planned step fills.
 
-        Where another sequence published the same tokens first, the tree keeps that one's blocks and
-        this sequence keeps its own.
+        Where the tree has another sequence's blocks for the same tokens, it keeps those, and this
+        sequence keeps its own.
 
         Raises:
             RuntimeError: the table has been released.
@@ -242,38 +246,19 @@ class BlockManager:
         self._save_prefix(table, tokens, num_tokens)
 
     def take_copies(self, step_id: int) -> BlockCopies | None:
-        """The copies that the next step begins with, once it is known who runs in it.
+        """The copies that the next step begins with; to be called when its rows are known.
 
-        What is offloaded can be found again when that step is confirmed.
+        Offloaded blocks can be matched again once that step is confirmed.
         """
-        if self._disk is not None:
-            self._disk.save(may_copy=True)
+        self.disk.save(may_copy=True)
         return self._tree.take_copies(step_id)
 
-    @property
-    def has_disk_tier(self) -> bool:
-        return self._disk is not None
-
-    @property
-    def disk_outcomes(self) -> Mapping[str, int]:
-        """Of blocks that were to be written to disk or read; empty: there is no such tier."""
-        return {} if self._disk is None else self._disk.outcomes
-
-    @property
-    def has_unsaved(self) -> bool:
-        """Something is cached that belongs on disk: a step may be planned for its copies alone."""
-        return self._disk is not None and self._disk.has_unsaved
-
     def flush(self) -> None:
-        """Has all that is cached, and worth it, written to disk, what was used last first. To be
-        called when no sequence runs any more; `is_flushed` tells when it is done.
-        """
-        if self._disk is not None:
-            self._disk.flush(self.hot_nodes())
+        """Write the cached prefixes to disk, recently used ones first, until `disk.is_flushed`.
 
-    @property
-    def is_flushed(self) -> bool:
-        return self._disk is None or self._disk.is_flushed
+        To be called when no sequence runs.
+        """
+        self.disk.flush(self.hot_nodes())
 
     def read_ahead(
         self,
@@ -281,43 +266,31 @@ class BlockManager:
         namespace: CacheNamespace,
         is_worth_it: Callable[[int, int], bool],
     ) -> PrefixRead | None:
-        """Reads what is on disk of a sequence that waits, behind what is cached of it. `allocate`
-        finds it once it is done.
+        """Read a waiting sequence's prefix from disk, behind its cached blocks, for `allocate`.
 
         Args:
-            is_worth_it: whether to read so many blocks after so many others.
+            is_worth_it: whether to read a number of blocks, after a number of others.
 
         Returns:
-            What to wait for; None if it is not known yet what is on disk.
+            The read to wait for; None if the files on disk are not known yet.
         """
-        assert self._disk is not None
         num_readable = (memoryview(tokens).nbytes // TOKEN_BYTES - 1) // self.block_size
         key = self._packed(tokens, 0, num_readable)
         match = self._tree.match(namespace, key)
         num_matched = len(match.blocks) + match.num_host_blocks
-        return self._disk.read_ahead(namespace, key, num_matched, is_worth_it)
-
-    def next_store_command(self) -> StoreCommand | None:
-        """What the disk tier is to do; to be asked until it is None whenever something happened."""
-        return None if self._disk is None else self._disk.next_command()
-
-    def take_store_report(self, report: StoreReport) -> None:
-        if self._disk is not None:
-            self._disk.take(report)
+        return self.disk.read_ahead(namespace, key, num_matched, is_worth_it)
 
     def confirm(self, step_id: int) -> None:
-        """The steps up to `step_id` are done: nothing that they published or copied can fail."""
+        """Confirm the blocks and copies of the steps up to `step_id`, which have succeeded."""
         self._tree.confirm(step_id)
-        if self._disk is not None:
-            self._disk.may_write = True
+        self.disk.may_write = True
 
     def withdraw(self) -> None:
-        """A step failed: what unconfirmed steps published or loaded leaves the cache, with all
-        behind it, and what they offloaded.
+        """Remove the blocks of unconfirmed steps from all tiers, because a step failed.
 
-        Tables that shared such a block hold tokens that were never computed. They, and all that had
-        a part in the failed steps, are to be released and their sequences allocated anew; until
-        then they are sealed, so that nothing of that kind gets into the cache.
+        Tables that shared such a block hold tokens that were never computed. The caller releases
+        them and all tables of the failed steps. Until then they are sealed, so that no such block
+        is cached.
         """
         removed = self._tree.withdraw()
         for table in self._live:
@@ -341,12 +314,11 @@ class BlockManager:
     def discard(self, tokens: memoryview | bytes, namespace: CacheNamespace) -> None:
         """Remove a prefix from all tiers, from its end up to where a sequence or a pin uses it or
         another prefix continues it."""
-        key = self._packed(tokens, 0, memoryview(tokens).nbytes // self._block_bytes)
+        key = self._packed(tokens, 0, memoryview(tokens).nbytes // self.block_bytes)
         path = self._tree.path(namespace, key)
         if path and path[-1][1] == path[-1][0].num_blocks:
             self._pool.release(self._tree.discard(path[-1][0]))
-        if self._disk is not None:
-            self._disk.discard(None, namespace, key)
+        self.disk.discard(None, namespace, key)
 
     def release(
         self,
@@ -356,13 +328,14 @@ class BlockManager:
         *,
         comes_back: bool = False,
     ) -> None:
-        """Ends a table, once, because its sequence finished, was aborted or is preempted.
+        """Release a table, once: its sequence finished, was aborted or is preempted.
 
-        The full blocks of tokens[:num_valid_tokens], the tokens whose KV has been computed, stay
-        cached; the others become free unless another sequence shares them.
+        The full blocks of tokens[:num_valid_tokens], whose KV has been computed, stay cached. The
+        others become free unless another sequence shares them.
 
         Args:
-            comes_back: what stays cached is worth a copy to the host, however few have used it.
+            comes_back: the cached blocks are copied to the host on eviction, however few sequences
+                have used them.
 
         Raises:
             RuntimeError: the table has been released.
@@ -380,18 +353,13 @@ class BlockManager:
         self._tree.unpin(table.node)
         self._pool.release(table.blocks)
         if table.is_discarded:
-            self._discard(table, tokens)
+            self._pool.release(self._tree.discard(table.node))
+            if self.disk.exists:
+                key = self._packed(tokens, 0, memoryview(tokens).nbytes // self.block_bytes)
+                self.disk.discard(table.save, table.namespace, key)
         table.node = None
         table.blocks = block_ids()
         self._device.evict_excess()
-
-    def _discard(self, table: BlockTable, tokens: memoryview | bytes) -> None:
-        """What remains of a failed sequence's prefix, after its table was released."""
-        assert table.node is not None
-        self._pool.release(self._tree.discard(table.node))
-        if self._disk is not None:
-            key = self._packed(tokens, 0, memoryview(tokens).nbytes // self._block_bytes)
-            self._disk.discard(table.save, table.namespace, key)
 
     def _cache_full_blocks(
         self, table: BlockTable, tokens: memoryview | bytes, num_tokens: int, step_id: int | None
@@ -400,7 +368,7 @@ class BlockManager:
         if end <= start or table.sealed or not self.enable_prefix_caching:
             return
         key = self._packed(tokens, start, end)
-        if end > len(table.blocks) or len(key) < (end - start) * self._block_bytes:
+        if end > len(table.blocks) or len(key) < (end - start) * self.block_bytes:
             raise ValueError(f"{num_tokens} tokens are more than the sequence has")
         assert table.node is not None
         table.node, taken = self._tree.insert(table.node, key, table.blocks[start:end], step_id)
@@ -409,7 +377,7 @@ class BlockManager:
 
     def _save_prefix(self, table: BlockTable, tokens: memoryview | bytes, num_tokens: int) -> None:
         """Have the disk tier write what a sequence has computed. Copies no token ids of `bytes`."""
-        if self._disk is None or num_tokens < self.block_size or table.sealed:
+        if not self.disk.exists or num_tokens < self.block_size or table.sealed:
             return
         num_blocks = num_tokens // self.block_size
         if not isinstance(tokens, bytes):
@@ -417,23 +385,14 @@ class BlockManager:
         if table.save is None:
             table.save = PrefixSave(table.namespace, tokens, num_blocks)
         table.save.tokens, table.save.num_blocks = tokens, num_blocks
-        self._disk.save_prefix(table.save)
-
-    def _make_disk_transfers(self, num_blocks: int) -> DiskTransfers | None:
-        host, residents = self._host, self._tree.residents
-        if host is None or residents is None:
-            return None  # what is read or written goes by way of the host
-        return DiskTransfers(DiskIndex(num_blocks, self._block_bytes), host, residents, self._tree)
+        self.disk.save_prefix(table.save)
 
     def _packed(self, tokens: memoryview | bytes, start: int, end: int) -> bytes:
         """The packed ids of the blocks start … end - 1."""
-        first, last = start * self._block_bytes, end * self._block_bytes
+        first, last = start * self.block_bytes, end * self.block_bytes
         if isinstance(tokens, bytes):
             return tokens[first:last]
         return bytes(memoryview(tokens).cast("B")[first:last])
-
-    def _num_blocks_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.block_size)
 
     def _check_live(self, table: BlockTable) -> None:
         if table not in self._live:

@@ -1,4 +1,4 @@
-"""Who owns which block: a free list and reference counts."""
+"""Block pool: the free list and the reference counts of one tier's blocks."""
 
 from array import array
 from collections.abc import Iterable
@@ -8,31 +8,31 @@ import numpy as np
 from taco_proto.steps import IntArray
 from taco_scheduler.kv.block_ids import BlockIds, block_ids
 
-MIN_VECTOR = 64  # blocks; below that a loop is quicker than numpy
+MIN_VECTOR = 64  # blocks; below that a loop is faster than numpy
 
 
 class BlockPool:
     """The blocks 0 … num_blocks - 1 of one tier.
 
-    A block's reference count is the number of its owners: the sequences that hold it (on the
-    device) or the copies that read or write it (on the host), and one for the radix tree if it
-    holds it. A block without owners is on the free list, exactly once.
+    The reference count of a block is the number of its owners. On the device, these are sequences;
+    on the host, copies that read or write the block. The radix tree is one more owner of a block
+    that it holds. A block without owners is free.
 
     Raises:
-        ValueError: there is no block.
+        ValueError: `num_blocks` is below 1.
     """
 
     __slots__ = ("_free", "_references", "num_blocks")
 
-    # What was never used costs no memory: a worker may say of itself that it has 2^26 blocks. The
-    # blocks from len(_references) on are free, and are not on the list.
+    # Unused blocks cost no memory: a worker may report 2^26 blocks. The blocks from
+    # len(_references) on are free, and are not on the free list.
 
     def __init__(self, num_blocks: int) -> None:
         if num_blocks < 1:
             raise ValueError(f"num_blocks must be at least 1, got {num_blocks}")
         self.num_blocks = num_blocks
-        self._free = block_ids()  # a stack of blocks that were used before
-        self._references = block_ids()  # of the blocks that were ever used, the lowest ones
+        self._free = block_ids()  # a stack of free blocks that were used before
+        self._references = block_ids()  # of the blocks that were ever used
 
     @property
     def num_free(self) -> int:
@@ -42,7 +42,7 @@ class BlockPool:
         return self._references[block] if block < len(self._references) else 0
 
     def allocate(self, count: int) -> BlockIds | None:
-        """Takes `count` blocks, each with one reference; None, taking none, if too few are free."""
+        """Allocate `count` blocks with one reference each; None if too few are free."""
         references = self._references
         num_new = count - len(self._free)
         if num_new > self.num_blocks - len(references):
@@ -61,7 +61,7 @@ class BlockPool:
         return blocks
 
     def retain(self, blocks: Iterable[int]) -> None:
-        """Adds an owner to each block; a `BlockIds` names none twice.
+        """Add an owner to each block. A `BlockIds` must name each block once.
 
         Raises:
             RuntimeError: a block is free.
@@ -80,8 +80,9 @@ class BlockPool:
             references[block] += 1
 
     def release(self, blocks: Iterable[int]) -> None:
-        """Drops an owner of each block; a block without owners is free. A `BlockIds` names none
-        twice.
+        """Remove an owner of each block; a block without owners is free.
+
+        A `BlockIds` must name each block once.
 
         Raises:
             RuntimeError: a block is free already.

@@ -17,8 +17,9 @@ class BlockTable:
             while the sequence runs.
         num_cached_tokens: tokens found in the prefix cache at allocation, in whole blocks. Their
             blocks are shared and must not be written.
-        node: end of the prefix that the sequence pins in the radix tree.
-        num_pinned_blocks: its length. The tree may hold another sequence's blocks for it.
+        node: end of the prefix that the sequence pins in the radix tree; None after its release.
+        num_pinned_blocks: length of that prefix. The tree may hold another sequence's blocks for
+            it.
         namespace: the sequences that it shares cached blocks with.
         sealed: a failed step removed a part of the prefix: no more blocks of this table are cached.
         is_discarded: its cached blocks are discarded on release, unless others use them.

@@ -1,4 +1,4 @@
-"""How far two runs of packed token ids agree, in whole blocks."""
+"""Compares packed token ids in whole blocks."""
 
 
 def num_common_blocks(
@@ -6,7 +6,10 @@ def num_common_blocks(
 ) -> int:
     """Number of leading blocks of `run` that equal those of `key` at `position`, both in bytes.
 
-    `num_known` blocks are known to be equal. Compares memory, O(log blocks) times at most.
+    Compares memory, at most O(log blocks) times.
+
+    Args:
+        num_known: leading blocks that are known to be equal.
     """
     if key.startswith(run, position):
         return len(run) // block_bytes

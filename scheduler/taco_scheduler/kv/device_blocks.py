@@ -1,4 +1,4 @@
-"""Gives out the device blocks that sequences and the prefix cache share."""
+"""Device blocks: allocates the blocks that sequences and the prefix cache share."""
 
 from collections.abc import Sequence
 
@@ -41,7 +41,7 @@ class DeviceBlocks:
         Returns:
             False, and nothing is evicted, if evicting every pinned prefix would not be enough.
         """
-        return count <= self.num_available + self._pins.num_blocks and self._pins.give_way()
+        return count <= self.num_available + self._pins.num_blocks and self._pins.evict_oldest()
 
     def evict_excess(self) -> None:
         """Evict what the cache holds above its maximum."""

@@ -1,7 +1,7 @@
-"""The disk tier: which blocks the worker has as files, and what it is to write, read and delete.
+"""Disk index: the files of a worker's disk tier, and the commands to write, read and delete them.
 
-A file is named by a hash of its block's tokens and of all that stands before them, so that it is
-found again by whoever starts the server next. Here files are found by their tokens, not by hashes.
+A file's key is a hash of its block's tokens and of the tokens before them, so that the files are
+found again after a restart. The scheduler finds files by their tokens, not by hashes.
 """
 
 from collections import OrderedDict, deque
@@ -15,12 +15,13 @@ from taco_scheduler.kv.namespace import CacheNamespace
 
 @dataclass(slots=True, eq=False)
 class DiskFile:
-    """A block that is a file, or about to be one.
+    """The file of one block.
 
     Attributes:
-        parent: None: it is the first one of a prefix.
-        children: by their packed token ids.
-        is_kept: it makes no room for others.
+        parent: file of the block before it; None for the first block of a prefix.
+        is_written: the worker has reported the write as done.
+        is_kept: it is not evicted.
+        children: files of the next blocks, by their packed token ids.
     """
 
     block: StoredBlock
@@ -35,16 +36,16 @@ class DiskFile:
 
 
 class DiskIndex:
-    """The map of the files, which are closed under prefixes: a file's parent is one, too.
+    """The files of one worker as trees of prefixes: the parent of a file is a file, too.
 
-    It knows nothing until the worker has reported what its directory holds, which the first command
-    asks for. When there are as many files as there may be, the leaf goes that was used least
-    recently. Commands and reports refer to host blocks; whose they are is the caller's matter.
+    The index is empty until the worker has reported its directory. The first command requests that.
+    When the number of files reaches its maximum, the least recently used leaf is evicted. Commands
+    and reports name host blocks, which the caller owns.
 
     Attributes:
-        is_known: the worker has reported all that there is.
-        keeps_all: what is used or written from now on makes no room for others.
-        outcomes: of blocks that were to be written or read, so far.
+        is_known: the worker has reported all its files.
+        keeps_all: files used or written from now on are not evicted.
+        outcomes: blocks so far by outcome: written, read or failed.
     """
 
     def __init__(self, max_files: int, block_bytes: int) -> None:
@@ -57,7 +58,7 @@ class DiskIndex:
         # Least recently used first, and children before their parents.
         self._files: OrderedDict[bytes, DiskFile] = OrderedDict()
         self._firsts: dict[tuple[str, str, bytes], DiskFile] = {}
-        self._writing: dict[bytes, int] = {}  # to the host block
+        self._writing: dict[bytes, int] = {}  # host blocks by key
         self._reading: dict[bytes, int] = {}
         self._commands = deque([StoreCommand()])
 
@@ -107,7 +108,7 @@ class DiskIndex:
         return files
 
     def touch(self, files: list[DiskFile]) -> None:
-        """What `walk` just found was used."""
+        """Mark files that `walk` found as used."""
         for file in reversed(files):
             self._files.move_to_end(file.key)
             file.is_kept |= self.keeps_all
@@ -120,20 +121,21 @@ class DiskIndex:
         parent: DiskFile | None,
         blocks: Iterable[tuple[int, bytes]],
     ) -> list[DiskFile]:
-        """Has blocks written that continue a prefix, as long as there is room.
+        """Command writes of blocks that continue a prefix, as far as there is space.
 
         Args:
-            parent: the file behind which the first one belongs.
-            blocks: host blocks, which must stay as they are until the report, and token ids.
+            parent: file of the block before the first one; None: the first one begins the prefix.
+            blocks: host blocks and their token ids. The host blocks must not change until the
+                worker's report.
 
         Returns:
-            The new files, fewer than there are blocks if there is no room for more.
+            The new files, fewer than blocks if there is no space for all.
         """
         writes, files = [], []
         for host_block, token_ids in blocks:
             block = _stored_block(namespace, parent, token_ids)
-            # One of that name may be under way that was given up with its parent.
-            if block.key in self._writing or not self._has_room(parent):
+            # A write with this key may be under way whose file was dropped with its parent.
+            if block.key in self._writing or not self._has_space(parent):
                 break
             parent = self._add(block, parent, is_written=False)
             self._writing[block.key] = host_block
@@ -144,7 +146,7 @@ class DiskIndex:
         return files
 
     def read(self, reads: list[tuple[bytes, int]]) -> None:
-        """Has files read into host blocks, which nobody may use until the report."""
+        """Command reads of files into host blocks, which must not be used until the report."""
         self._reading.update(reads)
         self._commands.append(StoreCommand(reads=tuple(reads)))
 
@@ -163,10 +165,10 @@ class DiskIndex:
         return self._commands.popleft() if self._commands else None
 
     def take(self, report: StoreReport) -> tuple[list[int], dict[bytes, int]]:
-        """What has become of commands.
+        """Take a report of the worker.
 
         Returns:
-            The host blocks that are not needed any more, and those that were read, by key.
+            The host blocks whose writes or reads have ended, and those that were read, by key.
         """
         released: list[int] = []
         loaded: dict[bytes, int] = {}
@@ -179,13 +181,13 @@ class DiskIndex:
             if key in self._files:
                 self._files[key].is_written = True
             else:
-                self._delete([key])  # its parent was lost in the meantime
+                self._delete([key])  # its parent was dropped in the meantime
         for key in report.read:
             for host_block in self._pop(self._reading, key):
                 loaded[key] = host_block
         for key in report.failed:
             released += self._pop(self._writing, key) + self._pop(self._reading, key)
-            self._lose(key)
+            self._drop(key)
         return released, loaded
 
     def _take_found(self, report: StoreReport) -> None:
@@ -215,8 +217,8 @@ class DiskIndex:
             return parent.children.get(block.token_ids)
         return self._firsts.get((block.adapter, block.cache_salt, block.token_ids))
 
-    def _has_room(self, protected: DiskFile | None) -> bool:
-        """For a file more, after the oldest one has gone if need be."""
+    def _has_space(self, protected: DiskFile | None) -> bool:
+        """Whether there is space for one more file, after an eviction if needed."""
         if len(self._files) < self._max_files:
             return True
         for key, file in self._files.items():
@@ -227,8 +229,8 @@ class DiskIndex:
                 return True
         return False
 
-    def _lose(self, key: bytes) -> None:
-        """A file is gone, and what continues it is of no use without it."""
+    def _drop(self, key: bytes) -> None:
+        """Drop a failed file and all files that continue it."""
         pending = [self._files[key]] if key in self._files else []
         while pending:
             lost = pending.pop()

@@ -1,4 +1,4 @@
-"""What goes between the prefix cache and the disk tier, by way of the host tier."""
+"""Disk transfers: write cached prefixes to disk and read them back, through the host tier."""
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,8 +16,8 @@ from taco_scheduler.kv.radix_tree import RadixTree
 from taco_scheduler.kv.tree_cursor import TreeCursor
 
 MAX_UNSAVED = 1024  # prefixes; beyond that the oldest are not saved
-MAX_SAVED_BLOCKS = 64  # copied to the host for it in one step, or written at one look
-MAX_LOOKED_AT = 8  # prefixes that are not done with, each time
+MAX_SAVED_BLOCKS = 64  # copied to the host in one step, or written in one call of `save`
+MAX_LOOKED_AT = 8  # unfinished prefixes that one call of `save` examines
 
 
 @dataclass(slots=True, eq=False)
@@ -25,16 +25,15 @@ class PrefixRead:
     """Files that are read for a sequence.
 
     Attributes:
-        tier: that reads them.
-        keys: of the files, as far as they are not known to be done.
+        keys: of the files whose reads are not known to be done.
     """
 
-    tier: DiskIndex
+    index: DiskIndex
     keys: list[bytes] = field(default_factory=list)
 
     @property
     def is_done(self) -> bool:
-        while self.keys and not self.tier.is_reading(self.keys[-1]):
+        while self.keys and not self.index.is_reading(self.keys[-1]):
             self.keys.pop()
         return not self.keys
 
@@ -61,35 +60,37 @@ class PrefixSave:
 
 @dataclass(slots=True)
 class _Budget:
-    """Blocks that may still be copied to the host, and written, at one look."""
+    """Blocks that one call of `save` may still copy to the host, and write."""
 
     copies: int
     writes: int
 
 
 class DiskTransfers:
-    """Writes prefixes to disk once they are computed, and reads them when they are asked for.
+    """Writes computed prefixes to disk, and reads prefixes of waiting sequences.
 
-    A prefix is written from its beginning on, so that whoever starts the server next can find it.
-    What the host does not hold of it is copied there first. What is read is kept on the host until
-    its sequence is admitted.
+    A prefix is written from its beginning on, so that a restarted server can find it. Blocks that
+    the host tier lacks are copied there first. Blocks that were read stay on the host until their
+    sequence is admitted.
 
     Attributes:
-        may_write: copies to the host are done, or room has become free there, since the last look.
+        may_write: since the last `save`, copies to the host were done or space became free.
     """
 
+    exists = True
+
     def __init__(
-        self, disk: DiskIndex, host: HostBlocks, residents: HostCache, tree: RadixTree
+        self, disk: DiskIndex, host: HostBlocks, host_cache: HostCache, tree: RadixTree
     ) -> None:
         self.may_write = False
         self._disk = disk
         self._host = host
-        self._residents = residents
+        self._host_cache = host_cache
         self._tree = tree
-        self._max_read = host.num_blocks // 4  # host blocks with what was read, or is
+        self._max_read = host.num_blocks // 4  # host blocks for reads
         self._unsaved: OrderedDict[PrefixSave, None] = OrderedDict()
-        self._to_flush: deque[Node] | None = None  # None: there is no flush
-        self._awaits_earlier_jobs = False  # of the disk; a flush begins when they are reported
+        self._to_flush: deque[Node] | None = None  # None before a flush
+        self._awaits_earlier_jobs = False  # a flush begins when all are reported
         self._read: OrderedDict[bytes, int] = OrderedDict()  # host blocks
 
     # ------------------------------------------------------------------ write
@@ -111,12 +112,13 @@ class DiskTransfers:
         self._disk.discard(self._disk.walk(namespace, tokens))
 
     def flush(self, nodes: Iterable[Node]) -> None:
-        """From now on what ends with these nodes is written, as far as there is room; it takes the
-        room of what they do not lead to, and never that of one another.
+        """Write the prefixes that end with these nodes, as far as there is space.
+
+        They evict files of other prefixes, and never each other's files.
         """
         if self._to_flush is None:
             self._disk.keeps_all = True
-            self._unsaved.clear()  # it is cached as well
+            self._unsaved.clear()  # these prefixes are cached, so `nodes` has them
             self._to_flush = deque(nodes)
             self._awaits_earlier_jobs = True
 
@@ -131,11 +133,15 @@ class DiskTransfers:
 
     @property
     def is_flushed(self) -> bool:
-        """All that was worth it, and that the disk took, is there."""
+        """Whether the flush is done: no write is queued or under way."""
         return self._to_flush is not None and not self.has_unsaved and not self._disk.num_writing
 
     def save(self, *, may_copy: bool) -> None:
-        """Writes what lies on the host; `may_copy`: copies the rest there with the next step."""
+        """Write blocks that are on the host.
+
+        Args:
+            may_copy: copy other blocks to the host with the next step.
+        """
         if not self._disk.is_known or not (may_copy or self.may_write):
             return
         if self._awaits_earlier_jobs and not self._begin_flush():
@@ -205,10 +211,14 @@ class DiskTransfers:
         return place is None or not self._copy(chain([place], places), budget)
 
     def _copy(self, places: Iterable[tuple[Node, int]], budget: _Budget) -> bool:
-        """Copies what it can of a prefix's places; whether the first one is worth it."""
+        """Copy blocks of a prefix to the host, as the budget and space allow.
+
+        Returns:
+            False if the first node has too few uses.
+        """
         is_first = True
         for node, group in groupby(places, key=itemgetter(0)):
-            if node.num_uses < self._residents.min_uses:
+            if node.num_uses < self._host_cache.min_uses:
                 return not is_first
             is_first = False
             if node.step_id is not None:
@@ -216,13 +226,13 @@ class DiskTransfers:
             wanted: list[int] = []
             is_whole = True
             for _, i in group:
-                # Room for the copies of the nodes above may have been taken from this one's end.
+                # The copies of nodes above may have evicted the end of this one.
                 is_copied = i < len(node.host_blocks) and node.host_blocks[i] != NO_BLOCK
                 if len(wanted) == budget.copies or i >= len(node.blocks) or is_copied:
                     is_whole = False
                     break
                 wanted.append(i)
-            num_new = self._residents.copy(node, wanted) if wanted else 0
+            num_new = self._host_cache.copy(node, wanted) if wanted else 0
             budget.copies -= num_new
             if not is_whole or num_new < len(wanted):
                 break
@@ -240,14 +250,15 @@ class DiskTransfers:
         num_matched: int,
         is_worth_it: Callable[[int, int], bool],
     ) -> PrefixRead | None:
-        """Reads what is on disk of a prefix behind its first `num_matched` blocks, if it is worth
-        it. If not, one block is read while no others are, to see how long that takes by now.
+        """Read the files of a prefix behind its first `num_matched` blocks, if that is faster.
+
+        Otherwise one block is read while no others are, to measure the time again.
 
         Args:
-            is_worth_it: whether to read so many blocks after so many others.
+            is_worth_it: whether to read a number of blocks, after a number of others.
 
         Returns:
-            What is to be waited for; None if it is not known yet what is on disk.
+            The read to wait for; None if the files on disk are not known yet.
         """
         if not self._disk.is_known:
             return None
@@ -275,12 +286,12 @@ class DiskTransfers:
             self._drop(next(iter(self._read)))
             num_read -= 1
         new = new[: max(0, self._max_read - num_read)]
-        targets = self._residents.take(len(new))
+        targets = self._host_cache.take(len(new))
         if targets:
             self._disk.read(list(zip(new, targets, strict=False)))
 
     def find(self, namespace: CacheNamespace, tokens: bytes, num_matched: int) -> list[bytes]:
-        """The keys of what was read of a prefix behind its first `num_matched` blocks."""
+        """Keys of the blocks that were read of a prefix behind its first `num_matched` blocks."""
         if not self._read:
             return []
         files = self._disk.walk(namespace, tokens)
@@ -288,7 +299,7 @@ class DiskTransfers:
         return list(takewhile(self._read.__contains__, keys))
 
     def pop(self, keys: list[bytes]) -> list[int]:
-        """The host blocks of what was read, which are the caller's from now on."""
+        """Take host blocks that were read; the caller owns them then."""
         return [self._read.pop(key) for key in keys]
 
     def _drop(self, key: bytes) -> None:
@@ -301,7 +312,7 @@ class DiskTransfers:
         return self._disk.next_command()
 
     def take(self, report: StoreReport) -> None:
-        """Takes a report of the worker; what it says of keys that nobody waits for is ignored."""
+        """Take a report of the worker. Keys of no command under way are ignored."""
         self.may_write = True
         released, loaded = self._disk.take(report)
         self._host.release(released)
@@ -311,7 +322,7 @@ class DiskTransfers:
 
 
 def _prefix_of(node: Node) -> tuple[CacheNamespace, bytes] | None:
-    """What ends with a node; None if it left the tree."""
+    """The prefix that ends with a node; None if the node left the tree."""
     keys = []
     while node.parent is not None:
         keys.append(node.key)

@@ -1,4 +1,4 @@
-"""Where the blocks of admitted sequences were found."""
+"""Hit counts: in which tier the blocks of admitted sequences were found."""
 
 import logging
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ logger = logging.getLogger("taco.scheduler")
 
 @dataclass(slots=True)
 class HitCounts:
-    """Blocks of tables when they were made: found on the device, on the host, or to be computed.
+    """Blocks of new block tables: found on the device, found on the host, or not cached.
 
     Attributes:
         is_logged: `add` logs the counts after every 100 blocks.

@@ -1,4 +1,4 @@
-"""The host tier: whose its blocks are, and the copies between it and the device."""
+"""Host blocks: the blocks of the host tier, and the copies between it and the device."""
 
 from collections.abc import Iterable
 from itertools import takewhile
@@ -9,23 +9,23 @@ from taco_proto.steps import BlockCopies
 from taco_scheduler.kv.block_pool import BlockPool
 from taco_scheduler.kv.radix_node import NO_BLOCK
 
-Copies = dict[int, int]  # by target, which no two copies of a step share
+Copies = dict[int, int]  # source by target; the copies of a step have different targets
 
 
 class HostBlocks:
     """The blocks of the worker's host memory.
 
-    A host block has as owners the radix tree, every copy that is planned or in flight, and whoever
-    writes it to disk or has read it from there. So it is free, for the target of another copy, only
-    when all that read or write it are done.
-    A copy from the device can be read when its step is known to have succeeded.
+    The owners of a host block are the radix tree, each copy that is planned or in flight, and the
+    disk tier while it writes the block or keeps what it read. So a block is free only when all
+    reads and writes of it are done. A block copied from the device can be read once the step with
+    the copy has succeeded.
     """
 
     def __init__(self, num_blocks: int) -> None:
         """Raises ValueError if `num_blocks` is below 1."""
         self.num_blocks = num_blocks
         self._pool = BlockPool(num_blocks)
-        self._is_filled = bytearray()  # of the blocks that were ever taken, the lowest ones
+        self._is_filled = bytearray()  # of the blocks that were ever taken
         self._offloads: Copies = {}  # host block → device block; not sent yet
         self._loads: Copies = {}  # device block → host block; not sent yet
         self._in_flight: dict[int, tuple[Copies, Copies]] = {}  # by step
@@ -41,10 +41,10 @@ class HostBlocks:
     # ----------------------------------------------------------------- blocks
 
     def offload(self, sources: list[int]) -> list[int]:
-        """Plans copies of device blocks to free host blocks, of which there are enough.
+        """Plan copies of device blocks to host blocks; enough of them are free.
 
         Returns:
-            The host blocks, which the tree owns.
+            The host blocks. The radix tree owns them.
         """
         targets = self.take(len(sources))
         self._pool.retain(targets)
@@ -52,12 +52,12 @@ class HostBlocks:
         return targets
 
     def load(self, sources: list[int], targets: Iterable[int]) -> None:
-        """Plans copies of host blocks, which stay what they are until the step is done."""
+        """Plan copies of host blocks to device blocks; the host blocks are kept until then."""
         self._pool.retain(sources)
         self._loads.update(zip(targets, sources, strict=True))
 
     def take(self, count: int) -> list[int]:
-        """Gives the caller free blocks, of which there are enough; they are empty until `fill`."""
+        """Take free blocks, of which there are enough; they cannot be read before `fill`."""
         blocks = self._pool.allocate(count)
         assert blocks is not None
         num_taken = max(blocks, default=-1) + 1
@@ -68,14 +68,15 @@ class HostBlocks:
         return list(blocks)
 
     def fill(self, block: int) -> None:
+        """Mark a block as readable."""
         self._is_filled[block] = True
 
     def retain(self, blocks: Iterable[int]) -> None:
-        """Keeps blocks as they are until they are released."""
+        """Add an owner to each block."""
         self._pool.retain(blocks)
 
     def cancel_loads(self, targets: Iterable[int]) -> None:
-        """These device blocks go to others before their loads were sent, if there are any."""
+        """Cancel unsent loads into device blocks that are evicted."""
         if self._loads:
             for target in targets:
                 source = self._loads.pop(target, None)
@@ -83,24 +84,24 @@ class HostBlocks:
                     self._pool.release([source])
 
     def release(self, blocks: Iterable[int]) -> None:
-        """An owner, the tree for instance, gives up blocks."""
+        """Remove an owner of each block; `NO_BLOCK` entries are skipped."""
         self._pool.release(block for block in blocks if block != NO_BLOCK)
 
     def num_readable(self, blocks: list[int]) -> int:
-        """How many of the first of `blocks` hold their KV."""
+        """Number of leading blocks that can be read."""
         return sum(1 for _ in takewhile(self.is_readable, blocks))
 
     def is_readable(self, block: int) -> bool:
         return block != NO_BLOCK and bool(self._is_filled[block])
 
     def is_copied(self, block: int) -> bool:
-        """A copy that reads or writes this block of the tree is not known to be done."""
+        """Whether a copy or the disk tier still uses this block of the tree."""
         return self._pool.num_owners(block) > 1
 
     # ------------------------------------------------------------------ steps
 
     def take_copies(self, step_id: int) -> BlockCopies | None:
-        """What was planned since the last time, for a step to begin with; None if nothing was."""
+        """The copies planned since the last call, for a step to begin with; None: no copies."""
         if not self._offloads and not self._loads:
             return None
         offloads, loads = self._offloads, self._loads
@@ -114,7 +115,7 @@ class HostBlocks:
         )
 
     def confirm(self, step_id: int) -> None:
-        """The copies of the steps up to `step_id` are done."""
+        """Record that the copies of the steps up to `step_id` are done."""
         for done in [step for step in self._in_flight if step <= step_id]:
             offloads, loads = self._in_flight.pop(done)
             for target in offloads:
@@ -123,7 +124,7 @@ class HostBlocks:
             self._pool.release(loads.values())
 
     def withdraw(self) -> None:
-        """No copy that is planned or in flight will ever be done."""
+        """Drop all copies that are planned or in flight: a step failed."""
         for offloads, loads in [*self._in_flight.values(), (self._offloads, self._loads)]:
             self._pool.release(offloads)
             self._pool.release(loads.values())

@@ -1,4 +1,4 @@
-"""Which runs of the radix tree the host tier holds, and which of them go when it is full."""
+"""Host cache: offloads blocks of the radix tree to the host tier, and evicts them from it."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
@@ -8,30 +8,31 @@ from taco_scheduler.kv.radix_node import NO_BLOCK, Node
 
 
 class HostCache:
-    """Moves runs from the device to the host tier.
+    """The radix tree's blocks in the host tier.
 
-    When it is full it gives up what the device holds as well, then the tails of the leaves that
-    left the device longest ago.
+    When the host is full, it first evicts blocks that the device holds as well. Then it evicts the
+    tails of the leaves that left the device first.
 
     Args:
-        min_uses: what was used less often than that is not worth a copy.
-        cut: takes a node's tail out of the tree, with all that continues it.
+        min_uses: nodes with fewer uses are not copied.
+        cut: removes a node's tail and its descendants from the tree.
 
     Attributes:
-        offloaded: the nodes that have blocks below the device, in the order in which they got them:
-            a node stands behind its descendants.
+        offloaded: nodes with blocks only in the host tier, in order of their offload. A node comes
+            behind its descendants.
     """
 
     def __init__(self, host: HostBlocks, min_uses: int, cut: Callable[[Node, int], None]) -> None:
         self.offloaded: OrderedDict[Node, None] = OrderedDict()
-        self._duplicated: dict[Node, None] = {}  # the device may hold blocks of theirs, too
+        self._duplicated: dict[Node, None] = {}  # nodes whose blocks the device may hold, too
         self._host = host
         self.min_uses = min_uses
         self._cut = cut
 
     def offload(self, leaf: Node, first: int) -> None:
-        """Takes the device blocks from `first` on away from `leaf`; what the host cannot hold of
-        them leaves the tree.
+        """Offload the device blocks of a leaf from `first` on.
+
+        Blocks that find no space on the host leave the tree.
         """
         self._host.cancel_loads(leaf.blocks[first:])
         num_kept = self._copy_tail(leaf, first)
@@ -43,10 +44,12 @@ class HostCache:
             self.offloaded[leaf] = None
 
     def copy(self, node: Node, indexes: list[int]) -> int:
-        """Copies blocks to the host that stay on the device, the first ones if there is no room for
-        all; returns how many.
+        """Copy blocks of a node to the host; they also stay on the device.
+
+        Returns:
+            How many of `indexes`, from the first on, found space.
         """
-        num_copied = min(len(indexes), self._make_room(len(indexes)))
+        num_copied = min(len(indexes), self._free_blocks(len(indexes)))
         if num_copied:
             node.host_blocks = node.host_blocks or [NO_BLOCK] * node.num_blocks
             targets = self._host.offload([node.blocks[i] for i in indexes[:num_copied]])
@@ -55,9 +58,12 @@ class HostCache:
             self._duplicated[node] = None
         return num_copied
 
-    def adopt(self, end: Node, host_blocks: list[int]) -> None:
-        """Makes the tree the owner of copies of the last blocks of a prefix that ends with `end`,
-        which begin at a node's start.
+    def attach(self, end: Node, host_blocks: list[int]) -> None:
+        """Give host blocks, which were read from disk, to the tree.
+
+        Args:
+            end: last node of their prefix.
+            host_blocks: of the prefix's last blocks; the first one is the first of a node.
         """
         node: Node | None = end
         while host_blocks:
@@ -65,15 +71,15 @@ class HostCache:
             own = host_blocks[-node.num_blocks :]
             host_blocks = host_blocks[: -node.num_blocks]
             if node.host_blocks:
-                self._host.release(own)  # there is a copy, which could not be read yet
+                self._host.release(own)  # an unfinished copy exists
             else:
                 node.host_blocks = own
             self._duplicated[node] = None
             node = node.parent
 
     def take(self, count: int) -> list[int]:
-        """Empty host blocks, `count` or as many as there is room for."""
-        return self._host.take(min(count, self._make_room(count)))
+        """Take `count` empty host blocks, or as many as there is space for."""
+        return self._host.take(min(count, self._free_blocks(count)))
 
     def note_duplicates(self, node: Node) -> None:
         self._duplicated[node] = None
@@ -83,9 +89,7 @@ class HostCache:
             self._duplicated[upper] = None
 
     def join(self, runs: list[Node]) -> list[int]:
-        """The host blocks of a node that is made of several, all of them on the device; the last
-        one stays and gets them.
-        """
+        """Merge the host blocks of several nodes, which are on the device, for the last of them."""
         for run in runs:
             self.forget(run)
         if not any(run.host_blocks for run in runs):
@@ -95,12 +99,12 @@ class HostCache:
         return [block for column in columns for block in column]
 
     def forget(self, node: Node) -> None:
-        """The node is no longer in the tree."""
+        """Drop a node that left the tree."""
         self.offloaded.pop(node, None)
         self._duplicated.pop(node, None)
 
     def drop_unfilled(self, roots: Iterable[Node]) -> None:
-        """Host blocks whose copies failed leave the tree."""
+        """Remove host blocks whose copies failed from the tree."""
         pending = list(roots)
         while pending:
             node = pending.pop()
@@ -115,7 +119,7 @@ class HostCache:
             pending += node.children.values()
 
     def _copy_tail(self, leaf: Node, first: int) -> int:
-        """Sees that the host holds the device blocks of `leaf` from `first` on.
+        """Copy the device blocks of `leaf` from `first` on, unless the host has them.
 
         Returns:
             How many of the leaf's blocks can stay in the tree.
@@ -130,7 +134,7 @@ class HostCache:
             return leaf.num_blocks
         if leaf.num_uses < self.min_uses:
             return missing[0]
-        num_copied = min(len(missing), self._make_room(len(missing), leaf, first))
+        num_copied = min(len(missing), self._free_blocks(len(missing), leaf, first))
         if num_copied and not host_blocks:
             host_blocks = leaf.host_blocks = [NO_BLOCK] * leaf.num_blocks
         targets = host.offload([leaf.blocks[i] for i in missing[:num_copied]])
@@ -138,10 +142,11 @@ class HostCache:
             host_blocks[i] = target
         return leaf.num_blocks if num_copied == len(missing) else missing[num_copied]
 
-    def _make_room(self, count: int, leaf: Node | None = None, first: int = 0) -> int:
-        """Tries to have `count` host blocks free; returns how many are.
+    def _free_blocks(self, count: int, leaf: Node | None = None, first: int = 0) -> int:
+        """Evict host blocks until `count` are free, if possible; returns how many are free.
 
-        The copies of what `leaf` has from `first` on are about to be the only ones.
+        The blocks of `leaf` from `first` on are about to leave the device: they do not count as
+        duplicates.
         """
         host = self._host
         in_use: list[Node] = []
@@ -163,7 +168,7 @@ class HostCache:
         return host.num_free
 
     def _drop_duplicates(self, node: Node, end: int) -> bool:
-        """Of the first `end` blocks; False if copies in flight keep some of them."""
+        """Evict the first `end` host blocks of a node; False if copies in flight keep some."""
         drops_all = True
         for i, block in enumerate(node.host_blocks[:end]):
             if block == NO_BLOCK:

@@ -1,11 +1,11 @@
-"""Who shares cached blocks with whom."""
+"""Cache namespaces: sequences share cached blocks only within one."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class CacheNamespace:
-    """Sequences share cached blocks only within a namespace: it names a root of the radix tree."""
+    """Names a root of the radix tree: an adapter and a cache salt."""
 
     adapter: str = ""
     cache_salt: str = ""

@@ -1,4 +1,4 @@
-"""Prefixes that somebody asked to be kept for a time."""
+"""Pinned prefixes: prefixes that clients keep in the cache for a time (TTL)."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Set
@@ -22,13 +22,14 @@ class _Pin:
 class PinnedPrefixes:
     """Locks prefixes in the radix tree, on the device.
 
-    There are bounds, so that whoever pins cannot starve others: one owner has at most half of what
-    may be pinned, unless owners are not told apart. Beyond that its oldest pin gives way to a new
-    one, and where all together have too much, the oldest one of whoever has most. A prefix that is
-    pinned again counts as new. What a pin lets go of goes to the host tier, if there is one.
+    Limits keep one tenant from starving others. One owner may pin at most half of the pinnable
+    blocks, unless owners are anonymous. Beyond that, its oldest pinned prefix is evicted for a new
+    one. When all owners together exceed the limit, the oldest pinned prefix of the owner with the
+    most blocks is evicted. A prefix that is pinned again counts as new. An evicted prefix goes to
+    the host tier, if there is one.
 
     Attributes:
-        num_blocks: pinned blocks; those of a prefix that is a part of another count twice.
+        num_blocks: pinned blocks; blocks of overlapping prefixes count twice.
     """
 
     def __init__(self, tree: RadixTree, max_blocks: int) -> None:
@@ -37,30 +38,34 @@ class PinnedPrefixes:
         self._max_blocks = max_blocks
         self._pins: OrderedDict[_Name, _Pin] = OrderedDict()
         self._num_blocks_of: Counter[str] = Counter()
-        self._next_end = float("inf")  # no pin ends before
+        self._next_end = float("inf")  # no pin expires before
 
     def nodes(self) -> Iterator[Node]:
-        """The ends of what is pinned, the newest first."""
+        """The last nodes of the pinned prefixes, the newest first."""
         return (pin.node for pin in reversed(self._pins.values()))
 
     def add(self, namespace: CacheNamespace, key: bytes, until: float, owner: str) -> bool:
-        """Pins what the device holds of a prefix; False if that is nothing, or more than the owner
-        may have.
+        """Pin the part of a prefix that is on the device.
+
+        Returns:
+            False if that is no whole block, or more than the owner may pin.
         """
         num_blocks = len(self._tree.match(namespace, key).blocks)
         key = key[: num_blocks * self._tree.block_bytes]
         name = namespace, key
         if name in self._pins:
             until = max(until, self._pins[name].until)
-            self._end(name)
+            self._unpin(name)
         most = self._max_blocks // 2 if owner else self._max_blocks
         if not 0 < num_blocks <= most:
             return False
         while self._num_blocks_of[owner] + num_blocks > most:
-            self._end_oldest_of({owner})
+            self._unpin_oldest_of({owner})
         while self.num_blocks + num_blocks > self._max_blocks:
             most_held = max(self._num_blocks_of.values())
-            self._end_oldest_of({o for o, held in self._num_blocks_of.items() if held == most_held})
+            self._unpin_oldest_of(
+                {o for o, held in self._num_blocks_of.items() if held == most_held}
+            )
         node = self._tree.pin(self._tree.match(namespace, key))
         self._tree.mark_as_used(node)
         self._pins[name] = _Pin(node, num_blocks, until, owner)
@@ -69,33 +74,34 @@ class PinnedPrefixes:
         self._next_end = min(self._next_end, until)
         return True
 
-    def give_way(self) -> bool:
-        """Ends the oldest pin; False if there is none."""
+    def evict_oldest(self) -> bool:
+        """Unpin the oldest prefix; False if nothing is pinned."""
         if not self._pins:
             return False
-        self._end(next(iter(self._pins)))
+        self._unpin(next(iter(self._pins)))
         return True
 
     def expire(self, now: float) -> None:
+        """Unpin the prefixes whose time has passed."""
         if now < self._next_end:
             return
         for name in [name for name, pin in self._pins.items() if pin.until <= now]:
-            self._end(name)
+            self._unpin(name)
         self._next_end = min((pin.until for pin in self._pins.values()), default=float("inf"))
 
     def note_removed(self, removed: Set[Node]) -> None:
-        """Nodes left the tree although they were locked: their pins end."""
+        """Unpin the prefixes whose nodes a failed step removed from the tree."""
         for name in [name for name, pin in self._pins.items() if pin.node in removed]:
             pin = self._pins[name]
             while pin.node in removed:
                 assert pin.node.parent is not None
                 pin.node = pin.node.parent
-            self._end(name)
+            self._unpin(name)
 
-    def _end_oldest_of(self, owners: Set[str]) -> None:
-        self._end(next(name for name, pin in self._pins.items() if pin.owner in owners))
+    def _unpin_oldest_of(self, owners: Set[str]) -> None:
+        self._unpin(next(name for name, pin in self._pins.items() if pin.owner in owners))
 
-    def _end(self, name: _Name) -> None:
+    def _unpin(self, name: _Name) -> None:
         pin = self._pins.pop(name)
         self._tree.unpin(pin.node)
         self.num_blocks -= pin.num_blocks

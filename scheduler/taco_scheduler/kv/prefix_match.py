@@ -1,4 +1,4 @@
-"""Looks up a prefix in the radix tree. Nothing here changes the tree or copies token ids."""
+"""Prefix match: looks up a prefix in the radix tree, without changes or copies of token ids."""
 
 from collections.abc import Hashable
 

@@ -1,29 +1,29 @@
-"""The nodes of the radix tree, and what is found on a way down from a root."""
+"""Nodes of the radix tree, and the result of a prefix match."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass
 
 from taco_scheduler.kv.block_ids import BlockIds, block_ids
 
-NO_BLOCK = -1  # stands for a block that a tier does not hold
+NO_BLOCK = -1  # in place of a block number: the tier does not hold the block
 
 
 class Node:
-    """A run of blocks that continues its parent's.
+    """A run of blocks that continues its parent's run.
 
-    Its first blocks are on the device; those behind them are in lower tiers only. What is locked is
-    on the device, and so is all that stands above a block which is.
+    The first blocks of the run are on the device, the others only in the host tier. The blocks of a
+    locked node are on the device, and so are those of all ancestors of a block on the device.
 
     Attributes:
-        parent: None for a root and for a node that left the tree.
-        key: the packed token ids of the run.
-        blocks: the device blocks of the run's first blocks.
-        num_below: how many blocks stand behind those.
-        host_blocks: one for each block of the run, or NO_BLOCK; empty if the host holds none.
+        parent: None for a root, and for a node that left the tree.
+        key: packed token ids of the run.
+        blocks: device blocks of the run's first part.
+        num_below: blocks of the run that are only in the host tier.
+        host_blocks: one for each block of the run, or `NO_BLOCK`; empty if the host holds none.
         children: by the packed token ids of their first block, in which siblings differ.
-        lock_count: pins at this node or below it; only an unlocked node can be evicted.
-        num_uses: how often it was locked, as far as that is counted.
-        step_id: the step that fills the device blocks, until it is known to have succeeded.
+        lock_count: pins at this node or its descendants; only an unlocked node can be evicted.
+        num_uses: how often it was locked, counted up to `offload_min_uses`.
+        step_id: the step that fills the device blocks; None once it has succeeded.
     """
 
     __slots__ = (
@@ -55,6 +55,25 @@ class Node:
     def num_blocks(self) -> int:
         return len(self.blocks) + self.num_below
 
+    def split(self, count: int, block_bytes: int) -> "Node":
+        """Move the first `count` blocks to a new parent; returns that parent."""
+        parent = self.parent
+        assert parent is not None
+        cut = count * block_bytes
+        upper = Node(parent, bytes(self.key[:cut]), self.blocks[:count], self.step_id)
+        upper.num_below = count - len(upper.blocks)
+        upper.host_blocks = self.host_blocks[:count]
+        upper.lock_count = self.lock_count
+        upper.num_uses = self.num_uses
+        parent.children[bytes(upper.key[:block_bytes])] = upper
+        self.parent = upper
+        self.key = memoryview(bytes(self.key[cut:]))
+        self.blocks = self.blocks[count:]
+        self.num_below -= upper.num_below
+        self.host_blocks = self.host_blocks[count:]
+        upper.children[bytes(self.key[:block_bytes])] = self
+        return upper
+
 
 class Root(Node):
     """The empty prefix of one namespace."""
@@ -71,12 +90,11 @@ class PrefixMatch:
     """A cached prefix, valid until the tree changes.
 
     Attributes:
-        node: where the prefix ends; None if the namespace caches nothing.
-        num_node_blocks: how many of the node's blocks belong to the prefix.
-        blocks: the device blocks of the prefix's first blocks.
-        num_host_blocks: how many blocks that only the host holds follow them.
-        num_evictable: how many of `blocks` an eviction could take as long as the match is not
-            pinned.
+        node: where the prefix ends; None if the namespace has no cached block.
+        num_node_blocks: blocks of this node that belong to the prefix.
+        blocks: device blocks of the prefix's first part.
+        num_host_blocks: blocks behind these that only the host holds.
+        num_evictable: how many of `blocks` an eviction could take before the match is pinned.
     """
 
     namespace: Hashable
@@ -89,10 +107,10 @@ class PrefixMatch:
 
 @dataclass(frozen=True, slots=True)
 class CachedPrefix:
-    """What every tier holds of a sequence, valid until the cache changes.
+    """The cached prefix of a sequence in all tiers, valid until the cache changes.
 
     Attributes:
-        match: the part that the radix tree knows.
+        match: the part in the radix tree.
         read_keys: keys of the blocks behind it that were read from disk.
     """
 

@@ -1,7 +1,7 @@
-"""Which prefixes are cached: a radix tree whose edges are whole blocks of token ids.
+"""The prefix cache: a radix tree whose edges are whole blocks of token ids.
 
 The tree of SGLang's RadixAttention (Zheng et al. 2023, arXiv:2312.07104, section 3), block-aligned.
-Token ids are compared as packed bytes, by value; no hash stands for them.
+Token ids are compared as packed bytes, by value, without hashes.
 """
 
 import sys
@@ -16,19 +16,24 @@ from taco_scheduler.kv.host_cache import HostCache
 from taco_scheduler.kv.prefix_match import match_prefix, path_of
 from taco_scheduler.kv.radix_node import Node, PrefixMatch, Root
 
-NOT_SENT = sys.maxsize  # stands for the step that loads will be sent with, behind all others
+NOT_SENT = sys.maxsize  # in place of a step id: the loads are not sent with a step yet
 
 
 class RadixTree:
-    """Cached prefixes by namespace, evicted in the order in which they were last unpinned.
+    """Cached prefixes by namespace, evicted in order of last use (LRU).
 
-    What leaves the device goes to the host tier, if there is one. A block that no tier holds any
-    more leaves the tree, with all that continues it.
+    A block that the device evicts goes to the host tier, if there is one. A block that no tier
+    holds leaves the tree, with its descendants.
 
-    A pin locks a node and all its ancestors. Unlocked nodes stand in `_lru` in the order in which
-    their last pin went. A pin goes from the bottom up, so a node always stands behind its
-    descendants, and the first node of `_lru` is the leaf that was used least recently: eviction
-    takes O(1) and needs no clock.
+    A pin locks a node and all its ancestors. `_lru` lists the unlocked nodes in the order of their
+    last unpin. An unpin unlocks a node before its ancestors, so a node comes behind its descendants
+    in this list. The first node of `_lru` is the least recently used leaf: eviction takes O(1) and
+    needs no clock.
+
+    Attributes:
+        num_evictable: device blocks of unlocked nodes.
+        num_withdrawals: calls of `withdraw` so far.
+        host_cache: the host tier's part of the tree; None if there is no host tier.
     """
 
     def __init__(
@@ -39,22 +44,24 @@ class RadixTree:
         self.num_withdrawals = 0
         self.block_bytes = block_bytes
         self._host = host
-        self.residents = HostCache(host, offload_min_uses, self._cut) if host else None
+        self.host_cache = HostCache(host, offload_min_uses, self._cut) if host else None
         self._num_counted_uses = offload_min_uses
         self._roots: dict[Hashable, Root] = {}
         self._lru: OrderedDict[Node, None] = OrderedDict()
         self._unconfirmed: dict[int, list[Node]] = {}
 
     def match(self, namespace: Hashable, key: bytes, max_blocks: int | None = None) -> PrefixMatch:
-        """The longest cached prefix of `key` in whole blocks, `max_blocks` at most; changes nothing
-        and copies nothing of `key`.
+        """The longest cached prefix of `key`, in whole blocks; changes nothing.
+
+        Args:
+            max_blocks: longest prefix to return; None: no limit.
         """
         end = len(key) if max_blocks is None else max_blocks * self.block_bytes
         root = self._roots.get(namespace)
         return match_prefix(namespace, root, key, end, self.block_bytes, self._host)
 
     def pin(self, match: PrefixMatch) -> Node:
-        """Locks a prefix that was just matched; returns the node that ends with it.
+        """Lock a prefix that was just matched; returns the node at its end.
 
         If the match has host blocks, `load` must follow.
         """
@@ -72,8 +79,13 @@ class RadixTree:
         return end
 
     def load(self, end: Node, blocks: BlockIds) -> None:
-        """Gives the pinned prefix that ends with `end` device blocks for those that only the host
-        holds. The copies are planned; what they fill is not confirmed before they are done.
+        """Plan copies of a pinned prefix's host blocks to device blocks.
+
+        The device blocks are unconfirmed until the step with the copies has succeeded.
+
+        Args:
+            end: last node of the prefix.
+            blocks: a device block for each block that only the host holds.
         """
         assert self._host is not None
         node = end
@@ -86,20 +98,20 @@ class RadixTree:
             node = node.parent
 
     def load_behind(self, end: Node, key: bytes, blocks: BlockIds, host_blocks: list[int]) -> Node:
-        """Continues a pinned prefix, behind which the device holds nothing, with host blocks that
-        the tree does not know yet; returns its new end. As for `load`.
+        """Continue a pinned prefix with host blocks that were read from disk, and load them.
+
+        Returns:
+            The new end of the prefix.
         """
         assert self._host is not None
-        assert self.residents is not None
+        assert self.host_cache is not None
         node, _ = self.insert(end, key, blocks, NOT_SENT)
         self._host.load(host_blocks, blocks)
-        self.residents.adopt(node, host_blocks)
+        self.host_cache.attach(node, host_blocks)
         return node
 
     def path(self, namespace: Hashable, key: bytes) -> list[tuple[Node, int]]:
-        """The nodes along a prefix, as far as it is cached in whichever tier, and how many blocks
-        of each belong to it.
-        """
+        """The nodes along the cached part of a prefix, with the blocks of each in the prefix."""
         return path_of(self._roots.get(namespace), key, self.block_bytes)
 
     def root(self, namespace: Hashable) -> Root | None:
@@ -107,28 +119,26 @@ class RadixTree:
         return self._roots.get(namespace)
 
     def unlocked_nodes(self) -> Iterator[Node]:
-        """What the device holds and nobody pins, what was used last first; then what only the host
-        holds.
-        """
+        """Unlocked nodes on the device, most recently used first; then those only on the host."""
         yield from reversed(self._lru)
-        if self.residents is not None:
-            yield from reversed(self.residents.offloaded)
+        if self.host_cache is not None:
+            yield from reversed(self.host_cache.offloaded)
 
     def insert(
         self, node: Node, key: bytes, blocks: BlockIds, step_id: int | None
     ) -> tuple[Node, BlockIds]:
-        """Continues a pinned prefix and moves its pin to the new end.
+        """Continue a pinned prefix and move its pin to the new end.
 
-        What the device holds already stays as it is, so that other owners' blocks remain in the
-        tree. What only the host holds gets the new blocks.
+        Where the device has a block already, the tree keeps that one. A block that only the host
+        has gets the new device block.
 
         Args:
             node: the end of the pinned prefix.
             key: the packed token ids of `blocks`.
-            step_id: the step that fills the blocks; None if they are filled.
+            step_id: the step that fills the blocks; None: they are filled.
 
         Returns:
-            The node where the longer prefix ends, and those of `blocks` that the tree took.
+            The new end of the prefix, and those of `blocks` that the tree keeps.
         """
         block_bytes = self.block_bytes
         position = 0
@@ -154,7 +164,7 @@ class RadixTree:
         return node, taken
 
     def unpin(self, node: Node) -> None:
-        """Takes back one pin of the prefix that ends with `node`."""
+        """Remove one pin of the prefix that ends with `node`."""
         ancestor: Node | None = node
         while ancestor is not None:
             ancestor.lock_count -= 1
@@ -168,24 +178,24 @@ class RadixTree:
         self._merge_with_ancestors(node)
 
     def mark_as_used(self, node: Node) -> None:
-        """Makes a prefix worth a copy to the host, however few have used it."""
+        """Give a prefix enough uses to be copied to the host on eviction."""
         ancestor: Node | None = node
         while ancestor is not None:
             ancestor.num_uses = self._num_counted_uses
             ancestor = ancestor.parent
 
     def evict(self, count: int) -> BlockIds:
-        """Takes `count` blocks, or all that can be, off the tails of the oldest leaves."""
+        """Evict `count` blocks, or all evictable ones, from the tails of the oldest leaves."""
         evicted = block_ids()
         while len(evicted) < count and self._lru:
             leaf = next(iter(self._lru))
             first = max(0, len(leaf.blocks) - (count - len(evicted)))
             evicted += leaf.blocks[first:]
-            if self.residents is not None:
-                self.residents.offload(leaf, first)
+            if self.host_cache is not None:
+                self.host_cache.offload(leaf, first)
             elif first > 0:
                 del leaf.blocks[first:]
-                # A view: a long leaf loses one block at a time and must not be copied each time.
+                # A view: a long leaf that loses one block at a time is not copied each time.
                 leaf.key = leaf.key[: first * self.block_bytes]
             else:
                 self._cut(leaf, 0)
@@ -215,7 +225,7 @@ class RadixTree:
         return discarded
 
     def take_copies(self, step_id: int) -> BlockCopies | None:
-        """The copies that were planned since the last time, which that step begins with."""
+        """The copies planned since the last call; the step `step_id` begins with them."""
         if self._host is None:
             return None
         loaded = self._unconfirmed.pop(NOT_SENT, None)
@@ -230,18 +240,19 @@ class RadixTree:
         """The steps up to `step_id` have succeeded."""
         for done in [step for step in self._unconfirmed if step <= step_id]:
             for node in self._unconfirmed.pop(done):
-                if node.step_id == done:  # what was filled again since then waits for that step
+                if node.step_id == done:  # else a later step fills it again
                     node.step_id = None
         if self._host is not None:
             self._host.confirm(step_id)
 
     def withdraw(self) -> set[Node]:
-        """Removes what unconfirmed steps inserted or loaded, with all that continues it, and what
-        they copied to the host.
+        """Remove the nodes that unconfirmed steps inserted or loaded, with their descendants.
+
+        Their copies to the host are removed, too.
 
         Returns:
-            The removed nodes, their parents as they were: a pin at a removed node is from now on a
-            pin at its closest ancestor that is still in the tree.
+            The removed nodes, which keep their parents. A pin at a removed node becomes a pin at
+            its closest ancestor in the tree.
         """
         self.num_withdrawals += 1
         removed: set[Node] = set()
@@ -252,18 +263,19 @@ class RadixTree:
                     self._unlink(node)
                     self._collect_subtree(node, removed)
         self._unconfirmed.clear()
-        if self._host is not None and self.residents is not None:
+        if self._host is not None and self.host_cache is not None:
             self._host.withdraw()
             for node in removed:
                 self._host.release(node.host_blocks)
-            self.residents.drop_unfilled(self._roots.values())
+            self.host_cache.drop_unfilled(self._roots.values())
         return removed
 
     def _cut(self, node: Node, num_kept: int) -> None:
-        """Leaves a run its first blocks, all that the device holds of it among them; the others
-        leave the tree, with all that continues them.
+        """Shorten a node to its first blocks; its descendants leave the tree.
+
+        The device blocks of the node are among the kept ones.
         """
-        if self._host is not None and self.residents is not None:
+        if self._host is not None and self.host_cache is not None:
             below: set[Node] = set()
             for child in node.children.values():
                 self._collect_subtree(child, below)
@@ -275,59 +287,45 @@ class RadixTree:
             del node.host_blocks[num_kept:]
             node.num_below = num_kept - len(node.blocks)
             if num_kept == 0:
-                self.residents.forget(node)
+                self.host_cache.forget(node)
             elif node.num_below == 0:
-                self.residents.offloaded.pop(node, None)
+                self.host_cache.offloaded.pop(node, None)
         if num_kept == 0:
             self._unlink(node)
             node.parent = None
         node.key = node.key[: num_kept * self.block_bytes]
 
     def _num_common_blocks(self, node: Node, key: bytes, position: int) -> int:
-        """How many blocks of `node` equal those of `key` at `position`; the first is known to."""
+        """Blocks of `node` that equal those of `key` at `position`; the first one does."""
         return num_common_blocks(key, position, node.key, self.block_bytes, num_known=1)
 
     def _lock(self, node: Node) -> None:
         if node.lock_count == 0:
-            self._lru.pop(node, None)  # absent if it was just split off; roots are never there
+            self._lru.pop(node, None)  # absent if it was just split off, or is a root
             self.num_evictable -= len(node.blocks)
-            if node.num_below and self.residents is not None:
-                self.residents.offloaded.pop(node, None)
+            if node.num_below and self.host_cache is not None:
+                self.host_cache.offloaded.pop(node, None)
         node.lock_count += 1
         if node.num_uses < self._num_counted_uses:
             node.num_uses += 1
 
     def _fill(self, node: Node, blocks: BlockIds, step_id: int | None) -> None:
-        """Gives a locked run that only the host holds its device blocks."""
+        """Give a locked node, whose blocks only the host holds, its device blocks."""
         node.blocks = blocks
         node.num_below = 0
         node.step_id = step_id
-        assert self.residents is not None
-        self.residents.note_duplicates(node)
+        assert self.host_cache is not None
+        self.host_cache.note_duplicates(node)
         if step_id is not None:
             self._unconfirmed.setdefault(step_id, []).append(node)
 
     def _split(self, node: Node, count: int) -> Node:
-        """Moves the first `count` blocks of `node` to a new parent, which the caller locks."""
-        parent = node.parent
-        assert parent is not None
-        cut = count * self.block_bytes
-        upper = Node(parent, bytes(node.key[:cut]), node.blocks[:count], node.step_id)
-        upper.num_below = count - len(upper.blocks)
-        upper.host_blocks = node.host_blocks[:count]
-        upper.lock_count = node.lock_count
-        upper.num_uses = node.num_uses
-        parent.children[self._first_block(upper)] = upper
-        node.parent = upper
-        node.key = memoryview(bytes(node.key[cut:]))
-        node.blocks = node.blocks[count:]
-        node.num_below -= upper.num_below
-        node.host_blocks = node.host_blocks[count:]
-        upper.children[self._first_block(node)] = node
+        """Move the first `count` blocks of `node` to a new parent, which the caller locks."""
+        upper = node.split(count, self.block_bytes)
         if not node.blocks:
             self._lru.pop(node, None)
-        if self.residents is not None:
-            self.residents.note_split(upper, node)
+        if self.host_cache is not None:
+            self.host_cache.note_split(upper, node)
         if node.step_id is not None:
             self._unconfirmed[node.step_id].append(upper)
         return upper
@@ -341,9 +339,9 @@ class RadixTree:
         return leaf
 
     def _merge_with_ancestors(self, node: Node) -> None:
-        """Joins the only children above `node`, chunks of one prefill for instance, into it.
+        """Merge ancestors with a single child into `node`, such as the chunks of one prefill.
 
-        Equal lock counts say that no pin ends at an ancestor.
+        Equal lock counts mean that no pin ends at these ancestors.
         """
         absorbed: list[Node] = []
         parent = node.parent
@@ -361,8 +359,8 @@ class RadixTree:
         if parent is None or not absorbed:
             return
         runs = [*absorbed, node]
-        if self.residents is not None:
-            node.host_blocks = self.residents.join(runs)
+        if self.host_cache is not None:
+            node.host_blocks = self.host_cache.join(runs)
         node.key = memoryview(b"".join([run.key for run in runs]))
         blocks = block_ids()
         for run in runs:
@@ -385,7 +383,7 @@ class RadixTree:
             self._forget_if_empty(parent)
 
     def _forget_if_empty(self, root: Root) -> None:
-        # Clients choose their cache_salt: an empty namespace must not stay.
+        # Clients choose cache_salt: an empty namespace must not remain.
         if root.lock_count == 0 and not root.children:
             del self._roots[root.namespace]
 
@@ -395,8 +393,8 @@ class RadixTree:
             node = pending.pop()
             removed.add(node)
             pending += node.children.values()
-            if self.residents is not None:
-                self.residents.forget(node)
+            if self.host_cache is not None:
+                self.host_cache.forget(node)
             if node.lock_count == 0 and node.blocks:
                 del self._lru[node]
                 self.num_evictable -= len(node.blocks)

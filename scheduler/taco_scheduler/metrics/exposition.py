@@ -129,7 +129,7 @@ class EngineCollector(Collector):
             }
             for tier, count in tiers.items():
                 hits.add_metric([self._model, replica.name, tier], count)
-            for outcome, count in blocks.disk_outcomes.items():
+            for outcome, count in blocks.disk.outcomes.items():
                 disk.add_metric([self._model, replica.name, outcome], count)
         yield from (hits, disk)
 

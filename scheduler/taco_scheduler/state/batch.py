@@ -1,4 +1,7 @@
-"""The running sequences as columns over slots, so that a decode step is array arithmetic."""
+"""The batch: one worker's running sequences as columns over slots.
+
+With columns, planning and committing a decode step is array arithmetic.
+"""
 
 from collections.abc import Iterator
 
@@ -15,27 +18,27 @@ BoolArray = npt.NDArray[np.bool_]
 
 
 class Batch:
-    """Mirrors the worker's persistent batch as it will be once every plan that was sent has run.
+    """Mirrors the worker's batch as it will be when every sent plan has run.
 
-    A slot may be given away while steps of its last owner are in flight. A *tenure* names one stay
-    of a sequence in a slot and is never used twice: what a step computed belongs to the slot's
-    owner only if the tenure is still the one that the plan was made for.
+    A slot may get a new sequence while steps of its last sequence are in flight. The *slot
+    generation* identifies one stay of a sequence in a slot, and no number is used twice. The output
+    of a step belongs to the slot's sequence only if the slot generation is still that of the plan.
 
     Columns, by slot:
-        tenure: of the owner; -1 if there is none.
-        num_tokens: tokens of the sequence, those that steps in flight will sample included: one a
-            step, and more only when it is known that drafts were accepted.
-        drafts_in_flight: drafts that steps in flight may accept beyond that.
-        num_committed: tokens of the sequence whose values are known.
+        slot_generation: of the slot's sequence; -1 for an empty slot.
+        num_tokens: tokens of the sequence, including one for each step in flight that samples. More
+            tokens of a step count when its accepted drafts are known.
+        drafts_in_flight: drafts that steps in flight may accept in addition.
+        num_committed: tokens whose values are known.
         num_computed: tokens whose KV is computed once the steps in flight are done.
-        num_prefill: tokens that it brought along; it decodes when they are computed.
-        limit: length at which the sequence ends; 0 if there is none.
+        num_prefill: tokens when it joined; it decodes when their KV is computed.
+        limit: length at which the sequence ends; 0 for an empty slot.
         capacity: tokens that its block table covers.
-        ignore_eos, has_stop_tokens: how it ends before.
-        no_token_yet: it has not generated a token since its request came.
-        client, handle, index, num_cached: what its client calls it; the prompt tokens that were
-            cached.
-        share: index of its tenant's share.
+        ignore_eos, has_stop_tokens: which tokens end it earlier.
+        no_token_yet: it has generated no token since its request arrived.
+        client, handle, index: identify the sequence for its client.
+        num_cached: prompt tokens that the prefix cache held.
+        share: row of its tenant's share in `FairShare`.
         priority: of its request.
     """
 
@@ -59,7 +62,7 @@ class Batch:
         self.num_cached = np.zeros(num_slots, dtype=np.int32)
         self.share = np.zeros(num_slots, dtype=np.int32)
         self.priority = np.zeros(num_slots, dtype=np.int64)
-        self.left_slots: list[int] = []  # since the last plan
+        self.left_slots: list[int] = []  # slots freed since the last plan
         self._free_slots = list(range(num_slots))[::-1]
         self._next_slot_generation = 0
 
@@ -73,7 +76,7 @@ class Batch:
 
     @property
     def num_joined(self) -> int:
-        """Joins since the start."""
+        """Sequences that have joined since the start."""
         return self._next_slot_generation
 
     def running(self) -> Iterator[Sequence]:
@@ -86,16 +89,16 @@ class Batch:
 
     @property
     def max_num_tokens(self) -> IntArray:
-        """The most tokens that each sequence can have once the steps in flight are done."""
+        """Tokens of each sequence once the steps in flight are done, if every draft is accepted."""
         return self.num_tokens + self.drafts_in_flight
 
     def append_tokens(self, slots: IntArray, num_tokens: IntArray, tokens: IntArray) -> None:
-        """Commits tokens to running sequences.
+        """Append committed tokens to running sequences.
 
         Args:
-            slots: of the sequences, without repetition.
-            num_tokens: of each slot, at least one.
-            tokens: slot after slot, int32 [sum(num_tokens)].
+            slots: the sequences' slots, each once.
+            num_tokens: new tokens of each slot, at least one.
+            tokens: int32 [sum(num_tokens)], slot after slot.
         """
         num_rows = 1 if tokens.size == slots.size else int(num_tokens.max())
         if not self._token_log.has_room(num_rows):
@@ -109,10 +112,15 @@ class Batch:
 
     def _empty_token_log(self) -> None:
         for sequence in self.running():
-            _ = sequence.tokens  # which takes them
+            _ = sequence.tokens  # moves them from the log to the sequence
         self._token_log.clear()
 
     def join(self, sequence: Sequence, table: BlockTable, limit: int, block_size: int) -> None:
+        """Put a sequence in a free slot.
+
+        Args:
+            limit: length at which the sequence ends.
+        """
         slot = self._free_slots.pop()
         request = sequence.request
         num_tokens = len(sequence.tokens)
@@ -141,9 +149,9 @@ class Batch:
         self.priority[slot] = request.priority
 
     def leave(self, sequence: Sequence) -> None:
-        """Frees the slot; outputs that are still to come for this tenure find no owner."""
+        """Free the slot; outputs in flight of this slot generation have no owner then."""
         slot = sequence.slot
-        _ = sequence.tokens  # which takes them out of the log
+        _ = sequence.tokens  # moves them from the log to the sequence
         sequence.token_log = None
         self.sequences[slot] = None
         self.slot_generation[slot] = -1
@@ -154,6 +162,7 @@ class Batch:
         sequence.table = None
 
     def take_left_slots(self) -> IntArray:
+        """Slots that sequences left since the last call."""
         left = np.array(self.left_slots, dtype=np.int32)
         self.left_slots.clear()
         return left

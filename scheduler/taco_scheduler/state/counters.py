@@ -1,4 +1,4 @@
-"""What the engine counts for dashboards: plain numbers, cheap to keep up in every step."""
+"""The engine's counters and histograms, which metrics expose."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -21,13 +21,19 @@ def _seconds() -> Histogram:
 
 @dataclass(slots=True)
 class Counters:
-    """Totals since the start. Prompt tokens count when they are computed or found in the cache.
+    """Totals since the start of the scheduler.
 
-    `prefix_cache_queries` are the tokens of sequences that were looked up in the prefix cache, each
-    time they were admitted; `prefix_cache_hits` those of them that were found. `num_pins` of their
-    beginnings were kept as asked for, or for longer; `num_rejected_pins` were not. Workers that
-    leave are not among `num_lost_workers`. `row_errors` are sequences that failed in a step which
-    succeeded for the others.
+    Attributes:
+        num_lost_workers: workers that crashed or stalled; drained workers do not count.
+        num_late_drafts: draft requests that a step did not wait for.
+        num_invalid_drafts: drafts and replies that were dropped as invalid.
+        prompt_tokens: tokens of prompts when first admitted, computed or cached.
+        prefix_cache_queries: tokens looked up in the prefix cache, at each admission.
+        prefix_cache_hits: those of them that were found.
+        num_pins: pinned prefixes.
+        num_rejected_pins: prefixes that could not be pinned.
+        row_errors: sequences that failed in a step that succeeded for the others, by error code.
+        rejections: rejected requests by reason.
     """
 
     num_steps: int = 0

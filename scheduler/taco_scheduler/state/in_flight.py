@@ -1,4 +1,4 @@
-"""The steps that were sent and whose outputs have not come yet."""
+"""Steps in flight: plans that were sent and not answered, and the check of their outputs."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -11,17 +11,22 @@ from taco_scheduler.state.batch import BoolArray, LongArray
 
 
 class InvalidOutputError(ValueError):
-    """A worker sent something that is no answer to its oldest plan."""
+    """A worker sent an output that does not answer its oldest plan."""
 
 
 class StaleOutputError(InvalidOutputError):
-    """It answers a plan of the worker's earlier life, which was given up."""
+    """The output answers a plan that the worker got before it was lost and attached again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InFlightStep:
-    """What an output is read against: whose rows the plan had. `sampled_*` are the rows that
-    sample, `max_drafts` of each of them the drafts that it may verify.
+    """The rows of a plan, which its output is checked against.
+
+    Attributes:
+        generations: slot generation of each row.
+        sampled_slots, sampled_generations: of the rows that sample.
+        max_drafts: draft tokens that each sampling row may verify.
+        ran_alone: no other step was in flight when it was planned.
     """
 
     step_id: int
@@ -32,16 +37,16 @@ class InFlightStep:
     sampled_generations: LongArray
     max_drafts: IntArray
     planned_at: float
-    ran_alone: bool  # nothing was in flight when it was planned
+    ran_alone: bool
     only_decodes: bool
 
 
 @dataclass(slots=True)
 class InFlight:
-    """Steps in the order in which they were sent; the worker answers in that order.
+    """Steps in the order of their plans; the worker answers in that order.
 
     Attributes:
-        last_begun: the newest of the announced steps that the worker has begun.
+        last_begun: id of the newest announced step that the worker has begun.
     """
 
     steps: deque[InFlightStep] = field(default_factory=deque)
@@ -51,38 +56,41 @@ class InFlight:
         return len(self.steps)
 
     def is_in_flight(self, generations: LongArray) -> BoolArray:
-        """Which of these stays in slots a step runs for."""
+        """Mask of the slot generations that a step in flight runs."""
         mask = np.zeros(generations.shape, dtype=np.bool_)
         for step in self.steps:
             mask |= np.isin(generations, step.generations)
         return mask & (generations >= 0)
 
     def num_unconfirmed_tokens(self, generation: int) -> int:
-        """Tokens of one stay in a slot whose KV the steps in flight compute."""
+        """Tokens whose KV the steps in flight compute for a slot generation."""
         return sum(
             int(step.num_tokens[step.generations == generation].sum()) for step in self.steps
         )
 
     def num_sampling_steps(self, generation: int) -> int:
-        """Steps in flight that sample for one stay in a slot."""
+        """Steps in flight that sample for a slot generation."""
         return sum(
             int(np.count_nonzero(step.sampled_generations == generation)) for step in self.steps
         )
 
     def oldest(self, step_id: int) -> InFlightStep:
-        """The step whose output is due.
+        """The oldest step, which the next output must answer.
 
         Raises:
-            InvalidOutputError: its id is another.
+            InvalidOutputError: it does not have this id.
         """
         if not self.steps or self.steps[0].step_id != step_id:
-            raise InvalidOutputError(f"no plan {step_id} is waiting for its output")
+            raise InvalidOutputError(f"the oldest plan in flight is not {step_id}")
         return self.steps[0]
 
 
 def check_output(step: InFlightStep, output: StepOutput, vocab_size: int) -> None:
-    """Raises: InvalidOutputError: rows are missing, doubled or foreign, or a token is not in the
-    vocabulary.
+    """Check an output before it is committed.
+
+    Raises:
+        InvalidOutputError: its rows are not those of the step, or a token id is not in the
+            vocabulary.
     """
     tokens = output.token_ids
     if not np.array_equal(output.slots, step.sampled_slots):

@@ -1,9 +1,8 @@
-"""What the scheduler keeps of a request and of each of its sequences.
+"""Requests and their sequences.
 
-A sequence is its committed tokens: the prompt and what was generated. Where it stands on a worker
-(slot, blocks, tokens in flight) can be dropped at any time and rebuilt from them, so preemption,
-the loss of a worker and the resubmission of a request are one operation: back to the queue, with
-the tokens.
+The state of a sequence is its committed tokens: the prompt and the generated tokens. Its slot,
+blocks and tokens in flight on a worker can be dropped at any time and rebuilt from these tokens. So
+preemption, worker loss and resubmission are one operation: the sequence is queued with its tokens.
 """
 
 import enum
@@ -20,19 +19,20 @@ from taco_scheduler.state.output_buffer import OutputBuffer
 from taco_scheduler.state.token_log import TokenLog
 from taco_scheduler.token_ids import TOKEN_BYTES, token_array
 
-# Sooner first: priority, arrival of the request, index of the sequence.
+# The smallest comes first: priority, arrival of the request, index of the sequence.
 Urgency = tuple[int, int, int]
 
 
 class Status(enum.Enum):
-    """Where a sequence stands.
+    """Status of a sequence.
 
     Attributes:
-        HELD: it waits until the first sequence of its request has its prefill planned.
-        WAITING: it is in the queue of a replica, or waits for a worker to come.
+        AWAITING_PREFILL: it waits until a step computes the prompt for the first sequence of its
+            request.
+        WAITING: it is in a replica's queue, or unassigned because there is no worker.
         RUNNING: it has a slot and blocks.
-        LANDING: it was preempted and waits for outputs of the steps that it is still in.
-        FINISHED: nothing of it is left but its tokens.
+        PREEMPTED: it has lost them, and outputs of steps in flight are still to come.
+        FINISHED: it has ended.
     """
 
     AWAITING_PREFILL = enum.auto()
@@ -43,7 +43,7 @@ class Status(enum.Enum):
 
 
 class AssignedReplica(Protocol):
-    """The replica where the sequences of a request wait and run.
+    """The replica that a request is assigned to.
 
     Attributes:
         name: of its worker.
@@ -60,18 +60,18 @@ class AssignedReplica(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """What a client asked for: `sampling.num_sequences` continuations of one prompt.
+    """A client's request for `sampling.num_sequences` continuations of one prompt.
 
     Attributes:
-        max_token_id: the largest id of its prompt and of the tokens that it brought along.
-        arrival: counts requests in the order in which they came.
-        tenant, share: whose it is, and what that one has had.
-        num_prompt_logprobs: prompt positions up to which log probabilities were emitted (the first
-            one, which has none, counts).
-        admitted: one of its sequences has run, and there was a replica for it ever since.
-        accepted: there was a replica that can run it.
-        replica: where its sequences wait and run, all of them together; None: nowhere for now.
-        num_worker_crashes: workers that died while a step ran for it.
+        max_token_id: the largest id of its prompt and of the tokens generated before it came here.
+        arrival: its number in the order of arrival.
+        share: the counters of its tenant.
+        num_prompt_logprobs: prompt positions whose log probabilities were emitted, including the
+            first position, which has none.
+        admitted: one of its sequences has run, and it was never unassigned since.
+        accepted: a replica that can run it was found once.
+        replica: where all its sequences wait and run; None: it is unassigned.
+        num_worker_crashes: workers that crashed during a step for it.
     """
 
     output_buffer: OutputBuffer
@@ -107,7 +107,7 @@ class Request:
 
     @property
     def has_begun(self) -> bool:
-        """A step was planned for it, here or where it was before."""
+        """A step was planned for it, here or on another scheduler."""
         return any(s.first_run_time is not None or s.num_generated > 0 for s in self.sequences)
 
     @property
@@ -117,9 +117,9 @@ class Request:
 
     @property
     def wants_prompt_logprobs(self) -> bool:
-        """Prompt log probabilities were asked for and are not complete yet."""
-        asked = self.sampling.prompt_logprobs is not None
-        return asked and self.num_prompt_logprobs < self.num_prompt_tokens
+        """Requested prompt log probabilities are not complete."""
+        is_requested = self.sampling.prompt_logprobs is not None
+        return is_requested and self.num_prompt_logprobs < self.num_prompt_tokens
 
 
 @dataclass(slots=True, eq=False)
@@ -127,16 +127,15 @@ class Sequence:
     """One continuation of a request's prompt.
 
     Attributes:
-        slot, tenure, table: its place in the batch while it runs; a tenure names one stay in a
-            slot.
+        slot, slot_generation, table: its slot and blocks while it runs; see `Batch`.
         num_cached_tokens: prompt tokens found in the prefix cache when it first ran; None before.
-        num_outputs_in_flight: steps in flight that may still bring a token of a preempted sequence.
-        queue, queue_number: the queue that it waits in, and the number of the push that is valid.
-        num_queued_tokens: of its tokens, those that it is expected to compute while it waits.
+        num_outputs_in_flight: steps in flight that may still sample for a preempted sequence.
+        queue, queue_number: its queue, and the number of its latest push there.
+        num_queued_tokens: tokens that it is expected to compute, counted while it waits.
         packed: see `pack`.
-        token_log: where its newest tokens are while it runs.
-        awaits: the running sequence whose prefill brings blocks that this one lacks, and the number
-            of blocks that both have in common; None: it waits for no other one.
+        token_log: holds its newest tokens while it runs.
+        awaits: a running sequence that computes blocks which this one lacks, and the number of
+            blocks that both have in common.
     """
 
     request: Request
@@ -163,22 +162,23 @@ class Sequence:
 
     @property
     def tokens(self) -> "array[int]":
-        """Prompt and committed tokens; empty while it is held. One array, which grows: while a
-        `memoryview` of it exists, no step may be committed.
+        """Prompt and committed tokens; empty while it awaits the prefill.
+
+        The array grows: while a `memoryview` of it exists, no step may be committed.
         """
         if self.token_log is not None and (new := self.token_log.take(self.slot)):
             self._tokens.extend(new)
         return self._tokens
 
     def pack(self) -> bytes:
-        """The tokens as packed int32 ids: made once, and again only after more have come."""
+        """The tokens as packed int32 ids, cached until more tokens come."""
         tokens = self.tokens
         if len(self.packed) != len(tokens) * tokens.itemsize:
             self.packed = tokens.tobytes()
         return self.packed
 
     def take_prompt(self) -> None:
-        """Gives a held sequence its tokens."""
+        """Give a sequence that awaited the prefill its tokens."""
         self._tokens = self.request.sequences[0].tokens[: self.request.num_prompt_tokens]
 
     @property
@@ -186,8 +186,9 @@ class Sequence:
         return len(self.tokens) - self.request.num_prompt_tokens
 
     def sampling_for_worker(self) -> SamplingParams:
-        """Parameters of this sequence alone: its own seed; prompt log probabilities if it is to
-        compute them.
+        """Sampling parameters of this sequence alone.
+
+        It has its own seed, and prompt log probabilities only if it computes them.
         """
         params = self.request.sampling
         assert params.seed is not None
@@ -209,8 +210,10 @@ class Sequence:
 def new_request(
     output_buffer: OutputBuffer, message: GenerateRequest, share: Share, arrival: int, now: float
 ) -> Request:
-    """The request and its sequences. A sequence with tokens, and the first one that has not
-    finished, waits for a slot; the others are held (see `Status`).
+    """Make a request and its sequences.
+
+    Sequences with generated tokens, and the first unfinished one, wait for a slot. The others await
+    its prefill.
     """
     sampling = message.sampling
     request = Request(
@@ -241,8 +244,8 @@ def new_request(
             status, is_first = Status.WAITING, False
         else:
             status = Status.AWAITING_PREFILL
-        # A queue of long prompts times 128 would be more than the memory can hold: held sequences
-        # have no tokens, and take the prompt from the first sequence, whatever its status.
+        # A queue of long prompts times 128 would exceed the memory. A sequence that awaits the
+        # prefill has no tokens, and copies the prompt from the first one, whatever its status.
         has_prompt = index == 0 or status is Status.WAITING
         packed = message.token_ids + emitted[index] if has_prompt else b""
         tokens = array("i", packed)
@@ -255,8 +258,10 @@ def _max_token(*packed: bytes) -> int:
 
 
 def sequence_seed(seed: int, index: int) -> int:
-    """The seed of sequence `index`: the request's own for the first one, mixed with the index for
-    the others (splitmix64; Steele, Lea and Flood, 2014), as a signed 64-bit integer.
+    """Seed of sequence `index`, as a signed 64-bit integer.
+
+    The first sequence has the request's seed. For the others, the seed is mixed with the index
+    (splitmix64; Steele, Lea and Flood, 2014).
     """
     if index == 0:
         return seed

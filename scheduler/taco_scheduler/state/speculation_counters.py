@@ -1,4 +1,4 @@
-"""What became of drafts, for dashboards and for the lookahead cache's own figures."""
+"""Counters of draft tokens: verified and accepted, by depth."""
 
 from dataclasses import dataclass, field
 
@@ -16,15 +16,15 @@ def _depths() -> IntArray:
 
 @dataclass(slots=True)
 class SpeculationCounters:
-    """Totals over the decode steps of sequences that might have verified drafts: iterations.
+    """Totals of drafts. An iteration is one decode step of a sequence that may verify drafts.
 
     Attributes:
-        num_sequences: how many sequences there were.
+        num_sequences: sequences that have run.
         num_drafted: iterations that verified drafts.
         num_hits: iterations in which a draft was accepted.
-        draft_tokens, accepted_tokens: drafts that were verified, and accepted.
+        draft_tokens, accepted_tokens: verified and accepted draft tokens.
         accepted_at: iterations in which the draft of depth 1, 2, ... was accepted.
-        draft_lengths: drafts verified in an iteration, which is what the controller chose.
+        draft_lengths: verified drafts of an iteration, as the draft-length controller chose.
     """
 
     num_sequences: int = 0
@@ -37,7 +37,11 @@ class SpeculationCounters:
     draft_lengths: Histogram = field(default_factory=lambda: Histogram(DRAFTS))
 
     def count(self, output: StepOutput, max_drafts: IntArray) -> None:
-        """`max_drafts` of each row of the output."""
+        """Count a step's output.
+
+        Args:
+            max_drafts: draft tokens that each row of the output may verify.
+        """
         might = max_drafts > 0
         if not might.any():
             return
@@ -54,16 +58,14 @@ class SpeculationCounters:
         for length, count in enumerate(np.bincount(num_drafts).tolist()):
             if count:
                 self.draft_lengths.observe(length, count)
-        # Whoever accepted three accepted those at depths 1 and 2 as well.
+        # A row that accepted three drafts accepted those at depths 1 and 2 as well.
         at_least = np.bincount(num_accepted)[::-1].cumsum()[::-1][1:]
         if at_least.size > self.accepted_at.size:
             self.accepted_at = np.pad(self.accepted_at, (0, at_least.size - self.accepted_at.size))
         self.accepted_at[: at_least.size] += at_least
 
     def figures(self) -> dict[str, float]:
-        """The eight figures that users of the lookahead cache know: the first four are averages
-        over sequences.
-        """
+        """The eight figures of the lookahead cache; the first four are averages over sequences."""
         sequences = max(1, self.num_sequences)
         iterations, hits = max(1, self.num_iterations), max(1, self.num_hits)
         hit_len = self.accepted_tokens

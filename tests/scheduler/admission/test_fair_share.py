@@ -171,7 +171,7 @@ def test_the_queue_forgets_what_has_ended() -> None:
         sequence = waiting_sequence(shares, f"tenant {arrival}", 0, arrival)
         queue.push(sequence)
         sequence.status = Status.FINISHED
-    assert len(queue._lanes) < 300
+    assert len(queue._tenant_queues) < 300
     assert len(queue._heap) < 300
     assert queue.pop() is kept
 

@@ -62,18 +62,18 @@ def make_manager() -> BlockManager:
     manager = BlockManager(
         num_blocks, BLOCK_SIZE, num_host_blocks=num_blocks, num_disk_blocks=num_blocks
     )
-    assert manager.next_store_command() == StoreCommand()
-    manager.take_store_report(StoreReport(is_complete=True))
+    assert manager.disk.next_command() == StoreCommand()
+    manager.disk.take(StoreReport(is_complete=True))
     return manager
 
 
 def run_store(manager: BlockManager) -> int:
     """Does what the disk tier is told; returns how many blocks it wrote."""
     num_written = 0
-    while (command := manager.next_store_command()) is not None:
+    while (command := manager.disk.next_command()) is not None:
         num_written += len(command.writes)
         written = tuple(block.key for _, block in command.writes)
-        manager.take_store_report(StoreReport(written=written))
+        manager.disk.take(StoreReport(written=written))
     return num_written
 
 
@@ -118,7 +118,7 @@ def test_a_prefix_that_was_saved_in_chunks_is_found_again() -> None:
         manager.confirm(step)
         num_written += run_store(manager)
     assert num_written == NUM_CHUNKS * CHUNK_BLOCKS
-    assert not manager.has_unsaved
+    assert not manager.disk.has_unsaved
 
 
 def test_a_failed_step_takes_the_cursor_back() -> None:
