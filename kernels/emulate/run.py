@@ -1,7 +1,7 @@
-"""Runs a program on an emulated CPU that this machine may not have: `run.py PROGRAM [ARGUMENT...]`.
+"""Runs a program on an emulated CPU with AVX-512 and AMX: `run.py PROGRAM [ARGUMENT...]`.
 
-Prints what the program prints, and exits as it does. setup.sh makes what this needs. Linux boots
-with a disk in memory that holds the program and the libraries that it loads, each at its own path.
+Prints the program's output and exits with its exit code. setup.sh builds the emulator. Linux boots
+with a RAM disk that holds the program and its libraries, each at its own path.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from pathlib import Path
 
 MACHINE = Path(__file__).resolve().parents[2] / "build" / "emulate"
 
-# Bochs has no fast-string bit in IA32_MISC_ENABLE, without which Linux may not believe in FSRM.
+# Bochs lacks the fast-string bit of IA32_MISC_ENABLE, so Linux must not use FSRM.
 _KERNEL_OPTIONS = "console=ttyS0 quiet clearcpuid=fsrm mitigations=off nokaslr no5lvl"
 
 _BOOT_MENU = f"""\
@@ -25,7 +25,7 @@ LABEL linux
   APPEND initrd=initrd {_KERNEL_OPTIONS}
 """
 
-# Instructions of an emulated second: it sets how often the kernel's clock ticks, no more.
+# Instructions per emulated second; it only affects the rate of the kernel's clock ticks.
 _INSTRUCTIONS_PER_SECOND = 50_000_000
 
 _BOCHS_OPTIONS = """\
@@ -45,7 +45,7 @@ port_e9_hack: enabled=1
 
 
 class EmulatorError(Exception):
-    """The machine was not set up, or did not run to the program's end."""
+    """The emulator is not set up, or stopped before the program ended."""
 
 
 def _cpio_entry(path: str, mode: int, content: bytes) -> bytes:
@@ -64,7 +64,7 @@ def pack_disk(files: dict[Path, bytes]) -> bytes:
 
 
 def libraries_of(program: Path) -> list[Path]:
-    """What the dynamic linker loads for a program, itself included; nothing for a static one."""
+    """Files that the dynamic linker loads for a program, itself included; none if it is static."""
     done = subprocess.run(["ldd", program], capture_output=True, text=True)
     return [Path(path) for path in re.findall(r"(/\S+) \(0x", done.stdout)]
 
@@ -88,18 +88,18 @@ def _make_boot_image(folder: Path, disk: bytes) -> None:
 
 
 def run(command: list[str], files: list[Path], *, model: str, memory: int) -> int:
-    """The program's exit code; 128 and more is a signal.
+    """Run the program; return its exit code, 128 and more for a signal.
 
     Args:
         files: further files that the program reads, packed at their own paths.
-        model: a CPU that Bochs knows.
-        memory: MiB, which the disk takes its share of.
+        model: CPU model of Bochs.
+        memory: MiB, including the RAM disk.
 
     Raises:
-        EmulatorError: as above.
+        EmulatorError: the emulator is not built, or stopped before the program ended.
     """
     if not (MACHINE / "stamp").exists():
-        raise EmulatorError("there is no emulated machine yet: run setup.sh")
+        raise EmulatorError("the emulator is not built: run kernels/emulate/setup.sh")
     program = Path(command[0]).resolve()
     packed = [program, *libraries_of(program), *(file.resolve() for file in files)]
     arguments = "".join(f"{argument}\0" for argument in (program, *command[1:]))
@@ -127,7 +127,7 @@ def run(command: list[str], files: list[Path], *, model: str, memory: int) -> in
 
 
 def _run_bochs(folder: Path) -> int | None:
-    """Prints the program's output; None if the program did not come to its end."""
+    """Print the program's output and return its exit code; None if it did not end."""
     bochs = [f"{MACHINE}/bochs/bochs", "-q", "-f", f"{folder}/bochsrc"]
     with subprocess.Popen(
         bochs, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
@@ -149,13 +149,23 @@ def _run_bochs(folder: Path) -> int | None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default="sapphire_rapids", help="a CPU that Bochs knows")
-    parser.add_argument("--memory", type=int, default=1024, metavar="MIB")
-    parser.add_argument("--file", type=Path, action="append", default=[], help="to take along")
+    parser.add_argument(
+        "--model", default="sapphire_rapids", help="CPU model of Bochs (default: sapphire_rapids)."
+    )
+    parser.add_argument(
+        "--memory", type=int, default=1024, metavar="MIB", help="Memory in MiB (default 1024)."
+    )
+    parser.add_argument(
+        "--file",
+        type=Path,
+        action="append",
+        default=[],
+        help="File that the program reads; may be repeated.",
+    )
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="PROGRAM [ARGUMENT...]")
     options = parser.parse_args()
     if not options.command:
-        parser.error("which program?")
+        parser.error("PROGRAM is missing")
     try:
         return run(options.command, options.file, model=options.model, memory=options.memory)
     except EmulatorError as error:
