@@ -42,7 +42,7 @@ class ReadinessCheck:
         gateway = self._gateway
         if gateway.draining:
             return "draining"
-        if not gateway.keys.is_known:
+        if not gateway.keys.is_loaded:
             return "the API keys are not known yet"
         wanted = gateway.config.min_ready_workers
         if wanted == 1:

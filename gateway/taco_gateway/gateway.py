@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from taco_gateway.api_errors import ApiError
 from taco_gateway.api_keys.key_file import read_key_file
-from taco_gateway.api_keys.key_ring import ApiKey, KeyRing, plain_keys
+from taco_gateway.api_keys.key_ring import ApiKey, KeyRing, keys_from_flags
 from taco_gateway.engine.engine_client import EngineClient
 from taco_gateway.http.body_parser_pool import BodyPool
 from taco_gateway.http.body_reader import read_json_bytes
@@ -22,7 +22,7 @@ from taco_gateway.http.sse_response import EventStream, until_disconnect
 from taco_gateway.metrics import GatewayMetrics
 from taco_gateway.protocol.generation_request import GenerationRequest
 from taco_gateway.protocol.logprobs import LogprobFormatter
-from taco_gateway.protocol.request_schemas import Surface
+from taco_gateway.protocol.request_schemas import RequestSchema
 from taco_gateway.request_log import request_log_of
 from taco_gateway.request_stats import RequestStats
 from taco_gateway.text.text_engine import TextEngine
@@ -99,7 +99,7 @@ class Gateway:
     def ready(self) -> bool:
         """Whether requests are taken."""
         info = self.client.model_info()
-        return not self.draining and info is not None and info.ready and self.keys.is_known
+        return not self.draining and info is not None and info.ready and self.keys.is_loaded
 
     @property
     def license_problem(self) -> str:
@@ -133,7 +133,7 @@ class Gateway:
         Raises:
             ConfigurationError: it makes no sense; the keys are those of before.
         """
-        keys = plain_keys(self.config.api_keys)
+        keys = keys_from_flags(self.config.api_keys)
         if self.config.api_key_file is not None:
             keys += read_key_file(self.config.api_key_file)
         self.keys.replace(keys)
@@ -158,7 +158,7 @@ class Gateway:
             return salt
         return f"{key.tenant.name}\0{salt}"
 
-    async def read_request(self, request: Request, surface: Surface[T]) -> T:
+    async def read_request(self, request: Request, schema: RequestSchema[T]) -> T:
         """The validated body of a request; a large one costs the event loop no more than a small
         one.
 
@@ -170,7 +170,7 @@ class Gateway:
         raw = await read_json_bytes(
             request, max_bytes=limit.max_body_bytes, seconds=limit.body_timeout
         )
-        return await self.bodies.parse(raw, surface)
+        return await self.bodies.parse(raw, schema)
 
     def close(self) -> None:
         """Ends the processes that render chat templates and parse bodies."""
@@ -226,7 +226,7 @@ class Gateway:
         return GenerateRequest(
             request_id=request_id,
             sampling=params,
-            priority=key.bound(fields.priority),
+            priority=key.clamp_priority(fields.priority),
             deadline=time.monotonic() + timeout,
             tenant=key.tenant,
             cache_salt=self._cache_salt(key, fields.cache_salt),

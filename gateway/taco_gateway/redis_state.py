@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 from taco_common.metrics import Families
 from taco_common.redis_link import RedisLink
 from taco_gateway.api_keys.key_ring import KeyRing
-from taco_gateway.api_keys.redis_key_sync import SharedKeys
+from taco_gateway.api_keys.redis_key_sync import RedisKeySync
 from taco_gateway.engine.shared_rate_limits import SharedRateLimits
 from taco_gateway.metrics import GatewayMetrics
 from taco_proto.config import RedisConfig
@@ -34,14 +34,14 @@ class RedisState:
         self.link = RedisLink(config)
         self.limits = SharedRateLimits(self.link)
         self.key_ring = KeyRing(None) if with_keys else None
-        self.keys = None if self.key_ring is None else SharedKeys(self.link, self.key_ring)
+        self.keys = None if self.key_ring is None else RedisKeySync(self.link, self.key_ring)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Keeps limits and keys up to date while the context lasts."""
         tasks = [asyncio.create_task(self.limits.run())]
         if self.keys is not None:
-            tasks.append(asyncio.create_task(self.keys.follow()))
+            tasks.append(asyncio.create_task(self.keys.run()))
         self.link.start()
         try:
             yield

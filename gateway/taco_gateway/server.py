@@ -142,7 +142,7 @@ async def _serve_until_signal(
         inference = await start_inference_server(config.grpc_listen, gateway)
     ending: list[Awaitable[object]] = [asyncio.create_task(server.serve(sockets=[listener]))]
     logger.info("listening on %s", _address(config, listener))
-    if config.uds is None and config.host in EVERY_HOST and gateway.keys.admits_everybody:
+    if config.uds is None and config.host in EVERY_HOST and gateway.keys.allows_anonymous:
         logger.warning(
             "listening on all addresses without an API key: anyone who reaches port %d can use the "
             "model; give --api-key, or --host 127.0.0.1",

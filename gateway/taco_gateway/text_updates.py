@@ -33,7 +33,7 @@ class Choice:
             self.stop_reason = update.stop_reason
 
 
-async def without_tokens(updates: Updates) -> Updates:
+async def without_generated_tokens(updates: Updates) -> Updates:
     """The same request as if no token had been asked for (the engine makes at least one)."""
     async with aclosing(updates):
         async for update in updates:

@@ -6,7 +6,13 @@ from pathlib import Path
 
 import yaml
 
-from taco_gateway.api_keys.key_options import OPTIONS, Entry, EntryError, check_options, read_owner
+from taco_gateway.api_keys.key_options import (
+    OPTIONS,
+    Entry,
+    KeyOptionError,
+    check_options,
+    read_owner,
+)
 from taco_gateway.api_keys.key_ring import ApiKey, key_hash
 from taco_proto.errors import ConfigurationError
 
@@ -33,12 +39,12 @@ def read_key_file(path: str) -> list[tuple[bytes, ApiKey]]:
             entry = check_options(value, FILE_OPTIONS)
             owner = read_owner(entry)
             if owner.tenant.name in names:
-                raise EntryError("name", "stands there twice")
+                raise KeyOptionError("name", "stands there twice")
             for hashed in _hashes(entry):
                 if hashed in keys:
-                    raise EntryError("key", "stands there twice")
+                    raise KeyOptionError("key", "stands there twice")
                 keys[hashed] = owner
-        except EntryError as error:
+        except KeyOptionError as error:
             raise ConfigurationError(f"{path}, entry {number}: {error}") from None
         names.add(owner.tenant.name)
     return list(keys.items())
@@ -61,14 +67,14 @@ def _parse(path: str) -> object:
 
 def _hashes(entry: Entry) -> list[bytes]:
     if ("key" in entry) == ("key_hash" in entry):
-        raise EntryError("key or key_hash", "must be given, one of the two")
+        raise KeyOptionError("key or key_hash", "must be given, one of the two")
     option = "key" if "key" in entry else "key_hash"
     values = entry[option] if isinstance(entry[option], list) else [entry[option]]
     if not values or not all(isinstance(value, str) and value for value in values):
-        raise EntryError(option, "must be a text, or a list of texts")
+        raise KeyOptionError(option, "must be a text, or a list of texts")
     if option == "key":
         return [key_hash(value.encode()) for value in values]
     matches = [_HASH.fullmatch(value) for value in values]
     if not all(matches):
-        raise EntryError("key_hash", "must be sha256: and 64 hexadecimal digits")
+        raise KeyOptionError("key_hash", "must be sha256: and 64 hexadecimal digits")
     return [bytes.fromhex(match[1]) for match in matches if match]

@@ -16,7 +16,7 @@ _NAME = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]{1,128}")
 Entry = Mapping[str, Any]
 
 
-class EntryError(Exception):
+class KeyOptionError(Exception):
     """An entry makes no sense; the text names the option and shows no key."""
 
     def __init__(self, option: str, problem: str) -> None:
@@ -25,13 +25,15 @@ class EntryError(Exception):
 
 def check_options(entry: object, options: tuple[str, ...]) -> dict[str, Any]:
     """Raises:
-    EntryError: it is no mapping of these options.
+    KeyOptionError: it is no mapping of these options.
     """
     if not isinstance(entry, dict):
-        raise EntryError("it", "must be a mapping of options")
+        raise KeyOptionError("it", "must be a mapping of options")
     for option in entry:
         if option not in options:
-            raise EntryError(repr(option)[:100], f"is no option; there are {', '.join(options)}")
+            raise KeyOptionError(
+                repr(option)[:100], f"is no option; there are {', '.join(options)}"
+            )
     return entry
 
 
@@ -39,11 +41,11 @@ def read_owner(entry: Entry) -> ApiKey:
     """What the owner may have, from the options of `OPTIONS`.
 
     Raises:
-        EntryError: a value is out of range.
+        KeyOptionError: a value is out of range.
     """
     name = entry.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise EntryError("name", "must be a text of 1 to 128 characters")
+        raise KeyOptionError("name", "must be a text of 1 to 128 characters")
     weight = _number(entry, "weight", 1.0, lambda value: 0 < value < math.inf, "above 0")
     limits = {
         option: int(_number(entry, option, 0, _is_limit, f"an integer, 1 to {MAX_NUMBER}"))
@@ -76,7 +78,7 @@ def _number(
     if option not in entry:
         return default
     if isinstance(value, bool) or not isinstance(value, int | float) or not is_good(value):
-        raise EntryError(option, f"must be {range_}")
+        raise KeyOptionError(option, f"must be {range_}")
     return value
 
 
@@ -89,7 +91,7 @@ def _models(entry: Entry) -> frozenset[str] | None:
     if "models" not in entry:
         return None
     if not isinstance(models, list) or not models or not all(isinstance(m, str) for m in models):
-        raise EntryError("models", "must be a list of names")
+        raise KeyOptionError("models", "must be a list of names")
     return frozenset(models)
 
 
@@ -99,5 +101,5 @@ def _priority(entry: Entry) -> int:
     if value == "low":
         return LOW_PRIORITY
     if isinstance(value, bool) or not isinstance(value, int) or abs(value) > MAX_NUMBER:
-        raise EntryError("priority", f"must be low, or an integer up to {MAX_NUMBER}")
+        raise KeyOptionError("priority", f"must be low, or an integer up to {MAX_NUMBER}")
     return value

@@ -46,7 +46,7 @@ class ApiKey:
     def may_use(self, model: str) -> bool:
         return self.models is None or model in self.models
 
-    def bound(self, priority: int) -> int:
+    def clamp_priority(self, priority: int) -> int:
         return priority if self.priority is None else max(priority, self.priority)
 
 
@@ -72,11 +72,11 @@ class KeyRing:
         self._always_asks = keys is None
         self._secret = secrets.token_bytes(32)
         self._groups: dict[bytes, list[tuple[bytes, ApiKey]]] = {}
-        self.is_known = keys is not None
+        self.is_loaded = keys is not None
         self.replace(keys or ())
 
     @property
-    def admits_everybody(self) -> bool:
+    def allows_anonymous(self) -> bool:
         """Whether no key is needed."""
         return not self._groups and not self._always_asks
 
@@ -86,12 +86,12 @@ class KeyRing:
 
     def replace_digests(self, secret: bytes, keys: Iterable[tuple[bytes, ApiKey]]) -> None:
         """As `replace`, for the `keyed_hash` of each key under that secret."""
-        self._secret, self.is_known = secret, True
+        self._secret, self.is_loaded = secret, True
         self._group(keys)
 
     def find(self, key: bytes | None) -> ApiKey | None:
         """What the owner of a key may have; None if it is no good one."""
-        if self.admits_everybody:
+        if self.allows_anonymous:
             return ANONYMOUS
         if key is None:
             return None
@@ -121,7 +121,7 @@ def key_hash(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
 
 
-def plain_keys(keys: Iterable[str]) -> list[tuple[bytes, ApiKey]]:
+def keys_from_flags(keys: Iterable[str]) -> list[tuple[bytes, ApiKey]]:
     """Keys without a file, for `KeyRing`. Their owners are told apart by their place in the list,
     so that all gateways agree.
     """
@@ -144,7 +144,7 @@ class Authenticator:
     async def __call__(self, request: Request) -> None:
         if is_public(request.scope["endpoint"]):
             return
-        if not self._keys.is_known:
+        if not self._keys.is_loaded:
             raise ApiError(503, "The API keys are not known yet.")
         key = _bearer_key(request)
         api_key = self._keys.find(key)

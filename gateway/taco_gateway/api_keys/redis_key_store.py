@@ -24,7 +24,7 @@ from redis.exceptions import RedisError
 from taco_common.redis_link import read_password
 from taco_gateway.api_keys.key_options import (
     OPTIONS,
-    EntryError,
+    KeyOptionError,
     check_options,
     owner_entry,
     read_owner,
@@ -68,26 +68,26 @@ class KeyRecord:
 
 def decode_record(name: bytes, data: bytes) -> KeyRecord:
     """Raises:
-    EntryError: it is no record of that owner. No digest is shown.
+    KeyOptionError: it is no record of that owner. No digest is shown.
     """
     try:
         value = json.loads(data)
     except (ValueError, RecursionError):
-        raise EntryError("it", "is not JSON") from None
+        raise KeyOptionError("it", "is not JSON") from None
     entry = check_options(value, (*OPTIONS, "digests"))
     owner = read_owner(entry)
     if owner.tenant.name.encode() != name:
-        raise EntryError("name", "is not the one under which it stands")
+        raise KeyOptionError("name", "is not the one under which it stands")
     digests = entry.get("digests")
     if not isinstance(digests, list) or not digests:
-        raise EntryError("digests", "must be a list, of at least one")
+        raise KeyOptionError("digests", "must be a list, of at least one")
     matches = [isinstance(text, str) and _DIGEST.fullmatch(text) for text in digests]
     if not all(matches):
-        raise EntryError("digests", "must be hmac-sha256: and 64 hexadecimal digits each")
+        raise KeyOptionError("digests", "must be hmac-sha256: and 64 hexadecimal digits each")
     return KeyRecord(owner, tuple(bytes.fromhex(match[1]) for match in matches if match))
 
 
-class KeyStore:
+class RedisKeyStore:
     """What the command `taco_llm keys` does. Each change is one transaction.
 
     Every method raises ConfigurationError where Redis does not answer, or holds what is no record.
@@ -110,7 +110,7 @@ class KeyStore:
             shown = name.decode(errors="replace")
             try:
                 records[shown] = decode_record(name, data)
-            except EntryError as error:
+            except KeyOptionError as error:
                 records[shown] = str(error)
         return records
 
@@ -222,7 +222,7 @@ def _check_owners(changed: Mapping[str, KeyRecord | None], found: Mapping[bytes,
     for name, data in found.items():
         shown = name.decode(errors="replace")
         if shown not in changed:
-            with contextlib.suppress(EntryError):  # a record without sense has no keys
+            with contextlib.suppress(KeyOptionError):  # a record without sense has no keys
                 owners |= dict.fromkeys(decode_record(name, data).digests, shown)
     for shown, record in changed.items():
         for digest in record.digests if record is not None else ():
@@ -241,5 +241,5 @@ def _known(name: str, data: bytes | None) -> KeyRecord:
         raise ConfigurationError(f"there is no owner {name!r}")
     try:
         return decode_record(name.encode(), data)
-    except EntryError as error:
+    except KeyOptionError as error:
         raise ConfigurationError(f"the record of {name!r} in Redis: {error}") from None

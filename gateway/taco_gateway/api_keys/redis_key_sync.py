@@ -13,7 +13,7 @@ from functools import lru_cache
 from redis.exceptions import ResponseError
 
 from taco_common.redis_link import RedisLink
-from taco_gateway.api_keys.key_options import EntryError
+from taco_gateway.api_keys.key_options import KeyOptionError
 from taco_gateway.api_keys.key_ring import KeyRing
 from taco_gateway.api_keys.redis_key_store import (
     KEYS,
@@ -45,7 +45,7 @@ return 1
 logger = logging.getLogger("taco.gateway.keys")
 
 
-class SharedKeys:
+class RedisKeySync:
     """Keeps a key ring in step with Redis.
 
     Args:
@@ -68,28 +68,28 @@ class SharedKeys:
         self._decode_record = lru_cache(MAX_CACHED_RECORDS)(decode_record)
         self._in_step_at = 0.0
         self._last_problem = ""
-        self._news = asyncio.Event()
-        link.on_trust(self._news.set)
+        self._wake_up = asyncio.Event()
+        link.on_trust(self._wake_up.set)
 
     @property
     def num_owners(self) -> int:
         return len(self._records)
 
-    async def follow(self) -> None:
+    async def run(self) -> None:
         """Looks for changes each second, and as soon as Redis is back."""
         while True:
-            self._news.clear()
+            self._wake_up.clear()
             try:
-                await self._look()
+                await self._poll()
             except Exception:  # a bug here must not end the looking
                 logger.exception("the API keys in Redis could not be read")
             try:
                 async with asyncio.timeout(POLL_SECONDS):
-                    await self._news.wait()
+                    await self._wake_up.wait()
             except TimeoutError:
                 pass
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         replies = await self._link.run(("GET", VERSION))
         if replies is None:
             return
@@ -135,7 +135,7 @@ class SharedKeys:
         for name, data in found.items():
             try:
                 records[name] = self._decode_record(name, data)
-            except EntryError as error:
+            except KeyOptionError as error:
                 self.num_bad_records += 1
                 shown = name[:128].decode(errors="replace")
                 logger.error("the record of %r in Redis makes no sense: %s", shown, error)

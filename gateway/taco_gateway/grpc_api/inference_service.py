@@ -268,7 +268,7 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):
         return self._denial
 
     async def _deny(self, request: object, context: Context) -> NoReturn:
-        if not self._keys.is_known:
+        if not self._keys.is_loaded:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the API keys are not known yet")
         await context.abort(grpc.StatusCode.UNAUTHENTICATED, "no good API key was given")
 

@@ -7,7 +7,7 @@ from typing import TypeVar
 from taco_gateway.api_errors import ApiError
 from taco_gateway.http import body_frames
 from taco_gateway.http.strict_json import check_counts, parse_json_object
-from taco_gateway.protocol.request_schemas import Surface
+from taco_gateway.protocol.request_schemas import RequestSchema
 from taco_gateway.sandbox.process_pool import ProcessLostError, ProcessPool
 
 MAX_LOCAL_BYTES = 2**18  # larger bodies are parsed in another process
@@ -33,7 +33,7 @@ class BodyPool:
         self._slots = asyncio.Semaphore(_MAX_PROCESSES)
         self._num_waiting = 0
 
-    async def parse(self, raw: bytes, surface: Surface[T]) -> T:
+    async def parse(self, raw: bytes, schema: RequestSchema[T]) -> T:
         """The request in a body.
 
         Raises:
@@ -44,27 +44,27 @@ class BodyPool:
         if is_small(raw):
             body = parse_json_object(raw)
             check_counts(body)
-            return surface.validate(body)
+            return schema.validate(body)
         if self._num_waiting >= _MAX_WAITING:
             raise ApiError(503, "The server has too many large requests to read.")
         self._num_waiting += 1
         try:
             async with self._slots:
-                frames = await asyncio.to_thread(self._exchange, surface.name, raw)
+                frames = await asyncio.to_thread(self._exchange, schema.name, raw)
         finally:
             self._num_waiting -= 1
         state, *rest = frames
         if state != b"ok":
             raise ApiError(**json.loads(rest[0]))
         # Known to be valid, and bounded: a thread shares the interpreter between its steps.
-        return await asyncio.to_thread(lambda: surface.validate(body_frames.unpack(rest)))
+        return await asyncio.to_thread(lambda: schema.validate(body_frames.unpack(rest)))
 
     def close(self) -> None:
         self._processes.close()
 
-    def _exchange(self, surface: str, raw: bytes) -> list[bytes]:
+    def _exchange(self, schema: str, raw: bytes) -> list[bytes]:
         try:
-            return self._processes.exchange([surface.encode(), raw], _WALL_SECONDS)
+            return self._processes.exchange([schema.encode(), raw], _WALL_SECONDS)
         except ProcessLostError as lost:
             if lost.was_killed:  # which says nothing about the body
                 message = "The process that read the request body was killed."

@@ -3,7 +3,7 @@
 `json.loads` and pydantic hold the interpreter for as long as they run, so that a thread would stop
 every stream of the gateway. In this process `limited_loop` bounds what one body may take.
 
-A message has two frames, the surface's name and the body. The answer is `ok` and the frames of
+A message has two frames, the schema's name and the body. The answer is `ok` and the frames of
 `body_frames.pack`, or `error` and the error as JSON.
 """
 
@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from taco_gateway.api_errors import ApiError, as_api_error
 from taco_gateway.http.body_frames import pack
 from taco_gateway.http.strict_json import check_counts, parse_json_object
-from taco_gateway.protocol.request_schemas import SURFACES
+from taco_gateway.protocol.request_schemas import REQUEST_SCHEMAS
 from taco_gateway.sandbox.child_loop import cpu_limit, serve
 from taco_proto.errors import InvalidParameterError
 
@@ -24,12 +24,12 @@ MAX_MEMORY_BYTES = 2**31
 
 
 def _answer(frames: list[bytes]) -> list[bytes]:
-    surface, raw = frames
+    schema, raw = frames
     try:
         with cpu_limit(CPU_SECONDS):
             body = parse_json_object(raw)
             check_counts(body)
-            SURFACES[surface.decode()].validate(body)
+            REQUEST_SCHEMAS[schema.decode()].validate(body)
             return [b"ok", *pack(body)]
     except (ApiError, InvalidParameterError, ValidationError) as error:
         return _error(as_api_error(error))

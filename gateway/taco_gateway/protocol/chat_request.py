@@ -52,8 +52,8 @@ class ChatCompletionRequest(Conversation, GenerationRequest):
             kwargs.setdefault("reasoning_effort", self.reasoning_effort)
         return kwargs
 
-    def own_names(self) -> dict[str, str]:
-        return {"prompt": "messages", "logprobs": "top_logprobs", **super().own_names()}
+    def client_names(self) -> dict[str, str]:
+        return {"prompt": "messages", "logprobs": "top_logprobs", **super().client_names()}
 
     def sampling_values(self) -> dict[str, Any]:
         values = super().sampling_values()

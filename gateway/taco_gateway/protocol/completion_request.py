@@ -35,7 +35,7 @@ class CompletionRequest(GenerationRequest):
         return prompts
 
     @property
-    def wants_no_tokens(self) -> bool:
+    def generates_no_tokens(self) -> bool:
         """Only the prompt is asked for, with its log probabilities."""
         return self.asked_max_tokens == 0
 
@@ -44,8 +44,8 @@ class CompletionRequest(GenerationRequest):
         InvalidParameterError: `max_tokens=0` without `echo`.
         """
         values = super().sampling_values()
-        if self.wants_no_tokens and not self.echo:
-            name = self.own_names().get("max_tokens", "max_tokens")
+        if self.generates_no_tokens and not self.echo:
+            name = self.client_names().get("max_tokens", "max_tokens")
             raise InvalidParameterError(f"{name}=0 needs echo=true.", name)
         # The engine makes at least one token; it is dropped where none was asked for.
         values["max_tokens"] = (

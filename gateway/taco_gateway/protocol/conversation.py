@@ -157,6 +157,6 @@ class Conversation(BaseModel):
         return [Breakpoint(i, part, mark.seconds) for i, part, mark in marks if mark is not None]
 
     @property
-    def opens_turn(self) -> bool:
+    def starts_new_turn(self) -> bool:
         """Whether the model begins a turn of its own rather than going on with the last one."""
         return self.add_generation_prompt and not self.continue_final_message

@@ -118,19 +118,19 @@ class GenerationRequest(PromptCacheFields):
             return self.max_tokens
         return self.max_completion_tokens
 
-    def own_names(self) -> dict[str, str]:
+    def client_names(self) -> dict[str, str]:
         """What clients call the parameters that the engine may reject, where the names differ."""
         if self.max_completion_tokens is None:
             return {}
         return {"max_tokens": "max_completion_tokens"}
 
     @contextmanager
-    def errors_by_own_names(self) -> Iterator[None]:
+    def errors_with_client_names(self) -> Iterator[None]:
         """Inside, a parameter that the engine rejects is named as the route's clients know it."""
         try:
             yield
         except InvalidParameterError as error:
-            error.param = self.own_names().get(error.param or "", error.param)
+            error.param = self.client_names().get(error.param or "", error.param)
             raise
 
     def sampling_values(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Surface(Generic[T]):
+class RequestSchema(Generic[T]):
     """One route's request.
 
     Attributes:
@@ -32,10 +32,10 @@ def _tokenize_request(body: Mapping[str, Any]) -> TokenizeTextRequest | Tokenize
     return (TokenizeChatRequest if "messages" in body else TokenizeTextRequest).from_body(body)
 
 
-CHAT = Surface("chat", ChatCompletionRequest.from_body)
-COMPLETIONS = Surface("completions", CompletionRequest.from_body)
-TOKENIZE = Surface("tokenize", _tokenize_request)
-DETOKENIZE = Surface("detokenize", DetokenizeRequest.from_body)
-SURFACES: Mapping[str, Surface[Any]] = {
-    surface.name: surface for surface in (CHAT, COMPLETIONS, TOKENIZE, DETOKENIZE)
+CHAT = RequestSchema("chat", ChatCompletionRequest.from_body)
+COMPLETIONS = RequestSchema("completions", CompletionRequest.from_body)
+TOKENIZE = RequestSchema("tokenize", _tokenize_request)
+DETOKENIZE = RequestSchema("detokenize", DetokenizeRequest.from_body)
+REQUEST_SCHEMAS: Mapping[str, RequestSchema[Any]] = {
+    schema.name: schema for schema in (CHAT, COMPLETIONS, TOKENIZE, DETOKENIZE)
 }

@@ -29,7 +29,7 @@ async def create_chat_completion(request: Request) -> Response:
     key = key_of(request)
     gateway.check_model(chat.model, key)
     request_id = f"chatcmpl-{request.state.request_id}"
-    with chat.errors_by_own_names():
+    with chat.errors_with_client_names():
         prompt_token_ids, updates = await _generate(gateway, chat, key, request_id)
     answer = _ChatAnswer(gateway, chat, prompt_token_ids, request_id)
     stats = gateway.request_stats(request, arrival, chat.model, chat.num_choices)
@@ -46,7 +46,7 @@ async def _generate(
     gateway.check_accepting()
     prompt_token_ids = await gateway.engine.encode_chat(
         chat.template_messages,
-        add_generation_prompt=chat.opens_turn,
+        add_generation_prompt=chat.starts_new_turn,
         continue_final_message=chat.continue_final_message,
         add_special_tokens=chat.add_special_tokens,
         template_kwargs=chat.template_kwargs,
@@ -87,7 +87,7 @@ class _ChatAnswer:
         self._fingerprint = gateway.system_fingerprint
         self._num_choices = chat.num_choices
         last = chat.messages[-1]
-        self._role = gateway.config.response_role if chat.opens_turn else last.role
+        self._role = gateway.config.response_role if chat.starts_new_turn else last.role
         # Only a turn of the same role can be repeated as the beginning of the answer.
         self._echo = last.text if chat.echo and last.role == self._role else ""
         self._id = request_id

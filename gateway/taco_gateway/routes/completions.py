@@ -19,7 +19,7 @@ from taco_gateway.protocol.responses import Completion, CompletionChoice
 from taco_gateway.request_stats import RequestStats
 from taco_gateway.text.output.echoed_prompt import EchoedPrompt, echoed_text, echoed_tokens
 from taco_gateway.text.text_engine import TokenLogprob
-from taco_gateway.text_updates import Choice, Updates, merged, without_tokens
+from taco_gateway.text_updates import Choice, Updates, merged, without_generated_tokens
 from taco_proto.errors import InvalidParameterError
 from taco_proto.sampling_params import SamplingParams
 
@@ -35,7 +35,7 @@ async def create_completion(request: Request) -> Response:
     body = await gateway.read_request(request, COMPLETIONS)
     key = key_of(request)
     gateway.check_model(body.model, key)
-    with body.errors_by_own_names():
+    with body.errors_with_client_names():
         params = gateway.engine.sampling_params(body.sampling_values())
     if len(body.prompts) * params.num_sequences > MAX_SEQUENCES:
         raise InvalidParameterError(
@@ -49,7 +49,7 @@ async def create_completion(request: Request) -> Response:
         for prompt in body.prompts
     ]
     request_id = f"cmpl-{request.state.request_id}"
-    with body.errors_by_own_names():
+    with body.errors_with_client_names():
         updates = _generate(gateway, body, params, prompts, key, request_id)
     for token_ids in prompts:
         gateway.metrics.observe_params(len(token_ids), params.n, body.asked_max_tokens)
@@ -94,7 +94,7 @@ def _generate(
         clamps = body.asked_max_tokens is None
         streams.append(gateway.engine.generate(token_ids, request, clamp_max_tokens=clamps))
     updates = merged(streams, params.n)
-    return without_tokens(updates) if body.wants_no_tokens else updates
+    return without_generated_tokens(updates) if body.generates_no_tokens else updates
 
 
 class _CompletionAnswer:

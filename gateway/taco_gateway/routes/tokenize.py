@@ -22,7 +22,7 @@ async def tokenize(request: Request) -> TokenizeResponse:
     if isinstance(wanted, TokenizeChatRequest):
         token_ids = await gateway.engine.encode_chat(
             wanted.template_messages,
-            add_generation_prompt=wanted.opens_turn,
+            add_generation_prompt=wanted.starts_new_turn,
             continue_final_message=wanted.continue_final_message,
             add_special_tokens=wanted.add_special_tokens,
             template_kwargs=wanted.chat_template_kwargs,

@@ -11,8 +11,8 @@ from typing import Any
 
 from taco_gateway.engine.engine_client import EngineClient, EngineError, not_licensed
 from taco_gateway.text.bad_words import tokenize_bad_words
-from taco_gateway.text.chat_template.cache_breakpoints import Breakpoint, lasting
-from taco_gateway.text.chat_template.chat_prompt import ChatPrompter
+from taco_gateway.text.chat_template.cache_breakpoints import Breakpoint, drop_covered
+from taco_gateway.text.chat_template.chat_prompt import ChatPromptEncoder
 from taco_gateway.text.output.output_processor import OutputProcessor, PromptLogprobs, TextUpdate
 from taco_gateway.text.output.token_logprobs import Candidate, CandidateReader, TokenLogprob
 from taco_gateway.text.request_checks import (
@@ -65,7 +65,9 @@ class TextEngine:
     ) -> None:
         self.client = client
         self.tokenizer = tokenizer
-        self._prompter = None if tokenizer is None else ChatPrompter(tokenizer, chat_template)
+        self._chat_encoder = (
+            None if tokenizer is None else ChatPromptEncoder(tokenizer, chat_template)
+        )
         self._candidates = CandidateReader(tokenizer)
 
     def model_info(self) -> ModelInfo:
@@ -123,7 +125,7 @@ class TextEngine:
         check_text(text, "prompt")
         max_model_len = self.model_info().max_model_len if must_fit else None
         if max_model_len is not None:
-            check_prompt_length(self.tokenizer.fewest_tokens(text), max_model_len, at_least=True)
+            check_prompt_length(self.tokenizer.min_num_tokens(text), max_model_len, at_least=True)
         token_ids = await asyncio.to_thread(
             self.tokenizer.encode, text, add_special_tokens=add_special_tokens
         )
@@ -162,10 +164,10 @@ class TextEngine:
                 prompt is too long.
             EngineError: `must_fit`, and no worker serves the model (503).
         """
-        if self._prompter is None:
+        if self._chat_encoder is None:
             raise InvalidParameterError(_NO_TOKENIZER, "messages")
         return await asyncio.to_thread(
-            self._prompter.encode,
+            self._chat_encoder.encode,
             messages,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
@@ -204,12 +206,12 @@ class TextEngine:
             prompt_token_ids: what `encode_chat` gave, with the same `add_special_tokens` and
                 `template_kwargs`.
         """
-        prompter, places = self._prompter, lasting(breakpoints)
-        if prompter is None or not places:
+        chat_encoder, places = self._chat_encoder, drop_covered(breakpoints)
+        if chat_encoder is None or not places:
             return ()
 
         def pin(place: Breakpoint) -> PrefixPin:
-            num_tokens = prompter.num_tokens_before(
+            num_tokens = chat_encoder.num_tokens_before(
                 place,
                 messages,
                 prompt_token_ids,
@@ -300,15 +302,15 @@ class TextEngine:
 
     async def warm_up(self) -> None:
         """Starts what the first chat would wait for."""
-        if self._prompter is not None:
-            await asyncio.to_thread(self._prompter.warm_up)
+        if self._chat_encoder is not None:
+            await asyncio.to_thread(self._chat_encoder.warm_up)
 
     def close(self) -> None:
         """Ends the processes that render chat templates and encode prompts."""
         if self.tokenizer is not None:
             self.tokenizer.close()
-        if self._prompter is not None:
-            self._prompter.close()
+        if self._chat_encoder is not None:
+            self._chat_encoder.close()
 
     async def _run(
         self,

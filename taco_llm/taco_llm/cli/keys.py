@@ -121,8 +121,8 @@ def _add_name(parser: Parser) -> None:
 
 
 def _add(config: RedisConfig, values: dict[str, Any]) -> None:
-    from taco_gateway.api_keys.key_options import EntryError, read_owner
-    from taco_gateway.api_keys.redis_key_store import KeyStore
+    from taco_gateway.api_keys.key_options import KeyOptionError, read_owner
+    from taco_gateway.api_keys.redis_key_store import RedisKeyStore
 
     options = given(OwnerOptions, values)
     another = values.get("another", False)
@@ -132,16 +132,16 @@ def _add(config: RedisConfig, values: dict[str, Any]) -> None:
         )
     try:
         owner = read_owner({"name": values["name"], **options})
-    except EntryError as error:
+    except KeyOptionError as error:
         raise ConfigurationError(str(error)) from None
-    print(KeyStore(config).add(owner, another=another))
+    print(RedisKeyStore(config).add(owner, another=another))
 
 
 def _list(config: RedisConfig, values: dict[str, Any]) -> None:
     from taco_gateway.api_keys.key_options import owner_entry
-    from taco_gateway.api_keys.redis_key_store import KeyStore
+    from taco_gateway.api_keys.redis_key_store import RedisKeyStore
 
-    for name, record in KeyStore(config).records().items():
+    for name, record in RedisKeyStore(config).records().items():
         if isinstance(record, str):
             print(f"{name}\tinvalid: {record}")
             continue
@@ -152,14 +152,14 @@ def _list(config: RedisConfig, values: dict[str, Any]) -> None:
 
 
 def _revoke(config: RedisConfig, values: dict[str, Any]) -> None:
-    from taco_gateway.api_keys.redis_key_store import KeyStore
+    from taco_gateway.api_keys.redis_key_store import RedisKeyStore
 
-    KeyStore(config).revoke(values["name"], values.get("key_id"))
+    RedisKeyStore(config).revoke(values["name"], values.get("key_id"))
 
 
 def _import(config: RedisConfig, values: dict[str, Any]) -> None:
     from taco_gateway.api_keys.key_file import read_key_file
-    from taco_gateway.api_keys.redis_key_store import KeyStore
+    from taco_gateway.api_keys.redis_key_store import RedisKeyStore
 
-    count = KeyStore(config).put(read_key_file(values["file"]))
+    count = RedisKeyStore(config).put(read_key_file(values["file"]))
     print(f"imported the keys of {count} owners")

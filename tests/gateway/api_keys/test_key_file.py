@@ -67,8 +67,8 @@ def test_what_stands_in_the_file(tmp_path: Path, name: str) -> None:
     assert b is not None
     assert c is not None
     assert b.tenant == Tenant(name="team-b")
-    assert [key.bound(-5) for key in (a, b, c)] == [0, 0, LOW_PRIORITY]
-    assert b.bound(7) == 7
+    assert [key.clamp_priority(-5) for key in (a, b, c)] == [0, 0, LOW_PRIORITY]
+    assert b.clamp_priority(7) == 7
     assert [key.may_use(MODEL) for key in (a, b, c)] == [True, True, False]
     assert ring.find(b"secret") is None
 

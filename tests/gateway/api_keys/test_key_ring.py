@@ -2,7 +2,7 @@ import pytest
 
 from support.gateway_app import AppMaker
 from support.scripted_engine import replay
-from taco_gateway.api_keys.key_ring import KeyRing, plain_keys
+from taco_gateway.api_keys.key_ring import KeyRing, keys_from_flags
 
 PUBLIC = {"/health", "/ping", "/version", "/metrics"}
 BAD_HEADERS: list[dict[str, str | bytes]] = [
@@ -50,7 +50,7 @@ async def test_no_key_is_asked_for_where_none_is_configured(make_app: AppMaker) 
 
 
 def test_key_ring_holds_no_key() -> None:
-    ring = KeyRing(plain_keys(["hunter2"]))
+    ring = KeyRing(keys_from_flags(["hunter2"]))
     assert ring.find(b"hunter2") is not None
     for wrong in (b"hunter", b"", None):
         assert ring.find(wrong) is None

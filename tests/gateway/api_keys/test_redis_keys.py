@@ -15,9 +15,15 @@ from support.gateway_app import MODEL, App, AppMaker
 from support.patience import until
 from support.redis_server import RedisServer
 from support.scripted_engine import replay
-from taco_gateway.api_keys.key_options import EntryError, owner_entry, read_owner
+from taco_gateway.api_keys.key_options import KeyOptionError, owner_entry, read_owner
 from taco_gateway.api_keys.key_ring import ApiKey, key_hash
-from taco_gateway.api_keys.redis_key_store import KEYS, SECRET, VERSION, KeyStore, decode_record
+from taco_gateway.api_keys.redis_key_store import (
+    KEYS,
+    SECRET,
+    VERSION,
+    RedisKeyStore,
+    decode_record,
+)
 from taco_gateway.redis_state import RedisState
 from taco_llm.cli.main import main
 from taco_proto.errors import ConfigurationError
@@ -129,7 +135,7 @@ def test_a_key_file_is_imported_over_what_is_there(
     entries = [{"name": "team", "key": ["old", "new"]}, {"name": "b", "key": "x", "weight": 3}]
     path.write_text(json.dumps(entries))
     assert command("import", str(path)) == "keys of 2 owners"
-    records = KeyStore(redis_server.config).records()
+    records = RedisKeyStore(redis_server.config).records()
     assert {name: len(r.digests) for name, r in records.items() if not isinstance(r, str)} == {
         "b": 1,
         "team": 2,
@@ -200,7 +206,7 @@ def test_an_owner_is_written_and_read(owner: ApiKey) -> None:
     ],
 )
 def test_bad_records(data: bytes, words: str) -> None:
-    with pytest.raises(EntryError) as raised:
+    with pytest.raises(KeyOptionError) as raised:
         decode_record(b"a", data)
     assert words in str(raised.value)
 
@@ -328,7 +334,7 @@ async def _until_known(server: RedisServer, name: str) -> None:
 
 
 def test_a_key_has_one_owner(redis_server: RedisServer) -> None:
-    store = KeyStore(redis_server.config)
+    store = RedisKeyStore(redis_server.config)
     hashed = key_hash(b"a key")
     store.put([(hashed, ApiKey(tenant=Tenant(name="before")))])
     with pytest.raises(ConfigurationError, match="'after' is one of 'before' already"):

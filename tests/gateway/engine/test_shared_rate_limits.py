@@ -300,7 +300,7 @@ async def test_a_wrong_password_makes_limits_local(tmp_path: Path) -> None:
             assert [await gateway.run(tenant), await gateway.run(tenant)] == [1, 1]
             assert {r.tenant for r in engine.requests} == {tenant}
             assert redis_state.key_ring is not None
-            assert not redis_state.key_ring.is_known
+            assert not redis_state.key_ring.is_loaded
 
 
 async def test_requests_that_end_while_redis_hangs_are_not_counted_afterwards(

@@ -17,7 +17,7 @@ from support.scripted_engine import MODEL_INFO, replay
 from taco_gateway.api_errors import ApiError
 from taco_gateway.http import body_frames, body_parser_pool, strict_json
 from taco_gateway.http.strict_json import MAX_LIST_ITEMS, MAX_VALUES, check_counts
-from taco_gateway.protocol.request_schemas import CHAT, SURFACES, Surface
+from taco_gateway.protocol.request_schemas import CHAT, REQUEST_SCHEMAS, RequestSchema
 from taco_gateway.sandbox.process_pool import _LimitedProcess
 from taco_gateway.text.request_checks import CheckedTokenIds
 from taco_proto.requests import ModelInfo
@@ -75,16 +75,16 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
         found.num_bytes = max(found.num_bytes, len(raw))
         return parse(raw)
 
-    def noting(surface: Surface[Any]) -> Surface[Any]:
+    def noting(surface: RequestSchema[Any]) -> RequestSchema[Any]:
         def validate(body: Mapping[str, Any]) -> Any:
             found.validated.append(threading.current_thread())
             return surface.validate(body)
 
-        return Surface(surface.name, validate)
+        return RequestSchema(surface.name, validate)
 
     monkeypatch.setattr(body_parser_pool, "parse_json_object", counting_parse)
     for module in ("chat", "completions", "tokenize"):
-        for name, surface in SURFACES.items():
+        for name, surface in REQUEST_SCHEMAS.items():
             target = f"taco_gateway.routes.{module}.{name.upper()}"
             monkeypatch.setattr(target, noting(surface), raising=False)
     return found

@@ -19,7 +19,7 @@ from support.live_scheduler import scheduler
 from support.patience import PATIENCE_SECONDS, until
 from support.redis_server import RedisServer
 from taco_gateway.api_keys.key_ring import ApiKey
-from taco_gateway.api_keys.redis_key_store import KEYS, KeyStore
+from taco_gateway.api_keys.redis_key_store import KEYS, RedisKeyStore
 from taco_gateway.engine.rate_limit_scripts import limit_keys
 from taco_llm.args.flags import GATEWAY
 from taco_proto.config import GatewayConfig, ModelConfig
@@ -63,7 +63,7 @@ class Front:
             httpx.AsyncClient(transport=t, base_url="http://gateway", timeout=PATIENCE_SECONDS)
             for t in transports
         ]
-        self.store = KeyStore(redis.config)
+        self.store = RedisKeyStore(redis.config)
 
     async def answer(self, key: str, gateway: int = 0) -> httpx.Response:
         headers = {"authorization": f"Bearer {key}"}

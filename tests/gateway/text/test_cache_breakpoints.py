@@ -8,8 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.tiny_tokenizers import byte_fallback_bpe, byte_level_bpe
-from taco_gateway.text.chat_template.cache_breakpoints import Breakpoint, lasting, num_common
-from taco_gateway.text.chat_template.chat_prompt import ChatPrompter
+from taco_gateway.text.chat_template.cache_breakpoints import (
+    Breakpoint,
+    common_prefix_length,
+    drop_covered,
+)
+from taco_gateway.text.chat_template.chat_prompt import ChatPromptEncoder
 from taco_gateway.text.tokenizer.tokenizer import FastTokenizer, TokenizerSettings
 
 CHATML = (
@@ -42,26 +46,29 @@ ANSWER = {"role": "assistant", "content": "Lazy."}
 BACKEND = byte_level_bpe()
 
 
-def prompter_of(template: str | None, backend: Any = BACKEND) -> ChatPrompter:
+def prompter_of(template: str | None, backend: Any = BACKEND) -> ChatPromptEncoder:
     settings = TokenizerSettings(chat_template=template)
-    return ChatPrompter(FastTokenizer(backend, settings))
+    return ChatPromptEncoder(FastTokenizer(backend, settings))
 
 
 def before(
-    prompter: ChatPrompter, messages: list[dict[str, Any]], message: int, part: int | None = None
+    chat_encoder: ChatPromptEncoder,
+    messages: list[dict[str, Any]],
+    message: int,
+    part: int | None = None,
 ) -> str:
     """The text of the tokens before a place."""
-    ids = prompter.encode(messages)
-    count = prompter.num_tokens_before(Breakpoint(message, part, 300.0), messages, ids)
+    ids = chat_encoder.encode(messages)
+    count = chat_encoder.num_tokens_before(Breakpoint(message, part, 300.0), messages, ids)
     return BACKEND.decode(ids[:count], skip_special_tokens=False)
 
 
 @pytest.fixture(scope="module")
-def prompters() -> Iterator[dict[str, ChatPrompter]]:
+def prompters() -> Iterator[dict[str, ChatPromptEncoder]]:
     made = {template: prompter_of(template) for template in (CHATML, PARTS, FOLDED, MOVED)}
     yield made
-    for prompter in made.values():
-        prompter.close()
+    for chat_encoder in made.values():
+        chat_encoder.close()
 
 
 CONVERSATION = [SYSTEM, QUESTION, ANSWER, QUESTION]
@@ -92,7 +99,7 @@ IN_PARTS = [{"role": "user", "content": TEXT_PARTS}]
     ],
 )
 def test_what_stands_before_a_place(
-    prompters: dict[str, ChatPrompter],
+    prompters: dict[str, ChatPromptEncoder],
     template: str,
     messages: list[dict[str, Any]],
     place: tuple[int, ...],
@@ -109,20 +116,20 @@ turns = st.lists(texts, min_size=1, max_size=4)
 @pytest.mark.parametrize("template", [CHATML, FOLDED, PARTS])
 @given(kept=turns, one=turns, other=turns)
 def test_another_conversation_that_begins_alike_has_those_tokens(
-    prompters: dict[str, ChatPrompter],
+    prompters: dict[str, ChatPromptEncoder],
     template: str,
     kept: list[str],
     one: list[str],
     other: list[str],
 ) -> None:
-    prompter = prompters[template]
+    chat_encoder = prompters[template]
     roles = ["system", *["user", "assistant"] * 4]
     first, second = (
         [{"role": role, "content": text} for role, text in zip(roles, kept + tail, strict=False)]
         for tail in (one, other)
     )
-    ids, others = prompter.encode(first), prompter.encode(second)
-    count = prompter.num_tokens_before(Breakpoint(len(kept) - 1, None, 300.0), first, ids)
+    ids, others = chat_encoder.encode(first), chat_encoder.encode(second)
+    count = chat_encoder.num_tokens_before(Breakpoint(len(kept) - 1, None, 300.0), first, ids)
     assert ids[:count] == others[:count]
     if template is CHATML:
         assert kept[-1] in BACKEND.decode(ids[:count])
@@ -130,10 +137,10 @@ def test_another_conversation_that_begins_alike_has_those_tokens(
 
 def test_a_template_that_refuses_other_text_tells_nothing() -> None:
     template = "{% if 'you' not in messages[1].content %}{{ raise_exception('no') }}{% endif %}"
-    prompter = prompter_of(template + CHATML)
-    assert before(prompter, [SYSTEM, QUESTION], 0) == ""
-    assert before(prompter, [SYSTEM, QUESTION], 1) == WHOLE
-    prompter.close()
+    chat_encoder = prompter_of(template + CHATML)
+    assert before(chat_encoder, [SYSTEM, QUESTION], 0) == ""
+    assert before(chat_encoder, [SYSTEM, QUESTION], 1) == WHOLE
+    chat_encoder.close()
 
 
 def test_the_tokenizers_own_prefix_counts() -> None:
@@ -153,12 +160,12 @@ def test_the_tokenizers_own_prefix_counts() -> None:
 def test_a_later_place_that_lasts_as_long_replaces_an_earlier_one() -> None:
     short, long = 300.0, 3600.0
     places = [Breakpoint(i, None, s) for i, s in enumerate((long, short, long, short, short))]
-    assert [(p.message, p.seconds) for p in lasting(places)] == [(4, short), (2, long)]
-    assert lasting([]) == []
+    assert [(p.message, p.seconds) for p in drop_covered(places)] == [(4, short), (2, long)]
+    assert drop_covered([]) == []
 
 
 @given(left=st.lists(st.integers(0, 2)), right=st.lists(st.integers(0, 2)))
 def test_num_common(left: list[int], right: list[int]) -> None:
-    count = num_common(left, right)
+    count = common_prefix_length(left, right)
     assert left[:count] == right[:count]
     assert left[count : count + 1] != right[count : count + 1] or not left[count:]

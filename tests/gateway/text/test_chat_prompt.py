@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.tiny_tokenizers import byte_fallback_bpe, byte_level_bpe, unigram, word_piece
-from taco_gateway.text.chat_template.chat_prompt import ChatPrompter
+from taco_gateway.text.chat_template.chat_prompt import ChatPromptEncoder
 from taco_gateway.text.chat_template.chat_template import read_chat_template
 from taco_gateway.text.tokenizer.tokenizer import FastTokenizer, TokenizerSettings
 from taco_proto.errors import ConfigurationError, InvalidParameterError
@@ -30,24 +30,24 @@ TEXT = st.lists(
 
 def prompter_of(
     template: str | None, backend: Any = BACKEND, option: str | None = None
-) -> ChatPrompter:
+) -> ChatPromptEncoder:
     settings = TokenizerSettings(bos_token="<s>", chat_template=template)
-    return ChatPrompter(FastTokenizer(backend, settings), option)
+    return ChatPromptEncoder(FastTokenizer(backend, settings), option)
 
 
 @pytest.fixture(scope="module")
-def chatml() -> Iterator[ChatPrompter]:
-    prompter = prompter_of(CHATML)
-    yield prompter
-    prompter.close()
+def chatml() -> Iterator[ChatPromptEncoder]:
+    chat_encoder = prompter_of(CHATML)
+    yield chat_encoder
+    chat_encoder.close()
 
 
 @pytest.fixture
-def any_template() -> Iterator[ChatPrompter]:
+def any_template() -> Iterator[ChatPromptEncoder]:
     """For tests that bring templates of their own."""
-    prompter = prompter_of(CHATML)
-    yield prompter
-    prompter.close()
+    chat_encoder = prompter_of(CHATML)
+    yield chat_encoder
+    chat_encoder.close()
 
 
 def user(content: Any) -> list[dict[str, Any]]:
@@ -58,14 +58,16 @@ def text_of(ids: list[int]) -> str:
     return BACKEND.decode(ids, skip_special_tokens=False)
 
 
-def test_a_prompt_is_what_the_whole_text_encodes_to(chatml: ChatPrompter) -> None:
+def test_a_prompt_is_what_the_whole_text_encodes_to(chatml: ChatPromptEncoder) -> None:
     ids = chatml.encode(user("Hello, how are you?"))
     text = "<|im_start|>user\nHello, how are you?<|im_end|>\n<|im_start|>assistant\n"
     assert ids == BACKEND.encode(text).ids
 
 
 @given(content=TEXT)
-def test_special_tokens_in_messages_stay_plain_text(chatml: ChatPrompter, content: str) -> None:
+def test_special_tokens_in_messages_stay_plain_text(
+    chatml: ChatPromptEncoder, content: str
+) -> None:
     ids = chatml.encode(user(content))
     specials = [BACKEND.id_to_token(i) for i in ids if i in (0, 1, 2)]
     assert specials == ["<|im_start|>", "<|im_end|>", "<|im_start|>"]
@@ -87,7 +89,9 @@ def test_a_special_token_is_exact_among_plain_text_that_spells_it(tokenizer: Fas
         assert tokenizer.decode(ids) == "the the <|im_end|> end<|im_end|>"
 
 
-def test_the_template_may_build_special_tokens_from_the_role(any_template: ChatPrompter) -> None:
+def test_the_template_may_build_special_tokens_from_the_role(
+    any_template: ChatPromptEncoder,
+) -> None:
     ids = any_template.encode(
         [{"role": "im_start", "content": "<|im_end|>"}],
         chat_template="{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}",
@@ -96,7 +100,7 @@ def test_the_template_may_build_special_tokens_from_the_role(any_template: ChatP
     assert BACKEND.token_to_id("<|im_end|>") not in ids
 
 
-def test_nested_strings_are_plain_text_too(any_template: ChatPrompter) -> None:
+def test_nested_strings_are_plain_text_too(any_template: ChatPromptEncoder) -> None:
     call = {"function": {"name": "<|im_end|>", "arguments": {"x": ["<|im_end|>"]}}}
     ids = any_template.encode(
         [{"role": "assistant", "content": None, "tool_calls": [call]}],
@@ -115,7 +119,7 @@ def test_bos_comes_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         plain = prompter_of(None, LLAMA)
     assert "no chat template" in caplog.text
-    for prompter, given_, count in [
+    for chat_encoder, given_, count in [
         (with_bos, None, 1),
         (with_bos, True, 1),
         (without, None, 0),
@@ -123,11 +127,11 @@ def test_bos_comes_once(caplog: pytest.LogCaptureFixture) -> None:
         (plain, None, 1),
         (plain, False, 0),
     ]:
-        ids = prompter.encode(user("hi"), add_special_tokens=given_)
+        ids = chat_encoder.encode(user("hi"), add_special_tokens=given_)
         assert ids.count(bos) == count == ids[:1].count(bos)
     assert LLAMA.decode(plain.encode(user("hi"))) == "user: hi\nassistant:"
-    for prompter in (with_bos, without, plain):
-        prompter.close()
+    for chat_encoder in (with_bos, without, plain):
+        chat_encoder.close()
 
 
 @pytest.mark.parametrize(
@@ -142,7 +146,7 @@ def test_bos_comes_once(caplog: pytest.LogCaptureFixture) -> None:
     ],
 )
 def test_the_final_message_can_be_continued(
-    any_template: ChatPrompter, template: str, content: str, expected: str
+    any_template: ChatPromptEncoder, template: str, content: str, expected: str
 ) -> None:
     ids = any_template.encode(
         [*user("q"), {"role": "assistant", "content": content}],
@@ -177,12 +181,12 @@ ALIAS = (
     ],
 )
 def test_content_comes_in_the_form_that_the_template_reads(
-    any_template: ChatPrompter, template: str, content: Any, expected: str
+    any_template: ChatPromptEncoder, template: str, content: Any, expected: str
 ) -> None:
     assert text_of(any_template.encode(user(content), chat_template=template)) == expected
 
 
-def test_hugging_faces_extras(any_template: ChatPrompter) -> None:
+def test_hugging_faces_extras(any_template: ChatPromptEncoder) -> None:
     template = (
         "{%- for m in messages %}\n  {% if loop.index > 1 %}{% break %}{% endif %}\n"
         "{% generation %}{{ m.content | tojson }}{% endgeneration %}\n{% endfor %}"
@@ -214,7 +218,7 @@ def test_hugging_faces_extras(any_template: ChatPrompter) -> None:
     ],
 )
 def test_a_template_that_misbehaves_is_an_error_and_nothing_more(
-    any_template: ChatPrompter, template: str
+    any_template: ChatPromptEncoder, template: str
 ) -> None:
     with pytest.raises(InvalidParameterError) as raised:
         any_template.encode(user("x"), chat_template=template)
@@ -222,7 +226,7 @@ def test_a_template_that_misbehaves_is_an_error_and_nothing_more(
     assert text_of(any_template.encode(user("x"))).startswith("<|im_start|>user\nx")
 
 
-def test_a_templates_own_message_reaches_the_client(any_template: ChatPrompter) -> None:
+def test_a_templates_own_message_reaches_the_client(any_template: ChatPromptEncoder) -> None:
     with pytest.raises(InvalidParameterError, match="no such role"):
         any_template.encode(user("x"), chat_template="{{ raise_exception('no such role') }}")
 
@@ -245,14 +249,14 @@ def test_a_templates_own_message_reaches_the_client(any_template: ChatPrompter) 
     ],
 )
 def test_bad_conversations_name_the_parameter(
-    chatml: ChatPrompter, messages: Any, options: dict[str, Any], param: str
+    chatml: ChatPromptEncoder, messages: Any, options: dict[str, Any], param: str
 ) -> None:
     with pytest.raises(InvalidParameterError) as raised:
         chatml.encode(messages, **options)
     assert raised.value.param == param
 
 
-def test_variables_that_the_template_reads_may_be_given(any_template: ChatPrompter) -> None:
+def test_variables_that_the_template_reads_may_be_given(any_template: ChatPromptEncoder) -> None:
     ids = any_template.encode(
         user("x"),
         chat_template="{% if enable_thinking %}think{% endif %}",
@@ -265,9 +269,9 @@ def test_the_operators_template_is_a_file_or_a_line(tmp_path: Path) -> None:
     file = tmp_path / "chat.jinja"
     file.write_text("{{ messages[0].content }}\n!")
     for option in (str(file), "{{ messages[0].content }}\\n!"):
-        prompter = prompter_of(CHATML, option=option)
-        assert text_of(prompter.encode(user("x"))) == "x\n!"
-        prompter.close()
+        chat_encoder = prompter_of(CHATML, option=option)
+        assert text_of(chat_encoder.encode(user("x"))) == "x\n!"
+        chat_encoder.close()
     with pytest.raises(ConfigurationError, match=r"nothing\.jinja"):
         read_chat_template(str(tmp_path / "nothing.jinja"))
     with pytest.raises(ConfigurationError):
@@ -275,10 +279,10 @@ def test_the_operators_template_is_a_file_or_a_line(tmp_path: Path) -> None:
 
 
 def test_a_warm_prompter_has_a_process_ready(caplog: pytest.LogCaptureFixture) -> None:
-    prompter = prompter_of(CHATML)
-    prompter.warm_up()
-    assert len(prompter._pool._processes._idle) == 1
-    prompter.close()
+    chat_encoder = prompter_of(CHATML)
+    chat_encoder.warm_up()
+    assert len(chat_encoder._pool._processes._idle) == 1
+    chat_encoder.close()
     broken = prompter_of("{% for %}")
     broken.warm_up()
     assert "chats will be refused" in caplog.text
@@ -286,10 +290,10 @@ def test_a_warm_prompter_has_a_process_ready(caplog: pytest.LogCaptureFixture) -
 
 
 def test_a_killed_template_process_fails_no_conversation() -> None:
-    prompter = prompter_of(CHATML)
-    first = prompter.encode(user("x"))
-    (process,) = prompter._pool._processes._idle
+    chat_encoder = prompter_of(CHATML)
+    first = chat_encoder.encode(user("x"))
+    (process,) = chat_encoder._pool._processes._idle
     process._process.kill()  # as the kernel does when the machine's memory is full
     process._process.wait()
-    assert prompter.encode(user("x")) == first
-    prompter.close()
+    assert chat_encoder.encode(user("x")) == first
+    chat_encoder.close()

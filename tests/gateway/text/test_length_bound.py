@@ -43,15 +43,15 @@ BOUNDED = [
 )
 def test_no_text_has_fewer_tokens(tokenizer: FastTokenizer, text: str) -> None:
     num_tokens = len(tokenizer.encode(text, add_special_tokens=False))
-    assert tokenizer.fewest_tokens(text) <= num_tokens
-    assert bool(tokenizer.fewest_tokens(text)) == bool(text)
+    assert tokenizer.min_num_tokens(text) <= num_tokens
+    assert bool(tokenizer.min_num_tokens(text)) == bool(text)
 
 
 def test_the_bound_is_that_of_the_longest_token() -> None:
     tokenizer = FastTokenizer(byte_level_bpe())
     longest = len("<|endoftext|>")
-    assert tokenizer.fewest_tokens("<|endoftext|>" * 100) == 100
-    assert tokenizer.fewest_tokens("x" * (longest * 100 + 1)) == 101
+    assert tokenizer.min_num_tokens("<|endoftext|>" * 100) == 100
+    assert tokenizer.min_num_tokens("x" * (longest * 100 + 1)) == 101
 
 
 def test_composing_shortens_by_no_more_than_is_assumed() -> None:
@@ -95,7 +95,7 @@ def misses_bytes() -> tokenizers.Tokenizer:
 @pytest.mark.parametrize("make", [word_piece, swallows_spaces, strips, drops_spaces, misses_bytes])
 def test_a_tokenizer_that_drops_characters_has_no_bound(make: object) -> None:
     assert callable(make)
-    assert FastTokenizer(make()).fewest_tokens(" " * 10_000) == 0
+    assert FastTokenizer(make()).min_num_tokens(" " * 10_000) == 0
 
 
 @pytest.mark.parametrize("plain", [False, True])

@@ -20,7 +20,7 @@ class Breakpoint:
     seconds: float
 
 
-def lasting(breakpoints: Sequence[Breakpoint]) -> list[Breakpoint]:
+def drop_covered(breakpoints: Sequence[Breakpoint]) -> list[Breakpoint]:
     """Those, of breakpoints in their order, that a later one does not keep for as long."""
     kept: list[Breakpoint] = []
     for breakpoint_ in reversed(breakpoints):
@@ -29,7 +29,7 @@ def lasting(breakpoints: Sequence[Breakpoint]) -> list[Breakpoint]:
     return kept
 
 
-def otherwise_behind(
+def with_other_text_after(
     place: Breakpoint, messages: Sequence[Mapping[str, Any]]
 ) -> list[Mapping[str, Any]]:
     """The conversation with other text behind a place: what its prompt has in common with the
@@ -49,7 +49,7 @@ def otherwise_behind(
     return changed
 
 
-def num_common(left: Sequence[int], right: Sequence[int]) -> int:
+def common_prefix_length(left: Sequence[int], right: Sequence[int]) -> int:
     """The length of what two lists begin with."""
     low, high = 0, min(len(left), len(right))
     while low < high:  # bisection, since comparing slices is fast

@@ -14,8 +14,8 @@ from typing import Any
 
 from taco_gateway.text.chat_template.cache_breakpoints import (
     Breakpoint,
-    num_common,
-    otherwise_behind,
+    common_prefix_length,
+    with_other_text_after,
 )
 from taco_gateway.text.chat_template.chat_template import (
     PLAIN_TEMPLATE,
@@ -33,7 +33,7 @@ _log = logging.getLogger("taco.gateway.chat")
 _UNMARKED_FIELDS = frozenset({"role", "type"})
 
 
-class ChatPrompter:
+class ChatPromptEncoder:
     """Makes prompts of conversations. Its methods block for milliseconds: call them from a thread.
 
     Args:
@@ -108,7 +108,7 @@ class ChatPrompter:
             text = self._cut_at_end_mark(text)
         check_text(text, "messages")
         if max_model_len is not None:
-            num_tokens = self._tokenizer.fewest_tokens(self._unmarked(text))
+            num_tokens = self._tokenizer.min_num_tokens(self._unmarked(text))
             check_prompt_length(num_tokens, max_model_len, param="messages", at_least=True)
         token_ids = self._encode_text(text)
         if add_special_tokens is None:
@@ -134,7 +134,7 @@ class ChatPrompter:
         """
         try:
             others = self.encode(
-                otherwise_behind(place, messages),
+                with_other_text_after(place, messages),
                 add_generation_prompt=False,
                 add_special_tokens=add_special_tokens,
                 template_kwargs=template_kwargs,
@@ -142,7 +142,7 @@ class ChatPrompter:
         except InvalidParameterError as error:  # it took the client's own text
             _log.debug("no tokens are known before %s: %s", place, error)
             return 0
-        count = num_common(token_ids, others)
+        count = common_prefix_length(token_ids, others)
         if count and token_ids[count - 1] not in self._spellings:
             return count - 1  # what follows may have a part in the last token
         return count
@@ -154,13 +154,13 @@ class ChatPrompter:
         """Does now what the first conversation would wait for: a process starts, and looks at the
         template. A model whose own template is broken is still good for completions."""
         try:
-            _ = self._template.needs
+            _ = self._template.features
         except InvalidParameterError as error:
             _log.warning("chats will be refused: %s", error)
 
     def _check_template(self) -> None:
         try:
-            _ = self._template.needs
+            _ = self._template.features
         except InvalidParameterError as error:
             self.close()
             raise ConfigurationError(str(error)) from None

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from taco_gateway.text.chat_template.template_pool import TemplateNeeds, TemplatePool
+from taco_gateway.text.chat_template.template_pool import TemplateFeatures, TemplatePool
 from taco_proto.errors import ConfigurationError, InvalidParameterError
 
 # For models without a template: the form of dialogue that text on the web has most.
@@ -31,16 +31,16 @@ class ChatTemplate:
 
     source: str
     pool: TemplatePool
-    _needs: TemplateNeeds | None = field(default=None, init=False)
+    _features: TemplateFeatures | None = field(default=None, init=False)
 
     @property
-    def needs(self) -> TemplateNeeds:
+    def features(self) -> TemplateFeatures:
         """Raises:
         InvalidParameterError: the source is no Jinja template.
         """
-        if self._needs is None:
-            self._needs = self.pool.look(self.source)
-        return self._needs
+        if self._features is None:
+            self._features = self.pool.analyze(self.source)
+        return self._features
 
     def render(
         self,
@@ -61,9 +61,9 @@ class ChatTemplate:
         """
         given = dict(template_kwargs)
         for name in template_kwargs:
-            if name in _HINTS and name not in self.needs.variables:
+            if name in _HINTS and name not in self.features.variables:
                 del given[name]
-            elif name in _GIVEN_VARIABLES or name not in self.needs.variables:
+            elif name in _GIVEN_VARIABLES or name not in self.features.variables:
                 raise InvalidParameterError(
                     f"the chat template has no variable {name[:100]!r}", "chat_template_kwargs"
                 )
@@ -73,7 +73,7 @@ class ChatTemplate:
         return self.pool.render(self.source, {**given, **variables, "messages": fitting})
 
     def _check_reads_tool_calls(self) -> None:
-        if not self.needs.reads_tool_calls:
+        if not self.features.reads_tool_calls:
             raise InvalidParameterError(
                 "tool_calls are not supported: the model's chat template does not read them",
                 "messages",
@@ -82,9 +82,9 @@ class ChatTemplate:
     def _with_fitting_content(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         """Content in the form that the template reads: a string, or a list of parts."""
         content = message.get("content")
-        if isinstance(content, list) and not self.needs.reads_parts:
+        if isinstance(content, list) and not self.features.reads_parts:
             return {**message, "content": "\n".join([part["text"] for part in content])}
-        if isinstance(content, str) and not self.needs.reads_strings:
+        if isinstance(content, str) and not self.features.reads_strings:
             return {**message, "content": [{"type": "text", "text": content}]}
         return message
 

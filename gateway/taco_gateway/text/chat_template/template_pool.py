@@ -10,7 +10,7 @@ from taco_proto.errors import InvalidParameterError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TemplateNeeds:
+class TemplateFeatures:
     """What a template says of itself before it runs.
 
     Attributes:
@@ -32,7 +32,7 @@ class TemplatePool:
     def __init__(self) -> None:
         self._processes = ProcessPool("taco_gateway.text.chat_template.template_process")
 
-    def look(self, template: str) -> TemplateNeeds:
+    def analyze(self, template: str) -> TemplateFeatures:
         """Raises:
         InvalidParameterError: the source is no Jinja template.
         """
@@ -40,7 +40,7 @@ class TemplatePool:
         if "error" in reply:
             message = f"This is no chat template: {reply['error']}"
             raise InvalidParameterError(message, "chat_template")
-        return TemplateNeeds(
+        return TemplateFeatures(
             reads_parts=reply["reads_parts"],
             reads_strings=reply["reads_strings"],
             reads_tool_calls=reply["reads_tool_calls"],

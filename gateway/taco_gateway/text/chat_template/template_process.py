@@ -95,7 +95,7 @@ def _render(source: str, variables: dict[str, Any]) -> str:
     return "".join(pieces)
 
 
-def _look(source: str) -> dict[str, Any]:
+def _analyze(source: str) -> dict[str, Any]:
     """What a template needs: the form of content that it reads, and its variables."""
     tree = _ENVIRONMENT.parse(source)
     assigned = {
@@ -140,7 +140,7 @@ def _is_content(node: jinja2.nodes.Node, assigned: dict[str, jinja2.nodes.Node])
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
     try:
         if "variables" not in request:
-            return _look(request["template"])
+            return _analyze(request["template"])
         return {"text": _render(request["template"], request["variables"])}
     except OutputTooLongError:
         return {

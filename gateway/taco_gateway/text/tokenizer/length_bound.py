@@ -19,7 +19,7 @@ _NFC_SHRINKAGE = 3
 _LOSSLESS_SPLITTERS = frozenset({"ByteLevel", "Digits", "Metaspace"})
 
 
-def bytes_per_token(backend: tokenizers.Tokenizer) -> int | None:
+def max_bytes_per_token(backend: tokenizers.Tokenizer) -> int | None:
     """The most UTF-8 bytes of text that become one token.
 
     None where there is no such bound: a tokenizer that drops characters, or has one token for any

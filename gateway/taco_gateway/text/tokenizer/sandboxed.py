@@ -49,7 +49,7 @@ class IsolatedTokenizer(FastTokenizer):
     def encode_parts(self, parts: Sequence[str | int]) -> list[int]:
         return self._ask({"parts": list(parts)})
 
-    def fewest_tokens(self, text: str) -> int:
+    def min_num_tokens(self, text: str) -> int:
         return 0  # what its normalizer does is not known here
 
     def close(self) -> None:

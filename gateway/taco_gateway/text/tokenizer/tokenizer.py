@@ -15,7 +15,7 @@ from taco_gateway.text.tokenizer.detokenizer import (
     StreamDetokenizer,
     WindowDetokenizer,
 )
-from taco_gateway.text.tokenizer.length_bound import bytes_per_token
+from taco_gateway.text.tokenizer.length_bound import max_bytes_per_token
 from taco_gateway.text.tokenizer.plain_text import PlainTextEncoder
 from taco_gateway.text.tokenizer.token_bytes import TokenBytes, byte_spelling
 from taco_gateway.text.tokenizer.tokenizer_error import panics_as_errors
@@ -65,7 +65,7 @@ class Tokenizer(ABC):
         Strings are plain text, even where they spell a special token. Nothing is added in front.
         """
 
-    def fewest_tokens(self, text: str) -> int:
+    def min_num_tokens(self, text: str) -> int:
         """A number of tokens that `text` is sure to have, without encoding it; 0 if nothing is."""
         return 0
 
@@ -140,13 +140,13 @@ class FastTokenizer(Tokenizer):
         with panics_as_errors():
             return self._plain_text.encode(parts)
 
-    def fewest_tokens(self, text: str) -> int:
-        longest = self._bytes_per_token
+    def min_num_tokens(self, text: str) -> int:
+        longest = self._max_bytes_per_token
         return 0 if longest is None else -(-len(text.encode()) // longest)
 
     @cached_property
-    def _bytes_per_token(self) -> int | None:
-        return bytes_per_token(self._backend)
+    def _max_bytes_per_token(self) -> int | None:
+        return max_bytes_per_token(self._backend)
 
     def decode(
         self,
