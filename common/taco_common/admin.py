@@ -37,7 +37,7 @@ class Readiness(NamedTuple):
 
     Attributes:
         is_ready: a load balancer may send requests.
-        reason: the problem; empty: there is none. A service may be ready in spite of it.
+        reason: the problem; empty: no problem. A service may be ready in spite of it.
     """
 
     is_ready: bool

@@ -43,7 +43,7 @@ class ReadinessCheck:
         if gateway.draining:
             return "draining"
         if not gateway.keys.is_loaded:
-            return "the API keys are not known yet"
+            return "the API keys have not been loaded yet"
         wanted = gateway.config.min_ready_workers
         if wanted == 1:
             return ""
@@ -51,7 +51,7 @@ class ReadinessCheck:
             num_workers = (await gateway.client.stats()).num_workers
         except EngineError:
             return "the scheduler does not answer"
-        return "" if num_workers >= wanted else f"{num_workers} of {wanted} workers are there"
+        return "" if num_workers >= wanted else f"{num_workers} of {wanted} workers are attached"
 
     def _common_problem(self) -> str:
         if problem := self._gateway.license_problem:

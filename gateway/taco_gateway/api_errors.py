@@ -1,7 +1,7 @@
-"""Errors that clients see, always in OpenAI's envelope.
+"""Errors that clients see, in OpenAI's error format.
 
-A response never holds a path, an address or a traceback: what we did not expect becomes a plain
-500, and the log has the rest.
+A response never holds a path, an address or a traceback. An unexpected exception becomes a plain
+500 and is logged.
 """
 
 import json
@@ -35,17 +35,17 @@ _TYPES = {
     504: "timeout_error",
 }
 _CODES = {429: "rate_limit_exceeded"}
-CLIENT_CLOSED_REQUEST = 499  # nginx's number; nobody reads it but the metrics
+CLIENT_CLOSED_REQUEST = 499  # nginx's number, for metrics and logs: the client is gone
 
 
 class ApiError(Exception):
-    """A request that is refused or failed.
+    """A request that was rejected or failed.
 
     Attributes:
         status: HTTP status.
-        param: the offending parameter, as the client wrote it.
-        code: OpenAI's machine-readable code, where there is one.
-        headers: further response headers.
+        param: the parameter at fault, as the client wrote it.
+        code: OpenAI's machine-readable code, if any.
+        headers: additional response headers.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class ApiError(Exception):
 
 
 def as_api_error(error: Exception) -> ApiError:
-    """What a client may be told of `error`; the unexpected is logged and becomes a plain 500."""
+    """Turns any exception into an error for clients; logs unexpected ones as a plain 500."""
     match error:
         case ApiError():
             return error
@@ -123,7 +123,7 @@ def install_error_handlers(app: FastAPI) -> None:
 
 def _from_engine(error: EngineError) -> ApiError:
     if error.reason == LICENSE_INVALID:
-        # It takes an operator to mend that: no client is to come again every second.
+        # Only an operator can fix this: clients must not retry every second.
         headers = {"x-should-retry": "false"}
         return ApiError(error.code, error.message, code=error.reason, headers=headers)
     if not error.retry_after:
@@ -134,7 +134,7 @@ def _from_engine(error: EngineError) -> ApiError:
 
 
 def _from_validation(error: ValidationError) -> ApiError:
-    # Of a union's branches, the one that got furthest is the one that was meant.
+    # The branch of a union that was validated furthest is the one the client meant.
     errors = error.errors(include_url=False, include_input=False)
     meant = max(errors, key=lambda details: len(details["loc"]))
     cause = meant.get("ctx", {}).get("error")

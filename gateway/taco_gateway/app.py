@@ -1,4 +1,4 @@
-"""The HTTP application: routes, who may use them, and what stands around them."""
+"""The HTTP application: routes, authentication, error handlers and middleware."""
 
 import importlib
 import inspect
@@ -35,10 +35,10 @@ def create_app(
     tokenizer: Tokenizer | None,
     keys: KeyRing | None = None,
 ) -> FastAPI:
-    """The gateway's application. Its `state.gateway` is the `Gateway` behind the routes.
+    """Creates the gateway's application. Its `state.gateway` is the `Gateway` that all routes use.
 
     Args:
-        keys: who may use it; None: those of the configuration.
+        keys: the API keys; None: those of the configuration.
 
     Raises:
         ConfigurationError: a middleware, the chat template or the key file cannot be loaded.
@@ -80,7 +80,7 @@ def create_app(
 
 
 def _add_middleware(app: FastAPI, path: str) -> None:
-    """Adds what the operator named `package.module.name`: an ASGI class or a coroutine function."""
+    """Adds the middleware `package.module.name`: an ASGI class or a coroutine function."""
     module_name, _, name = path.rpartition(".")
     try:
         middleware: Any = getattr(importlib.import_module(module_name), name)

@@ -1,4 +1,4 @@
-"""What every route works with."""
+"""The state and the checks that all routes share: engine, tokenizer, API keys, metrics."""
 
 import hashlib
 import logging
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 class EngineFields(Protocol):
-    """Fields that requests of every surface hand on to the engine."""
+    """Fields of every API's request that the engine gets as they are."""
 
     @property
     def priority(self) -> int: ...
@@ -51,16 +51,16 @@ class EngineFields(Protocol):
 
 
 class Gateway:
-    """One gateway's parts and the checks that its routes share.
+    """One gateway: its components and the checks that all routes share.
 
     Args:
-        keys: who may use it; None: those of the configuration.
+        keys: the API keys; None: those of the configuration.
 
     Attributes:
-        keys: who may use it.
-        created: when this process began to serve, in seconds since the epoch.
-        draining: no new requests are taken.
-        openapi: the description of the routes, once somebody has asked for it.
+        keys: the API keys.
+        created: when this process started, in seconds since the epoch.
+        draining: new requests are rejected.
+        openapi: the OpenAPI document, once a client has asked for it.
     """
 
     def __init__(
@@ -85,35 +85,35 @@ class Gateway:
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """The names that clients may use; the first one stands in responses."""
+        """The names that clients may use; responses contain the first one."""
         return self.config.model.served_model_names or (self.config.model.served_name,)
 
     @cached_property
     def system_fingerprint(self) -> str:
-        """Changes when the same seed might give other tokens: with the version, or the model."""
+        """Changes when the same seed might give other tokens: with the version or the model."""
         model = self.config.model
         parts = (version("taco-llm"), model.model, model.revision, model.dtype, model.quantization)
         return f"fp_{hashlib.sha256(repr(parts).encode()).hexdigest()[:10]}"
 
     @property
     def ready(self) -> bool:
-        """Whether requests are taken."""
+        """Whether new requests are accepted."""
         info = self.client.model_info()
         return not self.draining and info is not None and info.ready and self.keys.is_loaded
 
     @property
     def license_problem(self) -> str:
-        """Why requests are refused for want of a license, for operators; empty: they are not."""
+        """Why requests are rejected without a license, for operators; empty: they are accepted."""
         info = self.client.model_info()
         return "" if info is None else info.license_problem
 
     def check_accepting(self) -> None:
         """Raises:
-        ApiError: 503, this gateway is going down.
-        EngineError: 503, no worker serves the model, or may take new requests.
+        ApiError: 503, this gateway is shutting down.
+        EngineError: 503, no worker serves the model, or none has a license.
         """
         if self.draining:
-            # The next try is to find another server.
+            # Closing the connection sends the next try to another server.
             raise ApiError(503, "The server is shutting down.", headers={"connection": "close"})
         self.engine.model_info()
 
@@ -131,7 +131,7 @@ class Gateway:
         """Reads the key file again.
 
         Raises:
-            ConfigurationError: it makes no sense; the keys are those of before.
+            ConfigurationError: the file is invalid; the former keys stay valid.
         """
         keys = keys_from_flags(self.config.api_keys)
         if self.config.api_key_file is not None:
@@ -139,10 +139,10 @@ class Gateway:
         self.keys.replace(keys)
 
     def check_model(self, name: str | None, key: ApiKey) -> None:
-        """A request without a model is answered by the one that there is.
+        """Checks the model of a request; None is the served model.
 
         Raises:
-            ApiError: 404; 403, the key may not use it.
+            ApiError: 404, there is no such model; 403, the key may not use it.
         """
         if name is not None and name not in self.model_names:
             raise model_not_found(name)
@@ -151,20 +151,21 @@ class Gateway:
             raise ApiError(403, message, param="model", code="model_not_allowed")
 
     def _cache_salt(self, key: ApiKey, salt: str) -> str:
-        """Requests share cached prefixes only under the same salt: those of different keys do not,
-        since the time to the first token would tell one what another has asked.
+        """The salt of the prefix cache: requests with different salts share no cached prefix.
+
+        Each key has its own salt, because the time to the first token would otherwise reveal what
+        another key has asked.
         """
         if self.config.share_prefix_cache or not key.tenant.name:
             return salt
         return f"{key.tenant.name}\0{salt}"
 
     async def read_request(self, request: Request, schema: RequestSchema[T]) -> T:
-        """The validated body of a request; a large one costs the event loop no more than a small
-        one.
+        """Reads and validates the body of a request. A large body does not block the event loop.
 
         Raises:
             ApiError: the body is not an acceptable JSON object.
-            InvalidParameterError, pydantic.ValidationError: it is no valid request.
+            InvalidParameterError, pydantic.ValidationError: the request is not valid.
         """
         limit = self.config
         raw = await read_json_bytes(
@@ -173,19 +174,19 @@ class Gateway:
         return await self.bodies.parse(raw, schema)
 
     def close(self) -> None:
-        """Ends the processes that render chat templates and parse bodies."""
+        """Ends the child processes for chat templates, tokenizers and request bodies."""
         self.engine.close()
         self.bodies.close()
 
     async def answer(self, request: Request, work: Coroutine[Any, Any, BaseModel]) -> Response:
-        """The response that `work` gives, unless the client goes away before."""
+        """The response with the result of `work`, unless the client disconnects before."""
         model = await until_disconnect(work, request.receive, self.metrics)
         return Response(model.model_dump_json(), media_type="application/json")
 
     def request_stats(
         self, request: Request, arrival: float, model: str | None, sequences_per_prompt: int
     ) -> RequestStats:
-        """New statistics of a request, which its log line shows."""
+        """Creates the statistics of a request and adds them to its log line."""
         stats = RequestStats(self.metrics, arrival, sequences_per_prompt)
         log = request_log_of(request.scope)
         if log is not None:
@@ -215,7 +216,7 @@ class Gateway:
         pins: tuple[PrefixPin, ...],
         seconds_left: float | None = None,
     ) -> GenerateRequest:
-        """What the engine gets of a client's request, without its prompt.
+        """Builds the engine's request from a client's request, without the prompt.
 
         Args:
             seconds_left: the client's own time limit; None: `queue_timeout` alone holds.
@@ -250,7 +251,7 @@ def model_not_found(name: str) -> ApiError:
 
 
 def key_of(request: Request) -> ApiKey:
-    """Whose request it is."""
+    """The permissions of the API key that came with the request."""
     key = request.state.api_key
     assert isinstance(key, ApiKey)
     return key

@@ -1,7 +1,7 @@
-"""What the gateway measures, under the names that dashboards read, and the merged `/metrics`.
+"""Metrics of the gateway under vLLM's names, and the `/metrics` page with the scheduler's.
 
-Latencies are kept as plain bucket counts: observing one is a bisection and two additions, cheap
-enough for every chunk of every stream. They become Prometheus families only when somebody scrapes.
+Observing a latency costs a bisection and two additions, cheap enough for every chunk of every
+stream. Prometheus families are made when the page is scraped.
 """
 
 from collections import Counter
@@ -28,20 +28,20 @@ _REQUEST_BUCKETS = (
     0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0,
     240.0, 480.0, 960.0, 1920.0, 7680.0,
 )  # fmt: skip
-# vLLM's: 1, 2, 5, 10, … up to the longest context.
+# As in vLLM: 1, 2, 5, 10, … up to the longest context.
 _LENGTH_BUCKETS = tuple(float(digit * 10**exponent) for exponent in range(7) for digit in (1, 2, 5))
 _COUNT_BUCKETS = (1.0, 2.0, 5.0, 10.0, 20.0)
 
 
 class GatewayMetrics(Collector):
-    """The gateway's own numbers and those of its process, in a registry of their own.
+    """Metrics of the gateway and of its process, in their own registry.
 
     Attributes:
         num_active: requests that are being generated.
     """
 
     def __init__(self, model_name: str, tls: TlsConfig | None = None) -> None:
-        """`tls`: whose certificate is shown; None: there is none."""
+        """`tls`: its certificate is exported; None: there is no certificate."""
         self._families = Families(model_name=model_name)
         self.time_to_first_token = Histogram(_FIRST_TOKEN_BUCKETS)
         self.inter_token_latency = Histogram(_TOKEN_BUCKETS)
@@ -66,10 +66,10 @@ class GatewayMetrics(Collector):
         self._disconnects += 1
 
     def observe_params(self, num_prompt_tokens: int, n: int, max_tokens: int | None) -> None:
-        """A request that was accepted, one for each of its prompts.
+        """Observes the parameters of an accepted request, once for each of its prompts.
 
         Args:
-            max_tokens: as the client gave it.
+            max_tokens: of the client; None: it gave none.
         """
         self.prompt_tokens.observe(num_prompt_tokens)
         self.params_n.observe(n)
@@ -147,11 +147,11 @@ class GatewayMetrics(Collector):
         )
 
     def add(self, collector: Collector) -> None:
-        """Shows the numbers of another part of this gateway, too."""
+        """Adds the metrics of another component of this gateway."""
         self._registry.register(collector)
 
     def exposition(self, scheduler: bytes = b"") -> bytes:
-        """Own metrics, then those families of the scheduler's that are not among them."""
+        """The gateway's metrics, then the scheduler's families that the gateway does not have."""
         own = exposition(self._registry)
         return b"".join([own, *_other_families(scheduler, known=set(_family_names(own)))])
 
@@ -163,7 +163,7 @@ def _family_names(exposition: bytes) -> Iterator[bytes]:
 
 
 def _other_families(exposition: bytes, known: set[bytes]) -> Iterator[bytes]:
-    """Lines of the families that are not `known`; a family begins at its HELP or TYPE line."""
+    """Lines of the families that are not in `known`; a family starts with HELP or TYPE."""
     skip = False
     for line in exposition.splitlines(keepends=True):
         if line.startswith((b"# HELP ", b"# TYPE ")):

@@ -1,4 +1,4 @@
-"""One log line for each finished request, whatever has become of it."""
+"""Request log: one line for each finished request, successful or not."""
 
 import json
 import logging
@@ -12,7 +12,7 @@ from taco_common.logging import REQUEST, event
 if TYPE_CHECKING:
     from taco_gateway.request_stats import RequestStats
 
-GRPC_METHOD = "GRPC"  # of requests that are no HTTP requests
+GRPC_METHOD = "GRPC"  # the method of requests of the Inference service
 
 logger = logging.getLogger("taco.gateway.requests")
 
@@ -22,13 +22,13 @@ _STATE_KEY = "request_log"
 
 @dataclass(slots=True)
 class RequestLog:
-    """What the line says; it is filled while the request is served.
+    """Content of the log line, collected while the request is served.
 
     Attributes:
-        arrival: when the request came, on `perf_counter`'s clock.
-        key: the name of the API key's owner; empty: there are no keys, or none was accepted.
-        status: HTTP status, that of the failure where a stream has failed; 0: none was sent.
-        stats: of a request that generates.
+        arrival: time of the request's arrival, on `perf_counter`'s clock.
+        key: name of the API key's owner; empty: no key was needed or accepted.
+        status: HTTP status, or that of the error that ended a stream; 0: no status was sent.
+        stats: usage and latencies of a request that generates.
     """
 
     request_id: str
@@ -42,7 +42,7 @@ class RequestLog:
     stats: "RequestStats | None" = None
 
     def write(self) -> None:
-        """Logs the line: requests of the API at level info, probes and the like at debug."""
+        """Logs the line: API requests at level info, probes and other requests at level debug."""
         is_api = self.method == GRPC_METHOD or (self.method == "POST" and "/v1/" in self.route)
         level = logging.INFO if is_api else logging.DEBUG
         if not logger.isEnabledFor(level):
@@ -85,7 +85,7 @@ class RequestLog:
 
 
 def begin_request_log(scope: MutableMapping[str, Any], request_id: str) -> RequestLog:
-    """The log of a new HTTP request, kept in its ASGI scope."""
+    """Creates the log of a new HTTP request, and keeps it in the ASGI scope."""
     log = RequestLog(request_id, scope["method"], scope["path"], perf_counter())
     scope.setdefault("state", {})[_STATE_KEY] = log
     return log
@@ -97,7 +97,7 @@ def request_log_of(scope: MutableMapping[str, Any]) -> RequestLog | None:
 
 
 def note_failure(scope: MutableMapping[str, Any], status: int, message: str) -> None:
-    """The request has failed, before its response or within it."""
+    """Records that a request has failed, before or during its response."""
     log = request_log_of(scope)
     if log is not None:
         log.status, log.error = status, message

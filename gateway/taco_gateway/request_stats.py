@@ -85,7 +85,7 @@ class RequestStats:
         self._sequences[update.index] = sequence
         prompt = update.index // self._n
         self._num_prompt[prompt] = update.num_prompt_tokens
-        # A sibling finds the prompt of its own request in the cache. The lowest count is what was
+        # A sibling finds the prompt of the same request in the cache. The lowest count is what was
         # cached before.
         cached = update.num_cached_tokens
         self._num_cached[prompt] = min(cached, self._num_cached.get(prompt, cached))

@@ -1,4 +1,4 @@
-"""The gateway as a process: HTTP, the Inference service, and how both come up and go down."""
+"""The gateway process: starts HTTP, gRPC and admin listeners, handles signals and drains."""
 
 import asyncio
 import logging
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("taco.gateway")
 
-CLOSE_SECONDS = 5.0  # for clients to take their last bytes
+CLOSE_SECONDS = 5.0  # for clients to read their last bytes
 UNIX_SOCKET_MODE = 0o660
 TICKS_PER_SECOND = 10  # of uvicorn's main loop
 
@@ -75,12 +75,12 @@ async def _serve(config: GatewayConfig) -> None:
             client = _scheduler_client(config, None if redis_state is None else redis_state.link)
             client.start()
             try:
-                # The tokenizer loads while the scheduler is dialled.
+                # The tokenizer loads while the client connects to the scheduler.
                 loading = asyncio.create_task(asyncio.to_thread(load_tokenizer, config.model))
                 await _first_of(loading, signals.first.wait())
                 if not signals.first.is_set():
                     app = _make_app(config, client, await loading, redis_state)
-                    # The worker takes longer to load: this costs no time to the first answer.
+                    # The worker takes longer to load, so this does not delay the first answer.
                     gateway: Gateway = app.state.gateway
                     await gateway.engine.warm_up()
                     async with _serving_admin(gateway, admin):
@@ -158,7 +158,7 @@ async def _serve_until_signal(
         ending.append(inference.stop(config.drain_timeout))
     ended = asyncio.gather(*ending)
     await _first_of(ended, signals.second.wait(), asyncio.sleep(config.drain_timeout))
-    # What still runs now fails with 503, which ends its connection.
+    # Requests that still run fail with 503, which ends their connections.
     await gateway.client.close()
     await ended
 
@@ -167,16 +167,16 @@ def _reload_keys(gateway: Gateway) -> None:
     try:
         gateway.reload_keys()
     except ConfigurationError as error:
-        logger.error("the keys stay as they were: %s", error)
+        logger.error("cannot reload the API keys, the former keys stay valid: %s", error)
     else:
-        logger.info("the keys were read again")
+        logger.info("reloaded the API keys")
 
 
 class _Signals:
-    """SIGTERM and SIGINT: the first asks for an end, the second for a quick one.
+    """SIGTERM and SIGINT: the first starts a drain, the second ends it at once.
 
     Attributes:
-        hangup: what SIGHUP does, where there are keys to read again.
+        hangup: called on SIGHUP, with a key file: reloads the API keys.
     """
 
     def __init__(self, config: GatewayConfig) -> None:
@@ -194,7 +194,7 @@ class _Signals:
 
 
 async def _first_of(*parts: Awaitable[object]) -> None:
-    """Waits until one is done. Coroutines that are not are cancelled, futures are left alone."""
+    """Waits until one part is done. Other coroutines are cancelled; other futures are not."""
     futures = [asyncio.ensure_future(part) for part in parts]
     await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
     for part, future in zip(parts, futures, strict=True):

@@ -1,4 +1,4 @@
-"""From updates of single sequences to choices: merging prompts, counting, gathering answers."""
+"""Combines the updates of sequences: merges the prompts of a request, collects choices."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
@@ -12,7 +12,7 @@ Updates = AsyncGenerator[TextUpdate, None]
 
 @dataclass(slots=True)
 class Choice:
-    """One sequence, as far as it has come."""
+    """Everything that one sequence has generated so far."""
 
     pieces: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
@@ -34,7 +34,7 @@ class Choice:
 
 
 async def without_generated_tokens(updates: Updates) -> Updates:
-    """The same request as if no token had been asked for (the engine makes at least one)."""
+    """Removes the generated token of a request with `max_tokens=0` (the engine makes one)."""
     async with aclosing(updates):
         async for update in updates:
             update.text, update.token_ids, update.num_completion_tokens = "", [], 0
@@ -45,7 +45,7 @@ async def without_generated_tokens(updates: Updates) -> Updates:
 
 
 def merged(prompts: Sequence[Updates], sequences_per_prompt: int) -> Updates:
-    """The updates of several prompts as they come; sequence i of prompt k gets index k·n + i."""
+    """Merges the updates of several prompts; sequence i of prompt k gets index k·n + i."""
     return prompts[0] if len(prompts) == 1 else _merged(prompts, sequences_per_prompt)
 
 

@@ -1,4 +1,4 @@
-"""`--api-key-file`: who may use the server, how much of it, and which models."""
+"""`--api-key-file`: reads API keys, their owners and their limits from JSON or YAML."""
 
 import json
 import re
@@ -21,13 +21,13 @@ _HASH = re.compile(r"sha256:([0-9a-fA-F]{64})")
 
 
 def read_key_file(path: str) -> list[tuple[bytes, ApiKey]]:
-    """The keys of a JSON or YAML file, for `KeyRing`: SHA-256 of each, and what its owner may have.
+    """Reads a key file for `KeyRing`: the SHA-256 of each key and the permissions of its owner.
 
-    The file holds a list; each entry has a `name`, a `key` or a `key_hash` (one or a list, of which
-    each is good: for a change of keys), and options.
+    The file holds a list. Each entry has a `name`, a `key` or a `key_hash`, and options. A list of
+    several keys makes all of them valid, so that a key can be rotated.
 
     Raises:
-        ConfigurationError: it cannot be read, or an entry makes no sense. No key is shown.
+        ConfigurationError: the file cannot be read, or an entry is invalid. No key is shown.
     """
     entries = _parse(path)
     if not isinstance(entries, list) or not entries:
@@ -39,10 +39,10 @@ def read_key_file(path: str) -> list[tuple[bytes, ApiKey]]:
             entry = check_options(value, FILE_OPTIONS)
             owner = read_owner(entry)
             if owner.tenant.name in names:
-                raise KeyOptionError("name", "stands there twice")
+                raise KeyOptionError("name", "is used twice")
             for hashed in _hashes(entry):
                 if hashed in keys:
-                    raise KeyOptionError("key", "stands there twice")
+                    raise KeyOptionError("key", "is used twice")
                 keys[hashed] = owner
         except KeyOptionError as error:
             raise ConfigurationError(f"{path}, entry {number}: {error}") from None
@@ -59,7 +59,7 @@ def _parse(path: str) -> object:
         raise ConfigurationError(f"cannot read {path}: {reason}") from None
     except json.JSONDecodeError as error:
         raise ConfigurationError(f"{path} is not valid JSON (line {error.lineno})") from None
-    except yaml.YAMLError as error:  # whose text quotes the file, keys and all
+    except yaml.YAMLError as error:  # its message quotes the file with the keys
         mark = getattr(error, "problem_mark", None)
         where = f" (line {mark.line + 1})" if mark else ""
         raise ConfigurationError(f"{path} is not valid YAML{where}") from None
@@ -67,11 +67,11 @@ def _parse(path: str) -> object:
 
 def _hashes(entry: Entry) -> list[bytes]:
     if ("key" in entry) == ("key_hash" in entry):
-        raise KeyOptionError("key or key_hash", "must be given, one of the two")
+        raise KeyOptionError("key or key_hash", "is required, exactly one of the two")
     option = "key" if "key" in entry else "key_hash"
     values = entry[option] if isinstance(entry[option], list) else [entry[option]]
     if not values or not all(isinstance(value, str) and value for value in values):
-        raise KeyOptionError(option, "must be a text, or a list of texts")
+        raise KeyOptionError(option, "must be a string or a list of strings")
     if option == "key":
         return [key_hash(value.encode()) for value in values]
     matches = [_HASH.fullmatch(value) for value in values]

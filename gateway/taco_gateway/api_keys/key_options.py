@@ -1,4 +1,4 @@
-"""What is written of a key's owner, in a key file or in Redis: a name and options."""
+"""Options of an API key's owner (name, weight, rate limits, models), as in a key file or Redis."""
 
 import math
 import re
@@ -17,35 +17,36 @@ Entry = Mapping[str, Any]
 
 
 class KeyOptionError(Exception):
-    """An entry makes no sense; the text names the option and shows no key."""
+    """An option is invalid; the message names the option and shows no key."""
 
     def __init__(self, option: str, problem: str) -> None:
         super().__init__(f"{option} {problem}")
 
 
 def check_options(entry: object, options: tuple[str, ...]) -> dict[str, Any]:
-    """Raises:
-    KeyOptionError: it is no mapping of these options.
+    """Returns the entry if it is a mapping of known options.
+
+    Raises:
+        KeyOptionError: it is not.
     """
     if not isinstance(entry, dict):
         raise KeyOptionError("it", "must be a mapping of options")
     for option in entry:
         if option not in options:
-            raise KeyOptionError(
-                repr(option)[:100], f"is no option; there are {', '.join(options)}"
-            )
+            known = ", ".join(options)
+            raise KeyOptionError(repr(option)[:100], f"is not an option; the options are {known}")
     return entry
 
 
 def read_owner(entry: Entry) -> ApiKey:
-    """What the owner may have, from the options of `OPTIONS`.
+    """Reads the permissions of an owner from the options in `OPTIONS`.
 
     Raises:
         KeyOptionError: a value is out of range.
     """
     name = entry.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise KeyOptionError("name", "must be a text of 1 to 128 characters")
+        raise KeyOptionError("name", "must be a string of 1 to 128 characters")
     weight = _number(entry, "weight", 1.0, lambda value: 0 < value < math.inf, "above 0")
     limits = {
         option: int(_number(entry, option, 0, _is_limit, f"an integer, 1 to {MAX_NUMBER}"))
@@ -56,9 +57,7 @@ def read_owner(entry: Entry) -> ApiKey:
 
 
 def owner_entry(owner: ApiKey) -> dict[str, Any]:
-    """The options from which `read_owner` makes the same owner; those that say nothing are left
-    out.
-    """
+    """The inverse of `read_owner`; options with their default value are left out."""
     tenant = owner.tenant
     entry: dict[str, Any] = {"name": tenant.name}
     if tenant.weight != 1.0:
@@ -96,7 +95,7 @@ def _models(entry: Entry) -> frozenset[str] | None:
 
 
 def _priority(entry: Entry) -> int:
-    """Whoever has a place in the file does not jump the queue before those that have one too."""
+    """The default is 0: a key without the option is no more urgent than other keys."""
     value = entry.get("priority", 0)
     if value == "low":
         return LOW_PRIORITY

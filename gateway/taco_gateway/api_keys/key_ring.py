@@ -1,4 +1,7 @@
-"""API keys: a dependency of every route that denies unless the route says that it is public."""
+"""API key authentication: the keys in memory, and the dependency that checks every route.
+
+A route rejects requests without a valid key unless it is marked `public`.
+"""
 
 import hashlib
 import hmac
@@ -13,7 +16,7 @@ from taco_gateway.api_errors import ApiError
 from taco_proto.requests import ANYBODY, Tenant
 
 _PUBLIC_MARK = "__taco_public__"
-GROUP_BYTES = 2  # of a digest: of thousands of keys, hardly more than one stands in each group
+GROUP_BYTES = 2  # leading bytes of a digest: a group has few keys even with thousands of keys
 _CHALLENGE = {"www-authenticate": "Bearer"}
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., object])
@@ -32,11 +35,11 @@ def is_public(endpoint: object) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiKey:
-    """What the owner of a key may have. It does not hold the key.
+    """The permissions of a key's owner. It does not hold the key.
 
     Attributes:
-        models: names that it may use; None: all.
-        priority: a request is never more urgent than that; None: whatever it asks for.
+        models: names of the models that it may use; None: all.
+        priority: the most urgent priority of its requests; None: any.
     """
 
     tenant: Tenant = ANYBODY
@@ -54,18 +57,17 @@ ANONYMOUS = ApiKey()
 
 
 class KeyRing:
-    """The keys that clients may present, held as keyed hashes.
+    """The valid API keys, stored as keyed hashes.
 
-    Of a key file or of flags, the secret under which they are hashed lives as long as the process;
-    of Redis, as long as what stands there. Neither a memory dump's digests nor timing says anything
-    of a key.
+    The hash secret of keys from a file or from flags lives as long as the process; that of keys in
+    Redis is in Redis. Neither a memory dump nor the time of a check reveals a key.
 
     Args:
-        keys: SHA-256 of each key, and what its owner may have; if there are none, everybody is let
-            in. None: they come later (`replace_digests`), and without any nobody is let in.
+        keys: SHA-256 and permissions of each key; an empty list admits every request. None: the
+            keys come later (`replace_digests`), and until then every request is rejected.
 
     Attributes:
-        is_known: it has been said which keys are good.
+        is_loaded: the valid keys are known.
     """
 
     def __init__(self, keys: Iterable[tuple[bytes, ApiKey]] | None = ()) -> None:
@@ -77,28 +79,28 @@ class KeyRing:
 
     @property
     def allows_anonymous(self) -> bool:
-        """Whether no key is needed."""
+        """Whether requests need no key."""
         return not self._groups and not self._always_asks
 
     def replace(self, keys: Iterable[tuple[bytes, ApiKey]]) -> None:
-        """These keys are good from now on, and no others."""
+        """Makes these the only valid keys."""
         self._group((keyed_hash(self._secret, hashed), key) for hashed, key in keys)
 
     def replace_digests(self, secret: bytes, keys: Iterable[tuple[bytes, ApiKey]]) -> None:
-        """As `replace`, for the `keyed_hash` of each key under that secret."""
+        """Like `replace`, with the `keyed_hash` of each key under `secret`."""
         self._secret, self.is_loaded = secret, True
         self._group(keys)
 
     def find(self, key: bytes | None) -> ApiKey | None:
-        """What the owner of a key may have; None if it is no good one."""
+        """The permissions of a key's owner; None if the key is not valid."""
         if self.allows_anonymous:
             return ANONYMOUS
         if key is None:
             return None
         presented = keyed_hash(self._secret, key_hash(key))
         found = None
-        # Every digest of its group is compared, so that time does not tell which one matched; which
-        # group that is says nothing to those who do not have the secret.
+        # All digests of the group are compared, so that the time does not tell which one matched.
+        # The group itself depends on the secret.
         for digest, api_key in self._groups.get(presented[:GROUP_BYTES], ()):
             if hmac.compare_digest(presented, digest):
                 found = api_key
@@ -117,13 +119,14 @@ def keyed_hash(secret: bytes, hashed: bytes) -> bytes:
 
 
 def key_hash(key: bytes) -> bytes:
-    """How a key stands in a key file."""
+    """SHA-256 of a key, as in a key file."""
     return hashlib.sha256(key).digest()
 
 
 def keys_from_flags(keys: Iterable[str]) -> list[tuple[bytes, ApiKey]]:
-    """Keys without a file, for `KeyRing`. Their owners are told apart by their place in the list,
-    so that all gateways agree.
+    """Keys given by flags, for `KeyRing`.
+
+    Owners are named by position (`key-1`, `key-2`), so that all gateways use the same names.
     """
     return [
         (key_hash(key.encode()), ApiKey(tenant=Tenant(name=f"key-{number}")))
@@ -132,10 +135,10 @@ def keys_from_flags(keys: Iterable[str]) -> list[tuple[bytes, ApiKey]]:
 
 
 class Authenticator:
-    """Route dependency: 401 unless the route is public, keys are off, or a good one is there; 503
-    while it is not known which are good.
+    """Route dependency that rejects requests without a valid API key.
 
-    What the key's owner may have stands in `request.state.api_key`.
+    It raises 401 unless the route is public, no keys are configured, or the key is valid; and 503
+    until the keys have been loaded. `request.state.api_key` gets the permissions of the owner.
     """
 
     def __init__(self, keys: KeyRing) -> None:
@@ -145,7 +148,7 @@ class Authenticator:
         if is_public(request.scope["endpoint"]):
             return
         if not self._keys.is_loaded:
-            raise ApiError(503, "The API keys are not known yet.")
+            raise ApiError(503, "The API keys have not been loaded yet.")
         key = _bearer_key(request)
         api_key = self._keys.find(key)
         if api_key is None:
@@ -162,7 +165,7 @@ def _bearer_key(request: Request) -> bytes | None:
 
 
 def bearer_key(values: list[bytes]) -> bytes | None:
-    """The key in the values of `authorization`; None unless there is exactly one."""
+    """The bearer key in the values of `authorization`; None unless there is exactly one value."""
     if len(values) != 1:
         return None
     scheme, _, key = values[0].partition(b" ")

@@ -1,12 +1,12 @@
-"""API keys as they stand in Redis, and how an operator changes them there.
+"""API keys in Redis: their record format, and the changes that `taco_llm keys` makes.
 
 | key | holds |
 |---|---|
-| `taco:keys` | hash: an owner's name, and JSON of options and of the digests of the owner's keys |
-| `taco:keys:secret` | 32 random bytes, under which keys are hashed |
-| `taco:keys:version` | another random text after each change |
+| `taco:keys` | hash: name of an owner to JSON of its options and of the digests of its keys |
+| `taco:keys:secret` | 32 random bytes, the secret of the key hashes |
+| `taco:keys:version` | random text, replaced by each change |
 
-No key stands there: a digest is HMAC-SHA256, under the secret, of the key's SHA-256.
+Redis holds no key: a digest is the HMAC-SHA256 of the key's SHA-256 under the secret.
 """
 
 import contextlib
@@ -43,10 +43,10 @@ _DIGEST = re.compile(r"hmac-sha256:([0-9a-f]{64})")
 
 @dataclass(frozen=True, slots=True)
 class KeyRecord:
-    """One owner.
+    """One owner and its keys.
 
     Attributes:
-        digests: of each key that is good.
+        digests: of each valid key.
     """
 
     owner: ApiKey
@@ -58,7 +58,7 @@ class KeyRecord:
 
     @property
     def key_ids(self) -> list[str]:
-        """By which an operator tells an owner's keys apart."""
+        """Short ids by which an operator names the keys of an owner."""
         return [digest.hex()[:KEY_ID_CHARS] for digest in self.digests]
 
     def encode(self) -> str:
@@ -67,8 +67,10 @@ class KeyRecord:
 
 
 def decode_record(name: bytes, data: bytes) -> KeyRecord:
-    """Raises:
-    KeyOptionError: it is no record of that owner. No digest is shown.
+    """Parses a record from Redis.
+
+    Raises:
+        KeyOptionError: it is not a record of that owner. No digest is shown.
     """
     try:
         value = json.loads(data)
@@ -77,20 +79,20 @@ def decode_record(name: bytes, data: bytes) -> KeyRecord:
     entry = check_options(value, (*OPTIONS, "digests"))
     owner = read_owner(entry)
     if owner.tenant.name.encode() != name:
-        raise KeyOptionError("name", "is not the one under which it stands")
+        raise KeyOptionError("name", "differs from the name of the Redis field")
     digests = entry.get("digests")
     if not isinstance(digests, list) or not digests:
-        raise KeyOptionError("digests", "must be a list, of at least one")
+        raise KeyOptionError("digests", "must be a list with at least one entry")
     matches = [isinstance(text, str) and _DIGEST.fullmatch(text) for text in digests]
     if not all(matches):
-        raise KeyOptionError("digests", "must be hmac-sha256: and 64 hexadecimal digits each")
+        raise KeyOptionError("digests", "must each be hmac-sha256: and 64 hexadecimal digits")
     return KeyRecord(owner, tuple(bytes.fromhex(match[1]) for match in matches if match))
 
 
 class RedisKeyStore:
-    """What the command `taco_llm keys` does. Each change is one transaction.
+    """Lists, adds, revokes and imports the API keys in Redis. Each change is one transaction.
 
-    Every method raises ConfigurationError where Redis does not answer, or holds what is no record.
+    Every method raises ConfigurationError if Redis does not answer or holds an invalid record.
     """
 
     def __init__(self, config: RedisConfig) -> None:
@@ -99,11 +101,11 @@ class RedisKeyStore:
             options["password"] = read_password(config.password_file)
         try:
             self._client = redis.Redis.from_url(config.url, **options)
-        except (TypeError, ValueError, RedisError):  # whose text may quote the URL
-            raise ConfigurationError("redis_url cannot be used") from None
+        except (TypeError, ValueError, RedisError):  # its message may quote the URL
+            raise ConfigurationError("the Redis URL or one of its options is not valid") from None
 
     def records(self) -> dict[str, KeyRecord | str]:
-        """All owners, by name; where a record makes no sense, what is wrong with it."""
+        """All owners by name; for an invalid record, its error message."""
         records: dict[str, KeyRecord | str] = {}
         found: Mapping[bytes, bytes] = self._ask(lambda: self._client.hgetall(KEYS))
         for name, data in sorted(found.items()):
@@ -115,13 +117,13 @@ class RedisKeyStore:
         return records
 
     def add(self, owner: ApiKey, *, another: bool = False) -> str:
-        """Makes a key, which is shown this once.
+        """Creates a key and returns it. The key is not stored and cannot be shown again.
 
         Args:
-            another: the owner is there already and keeps its options and its other keys.
+            another: add a key to an existing owner, which keeps its options and other keys.
 
         Raises:
-            ConfigurationError: the owner is there already, or is not.
+            ConfigurationError: the owner exists already, or with `another` does not exist.
         """
         key = KEY_PREFIX + secrets.token_urlsafe(SECRET_BYTES)
         name = owner.tenant.name
@@ -132,21 +134,21 @@ class RedisKeyStore:
                 before = _known(name, data)
                 return KeyRecord(before.owner, (*before.digests, digest))
             if data is not None:
-                raise ConfigurationError(f"there is an owner {name!r} already")
+                raise ConfigurationError(f"the owner {name!r} exists already")
             return KeyRecord(owner, (digest,))
 
         self._change({name: change})
         return key
 
     def revoke(self, name: str, key_id: str | None = None) -> None:
-        """Takes an owner's keys away, or the one of them that has that id.
+        """Revokes all keys of an owner, or only the key with this id.
 
         Raises:
             ConfigurationError: there is no such owner or key.
         """
 
         def change(data: bytes | None, secret: bytes) -> KeyRecord | None:
-            if key_id is None and data is not None:  # whatever it is
+            if key_id is None and data is not None:  # an invalid record, too
                 return None
             before = _known(name, data)
             left = [d for d, i in zip(before.digests, before.key_ids, strict=True) if i != key_id]
@@ -157,7 +159,7 @@ class RedisKeyStore:
         self._change({name: change})
 
     def put(self, keys: Iterable[tuple[bytes, ApiKey]]) -> int:
-        """Takes what `read_key_file` gives; an owner that is there already is replaced.
+        """Imports the result of `read_key_file`; an existing owner is replaced.
 
         Returns:
             The number of owners.
@@ -184,7 +186,7 @@ class RedisKeyStore:
                 secret = secrets.token_bytes(SECRET_BYTES)
             elif len(secret) != SECRET_BYTES:
                 raise ConfigurationError(
-                    f"{SECRET} in Redis makes no sense: delete it and all keys"
+                    f"{SECRET} in Redis is invalid: delete it and taco:keys, then import the keys"
                 )
             found: Any = pipeline.hgetall(KEYS)
             records = {
@@ -210,25 +212,25 @@ class RedisKeyStore:
             raise ConfigurationError(f"Redis: {error}") from None
 
 
-# From what stands there of an owner, and the store's secret, to what shall stand there.
+# Maps the current record of an owner (None: no record) and the secret to the new record.
 _Change = Callable[[bytes | None, bytes], KeyRecord | None]
 
 
 def _check_owners(changed: Mapping[str, KeyRecord | None], found: Mapping[bytes, bytes]) -> None:
     """Raises:
-    ConfigurationError: a key would have two owners, and revoking one would leave it good.
+    ConfigurationError: a key would have two owners, and would stay valid after one is revoked.
     """
     owners: dict[bytes, str] = {}
     for name, data in found.items():
         shown = name.decode(errors="replace")
         if shown not in changed:
-            with contextlib.suppress(KeyOptionError):  # a record without sense has no keys
+            with contextlib.suppress(KeyOptionError):  # an invalid record has no keys
                 owners |= dict.fromkeys(decode_record(name, data).digests, shown)
     for shown, record in changed.items():
         for digest in record.digests if record is not None else ():
             if owners.setdefault(digest, shown) != shown:
                 raise ConfigurationError(
-                    f"a key of {shown!r} is one of {owners[digest]!r} already: revoke it there"
+                    f"a key of {shown!r} belongs to {owners[digest]!r} already: revoke it there"
                 )
 
 

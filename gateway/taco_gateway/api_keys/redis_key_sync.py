@@ -1,8 +1,8 @@
-"""The gateway's copy of the API keys in Redis: all gateways let in the same clients.
+"""Keeps the gateway's copy of the API keys in sync with Redis, so that all gateways agree.
 
-The copy lives on while Redis is away. It follows a version that changes with every change; where
-Redis has lost everything (FLUSHALL, a restart without persistence), whoever knew the keys a moment
-ago puts them back.
+The gateway polls a version that every change replaces. It keeps its copy while Redis is
+unavailable. If Redis has lost all data (FLUSHALL, a restart without persistence), a gateway that
+was in sync recently restores the keys.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ POLL_SECONDS = 1.0
 # All keys at once may take longer than a request would wait.
 READ_SECONDS = 2.0
 MAX_CACHED_RECORDS = 2**16
-# Who has heard nothing of Redis for longer may have missed that a key was revoked.
+# A gateway that was out of sync for longer may have missed that a key was revoked.
 RESTORE_SECONDS = 60.0
 
 # KEYS: keys, secret, version. ARGV: secret, version, then name and record of each owner.
@@ -46,14 +46,14 @@ logger = logging.getLogger("taco.gateway.keys")
 
 
 class RedisKeySync:
-    """Keeps a key ring in step with Redis.
+    """Keeps a key ring in sync with Redis.
 
     Args:
         link: not started yet.
-        ring: made for keys that come later.
+        ring: created without keys.
 
     Attributes:
-        num_bad_records: records that make no sense; what was known of their owners holds.
+        num_bad_records: invalid records; the former record of their owners stays in use.
     """
 
     def __init__(self, link: RedisLink, ring: KeyRing) -> None:
@@ -64,9 +64,9 @@ class RedisKeySync:
         self._version: bytes | None = None
         self._secret = b""
         self._records: dict[bytes, KeyRecord] = {}
-        # Of thousands of records, a change is of one or two.
+        # A change touches one or two of possibly thousands of records.
         self._decode_record = lru_cache(MAX_CACHED_RECORDS)(decode_record)
-        self._in_step_at = 0.0
+        self._in_sync_at = 0.0
         self._last_problem = ""
         self._wake_up = asyncio.Event()
         link.on_trust(self._wake_up.set)
@@ -76,13 +76,13 @@ class RedisKeySync:
         return len(self._records)
 
     async def run(self) -> None:
-        """Looks for changes each second, and as soon as Redis is back."""
+        """Polls every second, and as soon as Redis answers again."""
         while True:
             self._wake_up.clear()
             try:
                 await self._poll()
-            except Exception:  # a bug here must not end the looking
-                logger.exception("the API keys in Redis could not be read")
+            except Exception:  # a bug here must not end the polling
+                logger.exception("cannot read the API keys in Redis")
             try:
                 async with asyncio.timeout(POLL_SECONDS):
                     await self._wake_up.wait()
@@ -97,12 +97,12 @@ class RedisKeySync:
         if version is None and self._version is not None:
             await self._restore()
         elif version is None:
-            self._report("Redis holds no API keys: nobody is let in until there are some")
+            self._report("Redis holds no API keys: every request is rejected until you add some")
             self._ring.replace_digests(self._secret, ())
         elif version != self._version:
             await self._read()
         else:
-            self._in_step_at = time.monotonic()
+            self._in_sync_at = time.monotonic()
 
     async def _read(self) -> None:
         replies = await self._link.run(
@@ -117,16 +117,16 @@ class RedisKeySync:
         version, secret, found = replies
         is_wrong = any(isinstance(reply, ResponseError) for reply in replies)
         if is_wrong or secret is None or len(secret) != SECRET_BYTES:
-            self._report("the API keys in Redis make no sense: those of before hold")
+            self._report("the API keys in Redis are invalid: the former keys stay valid")
             return
         self._records = self._decode(found, keep=secret == self._secret)
         self._version, self._secret = version, secret
-        self._in_step_at = time.monotonic()
+        self._in_sync_at = time.monotonic()
         self._ring.replace_digests(
             self._secret,
             [(digest, r.owner) for r in self._records.values() for digest in r.digests],
         )
-        logger.info("API keys of %d owners were read from Redis", len(self._records))
+        logger.info("read the API keys of %d owners from Redis", len(self._records))
         self._last_problem = ""
 
     def _decode(self, found: dict[bytes, bytes], *, keep: bool) -> dict[bytes, KeyRecord]:
@@ -138,15 +138,17 @@ class RedisKeySync:
             except KeyOptionError as error:
                 self.num_bad_records += 1
                 shown = name[:128].decode(errors="replace")
-                logger.error("the record of %r in Redis makes no sense: %s", shown, error)
+                logger.error("the record of %r in Redis is invalid: %s", shown, error)
                 if keep and name in self._records:
                     records[name] = self._records[name]
         return records
 
     async def _restore(self) -> None:
-        """Redis knows of no keys. The script does nothing where another gateway was quicker."""
-        if time.monotonic() - self._in_step_at > RESTORE_SECONDS:
-            self._report("Redis has lost the API keys: those of before hold; import them again")
+        """Restores the keys in Redis, unless another gateway already has."""
+        if time.monotonic() - self._in_sync_at > RESTORE_SECONDS:
+            self._report(
+                "Redis has lost the API keys: the former keys stay valid; import them again"
+            )
             return
         records = [
             text for name, record in self._records.items() for text in (name, record.encode())
@@ -159,11 +161,11 @@ class RedisKeySync:
             seconds=READ_SECONDS,
         )
         if replies == [1]:
-            logger.warning("Redis had lost the API keys: they were put back")
+            logger.warning("Redis had lost the API keys: they were restored")
         await self._read()
 
     def _report(self, problem: str) -> None:
-        """Once, as long as it lasts."""
+        """Logs a problem once while it lasts."""
         if problem != self._last_problem:
             logger.error("%s", problem)
         self._last_problem = problem

@@ -1,5 +1,7 @@
-"""Bounds what parsing a gRPC request costs: a protobuf message of 2 MB can hold a million messages,
-whose parsing would stop the event loop for 0.2 s.
+"""Limits the number of fields of a gRPC request before it is parsed.
+
+A protobuf message of 2 MB can hold a million messages, whose parsing would block the event loop for
+0.2 s.
 """
 
 from collections.abc import Awaitable, Callable
@@ -9,7 +11,7 @@ import grpc
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
-MAX_FIELDS = 8192  # set in a request, those of its messages included
+MAX_FIELDS = 8192  # in a request and all its messages
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
@@ -20,7 +22,7 @@ class FieldLimitInterceptor(grpc.aio.ServerInterceptor):
     It also rejects bytes that cannot be parsed: gRPC itself would log a traceback for each.
 
     Args:
-        methods: the full names (`/package.Service/Method`) and what they take.
+        methods: message type by full method name (`/package.Service/Method`).
     """
 
     def __init__(self, methods: dict[str, type[Message]]) -> None:
@@ -58,9 +60,9 @@ class FieldLimitInterceptor(grpc.aio.ServerInterceptor):
 
 
 def has_more_fields(data: bytes, message: type[Message], limit: int) -> bool:
-    """Whether a serialised message sets more than `limit` fields. Visits at most as many.
+    """Whether a serialized message sets more than `limit` fields; visits at most `limit` + 1.
 
-    Packed numbers are one field. Bytes that are no protobuf are left to the parser.
+    Packed numbers are one field. Bytes that are not protobuf are left to the parser.
     """
     num_fields = 0
     pending: list[tuple[int, int, Any]] = [(0, len(data), message.DESCRIPTOR)]
@@ -89,7 +91,7 @@ def has_more_fields(data: bytes, message: type[Message], limit: int) -> bool:
 
 
 def _varint(data: bytes, position: int) -> tuple[int, int]:
-    """A number and where it ends; beyond the data where it does not."""
+    """A number and the position after it; the end of the data if it is not complete."""
     value = shift = 0
     while position < len(data) and shift < 70:
         byte = data[position]

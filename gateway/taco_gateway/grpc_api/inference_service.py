@@ -1,10 +1,10 @@
-"""The Inference service: what the HTTP routes offer, over gRPC, for services within the house.
+"""The Inference service: chat and completions over gRPC, for internal services.
 
 Errors are gRPC statuses: INVALID_ARGUMENT (trailing metadata `param` names the field), NOT_FOUND,
-UNAUTHENTICATED, PERMISSION_DENIED, RESOURCE_EXHAUSTED (`retry-after` says in how many seconds to
-come again), UNAVAILABLE, FAILED_PRECONDITION (no worker has a license: `code` is license_invalid,
-and it is no use to come again before an operator has mended that), DEADLINE_EXCEEDED, INTERNAL. A
-client that goes away frees its request.
+UNAUTHENTICATED, PERMISSION_DENIED, RESOURCE_EXHAUSTED (`retry-after`: seconds until a retry),
+UNAVAILABLE, FAILED_PRECONDITION (no worker has a license, `code` is license_invalid: an operator
+must fix it before a retry can succeed), DEADLINE_EXCEEDED, INTERNAL. A client that disconnects
+cancels its request.
 """
 
 import logging
@@ -48,7 +48,7 @@ from taco_proto.requests import PrefixPin
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Inference"].full_name
 MAX_MESSAGE_BYTES = 8 * 2**20
-# Who may call it, where certificates say who calls.
+# Roles that may call it, when certificates prove the role of the caller.
 CALLERS = frozenset({Role.CLIENT, Role.GATEWAY})
 ROLES = frozenset({"system", "developer", "user", "assistant"})
 
@@ -70,13 +70,13 @@ _SERVER_OPTIONS = (
 logger = logging.getLogger("taco.gateway")
 
 Context = grpc.aio.ServicerContext[Any, Any]
-Prompt = tuple[Sequence[int], tuple[PrefixPin, ...]]  # its tokens, and what is to be kept of them
+Prompt = tuple[Sequence[int], tuple[PrefixPin, ...]]  # its tokens and prefix pins
 
 
 async def start_inference_server(listen: str, gateway: Gateway) -> grpc.aio.Server:
     """Serves Inference, reflection and health on `listen` (`host:port` or `unix:/path`).
 
-    The caller stops what is returned: `await server.stop(grace_seconds)`.
+    The caller stops the returned server: `await server.stop(grace_seconds)`.
 
     Raises:
         ConfigurationError: the address cannot be bound, or a TLS file cannot be read.
@@ -105,7 +105,7 @@ async def start_inference_server(listen: str, gateway: Gateway) -> grpc.aio.Serv
         raise ConfigurationError(f"cannot serve gRPC on {listen}: is it in use?") from None
     await server.start()
     if tls is None and not is_private(listen):
-        logger.warning("gRPC on %s is in plaintext: give certificates (--tls-ca-file, …)", listen)
+        logger.warning("gRPC on %s has no TLS: give certificates (--tls-ca-file, …)", listen)
     return server
 
 
@@ -165,7 +165,7 @@ class InferenceService(InferenceServicer):
     ) -> AsyncIterator[pb.TextReply]:
         route = f"/taco.v1.Inference/{type(request).__name__.removesuffix('Request')}"
         log = RequestLog(f"grpc-{uuid.uuid4().hex}", GRPC_METHOD, route, time.perf_counter())
-        log.status = CLIENT_CLOSED_REQUEST  # unless it ends otherwise
+        log.status = CLIENT_CLOSED_REQUEST  # the status if the client disconnects
         try:
             async with aclosing(
                 self._replies(request, context, prompt, default_max_tokens, log)
@@ -191,7 +191,7 @@ class InferenceService(InferenceServicer):
         gateway = self._gateway
         gateway.check_accepting()
         key = gateway.keys.find(_bearer_key(context.invocation_metadata()))
-        if key is None:  # it was taken away a moment ago
+        if key is None:  # it was revoked a moment ago
             raise ApiError(401, "The API key is not valid.")
         log.key = key.tenant.name
         gateway.check_model(request.model or None, key)
@@ -233,7 +233,7 @@ class InferenceService(InferenceServicer):
 
 
 class HealthService(health_pb2_grpc.HealthServicer):
-    """SERVING while requests are taken: a worker is attached, and this gateway is not draining."""
+    """Health checks: SERVING while a worker is attached and this gateway is not draining."""
 
     def __init__(self, is_ready: Callable[[], bool]) -> None:
         self._is_ready = is_ready
@@ -248,7 +248,7 @@ class HealthService(health_pb2_grpc.HealthServicer):
 
 
 class KeyInterceptor(grpc.aio.ServerInterceptor):
-    """Denies every call but health checks without a good API key, where keys are configured."""
+    """Rejects calls without a valid API key, except health checks, when keys are configured."""
 
     def __init__(self, keys: KeyRing) -> None:
         self._keys = keys
@@ -269,8 +269,10 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):
 
     async def _deny(self, request: object, context: Context) -> NoReturn:
         if not self._keys.is_loaded:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "the API keys are not known yet")
-        await context.abort(grpc.StatusCode.UNAUTHENTICATED, "no good API key was given")
+            await context.abort(
+                grpc.StatusCode.UNAVAILABLE, "the API keys have not been loaded yet"
+            )
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, "no valid API key was given")
 
 
 def _bearer_key(metadata: Iterable[tuple[str, str | bytes]] | None) -> bytes | None:
@@ -289,7 +291,7 @@ async def _abort(
             status, param = error.status, error.param
         case EngineError():
             status, param = error.code, None
-            if error.retry_after:  # the second one is what gRPC's own retries obey
+            if error.retry_after:  # gRPC's own retries obey the second one
                 trailing.append(("retry-after", str(error.retry_after)))
                 trailing.append(("grpc-retry-pushback-ms", str(1000 * error.retry_after)))
             if error.reason:
@@ -298,7 +300,9 @@ async def _abort(
         trailing.append(("param", param))
     code = _STATUS_CODES.get(status, grpc.StatusCode.INTERNAL)
     if isinstance(error, EngineError) and error.reason == LICENSE_INVALID:
-        code = grpc.StatusCode.FAILED_PRECONDITION  # gRPC's word for what retries do not mend
+        code = (
+            grpc.StatusCode.FAILED_PRECONDITION
+        )  # gRPC's status for errors that a retry cannot fix
     await context.abort(code, str(error), tuple(trailing))
 
 
@@ -311,7 +315,7 @@ def _message(message: pb.ChatMessage) -> dict[str, str]:
 
 
 def _given(sampling: pb.TextSampling) -> Mapping[str, Any]:
-    """The fields that are set, under the names of `SamplingParams`, which are the same."""
+    """The fields that are set, by their names, which are those of `SamplingParams`."""
     return {
         field.name: list(value) if field.is_repeated else value
         for field, value in sampling.ListFields()

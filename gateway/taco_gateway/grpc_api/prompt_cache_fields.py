@@ -1,4 +1,4 @@
-"""What requests of the Inference service say of the prefix cache, checked as over HTTP."""
+"""Prefix cache fields of Inference service requests, validated like those of HTTP."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ class CacheFields(PromptCacheFields):
 
     @property
     def breakpoints(self) -> list[Breakpoint]:
-        """Up to where the prompt of a conversation is to be kept, in the order of the places."""
+        """Places up to which the prompt is kept in the prefix cache, in their order."""
         marks = [(i, message.cache_control) for i, message in enumerate(self.messages)]
         places = [Breakpoint(i, None, mark.seconds) for i, mark in marks if mark is not None]
         if self.messages and self.prompt_seconds:
@@ -32,9 +32,11 @@ class CacheFields(PromptCacheFields):
 
 
 def cache_fields(request: pb.ChatRequest | pb.CompleteRequest) -> CacheFields:
-    """Raises:
-    ApiError: 400, a value is none of those that are allowed.
-    InvalidParameterError: there are too many marks.
+    """Validates the prefix cache fields of a request.
+
+    Raises:
+        ApiError: 400, a value is not allowed.
+        InvalidParameterError: there are too many `cache_control` marks.
     """
     given: dict[str, Any] = {"prompt_cache_key": request.prompt_cache_key, **_mark_of(request)}
     if request.prompt_cache_retention:

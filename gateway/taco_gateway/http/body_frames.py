@@ -1,4 +1,4 @@
-"""A request body as frames, which a body process sends: JSON, text and packed integers."""
+"""Packs a parsed request body for the parser process: JSON, long texts, packed integers."""
 
 import json
 from array import array
@@ -7,8 +7,8 @@ from typing import Any
 
 from taco_gateway.http.strict_json import is_integers
 
-LONG_CHARS = 4096  # strings from here on travel beside the JSON document
-LONG_LIST = 256  # and so do lists of integers
+LONG_CHARS = 4096  # longer strings are frames beside the JSON document
+LONG_LIST = 256  # longer lists of integers, too
 PACKED_FIELDS = ("prompt", "tokens")  # their schemas take arrays
 _INTEGERS = "i"
 _TEXT = "s"
@@ -17,10 +17,10 @@ Path = list[str | int]
 
 
 def pack(body: dict[str, Any]) -> list[bytes]:
-    """A body as frames: places of the long values, the rest as JSON, then the long values.
+    """Packs a body as frames: places of the long values, the rest as JSON, the long values.
 
     Raises:
-        OverflowError: a long list has an integer that is no token id of any model.
+        OverflowError: a long list has an integer that does not fit 32 bits.
     """
     places: list[tuple[str, Path]] = []
     frames: list[bytes] = []
@@ -45,7 +45,7 @@ def pack(body: dict[str, Any]) -> list[bytes]:
 
 
 def unpack(frames: Sequence[bytes]) -> dict[str, Any]:
-    """The body that `pack` took; long lists of integers in `PACKED_FIELDS` are `array("i")`."""
+    """Inverse of `pack`; long lists of integers in `PACKED_FIELDS` become `array("i")`."""
     places: list[tuple[str, Path]] = json.loads(frames[0])
     body: dict[str, Any] = json.loads(frames[1])
     for (kind, path), frame in zip(places, frames[2:], strict=True):

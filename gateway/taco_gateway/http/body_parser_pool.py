@@ -1,4 +1,4 @@
-"""Processes that parse and validate large request bodies, started as they are needed."""
+"""Parses and validates request bodies: small ones here, large ones in child processes."""
 
 import asyncio
 import json
@@ -11,18 +11,18 @@ from taco_gateway.protocol.request_schemas import RequestSchema
 from taco_gateway.sandbox.process_pool import ProcessLostError, ProcessPool
 
 MAX_LOCAL_BYTES = 2**18  # larger bodies are parsed in another process
-MAX_LOCAL_CONTAINERS = 1024  # objects and lists; they are what validation spends its time on
+MAX_LOCAL_CONTAINERS = 1024  # objects and lists, which dominate the time of validation
 _MAX_PROCESSES = 2
 _MAX_WAITING = 64
-_MAX_KEPT_BYTES = 2**28  # a process that has grown beyond is not used again
-# The process limits its own processor time; this is for a machine so busy that it gets none.
+_MAX_KEPT_BYTES = 2**28  # a larger process is not used again
+# The process limits its own CPU time; this limit is for a machine that gives it none.
 _WALL_SECONDS = 30.0
 
 T = TypeVar("T")
 
 
 class BodyPool:
-    """Makes requests of bodies: small ones at once, large ones in processes beside this one."""
+    """Turns bodies into requests: small ones at once, large ones in child processes."""
 
     def __init__(self) -> None:
         self._processes = ProcessPool(
@@ -34,7 +34,7 @@ class BodyPool:
         self._num_waiting = 0
 
     async def parse(self, raw: bytes, schema: RequestSchema[T]) -> T:
-        """The request in a body.
+        """Parses and validates a body.
 
         Raises:
             ApiError: 400, not a JSON object, or too many values; 503, too many large bodies, or the
@@ -46,7 +46,7 @@ class BodyPool:
             check_counts(body)
             return schema.validate(body)
         if self._num_waiting >= _MAX_WAITING:
-            raise ApiError(503, "The server has too many large requests to read.")
+            raise ApiError(503, "The server is reading too many large requests.")
         self._num_waiting += 1
         try:
             async with self._slots:
@@ -56,7 +56,7 @@ class BodyPool:
         state, *rest = frames
         if state != b"ok":
             raise ApiError(**json.loads(rest[0]))
-        # Known to be valid, and bounded: a thread shares the interpreter between its steps.
+        # The body is valid and its size limited, so a thread does not hold the interpreter long.
         return await asyncio.to_thread(lambda: schema.validate(body_frames.unpack(rest)))
 
     def close(self) -> None:
@@ -66,15 +66,15 @@ class BodyPool:
         try:
             return self._processes.exchange([schema.encode(), raw], _WALL_SECONDS)
         except ProcessLostError as lost:
-            if lost.was_killed:  # which says nothing about the body
+            if lost.was_killed:  # the body may be valid
                 message = "The process that read the request body was killed."
                 raise ApiError(503, message) from None
-            raise ApiError(400, "The request body takes too long to read.") from None
+            raise ApiError(400, "The request body takes too long to parse.") from None
 
 
 def is_small(raw: bytes) -> bool:
     """Whether a body is parsed and validated within a few milliseconds."""
     if len(raw) > MAX_LOCAL_BYTES:
         return False
-    # Those in strings count as well, which costs a message with much code a detour.
+    # Brackets in strings count as well: a message with much code takes the longer path.
     return raw.count(b"{") + raw.count(b"[") <= MAX_LOCAL_CONTAINERS

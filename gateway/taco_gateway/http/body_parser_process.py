@@ -1,9 +1,9 @@
-"""Parses and validates large request bodies, in a separate process: `body_pool` starts it.
+"""Child process that parses and validates large request bodies; `body_parser_pool` starts it.
 
-`json.loads` and pydantic hold the interpreter for as long as they run, so that a thread would stop
-every stream of the gateway. In this process `limited_loop` bounds what one body may take.
+`json.loads` and pydantic hold the interpreter lock while they run, so a thread would block every
+stream of the gateway. Here `child_loop` limits the CPU time and the memory of each body.
 
-A message has two frames, the schema's name and the body. The answer is `ok` and the frames of
+A message has two frames, the name of the schema and the body. The answer is `ok` and the frames of
 `body_frames.pack`, or `error` and the error as JSON.
 """
 

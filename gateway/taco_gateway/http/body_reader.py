@@ -1,4 +1,4 @@
-"""Reads the bytes of a request's JSON body, within bounds of size and time."""
+"""Reads the bytes of a request's JSON body, with limits on size and time."""
 
 import asyncio
 from contextlib import suppress
@@ -10,15 +10,15 @@ from starlette.requests import ClientDisconnect
 from taco_gateway.api_errors import CLIENT_CLOSED_REQUEST, ApiError
 
 _DISCARD_SECONDS = 1.0
-_CLOSE = {"connection": "close"}  # the rest of the body is not worth reading
+_CLOSE = {"connection": "close"}  # the rest of the body is not read
 
 
 async def read_json_bytes(request: Request, *, max_bytes: int, seconds: float) -> bytes:
-    """The request's body, which says that it is JSON.
+    """Reads the body of a request whose content type is JSON.
 
     Args:
-        max_bytes: largest body.
-        seconds: time within which the whole body must have arrived.
+        max_bytes: size limit of the body.
+        seconds: time limit for the whole body.
 
     Raises:
         ApiError: 408 too slow, 413 too large, 415 not JSON by its content type, or compressed.
@@ -64,7 +64,7 @@ async def _read(request: Request, max_bytes: int) -> bytes:
 
 async def _refuse_large(request: Request, max_bytes: int) -> NoReturn:
     if "expect" not in request.headers:
-        # A connection that is closed on unread data is reset, and the client may never see why.
+        # Closing with unread data resets the connection: the client may not see the answer.
         with suppress(TimeoutError):
             async with asyncio.timeout(_DISCARD_SECONDS):
                 async for _ in request.stream():

@@ -1,5 +1,7 @@
-"""File descriptors of the process: each connection takes one, and without any left a server cannot
-accept. The event loop closes new connections then without telling anybody.
+"""File descriptor limit (`ulimit -n`): each connection takes one.
+
+Without a free descriptor the event loop closes new connections silently, so this module raises the
+limit, reduces `--max-connections` to it, and logs an error when none is left.
 """
 
 import errno
@@ -8,7 +10,7 @@ import os
 import resource
 from time import monotonic
 
-RESERVED_DESCRIPTORS = 128  # for the scheduler's link, template processes, files
+RESERVED_DESCRIPTORS = 128  # for the scheduler connection, child processes, files
 WANTED_DESCRIPTORS = 65536
 LOG_INTERVAL_SECONDS = 60.0
 
@@ -16,7 +18,7 @@ logger = logging.getLogger("taco.gateway")
 
 
 def raise_descriptor_limit() -> None:
-    """Raises the soft limit of this process towards its hard one."""
+    """Raises the soft limit of this process towards the hard limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = WANTED_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, WANTED_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -24,7 +26,7 @@ def raise_descriptor_limit() -> None:
 
 
 def connections_within_limit(max_connections: int) -> int:
-    """`max_connections`, or as many as the limit on descriptors leaves, with a warning."""
+    """`max_connections`, or less with a warning where the descriptor limit requires it."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return max_connections
@@ -32,8 +34,8 @@ def connections_within_limit(max_connections: int) -> int:
     if allowed >= max_connections:
         return max_connections
     logger.warning(
-        "at most %d connections are served instead of --max-connections %d: the limit on "
-        "descriptors is %d; raise it with ulimit -n",
+        "serving at most %d connections instead of --max-connections %d: the file descriptor "
+        "limit is %d; raise it with ulimit -n",
         allowed,
         max_connections,
         soft,

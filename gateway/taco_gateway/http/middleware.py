@@ -1,4 +1,4 @@
-"""What stands around every route: a request id, and a last net for errors. Pure ASGI."""
+"""ASGI middleware around every route: request id, request log, and unexpected errors."""
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -9,10 +9,10 @@ from taco_gateway.request_log import begin_request_log
 
 
 class RequestContextMiddleware:
-    """Gives every request an id, and turns what nobody caught into a 500.
+    """Gives every request an id, and turns uncaught exceptions into a 500.
 
-    The id is the client's own `x-request-id` where it is printable and short, else a new one; it
-    stands in `scope["state"]["request_id"]`.
+    The id is the client's `x-request-id` if it is printable and short, else a new one. It is in
+    `scope["state"]["request_id"]`.
     """
 
     def __init__(self, app: ASGIApp, metrics: GatewayMetrics) -> None:
@@ -23,14 +23,14 @@ class RequestContextMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        # The path is matched as it was sent: a proxy's rules may have seen it no other way.
+        # Routes match the path as it was sent, because the rules of a proxy saw it like that.
         if raw_path := scope.get("raw_path"):
             scope["path"] = raw_path.decode("latin-1")
         request_id = request_id_of(scope)
         scope.setdefault("state", {})["request_id"] = request_id.decode()
         log = begin_request_log(scope, request_id.decode())
         is_head = scope["method"] == "HEAD"
-        if is_head:  # answered as GET; the server still knows, and sends no body
+        if is_head:  # answered as GET; the server sends no body
             scope = {**scope, "method": "GET"}
         started = False
 

@@ -1,4 +1,4 @@
-"""What names a request in responses and logs."""
+"""Request ids, in responses (`x-request-id`) and logs."""
 
 import re
 import secrets
@@ -14,7 +14,7 @@ def new_request_id() -> bytes:
 
 
 def request_id_of(scope: Scope) -> bytes:
-    """The client's own `x-request-id` where it is printable and short, else a new one."""
+    """The client's `x-request-id` if it is printable and short, else a new id."""
     for name, value in scope["headers"]:
         if name == REQUEST_ID_HEADER and _SANE.fullmatch(value):
             return bytes(value)

@@ -1,7 +1,7 @@
-"""Server-sent events of the two OpenAI surfaces.
+"""Server-sent events of chat and completions: the chunks of a stream.
 
-A stream repeats the same JSON around every piece of text, so that is serialised once a choice, and
-each chunk costs the escaping of its text and one concatenation.
+A stream repeats the same JSON around every piece of text. That JSON is serialized once per choice,
+so a chunk costs the escaping of its text and one concatenation.
 """
 
 import json
@@ -26,12 +26,12 @@ _CLOSING_BEFORE_USAGE = ',"usage":null}\n\n'
 
 
 def error_frame(error: ApiError) -> bytes:
-    """What a stream says when it fails after it has begun."""
+    """The frame of an error after the stream has begun."""
     return b"data: %b\n\n" % error_bytes(error)
 
 
 class StreamHead(BaseModel):
-    """The fields that all chunks of a stream share."""
+    """Fields that all chunks of a stream share."""
 
     id: str
     object: str
@@ -42,14 +42,14 @@ class StreamHead(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamExtras:
-    """What a client may ask for beside text.
+    """Optional content of a stream.
 
     Attributes:
         include_usage: a last chunk with the usage.
         continuous_usage: the usage so far in every chunk.
-        formatter: writes log probabilities; None where none were asked for.
-        prompt_token_ids: of each choice; every choice gives them once, and then the token ids of
-            each chunk. None: no token ids were asked for.
+        formatter: writes log probabilities; None: the client asked for none.
+        prompt_token_ids: of each choice, written once per choice; each chunk also gets its token
+            ids. None: the client asked for no token ids.
     """
 
     include_usage: bool = False
@@ -65,16 +65,16 @@ class ChunkWriter:
         self._opening = f"data: {head.model_dump_json()[:-1]}"
         self._include_usage = extras.include_usage
         self._continuous_usage = extras.continuous_usage
-        # With usage, each chunk announces it (null) until it is known.
+        # With usage, each chunk has a field for it, which is null until the last chunk.
         has_usage = extras.include_usage or extras.continuous_usage
         self._closing = _CLOSING_BEFORE_USAGE if has_usage else "}\n\n"
         self._formatter = extras.formatter
         self._prompt_token_ids = extras.prompt_token_ids
-        # Chunks with more than a piece of text take longer to write.
+        # Chunks with text alone are written on a faster path.
         self._is_plain = extras.formatter is None and extras.prompt_token_ids is None
 
     async def frames(self, updates: Updates, stats: RequestStats) -> AsyncGenerator[bytes, None]:
-        """The frames of a stream, as its updates come. Closes `updates`."""
+        """Yields the frames of a stream as its updates come, and closes `updates`."""
         opening = self.opening()
         with stats:
             async with aclosing(updates):
@@ -90,12 +90,12 @@ class ChunkWriter:
 
     def _with_usage(self, frames: bytes, stats: RequestStats) -> bytes:
         """Puts the usage so far into every frame."""
-        # JSON has no line feeds within strings: the bytes can only be the end of a frame.
+        # JSON strings have no line feeds, so these bytes are always the end of a frame.
         known = f',"usage":{stats.usage().model_dump_json()}}}\n\n'
         return frames.replace(_CLOSING_BEFORE_USAGE.encode(), known.encode())
 
     def opening(self) -> bytes:
-        """The frames before the first update's."""
+        """The frames before the first update."""
         return b""
 
     def update(self, update: TextUpdate) -> bytes:
@@ -103,24 +103,24 @@ class ChunkWriter:
         raise NotImplementedError
 
     def end(self, usage: Usage) -> bytes:
-        """The last frames of a stream that went well."""
+        """The last frames of a successful stream."""
         if not self._include_usage:
             return DONE
         frame = f'{self._opening},"choices":[],"usage":{usage.model_dump_json()}}}\n\n'
         return frame.encode() + DONE
 
     def _token_ids(self, update: TextUpdate) -> str:
-        """The choice's field of token ids, if they were asked for."""
+        """The token ids of a chunk as a JSON field; empty if the client asked for none."""
         if self._prompt_token_ids is None:
             return ""
         return f',"token_ids":{json.dumps(update.token_ids)}'
 
 
 class ChatChunkWriter(ChunkWriter):
-    """Chat: a chunk with the role opens each choice, one with an empty delta ends it.
+    """Chunks of chat: the first one of a choice has the role, the last one an empty delta.
 
     Args:
-        echo: text of the last message, which each choice repeats first.
+        echo: text of the last message, which begins each choice.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class ChatChunkWriter(ChunkWriter):
         self._after_text = "}" + self._after
 
     def opening(self) -> bytes:
-        """The chunks that open the choices."""
+        """The first chunk of each choice, with its role."""
         after = self._after
         if self._prompt_token_ids is not None:
             prompt = json.dumps(list(self._prompt_token_ids[0]))
@@ -185,10 +185,10 @@ class ChatChunkWriter(ChunkWriter):
 
 
 class CompletionChunkWriter(ChunkWriter):
-    """Completions. With `echo` a choice opens with its prompt.
+    """Chunks of completions. With `echo` a choice begins with its prompt.
 
     Args:
-        echo: a prompt for each choice; empty without `echo`.
+        echo: the prompt of each choice; empty without `echo`.
     """
 
     def __init__(
@@ -244,7 +244,7 @@ class CompletionChunkWriter(ChunkWriter):
         return f',"prompt_token_ids":{json.dumps(list(self._prompt_token_ids[index]))}'
 
     def _update_with_echo(self, update: TextUpdate) -> bytes:
-        """Choices wait for their prompt's log probabilities, which come with its first sequence."""
+        """Holds choices until their prompt's log probabilities come with its first sequence."""
         prompt = update.index // self._n
         if update.prompt_logprobs is not None:
             self._prompt_rows[prompt] = update.prompt_logprobs

@@ -1,4 +1,4 @@
-"""Answers that take a while, streamed or whole: given up as soon as the client goes."""
+"""Streamed and whole answers, cancelled as soon as the client disconnects."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine
@@ -20,10 +20,10 @@ T = TypeVar("T")
 async def until_disconnect(
     work: Coroutine[Any, Any, T], receive: Receive, metrics: GatewayMetrics
 ) -> T:
-    """The result of `work`, which is cancelled at once if the client goes away first.
+    """The result of `work`, which is cancelled if the client disconnects first.
 
     Raises:
-        ApiError: 499, the client has gone.
+        ApiError: 499, the client has disconnected.
     """
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_disconnected(receive))
@@ -38,16 +38,16 @@ async def until_disconnect(
 
 
 class EventStream(StreamingResponse):
-    """Sends frames as they come.
+    """A server-sent event stream with pings, a stall timeout and disconnect detection.
 
     The response begins with the first frame, so that a request that fails at once still gets its
-    HTTP status; when the first frame takes longer than `ping_interval` seconds, it begins without
-    one. A failure after that is an error frame, and the stream ends. A quiet stream carries a
-    comment every `ping_interval` seconds; a client that lets a write wait for `stall_timeout`
-    seconds is cut off.
+    HTTP status. If the first frame takes longer than `ping_interval` seconds, the response begins
+    without it. A later failure is an error frame that ends the stream. An idle stream sends a
+    comment every `ping_interval` seconds. A client that blocks a write for `stall_timeout` seconds
+    is disconnected.
 
     Args:
-        frames: closed in every case.
+        frames: the generator of frames, which is always closed.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class EventStream(StreamingResponse):
                 (first, gone), timeout=self._ping_interval, return_when=asyncio.FIRST_COMPLETED
             )
             if first.done():
-                first.result()  # a failure now is answered like that of any route
+                first.result()  # a failure now gets an HTTP status, like that of any route
             writer = asyncio.ensure_future(self._write_all(first, send))
             if not await self._watch(writer, gone, send):
                 self._metrics.observe_disconnect()
@@ -91,7 +91,7 @@ class EventStream(StreamingResponse):
     async def _watch(
         self, writer: asyncio.Future[None], gone: asyncio.Future[None], send: Send
     ) -> bool:
-        """Waits until all is written; False if the client has gone, or does not read."""
+        """Waits until everything is written; False if the client is gone or does not read."""
         ping: asyncio.Future[None] | None = None
         try:
             while not writer.done():
@@ -101,7 +101,7 @@ class EventStream(StreamingResponse):
                 if self._num_writing and quiet >= self._stall_timeout:
                     return False
                 if not self._num_writing and quiet >= self._ping_interval:
-                    # A task of its own: what it has to wait for is a stall like any other.
+                    # In a separate task, so that a ping that blocks counts as a stall.
                     ping = asyncio.ensure_future(self._write(PING, send))
                 await asyncio.wait(
                     (writer, gone),
@@ -160,7 +160,7 @@ async def _cancel(*tasks: asyncio.Future[Any]) -> None:
 
 
 def _abort(scope: Scope) -> None:
-    """Cuts the connection without waiting for what the client has not read."""
+    """Resets the connection without waiting for the client to read."""
     extension = scope.get("extensions", {}).get(ABORT_EXTENSION)
     if extension is not None:
         extension["abort"]()

@@ -1,7 +1,8 @@
-"""Parses a JSON body strictly, within bounds: what two parsers could read in two ways is rejected.
+"""Strict JSON parser for request bodies, with limits on depth and on the number of values.
 
-Bounds on counts come before validation, which costs microseconds a value: without them a body of a
-few megabytes would take seconds.
+It rejects everything that two parsers could read differently. The number of values is checked
+before validation, which takes microseconds per value: without the limit a body of a few megabytes
+would take seconds.
 """
 
 import json
@@ -12,10 +13,10 @@ from typing import Any, NoReturn
 from taco_gateway.api_errors import ApiError
 from taco_gateway.protocol.token_ids import MAX_TOKEN_IDS
 
-MAX_LIST_ITEMS = 4096  # of a list of anything but integers
+MAX_LIST_ITEMS = 4096  # of a list, except lists of integers
 MAX_OBJECT_KEYS = 1024
 MAX_DEPTH = 128
-MAX_VALUES = 2**15  # in the whole body, but for lists of integers
+MAX_VALUES = 2**15  # in the whole body, except lists of integers
 
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
@@ -56,10 +57,10 @@ def parse_json_object(raw: bytes) -> dict[str, Any]:
 
 
 def check_counts(body: dict[str, Any]) -> None:
-    """Bounds how many values a body has. Costs a visit to each of at most `MAX_VALUES` values.
+    """Checks the number of values in a body; visits at most `MAX_VALUES` of them.
 
     Raises:
-        ApiError: 400 that names the list or object with too many.
+        ApiError: 400, which names the list or object with too many.
     """
     num_values = 0
     pending: list[tuple[int, str, dict[str, Any] | list[Any]]] = [(1, "", body)]
@@ -92,7 +93,7 @@ def check_counts(body: dict[str, Any]) -> None:
 
 
 def is_integers(value: list[Any]) -> bool:
-    """Whether a list has integers and nothing else; True and False are none."""
+    """Whether a list has integers only; True and False do not count as integers."""
     return bool(value) and type(value[0]) is int and set(map(type, value)) == {int}
 
 

@@ -1,4 +1,4 @@
-"""What clients say of the prefix cache: Anthropic's `cache_control`, OpenAI's `prompt_cache_…`."""
+"""Prefix cache fields of requests: Anthropic's `cache_control`, OpenAI's `prompt_cache_…`."""
 
 from typing import Literal
 
@@ -15,7 +15,7 @@ _RETENTION_SECONDS = {"24h": 86400.0}
 
 
 class CacheControl(BaseModel):
-    """Asks for the prompt to be kept in the prefix cache, up to and with what carries this."""
+    """Keeps the prompt in the prefix cache up to the end of the object that has this field."""
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
 
@@ -28,12 +28,12 @@ class CacheControl(BaseModel):
 
 
 class PromptCacheFields(BaseModel):
-    """Fields of a request that are about the whole of its prompt.
+    """Prefix cache fields for the whole prompt of a request.
 
     Attributes:
-        cache_control: the whole prompt is kept.
-        prompt_cache_key: requests with the same key have a prefix in common.
-        prompt_cache_retention: how long the prompt is kept; in memory: as long as there is room.
+        cache_control: keep the whole prompt.
+        prompt_cache_key: requests with the same key share a prefix.
+        prompt_cache_retention: how long the prompt is kept; "in_memory": while there is room.
     """
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
@@ -44,19 +44,21 @@ class PromptCacheFields(BaseModel):
 
     @property
     def prompt_seconds(self) -> float:
-        """For how long the whole prompt is to be kept; 0: it was not asked for."""
+        """Seconds for which the whole prompt is kept; 0: not requested."""
         asked = 0.0 if self.cache_control is None else self.cache_control.seconds
         return max(asked, _RETENTION_SECONDS.get(self.prompt_cache_retention, 0.0))
 
     def pins_of_whole(self, num_prompt_tokens: int) -> tuple[PrefixPin, ...]:
-        """Keeps all of a prompt, if that was asked for."""
+        """The pin that keeps the whole prompt, if requested."""
         seconds = self.prompt_seconds
         return (PrefixPin(num_prompt_tokens, seconds),) if seconds else ()
 
 
 def check_num_marks(count: int) -> None:
-    """Raises:
-    InvalidParameterError: a request has too many `cache_control` marks.
+    """Checks the number of `cache_control` marks of a request.
+
+    Raises:
+        InvalidParameterError: there are too many.
     """
     if count > MAX_MARKS:
         raise InvalidParameterError(

@@ -1,4 +1,4 @@
-"""`POST /v1/chat/completions`: what comes in."""
+"""Request schema of `POST /v1/chat/completions`."""
 
 from typing import Any
 
@@ -57,7 +57,7 @@ class ChatCompletionRequest(Conversation, GenerationRequest):
 
     def sampling_values(self) -> dict[str, Any]:
         values = super().sampling_values()
-        # None: as many as the model's length allows.
+        # None: as many as the context length allows.
         values["max_tokens"] = self.asked_max_tokens
         if self.logprobs:
             values["logprobs"] = self.top_logprobs or 0

@@ -1,4 +1,4 @@
-"""Variables that a client gives to the chat template: bounded plain JSON."""
+"""`chat_template_kwargs`: a client's variables for the chat template, limited plain JSON."""
 
 from array import array
 from typing import Any
@@ -9,10 +9,10 @@ MAX_DEPTH = 8
 
 
 def bounded_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The same variables, with lists where another process has packed integers.
+    """Checks the variables, and turns packed integers of the parser process back into lists.
 
     Raises:
-        ValueError: they are deeper, more or longer than a template needs.
+        ValueError: they are too deep, too many or too long.
     """
     num_values = num_chars = 0
     holders: list[tuple[dict[Any, Any] | list[Any], int]] = [(kwargs, 1)]

@@ -1,4 +1,4 @@
-"""`POST /v1/completions`: what comes in."""
+"""Request schema of `POST /v1/completions`."""
 
 from typing import Any
 
@@ -30,13 +30,13 @@ class CompletionRequest(GenerationRequest):
 
     @property
     def prompts(self) -> list[Prompt]:
-        """The single prompts, in order."""
+        """The prompts in order."""
         prompts: list[Prompt] = self.prompt
         return prompts
 
     @property
     def generates_no_tokens(self) -> bool:
-        """Only the prompt is asked for, with its log probabilities."""
+        """`max_tokens=0`: the client wants only the prompt, with its log probabilities."""
         return self.asked_max_tokens == 0
 
     def sampling_values(self) -> dict[str, Any]:
@@ -47,7 +47,7 @@ class CompletionRequest(GenerationRequest):
         if self.generates_no_tokens and not self.echo:
             name = self.client_names().get("max_tokens", "max_tokens")
             raise InvalidParameterError(f"{name}=0 needs echo=true.", name)
-        # The engine makes at least one token; it is dropped where none was asked for.
+        # The engine generates at least one token, which is dropped for `max_tokens=0`.
         values["max_tokens"] = (
             DEFAULT_MAX_TOKENS if self.asked_max_tokens is None else self.asked_max_tokens or 1
         )
@@ -59,7 +59,7 @@ class CompletionRequest(GenerationRequest):
 
 
 def split_prompts(value: object) -> list[Prompt]:
-    """The single prompts in `value`, in order; none where it is not of any form that is allowed."""
+    """The prompts in `value`, in order; empty if it has none of the allowed forms."""
     if isinstance(value, str):
         return [value]
     if is_token_ids(value):

@@ -1,4 +1,4 @@
-"""A conversation as OpenAI's chat surface writes it; text only."""
+"""Schema of the messages of a chat request, in OpenAI's form; text only."""
 
 from typing import Annotated, Any, Literal
 
@@ -44,12 +44,12 @@ class CalledFunction(BaseModel):
 
     @field_serializer("arguments")
     def _as_templates_read_them(self, arguments: str) -> Any:
-        """Templates write the arguments as JSON themselves."""
+        """Chat templates expect the parsed document and write it as JSON."""
         return parse_arguments(arguments)
 
 
 class ToolCall(BaseModel):
-    """What an assistant's turn of the history called."""
+    """A tool call in an assistant message of the history."""
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
 
@@ -59,7 +59,7 @@ class ToolCall(BaseModel):
 
 
 class ChatMessage(BaseModel):
-    """One turn. What a model said of its own reasoning may come back with it."""
+    """One message. An assistant message may include its `reasoning_content`."""
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
 
@@ -106,15 +106,17 @@ class ChatMessage(BaseModel):
         return value
 
     def for_template(self) -> dict[str, Any]:
-        """The message as chat templates know it; content that is null is an empty string."""
+        """The message in the form of chat templates; null content becomes an empty string."""
         message = self.model_dump(exclude_none=True)
         message.setdefault("content", "")
         return message
 
 
 class Conversation(BaseModel):
-    """Raises:
-    InvalidParameterError: the messages do not follow on one another.
+    """The messages of a request.
+
+    Raises:
+        InvalidParameterError: the order of the messages is not supported.
     """
 
     messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
@@ -143,12 +145,12 @@ class Conversation(BaseModel):
 
     @property
     def template_messages(self) -> list[dict[str, Any]]:
-        """The messages as chat templates know them."""
+        """The messages in the form of chat templates."""
         return [message.for_template() for message in self.messages]
 
     @property
     def breakpoints(self) -> list[Breakpoint]:
-        """Up to where the prompt is to be kept in the prefix cache, in the order of the places."""
+        """The places up to which the prefix cache keeps the prompt, in order."""
         marks: list[tuple[int, int | None, CacheControl | None]] = []
         for index, message in enumerate(self.messages):
             parts = message.content if isinstance(message.content, list) else []
@@ -158,5 +160,5 @@ class Conversation(BaseModel):
 
     @property
     def starts_new_turn(self) -> bool:
-        """Whether the model begins a turn of its own rather than going on with the last one."""
+        """Whether the model begins a new message instead of continuing the last one."""
         return self.add_generation_prompt and not self.continue_final_message

@@ -1,7 +1,7 @@
-"""The parameters that chat and completions share: OpenAI's, and those that vLLM made common.
+"""Request fields that chat and completions share: OpenAI's, and vLLM's extensions.
 
-Schemas check types and what only HTTP limits; ranges are `SamplingParams`' own. A field that is
-null counts as absent. Fields of neither schema are the business of `other_fields`.
+Schemas check types and limits of HTTP; `SamplingParams` checks the ranges of sampling parameters. A
+null field counts as absent. `unsupported_fields` handles fields that are in no schema.
 """
 
 import re
@@ -18,7 +18,7 @@ from taco_proto.errors import InvalidParameterError
 from taco_proto.requests import LOW_PRIORITY
 from taco_proto.sampling_params import MAX_STOP_STRINGS, MAX_TOKENS, SAMPLING_FIELDS
 
-_TOKEN_ID = re.compile(r"0|-?[1-9][0-9]{0,18}")  # one spelling of each number
+_TOKEN_ID = re.compile(r"0|-?[1-9][0-9]{0,18}")  # one form of each number
 MAX_CACHE_SALT_CHARS = 256
 MAX_PRIORITY = 2**31 - 1
 
@@ -31,7 +31,7 @@ class StreamOptions(BaseModel):
 
 
 class GenerationRequest(PromptCacheFields):
-    """Fields named as in `SamplingParams` go there as they are; None means the model's default."""
+    """Fields with names of `SamplingParams` go there unchanged; None is the model's default."""
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
 
@@ -79,9 +79,11 @@ class GenerationRequest(PromptCacheFields):
 
     @classmethod
     def from_body(cls, body: Mapping[str, Any]) -> Self:
-        """Raises:
-        InvalidParameterError: a feature that does not exist, or parameters that contradict.
-        pydantic.ValidationError: a value of the wrong type.
+        """Validates a JSON object.
+
+        Raises:
+            InvalidParameterError: an unsupported feature, or contradicting parameters.
+            pydantic.ValidationError: a value has the wrong type.
         """
         given = {name: value for name, value in body.items() if value is not None}
         check_other_fields(given)
@@ -98,7 +100,7 @@ class GenerationRequest(PromptCacheFields):
 
     @property
     def num_choices(self) -> int:
-        """Sequences to return, for each prompt."""
+        """Number of sequences to return for each prompt."""
         return 1 if self.n is None else self.n
 
     @property
@@ -113,20 +115,20 @@ class GenerationRequest(PromptCacheFields):
 
     @property
     def asked_max_tokens(self) -> int | None:
-        """The newer name of the two counts."""
+        """The token limit of the client: `max_completion_tokens`, or the older `max_tokens`."""
         if self.max_completion_tokens is None:
             return self.max_tokens
         return self.max_completion_tokens
 
     def client_names(self) -> dict[str, str]:
-        """What clients call the parameters that the engine may reject, where the names differ."""
+        """Client's names of engine parameters, where the names differ."""
         if self.max_completion_tokens is None:
             return {}
         return {"max_tokens": "max_completion_tokens"}
 
     @contextmanager
     def errors_with_client_names(self) -> Iterator[None]:
-        """Inside, a parameter that the engine rejects is named as the route's clients know it."""
+        """Renames the parameter of an error of the engine to the client's name."""
         try:
             yield
         except InvalidParameterError as error:
@@ -134,8 +136,8 @@ class GenerationRequest(PromptCacheFields):
             raise
 
     def sampling_values(self) -> dict[str, Any]:
-        """The sampling parameters that the client gave, under their names in `SamplingParams`."""
-        own_meaning = {"logprobs", "max_tokens"}  # each surface has its own
+        """The sampling parameters of the client, by their names in `SamplingParams`."""
+        own_meaning = {"logprobs", "max_tokens"}  # differs between chat and completions
         return {
             name: value
             for name in SAMPLING_FIELDS

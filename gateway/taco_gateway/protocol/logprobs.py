@@ -1,4 +1,4 @@
-"""Log probabilities as the two OpenAI surfaces write them, and vLLM's prompt log probabilities."""
+"""Log probabilities in answers: OpenAI's chat and completions forms, vLLM's `prompt_logprobs`."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -27,7 +27,7 @@ class ChatLogprobs(BaseModel):
 
 
 class CompletionLogprobs(BaseModel):
-    """Columns, an entry a token. The first prompt token (`echo`) has no log probability: null."""
+    """Columns with one entry per token. The first prompt token (`echo`) has null."""
 
     tokens: list[str] = []
     token_logprobs: list[float | None] = []
@@ -51,13 +51,13 @@ PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
 class LogprobFormatter:
-    """Writes log probabilities for one request: an entry for every token.
+    """Formats the log probabilities of one request, one entry per token.
 
-    A token that is left out of the text (EOS, a stop token, part of a stop string) has an empty
-    text in its own entry, so that the tokens make up the text.
+    A token that is not in the text (EOS, a stop token, part of a stop string) has an empty text, so
+    that the joined tokens equal the text.
 
     Args:
-        as_token_ids: name tokens `token_id:N`, so that those that are no text can be told apart.
+        as_token_ids: name tokens `token_id:N`, which distinguishes tokens without valid text.
     """
 
     def __init__(self, *, as_token_ids: bool) -> None:
@@ -77,8 +77,10 @@ class LogprobFormatter:
         )
 
     def completion(self, rows: Iterable[TokenLogprob], *, offset: int = 0) -> CompletionLogprobs:
-        """Args:
-        offset: characters of the choice's text before the sequence's own (an echoed prompt).
+        """The columns of a sequence.
+
+        Args:
+            offset: characters of the choice's text before the sequence (an echoed prompt).
         """
         columns = CompletionLogprobs()
         for row in rows:
@@ -89,7 +91,7 @@ class LogprobFormatter:
     def echoed_prompt(
         self, echoed: EchoedPrompt, rows: Sequence[TokenLogprob | None]
     ) -> CompletionLogprobs:
-        """An echoed prompt's columns, an entry a token. The first one has no log probability."""
+        """The columns of an echoed prompt. The first token has no log probability."""
         columns = CompletionLogprobs(
             tokens=[self.name(echoed.token_ids[0], echoed.tokens[0])],
             token_logprobs=[None],
@@ -130,12 +132,12 @@ class LogprobFormatter:
     def _append(
         self, columns: CompletionLogprobs, row: TokenLogprob, token: str, offset: int
     ) -> None:
-        """Adds the entry of a token that has the text `token` here."""
+        """Appends the entry of a token with the text `token`."""
         chosen = row.chosen
         name = self.name(chosen.token_id, token)
         columns.tokens.append(name)
         columns.token_logprobs.append(finite(chosen.logprob))
-        # Another token of the same text is named by its id, so that the key is the token itself.
+        # Another token with the same text is named by its id, so that keys are unique.
         top: dict[str, float] = {}
         for candidate in row.top:
             key = name
@@ -150,5 +152,5 @@ class LogprobFormatter:
 
 
 def finite(logprob: float) -> float:
-    """`logprob` as JSON can carry it; NaN and everything below becomes `LOWEST_LOGPROB`."""
+    """`logprob` in the range of JSON: NaN and lower values become `LOWEST_LOGPROB`."""
     return logprob if logprob > LOWEST_LOGPROB else LOWEST_LOGPROB

@@ -1,4 +1,4 @@
-"""The request schemas by name, so that another process can be told which one to validate with."""
+"""Request schemas by name, so that the parser process can select one."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,10 +17,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class RequestSchema(Generic[T]):
-    """One route's request.
+    """The request schema of one route.
 
     Attributes:
-        validate: makes a request of a JSON object; raises `pydantic.ValidationError` or
+        validate: turns a JSON object into a request; raises `pydantic.ValidationError` or
             `InvalidParameterError`.
     """
 

@@ -1,4 +1,4 @@
-"""What goes out: OpenAI's response objects, with vLLM's extensions."""
+"""Response schemas: OpenAI's objects with vLLM's extensions."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""Token ids in requests. A list that another process has parsed comes as a packed array."""
+"""Token ids in requests: a list, or a packed array from the parser process."""
 
 from array import array
 from collections.abc import Sequence
@@ -11,12 +11,12 @@ TokenIds = Sequence[int]
 
 
 def is_token_ids(value: object) -> TypeGuard[TokenIds]:
-    """Whether `value` is a list of integers and not empty; True and False are none."""
+    """Whether `value` is a non-empty list of integers; True and False do not count as integers."""
     if isinstance(value, array):
         return len(value) > 0
     return isinstance(value, list) and set(map(type, value)) == {int}
 
 
 def as_list(value: object) -> object:
-    """A list where `value` is one that another process has packed; else `value` itself."""
+    """Turns a packed array of the parser process into a list; returns other values unchanged."""
     return value.tolist() if isinstance(value, array) else value

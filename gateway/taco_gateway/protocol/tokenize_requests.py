@@ -1,4 +1,4 @@
-"""`POST /tokenize` and `POST /detokenize`: what comes in."""
+"""Request schemas of `POST /tokenize` and `POST /detokenize`."""
 
 from collections.abc import Mapping
 from typing import Any, Self
@@ -18,8 +18,10 @@ class _TokenizerRequest(BaseModel):
 
     @classmethod
     def from_body(cls, body: Mapping[str, Any]) -> Self:
-        """Raises:
-        pydantic.ValidationError: a value of the wrong type.
+        """Validates a JSON object.
+
+        Raises:
+            pydantic.ValidationError: a value has the wrong type.
         """
         return cls.model_validate(
             {name: value for name, value in body.items() if value is not None}
@@ -39,9 +41,11 @@ class TokenizeChatRequest(Conversation, _TokenizerRequest):
 
     @classmethod
     def from_body(cls, body: Mapping[str, Any]) -> Self:
-        """Raises:
-        InvalidParameterError: a field that would change the tokens, and is not supported.
-        pydantic.ValidationError: a value of the wrong type.
+        """Validates a JSON object.
+
+        Raises:
+            InvalidParameterError: a field would change the tokens and is not supported.
+            pydantic.ValidationError: a value has the wrong type.
         """
         given = {name: value for name, value in body.items() if value is not None}
         check_other_fields(given, PROMPT_FIELDS)

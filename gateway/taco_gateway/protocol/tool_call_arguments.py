@@ -1,6 +1,6 @@
-"""Arguments of the tool calls in a history: each is a JSON document inside a string.
+"""Limits on tool call arguments in a history: each is a JSON document inside a string.
 
-The bounds on a body's values do not see these documents, so that they have bounds of their own.
+The limits of `strict_json` do not see these documents, so they have separate limits.
 """
 
 import json
@@ -15,7 +15,7 @@ MAX_DEPTH = 64
 
 
 def parse_arguments(arguments: str) -> Any:
-    """The document; where it is not JSON, the string itself."""
+    """The document; the string itself if it is not JSON."""
     try:
         return json.loads(arguments)
     except (ValueError, RecursionError):
@@ -23,10 +23,10 @@ def parse_arguments(arguments: str) -> Any:
 
 
 def check_arguments(calls: Iterable[str]) -> None:
-    """Bounds what the arguments of all tool calls of a conversation have together.
+    """Checks the total size of the arguments of all tool calls of a conversation.
 
     Raises:
-        InvalidParameterError: they have too many characters or values, or are nested too deeply.
+        InvalidParameterError: too many characters or values, or nested too deeply.
     """
     num_chars = num_values = 0
     for arguments in calls:

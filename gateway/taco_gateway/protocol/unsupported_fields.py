@@ -1,7 +1,7 @@
-"""Fields of OpenAI's and vLLM's APIs that are in no request schema here.
+"""Fields of OpenAI's and vLLM's APIs that this server does not support.
 
-A field that would change the answer is rejected by name, unless its value asks for nothing. A field
-that changes no answer is accepted and has no effect, like every unknown field.
+A field that would change the answer is rejected by name, unless its value requests nothing. A field
+that changes no answer is accepted and ignored, like every unknown field.
 """
 
 from collections.abc import Mapping, Set
@@ -11,7 +11,7 @@ from taco_proto.errors import InvalidParameterError
 
 _EMPTY: tuple[object, ...] = (False, "", [], {})
 
-# Fields whose features this server lacks, with the values that ask for nothing.
+# Rejected fields, with the values that request nothing and are accepted.
 REJECTED: Mapping[str, tuple[object, ...]] = {
     # tools
     "tools": _EMPTY,
@@ -62,10 +62,10 @@ REJECTED: Mapping[str, tuple[object, ...]] = {
     "vllm_xargs": _EMPTY,
 }
 
-# Those of them that change what a conversation's prompt is.
+# Rejected fields that change the prompt of a conversation.
 PROMPT_FIELDS = frozenset({"tools", "documents", "chat_template", "mm_processor_kwargs"})
 
-# Known fields that change no answer here, and why.
+# Ignored fields, and why they change no answer.
 ACCEPTED: Mapping[str, str] = {
     "user": "names the client's user",
     "safety_identifier": "names the client's user",
@@ -85,13 +85,14 @@ ACCEPTED: Mapping[str, str] = {
 
 
 def check_other_fields(given: Mapping[str, Any], names: Set[str] = REJECTED.keys()) -> None:
-    """
+    """Rejects unsupported fields.
+
     Args:
         given: the fields of a body that are not null.
         names: the fields to look for.
 
     Raises:
-        InvalidParameterError: a field asks for a feature that does not exist.
+        InvalidParameterError: a field requests an unsupported feature.
     """
     for name in given.keys() & names:
         if given[name] not in REJECTED[name]:

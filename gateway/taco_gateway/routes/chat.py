@@ -41,7 +41,7 @@ async def create_chat_completion(request: Request) -> Response:
 async def _generate(
     gateway: Gateway, chat: ChatCompletionRequest, key: ApiKey, request_id: str
 ) -> tuple[Sequence[int], Updates]:
-    """The prompt that the model reads, and what it answers."""
+    """The token ids of the prompt, and the updates of the answer."""
     params = gateway.engine.sampling_params(chat.sampling_values())
     gateway.check_accepting()
     prompt_token_ids = await gateway.engine.encode_chat(
@@ -88,7 +88,7 @@ class _ChatAnswer:
         self._num_choices = chat.num_choices
         last = chat.messages[-1]
         self._role = gateway.config.response_role if chat.starts_new_turn else last.role
-        # Only a turn of the same role can be repeated as the beginning of the answer.
+        # The answer can only repeat a message with the same role.
         self._echo = last.text if chat.echo and last.role == self._role else ""
         self._id = request_id
         self._model = chat.model or gateway.model_names[0]

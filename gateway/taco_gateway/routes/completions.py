@@ -42,8 +42,8 @@ async def create_completion(request: Request) -> Response:
             f"A request may ask for at most {MAX_SEQUENCES} sequences over all its prompts.", "n"
         )
     gateway.check_accepting()
-    # One after the other: a request takes no more than one thread, and ends at the first prompt
-    # that is too long.
+    # One prompt at a time: a request uses one thread, and fails at the first prompt that is too
+    # long.
     prompts = [
         await gateway.engine.checked(await _encode(gateway, body, prompt))
         for prompt in body.prompts
@@ -205,8 +205,9 @@ def _echoed(
     encoded: Sequence[Sequence[int]],
     kept: Sequence[Sequence[int]],
 ) -> list[EchoedPrompt]:
-    """What `echo` returns of each prompt: the client's own text, unless that was truncated or came
-    as token ids. Blocks: call it from a thread.
+    """The prompts that `echo` returns: the client's text, unless it was truncated or token ids.
+
+    Blocks: call it from a thread.
     """
     tokenizer = gateway.require_tokenizer()
     echoed = []

@@ -1,4 +1,4 @@
-"""`/health`, `/ping` and `/version`: for load balancers and operators; no key is asked for."""
+"""`/health`, `/ping` and `/version`, for load balancers and operators; they need no API key."""
 
 from importlib.metadata import version
 
@@ -19,7 +19,7 @@ VERSION = version("taco-llm")
 @router.post("/ping")
 @public
 async def health(request: Request) -> Response:
-    """200 while requests are taken: a worker serves, and this gateway is not going down."""
+    """200 while requests are accepted: a worker serves, and this gateway is not draining."""
     gateway = gateway_of(request)
     if gateway.license_problem:
         raise not_licensed()

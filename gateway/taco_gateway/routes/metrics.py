@@ -1,4 +1,4 @@
-"""`GET /metrics`: the gateway's own numbers and the scheduler's, for Prometheus."""
+"""`GET /metrics`: metrics of the gateway and the scheduler, for Prometheus."""
 
 import logging
 

@@ -10,9 +10,9 @@ from taco_gateway.protocol.responses import ModelCard, ModelList
 router = APIRouter()
 
 
-@router.get("/v1/models", summary="The models that are served")
+@router.get("/v1/models", summary="List the served models")
 async def list_models(request: Request) -> ModelList:
-    """Empty until a worker has said what it serves."""
+    """Empty until a worker has attached."""
     gateway = gateway_of(request)
     length = _max_model_len(gateway)
     if not length:
@@ -24,16 +24,16 @@ async def list_models(request: Request) -> ModelList:
 
 @router.get("/v1/models/{name:path}", summary="One model")
 async def get_model(request: Request, name: str) -> ModelCard:
-    """The name may have slashes, as they are or as `%2F`."""
+    """The name may contain slashes, plain or as `%2F`."""
     gateway = gateway_of(request)
-    name = unquote(name)  # paths are matched as they were sent
+    name = unquote(name)  # routes match the path as it was sent
     gateway.check_model(name, key_of(request))
     length = _max_model_len(gateway) or gateway.engine.model_info().max_model_len
     return _card(gateway, name, length)
 
 
 def _max_model_len(gateway: Gateway) -> int:
-    """0 while no worker has been there."""
+    """0 until a worker has attached."""
     info = gateway.client.model_info()
     return 0 if info is None else info.max_model_len
 

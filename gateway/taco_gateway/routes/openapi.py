@@ -1,7 +1,8 @@
-"""`GET /openapi.json`, a description of the API, and `GET /docs`, a page to read and try it.
+"""`GET /openapi.json`, the OpenAPI document, and `GET /docs`, a page to read and try the API.
 
-Both are the same for every deployment but for its path. They ask for no key, since a browser cannot
-send one with a page. The page's files come from the package `fastapi-offline`, none from a network.
+Both differ between deployments only in their path. They need no API key, because a browser cannot
+send one with a page. The files of the page come from the package `fastapi-offline`, not from a
+network.
 """
 
 from collections.abc import Mapping
@@ -31,7 +32,7 @@ from taco_gateway.routes import health, metrics
 
 router = APIRouter()
 
-# Requests are read by the routes themselves, which FastAPI's own description does not see.
+# Routes read their requests themselves, so FastAPI's document lacks them.
 REQUESTS: Mapping[str, tuple[type[BaseModel], ...]] = {
     "/v1/chat/completions": (ChatCompletionRequest,),
     "/v1/completions": (CompletionRequest,),
@@ -45,7 +46,7 @@ ANSWERS: Mapping[str, type[BaseModel]] = {
 _REFERENCE = "#/components/schemas/{model}"
 _TOKEN_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}}
 _STRINGS = {"type": "array", "items": {"type": "string"}}
-# What validators take beside a field's type.
+# Types that validators accept besides the type of a field.
 _FIELDS: Mapping[str, Mapping[str, Any]] = {
     "prompt": {
         "anyOf": [
@@ -80,7 +81,7 @@ _ASSETS = {
     "swagger-ui.css": "text/css",
     "favicon.png": "image/png",
 }
-# Relative addresses: they hold behind a reverse proxy, too.
+# Relative addresses also work behind a reverse proxy.
 _PAGE = """<!doctype html>
 <html lang="en">
 <head>

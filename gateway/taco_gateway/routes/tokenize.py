@@ -1,4 +1,4 @@
-"""`POST /tokenize` and `POST /detokenize`: the tokenizer that the model is served with."""
+"""`POST /tokenize` and `POST /detokenize`, with the tokenizer of the served model."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ router = APIRouter()
 
 @router.post("/tokenize")
 async def tokenize(request: Request) -> TokenizeResponse:
-    """Token ids of a prompt, or of a conversation as the model would see it."""
+    """Token ids of a prompt, or of a conversation after the chat template."""
     gateway = gateway_of(request)
     wanted = await gateway.read_request(request, TOKENIZE)
     gateway.check_model(wanted.model, key_of(request))

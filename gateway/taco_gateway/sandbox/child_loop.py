@@ -1,10 +1,10 @@
-"""The loop of a process that `process_pool` starts: one request after the other, within limits.
+"""Main loop of a sandboxed child process: serves requests with limits on CPU time and memory.
 
-No thread can be stopped from outside, but a process can. The kernel ends this one by an interval
-timer when a request has used its share of processor time, whatever it is doing, and a limit on the
-address space makes an allocation fail that is out of all proportion.
+A thread cannot be stopped from outside; a process can. An interval timer of the kernel ends the
+process when a request has used its CPU time, and a limit on the address space makes huge
+allocations fail. `process_pool` starts these processes.
 
-Imports nothing but the standard library, so that processes start fast.
+This module imports only the standard library, so that processes start fast.
 """
 
 import json
@@ -19,13 +19,13 @@ from taco_gateway.sandbox.frames import receive, send
 
 
 def serve(answer: Callable[[list[bytes]], list[bytes]], *, max_memory_bytes: int) -> None:
-    """Answer the messages on the socket that is standard input until the parent closes it.
+    """Answers messages on the socket at standard input until the parent closes it.
 
     Args:
-        answer: raises nothing that the process should survive.
-        max_memory_bytes: of address space.
+        answer: an exception that it raises ends the process.
+        max_memory_bytes: limit of the address space.
     """
-    # Ctrl-C is for the parent, which closes the socket.
+    # Ctrl-C also reaches the parent, which closes the socket.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_AS, (max_memory_bytes, max_memory_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -43,10 +43,10 @@ def serve_json(
     max_memory_bytes: int,
     cpu_seconds: Callable[[dict[str, Any]], float],
 ) -> None:
-    """As `serve`, for messages of one JSON object.
+    """Like `serve`, for messages of one JSON object.
 
     Args:
-        cpu_seconds: processor time that a request may use.
+        cpu_seconds: limit of CPU time for a request.
     """
 
     def answer_frames(frames: list[bytes]) -> list[bytes]:
@@ -59,7 +59,7 @@ def serve_json(
 
 @contextmanager
 def cpu_limit(seconds: float) -> Iterator[None]:
-    """Ends the process when the context has used this much processor time."""
+    """Ends the process if the context uses more CPU time than this."""
     signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield

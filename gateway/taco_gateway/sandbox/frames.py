@@ -1,6 +1,6 @@
-"""Messages between this process and its child processes: frames of bytes, never objects.
+"""Messages between the gateway and its child processes: frames of bytes, never pickled objects.
 
-A message is a number of frames (4 bytes), the length of each (8 bytes), and the frames.
+A message is the number of frames (4 bytes), the length of each (8 bytes), and the frames.
 """
 
 import socket
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 
 def send(connection: socket.socket, frames: Sequence[bytes]) -> None:
-    """Raises OSError: the other side is gone, or does not read in time."""
+    """Sends one message. Raises OSError: the other side is gone or does not read in time."""
     sizes = b"".join(len(frame).to_bytes(8, "big") for frame in frames)
     connection.sendall(len(frames).to_bytes(4, "big") + sizes)
     for frame in frames:
@@ -17,11 +17,13 @@ def send(connection: socket.socket, frames: Sequence[bytes]) -> None:
 
 
 def receive(connection: socket.socket, deadline: float | None = None) -> list[bytes]:
-    """Args:
-        deadline: on `time.monotonic()`'s clock; None: waits without end.
+    """Receives one message.
+
+    Args:
+        deadline: on `time.monotonic()`'s clock; None: no time limit.
 
     Raises:
-        OSError, EOFError: the other side is gone, or did not send in time.
+        OSError, EOFError: the other side is gone or did not send in time.
     """
     num_frames = int.from_bytes(_receive(connection, 4, deadline), "big")
     sizes = _receive(connection, 8 * num_frames, deadline)

@@ -1,7 +1,8 @@
-"""Child processes with limits, for what may need time or memory out of proportion: templates and
-tokenizers of a checkpoint, large request bodies.
+"""Sandbox: a pool of child processes with limits on CPU time and memory.
 
-The other side is `limited_loop`. A process that exceeds a limit ends; the pool starts another one.
+They run code of a checkpoint (chat templates, tokenizers) and parse large request bodies, which may
+need any amount of time or memory. `child_loop` is the other side. A process that exceeds a limit
+ends; the pool starts another one.
 """
 
 import json
@@ -19,19 +20,19 @@ from typing import Any
 
 from taco_gateway.sandbox.frames import receive, send
 
-# The process limits its own processor time; this is for a machine so busy that it gets none.
+# The process limits its own CPU time; this limit is for a machine that gives it none.
 WALL_SECONDS = 15.0
 _MAX_PROCESSES = 4
-_ENVIRONMENT = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "TZ")  # no secrets
+_ENVIRONMENT = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "TZ")  # without secrets
 
 
 class ProcessLostError(Exception):
-    """A process gave no answer in time, or ended: it has run into one of its limits.
+    """A child process did not answer in time or has ended, usually because of a limit.
 
-    The message is what the process said when it could not start, and empty otherwise.
+    The message is the error of a process that could not start, and empty otherwise.
 
     Attributes:
-        was_killed: it was ended by SIGKILL, as by a kernel without memory, and by no limit.
+        was_killed: SIGKILL ended it, for example when the machine has no memory left, not a limit.
     """
 
     def __init__(self, message: str = "", *, was_killed: bool = False) -> None:
@@ -40,14 +41,14 @@ class ProcessLostError(Exception):
 
 
 class ProcessPool:
-    """Processes that run one module, started as they are needed. Methods block: use a thread.
+    """Child processes that run one module, started on demand. Methods block: use a thread.
 
     Args:
-        module: what each process runs; its main calls `limited_loop.serve` or `serve_json`.
-        first_request: sent to each new process before any other request; None: nothing is.
-        environment: variables that each process has beside those of this process that are allowed.
-        max_kept_bytes: a process that holds more memory after an answer is not used again; None: it
-            is, whatever it holds.
+        module: the module of each process; its main calls `child_loop.serve` or `serve_json`.
+        first_request: sent to each new process before any other request; None: not needed.
+        environment: variables of each process, besides the allowed ones of this process.
+        max_kept_bytes: a process that holds more memory after an answer is not used again; None:
+            no limit.
     """
 
     def __init__(
@@ -69,14 +70,14 @@ class ProcessPool:
         self._closed = False
 
     def ask(self, request: dict[str, Any], wall_seconds: float = WALL_SECONDS) -> dict[str, Any]:
-        """The answer of one process to a JSON object; raises as `exchange`."""
+        """The answer of one process to a JSON object; raises like `exchange`."""
         return _parsed(self.exchange(_serialised(request), wall_seconds))
 
     def exchange(self, frames: Sequence[bytes], wall_seconds: float) -> list[bytes]:
-        """The answer of one process, which takes one message at a time.
+        """The answer of one process to a message.
 
         Raises:
-            ProcessLostError: it has not answered within `wall_seconds`, or has ended.
+            ProcessLostError: the process did not answer within `wall_seconds`, or has ended.
         """
         with self._slots:
             process = self._running() or self._start()
@@ -89,7 +90,7 @@ class ProcessPool:
         return answer
 
     def close(self) -> None:
-        """Ends the processes; those that are at work end after it."""
+        """Ends the processes; a busy process ends after its answer."""
         with self._lock:
             self._closed = True
             for process in self._idle:
@@ -97,7 +98,7 @@ class ProcessPool:
             self._idle.clear()
 
     def _running(self) -> "_LimitedProcess | None":
-        """An idle process; those that were killed meanwhile are dropped."""
+        """An idle process that still runs, or None."""
         with self._lock:
             while self._idle:
                 process = self._idle.pop()
@@ -126,7 +127,7 @@ class _LimitedProcess:
         inherited = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
         with theirs:
             self._process = subprocess.Popen(
-                # -P: modules of the working directory are not for it.
+                # -P: do not import from the working directory.
                 [sys.executable, "-P", "-m", module],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
@@ -154,7 +155,7 @@ class _LimitedProcess:
         return self._process.poll() is None
 
     def resident_bytes(self) -> int:
-        """Memory that it holds; 0 if it has ended."""
+        """Resident memory of the process; 0 if it has ended."""
         try:
             num_pages = Path(f"/proc/{self._process.pid}/statm").read_text().split()[1]
         except OSError:
@@ -162,7 +163,7 @@ class _LimitedProcess:
         return int(num_pages) * resource.getpagesize()
 
     def kill(self) -> int:
-        """Ends the process. The return code is the process's own if it had ended before."""
+        """Kills the process and returns its return code, its own one if it had ended before."""
         self._connection.close()
         self._process.kill()
         return self._process.wait()

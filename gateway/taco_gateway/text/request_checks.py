@@ -1,4 +1,4 @@
-"""What a request must keep to on the model that is served. What fails here never runs."""
+"""Checks a request against the limits of the served model, before it reaches the scheduler."""
 
 from array import array
 from collections.abc import Sequence
@@ -14,9 +14,10 @@ _SLICE = 2**14  # token ids that are checked at a time
 
 
 def check_text(text: str, param: str) -> None:
-    """Raises:
-    InvalidParameterError: the text has half a surrogate pair, which no tokenizer takes, or is too
-        long to be tokenized at all.
+    """Checks that a text can be tokenized.
+
+    Raises:
+        InvalidParameterError: the text has half a surrogate pair, or is too long.
     """
     if len(text) > MAX_TEXT_CHARS:
         raise InvalidParameterError(
@@ -33,10 +34,13 @@ def check_text(text: str, param: str) -> None:
 def check_prompt_length(
     num_tokens: int, max_model_len: int, *, param: str = "prompt", at_least: bool = False
 ) -> None:
-    """`at_least`: the prompt was not tokenized, but is sure to have so many tokens.
+    """Checks that a prompt leaves room for at least one token.
+
+    Args:
+        at_least: `num_tokens` is a lower bound, because the prompt was not tokenized.
 
     Raises:
-        InvalidParameterError: the prompt leaves no room for a token.
+        InvalidParameterError: it does not (`context_length_exceeded`).
     """
     if num_tokens >= max_model_len:
         raise InvalidParameterError(
@@ -53,11 +57,12 @@ class CheckedTokenIds(array):
 
 
 def checked_token_ids(token_ids: Sequence[int], info: ModelInfo) -> CheckedTokenIds:
-    """Checks and packs the token ids of a long prompt, for a thread: it takes milliseconds at a
-    time, between which other threads run.
+    """Checks and packs the token ids of a long prompt; call it from a thread.
+
+    It works in slices of milliseconds, between which other threads run.
 
     Raises:
-        InvalidParameterError: the model does not know a token id.
+        InvalidParameterError: a token id is not in the model's vocabulary.
     """
     checked = CheckedTokenIds("i")
     for start in range(0, len(token_ids), _SLICE):
@@ -68,11 +73,14 @@ def checked_token_ids(token_ids: Sequence[int], info: ModelInfo) -> CheckedToken
 
 
 def check_prompt(token_ids: Sequence[int], info: ModelInfo, *, is_checked: bool = False) -> None:
-    """`is_checked`: the token ids are known to be in the model's vocabulary.
+    """Checks a prompt's length and its token ids.
+
+    Args:
+        is_checked: the token ids have been checked already.
 
     Raises:
         InvalidParameterError: the prompt is empty, leaves no room for a token, or has a token id
-            that the model does not know.
+            outside the model's vocabulary.
     """
     if not token_ids:
         raise InvalidParameterError("The prompt is empty.", "prompt")
@@ -93,8 +101,10 @@ def _check_vocabulary(token_ids: Sequence[int], info: ModelInfo) -> None:
 
 
 def check_sampling(params: SamplingParams, info: ModelInfo) -> None:
-    """Raises:
-    InvalidParameterError: a parameter is out of this model's range.
+    """Checks sampling parameters against the model.
+
+    Raises:
+        InvalidParameterError: a parameter is out of this model's range.
     """
     for name in ("logprobs", "prompt_logprobs"):
         value = getattr(params, name)
@@ -123,8 +133,10 @@ def truncated(
 
 
 def check_priority(priority: int) -> None:
-    """Raises:
-    InvalidParameterError: it does not fit the 32 bits that it has on the way to the scheduler.
+    """Checks that a priority fits 32 bits, as the scheduler's protocol requires.
+
+    Raises:
+        InvalidParameterError: it does not.
     """
     if not -(2**31) <= priority < 2**31:
         raise InvalidParameterError(f"priority is out of range: {priority}", "priority")
@@ -133,10 +145,10 @@ def check_priority(priority: int) -> None:
 def resolve_max_tokens(
     max_tokens: int | None, num_prompt_tokens: int, info: ModelInfo, *, clamp: bool
 ) -> int:
-    """Tokens that may be generated behind the prompt; as many as fit where `max_tokens` is None.
+    """Number of tokens to generate at most; with `max_tokens=None`, the room after the prompt.
 
     Raises:
-        InvalidParameterError: prompt and `max_tokens` do not fit together (unless `clamp`).
+        InvalidParameterError: prompt and `max_tokens` exceed the context length, without `clamp`.
     """
     room = info.max_model_len - num_prompt_tokens
     if max_tokens is None:

@@ -1,4 +1,4 @@
-"""Text in, text out: what the HTTP routes, the Inference service and `taco_llm` generate with."""
+"""TextEngine: text in, text out, for the HTTP routes, the Inference service and `taco_llm`."""
 
 import asyncio
 import math
@@ -13,7 +13,11 @@ from taco_gateway.engine.engine_client import EngineClient, EngineError, not_lic
 from taco_gateway.text.bad_words import tokenize_bad_words
 from taco_gateway.text.chat_template.cache_breakpoints import Breakpoint, drop_covered
 from taco_gateway.text.chat_template.chat_prompt import ChatPromptEncoder
-from taco_gateway.text.output.output_processor import OutputProcessor, PromptLogprobs, TextUpdate
+from taco_gateway.text.output.output_processor import (
+    OutputProcessor,
+    PromptLogprobCollector,
+    TextUpdate,
+)
 from taco_gateway.text.output.token_logprobs import Candidate, CandidateReader, TokenLogprob
 from taco_gateway.text.request_checks import (
     CheckedTokenIds,
@@ -38,19 +42,19 @@ from taco_proto.sampling_params import MAX_SEED, SamplingParams
 
 __all__ = ["Candidate", "TextEngine", "TextUpdate", "TokenLogprob"]
 
-_LONG_PROMPT = 2**14  # tokens whose check takes longer than a change of threads
+_LONG_PROMPT = 2**14  # tokens; checking more is worth a thread
 _NO_TOKENIZER = "The model is served without a tokenizer: give token ids."
 _FLOAT_FIELDS = frozenset(f.name for f in fields(SamplingParams) if f.type is float)
 _NUMBER_FIELDS = _FLOAT_FIELDS | frozenset(f.name for f in fields(SamplingParams) if f.type is int)
 
 
 class TextEngine:
-    """Generates text with an engine that knows token ids only. Belongs to the client's event loop.
+    """Generates text with an engine that reads and writes token ids, on the client's event loop.
 
     Args:
-        client: the engine; whoever made it closes it.
-        tokenizer: None (`skip_tokenizer_init`): token ids in and out, all text empty.
-        chat_template: a Jinja template or the path of one; None: the tokenizer's own.
+        client: the engine; the caller closes it.
+        tokenizer: None (`skip_tokenizer_init`): token ids in and out, all text is empty.
+        chat_template: a Jinja template or its path; None: the tokenizer's own.
 
     Raises:
         ConfigurationError: the chat template cannot be read.
@@ -71,8 +75,10 @@ class TextEngine:
         self._candidates = CandidateReader(tokenizer)
 
     def model_info(self) -> ModelInfo:
-        """Raises:
-        EngineError: no worker serves the model, or may take new requests (503).
+        """The served model.
+
+        Raises:
+            EngineError: no worker serves the model, or none has a license (503).
         """
         info = self.client.model_info()
         if info is not None and info.license_problem:
@@ -82,12 +88,11 @@ class TextEngine:
         return info
 
     def sampling_params(self, given: Mapping[str, Any]) -> SamplingParams:
-        """The parameters that a client gave, on top of the model's defaults
-        (generation_config.json).
+        """The parameters of a client, over the model's defaults (generation_config.json).
 
         Args:
-            given: fields of `SamplingParams`; those that are absent or None take the defaults, but
-                `max_tokens=None` is as many as fit.
+            given: fields of `SamplingParams`; an absent or None field takes the default, except
+                `max_tokens=None`, which means as many as fit.
 
         Raises:
             InvalidParameterError: a value is out of range.
@@ -110,14 +115,15 @@ class TextEngine:
     async def encode(
         self, text: str, *, add_special_tokens: bool = True, must_fit: bool = False
     ) -> list[int]:
-        """Token ids of a prompt, off the event loop. Special tokens in the text count as such.
+        """Tokenizes a prompt, off the event loop. The text may contain special tokens.
 
         Args:
-            must_fit: refuse a text that is too long for the model, if possible before it is
+            must_fit: reject a text that is too long for the model, if possible before it is
                 tokenized.
 
         Raises:
-            InvalidParameterError: the text is no Unicode, or too long, or there is no tokenizer.
+            InvalidParameterError: the text is not valid Unicode, or is too long, or there is no
+                tokenizer.
             EngineError: `must_fit`, and no worker serves the model (503).
         """
         if self.tokenizer is None:
@@ -144,23 +150,21 @@ class TextEngine:
         template_kwargs: Mapping[str, Any] | None = None,
         must_fit: bool = False,
     ) -> list[int]:
-        """Token ids of a conversation, off the event loop. Special tokens in messages stay plain
-        text.
+        """Tokenizes a conversation, off the event loop. Special tokens in messages stay plain text.
 
         Args:
             messages: role, content (a string or a list of `{"type": "text", "text": …}` parts) and
-                whatever else the template reads.
-            continue_final_message: the prompt ends within the last message, which is to be
-                continued; excludes `add_generation_prompt`.
-            add_special_tokens: let the tokenizer put its own (BOS) in front, never twice. None:
-                only where the model has no template.
-            chat_template: Jinja source to use instead of the model's (the offline API's callers).
-            template_kwargs: variables that the template reads; others are refused.
-            must_fit: refuse a prompt before it is tokenized if it is sure to be too long for the
-                model.
+                other fields that the template reads.
+            continue_final_message: the prompt ends within the last message, which the model
+                continues; excludes `add_generation_prompt`.
+            add_special_tokens: put the tokenizer's BOS in front, never twice. None: only if the
+                model has no template.
+            chat_template: Jinja source instead of the model's, for callers of the offline API.
+            template_kwargs: variables that the template reads; others are rejected.
+            must_fit: reject a prompt before it is tokenized if it is too long for sure.
 
         Raises:
-            InvalidParameterError: the template refuses the messages, or runs into a limit, or the
+            InvalidParameterError: the template rejects the messages or exceeds a limit, or the
                 prompt is too long.
             EngineError: `must_fit`, and no worker serves the model (503).
         """
@@ -178,11 +182,10 @@ class TextEngine:
         )
 
     async def checked(self, token_ids: Sequence[int]) -> Sequence[int]:
-        """The same token ids for `generate`, which would hold the event loop while it checks a long
-        list of them.
+        """Checks the token ids of a long prompt in a thread, so that `generate` need not do it.
 
         Raises:
-            InvalidParameterError: the model does not know a token id, or there are too many.
+            InvalidParameterError: a token id is not in the vocabulary, or there are too many.
             EngineError: no worker serves the model (503).
         """
         if len(token_ids) < _LONG_PROMPT:
@@ -198,12 +201,14 @@ class TextEngine:
         add_special_tokens: bool | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> tuple[PrefixPin, ...]:
-        """What is to be kept of the prompt of a conversation, so that another one that goes on
-        otherwise behind a breakpoint finds it. Costs as much as `encode_chat`, once or twice.
+        """The prefixes of a conversation's prompt to keep in the prefix cache.
+
+        A conversation that differs after a breakpoint finds the prefix up to it. Costs as much as
+        one or two calls of `encode_chat`.
 
         Args:
-            breakpoints: in the order of their places.
-            prompt_token_ids: what `encode_chat` gave, with the same `add_special_tokens` and
+            breakpoints: in their order.
+            prompt_token_ids: from `encode_chat`, with the same `add_special_tokens` and
                 `template_kwargs`.
         """
         chat_encoder, places = self._chat_encoder, drop_covered(breakpoints)
@@ -224,13 +229,13 @@ class TextEngine:
         return tuple(pin for pin in pins if pin.num_tokens)
 
     def truncated(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> Sequence[int]:
-        """What `generate` keeps of a prompt, as `truncate_prompt_tokens` says."""
+        """The end of a prompt that `generate` uses, according to `truncate_prompt_tokens`."""
         if params.truncate_prompt_tokens is None:
             return prompt_token_ids
         return truncated(prompt_token_ids, params, self.model_info())
 
     def spell(self, token_id: int) -> str:
-        """A token's text as it stands in log probabilities."""
+        """The text of a token in log probabilities."""
         return self._candidates.spell(token_id)[0]
 
     def generate(
@@ -247,10 +252,9 @@ class TextEngine:
         (`aclose`, a cancelled task) cancels it upstream.
 
         Args:
-            request: what is asked for, without handle and prompt. Its `sampling` is the client's:
-                `max_tokens=None` is as many as fit; a seed is drawn where none is given; with
-                `best_of > n` nothing comes before all sequences have ended; `pins` are dropped
-                where the prompt is truncated at its beginning.
+            request: without handle and prompt. `max_tokens=None` is as many as fit; a missing seed
+                is drawn; with `best_of > n` no update comes before all sequences have ended. `pins`
+                are dropped if the beginning of the prompt is truncated.
             clamp_max_tokens: reduce `max_tokens` to what fits instead of rejecting it.
             sum_logprobs: updates carry `logprob_sum`.
 
@@ -301,7 +305,7 @@ class TextEngine:
         )
 
     async def warm_up(self) -> None:
-        """Starts what the first chat would wait for."""
+        """Starts the processes for chat templates, so that the first chat does not wait."""
         if self._chat_encoder is not None:
             await asyncio.to_thread(self._chat_encoder.warm_up)
 
@@ -341,7 +345,7 @@ class TextEngine:
         ]
         prompt = None
         if params.prompt_logprobs is not None:
-            prompt = PromptLogprobs(self._candidates)
+            prompt = PromptLogprobCollector(self._candidates)
         stream = self.client.generate(request)
         queue_seconds: float | None = None
         try:
@@ -353,14 +357,14 @@ class TextEngine:
                 if not update.token_ids and update.finish_reason == FinishReason.RUNNING:
                     continue
                 processor = processors[update.index]
-                news = processor.feed(update)
-                news.queue_seconds, queue_seconds = queue_seconds, None
+                text_update = processor.feed(update)
+                text_update.queue_seconds, queue_seconds = queue_seconds, None
                 if prompt is not None and update.index == 0:
-                    news.prompt_logprobs = prompt.entries()
+                    text_update.prompt_logprobs = prompt.entries()
                     prompt = None
                 if processor.hit_stop_string:
                     stream.cancel(update.index)
-                yield news
+                yield text_update
         finally:
             stream.close()
 
@@ -371,7 +375,7 @@ class TextEngine:
         params: SamplingParams,
         info: ModelInfo,
     ) -> AsyncGenerator[TextUpdate, None]:
-        """The `n` sequences with the highest mean log probability, best first, one update each."""
+        """Yields the `n` sequences with the highest mean log probability, one update for each."""
         whole = [TextUpdate(index) for index in range(params.num_sequences)]
         gives_logprobs = params.logprobs is not None
         run = self._run(
@@ -382,8 +386,8 @@ class TextEngine:
             sums_logprobs=True,
         )
         async with aclosing(run) as updates:
-            async for news in updates:
-                whole[news.index].extend(news)
+            async for text_update in updates:
+                whole[text_update.index].extend(text_update)
         prompt_logprobs = whole[0].prompt_logprobs
         whole.sort(key=_mean_logprob, reverse=True)
         for index, update in enumerate(whole[: params.n]):

@@ -82,16 +82,19 @@ SECRET = "very-secret"
         ([], "a list of keys, at least one"),
         ({"name": "a", "key": SECRET}, "a list of keys"),
         (["a"], "entry 1: it must be a mapping"),
-        ([{"key": SECRET}], "entry 1: name must be a text"),
-        ([{"name": "a\nb", "key": SECRET}], "name must be a text"),
-        ([{"name": "a\ud800", "key": SECRET}], "name must be a text"),
-        ([{"name": "a"}], "key or key_hash must be given"),
+        ([{"key": SECRET}], "entry 1: name must be a string"),
+        ([{"name": "a\nb", "key": SECRET}], "name must be a string"),
+        ([{"name": "a\ud800", "key": SECRET}], "name must be a string"),
+        ([{"name": "a"}], "key or key_hash is required"),
         ([{"name": "a", "key": "k", "key_hash": "h"}], "one of the two"),
-        ([{"name": "a", "key": 12345}], "key must be a text"),
-        ([{"name": "a", "key": ""}], "key must be a text"),
-        ([{"name": "a", "key": []}], "key must be a text"),
+        ([{"name": "a", "key": 12345}], "key must be a string"),
+        ([{"name": "a", "key": ""}], "key must be a string"),
+        ([{"name": "a", "key": []}], "key must be a string"),
         ([{"name": "a", "key_hash": SECRET}], "key_hash must be sha256: and 64"),
-        ([{"name": "a", "key": SECRET, "wait": 2}], "'wait' is no option; there are name, key"),
+        (
+            [{"name": "a", "key": SECRET, "wait": 2}],
+            "'wait' is not an option; the options are name, key",
+        ),
         ([{"name": "a", "key": SECRET, "weight": 0}], "weight must be above 0"),
         ([{"name": "a", "key": SECRET, "weight": True}], "weight must be above 0"),
         ([{"name": "a", "key": SECRET, "weight": float("inf")}], "weight must be above 0"),
@@ -110,11 +113,11 @@ SECRET = "very-secret"
         ([{"name": "a", "key": SECRET, "models": "m"}], "models must be a list of names"),
         ([{"name": "a", "key": SECRET, "models": []}], "models must be a list of names"),
         ([{"name": "a", "key": SECRET, "priority": "high"}], "priority must be low, or"),
-        ([{"name": "a", "key": SECRET}, {"name": "a", "key": "other"}], "entry 2: name stands"),
-        ([{"name": "a", "key": SECRET}, {"name": "b", "key": SECRET}], "entry 2: key stands"),
+        ([{"name": "a", "key": SECRET}, {"name": "a", "key": "other"}], "entry 2: name is used"),
+        ([{"name": "a", "key": SECRET}, {"name": "b", "key": SECRET}], "entry 2: key is used"),
     ],
 )
-def test_what_makes_no_sense_is_named_and_no_key_is_shown(
+def test_invalid_entries_are_named_without_their_key(
     tmp_path: Path, entries: object, words: str
 ) -> None:
     path = write(tmp_path / "keys.yaml", entries)

@@ -114,12 +114,12 @@ def test_keys_are_added_listed_and_revoked(command: Command, redis_server: Redis
     assert redis_server.run("HLEN", KEYS) == 0
 
 
-def test_what_makes_no_sense_is_refused(command: Command) -> None:
+def test_invalid_commands_are_rejected(command: Command) -> None:
     command("add", "team")
-    assert "there is an owner 'team' already" in command("add", "team")
-    assert "there is no owner 'nobody'" in command("add", "nobody", "--another")
-    assert "there is no owner 'nobody'" in command("revoke", "nobody")
-    assert "as it is" in command("add", "team", "--another", "--weight", "3")
+    assert "the owner 'team' exists already" in command("add", "team")
+    assert "there is no owner 'absent'" in command("add", "absent", "--another")
+    assert "there is no owner 'absent'" in command("revoke", "absent")
+    assert "does not change the owner" in command("add", "team", "--another", "--weight", "3")
     assert "weight must be above 0" in command("add", "x", "--weight", "0")
     assert "max_tokens_per_minute must be an integer" in command(
         "add", "x", "--max-tokens-per-minute", "0"
@@ -134,7 +134,7 @@ def test_a_key_file_is_imported_over_what_is_there(
     path = tmp_path / "keys.json"
     entries = [{"name": "team", "key": ["old", "new"]}, {"name": "b", "key": "x", "weight": 3}]
     path.write_text(json.dumps(entries))
-    assert command("import", str(path)) == "keys of 2 owners"
+    assert command("import", str(path)) == "imported the keys of 2 owners"
     records = RedisKeyStore(redis_server.config).records()
     assert {name: len(r.digests) for name, r in records.items() if not isinstance(r, str)} == {
         "b": 1,
@@ -154,7 +154,7 @@ def test_a_record_of_garbage_is_listed_and_can_be_taken_away(
 ) -> None:
     command("add", "team")
     redis_server.run("HSET", KEYS, "team", "garbage")
-    assert command("list") == "team\tmakes no sense: it is not JSON"
+    assert command("list") == "team\tinvalid: it is not JSON"
     assert "the record of 'team' in Redis" in command("add", "team", "--another")
     assert command("revoke", "team") == ""
     assert command("list") == ""
@@ -164,7 +164,7 @@ def test_redis_that_is_away_or_holds_something_else(
     command: Command, redis_server: RedisServer
 ) -> None:
     redis_server.run("SET", SECRET, "short")
-    assert f"{SECRET} in Redis makes no sense" in command("add", "team")
+    assert f"{SECRET} in Redis is invalid" in command("add", "team")
     redis_server.run("DEL", SECRET)
     redis_server.run("SET", KEYS, "x")
     assert "Redis: WRONGTYPE" in command("add", "team")
@@ -197,11 +197,11 @@ def test_an_owner_is_written_and_read(owner: ApiKey) -> None:
         (b"\xff", "is not JSON"),
         (b"[" * 100_000, "is not JSON"),
         (b"[]", "must be a mapping"),
-        (b'{"name": "b", "digests": ["x"]}', "not the one under which"),
+        (b'{"name": "b", "digests": ["x"]}', "differs from the name"),
         (b'{"name": "a"}', "digests must be a list"),
-        (b'{"name": "a", "digests": ["sha256:00"]}', "must be hmac-sha256: and 64"),
-        (b'{"name": "a", "digests": [7]}', "must be hmac-sha256: and 64"),
-        (b'{"name": "a", "key": "secret"}', "'key' is no option"),
+        (b'{"name": "a", "digests": ["sha256:00"]}', "must each be hmac-sha256: and 64"),
+        (b'{"name": "a", "digests": [7]}', "must each be hmac-sha256: and 64"),
+        (b'{"name": "a", "key": "secret"}', "'key' is not an option"),
         (b'{"name": "a", "weight": -1}', "weight must be above 0"),
     ],
 )
@@ -236,7 +236,7 @@ async def test_a_gateway_follows_what_stands_in_redis(
         assert f'taco:redis_trusted{{model_name="{MODEL}"}} 1.0' in metrics
 
 
-async def test_before_redis_has_answered_nobody_is_let_in(
+async def test_before_redis_has_answered_absent_is_let_in(
     open_shop: Any, command: Command, redis_server: RedisServer
 ) -> None:
     redis_server.kill()
@@ -299,7 +299,7 @@ async def test_what_was_in_step_too_long_ago_is_not_put_back(
 
 
 @pytest.mark.parametrize("garbage", ["a record", "all records", "the secret", "the version"])
-async def test_garbage_locks_nobody_out(
+async def test_invalid_data_in_redis_locks_no_client_out(
     open_shop: Any, redis_server: RedisServer, caplog: pytest.LogCaptureFixture, garbage: str
 ) -> None:
     async with open_shop() as shop:
@@ -320,7 +320,7 @@ async def test_garbage_locks_nobody_out(
             redis_server.run("SET", VERSION, "another")
 
         async def is_noticed() -> bool:
-            return " no sense" in caplog.text
+            return " invalid" in caplog.text
 
         await until(is_noticed, "garbage")
         assert await shop.status(key) == 200
@@ -337,7 +337,7 @@ def test_a_key_has_one_owner(redis_server: RedisServer) -> None:
     store = RedisKeyStore(redis_server.config)
     hashed = key_hash(b"a key")
     store.put([(hashed, ApiKey(tenant=Tenant(name="before")))])
-    with pytest.raises(ConfigurationError, match="'after' is one of 'before' already"):
+    with pytest.raises(ConfigurationError, match="'after' belongs to 'before' already"):
         store.put([(hashed, ApiKey(tenant=Tenant(name="after")))])
     assert [*store.records()] == ["before"]
     store.revoke("before")

@@ -68,7 +68,7 @@ async def test_enough_workers(make_app: AppMaker, monkeypatch: pytest.MonkeyPatc
     async with admin_of(app) as admin:
         ready = await admin.get("/readyz")
         assert ready.status_code == 503
-        assert ready.json()["reason"] == "1 of 2 workers are there"
+        assert ready.json()["reason"] == "1 of 2 workers are attached"
         stats = replace(await app.engine.stats(), num_workers=2)
 
         async def two() -> EngineStats:

@@ -36,7 +36,7 @@ sys.exit(run_gateway(GatewayConfig(model=ModelConfig(**values.pop("model")), **v
 
 
 class GatedWorker(FakeWorker):
-    """A fake worker that stands still while its gate is shut."""
+    """A fake worker that runs no step while its gate is shut."""
 
     def __init__(self) -> None:
         super().__init__(worker_info(vocab_size=400, max_model_len=512, num_blocks=512))
@@ -217,8 +217,8 @@ async def test_sighup_reads_the_keys_again(tmp_path: Path) -> None:
 
             assert [await answers("old"), await answers("new")] == [200, 401]
             for content, words, expected in [
-                ('[{"name": "a", "key": "new"}]', "the keys were read again", [401, 200]),
-                ('[{"name": "a", "ke": "x"}]', "stay as they were", [401, 200]),
+                ('[{"name": "a", "key": "new"}]', "reloaded the API keys", [401, 200]),
+                ('[{"name": "a", "ke": "x"}]', "the former keys stay valid", [401, 200]),
             ]:
                 path.write_text(content)
                 process.send_signal(signal.SIGHUP)

@@ -28,7 +28,7 @@ from taco_proto.requests import Tenant
 pytestmark = pytest.mark.process
 
 BODY = {"prompt": "x", "max_tokens": 3, "ignore_eos": True}
-# A request waits so long, twice, when Redis begins to hang; a machine that is busy needs less.
+# Timeout of Redis: a request waits for it twice when Redis begins to hang.
 REDIS_SECONDS = 1.0
 NUM_CLIENTS = 4
 TEAM = Tenant(name="team", max_tokens_per_minute=10**9)
@@ -122,7 +122,7 @@ class Front:
         assert not failed
 
     async def more(self, statuses: Counter[int], count: int = 20) -> None:
-        """Waits for so many answers more."""
+        """Waits for `count` more answers."""
         wanted = statuses.total() + count
 
         async def is_so() -> bool:

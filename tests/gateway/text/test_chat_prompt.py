@@ -44,7 +44,7 @@ def chatml() -> Iterator[ChatPromptEncoder]:
 
 @pytest.fixture
 def any_template() -> Iterator[ChatPromptEncoder]:
-    """For tests that bring templates of their own."""
+    """For tests with their own templates."""
     chat_encoder = prompter_of(CHATML)
     yield chat_encoder
     chat_encoder.close()
@@ -285,7 +285,7 @@ def test_a_warm_prompter_has_a_process_ready(caplog: pytest.LogCaptureFixture) -
     chat_encoder.close()
     broken = prompter_of("{% for %}")
     broken.warm_up()
-    assert "chats will be refused" in caplog.text
+    assert "chat requests will be rejected" in caplog.text
     broken.close()
 
 

@@ -12,7 +12,7 @@ from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 from support.tiny_tokenizers import byte_fallback_bpe, byte_level_bpe, unigram, word_piece
 from taco_gateway.text.tokenizer.loading import load_tokenizer
 from taco_gateway.text.tokenizer.safety import decoding_risk, encoding_risk
-from taco_gateway.text.tokenizer.sandboxed import IsolatedTokenizer
+from taco_gateway.text.tokenizer.sandboxed import SandboxedTokenizer
 from taco_gateway.text.tokenizer.tokenizer import FastTokenizer
 from taco_gateway.text.tokenizer.tokenizer import Tokenizer as AnyTokenizer
 from taco_gateway.text.tokenizer.tokenizer_error import TokenizerError
@@ -166,8 +166,8 @@ def test_one_that_encodes_elsewhere_gives_the_same_tokens(
     expected = FastTokenizer(Tokenizer.from_str(backend.to_str()))
     with caplog.at_level(logging.WARNING):
         tokenizer = load(backend)
-    assert isinstance(tokenizer, IsolatedTokenizer)
-    assert "encodes in processes with limits" in caplog.text
+    assert isinstance(tokenizer, SandboxedTokenizer)
+    assert "encodes in sandboxed processes" in caplog.text
     text = "Größe, naïveté: 日本語 🙂\n  def hello():<|im_end|></s> \N{REPLACEMENT CHARACTER}"
     for add_special_tokens in (False, True):
         ids = expected.encode(text, add_special_tokens=add_special_tokens)

@@ -306,7 +306,7 @@ async def test_a_request_is_complete_before_it_goes_out() -> None:
     engine, client = engine_of([SequenceUpdate(0, [5], FinishReason.LENGTH)])
     params = SamplingParams(max_tokens=None, truncate_prompt_tokens=2, stop="x")
     updates = engine.generate(PROMPT, replace(request_of(params), priority=3, cache_salt="s"))
-    assert client.requests == []  # nothing runs that nobody reads
+    assert client.requests == []  # submitted at the first iteration
     async for _ in updates:
         pass
     (request,) = client.requests

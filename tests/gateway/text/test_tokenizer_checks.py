@@ -63,13 +63,15 @@ def test_an_empty_vocabulary(directory: Path) -> None:
     config = ModelConfig(model=str(directory))
     with pytest.raises(ConfigurationError, match="has an empty vocabulary"):
         check_tokenizer_files(config)
-    with pytest.raises(ConfigurationError, match="is empty, it turns text into no tokens"):
+    with pytest.raises(ConfigurationError, match="is empty: it produces no tokens"):
         load_tokenizer(config)
 
 
 def test_the_tokenizer_of_another_model(directory: Path) -> None:
     (directory / "config.json").write_text('{"vocab_size": 20}')
-    with pytest.raises(ConfigurationError, match=r"another model: it gives token .* has 20 tokens"):
+    with pytest.raises(
+        ConfigurationError, match=r"another model: it produces token .* has 20 tokens"
+    ):
         load_tokenizer(ModelConfig(model=str(directory)))
     (directory / "config.json").write_text('{"vocab_size": "many"}')
     load_tokenizer(ModelConfig(model=str(directory)))

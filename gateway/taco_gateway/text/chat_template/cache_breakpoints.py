@@ -1,4 +1,4 @@
-"""Places in a conversation up to which its prompt is to be kept in the prefix cache."""
+"""Cache breakpoints: places in a conversation up to which the prefix cache keeps its prompt."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,12 +7,12 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Breakpoint:
-    """A place behind a message, or behind one part of its content.
+    """The end of a message, or of one part of its content.
 
     Attributes:
         message: index of the message.
-        part: index of the part; None: behind all of the message.
-        seconds: for how long the prompt up to here is to be kept.
+        part: index of the part; None: the end of the message.
+        seconds: how long the prefix cache keeps the prompt up to here.
     """
 
     message: int
@@ -21,7 +21,7 @@ class Breakpoint:
 
 
 def drop_covered(breakpoints: Sequence[Breakpoint]) -> list[Breakpoint]:
-    """Those, of breakpoints in their order, that a later one does not keep for as long."""
+    """Drops breakpoints, given in order, that a later one keeps for at least as long."""
     kept: list[Breakpoint] = []
     for breakpoint_ in reversed(breakpoints):
         if breakpoint_.seconds > max((later.seconds for later in kept), default=0.0):
@@ -32,11 +32,11 @@ def drop_covered(breakpoints: Sequence[Breakpoint]) -> list[Breakpoint]:
 def with_other_text_after(
     place: Breakpoint, messages: Sequence[Mapping[str, Any]]
 ) -> list[Mapping[str, Any]]:
-    """The conversation with other text behind a place: what its prompt has in common with the
-    conversation's own stands before that place, wherever the template writes it.
+    """The conversation with different text after a place.
 
-    The messages stay as many as they are: some templates write a system prompt into the first
-    question, and refuse a conversation without one.
+    The prompts of both conversations are equal up to that place, wherever the template writes it.
+    The number of messages does not change: some templates write the system prompt into the first
+    question and reject a conversation without one.
     """
     own = messages[place.message]
     later = messages[place.message + 1 :]
@@ -50,7 +50,7 @@ def with_other_text_after(
 
 
 def common_prefix_length(left: Sequence[int], right: Sequence[int]) -> int:
-    """The length of what two lists begin with."""
+    """Length of the common prefix of two lists."""
     low, high = 0, min(len(left), len(right))
     while low < high:  # bisection, since comparing slices is fast
         middle = (low + high + 1) // 2
@@ -67,5 +67,5 @@ def _text(message: Mapping[str, Any]) -> str:
 
 
 def _other(text: str) -> str:
-    """A text that differs from the first character on, even if a template trims both."""
+    """A text that differs from `text` in the first character, even if a template trims both."""
     return "," if text.lstrip().startswith(".") else "."

@@ -1,9 +1,9 @@
-"""Conversations to prompts: renders the chat template and encodes what it gives.
+"""Turns conversations into prompts: renders the chat template and tokenizes the result.
 
-Special tokens belong to the template. Where a message spells one, the spelling is replaced by a
-mark before the template runs, and what is left in the rendered text is the template's own. Then the
-text is encoded with exactly these as special tokens, and the marks turn back into what they stood
-for.
+Only the template may write special tokens. Where a message contains the text of one, a mark
+replaces that text before the template runs. The special tokens in the rendered text are then those
+of the template. The text is tokenized with exactly these as special tokens, and the marks become
+plain text again.
 """
 
 import logging
@@ -28,17 +28,16 @@ from taco_gateway.text.tokenizer.tokenizer import Tokenizer
 from taco_proto.errors import ConfigurationError, InvalidParameterError
 
 _log = logging.getLogger("taco.gateway.chat")
-# Of these fields the template builds special tokens (`<|user|>`); they are checked where they come
-# in.
+# The template builds special tokens (`<|user|>`) from these fields; validation checks them.
 _UNMARKED_FIELDS = frozenset({"role", "type"})
 
 
 class ChatPromptEncoder:
-    """Makes prompts of conversations. Its methods block for milliseconds: call them from a thread.
+    """Tokenizes conversations. Its methods block for milliseconds: call them from a thread.
 
     Args:
-        tokenizer: the model's.
-        chat_template: a template or the path of one; None: the model's own, or else a plain one.
+        tokenizer: of the model.
+        chat_template: a template or its path; None: that of the model, or else a plain one.
 
     Raises:
         ConfigurationError: the template cannot be read.
@@ -51,7 +50,7 @@ class ChatPromptEncoder:
         if chat_template is not None:
             source = read_chat_template(chat_template)
         if source is None:
-            _log.warning("the model has no chat template: messages are given to it as plain text")
+            _log.warning("the model has no chat template: conversations become plain text")
         self._template_is_plain = source is None
         self._template = ChatTemplate(PLAIN_TEMPLATE if source is None else source, self._pool)
         if chat_template is not None:
@@ -60,7 +59,7 @@ class ChatPromptEncoder:
         self._spellings = {i: text for text, i in tokenizer.special_tokens.items()}
         spellings = sorted(tokenizer.special_tokens, key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, spellings)) or r"(?!)")
-        # Nobody can write a mark who does not know this number.
+        # A client cannot write a mark without this number.
         self._secret = str(secrets.randbelow(10**18))
         self._mark = re.compile(f"\ue000{self._secret}_(\\d+)\ue001")
         self._end_mark = f"\ue000{self._secret}\ue001"
@@ -79,8 +78,8 @@ class ChatPromptEncoder:
         """Token ids of a conversation; see `TextEngine.encode_chat`.
 
         Args:
-            max_model_len: refuse a prompt that is sure to have so many tokens, before it is
-                tokenized.
+            max_model_len: reject a prompt that has at least this number of tokens for sure,
+                before it is tokenized.
         """
         if not messages:
             raise InvalidParameterError("messages must not be empty", "messages")
@@ -126,11 +125,12 @@ class ChatPromptEncoder:
         add_special_tokens: bool | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> int:
-        """How many of a conversation's tokens are the same whatever stands behind a place in it; 0
-        if the template does not tell.
+        """Number of tokens of a conversation that do not depend on the text after a place.
+
+        0 if the template rejects the changed conversation.
 
         Args:
-            token_ids: of the conversation, as `encode` gave them.
+            token_ids: of the conversation, from `encode`.
         """
         try:
             others = self.encode(
@@ -139,24 +139,26 @@ class ChatPromptEncoder:
                 add_special_tokens=add_special_tokens,
                 template_kwargs=template_kwargs,
             )
-        except InvalidParameterError as error:  # it took the client's own text
-            _log.debug("no tokens are known before %s: %s", place, error)
+        except InvalidParameterError as error:  # although it accepted the client's text
+            _log.debug("cannot place %s in the prompt: %s", place, error)
             return 0
         count = common_prefix_length(token_ids, others)
         if count and token_ids[count - 1] not in self._spellings:
-            return count - 1  # what follows may have a part in the last token
+            return count - 1  # the last token may depend on the text after it
         return count
 
     def close(self) -> None:
         self._pool.close()
 
     def warm_up(self) -> None:
-        """Does now what the first conversation would wait for: a process starts, and looks at the
-        template. A model whose own template is broken is still good for completions."""
+        """Starts a child process and analyzes the template, so that the first chat does not wait.
+
+        With a broken template of the model, completions still work.
+        """
         try:
             _ = self._template.features
         except InvalidParameterError as error:
-            _log.warning("chats will be refused: %s", error)
+            _log.warning("chat requests will be rejected: %s", error)
 
     def _check_template(self) -> None:
         try:
@@ -166,7 +168,7 @@ class ChatPromptEncoder:
             raise ConfigurationError(str(error)) from None
 
     def _marked(self, value: Any) -> Any:
-        """A copy of JSON data in which marks stand for special tokens that strings spell."""
+        """A copy of JSON data in which marks replace the text of special tokens."""
         if isinstance(value, str):
             return self._special.sub(self._mark_for, value)
         if isinstance(value, Mapping):
@@ -192,8 +194,8 @@ class ChatPromptEncoder:
                 "the chat template leaves out the end of the final message",
                 "continue_final_message",
             )
-        # The space behind the mark is gone where the template trims; then it would have trimmed the
-        # message's own end as well.
+        # A template that trims messages has removed the space after the mark. It would also have
+        # trimmed the end of the message.
         kept = text[:end]
         return kept if text.startswith(" ", end + len(self._end_mark)) else kept.rstrip()
 
@@ -201,7 +203,7 @@ class ChatPromptEncoder:
         own = self._special.findall(text)
         if not self._mark.search(text):
             token_ids = self._tokenizer.encode(text, add_special_tokens=False)
-            # Normalisation may turn something else into a special token's spelling.
+            # Normalization may turn other text into the text of a special token.
             if sum(map(self._spellings.__contains__, token_ids)) == len(own):
                 return token_ids
         parts: list[str | int] = []

@@ -1,4 +1,4 @@
-"""A model's chat template: where its source comes from, and how messages must be given to it."""
+"""A model's chat template: its source, the variables it reads, and the form of its messages."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from typing import Any
 from taco_gateway.text.chat_template.template_pool import TemplateFeatures, TemplatePool
 from taco_proto.errors import ConfigurationError, InvalidParameterError
 
-# For models without a template: the form of dialogue that text on the web has most.
+# For models without a template: the most frequent form of dialogues on the web.
 PLAIN_TEMPLATE = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
@@ -16,17 +16,17 @@ PLAIN_TEMPLATE = (
 _GIVEN_VARIABLES = frozenset(
     {"messages", "add_generation_prompt", "tools", "documents", "bos_token", "eos_token"}
 )
-# Of a model whose template does not read them they change nothing.
+# Ignored where the template does not read them.
 _HINTS = frozenset({"reasoning_effort"})
 
 
 @dataclass
 class ChatTemplate:
-    """A template; it is looked at when it is first needed. Methods block: call them from a thread.
+    """A template, analyzed at the first use. Methods block: call them from a thread.
 
     Args:
-        source: Jinja.
-        pool: where it runs.
+        source: Jinja source.
+        pool: the processes that render it.
     """
 
     source: str
@@ -35,8 +35,10 @@ class ChatTemplate:
 
     @property
     def features(self) -> TemplateFeatures:
-        """Raises:
-        InvalidParameterError: the source is no Jinja template.
+        """What the template reads.
+
+        Raises:
+            InvalidParameterError: the source is not a Jinja template.
         """
         if self._features is None:
             self._features = self.pool.analyze(self.source)
@@ -48,16 +50,16 @@ class ChatTemplate:
         variables: Mapping[str, Any],
         template_kwargs: Mapping[str, Any],
     ) -> str:
-        """The text of a conversation.
+        """Renders a conversation.
 
         Args:
             messages: content is a string, a list of text parts, or None.
             variables: `add_generation_prompt`, `bos_token`, `eos_token`.
-            template_kwargs: what the client adds.
+            template_kwargs: variables of the client.
 
         Raises:
-            InvalidParameterError: the template does not read what was added, fails, or runs into a
-            limit.
+            InvalidParameterError: the template does not read one of the client's variables,
+                fails, or exceeds a limit.
         """
         given = dict(template_kwargs)
         for name in template_kwargs:
@@ -80,7 +82,7 @@ class ChatTemplate:
             )
 
     def _with_fitting_content(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Content in the form that the template reads: a string, or a list of parts."""
+        """The message with content in the form that the template reads: a string or parts."""
         content = message.get("content")
         if isinstance(content, list) and not self.features.reads_parts:
             return {**message, "content": "\n".join([part["text"] for part in content])}
@@ -90,14 +92,14 @@ class ChatTemplate:
 
 
 def read_chat_template(option: str) -> str:
-    """The template that `--chat-template` names: a file, or the template itself in one line.
+    """Reads the value of `--chat-template`: a file, or the template itself in one line.
 
     Raises:
         ConfigurationError: it is neither.
     """
     try:
         return Path(option).expanduser().read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:  # ValueError: a null byte, or a file that is no UTF-8
+    except (OSError, ValueError) as error:  # ValueError: a null byte, or not UTF-8
         if "{" not in option:
             reason = error.strerror if isinstance(error, OSError) else "not a text file"
             raise ConfigurationError(f"cannot read chat template {option}: {reason}") from None

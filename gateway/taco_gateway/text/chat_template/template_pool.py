@@ -1,6 +1,4 @@
-"""Processes that render chat templates, started as they are needed and replaced when they are
-lost.
-"""
+"""Analyzes and renders chat templates in sandboxed child processes."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,13 +9,13 @@ from taco_proto.errors import InvalidParameterError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateFeatures:
-    """What a template says of itself before it runs.
+    """What a template reads, found by analysis of its source.
 
     Attributes:
-        reads_parts: it walks through a message's content part by part.
-        reads_strings: it takes content that is a string.
-        reads_tool_calls: it reads a message's tool_calls.
-        variables: names that it reads and that are given neither by it nor by the sandbox.
+        reads_parts: it iterates over the parts of a message's content.
+        reads_strings: it accepts content that is a string.
+        reads_tool_calls: it reads `tool_calls` of a message.
+        variables: names that it reads and that neither it nor the sandbox defines.
     """
 
     reads_parts: bool
@@ -27,18 +25,20 @@ class TemplateFeatures:
 
 
 class TemplatePool:
-    """Renders templates in processes beside this one. `render` blocks: call it from a thread."""
+    """Runs templates in child processes. Methods block: call them from a thread."""
 
     def __init__(self) -> None:
         self._processes = ProcessPool("taco_gateway.text.chat_template.template_process")
 
     def analyze(self, template: str) -> TemplateFeatures:
-        """Raises:
-        InvalidParameterError: the source is no Jinja template.
+        """Analyzes a template.
+
+        Raises:
+            InvalidParameterError: the source is not a Jinja template.
         """
         reply = self._ask({"template": template})
         if "error" in reply:
-            message = f"This is no chat template: {reply['error']}"
+            message = f"This is not a chat template: {reply['error']}"
             raise InvalidParameterError(message, "chat_template")
         return TemplateFeatures(
             reads_parts=reply["reads_parts"],
@@ -48,8 +48,10 @@ class TemplatePool:
         )
 
     def render(self, template: str, variables: dict[str, Any]) -> str:
-        """Raises:
-        InvalidParameterError: the template fails, or runs into a limit.
+        """Renders a template.
+
+        Raises:
+            InvalidParameterError: the template fails or exceeds a limit.
         """
         reply = self._ask({"template": template, "variables": variables})
         if "error" in reply:

@@ -1,13 +1,13 @@
-"""Renders chat templates, in a process of its own: `template_pool` starts it and may lose it.
+"""Child process that analyzes and renders chat templates; `template_pool` starts it.
 
-A template is a program from a checkpoint. The sandbox keeps it from touching anything, but not from
-running for ever: `limited_loop` ends the process that exceeds its limits.
+A template is a program from a checkpoint. Jinja's sandbox keeps it from accessing anything, but not
+from running without end: `child_loop` ends a process that exceeds its limits.
 
-Requests name a "template" and, to render it, "variables"; without them the template is looked at.
-Replies are {"text"}, the fields of a look, or {"error"}, some with OpenAI's "code".
+A request with "template" and "variables" renders; with "template" alone it analyzes. Replies are
+{"text"}, the fields of `TemplateFeatures`, or {"error"}, sometimes with OpenAI's "code".
 
-Imports little but jinja2, so that it starts fast; its globals are those of Hugging Face's chat
-templates.
+This module imports little besides jinja2, so that it starts fast. Its globals are those of Hugging
+Face's chat templates.
 """
 
 import functools
@@ -30,8 +30,9 @@ MAX_OUTPUT_CHARS = 2**23
 
 
 class GenerationTag(jinja2.ext.Extension):
-    """`{% generation %}…{% endgeneration %}` marks what an assistant said, for training; kept as it
-    is.
+    """`{% generation %}…{% endgeneration %}` marks the assistant's text for training.
+
+    Rendering keeps the text and drops the mark.
     """
 
     tags = {"generation"}  # noqa: RUF012 (jinja2's own declaration)
@@ -96,7 +97,7 @@ def _render(source: str, variables: dict[str, Any]) -> str:
 
 
 def _analyze(source: str) -> dict[str, Any]:
-    """What a template needs: the form of content that it reads, and its variables."""
+    """What a template reads: the form of message content, tool calls, and its variables."""
     tree = _ENVIRONMENT.parse(source)
     assigned = {
         node.target.name: node.node
@@ -116,14 +117,14 @@ def _analyze(source: str) -> dict[str, Any]:
 
 
 def _names(tree: jinja2.nodes.Template, attribute: str) -> bool:
-    """Whether a template reads, or tests for, an attribute of this name of anything."""
+    """Whether a template reads or tests an attribute of this name."""
     if any(node.attr == attribute for node in tree.find_all(jinja2.nodes.Getattr)):
         return True
     return any(node.value == attribute for node in tree.find_all(jinja2.nodes.Const))
 
 
 def _is_content(node: jinja2.nodes.Node, assigned: dict[str, jinja2.nodes.Node]) -> bool:
-    """Whether an expression is a message's content, straight or through a filter or a variable."""
+    """Whether an expression is a message's content, also through a filter or a variable."""
     match node:
         case jinja2.nodes.Getattr(attr="content"):
             return True
@@ -144,7 +145,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
         return {"text": _render(request["template"], request["variables"])}
     except OutputTooLongError:
         return {
-            "error": f"it gives more than {MAX_OUTPUT_CHARS} characters",
+            "error": f"its output has more than {MAX_OUTPUT_CHARS} characters",
             "code": "context_length_exceeded",
         }
     except (MemoryError, OverflowError, RecursionError):

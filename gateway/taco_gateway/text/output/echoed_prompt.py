@@ -1,4 +1,4 @@
-"""The prompt as `echo` returns it: its text, and which part of the text each token is."""
+"""The prompt as `echo` returns it: its text, and the part of the text of each token."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ class EchoedPrompt:
 
     Attributes:
         token_ids: empty where no log probabilities are returned, like `tokens` and `offsets`.
-        tokens: what each token adds to the text. A token that holds part of a character is `bytes:`
-            and its bytes as `\\x..`.
+        tokens: the text that each token adds. A token with part of a character is `bytes:` and its
+            bytes as `\\x..`.
         offsets: characters of `text` before each token.
     """
 
@@ -29,7 +29,7 @@ def echoed_text(tokenizer: Tokenizer, token_ids: Sequence[int], text: str | None
     """The text of a prompt alone.
 
     Args:
-        text: the client's own; None where the prompt came as token ids, or was truncated.
+        text: as the client sent it; None: the prompt came as token ids or was truncated.
     """
     if text is None:
         text = tokenizer.decode(token_ids, skip_special_tokens=False)
@@ -42,15 +42,15 @@ def echoed_tokens(
     token_ids: Sequence[int],
     text: str | None,
 ) -> EchoedPrompt:
-    """The text of a prompt with its tokens; all special tokens that the text spells are in it.
+    """The text of a prompt with its tokens, including the special tokens in the text.
 
-    A token that the tokenizer added by itself (BOS) adds nothing to the client's text. Where the
-    tokenizer changes the text (lower case, Unicode normalization), the text is what the model read:
+    A token that the tokenizer adds (BOS) adds nothing to the client's text. Where the tokenizer
+    changes the text (lower case, Unicode normalization), the result is the changed text, because
     only that can be divided into tokens.
 
     Args:
-        spell: a token's text in log probabilities.
-        text: the client's own; None where the prompt came as token ids, or was truncated.
+        spell: gives the text of a token in log probabilities.
+        text: as the client sent it; None: the prompt came as token ids or was truncated.
     """
     pieces, rest = _pieces(tokenizer, token_ids)
     if text is not None and "".join(pieces) + rest != text:
@@ -73,17 +73,17 @@ def echoed_tokens(
 
 
 def _placed(piece: str, spelling: str, end: int) -> tuple[str, int]:
-    """A token's text, and where it begins, of the piece of text that ends at `end`."""
+    """A token's text and its offset, within the piece of text that ends at `end`."""
     start = end - len(piece)
     if spelling.startswith("bytes:"):
         return spelling, start
-    # Before it may be what an unfinished character of earlier tokens is worth.
+    # Replacement characters of an unfinished character of earlier tokens may precede it.
     if piece != spelling and piece.endswith(spelling) and piece.startswith(REPLACEMENT):
         return spelling, end - len(spelling)
     return piece, start
 
 
 def _pieces(tokenizer: Tokenizer, token_ids: Sequence[int]) -> tuple[list[str], str]:
-    """The text that each token completes, and what an unfinished character at the end is worth."""
+    """The text that each token completes, and the text of an unfinished character at the end."""
     detokenizer = tokenizer.detokenizer(skip_special_tokens=False)
     return [detokenizer.feed((token_id,)) for token_id in token_ids], detokenizer.flush()

@@ -1,4 +1,4 @@
-"""News of a sequence in token ids to news in text."""
+"""Output processing of a sequence: detokenization, stop strings and log probabilities."""
 
 import math
 from collections import deque
@@ -22,25 +22,24 @@ _FINISH_REASONS = {
 
 @dataclass(slots=True)
 class TextUpdate:
-    """News of one sequence.
+    """New text and tokens of one sequence.
 
     Attributes:
-        index: which of the `n` sequences.
-        text: the new piece; never half a character, nothing of a stop string that is cut off.
-        token_ids: the new tokens. Text may lag behind them. Tokens that ended the sequence are
-            among them (EOS, those of a stop string), tokens behind the hit of a stop string are
-            not.
-        logprobs: one entry a token; None if none were asked for. They may lag behind `token_ids`:
-            an entry comes when it is sure whether its token is in the text.
+        index: of the sequence, one of `n`.
+        text: the new text, without partial characters and without a stop string that is cut off.
+        token_ids: the new tokens. Text may lag behind them. They include the tokens that ended the
+            sequence (EOS, those of a stop string), but no token after a stop string.
+        logprobs: one entry per token; None: not requested. They may lag behind `token_ids`: an
+            entry comes once it is known whether its token is in the text.
         logprob_sum: sum of the log probabilities of `token_ids`; None unless the request sums them.
         finish_reason: "stop", "length" or "abort" on the sequence's last update, None before.
         stop_reason: the stop string or the id of the stop token that ended it; None for EOS.
-        num_prompt_tokens, num_completion_tokens, num_cached_tokens: usage so far, `token_ids`
-            counted.
-        prompt_logprobs: one entry a prompt token, None for the first one. Whole, on one update of
-            the request (index 0), if asked for.
-        queue_seconds: from the scheduler's receipt of the request to its first step; on one of its
-            first updates.
+        num_prompt_tokens, num_completion_tokens, num_cached_tokens: usage so far, including
+            `token_ids`.
+        prompt_logprobs: one entry per prompt token, None for the first. All of them come with one
+            update of the request (index 0), if requested.
+        queue_seconds: time from the scheduler's receipt of the request to its first step; on one of
+            the first updates.
     """
 
     index: int
@@ -56,35 +55,35 @@ class TextUpdate:
     prompt_logprobs: list[TokenLogprob | None] | None = None
     queue_seconds: float | None = None
 
-    def extend(self, news: "TextUpdate") -> None:
-        """Adds later news of the same sequence."""
-        self.text += news.text
-        self.token_ids += news.token_ids
-        if news.queue_seconds is not None:
-            self.queue_seconds = news.queue_seconds
-        if news.logprobs is not None:
-            self.logprobs = [*(self.logprobs or ()), *news.logprobs]
-        if news.logprob_sum is not None:
-            self.logprob_sum = (self.logprob_sum or 0.0) + news.logprob_sum
-        self.finish_reason = news.finish_reason
-        self.stop_reason = news.stop_reason
-        self.num_prompt_tokens = news.num_prompt_tokens
-        self.num_completion_tokens = news.num_completion_tokens
-        self.num_cached_tokens = news.num_cached_tokens
-        self.prompt_logprobs = self.prompt_logprobs or news.prompt_logprobs
+    def extend(self, later: "TextUpdate") -> None:
+        """Appends a later update of the same sequence."""
+        self.text += later.text
+        self.token_ids += later.token_ids
+        if later.queue_seconds is not None:
+            self.queue_seconds = later.queue_seconds
+        if later.logprobs is not None:
+            self.logprobs = [*(self.logprobs or ()), *later.logprobs]
+        if later.logprob_sum is not None:
+            self.logprob_sum = (self.logprob_sum or 0.0) + later.logprob_sum
+        self.finish_reason = later.finish_reason
+        self.stop_reason = later.stop_reason
+        self.num_prompt_tokens = later.num_prompt_tokens
+        self.num_completion_tokens = later.num_completion_tokens
+        self.num_cached_tokens = later.num_cached_tokens
+        self.prompt_logprobs = self.prompt_logprobs or later.prompt_logprobs
 
 
 class OutputProcessor:
-    """One sequence: detokenizes, looks for stop strings, counts, and spells log probabilities.
+    """Processes the output of one sequence: text, stop strings, usage and log probabilities.
 
     Args:
-        index: the sequence's.
-        prompt_token_ids: what it goes on from.
+        index: of the sequence.
+        prompt_token_ids: the tokens before the sequence.
         tokenizer: None: no text.
-        candidates: spells the tokens of log probabilities.
-        eos_token_ids: the model's; they are no stop reason.
-        gives_logprobs: updates carry an entry for each token.
-        sums_logprobs: updates carry the sum of their tokens' log probabilities.
+        candidates: gives the texts of tokens in log probabilities.
+        eos_token_ids: of the model; they are not reported as stop reason.
+        gives_logprobs: updates contain an entry for each token.
+        sums_logprobs: updates contain the sum of their tokens' log probabilities.
     """
 
     def __init__(
@@ -122,39 +121,39 @@ class OutputProcessor:
         self._left_out: Collection[int] = ()  # special tokens that are skipped
         if gives_logprobs and tokenizer is not None and params.skip_special_tokens:
             self._left_out = frozenset(tokenizer.special_tokens.values())
-        self._num_chars = 0  # spelled so far; some may be held back
+        self._num_chars = 0  # of the text so far; some may be held back
         self._waiting: deque[tuple[int, bool, Candidate, list[Candidate]]] = deque()
         self.hit_stop_string = False
 
     def feed(self, update: SequenceUpdate) -> TextUpdate:
-        """The text news that an update of this sequence amounts to.
+        """Turns an engine update of this sequence into a text update.
 
-        After it, `hit_stop_string` says whether the sequence is to be cancelled upstream.
+        Afterwards `hit_stop_string` tells whether to cancel the sequence upstream.
         """
         token_ids = update.token_ids
         finished = update.finish_reason != FinishReason.RUNNING
         if self._num_tokens == 0:
-            # Later ones tell of a prefill after a preemption, which found its own tokens.
+            # A later value is of a prefill after preemption, which found the sequence's own tokens.
             self._num_cached_tokens = update.num_cached_tokens
         if self._token_by_token:
-            news = self._feed_token_by_token(update)
+            output = self._feed_token_by_token(update)
         else:
-            news = TextUpdate(self._index, token_ids=token_ids)
+            output = TextUpdate(self._index, token_ids=token_ids)
             self._num_tokens += len(token_ids)
             if self._detokenizer is not None:
                 shown = token_ids[:-1] if finished and self._hides_last(update) else token_ids
-                news.text = self._detokenizer.feed(shown)
+                output.text = self._detokenizer.feed(shown)
                 if finished:
-                    news.text += self._detokenizer.flush()
-        if finished and news.finish_reason is None:
-            news.finish_reason = _FINISH_REASONS[FinishReason(update.finish_reason)]
-            news.stop_reason = self._stop_reason(update)
+                    output.text += self._detokenizer.flush()
+        if finished and output.finish_reason is None:
+            output.finish_reason = _FINISH_REASONS[FinishReason(update.finish_reason)]
+            output.stop_reason = self._stop_reason(update)
         if self._sums_logprobs and update.logprobs is not None:
-            news.logprob_sum = math.fsum(update.logprobs.chosen()[: len(news.token_ids)])
-        news.num_prompt_tokens = self._num_prompt_tokens
-        news.num_completion_tokens = self._num_tokens
-        news.num_cached_tokens = self._num_cached_tokens
-        return news
+            output.logprob_sum = math.fsum(update.logprobs.chosen()[: len(output.token_ids)])
+        output.num_prompt_tokens = self._num_prompt_tokens
+        output.num_completion_tokens = self._num_tokens
+        output.num_cached_tokens = self._num_cached_tokens
+        return output
 
     def _feed_token_by_token(self, update: SequenceUpdate) -> TextUpdate:
         rows = None
@@ -162,11 +161,11 @@ class OutputProcessor:
             rows = self._candidates.rows(update.logprobs)
         finished = update.finish_reason != FinishReason.RUNNING
         hidden = len(update.token_ids) - 1 if finished and self._hides_last(update) else -1
-        news = TextUpdate(self._index, logprobs=[] if self._gives_logprobs else None)
+        output = TextUpdate(self._index, logprobs=[] if self._gives_logprobs else None)
         pieces: list[str] = []
         for i, token_id in enumerate(update.token_ids):
             self._num_tokens += 1
-            news.token_ids.append(token_id)
+            output.token_ids.append(token_id)
             if rows is not None:
                 in_text = i != hidden and token_id not in self._left_out
                 self._waiting.append((self._num_chars, in_text, *rows[i]))
@@ -175,19 +174,19 @@ class OutputProcessor:
                 if self.hit_stop_string:
                     break
         if finished and self._detokenizer is not None and not self.hit_stop_string:
-            # The rest of an unfinished character may be a stop string's last one, too.
+            # An unfinished character may also complete a stop string.
             pieces.append(self._keep(self._detokenizer.flush()))
             if self._stops is not None and not self.hit_stop_string:
                 pieces.append(self._stops.flush())
-        news.text = "".join(pieces)
+        output.text = "".join(pieces)
         if self.hit_stop_string and self._stops is not None:
-            news.finish_reason, news.stop_reason = "stop", self._stops.hit
-        if news.logprobs is not None:
-            self._release_logprobs(news.logprobs, finished or self.hit_stop_string)
-        return news
+            output.finish_reason, output.stop_reason = "stop", self._stops.hit
+        if output.logprobs is not None:
+            self._release_logprobs(output.logprobs, finished or self.hit_stop_string)
+        return output
 
     def _keep(self, text: str) -> str:
-        """Adds text; returns what stays of it and of what was held back."""
+        """Adds text; returns the part, held-back text included, that no stop string cuts off."""
         self._num_chars += len(text)
         if self._stops is None or not text or self._num_tokens <= self._params.min_tokens:
             return text
@@ -221,8 +220,8 @@ class OutputProcessor:
         return token_id if asked_for or token_id not in self._eos_token_ids else None
 
 
-class PromptLogprobs:
-    """Gathers the log probabilities of a prompt, which come in chunks as it is prefilled."""
+class PromptLogprobCollector:
+    """Collects the log probabilities of a prompt, which come in chunks during prefill."""
 
     def __init__(self, candidates: CandidateReader) -> None:
         self._candidates = candidates
@@ -232,5 +231,5 @@ class PromptLogprobs:
         self._rows += self._candidates.rows(columns)
 
     def entries(self) -> list[TokenLogprob | None]:
-        """One entry a prompt token; the first token has none."""
+        """One entry per prompt token; the first token has none."""
         return [None, *(TokenLogprob(chosen, top) for chosen, top in self._rows)]

@@ -1,17 +1,20 @@
-"""Finds stop strings in text that arrives piece by piece."""
+"""Finds stop strings in text that arrives in pieces."""
 
 from collections.abc import Sequence
 
 
 class StopStrings:
-    """Holds back what could be the beginning of a stop string, and no more.
+    """Finds the first stop string, and holds back only text that may begin one.
 
     The hit is the stop string whose last character comes first, so that the result does not depend
-    on how the text was cut; of several that end there, the longest.
+    on how the text was cut. If several end there, it is the longest.
 
     Args:
-        strings: non-empty.
-        include: the stop string stays in the text.
+        strings: non-empty strings.
+        include: keep the stop string in the text.
+
+    Attributes:
+        hit: the stop string that was found; None: none so far.
     """
 
     def __init__(self, strings: Sequence[str], *, include: bool = False) -> None:
@@ -22,11 +25,11 @@ class StopStrings:
 
     @property
     def num_held(self) -> int:
-        """Characters that are held back."""
+        """Number of characters that are held back."""
         return len(self._held)
 
     def feed(self, text: str) -> str:
-        """Adds text; returns what is now sure to stay. After a hit (`hit` is set), this is all."""
+        """Adds text; returns the part that no stop string can cut off, the last one after a hit."""
         end = len(text)
         for matcher in self._matchers:
             found = matcher.feed(text, end)
@@ -41,7 +44,7 @@ class StopStrings:
         return whole[: len(whole) - num_held]
 
     def flush(self) -> str:
-        """Gives what was held back: no more text comes."""
+        """Returns the text that was held back, at the end of the sequence."""
         held, self._held = self._held, ""
         return held
 
@@ -59,11 +62,11 @@ class _Matcher:
         self._failure = [0]  # entry i: longest proper border of the first i + 1 characters
 
     def feed(self, text: str, end: int) -> int:
-        """Goes through `text[:end]`; the position behind the first match, or 0."""
+        """Searches `text[:end]`; returns the position after the first match, or 0."""
         string, matched = self.string, self.num_matched
         position = 0
         while position < end:
-            if matched == 0:  # leap to where a match may begin
+            if matched == 0:  # skip to the next possible start of a match
                 position = text.find(string[0], position, end)
                 if position < 0:
                     break

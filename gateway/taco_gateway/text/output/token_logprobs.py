@@ -1,4 +1,4 @@
-"""Log probabilities in the form that clients read: token strings and bytes beside the numbers."""
+"""Log probabilities with token texts and bytes, as clients read them."""
 
 from dataclasses import dataclass
 
@@ -8,12 +8,11 @@ from taco_proto.logprobs import LogprobColumns
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One token that was possible at a position.
+    """One candidate token of a position.
 
     Attributes:
-        token: its text; of a token that holds part of a character, `bytes:` and its bytes as
-            `\\x..`.
-        token_bytes: what it spells, UTF-8 or part of it.
+        token: its text; for a token with part of a character, `bytes:` and its bytes as `\\x..`.
+        token_bytes: its bytes, UTF-8 or part of it.
         logprob: natural logarithm; may be -inf.
         rank: 1 for the most likely token of the vocabulary.
     """
@@ -27,14 +26,13 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """The token at a position, and the most likely ones there, best first (as many as were asked
-    for).
+    """The token at a position, and the requested number of most likely ones, best first.
 
     Attributes:
         text_offset: characters of the sequence's text before this token; 0 for tokens of a prompt.
         in_text: False for a token that adds nothing to the text: the EOS or stop token that ended
-            the sequence, a special token that is skipped, or a token that lies wholly in a stop
-            string that was cut off.
+            the sequence, a skipped special token, or a token inside a stop string that was cut
+            off.
     """
 
     chosen: Candidate
@@ -44,7 +42,7 @@ class TokenLogprob:
 
 
 class CandidateReader:
-    """Turns columns into candidates.
+    """Turns columns of log probabilities into candidates.
 
     Args:
         tokenizer: None: tokens have no text.
@@ -55,7 +53,7 @@ class CandidateReader:
         self._spellings: dict[int, tuple[str, bytes]] = {}
 
     def rows(self, columns: LogprobColumns) -> list[tuple[Candidate, list[Candidate]]]:
-        """(the token itself, the most likely tokens) of every position."""
+        """(the chosen token, the most likely tokens) of every position."""
         rows = []
         for row in columns.rows():
             candidates = [self._candidate(*entry) for entry in zip(*row, strict=True)]

@@ -1,7 +1,7 @@
-"""Whether a tokenizer is there, is not empty, and fits the model.
+"""Checks that a tokenizer exists, is not empty, and belongs to the model.
 
-transformers builds an empty tokenizer from a directory that holds tokenizer_config.json alone, and
-every prompt then has no tokens: that is refused here.
+transformers builds an empty tokenizer from a directory with tokenizer_config.json alone. Every
+prompt would then have no tokens, so such a directory is rejected.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from taco_common.json_file import MAX_TOKENIZER_BYTES, JsonFileError, read_json_
 from taco_proto.config import ModelConfig
 from taco_proto.errors import ConfigurationError
 
-# At least one of these holds a vocabulary; merges and settings alone make no tokenizer.
+# A tokenizer needs one of these; merges and settings have no vocabulary.
 VOCABULARY_FILES = (
     "tokenizer.json",
     "tokenizer.model*",
@@ -23,9 +23,9 @@ VOCABULARY_FILES = (
 )
 # Tokenizers of transformers whose tokens are bytes or characters: tokenizer_config.json is enough.
 _WITHOUT_VOCABULARY = ("ByT5Tokenizer", "CanineTokenizer", "PerceiverTokenizer")
-# A larger tokenizer.json is read by the gateway alone, not twice.
+# Only the gateway reads a larger tokenizer.json; the supervisor skips it.
 _MAX_PARSED_BYTES = 64 * 2**20
-# Any vocabulary has a token, at least an unknown one, for some of it.
+# Any vocabulary has a token, at least an unknown token, for a part of it.
 _SAMPLE = "Hello, world! 0 a é 你好 привет"
 _ADVICE = "name one with --tokenizer, or serve token ids alone with --skip-tokenizer-init"
 
@@ -35,7 +35,7 @@ class _Encoder(Protocol):
 
 
 def check_tokenizer_files(config: ModelConfig) -> None:
-    """Check the files of a tokenizer that is a directory, without loading it. A hub id passes.
+    """Checks the files of a tokenizer directory without loading it. A hub id passes.
 
     Raises:
         ConfigurationError: the directory holds no vocabulary, or an empty one.
@@ -51,7 +51,7 @@ def check_tokenizer_files(config: ModelConfig) -> None:
 
 
 def require_vocabulary(directory: Path) -> None:
-    """Raises ConfigurationError unless `directory` has a vocabulary, or a tokenizer without one."""
+    """Raises ConfigurationError unless the tokenizer has its vocabulary, if it needs one."""
     found = {path for name in VOCABULARY_FILES for path in directory.glob(name)}
     if any(path.is_file() and path.stat().st_size for path in found):
         return
@@ -60,34 +60,34 @@ def require_vocabulary(directory: Path) -> None:
 
 
 def check_tokenizer(tokenizer: _Encoder, directory: Path, vocab_size: int | None) -> None:
-    """Check that a loaded tokenizer gives tokens, and none that the model does not have.
+    """Checks that a loaded tokenizer produces tokens, all of them in the model's vocabulary.
 
     Args:
-        vocab_size: the model's; None: unknown.
+        vocab_size: of the model; None: unknown.
 
     Raises:
-        ConfigurationError: the tokenizer is empty, or is that of another model.
+        ConfigurationError: the tokenizer is empty, or belongs to another model.
     """
     token_ids = tokenizer.encode(_SAMPLE, add_special_tokens=False)
     if not token_ids:
         raise ConfigurationError(
-            f"the tokenizer in {directory} is empty, it turns text into no tokens: {_ADVICE}"
+            f"the tokenizer in {directory} is empty: it produces no tokens; {_ADVICE}"
         )
     if vocab_size is not None and max(token_ids) >= vocab_size:
         raise ConfigurationError(
-            f"the tokenizer in {directory} is that of another model: it gives token "
+            f"the tokenizer in {directory} belongs to another model: it produces token "
             f"{max(token_ids)}, and the model has {vocab_size} tokens"
         )
 
 
 def vocab_size_of(model: str) -> int | None:
-    """`vocab_size` in the config.json of a model directory; None where it cannot be read."""
+    """`vocab_size` in the config.json of a model directory; None if it cannot be read."""
     size = _value(Path(model).expanduser() / "config.json", "vocab_size")
     return size if isinstance(size, int) else None
 
 
 def _value(file: Path, key: str) -> object:
-    """A value of a JSON object in a file; None where there is no such thing."""
+    """A value of the JSON object in a file; None if the file or the key does not exist."""
     try:
         return read_json_object(file).get(key)
     except (FileNotFoundError, JsonFileError):

@@ -1,8 +1,7 @@
-"""How long a text one token can stand for at most.
+"""Lower bound on the number of tokens of a text, from the longest text of one token.
 
-A text of N bytes has at least N / (that length) tokens, so that a prompt far beyond the model's
-context length can be refused before it is tokenized, which costs seconds and hundreds of bytes of
-memory a token.
+A text of N bytes has at least N / (that length) tokens. So a prompt far beyond the context length
+is rejected before tokenization, which would cost seconds and hundreds of bytes per token.
 """
 
 import json
@@ -13,20 +12,20 @@ from tokenizers import models
 
 from taco_gateway.text.tokenizer.token_bytes import BYTE_LEVEL_ALPHABET, BYTE_TOKENS
 
-# Composing shortens by three at most: a Hangul syllable has 3 bytes and its letters have 9, and the
-# Kelvin sign becomes a K.
+# Composition divides the bytes by three at most: a Hangul syllable has 3 bytes and its letters have
+# 9; the Kelvin sign of 3 bytes becomes a K.
 _NFC_SHRINKAGE = 3
 _LOSSLESS_SPLITTERS = frozenset({"ByteLevel", "Digits", "Metaspace"})
 
 
 def max_bytes_per_token(backend: tokenizers.Tokenizer) -> int | None:
-    """The most UTF-8 bytes of text that become one token.
+    """The largest number of UTF-8 bytes of text that become one token.
 
-    None where there is no such bound: a tokenizer that drops characters, or has one token for any
-    unknown word. Known are byte-pair encodings that can spell every byte.
+    None if there is no such bound: the tokenizer drops characters, or has one token for any unknown
+    word. The bound exists for byte-pair encodings with a token for every byte.
     """
     added = backend.get_added_tokens_decoder().values()
-    if any(token.lstrip or token.rstrip for token in added):  # they swallow the spaces beside them
+    if any(token.lstrip or token.rstrip for token in added):  # they absorb the spaces beside them
         return None
     splitters = _steps(_state(backend.pre_tokenizer), "pretokenizers")
     shrinkage = _shrinkage(_steps(_state(backend.normalizer), "normalizers"))
@@ -39,14 +38,14 @@ def max_bytes_per_token(backend: tokenizers.Tokenizer) -> int | None:
     if any(step["type"] == "ByteLevel" for step in splitters):
         if not BYTE_LEVEL_ALPHABET.keys() <= vocab.keys():
             return None
-        return shrinkage * max(longest, *map(len, vocab))  # a character stands for a byte
+        return shrinkage * max(longest, *map(len, vocab))  # each character is one byte
     if not backend.model.byte_fallback or not vocab.keys() >= BYTE_TOKENS:
         return None
     return shrinkage * max([longest, *(len(token.encode()) for token in vocab)])
 
 
 def _state(component: Any) -> dict[str, Any] | None:
-    """A part of the tokenizer as tokenizer.json describes it."""
+    """A component of the tokenizer, in the form of tokenizer.json."""
     return None if component is None else json.loads(component.__getstate__())
 
 
@@ -59,7 +58,7 @@ def _steps(state: dict[str, Any] | None, parts: str) -> list[dict[str, Any]]:
 
 
 def _shrinkage(normalizers: list[dict[str, Any]]) -> int | None:
-    """By what a normaliser may divide the bytes of a text; None: by anything."""
+    """The factor by which normalizers may reduce the bytes of a text; None: any factor."""
     shrinkage = 1
     for step in normalizers:
         match step:

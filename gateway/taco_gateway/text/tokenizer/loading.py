@@ -1,4 +1,4 @@
-"""Finds a model's tokenizer, on disk or on the hub, and loads it."""
+"""Loads a model's tokenizer from a directory or from the Hugging Face hub."""
 
 import json
 import logging
@@ -32,7 +32,7 @@ from taco_gateway.text.tokenizer.checks import (
     vocab_size_of,
 )
 from taco_gateway.text.tokenizer.safety import decoding_risk, encoding_risk
-from taco_gateway.text.tokenizer.sandboxed import IsolatedTokenizer
+from taco_gateway.text.tokenizer.sandboxed import SandboxedTokenizer
 from taco_gateway.text.tokenizer.settings import complete, content
 from taco_gateway.text.tokenizer.tokenizer import (
     FastTokenizer,
@@ -59,7 +59,7 @@ def load_tokenizer(config: ModelConfig) -> Tokenizer | None:
     transformers is imported only where there is no tokenizer.json, or for `tokenizer_mode="slow"`.
 
     Raises:
-        ConfigurationError: there is no tokenizer, or it is empty, cannot be read, or is that of
+        ConfigurationError: there is no tokenizer, or it is empty, cannot be read, or belongs to
             another model.
     """
     if config.skip_tokenizer_init:
@@ -109,11 +109,12 @@ def _fast_tokenizer(
     settings: TokenizerSettings,
     raw_settings: dict[str, Any],
 ) -> FastTokenizer:
-    """The tokenizer that a tokenizer.json describes; it encodes in a process with limits unless its
-    steps are known to be safe.
+    """Creates the tokenizer of a tokenizer.json.
+
+    It encodes in a sandboxed process unless its steps are known to be safe.
 
     Args:
-        text, description: the file's content, as it is and parsed.
+        text, description: content of the file, raw and parsed.
 
     Raises:
         ConfigurationError: its decoder is not known to be safe.
@@ -123,10 +124,10 @@ def _fast_tokenizer(
     reason = encoding_risk(description)
     if reason is None:
         return FastTokenizer(complete(tokenizers.Tokenizer.from_str(text), raw_settings), settings)
-    logger.warning("the tokenizer encodes in processes with limits, which takes longer: %s", reason)
+    logger.warning("the tokenizer encodes in sandboxed processes, which takes longer: %s", reason)
     left_out = dict.fromkeys(("normalizer", "pre_tokenizer", "post_processor", "truncation"))
     vocabulary = tokenizers.Tokenizer.from_str(json.dumps(description | left_out))
-    return IsolatedTokenizer(complete(vocabulary, raw_settings), settings, text, raw_settings)
+    return SandboxedTokenizer(complete(vocabulary, raw_settings), settings, text, raw_settings)
 
 
 def _find_directory(config: ModelConfig) -> Path:
@@ -155,13 +156,13 @@ def _find_directory(config: ModelConfig) -> Path:
         reason = "is neither a directory nor a model on the hub"
     except RevisionNotFoundError:
         reason = f"has no revision {revision} on the hub"
-    except Exception as error:  # whatever the hub's HTTP library raises
+    except Exception as error:  # the hub's HTTP library may raise any exception
         reason = f"cannot be downloaded from the hub: {' '.join(str(error).split())[:300]}"
     raise ConfigurationError(f"tokenizer {name} {reason}")
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """The object in a file of the checkpoint; empty where there is no such file."""
+    """The JSON object in a file of the checkpoint; empty if there is no such file."""
     return read_json_object(path) if path.exists() else {}
 
 
@@ -177,7 +178,7 @@ def _chat_template(directory: Path, settings: dict[str, Any]) -> str | None:
 
 
 def load_transformers_tokenizer(config: ModelConfig) -> "PreTrainedTokenizerBase":
-    """The same tokenizer as an object of transformers, for programs that want its methods. Blocks.
+    """Loads the tokenizer as an object of transformers, for programs that use it. Blocks.
 
     Raises:
         ConfigurationError: the model is served without a tokenizer, or transformers cannot load it.
@@ -195,10 +196,10 @@ def load_transformers_tokenizer(config: ModelConfig) -> "PreTrainedTokenizerBase
 def from_transformers(
     loaded: "PreTrainedTokenizerBase", settings: TokenizerSettings | None = None
 ) -> Tokenizer:
-    """A `Tokenizer` over one of transformers.
+    """Wraps a tokenizer of transformers.
 
     Args:
-        settings: None: what `loaded` itself says.
+        settings: None: those of `loaded`.
     """
     if settings is None:
         template = loaded.chat_template
@@ -213,7 +214,7 @@ def from_transformers(
 
 
 def _load_transformers(directory: Path, mode: str) -> "PreTrainedTokenizerBase":
-    from transformers import AutoTokenizer  # drags torch in where it is installed
+    from transformers import AutoTokenizer  # imports torch where it is installed
 
     loaded: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
         directory, use_fast=mode != "slow"

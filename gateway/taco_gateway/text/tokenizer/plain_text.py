@@ -1,12 +1,11 @@
-"""Encodes text in which special tokens are what the caller says, and nothing that the text spells.
+"""Tokenizes untrusted text without interpreting special tokens in it (prompt injection).
 
 A user who writes `<|im_start|>` must not open a turn. `tokenizers` finds special tokens by their
-spelling, so a second copy of the tokenizer is made in which every special token is spelled by a
-secret that no user can guess. The caller's special tokens are written in that spelling, and
-everything else goes through the very same normalisation, splitting and merging as ever: the token
-ids are those that the tokenizer would give if its special tokens had no spelling. Encoding the
-pieces between special tokens one by one would not do: normalisers and pre-tokenizers look at the
-neighbourhood and at the position in the text.
+text. So a copy of the tokenizer is made in which the text of every special token is a random secret
+that no user can guess. The caller's special tokens are written with that secret; all other text
+passes the same normalization, splitting and merging as before. The token ids are those of a
+tokenizer whose special tokens have no text. Encoding the pieces between special tokens separately
+would give other ids, because normalizers and pre-tokenizers depend on neighbours and positions.
 """
 
 import json
@@ -19,9 +18,7 @@ import tokenizers
 
 
 class PlainTextEncoder:
-    """The copy with secret spellings; made when it is first needed, as it costs as much as the
-    original.
-    """
+    """A copy of a tokenizer with secret texts of special tokens, made at the first use."""
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         self._backend = backend
@@ -31,7 +28,7 @@ class PlainTextEncoder:
         self._true_ids: dict[int, int] = {}
 
     def encode(self, parts: Sequence[str | int]) -> list[int]:
-        """Token ids of plain strings with special tokens, given by id, between them."""
+        """Token ids of strings of plain text and special tokens given by id, in order."""
         with self._lock:
             if self._copy is None:
                 self._copy = self._make_copy()
@@ -50,10 +47,10 @@ class PlainTextEncoder:
                 self._spellings[token["id"]] = renamed[token["content"]] = spelling
                 token["content"] = spelling
         _rename_in_model(description["model"], renamed)
-        # Only post-processing names special tokens elsewhere, and nothing is to be added here.
+        # Post-processing, which also names special tokens, must add nothing here.
         description["post_processor"] = None
         copy = tokenizers.Tokenizer.from_str(json.dumps(description))
-        # Added tokens that are not in the model's vocabulary are numbered anew where ids had gaps.
+        # The copy renumbers added tokens outside the model's vocabulary if their ids have gaps.
         for token in description["added_tokens"]:
             copied_id = copy.token_to_id(token["content"])
             assert copied_id is not None
@@ -62,7 +59,7 @@ class PlainTextEncoder:
 
 
 def _rename_in_model(model: dict[str, Any], renamed: dict[str, str]) -> None:
-    # Some models take a whole word from the vocabulary without looking how it came about.
+    # Some models look a whole word up in the vocabulary before they split it.
     vocab = model["vocab"]
     if isinstance(vocab, dict):
         model["vocab"] = {renamed.get(token, token): i for token, i in vocab.items()}

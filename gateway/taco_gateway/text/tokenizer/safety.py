@@ -1,10 +1,10 @@
-"""Whether a tokenizer.json can run in this process: a description may come from anyone.
+"""Decides whether the steps of an untrusted tokenizer.json may run in the gateway process.
 
-A normalizer that replaces "a" by a thousand of them, three times, makes 10^9 letters of one; a
-regular expression with nested repetitions may take longer than the universe has existed. What is
-known to need time and memory in proportion to the text runs here, and that is what nearly all
-published models have. Everything else runs in a process with limits, which costs about 0.1 ms a
-call. The decoder must be known: it runs for each token that is streamed.
+A normalizer that replaces "a" by a thousand letters, three times, turns one letter into 10^9. A
+regular expression with nested repetitions may take exponential time. Steps whose time and memory
+are known to be proportional to the text run in this process; nearly all published models have only
+those. Other steps run in a sandboxed process, which costs about 0.1 ms per call. The decoder must
+be known to be safe, because it runs for each token that is streamed.
 """
 
 import math
@@ -15,7 +15,7 @@ from typing import Any
 _WORD_ENDINGS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
-# Of published models. No input is known for which they need more than linear time.
+# Patterns of published models. No input is known for which they need more than linear time.
 _PUBLISHED_PATTERNS = frozenset(
     {
         # GPT-2, OPT, BLOOM, Falcon
@@ -35,7 +35,7 @@ _PUBLISHED_PATTERNS = frozenset(
         rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACES}",
     }
 )
-# One class of characters, repeated or not: nothing to try in two ways.
+# One class of characters, repeated or not: no backtracking.
 _SIMPLE_PATTERN = re.compile(
     r"(?:\[[^\[\]\\]+\]|\\p\{\w+\}|\\[dsw]| )(?:\+|\{\d{1,2}(?:,\d{0,2})?\})?"
 )
@@ -53,8 +53,8 @@ _DECODERS = frozenset(
 _MODELS = frozenset(("BPE", "WordPiece", "WordLevel", "Unigram"))
 
 _MAX_STEPS = 32
-_MAX_GROWTH = 16.0  # bytes of text that may become of one
-_MAX_ADDED_TOKENS = 64  # that post-processing puts around a text
+_MAX_GROWTH = 16.0  # output bytes per input byte
+_MAX_ADDED_TOKENS = 64  # by post-processing, around a text
 _MAX_INSERTED_CHARS = 64
 _MAX_TOKEN_CHARS = 4096
 _MAX_WORD_CHARS = 1000  # WordPiece is quadratic in them
@@ -63,10 +63,10 @@ _Step = dict[str, Any]
 
 
 def encoding_risk(description: _Step) -> str | None:
-    """Why encoding with this tokenizer.json might need time or memory out of proportion.
+    """Why encoding with this tokenizer.json may need disproportionate time or memory.
 
     Returns:
-        None if it is known not to; else what in the description is not known to be safe.
+        The step that is not known to be safe; None: all steps are safe.
     """
     return (
         _risk(description, "normalizer", "normalizers", _is_safe_normalizer)
@@ -77,7 +77,7 @@ def encoding_risk(description: _Step) -> str | None:
 
 
 def decoding_risk(description: _Step) -> str | None:
-    """The same of decoding."""
+    """Like `encoding_risk`, for decoding."""
     return _risk(description, "decoder", "decoders", _is_safe_decoder) or _token_risk(description)
 
 
@@ -99,7 +99,7 @@ def _risk(
 
 
 def _steps(step: Any, members: str) -> Iterator[Any]:
-    """The steps of a sequence, which may hold sequences itself."""
+    """All steps of a component, including those of nested sequences."""
     if isinstance(step, dict) and step.get("type") == "Sequence":
         for member in step.get(members) or ():
             yield from _steps(member, members)
@@ -158,7 +158,7 @@ def _is_safe_pattern(pattern: Any) -> bool:
 
 
 def _growth(step: _Step) -> float:
-    """How many times as long a step makes a text at most, where that is not a small constant."""
+    """The factor by which a step may lengthen a text, unless it is a small constant."""
     match step:
         case {"type": "Replace", "pattern": {"String": str(text)}, "content": str(content)}:
             return max(1.0, len(content.encode()) / len(text.encode()))

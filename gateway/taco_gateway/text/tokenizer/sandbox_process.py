@@ -1,8 +1,8 @@
-"""Encodes text with a tokenizer that may be hostile, in a separate process with limits.
+"""Child process that encodes with an untrusted tokenizer, within limits of time and memory.
 
-The first request names the tokenizer: {"tokenizer": the text of tokenizer.json, "settings": what
-tokenizer_config.json says}. Further ones are {"text", "add_special_tokens"} or {"parts"}. Replies
-are {"ids"} or {"error"}.
+The first request is {"tokenizer": text of tokenizer.json, "settings": content of
+tokenizer_config.json}. Others are {"text", "add_special_tokens"} or {"parts"}. Replies are {"ids"}
+or {"error"}.
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ _MAX_TOKENS = 2**24
 
 
 def cpu_seconds(request: dict[str, Any]) -> float:
-    """Processor time that a request may use; sane tokenizers need a fraction of it."""
+    """Limit of CPU time for a request; normal tokenizers need a fraction of it."""
     if "tokenizer" in request:
         return _LOAD_SECONDS
     texts = request.get("parts") or [request.get("text", "")]
@@ -38,10 +38,10 @@ class _Encoder:
                 self._load(request["tokenizer"], request["settings"])
                 return {}
             ids = self._encode(request)
-        except BaseException as error:  # a panic of the library is no Exception
+        except BaseException as error:  # a panic of the library is not an Exception
             return {"error": " ".join(str(error).split())[:300] or type(error).__name__}
         if len(ids) > _MAX_TOKENS:
-            return {"error": f"it gives {len(ids)} tokens"}
+            return {"error": f"it produces {len(ids)} tokens"}
         return {"ids": ids}
 
     def _load(self, text: str, settings: dict[str, Any]) -> None:

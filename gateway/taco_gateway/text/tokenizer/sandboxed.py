@@ -1,4 +1,4 @@
-"""A tokenizer whose encoding runs in processes with limits; see `tokenizer_safety`."""
+"""A tokenizer that encodes in sandboxed child processes; `safety` decides which one does."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from taco_gateway.text.tokenizer.tokenizer import FastTokenizer, TokenizerSettin
 from taco_gateway.text.tokenizer.tokenizer_error import TokenizerError
 
 _MAX_PROCESSES = 2
-# One thread and one arena: each would reserve address space, which is limited.
+# One thread and one arena, because each reserves address space, which is limited.
 _ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     "RAYON_NUM_THREADS": "1",
@@ -19,13 +19,13 @@ _ENVIRONMENT = {
 }
 
 
-class IsolatedTokenizer(FastTokenizer):
-    """Decodes here and encodes elsewhere.
+class SandboxedTokenizer(FastTokenizer):
+    """Decodes in this process and encodes in child processes.
 
     Args:
-        vocabulary: the tokenizer without the steps that are not safe here.
-        text: the whole tokenizer.json.
-        raw_settings: what tokenizer_config.json says.
+        vocabulary: the tokenizer without the steps that may be unsafe.
+        text: content of tokenizer.json.
+        raw_settings: content of tokenizer_config.json.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class IsolatedTokenizer(FastTokenizer):
         return self._ask({"parts": list(parts)})
 
     def min_num_tokens(self, text: str) -> int:
-        return 0  # what its normalizer does is not known here
+        return 0  # its normalizer may shorten a text by any factor
 
     def close(self) -> None:
         self._processes.close()

@@ -1,4 +1,4 @@
-"""What tokenizer_config.json adds to a tokenizer.json: special tokens, BOS and EOS of a text."""
+"""Applies tokenizer_config.json to a tokenizer: special tokens, and BOS and EOS of a text."""
 
 from typing import Any
 
@@ -17,15 +17,15 @@ _NAMED_SPECIAL_TOKENS = (
 
 
 def content(token: Any) -> str | None:
-    """The text of a token that a config gives as a string or as an AddedToken's fields."""
+    """The text of a token in a config: a string, or the fields of an AddedToken."""
     return token.get("content") if isinstance(token, dict) else token
 
 
 def complete(backend: tokenizers.Tokenizer, settings: dict[str, Any]) -> tokenizers.Tokenizer:
-    """The backend with what tokenizer_config.json knows and tokenizer.json may not.
+    """Adds special tokens and BOS/EOS flags that tokenizer.json may lack.
 
     Args:
-        settings: the content of tokenizer_config.json.
+        settings: content of tokenizer_config.json.
     """
     named = [content(settings.get(name)) for name in _NAMED_SPECIAL_TOKENS]
     named += [content(token) for token in settings.get("additional_special_tokens") or ()]
@@ -36,8 +36,8 @@ def complete(backend: tokenizers.Tokenizer, settings: dict[str, Any]) -> tokeniz
 
 
 def _obey_bos_eos_flags(backend: tokenizers.Tokenizer, settings: dict[str, Any]) -> None:
-    # Checkpoints whose tokenizer.json adds no BOS rely on these flags (DeepSeek). Where they are
-    # absent, tokenizer.json is the truth.
+    # Checkpoints whose tokenizer.json adds no BOS rely on these flags (DeepSeek). Without flags,
+    # tokenizer.json decides.
     ids = {}
     for name in ("bos_token", "eos_token"):
         text = content(settings.get(name))

@@ -1,9 +1,9 @@
-"""What each token spells, in bytes.
+"""The bytes of each token.
 
-A token may hold part of a character, so that only bytes can be joined. Two families of decoders
-spell every token by itself and are known here: byte-level BPE (GPT-2, Llama 3, Qwen) and
-SentencePiece with byte fallback (Llama 2, Mistral, Gemma). The rules are those of `tokenizers`
-(`decoders/byte_level.rs`, `byte_fallback.rs`, `strip.rs`).
+A token may hold part of a character, so texts of tokens cannot be joined, but bytes can. Two
+families of decoders map every token to bytes independently of its neighbours: byte-level BPE
+(GPT-2, Llama 3, Qwen) and SentencePiece with byte fallback (Llama 2, Mistral, Gemma). The rules are
+those of `tokenizers` (`decoders/byte_level.rs`, `byte_fallback.rs`, `strip.rs`).
 """
 
 import re
@@ -17,12 +17,12 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 @dataclass(frozen=True, slots=True)
 class ByteSpelling:
-    """How a decoder spells tokens.
+    """How a decoder maps tokens to bytes.
 
     Attributes:
-        spell: a token of the vocabulary to its bytes.
-        strips_space: one space at the very beginning of a text is left out.
-        per_byte: malformed UTF-8 gives U+FFFD once a byte, not once a malformed piece.
+        spell: maps a token of the vocabulary to its bytes.
+        strips_space: one space at the beginning of a text is removed.
+        per_byte: malformed UTF-8 gives one U+FFFD per byte, not one per malformed piece.
     """
 
     spell: Callable[[str], bytes]
@@ -31,10 +31,10 @@ class ByteSpelling:
 
 
 class TokenBytes(dict[int, bytes]):
-    """The bytes of each token id, filled as they are asked for; empty outside the vocabulary.
+    """The bytes of each token id, computed at the first use; empty outside the vocabulary.
 
     Args:
-        hidden: ids that spell nothing.
+        hidden: ids without bytes.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class TokenBytes(dict[int, bytes]):
 
 
 def byte_spelling(decoder: dict[str, Any] | None) -> ByteSpelling | None:
-    """The spelling that a decoder of tokenizer.json stands for; None if it is of neither family."""
+    """The mapping of a decoder of tokenizer.json; None: it belongs to neither family."""
     if decoder is None:
         return None
     steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
@@ -67,7 +67,7 @@ def byte_spelling(decoder: dict[str, Any] | None) -> ByteSpelling | None:
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    # GPT-2's alphabet: printable bytes stand for themselves, the others are moved behind U+0100.
+    # GPT-2's alphabet: printable bytes are their own characters, others start at U+0100.
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     moved = [byte for byte in range(256) if byte not in printable]
     alphabet = {chr(byte): byte for byte in printable}
@@ -81,7 +81,7 @@ BYTE_LEVEL_ALPHABET = _byte_level_alphabet()
 def _spell_byte_level(token: str) -> bytes:
     try:
         return bytes([BYTE_LEVEL_ALPHABET[char] for char in token])
-    except KeyError:  # an added token outside the alphabet spells itself
+    except KeyError:  # an added token outside the alphabet is plain text
         return token.encode()
 
 

@@ -1,4 +1,4 @@
-"""Text to token ids and back."""
+"""Tokenizers: text to token ids and back, with what the gateway needs to know of them."""
 
 import json
 from abc import ABC, abstractmethod
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerSettings:
-    """What tokenizer_config.json says beside the tokenizer itself.
+    """Settings of tokenizer_config.json besides the tokenizer itself.
 
     Attributes:
-        bos_token, eos_token: their text; None where the model has none.
-        chat_template: the checkpoint's own Jinja source; None if it has none.
+        bos_token, eos_token: their text; None: the model has no such token.
+        chat_template: Jinja source of the checkpoint; None: it has no template.
     """
 
     bos_token: str | None = None
@@ -42,11 +42,11 @@ _LONG_DECODE = 4096  # tokens
 
 
 class Tokenizer(ABC):
-    """A tokenizer and what the gateway must know of it. Safe to use from several threads.
+    """A tokenizer with its special tokens and settings. It may be used from several threads.
 
     Attributes:
         settings: BOS, EOS and the chat template.
-        special_tokens: ids by text of the tokens that `skip_special_tokens` leaves out.
+        special_tokens: ids, by text, of the tokens that `skip_special_tokens` removes.
         vocab_size: number of tokens, added ones included.
     """
 
@@ -56,17 +56,17 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`; special tokens that it spells count as such."""
+        """Token ids of `text`, in which special tokens are recognized."""
 
     @abstractmethod
     def encode_parts(self, parts: Sequence[str | int]) -> list[int]:
-        """Token ids of a text with special tokens (given by id) in it.
+        """Token ids of plain text with special tokens, which are given by id.
 
-        Strings are plain text, even where they spell a special token. Nothing is added in front.
+        Special tokens in the strings are not recognized. No BOS is added.
         """
 
     def min_num_tokens(self, text: str) -> int:
-        """A number of tokens that `text` is sure to have, without encoding it; 0 if nothing is."""
+        """A lower bound on the number of tokens of `text`, without encoding it; 0: unknown."""
         return 0
 
     @abstractmethod
@@ -77,11 +77,11 @@ class Tokenizer(ABC):
         skip_special_tokens: bool = True,
         spaces_between_special_tokens: bool = True,
     ) -> str:
-        """The text of `token_ids`; ids outside the vocabulary have none."""
+        """The text of `token_ids`; ids outside the vocabulary have no text."""
 
     @abstractmethod
     def token_bytes(self, token_id: int) -> bytes:
-        """What one token spells, special tokens included; may be part of a character."""
+        """The bytes of one token, also of a special token; may be part of a character."""
 
     @abstractmethod
     def detokenizer(
@@ -91,13 +91,13 @@ class Tokenizer(ABC):
         skip_special_tokens: bool = True,
         spaces_between_special_tokens: bool = True,
     ) -> Detokenizer:
-        """Spells a sequence that goes on from the prompt, piece by piece."""
+        """A new detokenizer of a sequence that continues the prompt."""
 
     def close(self) -> None:  # noqa: B027 (most tokenizers have nothing to close)
-        """End the processes that it runs in, if there are any."""
+        """Ends the child processes, if there are any."""
 
     def prefix_token_ids(self) -> list[int]:
-        """What the tokenizer itself puts in front of a text (BOS)."""
+        """The tokens that the tokenizer puts in front of a text (BOS)."""
         plain = self.encode("a", add_special_tokens=False)
         marked = self.encode("a", add_special_tokens=True)
         for start in range(len(marked) - len(plain) + 1):
@@ -129,7 +129,7 @@ class FastTokenizer(Tokenizer):
             self._shown_bytes = TokenBytes(backend.id_to_token, spelling.spell, self._special_ids)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        # A batch of one: plain `encode` holds the interpreter's lock, on a megabyte for seconds.
+        # A batch of one: `encode` would hold the interpreter lock, for seconds on a megabyte.
         with panics_as_errors():
             (encoding,) = self._backend.encode_batch_fast(
                 [text], add_special_tokens=add_special_tokens
@@ -158,7 +158,7 @@ class FastTokenizer(Tokenizer):
         with panics_as_errors():
             if len(token_ids) < _LONG_DECODE:
                 return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
-            # A batch of one: plain `decode` holds the interpreter's lock all the while.
+            # A batch of one: `decode` would hold the interpreter lock.
             (text,) = self._backend.decode_batch(
                 [token_ids], skip_special_tokens=skip_special_tokens
             )
@@ -192,7 +192,7 @@ class FastTokenizer(Tokenizer):
 
 
 class SlowTokenizer(Tokenizer):
-    """A tokenizer that transformers runs in Python: one that `tokenizers` has no form for."""
+    """A tokenizer that transformers runs in Python, which the `tokenizers` library lacks."""
 
     def __init__(
         self, backend: "PreTrainedTokenizerBase", settings: TokenizerSettings | None = None
