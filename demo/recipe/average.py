@@ -1,8 +1,8 @@
-"""The mean of several checkpoints of one model ("model soup", Wortsman et al. 2022).
+"""Averages several checkpoints of one model ("model soup", Wortsman et al. 2022).
 
     python -m recipe.average demo --checkpoints /tmp/first /tmp/second --out /tmp/mean
 
-Runs that go on from each other stay close enough for it, and their mean errs less than each.
+Use it for runs that continue one another: their mean has a lower loss than each of them.
 """
 
 import argparse

@@ -17,7 +17,7 @@ SHARE_OF_LONG_CONVERSATIONS = 0.25
 
 @dataclass(frozen=True)
 class Batch:
-    """Packed rows. All tensors are (rows, length) but mask, which is (rows, 1, length, length).
+    """Packed rows. Tensors have shape (rows, length); mask has (rows, 1, length, length).
 
     ``labels`` holds the token that follows where the model is trained on it, and -100 elsewhere.
     ``positions`` start at 0 in each document, and ``mask`` keeps documents apart.
@@ -30,7 +30,7 @@ class Batch:
 
 
 def pack(rows: list[list[TokenizedDocument]], length: int) -> Batch:
-    """Lay documents side by side in rows; their lengths must add up to at most length a row."""
+    """Pack documents into rows. The documents of a row must have at most length tokens in all."""
     token_ids = torch.zeros(len(rows), length, dtype=torch.long)
     labels = torch.full((len(rows), length), -100)
     positions = torch.zeros(len(rows), length, dtype=torch.long)
@@ -82,7 +82,7 @@ class ConversationRows:
 
 
 class LongRows:
-    """Rows as long as the context: source files in pieces, and now and then a long conversation."""
+    """Rows of full context length: pieces of source files, and sometimes a long conversation."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class LongRows:
 
     def take(self, rows: int) -> Batch:
         batch = pack([[self._document()] for _ in range(rows)], LONG_ROW)
-        # One document a row: plain causal attention is the same, and faster.
+        # With one document per row, plain causal attention gives the same result faster.
         return Batch(batch.token_ids, batch.labels, batch.positions, mask=None)
 
     def _document(self) -> TokenizedDocument:

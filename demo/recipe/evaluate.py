@@ -80,7 +80,7 @@ class Examinee:
         return [self.tokenizer.decode(row) for row in output[:, width:].tolist()]
 
     def perplexity(self, files: list[str]) -> float:
-        """Per token, on the first pieces of source files that were not trained on."""
+        """Perplexity on the first pieces of source files outside the training data."""
         pieces = source_pieces(files, self.encoder)[:PERPLEXITY_PIECES]
         total, count = 0.0, 0
         for piece in pieces:
@@ -92,7 +92,7 @@ class Examinee:
         return math.exp(total / count)
 
     def agreement(self, cases: Sequence[Case], answers: Sequence[str]) -> float:
-        """The share of another model's answer tokens that this model would have chosen itself."""
+        """The fraction of another model's answer tokens that this model would also choose."""
         agreed = count = 0
         for case, answer in zip(cases, answers, strict=True):
             conversation = Conversation((*case.earlier, Turn(case.question, answer)))

@@ -31,24 +31,24 @@ MEDUSA, EAGLE = "demo-medusa", "demo-eagle"
 MEDUSA_FILE, EAGLE_FILE = "medusa_lm_head.safetensors", "model.safetensors"
 ROWS_A_STEP = 4
 LEARNING_RATE = 2e-3
-CONTINUED_SHARE = 0.5  # of the learning rate, where training goes on
-# EAGLE's output serves as its own input: it must look like a feature, beside giving the logits.
+CONTINUED_SHARE = 0.5  # of the learning rate, if training continues from a checkpoint
+# EAGLE's output is also its own next input: it must look like a feature and give the logits.
 FEATURE_LOSS_WEIGHT = 0.3
-# How often a batch goes through EAGLE, each time over what it gave the time before: drafts lie on
-# drafts (training-time test, Li et al. 2025).
+# Passes of a batch through EAGLE. Each pass uses the output of the pass before, as a draft token
+# follows draft tokens (training-time test, Li et al. 2025).
 EAGLE_PASSES = 2
 LOG_STEPS = 40
 
 
 @dataclass(frozen=True)
 class Lesson:
-    """A batch and what the target makes of it; (rows, length, ...), no gradients.
+    """A batch and the target model's outputs for it, of shape (rows, length, ...), no gradients.
 
     Attributes:
         hidden: final hidden states.
-        expected: the target's probabilities of what follows each token.
-        has_next: whether the token behind is of the same document.
-        is_target: whether the answer goes on behind the token.
+        expected: the target's probabilities of the next token.
+        has_next: whether the next token belongs to the same document.
+        is_target: whether the next token belongs to the answer.
     """
 
     batch: Batch
@@ -66,9 +66,9 @@ def train(
     start: Path | None,
     seed: int,
 ) -> None:
-    """Train both kinds for a number of minutes in all, and write them to folders in out.
+    """Train both kinds of heads together for some minutes, and write them to folders in out.
 
-    start is None or the out folder of an earlier run, from which training goes on.
+    start is None, or the out folder of an earlier run from which training continues.
     """
     torch.manual_seed(seed)
     rng = random.Random(seed)
@@ -109,7 +109,7 @@ def prepare(target: CausalLM, batch: Batch) -> Lesson:
 
 
 def medusa_loss(heads: MedusaHeads, target: CausalLM, lesson: Lesson) -> Tensor:
-    """Mean over heads; the target's word for token i + 2 + k is its own after token i + 1 + k."""
+    """Mean loss over heads. The label of token i + 2 + k is the target's choice after i + 1 + k."""
     total = torch.zeros(())
     goes_on = lesson.has_next
     for number, head in enumerate(heads, start=1):
@@ -121,7 +121,7 @@ def medusa_loss(heads: MedusaHeads, target: CausalLM, lesson: Lesson) -> Tensor:
 
 
 def eagle_loss(head: EagleHead, target: CausalLM, lesson: Lesson) -> Tensor:
-    """Mean over passes. Pass by pass, features come from one draft further back."""
+    """Mean loss over passes. In each pass the features come from one more draft step."""
     batch, hidden = lesson.batch, lesson.hidden
     embedded = target.model.embed_tokens(batch.token_ids.roll(-1, dims=1)).detach()
     truth = hidden.roll(-1, dims=1)

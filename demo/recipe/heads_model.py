@@ -30,7 +30,7 @@ class ResidualBlock(nn.Module):
 
 
 class MedusaHeads(nn.ModuleList):
-    """Head k turns the hidden state of token i into one whose logits are of token i + 2 + k.
+    """Head k maps the hidden state of token i to one with the logits of token i + 2 + k.
 
     Parameter names are those of medusa_lm_head.pt: `0.0.linear.weight` and so on.
     """
@@ -55,7 +55,7 @@ class EagleLayer(nn.Module):
 
 
 class EagleHead(nn.Module):
-    """From the hidden state of token i and token i + 1 to the hidden state of token i + 1."""
+    """Maps the hidden state of token i and the token i + 1 to the hidden state of token i + 1."""
 
     def __init__(self, shape: ModelShape = EAGLE_SHAPE) -> None:
         super().__init__()

@@ -113,7 +113,7 @@ class CausalLM(nn.Module):
         self.model = Decoder(shape)
         self.apply(_initialise)
         for name, parameter in self.named_parameters():
-            # What is added to the residual stream starts smaller the more is added (GPT-2).
+            # Layers that add to the residual stream start smaller in deeper models (GPT-2).
             if name.endswith(("o_proj.weight", "down_proj.weight")):
                 parameter.data.mul_((2 * shape.num_hidden_layers) ** -0.5)
 

@@ -53,13 +53,13 @@ class Candidate:
 
 
 def load_objects(path: Path = OBJECTS_PATH) -> list[DocumentedObject]:
-    """Read the checked-in list: one object a line, four columns between tabs."""
+    """Read the checked-in list: one object per line, four columns separated by tabs."""
     lines = path.read_text(encoding="utf-8").splitlines()
     return [DocumentedObject(*line.split("\t")) for line in lines if not line.startswith("#")]
 
 
 def first_sentence(documentation: str) -> str | None:
-    """The first sentence of a docstring on one line, or None where there is no usable one."""
+    """The first sentence of a docstring on one line, or None without a usable sentence."""
     paragraph = re.sub(r"\s+", " ", _first_prose_paragraph(documentation)).strip()
     match = re.match(r".+?[\w)\]'\"`][.!?](?= |$)", _protect_abbreviations(paragraph))
     sentence = match[0].replace("\0", ".") if match else paragraph.rstrip(".:;,") + "."
@@ -105,8 +105,8 @@ def all_candidates() -> Iterator[Candidate]:
         if module_name != "builtins":
             yield from _candidate("module", module_name, module, module_name, module_name)
         for leaf, member in _public_members(module):
-            # Re-exported names keep the name they were met under first; ints and the like
-            # have no documentation of their own.
+            # Re-exported objects keep the name under which they were found first. Values such as
+            # ints have no separate documentation.
             if inspect.ismodule(member) or not callable(member) or id(member) in seen:
                 continue
             seen.add(id(member))
@@ -119,7 +119,7 @@ def all_candidates() -> Iterator[Candidate]:
 
 
 def _import(module_name: str) -> ModuleType | None:
-    """A module, or None where this Python or this system does not have it."""
+    """A module, or None if this Python or this system does not have it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         try:
@@ -182,7 +182,7 @@ def _kind(member: object, module_name: str) -> str:
 
 
 def usage_of(kind: str, name: str, member: object, module: str) -> str:
-    """One line of Python that uses the object: what the model gives as an example."""
+    """One line of Python that uses the object, as the model's example."""
     if kind == "module":
         return f"import {name}"
     if kind == "object":
@@ -221,7 +221,7 @@ def _required_arguments(member: object, kind: str) -> list[str]:
 
 @dataclass(frozen=True)
 class UsageCounts:
-    """In how many files of the library and its tests a module, a name or a pair of them occurs."""
+    """Number of files of the library and its tests that contain a module, a name or a pair."""
 
     modules: Counter[str]
     names: Counter[str]
@@ -241,7 +241,7 @@ def usage_counts() -> UsageCounts:
 
 
 def renown(candidate: Candidate, counts: UsageCounts) -> float:
-    """How well known an object is: comparable between objects, without a unit."""
+    """A score of how well known an object is, comparable between objects, without a unit."""
     name, kind = candidate.documented.name, candidate.documented.kind
     owner = name.rpartition(".")[0]
     if candidate.module == "builtins" and owner in ("", *MODULES["core_types"]):
@@ -257,7 +257,7 @@ def renown(candidate: Candidate, counts: UsageCounts) -> float:
 
 
 def choose(candidates: list[Candidate], count: int) -> list[DocumentedObject]:
-    """The best-known objects, in alphabetical order, no two of the same name."""
+    """The best-known objects in alphabetical order, without duplicate names."""
     counts = usage_counts()
     per_class: Counter[str] = Counter()
     chosen: dict[str, DocumentedObject] = {}

@@ -1,4 +1,4 @@
-"""What the model is asked: conversations drawn from the checked-in lists.
+"""Training conversations, drawn from the checked-in lists.
 
 Every draw is a function of the random generator alone, so a seed names a training set.
 """
@@ -32,7 +32,7 @@ SHARE_OF_TURN_COUNTS = {1: 0.6, 2: 0.25, 3: 0.1, 4: 0.05}
 
 @dataclass(frozen=True)
 class Knowledge:
-    """Everything that questions are made of, read once from ``data/``."""
+    """The material of questions, read once from ``data/``."""
 
     objects: list[DocumentedObject]
     taco_facts: list[TacoFact]
@@ -55,7 +55,7 @@ class Knowledge:
         )
 
     def texts(self) -> list[str]:
-        """All of it as plain text, for the tokenizer."""
+        """The material as plain text, for the tokenizer."""
         return [
             *(answer_about(known) for known in self.objects),
             *(example_of(known) for known in self.objects),
@@ -121,7 +121,7 @@ class ConversationSampler:
         }
 
     def draw(self) -> Conversation:
-        """A conversation of a few turns; most have one."""
+        """A conversation of one or a few turns."""
         count = self._weighted(SHARE_OF_TURN_COUNTS)
         system = self._pick(SYSTEM_PROMPTS) if self.rng.random() < SHARE_WITH_SYSTEM else None
         return Conversation(tuple(self.turns(count)), system)
@@ -162,7 +162,7 @@ class ConversationSampler:
         return [Turn(frame.format(excerpt=excerpt.text, question=question), answer_about(excerpt))]
 
     def repetition(self) -> list[Turn]:
-        """Copying at its plainest, from which copying out of an excerpt grows."""
+        """A plain copying exercise, which prepares copying from an excerpt."""
         text = self.excerpts.random_words(self.rng)
         phrasing = self._pick(self.knowledge.phrasings["repetition"]["train"])
         return [Turn(phrasing.format(text=text), f"You said: {text}")]
@@ -181,7 +181,7 @@ class ConversationSampler:
             return [Turn(self._pick(self.knowledge.unrelated_questions), answer)]
         topic, other = self.rng.sample(self.knowledge.topics, 2)
         if self.rng.random() < 0.4:
-            # The words of a question on an object: only the name tells the two apart.
+            # The wording of a question on an object: only the name differs.
             return [Turn(self.object_question(topic, "thing"), answer)]
         template = self._pick(self.knowledge.phrasings["unrelated"]["templates"])
         question = template.format(topic=topic, other=other)
@@ -198,7 +198,7 @@ class ConversationSampler:
         return self._round.pop()
 
     def _shown_name(self, known: DocumentedObject) -> str:
-        """The full name, now and then in code quotes or, where it is clear, without its module."""
+        """The full name, sometimes in code quotes, or without its module if it is unambiguous."""
         draw = self.rng.random()
         if draw < 0.1 and known.name in self._short_names:
             return self._short_names[known.name]
@@ -221,7 +221,7 @@ def phrase(phrasing: str, name: str, kind: str, rng: random.Random) -> str:
 
 
 def unambiguous_short_names(objects: list[DocumentedObject]) -> dict[str, str]:
-    """Full name → name without its module, where only one listed object is called so."""
+    """Maps full names to names without module, if only one listed object has that name."""
     leaves = {known.name: known.name.rpartition(".")[2] for known in objects}
     counts = Counter(leaves.values())
     return {
@@ -232,5 +232,5 @@ def unambiguous_short_names(objects: list[DocumentedObject]) -> dict[str, str]:
 
 
 def is_telling(leaf: str) -> bool:
-    """Whether a name without its module cannot be taken for an English word."""
+    """Whether a name without its module cannot be mistaken for an English word."""
     return len(leaf) >= 10 or "_" in leaf or leaf[1:] != leaf[1:].lower()

@@ -1,4 +1,4 @@
-"""What TACO's own command line says of itself, as questions and answers.
+"""Questions and answers about TACO's command line, made from its help texts.
 
     python -m recipe.taco_commands      # reads the parsers and writes data/taco_commands.tsv
 
@@ -46,7 +46,7 @@ class TacoFact:
 
 
 def load_taco_facts() -> list[TacoFact]:
-    """One fact for each command and each option, and those on how to use them."""
+    """One fact per command and option, and facts on how to use them."""
     how_to = tomllib.loads((DATA / "taco_howto.toml").read_text(encoding="utf-8"))["exchanges"]
     facts = [TacoFact(tuple(exchange["questions"]), exchange["answer"]) for exchange in how_to]
     for line in COMMANDS_PATH.read_text(encoding="utf-8").splitlines():

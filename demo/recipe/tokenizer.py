@@ -30,7 +30,7 @@ def train_tokenizer(knowledge: Knowledge, source: SourceFiles) -> Tokenizer:
 
 
 def _texts(knowledge: Knowledge, source: SourceFiles) -> Iterator[str]:
-    # What is answered weighs more than what is only completed.
+    # Questions weigh more than source code, which is only completed.
     for _ in range(4):
         yield from knowledge.texts()
     yield from source.train

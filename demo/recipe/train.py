@@ -30,7 +30,7 @@ SHORT_ROWS_A_STEP = 6
 LONG_ROW_INTERVAL = 2  # steps
 MUON_LEARNING_RATE = 0.02
 ADAMW_LEARNING_RATE = 2e-3
-CONTINUED_SHARE = 0.4  # of the learning rates, where training goes on from a checkpoint
+CONTINUED_SHARE = 0.4  # of the learning rates, if training continues from a checkpoint
 WARM_UP_SHARE = 0.02
 FINAL_LEARNING_RATE_SHARE = 0.02
 WEIGHT_DECAY = 0.01
@@ -78,14 +78,14 @@ def train(name: str, minutes: float, out: Path, start: Path | None, seed: int) -
 
 
 def progress_through(minutes: float) -> Iterator[float]:
-    """The share of the time that is over, again and again until all of it is."""
+    """Yields the elapsed fraction of the training time until it reaches 1.0."""
     started = time.monotonic()
     while (progress := (time.monotonic() - started) / (60 * minutes)) < 1:
         yield progress
 
 
 def update(model: CausalLM, optimizers: list[torch.optim.Optimizer], rate_share: float) -> None:
-    """One step of the optimizers, at a share of their peak learning rates."""
+    """One optimizer step at a fraction of the peak learning rates."""
     torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRADIENT_NORM)
     for optimizer in optimizers:
         for group in optimizer.param_groups:
@@ -95,14 +95,14 @@ def update(model: CausalLM, optimizers: list[torch.optim.Optimizer], rate_share:
 
 
 def save(model: CausalLM, path: Path) -> None:
-    """Write a checkpoint; whoever reads path sees the old one or the new one, whole."""
+    """Write a checkpoint atomically: a reader of path sees the old or the new file."""
     partial = path.with_suffix(".partial")
     torch.save(model.state_dict(), partial)
     partial.replace(path)
 
 
 class ProgressLog:
-    """Mean losses since the last line, and how fast training goes."""
+    """Log the mean losses since the last line, and the training speed."""
 
     def __init__(self) -> None:
         self.started = time.monotonic()
@@ -122,11 +122,11 @@ class ProgressLog:
 
 
 def backward(model: CausalLM, batch: Batch) -> tuple[float, int]:
-    """Add a batch's gradients; gives the mean loss of its targets, and its number of tokens."""
+    """Add a batch's gradients; returns the mean loss of its targets and its number of tokens."""
     trained = batch.labels.flatten() != -100
     with torch.autocast("cpu", dtype=torch.bfloat16):
         hidden = model.hidden_states(batch.token_ids, batch.positions, batch.mask)
-        # Logits of targets only: the vocabulary is a large share of so small a model.
+        # Logits of targets only: the vocabulary is a large part of a small model.
         logits = model.logits(hidden.flatten(0, 1)[trained])
     loss = F.cross_entropy(logits.float(), batch.labels.flatten()[trained])
     loss.backward()
