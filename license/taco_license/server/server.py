@@ -6,8 +6,8 @@ import logging
 import signal
 import socket
 import sqlite3
-from collections.abc import Generator, Iterable
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ from pathlib import Path
 import uvicorn
 import uvloop
 
+from taco_common.http_server import HttpServer
 from taco_license.document.keys import PublicKeys, project_keys, read_public_keys
 from taco_license.errors import SettingError
 from taco_license.ledger.ledger import Ledger
@@ -164,15 +165,7 @@ def http_server(
             config.ssl = server_context(tls)
         except OSError as error:
             raise SettingError(f"the TLS files cannot be used: {error}") from None
-    return _Server(config)
-
-
-class _Server(uvicorn.Server):
-    """A uvicorn server that leaves signal handling to its caller."""
-
-    @contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        yield
+    return HttpServer(config)
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -11,10 +11,10 @@ import ssl
 from collections.abc import Mapping
 from time import perf_counter
 from typing import Protocol
-from urllib.parse import urlsplit
 
 import httptools
 
+from taco_llm.args.server_url import parse_server_url
 from taco_proto.errors import ConfigurationError
 
 CONNECT_SECONDS = 10.0
@@ -37,16 +37,11 @@ class Server:
     """
 
     def __init__(self, url: str) -> None:
-        try:
-            parts = urlsplit(url)
-            port = parts.port
-        except ValueError as error:
-            raise ConfigurationError(f"{url!r} is not a URL: {error}") from None
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigurationError(f"{url!r} is not an http or https URL")
+        parts = parse_server_url(url)
+        assert parts.hostname is not None
         self.url = url
         self.host = parts.hostname
-        self.port = port or (443 if parts.scheme == "https" else 80)
+        self.port = parts.port or (443 if parts.scheme == "https" else 80)
         self.path = parts.path.rstrip("/")
         self.host_header = parts.netloc.rpartition("@")[2]
         self.tls = ssl.create_default_context() if parts.scheme == "https" else None

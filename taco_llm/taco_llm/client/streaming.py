@@ -4,9 +4,8 @@ import http.client
 import json
 from collections.abc import Callable, Generator, Mapping
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
-from taco_proto.errors import ConfigurationError
+from taco_llm.args.server_url import parse_server_url
 
 CONNECT_SECONDS = 10.0
 _LIST_SECONDS = 30.0
@@ -41,15 +40,10 @@ class StreamingClient:
     """
 
     def __init__(self, url: str, api_key: str | None) -> None:
-        try:
-            parts = urlsplit(url)
-            port = parts.port
-        except ValueError as error:
-            raise ConfigurationError(f"{url!r} is not a URL: {error}") from None
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigurationError(f"{url!r} is not an http or https URL")
+        parts = parse_server_url(url)
+        assert parts.hostname is not None
         self._is_https = parts.scheme == "https"
-        self._host, self._port = parts.hostname, port
+        self._host, self._port = parts.hostname, parts.port
         self._path = parts.path.rstrip("/") or "/v1"
         self.url = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{self._path}"
         self._headers = {"Content-Type": "application/json"}
