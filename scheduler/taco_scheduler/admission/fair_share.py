@@ -1,11 +1,11 @@
-"""Who has had how much: a virtual token counter for each tenant.
+"""Fair share: a virtual token counter for each tenant decides the order of waiting requests.
 
-Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024): a counter grows with each
-token that its tenant is served, divided by the tenant's weight, and whoever waits is served in
-order of the counters. With each request a tenant is lifted to the least of the others, less a
-bounded credit: whoever wants less than its share need not queue for a burst, and idle time earns no
-more than that. (In the paper the credit is 0, and who has requests running, but none waiting, is
-idle.)
+Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024). A counter grows with each
+token that its tenant is served, divided by the tenant's weight. Waiting requests are served in
+order of the counters. With each request, a tenant's counter is lifted to the least counter of the
+other tenants, less a bounded credit. So a tenant that uses less than its share need not queue for a
+burst, and idle time earns no more than the credit. (In the paper, the credit is 0, and a tenant
+with running requests only is idle.)
 """
 
 import heapq
@@ -20,24 +20,24 @@ from taco_proto.steps import IntArray
 
 FloatArray = npt.NDArray[np.float64]
 
-# What a token costs, in tokens of a prompt. An output token takes a row of a step of its own.
+# Cost of a token, in prompt tokens. Each output token takes a row of a step.
 OUTPUT_COST = 2.0
 CACHED_COST = 0.1
-# How far a tenant may stand before all others: a burst of so many tokens goes first.
+# Tokens that a tenant's counter may be behind all others: a burst of this size comes first.
 BURST_CREDIT = 8192.0
 MIN_CAPACITY = 16
-# Tenants without a request whose counters are remembered although they are not the largest ones.
+# Tenants without requests whose counters are remembered at most.
 MAX_IDLE_SHARES = 256
 
 
 class Share:
-    """One tenant's part of the engine, interactive and offline work apart.
+    """One tenant's share of the engine. Interactive and offline requests have separate shares.
 
     Attributes:
         index: its row in the columns of `FairShare`; -1 while it has no request.
-        charge: what its counter holds beside what the columns hold.
-        past_outputs: tokens of its answers that the columns do not hold any more.
-        num_requests: those of it that have not ended.
+        charge: the part of its counter that the columns do not hold.
+        past_outputs: output tokens that the columns do not hold any more.
+        num_requests: its requests that have not ended.
     """
 
     __slots__ = (
@@ -62,31 +62,31 @@ class Share:
 
     @property
     def counter(self) -> float:
-        """What it has been served, in tokens of a prompt divided by its weight."""
+        """Tokens that the tenant was served, in prompt tokens, divided by its weight."""
         return self._owner.counter(self)
 
     @property
     def num_outputs(self) -> int:
-        """Tokens of its answers, as far as they were counted."""
+        """Output tokens that were counted."""
         return self._owner.outputs_of(self)
 
 
 class FairShare:
-    """The counters of all tenants, for all queues that share one engine.
+    """The counters of all tenants, shared by the queues of all replicas.
 
-    Offline work has counters of its own: it stands behind all other work, and a counter that stood
-    still for hours must not become the least one of tenants that are served.
+    Offline requests have separate counters. They come after all interactive requests, so their
+    counters may not change for hours, and must not become the least counter of the others.
 
     Tenants with requests have a row in the columns. A tenant without requests is forgotten once its
-    counter would not matter when it comes back, or if too many such tenants are remembered: then
-    the one with the least counter first, which loses the least by it.
+    counter would not matter on its return. If too many are remembered, the tenant with the least
+    counter is forgotten first, because it loses least.
 
     Attributes:
-        num_outputs: int64, tokens of answers since a share got its row, by the share's index.
-        charges: float64, what a share's counter holds beside them.
+        num_outputs: int64, output tokens since a share got its row, by the share's index.
+        charges: float64, the rest of each share's counter.
         weights: float64.
         is_offline: bool.
-        counts_outputs: somebody asks for them: of a single tenant without a quota they say nothing.
+        counts_outputs: output tokens are counted: there are several tenants, or a rate limit.
     """
 
     def __init__(self) -> None:
@@ -106,31 +106,31 @@ class FairShare:
         self.counts_outputs = False
 
     def meter(self) -> None:
-        """From now on the outputs of shares are asked for."""
+        """Count output tokens from now on: a rate limit needs them."""
         self._is_metered = self.counts_outputs = True
 
     @property
     def has_several_tenants(self) -> bool:
-        """There are requests of more than one share."""
+        """Whether more than one share has requests."""
         return len(self._active[False]) + len(self._active[True]) > 1
 
     @property
     def num_shares(self) -> int:
-        """Tenants that are known, interactive and offline work apart."""
+        """Known shares; a tenant may have an interactive and an offline one."""
         return len(self._shares)
 
     def share_of(self, tenant: Tenant, priority: int) -> Share:
-        """The share that a request belongs to; the tenant's weight is the latest that was told.
+        """The share of a request's tenant, with the weight that this request brought.
 
-        It is forgotten with the last reference to it if it does not `enter`.
+        A share that does not `enter` is forgotten with the last reference to it.
         """
         is_offline = priority >= LOW_PRIORITY
         share = self._shares.get((tenant.name, is_offline))
         if share is None:
             share = self._shares[tenant.name, is_offline] = Share(self, is_offline=is_offline)
-        if share.weight != tenant.weight:  # what it has had, it had at the old price
+        if share.weight != tenant.weight:  # earlier tokens keep their old price
             before = share.counter
-            self._settle(share)
+            self._fold_outputs(share)
             share.weight = tenant.weight
             if share.index >= 0:
                 self.charges[share.index] = before
@@ -138,7 +138,7 @@ class FairShare:
         return share
 
     def shares_of(self, tenant: Tenant) -> list[Share]:
-        """Those of its shares that are known."""
+        """A tenant's known shares."""
         shares = [self._shares.get((tenant.name, is_offline)) for is_offline in (False, True)]
         return [share for share in shares if share is not None]
 
@@ -155,8 +155,8 @@ class FairShare:
         return share.past_outputs + (int(self.num_outputs[row]) if row >= 0 else 0)
 
     def enter(self, share: Share) -> None:
-        """A request has come. Its tenant is lifted to what the least of the others has had, less
-        the credit that it may have.
+        """Count a new request. Its share's counter is lifted to the least of the others, less the
+        credit.
         """
         active = self._active[share.is_offline]
         floor = active.least(share)
@@ -174,22 +174,23 @@ class FairShare:
         self.counts_outputs = self._is_metered or self.has_several_tenants
 
     def leave(self, share: Share) -> None:
-        """A request has ended."""
+        """Count a request that has ended."""
         share.num_requests -= 1
         if share.num_requests == 0:
             active, idle = self._active[share.is_offline], self._idle[share.is_offline]
             active.discard(share)
             self.counts_outputs = self._is_metered or self.has_several_tenants
             self._last_left[share.is_offline] = share.charge = share.counter
-            self._settle(share)
+            self._fold_outputs(share)
             self._free_rows.append(share.index)
             share.index = -1
             idle.add(share)
             self._forget_idle(share.is_offline)
 
     def charge_prompt(self, share: Share, num_tokens: int, num_cached: int) -> None:
-        """A sequence is admitted for the first time. What preemptions compute again costs nobody:
-        they are not the tenant's choice.
+        """Charge the prompt of a sequence that runs for the first time.
+
+        Tokens computed again after a preemption are not charged.
         """
         cost = (num_tokens - num_cached + CACHED_COST * num_cached) / share.weight
         if share.index >= 0:
@@ -198,17 +199,17 @@ class FairShare:
             share.charge += cost
 
     def charge_outputs(self, indexes: IntArray, num_tokens: IntArray) -> None:
-        """Tokens that sequences got, by the index of their share; a share may be there often."""
+        """Charge output tokens by the index of each share; an index may occur several times."""
         np.add.at(self.num_outputs, indexes, num_tokens)
 
     def counters(self, indexes: IntArray) -> FloatArray:
-        """float64, the counters of active shares by their indexes."""
+        """Counters of active shares by their indexes, float64."""
         outputs = self.num_outputs[indexes] * OUTPUT_COST
         return self.charges[indexes] + outputs / self.weights[indexes]
 
     def _forget_idle(self, is_offline: bool) -> None:
-        """Forgets shares without requests that would be lifted beyond their counters if they came
-        back, and those beyond the bound.
+        """Forget idle shares whose counters would be lifted on their return, and those above the
+        maximum number.
         """
         idle = self._idle[is_offline]
         floor = self._active[is_offline].least()
@@ -219,8 +220,8 @@ class FairShare:
         ):
             idle.discard(share)
 
-    def _settle(self, share: Share) -> None:
-        """Moves the outputs that its row has counted into the share."""
+    def _fold_outputs(self, share: Share) -> None:
+        """Move the output tokens of a share's row into the share."""
         if share.index >= 0:
             share.past_outputs += int(self.num_outputs[share.index])
             self.num_outputs[share.index] = 0
@@ -240,11 +241,11 @@ class FairShare:
 
 
 class _CounterHeap:
-    """Shares by their counters.
+    """A heap of shares by their counters.
 
-    Counters only grow, so an entry holds the counter of when it was last looked at: the first entry
-    is either the least or moves down. An entry of a share that was discarded stays until it comes
-    to the front or until such entries are more than the others.
+    Counters only grow, so an entry may hold an older counter: the first entry is either the least
+    or moves down. The entry of a discarded share remains until it comes first, or until such
+    entries outnumber the others.
     """
 
     def __init__(self) -> None:
@@ -279,7 +280,7 @@ class _CounterHeap:
         return None
 
     def least(self, but: Share | None = None) -> float | None:
-        """The least counter of all shares but one; None if there are no others."""
+        """The least counter of all shares except `but`; None if there is no other share."""
         first = self.first()
         if first is None or first is not but:
             return None if first is None else first.counter

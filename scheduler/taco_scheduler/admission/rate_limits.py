@@ -1,4 +1,7 @@
-"""What a tenant may have a minute, and at a time. Beyond it a request is refused with 429."""
+"""Rate limits: a tenant's requests and tokens a minute, and its concurrent requests.
+
+A request above a limit is rejected with 429.
+"""
 
 from collections import deque
 
@@ -10,26 +13,26 @@ from taco_scheduler.token_ids import TOKEN_BYTES
 
 
 class RateLimits:
-    """The limits that requests bring along, kept for all gateways in one place."""
+    """Enforces the limits that requests carry, for all gateways together."""
 
     def __init__(self, fair_share: FairShare) -> None:
         self._fair_share = fair_share
         self._usages: dict[str, _Usage] = {}
-        self._limited: deque[str] = deque()  # tenants to be forgotten once their buckets are full
+        self._limited: deque[str] = deque()  # tenants to forget once their buckets are full
 
     def enter(self, tenant: Tenant) -> None:
-        """A request has come."""
+        """Count an admitted request."""
         self._usage_of(tenant).num_requests += 1
 
     def leave(self, tenant: Tenant) -> None:
-        """A request has ended."""
+        """Count a request that has ended."""
         usage = self._usages[tenant.name]
         usage.num_requests -= 1
         if usage.num_requests == 0 and not usage.is_listed:
             del self._usages[tenant.name]
 
     def charge(self, message: GenerateRequest, now: float) -> None:
-        """Counts a new request and its prompt. Its answer counts as it comes.
+        """Charge a new request and its prompt. Output tokens are charged as they come.
 
         Raises:
             RejectedError: 429; nothing has been counted.
@@ -51,7 +54,7 @@ class RateLimits:
             self._forget_idle(now)
 
     def check(self, message: GenerateRequest, now: float) -> None:
-        """Whether a new request is within its tenant's quotas.
+        """Check a new request against its tenant's limits.
 
         Raises:
             RejectedError: 429.
@@ -60,7 +63,7 @@ class RateLimits:
 
     @property
     def num_tenants(self) -> int:
-        """Tenants that something is remembered of."""
+        """Tenants whose usage is remembered."""
         return len(self._usages)
 
     def _check(self, message: GenerateRequest, usage: "_Usage", now: float) -> None:
@@ -68,11 +71,11 @@ class RateLimits:
         num_tokens = len(message.token_ids) // TOKEN_BYTES
         limit = tenant.max_concurrent_requests
         if limit and usage.num_requests >= limit:
-            raise _refusal(Limit.CONCURRENT, tenant, RETRY_CONCURRENT)
+            raise _rejection(Limit.CONCURRENT, tenant, RETRY_CONCURRENT)
         if limit := tenant.max_requests_per_minute:
             usage.requests.refill(limit, now)
             if wait := usage.requests.seconds_until(1, limit):
-                raise _refusal(Limit.REQUESTS, tenant, wait)
+                raise _rejection(Limit.REQUESTS, tenant, wait)
         if limit := tenant.max_tokens_per_minute:
             self._fair_share.meter()
             if (text := too_long(num_tokens, tenant)) is not None:
@@ -80,18 +83,19 @@ class RateLimits:
             self._take_outputs(tenant, usage)
             usage.tokens.refill(limit, now)
             if wait := usage.tokens.seconds_until(num_tokens, limit):
-                raise _refusal(Limit.TOKENS, tenant, wait)
+                raise _rejection(Limit.TOKENS, tenant, wait)
 
     def _take_outputs(self, tenant: Tenant, usage: "_Usage") -> None:
-        """Counts the tokens that the tenant's requests got since this was called last."""
+        """Charge the output tokens since the last call."""
         usage.shares.update(self._fair_share.shares_of(tenant))
         num_outputs = sum(share.num_outputs for share in usage.shares)
         usage.tokens.take(num_outputs - usage.num_outputs)
         usage.num_outputs = num_outputs
 
     def _forget_idle(self, now: float) -> None:
-        """Looks at two of the limited tenants, in turn: with each new request one is added at most,
-        so all are looked at again and again.
+        """Examine two limited tenants in turn, and forget those with full buckets.
+
+        Each new request adds at most one tenant, so every tenant is examined again and again.
         """
         for _ in range(min(2, len(self._limited))):
             name = self._limited.popleft()
@@ -102,7 +106,7 @@ class RateLimits:
                 self._limited.append(name)
 
     def _is_full(self, usage: "_Usage", now: float) -> bool:
-        """Whether its buckets are as those of a new tenant are."""
+        """Whether the buckets are full, as those of a new tenant."""
         tenant = usage.tenant
         assert tenant is not None
         self._take_outputs(tenant, usage)
@@ -118,10 +122,10 @@ class _Usage:
     """What a tenant has used.
 
     Attributes:
-        tenant: with the limits that its latest request brought; None: it brought none a minute.
-        shares: those whose outputs are counted; they are remembered as long as this is.
-        num_outputs: tokens of answers that `tokens` has been told of.
-        is_listed: it is in the list of tenants that may be forgotten once their buckets are full.
+        tenant: with the limits of its latest request; None if that had no limit a minute.
+        shares: its shares, whose output tokens are charged.
+        num_outputs: output tokens that `tokens` was charged.
+        is_listed: it is in the list of tenants to forget once their buckets are full.
     """
 
     __slots__ = (
@@ -145,14 +149,14 @@ class _Usage:
 
     @property
     def is_limited(self) -> bool:
-        """One of its buckets is in use."""
+        """Whether one of the buckets is in use."""
         return self.requests.is_used or self.tokens.is_used
 
 
 class TokenBucket:
-    """Fills at a limit a minute, and holds no more than a minute's worth.
+    """A token bucket that fills at a limit a minute, and holds at most one minute's amount.
 
-    What has been used may exceed what was there: the bucket is in debt until it has filled again.
+    More than the level may be taken: the bucket is in debt then until it has filled again.
     """
 
     __slots__ = ("_level", "_updated_at")
@@ -163,18 +167,18 @@ class TokenBucket:
 
     @property
     def is_used(self) -> bool:
-        """There was a limit."""
+        """Whether it has had a limit."""
         return self._updated_at is not None
 
     def is_full(self, limit: float, now: float) -> bool:
-        """It holds a minute's worth, as a new one does."""
+        """Whether it holds a minute's amount, as a new one does."""
         if self._updated_at is None:
             return True
         return self._level + max(0.0, now - self._updated_at) * limit / MINUTE >= limit
 
     def refill(self, limit: float, now: float) -> None:
-        """`limit` may be another than the last time: it holds from now on."""
-        if self._updated_at is None:  # full, but for what was used before there was a limit
+        """Fill the bucket up to now; `limit` may differ from that of the last call."""
+        if self._updated_at is None:  # full, less the amount taken before the first limit
             self._updated_at = now - MINUTE
             self._level = 0.0
         elapsed = max(0.0, now - self._updated_at)
@@ -185,10 +189,10 @@ class TokenBucket:
         self._level -= amount
 
     def seconds_until(self, amount: float, limit: float) -> float:
-        """When so much will be there; 0: it is."""
+        """Seconds until `amount` is available; 0 if it is."""
         return max(0.0, amount - self._level) * MINUTE / limit
 
 
-def _refusal(limit: Limit, tenant: Tenant, wait: float) -> RejectedError:
+def _rejection(limit: Limit, tenant: Tenant, wait: float) -> RejectedError:
     reason = RejectionReason(limit)
     return RejectedError(429, limit.reached(tenant), retry_after=wait, reason=reason)

@@ -1,6 +1,6 @@
-"""The engine's counters in Prometheus' exposition format, under the names that dashboards know.
+"""The engine's metrics in the Prometheus exposition format, with vLLM's names where it has them.
 
-Nothing is done per step: a collector reads the engine when somebody asks.
+A collector reads the engine when metrics are requested. Steps do no work for it.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,21 +22,21 @@ from taco_scheduler.metrics.speculation import speculation_metrics
 
 
 def engine_registry(engine: Engine) -> CollectorRegistry:
-    """The metrics of one engine, in a registry of their own."""
+    """A registry with the metrics of one engine."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(EngineCollector(engine))
     return registry
 
 
 class EngineCollector(Collector):
-    """Reads one engine."""
+    """Collects the metrics of one engine."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._model = ""
 
     def collect(self) -> Iterator[Metric]:
-        # The last model keeps its label while no worker is there, so that series do not break.
+        # Without workers, the label of the last model remains, so that series do not break.
         if self._engine.replicas:
             self._model = self._engine.replicas[0].info.model
         yield from self._gauges()
@@ -52,12 +52,18 @@ class EngineCollector(Collector):
     def _gauges(self) -> Iterator[Metric]:
         engine = self._engine
         gauges: dict[str, tuple[str, float]] = {
-            "num_requests_running": ("Sequences in the running batch.", engine.num_running),
-            "num_requests_waiting": ("Sequences that wait.", engine.num_waiting),
-            "kv_cache_usage_perc": ("Share of KV blocks in use, 0 to 1.", engine.kv_usage),
-            "gpu_cache_usage_perc": ("The same, under its older name.", engine.kv_usage),
-            "cpu_cache_usage_perc": ("Share of host KV blocks in use.", engine.host_kv_usage),
-            # A preempted sequence is recomputed or found in the cache: it waits.
+            "num_requests_running": ("Sequences that run in a batch.", engine.num_running),
+            "num_requests_waiting": ("Sequences that wait in a queue.", engine.num_waiting),
+            "kv_cache_usage_perc": ("Used share of the device KV blocks, 0 to 1.", engine.kv_usage),
+            "gpu_cache_usage_perc": (
+                "The same as vllm:kv_cache_usage_perc, under its older name.",
+                engine.kv_usage,
+            ),
+            "cpu_cache_usage_perc": (
+                "Used share of the host KV blocks, 0 to 1.",
+                engine.host_kv_usage,
+            ),
+            # A preempted sequence waits: it is computed again or found in the cache.
             "num_requests_swapped": ("Always 0; preempted sequences wait.", 0),
         }
         for name, (text, value) in gauges.items():
@@ -65,7 +71,7 @@ class EngineCollector(Collector):
             family.add_metric([self._model], value)
             yield family
         tokens = GaugeMetricFamily(
-            "taco:waiting_tokens", "Tokens of the prompts that wait.", labels=["model_name"]
+            "taco:waiting_tokens", "Prompt tokens of waiting requests.", labels=["model_name"]
         )
         tokens.add_metric([self._model], engine.num_waiting_tokens)
         yield tokens
@@ -88,18 +94,19 @@ class EngineCollector(Collector):
 
     def _worker_gauges(self) -> Iterator[Metric]:
         replicas = self._engine.replicas
-        workers = GaugeMetricFamily(
-            "taco:workers", "Workers that are attached.", labels=["model_name"]
-        )
+        workers = GaugeMetricFamily("taco:workers", "Attached workers.", labels=["model_name"])
         workers.add_metric([self._model], len(replicas))
         yield workers
         gauges: dict[str, tuple[str, Callable[[Replica], float]]] = {
-            "running": ("Sequences that the worker runs.", lambda r: r.num_running),
-            "waiting": ("Sequences that wait for it.", lambda r: r.waiting.num_sequences),
-            "load": ("Its estimated work, in prompt tokens.", lambda r: r.load),
-            "kv_usage": ("Share of its KV blocks in use, 0 to 1.", lambda r: r.kv_usage),
-            "pinned_blocks": ("Its KV blocks that are pinned.", lambda r: r.num_pinned_blocks),
-            "licensed": ("1: it may take new requests.", lambda r: float(r.license.is_valid)),
+            "running": ("Sequences that run on the worker.", lambda r: r.num_running),
+            "waiting": ("Sequences that wait for the worker.", lambda r: r.waiting.num_sequences),
+            "load": ("Estimated work of the worker, in prompt tokens.", lambda r: r.load),
+            "kv_usage": ("Used share of the worker's KV blocks, 0 to 1.", lambda r: r.kv_usage),
+            "pinned_blocks": ("Pinned KV blocks of the worker.", lambda r: r.num_pinned_blocks),
+            "licensed": (
+                "1 if the worker may take new requests, else 0.",
+                lambda r: float(r.license.is_valid),
+            ),
         }
         for name, (text, value_of) in gauges.items():
             family = GaugeMetricFamily(f"taco:worker_{name}", text, labels=["model_name", "worker"])
@@ -108,16 +115,16 @@ class EngineCollector(Collector):
             yield family
 
     def _worker_counters(self) -> Iterator[Metric]:
-        """Each worker's own, which begin anew with each of its lives."""
+        """Counters of each worker, which restart when it attaches again."""
         labels = ["model_name", "worker"]
         hits = CounterMetricFamily(
             "taco:worker_block_hits",
-            "Blocks of admitted sequences by where they were found; none: to be computed.",
+            "Blocks of admitted sequences by the tier that held them; none: not cached.",
             labels=[*labels, "tier"],
         )
         disk = CounterMetricFamily(
             "taco:worker_disk_blocks",
-            "Blocks that its disk tier was to write or to read.",
+            "Blocks that the disk tier wrote, read, or failed on.",
             labels=[*labels, "outcome"],
         )
         for replica in self._engine.replicas:
@@ -145,22 +152,25 @@ class EngineCollector(Collector):
                 "Tokens found in the prefix cache.",
                 counters.prefix_cache_hits,
             ),
-            "taco:prefix_pins": ("Beginnings of prompts kept as asked for.", counters.num_pins),
+            "taco:prefix_pins": ("Pinned prompt prefixes.", counters.num_pins),
             "taco:refused_prefix_pins": (
-                "Beginnings of prompts that were asked for, and not kept.",
+                "Prompt prefixes that could not be pinned.",
                 counters.num_rejected_pins,
             ),
             "vllm:prompt_tokens": ("Prompt tokens.", counters.prompt_tokens),
             "vllm:generation_tokens": ("Generated tokens.", counters.generation_tokens),
             "taco:steps": ("Steps planned.", counters.num_steps),
             "taco:failed_steps": ("Steps that failed.", counters.num_failed_steps),
-            "taco:lost_workers": ("Workers that went without a word.", counters.num_lost_workers),
+            "taco:lost_workers": (
+                "Workers lost to a crash, a stall or a heartbeat timeout.",
+                counters.num_lost_workers,
+            ),
             "taco:late_drafts": (
-                "Requests to a draft worker that were not waited for to the end.",
+                "Draft requests that were too late for their step.",
                 counters.num_late_drafts,
             ),
             "taco:invalid_drafts": (
-                "Drafts left out since they could not be.",
+                "Invalid drafts that were dropped.",
                 counters.num_invalid_drafts,
             ),
         }
@@ -171,7 +181,7 @@ class EngineCollector(Collector):
 
     def _rejections(self) -> Metric:
         family = CounterMetricFamily(
-            "taco:refusals", "Requests that were refused.", labels=["model_name", "reason"]
+            "taco:refusals", "Rejected requests by reason.", labels=["model_name", "reason"]
         )
         for reason in RejectionReason:
             family.add_metric([self._model, reason], self._engine.counters.rejections[reason])
@@ -180,7 +190,7 @@ class EngineCollector(Collector):
     def _row_errors(self) -> Metric:
         family = CounterMetricFamily(
             "taco:row_errors",
-            "Sequences that failed in a step which succeeded for the others.",
+            "Sequences that failed in a step that succeeded for the others.",
             labels=["model_name", "code"],
         )
         for code in RowErrorCode:

@@ -1,4 +1,4 @@
-"""What became of drafts, in Prometheus' exposition format."""
+"""Metrics of draft tokens, in the Prometheus exposition format."""
 
 from collections.abc import Iterator
 
@@ -12,25 +12,23 @@ from prometheus_client.metrics_core import (
 from taco_scheduler.state.speculation_counters import SpeculationCounters
 
 _FIGURES = {
-    "num_iters": "Decode steps of a sequence, on average.",
-    "hit_iters": "Those in which a draft was accepted.",
-    "hit_len": "Accepted drafts of a sequence, on average.",
-    "invalid_len": "Rejected drafts of a sequence, on average.",
-    "hit_rate": "Share of decode steps in which a draft was accepted.",
-    "global_average_hit_len": "Accepted drafts a decode step.",
-    "valid_average_hit_len": "Accepted drafts a decode step in which any was.",
-    "hit_valid_rate": "Share of the drafts that were accepted.",
+    "num_iters": "Average decode steps of a sequence.",
+    "hit_iters": "Average decode steps of a sequence in which a draft was accepted.",
+    "hit_len": "Average accepted draft tokens of a sequence.",
+    "invalid_len": "Average rejected draft tokens of a sequence.",
+    "hit_rate": "Share of decode steps in which a draft was accepted, 0 to 1.",
+    "global_average_hit_len": "Accepted draft tokens a decode step.",
+    "valid_average_hit_len": "Accepted draft tokens a decode step in which one was accepted.",
+    "hit_valid_rate": "Accepted share of draft tokens, 0 to 1.",
 }
 
 
 def speculation_metrics(counters: SpeculationCounters, model: str) -> Iterator[Metric]:
-    """The counters that dashboards know from vLLM, how many drafts were chosen to be verified, and
-    the lookahead cache's own figures.
-    """
+    """vLLM's counters of draft tokens, the chosen draft lengths, and the lookahead figures."""
     totals = {
-        "drafts": ("Decode steps of sequences that verified drafts.", counters.num_drafted),
-        "draft_tokens": ("Drafts that were verified.", counters.draft_tokens),
-        "accepted_tokens": ("Drafts that were accepted.", counters.accepted_tokens),
+        "drafts": ("Decode steps in which a sequence verified drafts.", counters.num_drafted),
+        "draft_tokens": ("Verified draft tokens.", counters.draft_tokens),
+        "accepted_tokens": ("Accepted draft tokens.", counters.accepted_tokens),
     }
     for name, (text, total) in totals.items():
         family = CounterMetricFamily(f"vllm:spec_decode_num_{name}", text, labels=["model_name"])
@@ -38,7 +36,7 @@ def speculation_metrics(counters: SpeculationCounters, model: str) -> Iterator[M
         yield family
     accepted = CounterMetricFamily(
         "vllm:spec_decode_num_accepted_tokens_per_pos",
-        "Accepted drafts by depth.",
+        "Accepted draft tokens by position in the draft.",
         labels=["model_name", "position"],
     )
     for depth, count in enumerate(counters.accepted_at.tolist()):
@@ -46,7 +44,7 @@ def speculation_metrics(counters: SpeculationCounters, model: str) -> Iterator[M
     yield accepted
     lengths = HistogramMetricFamily(
         "taco:spec_draft_length",
-        "Drafts that the controller chose to verify, of a sequence in a step.",
+        "Draft tokens that a sequence verified in a step.",
         labels=["model_name"],
     )
     lengths.add_metric([model], counters.draft_lengths.buckets(), counters.draft_lengths.sum)

@@ -1,4 +1,4 @@
-"""A line every few seconds that says how busy the engine is, while it is."""
+"""Stats log: one log line every few seconds with throughput and load, while steps run."""
 
 import asyncio
 import logging

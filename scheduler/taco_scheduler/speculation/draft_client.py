@@ -104,7 +104,7 @@ class DraftClient:
         self._is_waiting = False
         self._num_drafts = self._controller.choose(1)
         self._last_output_at = 0.0
-        self._chains: dict[int, tuple[int, IntArray]] = {}  # by tenure: tokens before, drafts
+        self._chains: dict[int, tuple[int, IntArray]] = {}  # by slot generation: length, drafts
 
     def forget(self, sequence: Sequence) -> None:
         """Drop an ended sequence; the next request tells the draft worker."""

@@ -1,17 +1,16 @@
-"""What drafting really gained, whatever was promised of it."""
+"""Measured speed-up of speculative decoding over plain steps."""
 
-_FADE = 0.97  # of older steps, with each
-# So many steps have to be seen, and what they lose may be such a share of the time.
+_FADE = 0.97  # factor of older steps, with each new one
+# Steps to measure before a verdict, and the part of the time that they may cost.
 _MIN_STEPS = 24
 _LOSS_SHARE = 0.02
 
 
 class MeasuredSpeedup:
-    """The time that plain steps would have taken for the tokens that came, over the time that they
-    did take.
+    """Time that plain steps would have taken for the same tokens, over the measured time.
 
-    Estimates leave things out: sequences that wait for their drafts leave steps half empty, the
-    draft model reads every prompt, and both models may have to share their cores.
+    The controller's estimates leave out some costs: sequences that await drafts leave steps half
+    empty, the draft model reads every prompt, and both models may share cores.
     """
 
     def __init__(self) -> None:
@@ -22,18 +21,18 @@ class MeasuredSpeedup:
         self._num_steps = 0
 
     def note(self, plain_seconds: float, seconds: float) -> None:
-        """A step with drafts, which plain ones would have taken `plain_seconds` for."""
+        """Record a step with drafts; plain steps would have taken `plain_seconds`."""
         self._plain_seconds = _FADE * self._plain_seconds + plain_seconds
         self._seconds = _FADE * self._seconds + seconds
         self._num_steps += 1
 
     @property
-    def is_loss(self) -> bool:
-        """Enough steps have been seen to say that plain ones would have been faster."""
+    def is_slowdown(self) -> bool:
+        """Whether plain steps would have been faster, after enough steps."""
         return self._num_steps >= _MIN_STEPS and self._plain_seconds < self._seconds
 
     @property
-    def num_steps_to_rest(self) -> int:
-        """Plain steps after which trying once more costs next to nothing."""
+    def num_steps_to_pause(self) -> int:
+        """Plain steps before the next attempt, so that attempts cost little."""
         loss = self._seconds / max(self._plain_seconds, 1e-9) - 1
         return int(min(loss, 10.0) * _MIN_STEPS / _LOSS_SHARE)
