@@ -44,7 +44,7 @@ class EngineCollector(Collector):
         yield from self._worker_gauges()
         yield from self._worker_counters()
         yield from self._counters()
-        yield self._rejections()
+        yield from self._rejections()
         yield self._row_errors()
         yield from self._histograms()
         yield from speculation_metrics(self._engine.counters.speculation, self._model)
@@ -153,8 +153,12 @@ class EngineCollector(Collector):
                 counters.prefix_cache_hits,
             ),
             "taco:prefix_pins": ("Pinned prompt prefixes.", counters.num_pins),
-            "taco:refused_prefix_pins": (
+            "taco:rejected_prefix_pins": (
                 "Prompt prefixes that could not be pinned.",
+                counters.num_rejected_pins,
+            ),
+            "taco:refused_prefix_pins": (
+                "The same as taco:rejected_prefix_pins, under its older name.",
                 counters.num_rejected_pins,
             ),
             "vllm:prompt_tokens": ("Prompt tokens.", counters.prompt_tokens),
@@ -179,13 +183,16 @@ class EngineCollector(Collector):
             family.add_metric([self._model], value)
             yield family
 
-    def _rejections(self) -> Metric:
-        family = CounterMetricFamily(
-            "taco:refusals", "Rejected requests by reason.", labels=["model_name", "reason"]
-        )
-        for reason in RejectionReason:
-            family.add_metric([self._model, reason], self._engine.counters.rejections[reason])
-        return family
+    def _rejections(self) -> Iterator[Metric]:
+        names = {
+            "taco:rejections": "Rejected requests by reason.",
+            "taco:refusals": "The same as taco:rejections, under its older name.",
+        }
+        for name, text in names.items():
+            family = CounterMetricFamily(name, text, labels=["model_name", "reason"])
+            for reason in RejectionReason:
+                family.add_metric([self._model, reason], self._engine.counters.rejections[reason])
+            yield family
 
     def _row_errors(self) -> Metric:
         family = CounterMetricFamily(

@@ -292,7 +292,7 @@ def test_refusals_are_counted_by_reason_and_waiting_tokens_are_shown() -> None:
     counts = {"invalid": 1, "queue_full": 1, "concurrent_requests": 1, "deadline": 0}
     counts |= {"requests_per_minute": 2, "tokens_per_minute": 1, "draining": 0}
     for reason, count in counts.items():
-        line = f'taco:refusals_total{{model_name="",reason="{reason}"}} {count}.0'
+        line = f'taco:rejections_total{{model_name="",reason="{reason}"}} {count}.0'
         assert line in lines
     d.submit(10, [1], tenant=tenant, quota_charged=True, deadline=d.now + 1)
     d.now += 2

@@ -53,7 +53,7 @@ def test_a_pinned_prefix_outlives_others() -> None:
     assert is_kept(d, 10)
     assert not is_kept(d, 21)
     assert metric(d, "taco:prefix_pins_total") == 1
-    assert metric(d, "taco:refused_prefix_pins_total") == 0
+    assert metric(d, "taco:rejected_prefix_pins_total") == 0
 
 
 def test_a_pin_ends_with_its_time() -> None:
@@ -139,7 +139,7 @@ def test_an_owner_with_few_pins_takes_the_room_of_one_with_many() -> None:
 def test_what_is_more_than_may_be_pinned_is_not(share: float) -> None:
     d = driver(max_pinned_share=share)
     ask(d, 0, 10, PIN)
-    assert metric(d, "taco:refused_prefix_pins_total") == 1
+    assert metric(d, "taco:rejected_prefix_pins_total") == 1
     flood(d)
     assert not is_kept(d, 10)
 

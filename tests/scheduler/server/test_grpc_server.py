@@ -563,6 +563,6 @@ async def test_a_worker_says_at_once_whether_it_may_take_new_requests(stub: Sche
         assert received.tokens[1, 0] == generate([4, 5, 6], request.sampling, worker_info(), 1)
         figures = (await stub.Stats(pb.StatsRequest())).prometheus.decode()
         assert 'taco:worker_licensed{model_name="fake-model",worker="fake"} 0.0' in figures
-        assert 'taco:refusals_total{model_name="fake-model",reason="license"} 1.0' in figures
+        assert 'taco:rejections_total{model_name="fake-model",reason="license"} 1.0' in figures
         await tell(pb.LICENSE_ASKED, "asked again")
         await until_model("", is_ready=False)
