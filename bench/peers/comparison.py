@@ -19,10 +19,10 @@ class Verdict:
     """One figure of one of our engines beside another engine.
 
     Attributes:
-        theirs: the other engine; None if there is none, and then `interval` is None, too.
+        theirs: the other engine; None without a peer, and then `interval` is None, too.
         candidates: the engines of which `theirs` is the best.
         interval: None for fewer than two rounds, too.
-        goal: as text; empty if there is none.
+        goal: as text; empty without a goal.
         outcome: empty without a goal, or without the interval that the goal needs.
     """
 

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes what bench.peers.compare needs: a checkpoint, and vLLM and OpenVINO in environments of their own.
+# Makes what bench.peers.compare needs: a checkpoint, and vLLM and OpenVINO in separate environments.
 #
 #   bench/peers/install.sh DIRECTORY [SHAPE]
 #

@@ -6,6 +6,7 @@ python -m bench.report.speculation
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,8 @@ def speculation_table(results: Path) -> Iterator[str]:
                 for batch, figures in batches.items():
                     yield _row(workload, drafter, batch, figures)
     yield ""
-    yield from dict.fromkeys(_note(record) for record in records)
+    for note in dict.fromkeys(map(_note, records)):
+        yield from note.splitlines()
 
 
 def _row(workload: str, drafter: str, batch: str, figures: Record) -> str:
@@ -65,12 +67,11 @@ def _row(workload: str, drafter: str, batch: str, figures: Record) -> str:
 
 
 def _note(record: Record) -> str:
+    """Machine, date and command of a run, in lines of at most 120 characters."""
     machine = record["machine"]
     sets = ", ".join(machine.get("vector_sets", ())) or "unknown vector sets"
-    return (
-        f"On {machine['cpu']} with {machine['cores']} cores ({sets}), {record['date']}: "
-        f"`{record['command']}`."
-    )
+    about = f"On {machine['cpu']} with {machine['cores']} cores ({sets}), {record['date']}:"
+    return textwrap.fill(f"{about} `{record['command']}`.", width=118, break_on_hyphens=False)
 
 
 def write_plot(results: Path, path: Path) -> None:

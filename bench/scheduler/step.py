@@ -161,7 +161,7 @@ class Bench:
                 output = step_output_from_pb(pb.StepOutput.FromString(answer))
             with clock.measure("commit"):
                 self.engine.commit(self.replica, output, self.now)
-            with clock.measure("news to bytes"):
+            with clock.measure("outputs to bytes"):
                 for output_buffer in self.output_buffers:
                     output_buffer.take().SerializeToString()
         return following

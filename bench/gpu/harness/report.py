@@ -77,7 +77,7 @@ def path_of(part: str, folder: Path) -> Path:
 
 
 def read(part: str, folder: Path) -> dict[str, Any]:
-    """Returns a part's record; empty if there is none."""
+    """Returns a part's record; empty if it does not exist."""
     path = path_of(part, folder)
     if not path.exists():
         return {}

@@ -154,7 +154,7 @@ def rates(case: Case, heads: Heads, timing: Timing, ceilings: Ceilings) -> dict[
 def _measure_peer(
     context: Context, name: str, inputs: PagedInputs, ceilings: Ceilings
 ) -> dict[str, Any]:
-    """Returns a peer's figures, or the `reason` why there are none."""
+    """Returns a peer's figures, or the `reason` why it has no figures."""
     case = inputs.case
     if obstacle := _obstacle(context, name, inputs):
         return {"reason": obstacle}

@@ -132,13 +132,13 @@ def make_inputs(
     """Makes random inputs with enough layers to exceed the L2 cache."""
     device, dtype = where.device, where.dtype
     num_layers = num_layers or where.num_sets(case.kv_bytes(heads, dtype.itemsize))
-    contexts, news = zip(*case.sequences, strict=True)
+    contexts, new_tokens = zip(*case.sequences, strict=True)
     counts = [math.ceil(context / BLOCK_SIZE) for context in contexts]
     shape = (sum(counts), num_layers, 2, BLOCK_SIZE, heads.kv, heads.dim)
     kv = torch.randn(shape, device=device, dtype=dtype)
     order = torch.randperm(sum(counts), device=device).int()
     tables = torch.nn.utils.rnn.pad_sequence(order.split(counts), batch_first=True)
-    starts = torch.tensor([0, *itertools.accumulate(news)], dtype=torch.int32)
+    starts = torch.tensor([0, *itertools.accumulate(new_tokens)], dtype=torch.int32)
     rows = (case.num_tokens, heads.query, heads.dim)
     return PagedInputs(
         case=case,
@@ -150,7 +150,7 @@ def make_inputs(
             seq_lens=torch.tensor(contexts, device=device, dtype=torch.int32),
             block_tables=tables,
             num_seqs=len(contexts),
-            max_query_len=max(news),
+            max_query_len=max(new_tokens),
             max_seq_len=case.longest,
             tree=None,
         ),

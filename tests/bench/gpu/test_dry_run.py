@@ -1,4 +1,4 @@
-"""Each part of a GPU run on the CPU, with tiny shapes: nobody wants to meet its slips on a GPU."""
+"""Runs each part of a GPU run on the CPU with tiny shapes, so that errors show before a GPU run."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""How a run goes on whatever its parts do, and what it says in the end."""
+"""A GPU run: failing parts, time limits, and the final table."""
 
 import contextlib
 import json
