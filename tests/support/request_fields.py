@@ -1,4 +1,4 @@
-"""Every known field of a request, and what each route does with it, from the schemas themselves.
+"""Every known field of a request and its effect on each route, read from the schemas.
 
 `python -m support.request_fields` in tests/ writes the page docs/request-fields.md from them.
 """
@@ -46,11 +46,11 @@ _PROPERTIES[StreamOptions] = StreamOptions.model_json_schema()["properties"]
 
 @dataclass(frozen=True, slots=True)
 class RequestField:
-    """A field, as a client writes it (`stream_options.include_usage` is one within another).
+    """A field as a client writes it (`stream_options.include_usage` is a nested field).
 
     Attributes:
-        kind: the type of its values, with their bounds; empty where no schema has it.
-        states: what each route does with it.
+        kind: type and range of its values; empty: no schema has the field.
+        states: effect on each route.
     """
 
     name: str
@@ -113,20 +113,21 @@ def _kind_of(schema: dict[str, Any]) -> str:
 
 
 def fields_page() -> str:
-    """The documentation's page of all fields, as Markdown."""
-    lines = [_INTRODUCTION, "## Fields that are honoured", "", _head("values"), _rule()]
+    """Content of docs/request-fields.md."""
+    lines = [_INTRODUCTION, "## Supported fields", "", _head("values"), _rule()]
     others = [field for field in request_fields() if HONOURED not in field.states.values()]
     for field in request_fields():
         if HONOURED in field.states.values():
             cells = [_SHOWN[state] for state in field.states.values()]
             lines.append(f"| `{field.name}` | {field.kind} | {' | '.join(cells)} |")
-    lines += ["", "## Fields that are rejected", ""]
+    lines += ["", "## Rejected fields", ""]
     lines += [
-        "The two generating routes answer 400, `code` `unsupported_parameter`. A value that asks",
-        "for nothing is accepted. `/tokenize` rejects, for conversations, those that change what",
-        f"the prompt is: {', '.join(f'`{name}`' for name in sorted(PROMPT_FIELDS))}.",
+        "Chat and completions answer 400 with the `code` `unsupported_parameter`. The values in",
+        "the table request nothing and are accepted. For conversations, `/tokenize` rejects the",
+        "fields that change the prompt: "
+        f"{', '.join(f'`{name}`' for name in sorted(PROMPT_FIELDS))}.",
         "",
-        "| field | values that are accepted |",
+        "| field | accepted values |",
         "|---|---|",
     ]
     for field in others:
@@ -135,9 +136,9 @@ def fields_page() -> str:
             lines.append(f"| `{field.name}` | {', '.join(neutral) or 'only null'} |")
     lines += [
         "",
-        "## Fields without effect",
+        "## Ignored fields",
         "",
-        "| field | why it changes no answer |",
+        "| field | reason |",
         "|---|---|",
     ]
     for field in others:
@@ -160,14 +161,15 @@ def _rule() -> str:
 _INTRODUCTION = """\
 # Request fields
 
-What each HTTP route does with each field of OpenAI's and vLLM's request schemas. A field that would
-change the answer is honoured, or rejected with a 400 whose `param` names it. A field that is null
-counts as absent. A field that a route does not know (–) is ignored, like any other unknown field.
+The fields of OpenAI's and vLLM's request schemas, and their effect on each HTTP route:
 
-[Parameters](serving.md#parameters) explains the fields that are TACO's own or that need more than a
-type. Ranges are those of OpenAI's and vLLM's documents unless a range is given here.
+- A field that would change the answer is supported, or rejected with a 400 whose `param` names it.
+- A null field counts as absent.
+- A field that a route does not know (–) is ignored, like any unknown field.
+- Ranges are those of OpenAI's and vLLM's documents unless this page gives one.
 
-This page is written from the schemas: run `python -m support.request_fields` in `tests/`.
+[Parameters](serving.md#parameters) explains TACO's own fields and the fields that need more than a
+type. `python -m support.request_fields` in `tests/` generates this page from the schemas.
 """
 
 
