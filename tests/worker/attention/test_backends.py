@@ -146,7 +146,7 @@ def test_unknown_back_end_is_named() -> None:
 
 @pytest.mark.parametrize("name", ["triton", "xformers"])
 def test_an_unsupported_device_is_named_in_the_error(name: str) -> None:
-    with pytest.raises(ValueError, match=f"'{name}' runs on cuda only, not on cpu, where 'torch'"):
+    with pytest.raises(ValueError, match=f"'{name}' runs on cuda only, not on cpu: use 'torch'"):
         create_attention_backend(name, CPU)
 
 

@@ -130,11 +130,17 @@ def test_a_step_without_rows_copies_blocks(worker: Worker) -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (copies(offload={32: 0}), "a block that is offloaded is not one of the 32 that there are"),
-        (copies(offload={-1: 0}), "a block that is offloaded is not one of the 32 that there are"),
-        (copies(offload={0: 10**6}), "a block that is offloaded is not one of the"),
-        (copies(load={-1: 0}), "a block that is loaded is not one of the"),
-        (copies(load={0: 32}), "a block that is loaded is not one of the 32 that there are"),
+        (
+            copies(offload={32: 0}),
+            "a block id to be offloaded is out of range: there are 32 blocks",
+        ),
+        (
+            copies(offload={-1: 0}),
+            "a block id to be offloaded is out of range: there are 32 blocks",
+        ),
+        (copies(offload={0: 10**6}), "a block id to be offloaded is out of range"),
+        (copies(load={-1: 0}), "a block id to be loaded is out of range"),
+        (copies(load={0: 32}), "a block id to be loaded is out of range: there are 32 blocks"),
         (copies(load={0: 1, 1: 1}), "two blocks are loaded to the same one"),
         (copies(offload={0: 1, 1: 1}), "two blocks are offloaded to the same one"),
         (BlockCopies(load_sources=ints([1])), "1 blocks are loaded to 0"),
@@ -152,7 +158,7 @@ def test_without_a_host_tier_nothing_can_be_copied(checkpoint: Path) -> None:
     worker = make_worker(checkpoint, host_kv_bytes=0)
     assert worker.info.num_host_blocks == 0
     plan = replace(make_plan({}), copies=copies(offload={0: 0}))
-    assert "not one of the 0 that there are" in worker.execute(plan).error
+    assert "out of range: there are 0 blocks" in worker.execute(plan).error
 
 
 def test_the_host_tier_has_as_many_blocks_as_fit(checkpoint: Path, worker: Worker) -> None:

@@ -87,8 +87,8 @@ def create_attention_backend(name: str, device: torch.device | None = None) -> A
     entry = _ENTRIES[name]
     if device is not None and entry.device not in (None, device.type):
         raise ValueError(
-            f"attention back end {name!r} runs on {entry.device} only, not on {device.type}, "
-            f"where {default_attention_backend(device)!r} does"
+            f"attention back end {name!r} runs on {entry.device} only, not on {device.type}: "
+            f"use {default_attention_backend(device)!r}"
         )
     try:
         module = import_module(f"taco_worker.attention.{entry.module_name}")

@@ -45,7 +45,7 @@ def tree_masks(parents: IntArray, query_start: IntArray) -> npt.NDArray[np.int64
         if end - start > MAX_TREE_TOKENS:
             raise ValueError(
                 f"a sequence with a tree has {end - start} tokens in a step, and {MAX_TREE_TOKENS} "
-                f"at most can be masked"
+                "is the maximum"
             )
         seen: list[int] = []
         for token, parent in enumerate((parents[start:end] - start).tolist()):

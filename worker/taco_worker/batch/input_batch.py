@@ -237,14 +237,14 @@ class InputBatch:
         if (
             joined.num_tokens - first_tokens
         ).sum() != joined.token_ids.size or joined.num_blocks.sum() != joined.block_ids.size:
-            raise PlanError("joined sequences whose tokens or blocks are too few or too many")
+            raise PlanError("the numbers of tokens or blocks of the joined sequences do not add up")
         if joined.token_ids.min() < 0 or joined.token_ids.max() >= self._vocab_size:
             raise PlanError(f"a token id is not in the vocabulary of {self._vocab_size}")
         self._check_blocks(joined.block_ids)
 
     def _check_blocks(self, block_ids: IntArray) -> None:
         if block_ids.size and (block_ids.min() < 0 or block_ids.max() >= self._num_kv_blocks):
-            raise PlanError(f"a block is not one of the {self._num_kv_blocks} that there are")
+            raise PlanError(f"a block id is not in 0 to {self._num_kv_blocks - 1}")
 
     def _check_slots(
         self, slots: IntArray, what: str, *, occupied: bool, unique: bool = True
@@ -252,7 +252,7 @@ class InputBatch:
         if not slots.size:
             return
         if slots.min() < 0 or slots.max() >= self.max_num_seqs:
-            raise PlanError(f"a {what} slot is not one of the {self.max_num_seqs} that there are")
+            raise PlanError(f"a {what} slot is not in 0 to {self.max_num_seqs - 1}")
         if unique:
             seen = np.zeros(self.max_num_seqs, dtype=np.bool_)
             seen[slots] = True

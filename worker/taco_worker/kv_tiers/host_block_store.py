@@ -108,4 +108,4 @@ def layer_groups(num_layers: int) -> list[range]:
 
 def _check_range(blocks: IntArray, num_blocks: int, what: str) -> None:
     if blocks.size and (blocks.min() < 0 or blocks.max() >= num_blocks):
-        raise PlanError(f"a block that is {what} is not one of the {num_blocks} that there are")
+        raise PlanError(f"a block id to be {what} is out of range: there are {num_blocks} blocks")

@@ -205,8 +205,8 @@ def check_kept_layers(layers: tuple[int, ...], num_layers: int) -> None:
     """Raises ValueError as `StepModel.keep_hidden` does."""
     if unknown := [layer for layer in layers if not 0 <= layer < num_layers - 1]:
         raise ValueError(
-            f"hidden states of layer {unknown[0]} cannot be kept: the model has {num_layers}, and "
-            "of the last one only the final norm's are"
+            f"hidden states of layer {unknown[0]} cannot be kept: there are {num_layers} layers, "
+            "and the last one's are the final norm's"
         )
 
 
