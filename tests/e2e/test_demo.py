@@ -1,4 +1,4 @@
-"""The main job: the demo model served as the README says, asked by `openai`'s own client."""
+"""The quick start: `taco_llm serve demo`, asked with the openai client."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,7 +40,7 @@ def test_it_knows_the_standard_library(client: openai.OpenAI, name: str) -> None
     assert ask(client, f"What does {name} do?") == answer_about(documented[name])
 
 
-def test_a_conversation_goes_on(client: openai.OpenAI) -> None:
+def test_a_second_turn_follows_the_first(client: openai.OpenAI) -> None:
     question = "What does json.dumps do?"
     answer = ask(client, question)
     assert "import json" in ask(client, question, answer, "Give an example.")

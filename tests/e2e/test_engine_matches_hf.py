@@ -1,4 +1,4 @@
-"""The whole engine against transformers: the same tokens, however the work is cut and mixed."""
+"""The engine compared with transformers: equal tokens for any schedule and batch."""
 
 import random
 from collections.abc import Sequence
@@ -200,7 +200,7 @@ async def test_sampled_tokens_do_not_depend_on_the_schedule(
     assert received.tokens == alone
 
 
-async def test_a_request_is_the_same_among_other_neighbours(worker: Worker) -> None:
+async def test_output_does_not_depend_on_other_requests(worker: Worker) -> None:
     requests = varied_requests()
     alone = await run_alone(worker, requests)
     rng = random.Random(1)
@@ -220,7 +220,7 @@ async def test_sequences_of_one_request_differ(worker: Worker) -> None:
     assert len({tuple(tokens) for tokens in received.tokens.values()}) == 4
 
 
-async def test_a_second_turn_reads_the_cache_and_says_the_same(worker: Worker) -> None:
+async def test_a_cached_second_turn_gives_the_same_tokens(worker: Worker) -> None:
     prompt = prompts()[7]
     worker.reset()
     async with serve(worker) as service:
@@ -301,7 +301,7 @@ async def test_failed_steps_lose_and_repeat_no_token(
     assert received.tokens == alone
 
 
-async def test_in_bfloat16_tokens_part_only_where_two_are_nearly_as_likely(
+async def test_bfloat16_tokens_differ_only_at_near_ties(
     llama_dir: Path,
 ) -> None:
     worker = make_worker(llama_dir, dtype="bfloat16")

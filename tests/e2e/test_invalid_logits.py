@@ -88,7 +88,7 @@ def poisoned_requests(first_handle: int) -> list[GenerateRequest]:
 
 @pytest.mark.parametrize("serves", ["torch", "kernels"])
 @pytest.mark.parametrize("budget", [16, 2048], ids=["in chunks", "at once"])
-async def test_only_the_requests_with_the_token_fail(
+async def test_invalid_logits_fail_only_their_own_requests(
     checkpoint: Path, serves: str, budget: int
 ) -> None:
     model = ModelConfig(model=str(checkpoint), dtype="float32", max_model_len=128)
@@ -123,7 +123,9 @@ def bits_of(got: Generated) -> set[tuple[object, ...]]:
 
 
 @pytest.mark.parametrize("drafts", [False, True], ids=["plain", "with drafts"])
-def test_offline_the_request_raises_and_the_next_one_runs(checkpoint: Path, drafts: bool) -> None:
+def test_offline_a_failed_request_raises_and_the_next_one_runs(
+    checkpoint: Path, drafts: bool
+) -> None:
     speculation: dict[str, Any] = (
         {"speculative_model": "[ngram]", "ngram_prompt_lookup_max": 3} if drafts else {}
     )
@@ -161,7 +163,7 @@ def body(prompt: list[int], **fields: object) -> dict[str, Any]:
     return {"model": "tiny", "prompt": prompt, "temperature": 0, "ignore_eos": True} | fields
 
 
-def test_http_answers_500_in_the_envelope_and_stays_ready(serving: Serving) -> None:
+def test_http_returns_500_and_the_service_stays_ready(serving: Serving) -> None:
     with httpx.Client(base_url=serving.url, timeout=PATIENCE_SECONDS) as client:
         before = client.post("/v1/completions", json=body(PROMPT)).json()["choices"]
         answer = client.post("/v1/completions", json=body(POISONED))
@@ -186,7 +188,7 @@ def test_a_stream_ends_with_an_error_event(serving: Serving) -> None:
     assert json.loads(events[0])["choices"]
 
 
-async def test_grpc_ends_with_internal(serving: Serving, grpc_port: int) -> None:
+async def test_grpc_returns_internal(serving: Serving, grpc_port: int) -> None:
     async with grpc.aio.insecure_channel(f"127.0.0.1:{grpc_port}") as channel:
         request = pb.CompleteRequest(model="tiny", token_ids=pb.TokenIds(ids=POISONED))
         call = InferenceStub(channel).Complete(request)

@@ -1,4 +1,4 @@
-"""A worker whose device is too small for its prompts gives the same tokens with every tier."""
+"""Device, host and disk tiers: a small device gives the same tokens with every tier."""
 
 from pathlib import Path
 

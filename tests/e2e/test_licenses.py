@@ -1,4 +1,4 @@
-"""A license that comes, goes and returns, as clients of real processes see it."""
+"""Licenses that are granted, lapse and return, as clients of real processes see it."""
 
 import asyncio
 import json
@@ -112,7 +112,7 @@ async def upload(licenses: LicenseServer, num_hosts: int, serial: int) -> None:
         (await http.post(f"{licenses.address}/ls", files=file)).raise_for_status()
 
 
-async def test_a_license_lapses_under_a_stream_and_returns(
+async def test_a_stream_continues_while_the_license_lapses(
     tmp_path: Path, licenses: LicenseServer
 ) -> None:
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""A scheduler process at the limits that its machine or container sets: descriptors and memory."""
+"""A scheduler process at its limits of file descriptors and memory."""
 
 import os
 import resource
@@ -54,7 +54,7 @@ async def scheduler() -> AsyncIterator[tuple[str, psutil.Process]]:
         process.wait(PATIENCE_SECONDS)
 
 
-async def test_without_descriptors_streams_go_on_and_new_ones_come_when_there_are_some() -> None:
+async def test_streams_continue_without_free_file_descriptors() -> None:
     async with scheduler() as (address, process), dial(address) as stub:
         assert await answers(stub)
         host, _, port = address.rpartition(":")
@@ -76,7 +76,7 @@ async def test_without_descriptors_streams_go_on_and_new_ones_come_when_there_ar
             await until(lambda: answers(late), "a new connection")
 
 
-async def test_a_worker_that_claims_all_blocks_there_can_be_costs_no_memory() -> None:
+async def test_a_worker_with_the_maximum_of_blocks_needs_no_memory() -> None:
     async with scheduler() as (address, process), dial(address) as stub:
         before = process.memory_info().rss
         claims = {

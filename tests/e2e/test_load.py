@@ -1,4 +1,4 @@
-"""Keys, quotas, probes and disconnects through the whole stack."""
+"""API keys, rate limits, probes and disconnects through all services."""
 
 import asyncio
 import json
@@ -66,7 +66,7 @@ def complete(serving: Serving, key: str, max_tokens: int = 3) -> tuple[int, Any,
         return error.code, json.load(error), error.headers["retry-after"]
 
 
-def test_a_quota_is_refused_with_the_time_to_come_again(serving: Serving) -> None:
+def test_a_rate_limited_request_gets_retry_after(serving: Serving) -> None:
     assert complete(serving, "secret-small")[0] == 200
     status, body, retry_after = complete(serving, "secret-small")
     assert status == 429
@@ -78,7 +78,7 @@ def test_a_quota_is_refused_with_the_time_to_come_again(serving: Serving) -> Non
     assert complete(serving, "nobody")[0] == 401
 
 
-async def test_offline_work_gives_way_and_loses_nothing(serving: Serving) -> None:
+async def test_offline_requests_are_preempted_without_loss(serving: Serving) -> None:
     is_over = threading.Event()
 
     def work_offline() -> None:
@@ -104,7 +104,7 @@ async def test_offline_work_gives_way_and_loses_nothing(serving: Serving) -> Non
     wait_until(serving.is_idle, "an idle service")
 
 
-def test_probes_on_a_socket_and_keys_that_change(serving: Serving, key_file: Path) -> None:
+def test_admin_socket_probes_and_reloaded_keys(serving: Serving, key_file: Path) -> None:
     found = re.search(r"admin listener on unix:(\S+)", serving.stderr)
     assert found is not None
     transport = httpx.HTTPTransport(uds=found[1])
@@ -133,7 +133,7 @@ class GatedWorker(FakeWorker):
         return super().execute(plan)
 
 
-async def test_500_disconnects_leave_nothing_behind() -> None:
+async def test_500_disconnects_free_all_resources() -> None:
     """Streams and whole answers, those that run and those that wait, all cut at once."""
     service = SchedulerService(
         SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=64, log_stats=False)

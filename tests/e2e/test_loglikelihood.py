@@ -98,7 +98,7 @@ async def test_loglikelihood_of_a_continuation(
         assert choice["finish_reason"] == "stop"
 
 
-async def test_special_tokens_that_a_text_spells_are_in_its_echo(checkpoint: Path) -> None:
+async def test_special_tokens_in_a_text_appear_in_its_echo(checkpoint: Path) -> None:
     text = f"{BOS_TOKEN}user: hi<|end|>\nassistant:"
     async with real_app(checkpoint) as http:
         answer = await completion(http, prompt=text, max_tokens=0, logprobs=0, echo=True)
@@ -112,7 +112,7 @@ async def test_special_tokens_that_a_text_spells_are_in_its_echo(checkpoint: Pat
     assert "<|end|>" in columns["tokens"]
 
 
-async def test_every_generated_token_has_an_entry_streamed_or_not(
+async def test_every_token_has_a_logprob_entry_streamed_or_not(
     checkpoint: Path, oracle: Any, tokenizer: Tokenizer
 ) -> None:
     """Three tokens, of which the last is EOS, by both surfaces."""

@@ -1,4 +1,4 @@
-"""What `taco_llm serve` logs from its start to its end."""
+"""The log of `taco_llm serve` from start to stop."""
 
 import json
 import re
@@ -66,7 +66,7 @@ def test_every_line_of_a_run_is_json(tmp_path: Path, checkpoint: Path, level: st
     assert (refused["status"], refused["queue_seconds"]) == (404, None)
 
 
-def test_a_start_and_an_end_are_two_lines(tmp_path: Path, checkpoint: Path) -> None:
+def test_start_and_stop_log_two_lines(tmp_path: Path, checkpoint: Path) -> None:
     with Serving(tmp_path, checkpoint, "--num-gpu-blocks-override", "64") as serving:
         serving.wait_ready()
         assert serving.stop() == 0
@@ -88,7 +88,7 @@ def test_a_start_and_an_end_are_two_lines(tmp_path: Path, checkpoint: Path) -> N
         ([], False),
     ],
 )
-def test_a_server_for_everybody_is_warned_of(
+def test_a_public_server_without_keys_is_warned_about(
     tmp_path: Path, checkpoint: Path, flags: list[str], warns: bool
 ) -> None:
     common = ["--num-gpu-blocks-override", "64"]

@@ -1,4 +1,4 @@
-"""A beginning of a prompt that a client asks to keep, through the whole service."""
+"""Pinned prefixes through all services."""
 
 from pathlib import Path
 from typing import Any

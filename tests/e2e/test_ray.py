@@ -57,7 +57,7 @@ def is_alive(process: psutil.Process) -> bool:
         return False
 
 
-def test_on_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_serving_on_a_ray_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One test, so that tests that run beside each other start one cluster."""
     checkpoint = make_checkpoint(tmp_path / "model")
     with ray_nodes() as nodes:

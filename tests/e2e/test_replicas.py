@@ -1,4 +1,4 @@
-"""Two real workers on one scheduler: one is killed, another one is told to stop."""
+"""Two workers on one scheduler: one is killed, another is drained."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""The whole service in real processes, as `openai`'s own client sees it."""
+"""All services as processes, asked with the openai client."""
 
 import asyncio
 import json
@@ -114,7 +114,7 @@ def test_a_disconnect_frees_its_blocks(serving: Serving, client: openai.OpenAI) 
     wait_until(serving.is_idle, "free blocks after a disconnect")
 
 
-async def test_aborts_in_flight_free_once(serving: Serving, client: openai.OpenAI) -> None:
+async def test_aborts_in_flight_free_blocks_once(serving: Serving, client: openai.OpenAI) -> None:
     async def leave(impatient: openai.AsyncOpenAI, number: int) -> None:
         stream = await impatient.completions.create(
             model=NAME,
@@ -134,7 +134,7 @@ async def test_aborts_in_flight_free_once(serving: Serving, client: openai.OpenA
     assert len(list(completion(client, "Still there?", 5))) > 0
 
 
-def test_bad_requests_disturb_nothing(serving: Serving, client: openai.OpenAI) -> None:
+def test_invalid_requests_do_not_disturb_others(serving: Serving, client: openai.OpenAI) -> None:
     status, body = post(serving, "/v1/completions", b'{"prompt": "x"')
     assert (status, body["error"]["type"]) == (400, "invalid_request_error")
     with pytest.raises(openai.BadRequestError) as too_long:
@@ -152,7 +152,9 @@ def test_bad_requests_disturb_nothing(serving: Serving, client: openai.OpenAI) -
 
 
 @pytest.mark.parametrize("service", ["worker", "scheduler"])
-def test_a_killed_service_is_a_pause(serving: Serving, client: openai.OpenAI, service: str) -> None:
+def test_streams_continue_after_a_killed_service(
+    serving: Serving, client: openai.OpenAI, service: str
+) -> None:
     expected = "".join(completion(client, "Once upon a time", 500))
     pieces = completion(client, "Once upon a time", 500)
     text = next(pieces)

@@ -1,4 +1,4 @@
-"""Speculation in the whole product: with every drafter the text is that of plain decoding."""
+"""Speculative decoding end to end: every drafter gives the text of plain decoding."""
 
 import re
 import subprocess
@@ -69,7 +69,7 @@ def test_offline(drafter: dict[str, Any], plain: list[tuple[str, Any]], tmp_path
         assert answers(llm) == plain
 
 
-def test_logprobs_can_be_left_out() -> None:
+def test_logprobs_can_be_disabled() -> None:
     with LLM(
         "demo",
         num_threads=1,
@@ -105,12 +105,14 @@ def test_typical_acceptance_keeps_greedy_text(plain: list[tuple[str, Any]]) -> N
         ({"lookahead_cache_config_dir": "/no/such/dir"}, "/no/such/dir"),
     ],
 )
-def test_what_cannot_be_says_why(arguments: dict[str, Any], message: str) -> None:
+def test_invalid_speculation_arguments_are_clear_errors(
+    arguments: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigurationError, match=message):
         LLM("demo", num_gpu_blocks_override=64, **arguments)
 
 
-def test_a_draft_model_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
+def test_a_draft_model_with_another_vocabulary_is_rejected(tmp_path: Path) -> None:
     other = make_checkpoint(tmp_path / "other")
     with pytest.raises(ConfigurationError, match=r"a vocabulary of 384 tokens, .* one of"):
         LLM("demo", num_gpu_blocks_override=64, speculative_model=str(other))

@@ -1,4 +1,4 @@
-"""`taco_llm serve` as a command: what it refuses, how it ends."""
+"""`taco_llm serve` as a command: rejected settings, signals, exit codes."""
 
 import re
 import signal
@@ -23,7 +23,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def assert_ends_with_one_line(serving: Serving, *words: str) -> None:
-    """It exits with an error code and one error line, which holds `words`."""
+    """The command exits with an error code and one error line that contains `words`."""
     with serving:
         assert serving.wait_ended() != 0
         errors = re.findall(r"^.*(?: ERROR \[| error: ).*$", serving.stderr, re.MULTILINE)
@@ -35,7 +35,7 @@ def assert_ends_with_one_line(serving: Serving, *words: str) -> None:
 
 
 def assert_refused_at_once(serving: Serving, *words: str) -> None:
-    """The command says why in one line and starts nothing, or there would be other lines."""
+    """The command prints one error line and starts no process, which would print more lines."""
     with serving:
         assert serving.wait_ended() == 2
         (line,) = serving.stderr.splitlines()
@@ -95,7 +95,7 @@ def test_a_worker_that_does_not_start(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("number", "num_workers"), [(signal.SIGINT, 1), (signal.SIGTERM, 2)])
-def test_a_signal_lets_requests_finish_and_stops_all(
+def test_sigterm_drains_requests_and_stops_all_services(
     tmp_path: Path, checkpoint: Path, number: signal.Signals, num_workers: int
 ) -> None:
     flags = ["--num-gpu-blocks-override", "64", "--data-parallel-size", str(num_workers)]

@@ -1,4 +1,4 @@
-"""The demo model asked from the terminal, as the quick start says."""
+"""`taco_llm chat` and `taco_llm complete` with the demo model."""
 
 import os
 import subprocess

@@ -145,7 +145,7 @@ async def services(tmp_path: Path) -> AsyncIterator[Services]:
                 process.kill()
 
 
-async def test_one_command_with_one_certificate_for_all(
+async def test_serve_with_one_certificate_for_all_roles(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory = make_certificates(tmp_path / "tls", Role.LICENSE_SERVER)
@@ -169,7 +169,7 @@ async def test_one_command_with_one_certificate_for_all(
                 assert await refused.code() == grpc.StatusCode.UNAVAILABLE
 
 
-async def test_they_serve_and_go_on_when_all_certificates_are_new(services: Services) -> None:
+async def test_services_continue_with_renewed_certificates(services: Services) -> None:
     await services.until_whole(num_starts=1)
     answer = await services.complete()
     assert answer

@@ -1,4 +1,4 @@
-"""A license service over either ledger, and clocks in the test's hands."""
+"""License services over both ledgers, with clocks that tests control."""
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -25,13 +25,13 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 @pytest.fixture
 def service(store: Store, clock: Clock) -> LicenseService:
-    """Of a server that is alone."""
+    """The store of a single server."""
     return make_service(store, clock)
 
 
 @pytest.fixture(scope="session")
 def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    """One for all tests that leave it running."""
+    """One Redis server, shared by the tests that do not stop it."""
     with RedisServer(tmp_path_factory.mktemp("redis")) as server:
         yield server
 

@@ -1,4 +1,4 @@
-"""Where a worker asks for its license, and whether it asks at all."""
+"""Addresses of license servers, and DNS look-ups of their hosts."""
 
 import socket
 import threading
@@ -43,7 +43,7 @@ def test_invalid_addresses_are_rejected(value: str) -> None:
 
 @contextmanager
 def names(**hosts: bool | threading.Event) -> Iterator[None]:
-    """A world in which these names resolve or not; one with an event, never until it is set."""
+    """Replaces DNS: which names resolve. A name with an event blocks until the event is set."""
 
     def look_up(host: str, port: int, **_: Any) -> list[Any]:
         outcome = hosts[host]

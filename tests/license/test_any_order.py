@@ -1,4 +1,4 @@
-"""Leases in any order of events, restarts included, against a model that counts by hand."""
+"""Leases in any order of events and restarts, compared with a simple model (hypothesis)."""
 
 import asyncio
 import tempfile
@@ -34,7 +34,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.now = 0.0
         self.limit = 3
         self.serial = 1
-        # Of each GPU that has a seat: the holder, its newest start, and when the seat is free.
+        # By GPU with a seat: holder, start of its newest client, and the end of the lease.
         self.model: dict[str, tuple[str, int, float]] = {}
         self.runner.run(self.harness.open())
         self.upload()
@@ -78,7 +78,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
-        """Who has a seat has it yet: for a lease's time, where nobody could renew it."""
+        """After a restart holders keep their seats for one lease, so that they can renew."""
         self.runner.run(self.harness.restart())
         if self.restart_renews:
             deadline = self.now + LEASE_SECONDS

@@ -1,4 +1,4 @@
-"""A worker's license: taken, kept, lost, and kept for a while when the server is away."""
+"""The license client: lease, heartbeats, rejection, grace period while the server is down."""
 
 import logging
 import queue
@@ -50,7 +50,7 @@ def make_client(
 
 @contextmanager
 def answering(answer: bytes) -> Iterator[str]:
-    """The address of a server that sends the same bytes to everybody."""
+    """The address of a server that sends the same bytes to every client."""
 
     class Handler(socketserver.BaseRequestHandler):
         def handle(self) -> None:
@@ -240,28 +240,28 @@ def test_status_changes_are_reported_and_logged_once(
     heard: list[bool] = []
     client.on_change = lambda: heard.append(client.status().is_valid)
 
-    def news() -> list[str]:
+    def log_lines() -> list[str]:
         client.beat()
         lines = [r.getMessage() for r in caplog.records if r.name == "taco.license.client"]
         caplog.clear()
         return lines
 
-    assert (news(), news(), heard) == (["licensed"], [], [True])
+    assert (log_lines(), log_lines(), heard) == (["licensed"], [], [True])
     server.replace(signed(make_license(1, serial=2)))
-    [line] = news()
+    [line] = log_lines()
     assert line.startswith("the license has lapsed: not_licensed: ")
     assert line.endswith("; the worker rejects new requests")
     server.replace(signed(make_license(2, serial=3)))
-    assert (news(), heard) == (["licensed"], [True, False, True])
+    assert (log_lines(), heard) == (["licensed"], [True, False, True])
     server.stop()
-    [line] = news()
+    [line] = log_lines()
     assert line.startswith("the license server does not answer: ")
     assert line.endswith("; the license stays valid for 660 s")
     clock.advance(LEASE_SECONDS + GRACE)
-    [line] = news()
+    [line] = log_lines()
     assert line.startswith("the license has lapsed: the license server does not answer: ")
     server.start()
-    assert (news(), heard[3:]) == (["licensed"], [True, False, True])
+    assert (log_lines(), heard[3:]) == (["licensed"], [True, False, True])
 
 
 def test_a_failing_listener_does_not_end_the_client(server: LicenseServer, clock: Clock) -> None:

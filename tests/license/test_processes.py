@@ -1,4 +1,4 @@
-"""License servers as operators have them: processes, asked with curl, killed, with a full disk."""
+"""License server processes: curl commands of the documentation, SIGKILL, a full disk."""
 
 import os
 import socket
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.process
 
 PORT = 10080  # of the documents, and the default
 FILE = "license-taco_1234-leolingli-20240906104354.dat"
-# As they stand in TACO's documents, but for `kubectl`, which says the address.
+# The commands of TACO's documents, except for `kubectl`, which shows the address.
 CURL = f"""
 curl $LICENSE_SERVER_IP:10080
 LICENSE_FILE_NAME={FILE}
@@ -48,7 +48,7 @@ def document(serial: int, gpus: int) -> bytes:
 
 
 def address() -> str:
-    """Of this machine, where the port of the documents is nobody's."""
+    """An address of this machine on which the documented port is free."""
     high, low = divmod(free_port(), 256)
     return f"127.{high}.{low}.1"
 
@@ -141,7 +141,7 @@ def test_the_commands_of_the_documents_and_a_server_killed_in_mid_upload(directo
 def test_the_commands_of_the_documents_to_two_servers(
     directory: Path, redis_server: RedisServer
 ) -> None:
-    """One is asked for what the other was given, and goes on alone."""
+    """Two servers share a license; one continues after the other is killed."""
     first, second = address(), address()
     (directory / FILE).write_bytes(document(1, 3))
     redis = ("--redis-url", redis_server.url)
@@ -154,7 +154,7 @@ def test_the_commands_of_the_documents_to_two_servers(
 
 
 def test_a_full_disk(directory: Path) -> None:
-    """A file system of its own, in a mount namespace that goes with the server."""
+    """A server with a small, separate file system in its own mount namespace."""
     host = address()
     (directory / "data").mkdir()
     mount = 'mount -t tmpfs -o size=300k none data && exec "$@"'

@@ -1,4 +1,4 @@
-"""A license server over mutual TLS: who may take seats, who may upload, and nobody else."""
+"""A license server over mutual TLS: roles of certificates, renewed files."""
 
 import ssl
 import time
@@ -46,7 +46,7 @@ def make_client(server: LicenseServer, clock: Clock, tls: TlsFiles | None) -> Li
 
 
 def browser(server: LicenseServer, tls: TlsFiles) -> httpx.Client:
-    """An operator's curl, which looks for the server at an address that no certificate names."""
+    """A client like an operator's curl. It does not check the host name of the server."""
     context = client_context(tls)
     context.check_hostname = False
     return httpx.Client(base_url=server.address, verify=context, timeout=PATIENCE_SECONDS)
@@ -148,7 +148,7 @@ def test_renewed_files_apply_from_the_next_connection(
         issue(directory, role, LIFETIME)
         assert is_granted()
 
-    # Files that cannot be used: the ones before hold.
+    # Unusable files: the old certificate stays in use.
     good = (directory / "license-server.key").read_bytes()
     (directory / "license-server.key").write_bytes(b"")
     assert is_granted()
@@ -156,7 +156,7 @@ def test_renewed_files_apply_from_the_next_connection(
     assert is_granted()
     (directory / "license-server.key").write_bytes(good)
 
-    # All is new, the authority too; who has the old ones is a stranger now.
+    # The authority is new as well: clients with old files are rejected.
     old = client_context(files(directory, Role.CLIENT))
     new = make_certificates(directory.parent / "new", *Role)
     for file in new.iterdir():

@@ -1,4 +1,4 @@
-"""What must not be imported where it is not needed."""
+"""Modules that commands and services must not import."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""`LLM` and `AsyncLLMEngine`: the whole engine in this process, on a small random checkpoint."""
+"""`LLM` and `AsyncLLMEngine` on a small random checkpoint."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""The in-process link: what becomes of requests when the engine behind it is gone."""
+"""The in-process client: requests after the engine has stopped."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Prefixes that the device has no room for come back from host memory, with the same tokens."""
+"""Offloaded prefixes return from host memory, with the same tokens."""
 
 import random
 from pathlib import Path
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.kernels
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 PROMPTS = [[random.Random(seed).randrange(3, 384) for _ in range(70)] for seed in range(8)]
-# Full blocks of 16 of a prompt, and all that it ever needs.
+# Full blocks of 16 tokens of a prompt, and the blocks of a whole sequence.
 NUM_CACHED, NUM_BLOCKS = 64, 6
 
 
@@ -45,7 +45,7 @@ def test_offloaded_prompts_are_loaded_instead_of_recomputed(
         **engine,
     ) as llm:
         assert tokens(generate(llm, PROMPTS)) == expected
-        # One after the other and all at once, with steps that are preempted and go on.
+        # One after another and all at once, with sequences that are preempted and resumed.
         for turn in range(3):
             again = [generate(llm, [prompt])[0] for prompt in PROMPTS]
             assert tokens(again) == expected

@@ -1,4 +1,4 @@
-"""Signed licenses: what is read is what was signed, and everything else is refused."""
+"""License files: signing, verification, and rejection of everything else; issuers' keys."""
 
 import json
 from dataclasses import replace
@@ -29,7 +29,7 @@ NAMES = st.text(
 
 
 def signed_payload(payload: bytes) -> bytes:
-    """Any bytes, well signed."""
+    """Any payload with a valid signature."""
     return b"taco-license/1 %s %s\n%s" % (
         key_id(ISSUER.public_key()).encode(),
         ISSUER.sign(payload).hex().encode(),

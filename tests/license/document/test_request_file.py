@@ -1,4 +1,4 @@
-"""Request files: what `nvidia-smi -L` prints on one machine or many, and hosts without GPUs."""
+"""Request files: output of `nvidia-smi -L` on one or more machines, and hosts without GPUs."""
 
 import pytest
 

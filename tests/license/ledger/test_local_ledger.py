@@ -1,4 +1,4 @@
-"""What a server that is alone keeps on disk."""
+"""The ledger of a single server: what SQLite keeps across restarts and failures."""
 
 import asyncio
 import errno
@@ -23,7 +23,7 @@ from taco_license.server.service import LicenseService
 async def test_a_full_disk_keeps_leases_and_license(service: LicenseService, store: Store) -> None:
     await service.import_license(signed(make_license(2)))
     before = service.view()
-    store._connection.execute("PRAGMA max_page_count = 1")  # no page more than there are
+    store._connection.execute("PRAGMA max_page_count = 1")  # no further page
     with pytest.raises(NotStoredError, match="the current license stays in use"):
         await service.import_license(signed(make_license(2000, serial=2)))
     assert service.view() == before

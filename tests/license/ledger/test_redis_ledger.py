@@ -1,4 +1,4 @@
-"""Several servers that share Redis, and what they do when Redis fails them."""
+"""Several license servers that share Redis, and failures of Redis."""
 
 import asyncio
 import re
@@ -54,7 +54,7 @@ async def test_no_server_grants_seats_under_an_old_license(shared: RedisHarness)
     assert await ask(second, ONE) == "granted"
     assert await ask(first, TWO, "b") == "no_seat"
     await first.import_license(signed(make_license(4, serial=3)))
-    assert await ask(second, FOUR) == "granted"  # which it did not know
+    assert await ask(second, FOUR) == "granted"  # the second server reads the new license
     await second.ledger.close()
 
 
@@ -122,7 +122,7 @@ async def test_an_old_license_under_a_higher_version_is_rejected(shared: RedisHa
     assert await ask(service, ONE) == "granted"
     assert service.license is not None
     assert service.license.serial == 2
-    # Nor where no server has another, and the next upload mends it.
+    # Nor if no server has another license; the next upload corrects it.
     for document in (old, b""):
         shared.run("HSET", STATE, "version", high, "document", document)
         another = await shared.another()
@@ -183,9 +183,9 @@ async def test_no_seats_while_redis_is_unavailable(redis_server: RedisServer) ->
     assert 'taco:license_imports_total{outcome="failed"} 1.0' in metrics
     assert service.is_valid()
     service.ledger._seen -= 366 * DAY
-    assert not service.is_valid(), "time goes on"
+    assert not service.is_valid(), "licenses expire while Redis is down"
 
-    redis_server.start()  # which has forgotten everything
+    redis_server.start()  # with an empty database
     harness.set_clock(0)
 
     async def is_back() -> bool:
@@ -242,7 +242,7 @@ async def test_invalid_data_in_redis_grants_nothing(shared: RedisHarness) -> Non
 
 
 async def test_redis_that_dies_in_mid_import_keeps_the_old_license(tmp_path: Path) -> None:
-    """Each of its files that can be left: cut in the license, and one byte before the end."""
+    """Restarts with files cut inside the license and one byte before the end."""
     log = tmp_path / "appendonlydir" / "appendonly.aof.1.incr.aof"
     with RedisServer(tmp_path, keeps_data=True) as server:
         harness = RedisHarness(server)

@@ -1,4 +1,4 @@
-"""The license server over HTTP, down to what it refuses."""
+"""The HTTP routes of the license server, including rejected requests."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

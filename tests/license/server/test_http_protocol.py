@@ -1,4 +1,4 @@
-"""What a connection may send to the license server, and for how long."""
+"""Limits of the license server's connections: sizes and timeouts."""
 
 import socket
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ def server(tmp_path: Path, clock: Clock) -> Iterator[LicenseServer]:
 
 
 def answer(server: LicenseServer, data: bytes) -> bytes:
-    """All that comes until the server closes the connection."""
+    """The received bytes until the server closes the connection."""
     with socket.create_connection(("127.0.0.1", server.port), PATIENCE_SECONDS) as connection:
         connection.sendall(data)
         return b"".join(iter(lambda: connection.recv(65536), b""))

@@ -1,4 +1,4 @@
-"""Many connections at once, to one server and to two that share Redis."""
+"""Concurrent lease requests to one server, and to two servers that share Redis."""
 
 import asyncio
 import itertools
@@ -32,7 +32,7 @@ async def listening(service: LicenseService) -> AsyncIterator[int]:
 
 
 async def ask(port: int, gpu: str) -> bytes:
-    """The status of an answer, over a connection of its own."""
+    """The status of an answer over a separate connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     body = json.dumps({"gpus": [gpu], "instance": gpu, "started": 1}).encode()
     writer.write(HEAD % len(body) + body)

@@ -1,4 +1,4 @@
-"""Which license holds, and who has a seat under it: of one server, and of several with Redis."""
+"""Licenses and seats, with a single server and with servers that share Redis."""
 
 import asyncio
 from collections import Counter
@@ -16,7 +16,7 @@ ONE, TWO, THREE, FOUR = gpu_names(4)
 
 
 async def ask(harness: Harness, *gpus: str, instance: str = "a", started: int = 1) -> str:
-    """What became of a request for leases."""
+    """The outcome of a lease request."""
     try:
         assert await harness.service.lease(gpus, instance, started) > 0
     except LeaseRejectedError as refusal:
@@ -123,7 +123,7 @@ async def test_an_older_license_is_rejected(harness: Harness) -> None:
         with pytest.raises(LicenseError, match="is not above 5"):
             await harness.service.import_license(signed(make_license(2, serial=serial)))
     same = signed(make_license(1, serial=5))
-    await harness.service.import_license(same)  # is no harm
+    await harness.service.import_license(same)  # the same file again changes nothing
     await harness.service.import_license(signed(make_license(3, serial=6)))
     assert harness.service.license is not None
     assert len(harness.service.license.gpus) == 3

@@ -1,4 +1,4 @@
-"""Arguments in vLLM's forms: what asks for nothing is accepted, what is missing is named."""
+"""Compatibility with vLLM's arguments: accepted, ignored and rejected values."""
 
 from pathlib import Path
 from typing import Any

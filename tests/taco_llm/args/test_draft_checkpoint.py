@@ -1,4 +1,4 @@
-"""Whether a speculative model is a model or heads, from its files alone."""
+"""Distinguishing draft models from Medusa and EAGLE heads by their files."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The draft worker's command: its flags, and the configuration that they make."""
+"""`taco_llm draft-worker`: flags and configuration."""
 
 import signal
 import subprocess

@@ -1,4 +1,4 @@
-"""From the flags of KV tiers to what the worker and the scheduler read."""
+"""Flags of the KV cache tiers, and the configurations that they make."""
 
 import logging
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Which workers ask for a license, where, and as whom."""
+"""License flags: which workers need a license, from which server, under which id."""
 
 import json
 import socket

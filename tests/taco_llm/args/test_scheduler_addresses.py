@@ -1,4 +1,4 @@
-"""Flags of a platform with several schedulers."""
+"""Scheduler addresses: --advertise, and gateways of several schedulers."""
 
 import pytest
 

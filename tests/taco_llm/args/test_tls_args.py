@@ -1,4 +1,4 @@
-"""The flags of mutual TLS: all or none, checked before anything starts."""
+"""Flags of mutual TLS: all or none, checked before any process starts."""
 
 import shlex
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Reading streamed answers: which chunks carry tokens, and how a stream goes wrong."""
+"""Parsing streamed answers: chunks with tokens, and invalid streams."""
 
 import json
 from itertools import pairwise
@@ -70,7 +70,7 @@ def test_a_role_may_come_with_the_first_content() -> None:
     assert timeline.chunks == [0.0]
 
 
-def test_comments_and_other_fields_are_passed_over() -> None:
+def test_comments_and_unknown_fields_are_ignored() -> None:
     stream = b": ping\r\n\r\nevent: x\r\nid: 1\r\ndata:" + json.dumps(piece("a", "stop")).encode()
     answer, timeline = read(stream + b"\r\n\r\n")
     assert answer.error is None
@@ -78,7 +78,7 @@ def test_comments_and_other_fields_are_passed_over() -> None:
 
 
 @given(st.lists(st.integers(0, 400)))
-def test_where_the_network_cuts_is_no_matter(cuts: list[int]) -> None:
+def test_chunk_boundaries_of_the_network_do_not_matter(cuts: list[int]) -> None:
     stream = events(piece("ä"), piece("b"), piece("c", "stop"), USAGE, "[DONE]")
     timeline = Timeline()
     answer = StreamedAnswer(timeline)
@@ -124,7 +124,7 @@ def test_a_bad_stream_is_an_error(stream: bytes, message: str) -> None:
         (b"x" * 1000, "HTTP 404: " + "x" * 300 + "…"),
     ],
 )
-def test_a_refusal_tells_what_the_server_says(body: bytes, message: str) -> None:
+def test_an_error_contains_the_servers_message(body: bytes, message: str) -> None:
     assert read(body, 404)[0].error == message
 
 

@@ -1,4 +1,4 @@
-"""`taco_llm bench serve` against the real service, and what it says when something is wrong."""
+"""`taco_llm bench serve` against a real service, and its error messages."""
 
 import csv
 import json
@@ -93,7 +93,9 @@ def test_chats_of_the_real_service_one_at_a_time(
     assert all(0 < request["ttft"] <= request["latency"] for request in requests)
 
 
-def test_an_unknown_model_is_one_line(serving: Serving, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_model_is_a_one_line_error(
+    serving: Serving, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert bench("--port", str(serving.port), "--model", "unknown") == 2
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -116,7 +118,7 @@ def test_failed_requests_are_listed(
     assert run["mean_ttft_ms"] is None
 
 
-def test_a_server_that_is_away_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unreachable_server_is_a_one_line_error(capsys: pytest.CaptureFixture[str]) -> None:
     port = str(free_port())
     assert bench("--port", port) == 2
     captured = capsys.readouterr()
@@ -127,7 +129,7 @@ def test_a_server_that_is_away_is_one_line(capsys: pytest.CaptureFixture[str]) -
     )
 
 
-def test_a_server_that_returns_errors_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failing_server_is_a_one_line_error(capsys: pytest.CaptureFixture[str]) -> None:
     with CannedServer(refusal(503, b'{"error": {"message": "no engine"}}')) as server:
         assert bench("--base-url", server.url) == 2
     assert capsys.readouterr().err == (
@@ -135,7 +137,7 @@ def test_a_server_that_returns_errors_is_one_line(capsys: pytest.CaptureFixture[
     )
 
 
-def test_every_rate_has_prompts_of_its_own_and_no_warm_up_between() -> None:
+def test_every_rate_has_new_prompts_and_no_warm_up_between() -> None:
     with CannedServer(GOOD) as server:
         code = bench(
             *("--base-url", server.url, "--num-prompts", "2", "--request-rate", "1000", "inf")
@@ -176,7 +178,7 @@ def test_a_wrong_command_is_one_line(
     assert message in captured.err
 
 
-def test_a_table_with_other_columns_is_told_before_the_run(
+def test_a_table_with_other_columns_is_rejected_before_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "table.csv"
@@ -202,7 +204,7 @@ def test_nothing_but_the_report_goes_to_standard_output() -> None:
     assert done.stdout.splitlines()[0].strip("=") == " Serving Benchmark Result "
 
 
-def test_an_interrupt_is_one_line() -> None:
+def test_an_interrupt_prints_one_line() -> None:
     with CannedServer(None) as server:
         command = [sys.executable, "-m", "taco_llm.cli.main", "bench", "serve"]
         process = subprocess.Popen(

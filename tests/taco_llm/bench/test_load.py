@@ -1,4 +1,4 @@
-"""When requests leave, and how many are under way."""
+"""The load generator: arrival times and the limit of requests in flight."""
 
 import asyncio
 from itertools import pairwise
@@ -39,7 +39,7 @@ def test_the_seed_decides_the_times() -> None:
 
 
 class Sender:
-    """Answers a request once `width` are under way, or all that are left."""
+    """Answers a request once `width` requests, or all remaining ones, are in flight."""
 
     def __init__(self, width: int, total: int) -> None:
         self.most = 0
@@ -60,7 +60,7 @@ class Sender:
 
 
 @pytest.mark.parametrize(("limit", "most"), [(1, 1), (3, 3), (None, 8)])
-async def test_no_more_are_under_way_than_allowed(limit: int | None, most: int) -> None:
+async def test_requests_in_flight_are_limited(limit: int | None, most: int) -> None:
     requests = [BenchRequest([1], number, 1) for number in range(8)]
     sender = Sender(most, len(requests))
     with tqdm(total=8, disable=True) as progress:
@@ -70,7 +70,7 @@ async def test_no_more_are_under_way_than_allowed(limit: int | None, most: int) 
     assert duration == 7.0
 
 
-async def test_requests_leave_no_sooner_than_their_time() -> None:
+async def test_requests_are_not_sent_before_their_arrival_time() -> None:
     loop = asyncio.get_running_loop()
     start = loop.time()
     sent = []

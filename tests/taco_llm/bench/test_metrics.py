@@ -1,4 +1,4 @@
-"""The figures, against timelines whose figures are known."""
+"""Metrics of timelines with known results."""
 
 import math
 from random import Random
@@ -81,7 +81,7 @@ def test_goodput_counts_requests_within_every_limit() -> None:
     assert goodput(("e2el", 1)) == 0.0
 
 
-def test_nothing_succeeded() -> None:
+def test_a_run_without_success() -> None:
     metrics = measure([FAILED], 9.0)
     assert metrics.ttft is metrics.tpot is metrics.itl is metrics.e2el is None
     assert metrics.output_throughput == metrics.peak_output_throughput == 0.0
@@ -118,7 +118,7 @@ def test_the_parts_of_a_request_make_its_whole(timeline: Timeline) -> None:
 
 
 @given(st.lists(timelines(), min_size=1, max_size=6), st.randoms())
-def test_the_order_of_requests_is_no_matter(run: list[Timeline], random: Random) -> None:
+def test_the_order_of_requests_does_not_matter(run: list[Timeline], random: Random) -> None:
     duration = max(timeline.end for timeline in run) + 1e-3
     shuffled = list(run)
     random.shuffle(shuffled)

@@ -67,7 +67,7 @@ def test_latency(checkpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[
         (["throughput", "MODEL", "--block-size", "7"], "7 is not available"),
     ],
 )
-def test_a_wrong_command_is_told(
+def test_a_wrong_command_is_a_one_line_error(
     argv: list[str], message: str, checkpoint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = [checkpoint if argument == "MODEL" else argument for argument in argv]

@@ -1,4 +1,4 @@
-"""The client against servers that answer well, badly and not at all."""
+"""The benchmark client with good, bad and missing answers of servers."""
 
 import asyncio
 from time import perf_counter
@@ -46,7 +46,7 @@ def test_a_completion_is_timed_and_counted() -> None:
     ]
 
 
-def test_the_zero_of_the_clock_is_the_origin() -> None:
+def test_times_are_relative_to_the_origin() -> None:
     with CannedServer(GOOD) as server:
         args = BenchServeArgs(base_url=server.url)
         origin = perf_counter()
@@ -111,25 +111,25 @@ def test_a_bad_answer_is_a_failed_request(answer: bytes, message: str) -> None:
     assert timeline.end >= timeline.start
 
 
-def test_a_server_that_never_answers_is_given_up() -> None:
+def test_a_request_times_out() -> None:
     with CannedServer(None) as server:
         timeline = send(server.url, request_timeout=0.05)
     assert timeline.error == "no complete answer within 0.05 s"
 
 
-def test_a_server_that_went_away_is_a_failed_request() -> None:
+def test_a_lost_server_is_a_failed_request() -> None:
     timeline = send(f"http://127.0.0.1:{free_port()}")
     assert timeline.error is not None
     assert timeline.error.startswith("the connection failed")
 
 
-def test_a_server_that_is_not_there_is_told() -> None:
+def test_an_unreachable_server_is_an_error() -> None:
     with pytest.raises(ConfigurationError, match="cannot connect to http:"):
         Server(f"http://127.0.0.1:{free_port()}").find()
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://x", "http://", "http://x:port"])
-def test_what_is_no_url_is_told(url: str) -> None:
+def test_an_invalid_url_is_an_error(url: str) -> None:
     with pytest.raises(ConfigurationError, match="URL"):
         Server(url)
 
@@ -141,7 +141,7 @@ def test_the_first_model_of_the_list() -> None:
 
 
 @pytest.mark.parametrize("models", [b"", b"{}", b'{"data": []}', b"<html>"])
-def test_without_a_list_of_models_a_name_is_asked_for(models: bytes) -> None:
+def test_without_a_list_of_models_model_is_needed(models: bytes) -> None:
     with CannedServer(GOOD, models) as server:
         args = BenchServeArgs(base_url=server.url)
         with pytest.raises(ConfigurationError, match="give one with --model"):

@@ -1,4 +1,4 @@
-"""The text report, the table and the JSON: the names and numbers that TACO's documents show."""
+"""The text report, the CSV table and the JSON: names and numbers of TACO's documents."""
 
 import csv
 import json
@@ -87,7 +87,7 @@ def test_the_report_has_every_row_of_the_example_in_its_order() -> None:
     assert [row for row in report if row in expected] == expected
 
 
-def test_rows_of_our_own() -> None:
+def test_additional_rows() -> None:
     run = measure(
         [Timeline(end=2.0, output_tokens=1), Timeline(error="x")], 2.0, goals=[("ttft", 1)]
     )
@@ -102,12 +102,12 @@ def test_rows_of_our_own() -> None:
     assert "P99.9 TTFT (ms): 2000.00" in report
 
 
-def test_errors_stand_once_the_most_frequent_first() -> None:
+def test_errors_are_listed_by_frequency() -> None:
     run = measure([Timeline(error=text) for text in ("a", "b", "b")], 1.0)
     assert error_report(run) == ["2 failed: b", "1 failed: a"]
 
 
-def test_a_row_of_the_table_is_that_of_the_example(tmp_path: Path) -> None:
+def test_a_csv_row_matches_the_example(tmp_path: Path) -> None:
     path = str(tmp_path / "table.csv")
     for _ in range(2):
         append_csv(path, csv_row(EXAMPLE_ARGS, Run(INF, EXAMPLE, ())))
@@ -130,7 +130,7 @@ def test_a_run_without_success_has_empty_cells() -> None:
     assert row["Failed requests"] == 1
 
 
-def test_the_document_holds_everything_but_secrets(tmp_path: Path) -> None:
+def test_the_document_contains_no_secrets(tmp_path: Path) -> None:
     path = str(tmp_path / "run.json")
     args = BenchServeArgs(
         api_key="sekret", header=(("X-Key", "sekret"),), request_rate=(2.0, INF), save_detailed=True

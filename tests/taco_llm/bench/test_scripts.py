@@ -59,7 +59,7 @@ def test_server_and_client_in_one(tmp_path: Path) -> None:
     assert json.loads(document.read_text())["settings"]["shared_prefix_len"] == 20
 
 
-def test_the_client_takes_the_dataset_that_lies_there(tmp_path: Path) -> None:
+def test_the_client_uses_a_downloaded_dataset(tmp_path: Path) -> None:
     turns = [{"from": "human", "value": "What is json?"}, {"from": "gpt", "value": "A format."}]
     dataset = tmp_path / "ShareGPT_V3_unfiltered_cleaned_split.json"
     dataset.write_text(json.dumps([{"conversations": turns}]))
@@ -74,13 +74,13 @@ def test_the_client_takes_the_dataset_that_lies_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("script", ["taco_bench.sh", "taco_bench_server.sh"])
-def test_a_server_that_cannot_start_is_told(script: str, tmp_path: Path) -> None:
+def test_a_failed_server_start_is_reported(script: str, tmp_path: Path) -> None:
     done = run(tmp_path, script, "taco_llm", MODEL_PATH="/no/such/model")
     assert done.returncode != 0
     assert "does not exist" in done.stderr
 
 
-def test_what_the_server_lacks_is_refused_and_not_passed_over(tmp_path: Path) -> None:
+def test_features_that_the_server_lacks_are_rejected(tmp_path: Path) -> None:
     done = run(tmp_path, "taco_bench_server.sh", "taco_llm", tp="2")
     assert done.returncode == 2
     assert "tensor_parallel_size=2 is not available; only 1 is" in done.stderr

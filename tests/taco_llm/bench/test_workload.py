@@ -1,4 +1,4 @@
-"""Which requests a run sends."""
+"""The requests of a benchmark run."""
 
 import json
 from pathlib import Path
@@ -68,7 +68,7 @@ def test_ids_stay_within_the_vocabulary() -> None:
     assert ids == {16, 17, 18, 19}
 
 
-def test_groups_take_turns_with_their_prefix() -> None:
+def test_prefix_groups_are_used_in_turn() -> None:
     prompts = synthetic(
         num_prompts=6, random_input_len=8, shared_prefix_len=30, num_prefix_groups=2
     )
@@ -113,7 +113,9 @@ def test_conversations_that_do_not_fit_are_left_out(tmp_path: Path, tokenizer: T
     path = write(tmp_path / "d.json", samples)
     args = WorkloadArgs(dataset_path=path, num_prompts=3, dataset_max_len=100)
     requests = Workload(args, tokenizer, as_text=True).requests(0)
-    assert [request.prompt for request in requests] == [good] * 3  # over again, for want of more
+    assert [request.prompt for request in requests] == [
+        good
+    ] * 3  # repeated, since the dataset has only one
     args = WorkloadArgs(dataset_path=path, dataset_max_len=5)
     with pytest.raises(ConfigurationError, match="at most --dataset-max-len"):
         Workload(args, tokenizer, as_text=True).requests(0)
@@ -137,7 +139,7 @@ def test_a_dataset_with_a_shared_prefix(tmp_path: Path, tokenizer: Tokenizer) ->
     assert len(str(request.prompt)) > len("Tell me a story, please")
 
 
-def test_the_first_exchange_counts_and_the_human_begins(tmp_path: Path) -> None:
+def test_the_first_exchange_must_begin_with_the_human(tmp_path: Path) -> None:
     good = conversation("question", "answer")
     good["conversations"].append({"from": "human", "value": "more"})
     content = [
@@ -167,7 +169,7 @@ def test_the_first_exchange_counts_and_the_human_begins(tmp_path: Path) -> None:
         ('{"question": "a"}\n', "contains no prompt"),
     ],
 )
-def test_a_bad_dataset_is_told(content: str | None, message: str, tmp_path: Path) -> None:
+def test_an_invalid_dataset_is_an_error(content: str | None, message: str, tmp_path: Path) -> None:
     path = tmp_path / "d.json"
     if content is not None:
         path.write_text(content)
@@ -177,7 +179,7 @@ def test_a_bad_dataset_is_told(content: str | None, message: str, tmp_path: Path
     assert "\n" not in str(error.value)
 
 
-def test_what_needs_a_tokenizer_says_so(tmp_path: Path) -> None:
+def test_missing_tokenizers_are_clear_errors(tmp_path: Path) -> None:
     path = write(tmp_path / "d.jsonl", '{"prompt": "a"}\n')
     with pytest.raises(ConfigurationError, match="--tokenizer, which counts"):
         Workload(WorkloadArgs(dataset_path=path), None, as_text=False)

@@ -1,4 +1,4 @@
-"""`taco_llm certificates`: an authority, and certificates that prove roles."""
+"""`taco_llm certificates`: a certificate authority, and certificates that prove roles."""
 
 import subprocess
 from datetime import UTC, datetime, timedelta
@@ -38,7 +38,7 @@ def test_every_role_gets_a_certificate_that_proves_it(directory: Path) -> None:
         check_files(tls_config(directory, role), role)
 
 
-def test_what_a_certificate_says(directory: Path) -> None:
+def test_the_fields_of_a_certificate(directory: Path) -> None:
     hosts = ["--host", "license.example", "--host", "10.0.0.7"]
     arguments = ["certificates", "issue", str(directory), "license-server", "--days", "30"]
     assert main([*arguments, *hosts]) == 0
@@ -53,13 +53,13 @@ def test_what_a_certificate_says(directory: Path) -> None:
     assert timedelta(29) < left <= timedelta(30)
 
 
-def test_openssl_finds_nothing_to_complain_about(directory: Path) -> None:
+def test_openssl_accepts_the_certificates(directory: Path) -> None:
     main(["certificates", "issue", str(directory), "worker"])
     command = ["openssl", "verify", "-x509_strict", "-purpose", "sslclient", "-CAfile"]
     subprocess.run([*command, directory / "ca.crt", directory / "worker.crt"], check=True)
 
 
-def test_keys_are_their_owner_s_alone(directory: Path) -> None:
+def test_private_keys_are_readable_by_their_owner_only(directory: Path) -> None:
     main(["certificates", "issue", str(directory), "worker"])
     modes = {path.name: path.stat().st_mode & 0o777 for path in directory.iterdir()}
     assert modes == {"ca.crt": 0o644, "ca.key": 0o600, "worker.crt": 0o644, "worker.key": 0o600}
@@ -81,7 +81,9 @@ def test_a_certificate_is_renewed(directory: Path) -> None:
     check_files(tls_config(directory, Role.WORKER), Role.WORKER)
 
 
-def test_what_cannot_be_issued(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_certificate_requests_are_errors(
+    directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     issue = ("issue", directory, "worker")
     assert "--days must be between 1 and 36500, got 0" in error_of(capsys, *issue, "--days", "0")
     assert "the authority expires earlier" in error_of(capsys, *issue, "--days", "3700")
@@ -94,7 +96,9 @@ def test_what_cannot_be_issued(directory: Path, capsys: pytest.CaptureFixture[st
         main(["certificates", "issue", str(directory), "king"])
 
 
-def test_an_authority_that_is_none(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_authority_is_an_error(
+    directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     main(["certificates", "issue", str(directory), "worker"])
     (directory / "ca.key").write_bytes((directory / "worker.key").read_bytes())
     assert "is not the key of" in error_of(capsys, "issue", directory, "client")

@@ -1,4 +1,4 @@
-"""`taco_llm license …`, from the keys of an issuer to a server that workers can ask."""
+"""`taco_llm license`: keys of an issuer, licenses, and the license server."""
 
 import signal
 import subprocess
@@ -46,13 +46,13 @@ def test_issue(directory: Path) -> None:
     assert [gpu.brand for gpu in license_.gpus] == ["Tesla T4"]
 
 
-def test_serials_rise_by_themselves_and_can_be_given(directory: Path) -> None:
+def test_serials_increase_or_can_be_given(directory: Path) -> None:
     before = int(datetime.now().timestamp() * 1000)
     assert issue("--expires", "1d").serial >= before
     assert issue("--expires", "1d", "--serial", "12").serial == 12
 
 
-def test_a_day_is_the_last_one(directory: Path) -> None:
+def test_an_expiry_day_is_the_last_valid_day(directory: Path) -> None:
     license_ = issue("--expires", "2999-12-31")
     assert datetime.fromisoformat(license_.expired_time).replace(tzinfo=None) == datetime(
         3000, 1, 1
@@ -80,7 +80,7 @@ def test_the_name_of_a_license(directory: Path, capsys: pytest.CaptureFixture[st
         (("--expires", "1d", "-o", "absent/license.dat"), "cannot write absent/license.dat"),
     ],
 )
-def test_what_cannot_be_issued_is_said_in_one_line(
+def test_an_invalid_license_request_is_a_one_line_error(
     directory: Path, flags: Sequence[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["license", "issue", *WHO, *flags]) == 2
@@ -109,7 +109,7 @@ def test_what_cannot_be_issued_is_said_in_one_line(
         (("--redis-password-file", "empty"), "redis_password_file needs redis_url"),
     ],
 )
-def test_a_server_that_cannot_start_says_so_in_one_line(
+def test_a_failed_server_start_is_a_one_line_error(
     directory: Path, flags: Sequence[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (directory / "empty").touch()
@@ -150,7 +150,7 @@ def test_a_server_of_an_issuer(directory: Path) -> None:
     ("host", "has_tls", "warns"),
     [("0.0.0.0", False, True), ("0.0.0.0", True, False), ("127.0.0.1", False, False)],
 )
-def test_plaintext_where_others_reach_it_is_warned_about(
+def test_a_reachable_server_without_tls_is_warned_about(
     directory: Path, host: str, has_tls: bool, warns: bool
 ) -> None:
     flags = ["--host", host, "--port", str(free_port()), "--data-dir", "data"]

@@ -1,4 +1,4 @@
-"""`taco_llm chat` and `taco_llm complete` against servers that answer what a test tells them to."""
+"""`taco_llm chat` and `taco_llm complete` against servers with prepared answers."""
 
 import io
 import os
@@ -82,7 +82,7 @@ def test_half_a_surrogate_pair_is_replaced(capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().out == "a?b\n"
 
 
-def test_completions_stand_alone(capsys: pytest.CaptureFixture[str], typed: Any) -> None:
+def test_completions_are_independent(capsys: pytest.CaptureFixture[str], typed: Any) -> None:
     typed("a\nb\n")
     answer = STREAM_HEAD + events(piece("x"), piece("y", "length"), "[DONE]")
     with CannedServer(answer) as server:
@@ -139,7 +139,7 @@ def test_which_key_is_sent(
         (b"", "the connection to"),
     ],
 )
-def test_an_error_is_one_line_and_is_forgotten(
+def test_an_error_is_one_line_and_leaves_the_conversation_unchanged(
     answer: bytes, message: str, capsys: pytest.CaptureFixture[str], typed: Any
 ) -> None:
     with CannedServer(answer) as server:
@@ -261,7 +261,7 @@ def test_ctrl_c_ends_an_answer_and_not_the_chat() -> None:
     assert contents == ["Tell me a story", "Once \x1b[2Jupon", "And then?"]
 
 
-def test_ctrl_c_at_the_prompt_says_how_to_leave(
+def test_ctrl_c_at_the_prompt_shows_how_to_leave(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys: list[Any] = [KeyboardInterrupt, "Hi", EOFError]

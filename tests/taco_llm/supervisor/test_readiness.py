@@ -1,4 +1,4 @@
-"""When a service is ready that has started several workers."""
+"""Readiness of a service with several workers."""
 
 from pathlib import Path
 

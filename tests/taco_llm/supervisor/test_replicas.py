@@ -1,4 +1,4 @@
-"""How many workers `taco_llm serve` starts, where, and with what each."""
+"""Replicas of `taco_llm serve`: number, place, devices and command lines."""
 
 import sys
 from dataclasses import replace

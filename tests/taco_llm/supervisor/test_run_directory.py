@@ -1,4 +1,4 @@
-"""The directory of `taco_llm serve` goes with the command, also after SIGKILL."""
+"""The run directory is removed with its command, also after SIGKILL."""
 
 import subprocess
 import sys

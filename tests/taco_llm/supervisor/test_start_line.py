@@ -1,4 +1,4 @@
-"""The one line that the command prints once it serves."""
+"""The start line of `taco_llm serve`."""
 
 from dataclasses import replace
 from typing import Any

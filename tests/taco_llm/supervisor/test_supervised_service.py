@@ -1,4 +1,4 @@
-"""What becomes of a service that dies, or cannot be started, or tells of an error."""
+"""Supervised services: restarts with back-off, failed starts, forwarded errors."""
 
 import asyncio
 import json
