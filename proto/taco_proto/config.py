@@ -1,4 +1,4 @@
-"""Configuration of each service, parsed once at the edge and never changed afterwards."""
+"""The configuration of each service: frozen dataclasses that the command line is parsed into."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,9 +7,9 @@ from typing import Any
 PROTOCOL_VERSION = 3
 # Largest message of the Scheduler service; all sides must agree on it.
 MAX_MESSAGE_BYTES = 64 * 2**20
-# What a scheduler that is told to stop has for its running requests and for what goes to disk.
+# Seconds that a scheduler takes at most to drain: to end running requests and write the disk tier.
 DRAIN_SECONDS = 30.0
-# Draft tokens of a sequence in a step.
+# Draft tokens of one sequence in one step.
 DEFAULT_SPECULATIVE_TOKENS = 5
 MAX_SPECULATIVE_TOKENS = 32
 
@@ -20,13 +20,13 @@ class ModelConfig:
 
     Attributes:
         model: a directory that holds config.json, or a hub id.
-        served_model_names: names that clients may use; the first one stands in responses.
+        served_model_names: names that clients may use; responses show the first one.
         tokenizer: directory or hub id of the tokenizer; None: the model's own.
         ignore_patterns: files of the hub that are not downloaded.
         dtype: auto, half, float16, bfloat16, float or float32.
         quantization: int8 (weights by column, activations by token) or None.
         max_model_len: longest sequence (prompt and output) in tokens; None: the model's own limit.
-        rope_scaling, rope_theta: replace what the model's config says.
+        rope_scaling, rope_theta: replace the values of the model's config.
     """
 
     model: str
@@ -57,8 +57,8 @@ class RedisConfig:
 
     Attributes:
         url: `redis://`, `rediss://` (TLS) or `unix://`; it may name a user and a password.
-        password_file: file with the password, read at each connection; None: what the URL says.
-        timeout: seconds after which a slow answer is none.
+        password_file: file with the password, read at each connection; None: the URL has it.
+        timeout: seconds after which Redis counts as unreachable.
     """
 
     url: str = field(repr=False)
@@ -71,8 +71,8 @@ class TlsConfig:
     """The files of mutual TLS with other services, in PEM; see `taco_common.tls`.
 
     Attributes:
-        ca_file: the authorities whose certificates are believed.
-        cert_file, key_file: the own certificate, which names the service's role, and its key.
+        ca_file: the certificate authorities that are trusted.
+        cert_file, key_file: the service's certificate, which names its role, and the key.
     """
 
     ca_file: str
@@ -86,16 +86,16 @@ class SpeculationConfig:
 
     Attributes:
         lookahead_config_dir: directory of lookahead_cache_config.json; None: no lookahead cache.
-        lookahead_ignores_prompts: the lookahead cache learns answers alone.
-        lookahead_memory_utilization: share of the machine's memory that it may take; None: what
-            its configuration says.
+        lookahead_ignores_prompts: the lookahead cache learns from generated tokens only.
+        lookahead_memory_utilization: share of the machine's memory that it may take, 0 to 1;
+            None: the value of its configuration.
         ngram_max, ngram_min: longest and shortest match of [ngram] prompt lookup; 0: none.
         heads: a directory or hub id of Medusa or EAGLE heads; None: no heads.
-        num_speculative_tokens: drafts of a sequence in a step; None: the drafter's own number.
+        num_speculative_tokens: draft tokens of a sequence in a step; None: the drafter's default.
         acceptance_method: rejection_sampler (exact) or typical_acceptance_sampler.
-        posterior_threshold, posterior_alpha: of the latter: a draft is accepted that is likelier
-            than the threshold, or than alpha * exp(-entropy).
-        disable_logprobs: give no log probabilities of output tokens, whoever asks.
+        posterior_threshold, posterior_alpha: typical acceptance accepts a draft token that is more
+            likely than the threshold, or than alpha * exp(-entropy).
+        disable_logprobs: return no log probabilities of generated tokens, even if requested.
     """
 
     lookahead_config_dir: str | None = None
@@ -117,9 +117,9 @@ class LicenseConfig:
 
     Attributes:
         host_id: names a host without GPU in a license.
-        address: of the license server; empty: it is at one of its two default addresses.
-        only_if_found: no license is needed where none of the addresses resolves at the start.
-        start_seconds: how long a server has for its first answer before it counts as away.
+        address: of the license server; empty: one of its two default addresses.
+        only_if_found: no license is needed if no address resolves at the start.
+        start_seconds: seconds until a server that has not answered counts as unreachable.
         rejection_retry_seconds: maximum wait before the next request after a rejection.
     """
 
@@ -136,32 +136,32 @@ class WorkerConfig:
 
     Attributes:
         scheduler: address to dial (`unix:/path` or `host:port`).
-        tls: the link to the scheduler, and to a license server at an https address; None: it is
-            in plaintext.
+        tls: certificates for the scheduler, and for a license server at an https address; None: a
+            connection without TLS.
         block_size: tokens a KV block.
-        device: cpu, cuda, cuda:N, or auto, which is a GPU where there is one.
+        device: cpu, cuda, cuda:N, or auto: a GPU if the machine has one.
         kv_cache_dtype: auto (the model's); float32, bfloat16 or int8 on a CPU, fp8 on a GPU.
-        num_blocks: KV blocks; None: as many as memory allows.
+        num_blocks: KV blocks; None: as many as fit in memory.
         max_num_seqs: rows of the persistent batch.
-        max_num_batched_tokens: the most tokens of a step, for which memory is kept on a GPU.
-        num_threads: threads that the model may use; None: one for each core.
-        attention_backend: triton, xformers or torch; None: the device's own.
-        gpu_memory_utilization: share of the GPU's memory that may be in use.
+        max_num_batched_tokens: maximum tokens of a step; a GPU reserves memory for them.
+        num_threads: threads of the model; None: one a core.
+        attention_backend: triton, xformers or torch; None: the device's default.
+        gpu_memory_utilization: share of the GPU's memory that may be used, 0 to 1.
         enforce_eager: capture no CUDA graphs.
         max_seq_len_to_capture: steps with longer sequences use no CUDA graph; None: no limit.
         cpu_offload_gb: GiB of weights that stay in the host's memory.
-        conservative_dry_run: count all that the driver says is gone when memory is measured.
-        given_gpu_options: the names of those options of GPUs that the user gave; a worker on a CPU
-            logs that they have no effect.
-        speculation: None: no drafts are made or verified.
-        host_kv_bytes: memory for KV blocks that leave the device; 0: there is no host tier.
-        host_kv_may_shrink: the host tier takes less where so much memory is not free; else the
-            worker does not start.
-        num_local_workers: workers of this machine, which share its free memory.
-        kv_disk_path: directory for KV blocks that leave the host tier; None: there is no disk tier.
-        kv_disk_bytes: the most that the files in it may take.
-        lazy_loads: a step that loads blocks begins when those of its first layers are there.
-        license: None: it needs none.
+        conservative_dry_run: count all memory that the driver reports as used when measuring.
+        given_gpu_options: GPU options that the user set; a worker on a CPU logs that they have no
+            effect.
+        speculation: None: no speculation.
+        host_kv_bytes: host memory for KV blocks evicted from the device; 0: no host tier.
+        host_kv_may_shrink: the host tier takes less if less memory is free; False: the worker does
+            not start then.
+        num_local_workers: workers on this machine, which share its free memory.
+        kv_disk_path: directory for KV blocks evicted from the host tier; None: no disk tier.
+        kv_disk_bytes: maximum bytes of the files in it.
+        lazy_loads: a step that loads blocks begins once those of its first layers have arrived.
+        license: None: the worker needs no license.
         admin_listen: address of probes and metrics (`unix:/path` or `host:port`); None: none.
     """
 
@@ -200,13 +200,13 @@ class DrafterConfig:
     """One CPU draft worker.
 
     Attributes:
-        model: the draft model. Its quantization is int8 unless it says otherwise.
+        model: the draft model; int8 unless it has another quantization.
         scheduler: address to dial (`unix:/path` or `host:port`).
-        tls: the link to the scheduler; None: it is in plaintext.
+        tls: certificates for the scheduler; None: a connection without TLS.
         backend: kernels (our own) or ipex.
-        num_threads: threads that the model may use; None: one for each core.
-        max_num_seqs: sequences whose KV it keeps.
-        num_blocks: KV blocks; None: as many as memory allows.
+        num_threads: threads of the model; None: one a core.
+        max_num_seqs: maximum sequences whose KV it keeps.
+        num_blocks: KV blocks; None: as many as fit in memory.
         admin_listen: address of probes and metrics (`unix:/path` or `host:port`); None: none.
     """
 
@@ -227,35 +227,35 @@ class SchedulerConfig:
 
     Attributes:
         listen: address to serve gRPC on (`unix:/path` or `host:port`).
-        tls: who may dial, by certificate; None: whoever can, in plaintext.
-        max_num_seqs: sequences in a step; the worker's own limit holds beside it.
+        tls: certificates that callers must match; None: connections without TLS, from any caller.
+        max_num_seqs: maximum sequences of a step; a worker may have a lower limit.
         max_num_batched_tokens: token budget of a step.
-        long_prefill_token_threshold: tokens of a step that a prompt which does not fit in the step
-            takes before shorter prompts behind it; 0: all of them; None: a quarter of the budget.
-        max_waiting_requests, max_waiting_tokens: beyond so many requests, or tokens of their
-            prompts, requests are refused with 429.
+        long_prefill_token_threshold: maximum tokens of a step for a prompt that does not fit in
+            the step, while shorter prompts wait; 0: no limit; None: a quarter of the budget.
+        max_waiting_requests, max_waiting_tokens: limits of the queue, in requests and prompt
+            tokens; more are rejected with 429.
         run_ahead: send plan N+1 before output N has arrived.
         log_stats: log a throughput line every few seconds.
-        step_timeout: a worker is given up when a step takes so many seconds, and ten times as long
-            as its longest one before.
-        worker_timeout: a worker, or a gateway, is given up when nothing is heard of it for so many
-            seconds; workers send a heartbeat every 2 s.
-        worker_drain_timeout: seconds in which the sequences of a worker that leaves may end; then
-            they go on elsewhere.
-        num_speculative_tokens: drafts of a sequence in a step that are asked of a draft worker.
-        speculative_max_model_len: longer sequences are not speculated for; None: no limit.
-        speculative_disable_by_batch_size: with more requests than that nobody is; None: no limit.
-        offload_min_accesses: a block that leaves the device goes to the host tier if so many
-            sequences have used it.
-        log_hit_counts: log every 100 blocks in which tier they were found.
-        max_cached_device_blocks: the most blocks that nobody uses and the device keeps; None: all.
-        max_pinned_share: of the device's blocks, that requests may have kept for a time.
-        swaps_preempted: what is preempted goes to the host tier when the device gives it up,
-            whatever `offload_min_accesses` says.
-        prompt_delay_factor: while sequences run, a prompt waits for so many times as long as the
-            last step took that computed prompts, so that more of them come together.
-        redis: through which gateways find it; None: they are told its address.
-        advertise: the address at which they reach it; None: it is not to be found there.
+        step_timeout: seconds after which a worker is lost if its step has not ended, and the step
+            takes more than ten times as long as its longest one before.
+        worker_timeout: heartbeat timeout: seconds without a message after which a worker or a
+            gateway is lost; workers send a heartbeat every 2 s.
+        worker_drain_timeout: seconds that the sequences of a draining worker have to end; then
+            they continue on other workers.
+        num_speculative_tokens: draft tokens of a sequence in a step, requested from draft workers.
+        speculative_max_model_len: maximum length of a sequence with speculation; None: no limit.
+        speculative_disable_by_batch_size: maximum requests with speculation; None: no limit.
+        offload_min_accesses: a block evicted from the device goes to the host tier if at least
+            this number of sequences used it.
+        log_hit_counts: log the hits of each tier every 100 blocks.
+        max_cached_device_blocks: maximum unreferenced blocks that the device keeps; None: all.
+        max_pinned_share: maximum share of the device's blocks that requests may pin, 0 to 1.
+        swaps_preempted: blocks of preempted sequences go to the host tier when they are evicted,
+            regardless of `offload_min_accesses`.
+        prompt_delay_factor: while sequences run, a prompt waits this factor times the duration of
+            the last step with prompts, so that prompts are batched.
+        redis: registry through which gateways find the scheduler; None: they know its address.
+        advertise: address to register there; None: the scheduler is not registered.
         admin_listen: address of probes and metrics (`unix:/path` or `host:port`); None: none.
     """
 
@@ -291,30 +291,31 @@ class GatewayConfig:
     """One gateway.
 
     Attributes:
-        scheduler: address of the scheduler, or several with commas between them; empty: those that
-            serve the model and are found through Redis.
-        tls: the link to the scheduler, and who may call the Inference service, by certificate;
-            None: both are in plaintext.
+        scheduler: address of the scheduler, or several separated by commas; empty: the schedulers
+            of the model in the Redis registry.
+        tls: certificates for the scheduler and for callers of the Inference service; None: both
+            without TLS.
         uds: Unix socket to serve HTTP on instead of host and port.
         grpc_listen: address to serve the Inference service on; None: not served.
         admin_listen: address of probes, drain and metrics (`unix:/path` or `host:port`); None:
-            there is none. With a port of their own, metrics are not on the public one.
-        min_ready_workers: with fewer workers the gateway is not ready; 1: until the first one.
+            none. With an admin port, metrics are not on the public port.
+        min_ready_workers: the gateway is ready while at least this number of workers is attached;
+            1: from the first worker on.
         api_keys: keys that clients may present.
-        api_key_file: JSON or YAML list of keys and what their owners may have; without it and
-            `api_keys` no key is asked for.
+        api_key_file: JSON or YAML list of keys and their owners' limits; without it and `api_keys`
+            requests need no key.
         share_prefix_cache: requests of different keys share cached prefixes.
         chat_template: a Jinja template or the path of one; None: the model's own.
-        max_connections: HTTP connections served at a time; a further one gets a 503. The limit on
+        max_connections: concurrent HTTP connections; one more gets a 503. The limit on file
             descriptors lowers it.
-        max_body_bytes: a larger request body is refused with 413.
+        max_body_bytes: maximum request body; a larger one is rejected with 413.
         body_timeout: seconds within which a request body must have arrived, else 408.
         queue_timeout: seconds that a request may wait to run, else 504.
-        ping_interval: seconds after which a quiet event stream carries a comment.
-        stall_timeout: seconds after which a client that reads nothing is cut off.
+        ping_interval: seconds without an event after which a stream carries a comment.
+        stall_timeout: seconds after which a client that reads nothing is disconnected.
         drain_timeout: seconds that running requests get to finish after SIGTERM.
-        redis: what is shared with other gateways; None: this one is alone.
-        redis_keys: API keys stand in Redis, and nowhere else.
+        redis: state shared with other gateways; None: nothing is shared.
+        redis_keys: API keys are in Redis only.
     """
 
     model: ModelConfig

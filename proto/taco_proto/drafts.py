@@ -1,4 +1,4 @@
-"""What flows between the scheduler and a draft worker."""
+"""The messages between the scheduler and a draft worker."""
 
 from dataclasses import dataclass, field
 
@@ -15,7 +15,7 @@ NO_SEQUENCES.setflags(write=False)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrafterInfo:
-    """What a draft worker tells the scheduler of itself when it dials in."""
+    """The description that a draft worker sends when it attaches."""
 
     name: str
     model: str
@@ -27,14 +27,14 @@ class DrafterInfo:
 class DraftRequest:
     """Sequences to continue; row i of every column is one of them.
 
-    A sequence is named by a number that is never used again. Its first `num_known` tokens have been
-    sent before; the tokens behind them replace whatever was drafted or sent there.
+    A sequence has a number that is never reused. Its first `num_known` tokens were sent before; the
+    new tokens replace everything that was drafted or sent after those.
 
     Attributes:
-        left: sequences that need no drafts any more.
+        left: sequences that need no more drafts.
         num_tokens: new tokens of each.
         token_ids: flat, sum(num_tokens).
-        num_drafts: draft tokens that are wanted of each.
+        num_drafts: draft tokens wanted of each sequence.
     """
 
     request_id: int
@@ -48,8 +48,7 @@ class DraftRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftReply:
-    """The most likely continuations. Rows may be missing: of sequences that could not be drafted
-    for."""
+    """The drafted tokens. Sequences that could not be drafted for have no row."""
 
     request_id: int
     sequences: LongArray = field(default_factory=lambda: NO_SEQUENCES)

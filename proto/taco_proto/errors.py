@@ -1,13 +1,12 @@
-"""Errors that every service understands."""
+"""Exceptions that several services use."""
 
 
 class InvalidParameterError(ValueError):
     """A request parameter is out of range or contradicts another.
 
     Attributes:
-        param: name of the offending parameter, as clients write it; None when it is the request as
-            a whole.
-        code: OpenAI's machine-readable code, where there is one (`context_length_exceeded`).
+        param: name of the parameter, as clients write it; None: the request as a whole.
+        code: OpenAI's machine-readable code, such as `context_length_exceeded`; None: none.
     """
 
     def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:

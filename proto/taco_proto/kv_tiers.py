@@ -1,6 +1,8 @@
-"""What flows between the scheduler and a worker about KV blocks beside the device: the host tier
-(the worker's memory) and the disk tier below it. The scheduler knows what lies where; a worker
-copies as it is told."""
+"""The messages of the disk tier: commands to a worker, and its reports.
+
+KV blocks evicted from the device go to the host tier (the worker's memory), and from there to the
+disk tier. The scheduler knows which block is in which tier; a worker copies blocks on command.
+"""
 
 from dataclasses import dataclass
 
@@ -12,9 +14,9 @@ class StoredBlock:
     """A block of the disk tier.
 
     Attributes:
-        key: 16 bytes, a hash of the block's tokens and of all that stands before them.
-        parent: the key of the block before it; empty: it is the first one of a prefix.
-        token_ids: packed little-endian int32, a block of them.
+        key: 16 bytes: hash of the tokens of the block and of all blocks before it.
+        parent: key of the block before it; empty: it is the first block of a prefix.
+        token_ids: of one block, packed little-endian int32.
     """
 
     key: bytes
@@ -26,16 +28,15 @@ class StoredBlock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreCommand:
-    """What the worker's disk tier is to do: writes, then reads, then deletes, each in order.
+    """A command to the disk tier: writes, then reads, then deletes, each in order.
 
-    A host block that is written from or read into stays as it is until the report of its key. The
-    first command to a worker that has attached, which may be empty, is answered with what its
-    directory holds before anything is done.
+    A host block that is written or read into is not reused until its key was reported. The worker
+    answers the first command, which may be empty, with the blocks in its directory.
 
     Attributes:
         writes: from a host block to a file.
         reads: from the file of a key to a host block.
-        deletes: keys whose files go; nothing is reported of them.
+        deletes: keys of files to delete; they are not reported.
     """
 
     writes: tuple[tuple[int, StoredBlock], ...] = ()
@@ -45,14 +46,14 @@ class StoreCommand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreReport:
-    """What has become of commands, and first of all, what the worker's directory holds.
+    """Results of commands, and before them the blocks in the worker's directory.
 
     Attributes:
         found: parents before their children.
-        is_complete: no more of `found` will come.
-        written, read: keys of what was done.
-        read_seconds: what reading those took.
-        failed: keys of writes and reads that could not be. There is no such file any more.
+        is_complete: `found` is complete; no later report has more.
+        written, read: keys of finished writes and reads.
+        read_seconds: duration of these reads, in seconds.
+        failed: keys of failed writes and reads; their files no longer exist.
     """
 
     found: tuple[StoredBlock, ...] = ()

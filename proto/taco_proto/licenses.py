@@ -1,9 +1,9 @@
-"""Whether a worker may take new requests, and what clients are told where none may."""
+"""The license state of a worker, and the error of clients if no worker has a license."""
 
 import enum
 from dataclasses import dataclass
 
-# OpenAI's machine-readable code of a refusal, and its text: no address, and what is to be done.
+# Machine-readable code of the rejection, in OpenAI's form, and its text for clients.
 LICENSE_INVALID = "license_invalid"
 LICENSE_MESSAGE = (
     "No worker has a valid license, so no new requests are taken. The operator has to upload a "
@@ -17,9 +17,9 @@ class LicenseState(enum.IntEnum):
     """Values are those of `LicenseState` in scheduler.proto.
 
     Attributes:
-        VALID: it has a license, or needs none.
-        ASKED: the license server has not answered yet, and still has time to.
-        MISSING: it has none.
+        VALID: the worker has a license, or needs none.
+        ASKED: the license server has not answered yet, within its time limit.
+        MISSING: the worker has no license.
     """
 
     VALID = 0
@@ -29,10 +29,10 @@ class LicenseState(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class WorkerLicense:
-    """Of one moment. Requests that have begun finish in any case.
+    """The license state at one moment. Running requests finish in any case.
 
     Attributes:
-        reason: for operators: why it has none.
+        reason: for operators: why the license is missing.
     """
 
     state: LicenseState = LicenseState.VALID

@@ -1,28 +1,28 @@
-"""Limits of a tenant, and how a client is told of them, whoever keeps count."""
+"""The rate limits of a tenant, and the messages of requests that exceed them."""
 
 from enum import StrEnum
 
 from taco_proto.requests import Tenant
 
 MINUTE = 60.0  # seconds
-MAX_RETRY_SECONDS = 60  # OpenAI's clients obey no more
-# When one of a tenant's requests ends is not known: it may be soon.
+MAX_RETRY_SECONDS = 60  # OpenAI's clients ignore a longer Retry-After
+# Seconds to retry after the concurrency limit: when a running request ends is unknown.
 RETRY_CONCURRENT = 1.0
 
 
 class Limit(StrEnum):
-    """What is limited, as metrics name it."""
+    """A limited quantity, by its name in metrics."""
 
     REQUESTS = "requests_per_minute"
     TOKENS = "tokens_per_minute"
     CONCURRENT = "concurrent_requests"
 
     def of(self, tenant: Tenant) -> int:
-        """0: there is no limit."""
+        """The tenant's limit; 0: no limit."""
         return int(getattr(tenant, f"max_{self}"))
 
     def reached(self, tenant: Tenant) -> str:
-        """What a client is told."""
+        """The message of a request that reached the limit."""
         return f"the limit of {self.of(tenant)} {_UNITS[self]} is reached"
 
 
@@ -38,7 +38,7 @@ def has_limits(tenant: Tenant) -> bool:
 
 
 def too_long(num_tokens: int, tenant: Tenant) -> str | None:
-    """What a client is told whose prompt no time makes fit; None: it fits."""
+    """The message of a prompt that exceeds a minute's limit by itself; None: it fits."""
     limit = tenant.max_tokens_per_minute
     if not limit or num_tokens <= limit:
         return None

@@ -1,4 +1,4 @@
-"""Text from another process, made fit for a line of the log."""
+"""Escapes and truncates text of other processes for log lines (log injection)."""
 
 MAX_NAME_CHARS = 128
 MAX_REQUEST_ID_CHARS = 512
@@ -7,7 +7,7 @@ MAX_MODEL_CHARS = 1024
 
 
 def one_line(text: str, max_chars: int = MAX_LINE_CHARS) -> str:
-    """`text` with control characters escaped, so that it forges no line, and cut if it is long."""
+    """`text` with control characters escaped, so that it cannot forge a line, and truncated."""
     cut = escape(text[:max_chars])[:max_chars]
     return f"{cut}…" if len(text) > max_chars else cut
 

@@ -67,7 +67,7 @@ class LogprobColumns:
 
     def chosen(self) -> list[float]:
         """The log probability of the token at each position that has a row."""
-        if self.num_entries.size == 1:  # the usual news of a sequence
+        if self.num_entries.size == 1:  # the usual case: one token a step
             return [float(self.logprobs[0])] if self.logprobs.size else []
         return self.logprobs[self.offsets[:-1][self.num_entries > 0]].tolist()
 
@@ -81,7 +81,7 @@ class LogprobColumns:
     def take(self, rows: npt.NDArray[np.integer]) -> "LogprobColumns":
         """The rows with these numbers, in this order."""
         num_entries = self.num_entries[rows]
-        if self._has_one_entry_a_row():  # the tokens' own log probabilities, as for their sum
+        if self._has_one_entry_a_row():  # only the chosen token, as `cumulative_logprob` needs
             return LogprobColumns(
                 num_entries, self.token_ids[rows], self.logprobs[rows], self.ranks[rows]
             )

@@ -8,7 +8,7 @@ the dataclass that the message lacks is an error at import unless the codec is t
 |---|---|
 | `IntArray`, `LongArray` | repeated integers, or bytes: packed little-endian |
 | `tuple[X, ...]`, `Mapping` | repeated values, map |
-| a dataclass of `nested` | a message; with `\\| None`, an absent one is None |
+| a dataclass of `nested` | a message; with `\\| None` it may be absent |
 | `X \\| None` | an optional scalar |
 | anything else | a scalar |
 """

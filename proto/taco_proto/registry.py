@@ -1,7 +1,7 @@
-"""How schedulers make themselves known to gateways in Redis.
+"""The registry of schedulers in Redis, through which gateways discover them.
 
-An index names the schedulers by their addresses; each has a record under a key of its own, which
-vanishes when it is not written again in time.
+An index holds the schedulers' addresses. Each scheduler writes a record under a separate key every
+`WRITE_SECONDS`; the key has a TTL of `LIFETIME_SECONDS`.
 """
 
 from dataclasses import dataclass
@@ -11,8 +11,7 @@ from google.protobuf.message import DecodeError
 from taco_proto import registry_pb2 as pb
 from taco_proto.config import PROTOCOL_VERSION
 
-# What a sequence that decodes, or will, adds to a load, in prompt tokens: measured with
-# bench/scheduler/replicas.py.
+# Load of a decoding sequence, in prompt tokens; measured with bench/scheduler/replicas.py.
 DECODE_TOKENS = 32
 
 HASH_BYTES = 8  # of the hash of a prefix
@@ -23,7 +22,7 @@ HASH_KEY_KEY = "taco:schedulers:hash-key"
 WRITE_SECONDS = 1.0
 POLL_SECONDS = 1.0
 LIFETIME_SECONDS = 5.0
-# An address without a record leaves the index when so much time has passed.
+# Seconds after which an address without a record leaves the index.
 INDEX_SECONDS = 3600.0
 MAX_SCHEDULERS = 256
 MAX_PREFIXES = 1024
@@ -32,19 +31,19 @@ MAX_WORKERS = 2**16
 
 
 class InvalidRecordError(ValueError):
-    """A record that no scheduler of this version wrote."""
+    """A record is malformed or of another version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerRecord:
-    """What a scheduler says of itself.
+    """The record of one scheduler.
 
     Attributes:
-        address: where gateways dial it, `host:port` or `unix:/path`.
-        model: what it serves; empty: no worker has come yet.
-        block_size: tokens.
-        num_workers: those that take new requests.
-        load: estimated work of all of them together, in prompt tokens.
+        address: that gateways dial, `host:port` or `unix:/path`.
+        model: name of the served model; empty: no worker has attached yet.
+        block_size: tokens a KV block.
+        num_workers: workers that accept new requests.
+        load: estimated work of these workers together, in prompt tokens.
         hash_key: key of `prefixes`.
         prefixes: hashes of prefixes that are cached there; see `prefix_hashes`.
     """
@@ -76,18 +75,18 @@ def encode_record(record: SchedulerRecord) -> bytes:
 
 
 def decode_record(data: bytes, address: str) -> SchedulerRecord:
-    """Reads what stands in the record of an address.
+    """Decodes the record of an address.
 
     Raises:
-        InvalidRecordError: it is garbage, of another version, or out of range.
+        InvalidRecordError: the record is malformed, of another version, or out of range.
     """
     try:
         message = pb.SchedulerRecord.FromString(data)
     except DecodeError:
-        raise InvalidRecordError("it is no record") from None
+        raise InvalidRecordError("it is not a scheduler record") from None
     if message.protocol_version != PROTOCOL_VERSION:
         raise InvalidRecordError(
-            f"it speaks version {message.protocol_version}, this side {PROTOCOL_VERSION}"
+            f"it has protocol version {message.protocol_version}, this gateway {PROTOCOL_VERSION}"
         )
     if message.address != address:
         raise InvalidRecordError("it names another address")

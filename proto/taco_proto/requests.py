@@ -1,4 +1,4 @@
-"""What flows between a client of the engine and the scheduler: token ids in, token ids out."""
+"""What a gateway sends to the scheduler, and the model info that it gets back."""
 
 import enum
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ class FinishReason(enum.IntEnum):
     ABORTED = 3
 
 
-# Work of this priority or beyond is offline: it runs on what the rest leaves, and gives way to it.
+# Requests of this priority or above are offline work: they use free capacity and are preempted.
 LOW_PRIORITY = 1_000_000
 MAX_PINS = 4
 MAX_PIN_SECONDS = 24 * 3600.0
@@ -24,16 +24,16 @@ MAX_PIN_SECONDS = 24 * 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenant:
-    """Whose a request is, and what its owner may have of the engine.
+    """The owner of a request, and the owner's share and limits.
 
-    It travels with each request, so that a scheduler needs no list of tenants and a change holds
-    from the next request on.
+    It travels with each request: a scheduler needs no list of tenants, and a change applies from
+    the next request on.
 
     Attributes:
-        name: the same for all requests of one owner; never a key. Empty: nobody is told apart.
-        weight: share of the engine, beside those of the tenants that want it too. Above 0.
+        name: the same for all requests of one owner; never an API key. Empty: one tenant for all.
+        weight: share of the engine relative to other tenants that compete for it; above 0.
         max_requests_per_minute, max_tokens_per_minute, max_concurrent_requests: 0: no limit.
-            Tokens are those of prompts and answers.
+            Tokens include prompts and generated tokens.
     """
 
     name: str = ""
@@ -48,8 +48,9 @@ ANYBODY = Tenant()
 
 @dataclass(frozen=True, slots=True)
 class PrefixPin:
-    """The first `num_tokens` of a prompt are kept in the prefix cache, in whole blocks, for so many
-    seconds after they were computed, as far as there is room for that.
+    """Pins the first `num_tokens` of a prompt in the prefix cache, in whole blocks.
+
+    The pin ends `seconds` after the tokens were computed, or earlier if pins exceed their limit.
     """
 
     num_tokens: int
@@ -58,27 +59,27 @@ class PrefixPin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
-    """One request as the scheduler sees it.
+    """One request in token ids.
 
     Attributes:
-        handle: names the request within its client's stream.
-        request_id: names it in logs.
+        handle: number of the request in its client's stream.
+        request_id: name of the request in logs.
         token_ids: the prompt, packed little-endian int32.
         sampling: its `seed` and `max_tokens` are set (the client of the engine draws a seed).
-        emitted_token_ids: for each sequence the tokens that the client has, packed likewise, when
-            a request is submitted again: generation continues after them. Empty: the client has
-            none of any sequence.
-        finished_indexes: sequences that have ended and do not run again.
-        priority: lower runs sooner; `LOW_PRIORITY` and beyond is offline work.
+        emitted_token_ids: resubmission: for each sequence the tokens that the client already has,
+            packed like `token_ids`; generation continues after them. Empty: no tokens yet.
+        finished_indexes: resubmission: sequences that have ended and do not run again.
+        priority: lower runs sooner; `LOW_PRIORITY` and above is offline work.
         quota_charged: the request was submitted before and a scheduler may have admitted it: no
             quota and no queue limit is applied again.
-        deadline: when the request has waited too long, in seconds of this process's
-            `time.monotonic`; None: never. A message carries the seconds that remain.
-        tenant: whose request it is.
+        deadline: `time.monotonic` of this process at which a request that has not run fails; None:
+            no deadline. A message carries the remaining seconds.
+        tenant: owner of the request.
         adapter: name of the adapter to run it with; empty: the base model.
         cache_salt: requests with different salts share no cached prefix.
-        pins: beginnings of the prompt that are to be kept, `MAX_PINS` at most.
-        prompt_cache_key: requests with the same one begin alike; empty: nothing is known of that.
+        pins: prefixes of the prompt to keep in the cache, at most `MAX_PINS`.
+        prompt_cache_key: requests with the same key share a prefix, and are routed together; empty:
+            unknown.
     """
 
     request_id: str
@@ -99,12 +100,12 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
-    """What a client of the engine must know of the model that is served.
+    """The served model and its limits, as all workers together have them.
 
     Attributes:
-        ready: new requests are taken.
-        license_problem: why they are not, if no worker has a license: for operators.
-        draining: the scheduler shuts down: what is there may end, and nothing new is taken.
+        ready: a worker accepts new requests.
+        license_problem: for operators: why no worker has a license; empty: one has.
+        draining: the scheduler shuts down: running requests may end, new ones are rejected.
     """
 
     model: str

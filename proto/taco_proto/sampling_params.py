@@ -1,4 +1,4 @@
-"""How the next token is chosen, and when a sequence ends."""
+"""Sampling parameters of a request: how tokens are chosen, and when a sequence ends."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -38,7 +38,7 @@ class SamplingParams:
         frequency_penalty: subtracted once an occurrence.
         repetition_penalty: divides positive and multiplies negative logits of every token in the
             prompt or the output (Keskar et al., 2019, CTRL).
-        temperature: 0 is greedy; has no upper limit that matters.
+        temperature: 0 is greedy; the upper limit is far above any useful value.
         top_p: smallest set of tokens whose probability reaches `top_p`; in (0, 1].
         top_k: the `top_k` most likely tokens; -1 or 0 is all of them.
         min_p: drops tokens below `min_p` times the highest probability.
@@ -48,11 +48,11 @@ class SamplingParams:
         seed: makes a request's tokens repeatable, whatever runs beside it. None: drawn at random.
         stop: strings that end a sequence; they are cut from the text.
         stop_token_ids: tokens that end a sequence.
-        ignore_eos: go on after the model's end-of-sequence token.
+        ignore_eos: continue after the model's end-of-sequence token.
         max_tokens: most tokens to generate. None: as many as the model's length allows.
-        min_tokens: no end-of-sequence and no stop token before so many tokens.
-        logprobs: log probabilities of so many most likely tokens at every position, and of the
-            chosen one. They are the model's own: before temperature, penalties and bias.
+        min_tokens: number of tokens before which no end-of-sequence or stop token is generated.
+        logprobs: number of most likely tokens whose log probabilities are returned at every
+            position, beside the chosen one. They are taken before temperature, penalties and bias.
         prompt_logprobs: the same for every prompt position but the first.
         detokenize: give text, not only token ids.
         skip_special_tokens: leave special tokens out of the text.
@@ -111,10 +111,10 @@ class SamplingParams:
         early_stopping: bool | str | None,
         logits_processors: object,
     ) -> None:
-        _refuse_unless("use_beam_search", use_beam_search, False)
-        _refuse_unless("length_penalty", length_penalty, 1)
-        _refuse_unless("early_stopping", early_stopping, False)
-        _refuse_unless("logits_processors", logits_processors or None, None)
+        _require_neutral("use_beam_search", use_beam_search, False)
+        _require_neutral("length_penalty", length_penalty, 1)
+        _require_neutral("early_stopping", early_stopping, False)
+        _require_neutral("logits_processors", logits_processors or None, None)
         for name, default in _DEFAULTS:
             if getattr(self, name) is None:
                 object.__setattr__(self, name, default)
@@ -268,8 +268,8 @@ _DEFAULTS = tuple(
 )
 
 
-def _refuse_unless(name: str, value: object, neutral: object) -> None:
-    """Refuses an argument of beam search, or of another feature that is missing."""
+def _require_neutral(name: str, value: object, neutral: object) -> None:
+    """Rejects an argument of beam search, or of another feature that is not supported."""
     if value is not None and value != neutral:
         raise InvalidParameterError(f"{name}={value!r} is not available; only {neutral!r} is", name)
 

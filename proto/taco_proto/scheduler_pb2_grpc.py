@@ -67,14 +67,14 @@ class SchedulerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Attach(self, request_iterator, context):
-        """Workers dial in: hello and outputs up, step plans down.
+        """Workers dial the scheduler: hello and step outputs up, step plans down.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AttachDrafter(self, request_iterator, context):
-        """Draft workers dial in: hello and drafts up, requests for drafts down.
+        """Draft workers dial the scheduler: hello and drafts up, requests for drafts down.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -1,4 +1,4 @@
-"""What flows between the scheduler and a worker, once a step."""
+"""The messages between scheduler and worker: the worker's description, step plans and outputs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,17 +19,17 @@ EMPTY.setflags(write=False)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerInfo:
-    """What a worker tells the scheduler of itself when it dials in.
+    """The description that a worker sends when it attaches.
 
     Attributes:
-        max_num_batched_tokens: maximum number of tokens in a step, for which it keeps memory.
-        max_draft_tokens: the most draft tokens of a sequence that it verifies in one step; 0: it
+        max_num_batched_tokens: maximum tokens of a step, for which it reserves memory.
+        max_draft_tokens: maximum draft tokens of a sequence that it verifies in one step; 0: it
             does not speculate.
-        drafts_itself: drafts may come of a step although its plan brings none.
-        num_host_blocks: blocks of KV that its memory has room for, beside the device; 0: none.
-        num_disk_blocks: the most blocks of KV that it may keep as files; 0: none.
-        license: whether it may take new requests at that moment.
-        needs_history: it reads all tokens of every sequence, also those in cached blocks.
+        drafts_itself: it drafts by itself (lookahead, heads), without drafts in the plan.
+        num_host_blocks: KV blocks of the host tier; 0: no host tier.
+        num_disk_blocks: maximum KV blocks of the disk tier; 0: no disk tier.
+        license: whether it may run new requests now.
+        needs_history: it reads all tokens of every sequence, including those in cached blocks.
     """
 
     name: str
@@ -55,13 +55,13 @@ class WorkerInfo:
 class JoinedSequences:
     """Sequences that enter the worker's persistent batch; row i of every column is one of them.
 
-    `num_tokens` counts the prompt and what was generated before (a sequence that was preempted
-    brings its tokens along), `num_computed_tokens` those whose KV is in the blocks already.
-    `token_ids` leaves out the first `num_omitted_tokens` of each sequence (empty: none of any), at
-    most those that are computed: the model does not read them again. It omits none where the
-    sampling parameters or the worker read a sequence's history.
-    `sampling` has its seed set, an own one for every sequence. What is learned from the tokens of
-    a sequence is used for those of the same `cache_salts` entry alone; empty: none has a salt.
+    `num_tokens` counts the prompt and the tokens generated before a preemption;
+    `num_computed_tokens` counts tokens whose KV is in the blocks already. `token_ids` omits the
+    first `num_omitted_tokens` of each sequence (empty: omits none). Only computed tokens are
+    omitted, since the model does not read them again, and only if neither the sampling parameters
+    nor the worker read a sequence's history.
+    `sampling` has a separate seed for every sequence. A lookahead cache uses tokens only for
+    sequences with the same entry of `cache_salts`; empty: no sequence has a salt.
     """
 
     slots: IntArray
@@ -86,8 +86,8 @@ class JoinedSequences:
 class PlannedDrafts:
     """Draft tokens that a draft worker proposed; row i of every column is one sequence.
 
-    `num_tokens` are the tokens of the sequence that the first draft follows: if the worker knows
-    more or fewer by then, the drafts are stale and it leaves them out.
+    `num_tokens` is the length of the sequence before the first draft: if the worker has another
+    length by then, the drafts are stale and it ignores them.
     """
 
     slots: IntArray
@@ -98,7 +98,7 @@ class PlannedDrafts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockCopies:
-    """Block copies that a step begins with: all offloads first, then all loads, then its rows run.
+    """Block copies at the start of a step: all offloads first, then all loads, then its rows run.
 
     So a device block may be offloaded, loaded into and written in one step. Host blocks are
     numbered from 0; each holds one device block's KV of all layers.
@@ -136,7 +136,9 @@ class StepPlan:
     max_drafts: IntArray = field(default_factory=lambda: EMPTY)  # one entry a row
     drafts: PlannedDrafts | None = None
     copies: BlockCopies | None = None
-    is_announced: bool = False  # the worker may not survive it, and says first that it begins
+    is_announced: bool = (
+        False  # a poison-request suspect is in it: the worker announces the step before it begins
+    )
 
 
 class RowErrorCode(IntEnum):
@@ -151,8 +153,8 @@ class RowError:
     """One sequence failed in a step that succeeded for the others.
 
     Attributes:
-        slot: a slot that the step's plan runs, whether it samples or not.
-        message: what the client is told.
+        slot: a slot of the step's plan, sampled or not.
+        message: for the client.
     """
 
     slot: int
@@ -162,15 +164,15 @@ class RowError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutput:
-    """What one step gave. It is read against the plan of the same `epoch` and `step_id`.
+    """The output of one step, read against the plan of the same `epoch` and `step_id`.
 
-    `slots` are the rows that were sampled, `num_tokens` the tokens that each of them got (empty:
-    one each), of which all but the last were drafts that were accepted, and `num_drafts` the drafts
-    that each of them verified (empty: none). `logprobs` has a row a token (None: nobody asked).
-    Prompt log probabilities have one row a prompt position that this step computed, the first
-    position of a prompt excepted. `error` is set when the step failed: nothing of it counts, and
-    the worker refuses later plans of the same epoch. `row_errors` name sequences that failed while
-    the step succeeded: they have rows like the others, of which nothing counts.
+    `slots` are the sampled rows. `num_tokens` counts the tokens of each row (empty: one each): the
+    accepted drafts and one more token. `num_drafts` counts the drafts that each row verified
+    (empty: none). `logprobs` has one row a token (None: not requested). Prompt log probabilities
+    have one row for each prompt position that this step computed, except a prompt's first position.
+    `error` is set if the step failed: its other fields are ignored, and the worker rejects later
+    plans of the same epoch. `row_errors` names sequences that failed while the step succeeded:
+    their rows are ignored.
     """
 
     epoch: int
@@ -180,7 +182,7 @@ class StepOutput:
     num_tokens: IntArray = field(default_factory=lambda: EMPTY)
     num_drafts: IntArray = field(default_factory=lambda: EMPTY)
     logprobs: LogprobColumns | None = None
-    num_invalid_drafts: int = 0  # drafters whose drafts could not be and were left out
+    num_invalid_drafts: int = 0  # drafters whose drafts were invalid and ignored
     prompt_logprob_slots: IntArray = field(default_factory=lambda: EMPTY)
     prompt_logprob_positions: IntArray = field(default_factory=lambda: EMPTY)
     prompt_logprobs: LogprobColumns | None = None
