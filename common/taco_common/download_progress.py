@@ -13,15 +13,15 @@ from taco_common.progress import Progress
 def progress_bars(progress: Progress) -> type[tqdm_asyncio[Any]]:
     """A class for the argument `tqdm_class` of `snapshot_download` that reports to `progress`.
 
-    The hub's client makes a bar of files, and bars of the bytes that it has received and written,
-    and updates them from many threads. The bar of files is ignored. The total grows whenever the
-    download of another file begins; files that are in the cache count nothing.
+    The hub's client has one bar for files and several for received and written bytes, and updates
+    them from many threads. The bar for files is ignored. The total grows when the download of
+    another file begins; cached files do not count.
     """
     bars: list[_ByteBar] = []
     lock = threading.RLock()
 
     class _ByteBar(tqdm_asyncio):
-        """Counts like a bar of tqdm and shows nothing."""
+        """A tqdm bar that counts and shows nothing."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **{**kwargs, "disable": True})
@@ -35,8 +35,7 @@ def progress_bars(progress: Progress) -> type[tqdm_asyncio[Any]]:
 
         def refresh(self, *args: Any, **kwargs: Any) -> None:
             with lock:
-                # The client counts bytes that it has received twice: when they come, and when
-                # they are on the disk.
+                # The client counts received bytes twice: on arrival, and when they are on disk.
                 done = max((int(bar.n) for bar in bars), default=0)
                 total = max((int(bar.total or 0) for bar in bars), default=0)
                 if total:

@@ -1,6 +1,6 @@
-"""Mutual TLS of gRPC: channels and ports from a service's files; see `taco_common.tls`.
+"""Mutual TLS for gRPC: makes channels and ports from a service's files; see `taco_common.tls`.
 
-Files are read again whenever a link is made, so that a renewed certificate needs no restart.
+Files are read again for each connection, so that a renewed certificate needs no restart.
 """
 
 import logging
@@ -20,10 +20,10 @@ ChannelOptions = tuple[tuple[str, int | str], ...]
 def open_channel(
     address: str, options: ChannelOptions, tls: TlsConfig | None, server: Role
 ) -> grpc.aio.Channel:
-    """A channel to a service, which must prove to be a `server` at whatever address it is.
+    """A channel to a service, whose certificate must prove the role `server` at any address.
 
     Args:
-        tls: read now; None: plaintext.
+        tls: files that are read now; None: a connection without TLS.
 
     Raises:
         ConfigurationError: a file cannot be read.
@@ -37,7 +37,7 @@ def open_channel(
 
 
 def add_port(server: grpc.aio.Server, address: str, tls: TlsConfig | None) -> int:
-    """Listens for plaintext, or for callers with a certificate alone; returns the port.
+    """Listens without TLS, or only for callers with a certificate; returns the port.
 
     Raises:
         RuntimeError: the address cannot be bound.
@@ -49,9 +49,9 @@ def add_port(server: grpc.aio.Server, address: str, tls: TlsConfig | None) -> in
 
 
 def _server_credentials(tls: TlsConfig) -> grpc.ServerCredentials:
-    """Every handshake is with the files as they are then.
+    """Credentials that read the files again at each handshake.
 
-    New ones that cannot be used are logged, here or by gRPC, and the ones before hold.
+    If new files are invalid, the error is logged, here or by gRPC, and the old ones stay in use.
     """
     seen = read_pem(tls)
 
@@ -60,7 +60,7 @@ def _server_credentials(tls: TlsConfig) -> grpc.ServerCredentials:
         try:
             pem = read_pem(tls)
         except ConfigurationError as error:
-            logger.error("the certificate stays as it was: %s", error)
+            logger.error("the old certificate stays in use: %s", error)
             return None
         if pem == seen:
             return None
@@ -69,7 +69,7 @@ def _server_credentials(tls: TlsConfig) -> grpc.ServerCredentials:
 
     return grpc.dynamic_ssl_server_credentials(
         _configuration(seen),
-        renewed,  # type: ignore[arg-type]  # the stubs do not know of None, which is no change
+        renewed,  # type: ignore[arg-type]  # the stubs lack None, which means unchanged
         require_client_authentication=True,
     )
 

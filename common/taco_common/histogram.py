@@ -1,11 +1,11 @@
-"""Values counted by size."""
+"""A histogram: counts of values by upper bound."""
 
 from bisect import bisect_left
 from itertools import accumulate
 
 
 class Histogram:
-    """Counts of values by upper bound; the last count is that of values above all bounds."""
+    """Counts of values by upper bound; the last count is for values above all bounds."""
 
     __slots__ = ("bounds", "counts", "sum")
 
@@ -19,6 +19,6 @@ class Histogram:
         self.sum += value * count
 
     def buckets(self) -> list[tuple[str, float]]:
-        """Cumulative counts by upper bound, as Prometheus has them."""
+        """Cumulative counts by upper bound, in Prometheus' form."""
         bounds = [*(str(float(bound)) for bound in self.bounds), "+Inf"]
         return list(zip(bounds, map(float, accumulate(self.counts)), strict=True))

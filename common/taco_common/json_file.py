@@ -1,4 +1,4 @@
-"""Reads the JSON files of a checkpoint, which may come from anyone, within bounds."""
+"""Reads the JSON files of a checkpoint, which are untrusted input, with size limits."""
 
 import json
 import os
@@ -6,14 +6,14 @@ import stat
 from pathlib import Path
 from typing import Any
 
-# The largest config.json that is published has some 10 KiB, the largest index some 10 MiB.
+# The largest published config.json has about 10 KiB, the largest weight index about 10 MiB.
 MAX_CONFIG_BYTES = 16 * 2**20
-# The largest tokenizer.json that is published has 33 MiB.
+# The largest published tokenizer.json has 33 MiB.
 MAX_TOKENIZER_BYTES = 256 * 2**20
 
 
 class JsonFileError(ValueError):
-    """A file is no JSON object, or is too large; the message is one line and names the file."""
+    """A file is not valid JSON or too large; the message is one line and names the file."""
 
 
 def read_json_object(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
@@ -21,8 +21,8 @@ def read_json_object(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> dict[str,
 
     Raises:
         FileNotFoundError: there is no such file.
-        JsonFileError: it is not a regular file, cannot be read, has more than `max_bytes`, or holds
-            no JSON object.
+        JsonFileError: it is not a regular file, cannot be read, has more than `max_bytes`, or is
+            not a JSON object.
     """
     return parse_json_object(read_text_file(path, max_bytes), path)
 
@@ -31,21 +31,21 @@ def read_json_list(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> list[Any]:
     """The list in a JSON file; raises as `read_json_object` does."""
     content = _parse(read_text_file(path, max_bytes), path)
     if not isinstance(content, list):
-        raise JsonFileError(f"cannot read {path}: it holds no JSON list")
+        raise JsonFileError(f"cannot read {path}: it is not a JSON list")
     return content
 
 
 def parse_json_object(text: str, path: Path) -> dict[str, Any]:
-    """The object that `text`, the content of `path`, holds.
+    """Parses `text`, the content of `path`, as a JSON object.
 
-    A key that occurs twice is an error: two parsers may take different ones of them.
+    A key that occurs twice is an error: two parsers may use different values.
 
     Raises:
-        JsonFileError: it holds none.
+        JsonFileError: it is not a JSON object.
     """
     content = _parse(text, path)
     if not isinstance(content, dict):
-        raise JsonFileError(f"cannot read {path}: it holds no JSON object")
+        raise JsonFileError(f"cannot read {path}: it is not a JSON object")
     return content
 
 
@@ -57,7 +57,7 @@ def read_text_file(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> str:
         JsonFileError: it is not a regular file, cannot be read, or has more than `max_bytes`.
     """
     try:
-        # A pipe without a writer must not keep the reader waiting.
+        # Opening a pipe without a writer must not block.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(descriptor, "rb") as file:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):

@@ -1,4 +1,4 @@
-"""Sockets that servers accept on: TCP, or Unix with a mode."""
+"""Listening sockets: TCP, or Unix sockets with permissions."""
 
 import ipaddress
 import os
@@ -17,40 +17,41 @@ UNIX_PREFIX = "unix:"
 
 @contextmanager
 def listen(address: str, *, unix_mode: int) -> Generator[socket.socket, None, None]:
-    """Listens on `unix:/path`, whose socket gets `unix_mode` and goes in the end, or `host:port`.
+    """Listens on `host:port` or `unix:/path` while the context lasts.
 
-    Without a host (`:port`) it is on every network of this machine, over IPv6 as well if there is.
+    A Unix socket gets `unix_mode` and is removed at the end. Without a host (`:port`) it listens on
+    all networks of this machine, over IPv6 too if available.
 
     Raises:
-        ConfigurationError: the address is in use, or none of this machine.
+        ConfigurationError: the address is in use, or does not belong to this machine.
     """
     path = unix_path(address)
     try:
         listener = _bind_tcp(address) if path is None else _bind_unix(path, unix_mode)
     except (ValueError, OverflowError):
-        raise ConfigurationError(f"cannot listen on {address}: it is no host:port") from None
+        raise ConfigurationError(f"cannot listen on {address}: it is not host:port") from None
     except OSError as error:
         where = path or address
         raise ConfigurationError(f"cannot listen on {where}: {error.strerror or error}") from None
     with listener:
         yield listener
     if path is not None:
-        make_way(path)
+        remove_stale_socket(path)
 
 
 def unix_path(address: str) -> str | None:
-    """The path of a Unix socket's address; None: it is another one."""
+    """The path of a Unix socket address; None: it is another address."""
     return address.removeprefix(UNIX_PREFIX) if address.startswith(UNIX_PREFIX) else None
 
 
 def is_private(address: str) -> bool:
-    """Whether only this machine reaches an address: a Unix socket's, or one of the loopback."""
+    """Whether only this machine reaches an address: a Unix socket or a loopback address."""
     host = address.rpartition(":")[0].strip("[]")
     if unix_path(address) is not None or host == "localhost":
         return True
     try:
         return ipaddress.ip_address(host).is_loopback
-    except ValueError:  # a name, or no host at all, which is every network
+    except ValueError:  # a name, or no host, which means all networks
         return False
 
 
@@ -58,14 +59,14 @@ def host_port(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def make_way(path: str) -> bool:
-    """Removes the socket that a process left behind; never one that is served, or another file.
+def remove_stale_socket(path: str) -> bool:
+    """Removes a socket file without a listening process; never another file.
 
     Returns:
-        Whether nothing is there any more.
+        Whether the path is free now.
 
     Raises:
-        OSError: it is somebody else's, or there is no directory on the way.
+        OSError: another user owns it, or its directory does not exist.
     """
     try:
         if not stat.S_ISSOCK(os.stat(path).st_mode):
@@ -83,7 +84,7 @@ def make_way(path: str) -> bool:
 
 @contextmanager
 def socket_mode(mode: int) -> Generator[None, None, None]:
-    """Sockets are made with their final mode: at no moment may others connect."""
+    """Creates sockets with their final mode, so that other users can never connect."""
     old_mask = os.umask(0o777 & ~mode)
     try:
         yield
@@ -104,7 +105,7 @@ def _bind_tcp(address: str) -> socket.socket:
 
 
 def _bind_unix(path: str, mode: int) -> socket.socket:
-    make_way(path)
+    remove_stale_socket(path)
     listener = socket.socket(socket.AF_UNIX)
     with socket_mode(mode):
         listener.bind(path)

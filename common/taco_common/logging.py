@@ -5,7 +5,7 @@ entry becomes text or JSON. A supervisor's children write JSON, and the supervis
 user asked for.
 
 Fields of an entry: `time` (ISO 8601, milliseconds, zone), `level`, `service`, `logger` and
-`message`; where there is one also `exception` (a traceback) and `event` with `data`, an object
+`message`; optionally `exception` (a traceback) and `event` with `data`, an object
 whose fields belong to that kind of event (`REQUEST`, say).
 """
 
@@ -74,7 +74,7 @@ def configure_logging(service: str, config: LogConfig | None = None) -> logging.
     """Sets up the root logger; returns the service's logger.
 
     Args:
-        config: None keeps what an earlier call has set up, and is the default where there was none.
+        config: None keeps the configuration of an earlier call; the default if there was none.
     """
     root = logging.getLogger()
     handlers = [handler for handler in root.handlers if isinstance(handler, ServiceHandler)]
@@ -84,11 +84,11 @@ def configure_logging(service: str, config: LogConfig | None = None) -> logging.
         config = config or LogConfig()
         root.addHandler(ServiceHandler(service, config))
         level = logging.getLevelName(config.level.upper())
-        root.setLevel(max(level, logging.INFO))  # others' debug lines are of no use
+        root.setLevel(max(level, logging.INFO))  # debug lines of libraries are not wanted
         logging.getLogger("taco").setLevel(level)
         if config.format == JSON:
-            _capture_the_rest()
-    elif not handlers:  # somebody else's handlers, such as a test's
+            _capture_warnings_and_exceptions()
+    elif not handlers:  # handlers of another program, such as a test
         root.setLevel(logging.INFO)
     return logging.getLogger(f"taco.{service}")
 
@@ -169,8 +169,8 @@ def _iso(time: float) -> str:
     return datetime.fromtimestamp(time).astimezone().isoformat(timespec="milliseconds")
 
 
-def _capture_the_rest() -> None:
-    """Warnings and uncaught exceptions become entries as well."""
+def _capture_warnings_and_exceptions() -> None:
+    """Logs warnings and uncaught exceptions as entries, too."""
     logging.captureWarnings(True)
     logger = logging.getLogger("taco")
 

@@ -1,4 +1,4 @@
-"""What every service measures of itself, and how its own numbers become Prometheus families."""
+"""Prometheus metrics: the process metrics of every service, and helpers for its own ones."""
 
 import asyncio
 import os
@@ -24,7 +24,7 @@ from taco_proto.errors import ConfigurationError
 
 
 def process_registry(service: Role, tls: TlsConfig | None = None) -> CollectorRegistry:
-    """A registry that shows the process (`process_…`, `python_…`), what runs in it
+    """A registry with metrics of the process (`process_…`, `python_…`), its version
     (`taco:build_info`) and its certificate; the service adds its own collectors.
     """
     registry = CollectorRegistry(auto_describe=False)
@@ -33,7 +33,7 @@ def process_registry(service: Role, tls: TlsConfig | None = None) -> CollectorRe
     GCCollector(registry=registry)
     build = Gauge(
         "taco:build_info",
-        "1; what runs here stands in the labels.",
+        "Always 1; the labels have the service and its version.",
         ("service", "version"),
         registry=registry,
     )
@@ -44,8 +44,8 @@ def process_registry(service: Role, tls: TlsConfig | None = None) -> CollectorRe
 
 
 class _Certificate(Collector):
-    """The certificate as its file is now. One that has expired, or cannot be used for another
-    reason, changes nothing: what was known of the one before is what counts for alerts.
+    """When the certificate in the file expires. If a new file is invalid or expired, the old
+    certificate's time stays, so that alerts fire.
     """
 
     def __init__(self, tls: TlsConfig, role: Role) -> None:
@@ -68,7 +68,7 @@ class _Certificate(Collector):
 
 
 class LateCollector(Collector):
-    """Asks `collect` for its metrics when somebody scrapes, and not before."""
+    """Calls `collect` for its metrics at each scrape."""
 
     def __init__(self, collect: Callable[[], Iterable[Metric]]) -> None:
         self._collect = collect
@@ -90,20 +90,20 @@ class Families:
         return family
 
     def gauges(self, name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
-        """A sample for each of `values`, whose keys stand in `label`."""
+        """One sample for each of `values`; `label` has the key."""
         family = GaugeMetricFamily(name, text, labels=[*self._names, label])
         for key, value in values.items():
             family.add_metric([*self._values, key], value)
         return family
 
     def counter(self, name: str, text: str, value: float) -> Metric:
-        """`name` is without `_total`."""
+        """A counter; `name` is without `_total`."""
         family = CounterMetricFamily(name, text, labels=self._names)
         family.add_metric(self._values, value)
         return family
 
     def counters(self, name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
-        """As `gauges`; `name` is without `_total`."""
+        """One counter for each of `values`; `name` is without `_total`."""
         family = CounterMetricFamily(name, text, labels=[*self._names, label])
         for key, value in values.items():
             family.add_metric([*self._values, key], value)
@@ -116,15 +116,15 @@ class Families:
 
 
 def exposition(registry: CollectorRegistry) -> bytes:
-    """Prometheus' text format."""
+    """The metrics in Prometheus' text format."""
     return generate_latest(registry)
 
 
 async def exposition_in_thread(registry: CollectorRegistry) -> bytes:
-    """Prometheus' text format, made in a thread.
+    """The metrics in Prometheus' text format, rendered in a thread.
 
-    Metrics are collected on the event loop, which owns what they are read from. Rendering them as
-    text takes several times as long and would delay everything else on that loop.
+    Metrics are collected on the event loop, which owns the counters. Rendering them as text takes
+    several times as long and would delay other work on that loop.
     """
     snapshot = list(registry.collect())
     return await asyncio.to_thread(generate_latest, LateCollector(lambda: snapshot))

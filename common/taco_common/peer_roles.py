@@ -1,4 +1,4 @@
-"""Who may call which method of a gRPC server, by the roles that certificates prove."""
+"""Authorization of gRPC calls: which role, proven by a TLS certificate, may call which method."""
 
 import inspect
 import logging
@@ -28,16 +28,17 @@ def peer_roles(context: Context) -> frozenset[Role]:
 
 
 class RoleInterceptor(grpc.aio.ServerInterceptor):
-    """Refuses whoever may not call a method with PERMISSION_DENIED; others do not notice.
+    """Rejects calls whose role is not allowed with PERMISSION_DENIED.
 
     Args:
         allowed: the roles that may call a service, or one method of it, by `package.Service` or
-            `package.Service/Method`. Nobody may call what is not named, but for health checks.
+            `package.Service/Method`. A method that is not named rejects all calls, except health
+            checks.
     """
 
     def __init__(self, allowed: Mapping[str, frozenset[Role]]) -> None:
         self._allowed = {HEALTH_SERVICE: ANY_ROLE, **allowed}
-        self._told: set[tuple[str, str]] = set()
+        self._logged: set[tuple[str, str]] = set()
 
     async def intercept_service(
         self,
@@ -54,13 +55,13 @@ class RoleInterceptor(grpc.aio.ServerInterceptor):
         async def check(context: Context) -> None:
             roles = peer_roles(context)
             if roles.isdisjoint(allowed):
-                await self._refuse(context, method, "/".join(sorted(roles)) or "no role")
+                await self._reject(context, method, "/".join(sorted(roles)) or "no role")
 
         return _checked(handler, check)
 
-    async def _refuse(self, context: Context, method: str, role: str) -> None:
-        if (role, method) not in self._told:  # it will come again and again
-            self._told.add((role, method))
+    async def _reject(self, context: Context, method: str, role: str) -> None:
+        if (role, method) not in self._logged:  # logged once: the caller retries
+            self._logged.add((role, method))
             logger.warning("%s: a certificate for %s may not call %s", context.peer(), role, method)
         await context.abort(
             grpc.StatusCode.PERMISSION_DENIED, f"a certificate for {role} may not call {method}"
@@ -68,7 +69,7 @@ class RoleInterceptor(grpc.aio.ServerInterceptor):
 
 
 def _checked(handler: Any, check: Callable[[Context], Awaitable[None]]) -> Any:
-    """The handler of a method, which calls `check` first."""
+    """The handler of a method, with `check` called first."""
     asks, answers = (
         "stream" if streams else "unary"
         for streams in (handler.request_streaming, handler.response_streaming)

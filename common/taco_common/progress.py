@@ -1,4 +1,4 @@
-"""Progress of a download or a load: a bar on a terminal, elsewhere a log line now and then."""
+"""Progress of a download or a load: a bar on a terminal, otherwise a log line every 10 s."""
 
 import logging
 import sys
@@ -8,19 +8,19 @@ from typing import Any, Self
 
 from taco_common.logging import PROGRESS, event, is_supervised, logs_json
 
-# Work that takes less is not logged; a line follows each time.
+# Seconds until the first log line, and between log lines.
 LINE_SECONDS = 10.0
-# How often a supervisor is told.
+# Seconds between reports to a supervisor.
 _EVENT_SECONDS = 0.2
 
 logger = logging.getLogger("taco.progress")
 
 
 class ProgressDisplay:
-    """Shows how far one piece of work is: see the module.
+    """Shows the progress of one task, as a bar or as log lines.
 
     Args:
-        what: the work, such as "loading weights".
+        what: name of the task, such as "loading weights".
     """
 
     def __init__(self, what: str) -> None:
@@ -30,7 +30,7 @@ class ProgressDisplay:
         self._bar: Any = None
 
     def show(self, done: int, total: int) -> None:
-        """Show that `done` bytes of `total` are done; the total may have grown."""
+        """Shows that `done` of `total` bytes are done; the total may grow."""
         if self._has_bar:
             self._show_bar(done, total)
         elif time.monotonic() >= self._next_line:
@@ -53,12 +53,12 @@ class ProgressDisplay:
 
 
 class Progress:
-    """Progress of work in this process, as a context manager; a supervisor shows it where there is
+    """Progress of a task in this process, as a context manager; a supervisor shows it if there is
     one.
 
     Args:
-        what: as that of `ProgressDisplay`.
-        total: bytes in all; work that learns this later calls `update`.
+        what: see `ProgressDisplay`.
+        total: bytes in all; 0: unknown until `update`.
     """
 
     def __init__(self, what: str, total: int = 0) -> None:
@@ -69,11 +69,11 @@ class Progress:
         self._display = None if is_supervised() else ProgressDisplay(what)
 
     def advance(self, num_bytes: int) -> None:
-        """`num_bytes` more of the total are done."""
+        """Adds `num_bytes` to the finished bytes."""
         self.update(self._done + num_bytes, self._total)
 
     def update(self, done: int, total: int) -> None:
-        """`done` bytes are done, of a total that may have grown."""
+        """Sets the finished and total bytes; the total may grow."""
         self._done, self._total = done, total
         if self._display is not None:
             self._display.show(done, total)
@@ -92,7 +92,7 @@ class Progress:
     ) -> None:
         if self._display is not None:
             self._display.close()
-        elif self._total:  # else there was nothing to do
+        elif self._total:  # else there was no work
             self._tell(finished=True)
 
     def _tell(self, *, finished: bool) -> None:

@@ -1,8 +1,9 @@
-"""The link to Redis that gateways and schedulers share: nobody waits for it, nothing fails with it.
+"""The connection to Redis, with a circuit breaker: no request waits for Redis or fails with it.
 
-Redis is trusted as long as every command is answered in time (a circuit breaker: Nygard, "Release
-It!"). When one is not, callers are told so at once and go by what they know themselves, while the
-link tries in the background, with back-off, until Redis answers as fast as it should.
+Redis is trusted while it answers every command in time (circuit breaker: Nygard, "Release It!").
+After a timeout or an error the breaker is open: calls return None at once, and the callers use
+their local knowledge. The link probes Redis in the background, with back-off, until it answers in
+time again.
 """
 
 import asyncio
@@ -36,19 +37,19 @@ from taco_proto.errors import ConfigurationError
 
 CONNECT_SECONDS = 1.0
 FIRST_BACKOFF_SECONDS = 0.1
-# With CONNECT_SECONDS it is the longest time in which nobody notices that Redis is back.
+# Together with CONNECT_SECONDS, the maximum delay until a recovered Redis is noticed.
 MAX_BACKOFF_SECONDS = 2.0
-# Trust that did not last so long was none: the next try is not made at once.
+# If trust lasted less than this number of seconds, the next probe waits for the back-off.
 STABLE_SECONDS = 5.0
 MAX_CONNECTIONS = 16
-# Of the event loop: from bytes in a socket to a reply.
+# Turns of the event loop from bytes in a socket to a reply.
 GRACE_TURNS = 5
 
-# Answers that say that this server cannot do what it is for, now.
+# Errors after which this server cannot serve the link now.
 _UNFIT = (NoPermissionError, NoScriptError, OutOfMemoryError, ReadOnlyError)
 
-# What goes wrong between here and there; ValueError: a name that cannot be one, an answer that is
-# none of Redis'; ConfigurationError: the password file.
+# Errors of the connection. ValueError: an invalid host name, or a reply that is not Redis protocol;
+# ConfigurationError: the password file.
 _TROUBLE = (RedisError, OSError, TimeoutError, ConfigurationError, ValueError)
 
 # A command and its arguments, as on the wire: ("SET", "key", b"value", "PX", 5000).
@@ -59,11 +60,11 @@ _log = logging.getLogger("taco.redis")
 
 @dataclass(slots=True)
 class LinkCounts:
-    """For metrics.
+    """Counts for metrics.
 
     Attributes:
         num_batches: times that commands were sent.
-        num_failures: those that were not answered in time, or not at all.
+        num_failures: batches that were not answered in time.
     """
 
     num_batches: int = 0
@@ -71,14 +72,14 @@ class LinkCounts:
 
 
 class RedisLink:
-    """Commands for Redis, as long as it is trusted. Belongs to one event loop.
+    """Sends commands to Redis while it is trusted. Belongs to one event loop.
 
     Attributes:
-        trusted: Redis answers. It does not before it has answered for the first time.
-        counts: what metrics say of the link.
+        trusted: Redis answers in time; False until the first probe succeeded.
+        counts: for metrics.
 
     Raises:
-        ConfigurationError: the URL or the password file cannot be used. No password is shown.
+        ConfigurationError: the URL or the password file is invalid. The text has no password.
     """
 
     def __init__(self, config: RedisConfig) -> None:
@@ -95,7 +96,7 @@ class RedisLink:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begins to connect, in the background."""
+        """Starts connecting in the background."""
         self._task = asyncio.create_task(self._keep_trust())
 
     async def close(self) -> None:
@@ -108,13 +109,13 @@ class RedisLink:
             await self._pool.disconnect()
 
     def on_trust(self, listener: Callable[[], None]) -> None:
-        """Calls `listener` whenever Redis is trusted again: it may have lost everything."""
+        """Calls `listener` when Redis becomes trusted: it may have lost its data."""
         self._listeners.append(listener)
 
     def add_script(self, text: str) -> str:
-        """A Lua script that Redis knows whenever it is trusted; its name for EVALSHA.
+        """Registers a Lua script, to be loaded at each connection; returns its name for EVALSHA.
 
-        To be called before `start`.
+        Call it before `start`.
         """
         self._scripts.append(text)
         return hashlib.sha1(text.encode()).hexdigest()  # as Redis names it
@@ -122,14 +123,14 @@ class RedisLink:
     async def run(
         self, *commands: Command, seconds: float | None = None, atomic: bool = False
     ) -> list[Any] | None:
-        """The replies to some commands, sent together; None: Redis cannot be asked now.
+        """Sends commands together and returns the replies; None: Redis is not trusted.
 
-        Replies are redis-py's (HGETALL gives a dict of bytes). Where a single command was wrong,
-        its place holds the `redis.exceptions.ResponseError`, which is not raised.
+        Replies are those of redis-py (HGETALL gives a dict of bytes). The reply of a rejected
+        command is a `redis.exceptions.ResponseError`, which is not raised.
 
         Args:
-            seconds: so long is waited, and then not again until Redis answers in time; None: as
-                the configuration says, which is what a request may wait.
+            seconds: timeout, after which Redis is not trusted; None: the configured timeout, which
+                bounds the wait of a request.
             atomic: as one transaction (MULTI).
         """
         if not self.trusted:
@@ -157,7 +158,7 @@ class RedisLink:
 
     def _distrust(self, reason: str) -> None:
         self.counts.num_failures += 1
-        if self.trusted:  # others may have been waiting too
+        if self.trusted:  # another call may have failed before
             _log.warning("Redis at %s is not trusted now: %s", self._where, reason)
             self.trusted = False
             self._suspect.set()
@@ -188,7 +189,7 @@ class RedisLink:
                 listener()
 
     async def _probe(self) -> str | None:
-        """Connects anew and asks for an answer; says why there was none in time."""
+        """Connects again and probes Redis; returns the reason of a failure, or None."""
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 await self._pool.disconnect(inuse_connections=False)
@@ -203,11 +204,12 @@ class RedisLink:
 
 
 async def _within(seconds: float, work: Coroutine[Any, Any, list[Any]]) -> list[Any]:
-    """What `work` gives in time. The time in which this process was busy with something else is not
-    held against Redis: an answer that is there when it looks has come.
+    """The result of `work`, with a timeout.
+
+    If this process was busy meanwhile, a reply that has arrived by then still counts.
 
     Raises:
-        TimeoutError: there is none.
+        TimeoutError: no result within `seconds`.
     """
     task = asyncio.ensure_future(work)
     try:
@@ -229,7 +231,7 @@ def _make_pool(config: RedisConfig) -> redis_client.ConnectionPool:
         pool = redis_client.BlockingConnectionPool.from_url(
             config.url,
             max_connections=MAX_CONNECTIONS,
-            timeout=None,  # every wait has a bound of ours around it
+            timeout=None,  # the link bounds every wait
             socket_timeout=None,
             socket_connect_timeout=None,
             retry=Retry(NoBackoff(), 0),
@@ -243,25 +245,25 @@ def _make_pool(config: RedisConfig) -> redis_client.ConnectionPool:
         if pool.connection_class is SSLConnection:
             pool.connection_class = _TlsConnection
         pool.make_connection()
-    except (TypeError, ValueError, AttributeError, RedisError):  # whose text may quote the URL
+    except (TypeError, ValueError, AttributeError, RedisError):  # its text may quote the URL
         raise ConfigurationError(
-            f"redis_url cannot be used: {shown_url(config.url)} has an option that is none, or a "
-            "value that does not fit"
+            f"redis_url is invalid: {shown_url(config.url)} has an unknown option or an invalid "
+            "value"
         ) from None
     return pool
 
 
 class _TlsConnection(SSLConnection):
-    """Reads its certificate at each connection, so that it may be renewed."""
+    """Reads its certificate at each connection, so that a renewed one is used."""
 
     async def connect(self) -> None:
         if not self.is_connected:
-            self.ssl_context.context = None  # it would be kept for as long as the process runs
+            self.ssl_context.context = None  # else the first one would be kept
         await super().connect()
 
 
 class _PasswordFile(CredentialProvider):
-    """Asked at each connection, so that a password may change."""
+    """Reads the password at each connection, so that it may change."""
 
     def __init__(self, user: str | None, path: str) -> None:
         self._user = user
@@ -273,10 +275,10 @@ class _PasswordFile(CredentialProvider):
 
 
 def read_password(path: str) -> str:
-    """The password in a file, without the end of its line.
+    """The password in a file, without the line end.
 
     Raises:
-        ConfigurationError: there is none.
+        ConfigurationError: the file cannot be read or is empty.
     """
     try:
         password = Path(path).read_text(encoding="utf-8").rstrip("\r\n")
@@ -289,7 +291,7 @@ def read_password(path: str) -> str:
 
 
 def shown_url(url: str) -> str:
-    """A URL of Redis without user, password and options, for logs."""
+    """A Redis URL without user, password and options, for logs."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 

@@ -1,4 +1,4 @@
-"""Commands for Redis, in few messages: what gathers while one is under way goes together."""
+"""Batches commands for Redis: commands that arrive during a round trip are sent together."""
 
 import asyncio
 import logging
@@ -13,21 +13,22 @@ _log = logging.getLogger("taco.redis")
 
 
 class RedisQueue:
-    """Belongs to one event loop. Nobody waits for more than two messages, and Redis gets commands
-    in order: who has ended makes room for a successor.
+    """Sends commands in order; a caller waits for two round trips at most. For one event loop.
+
+    The order matters: a released lease must free capacity before the next request is admitted.
 
     Args:
-        on_refusal: told of each command that was wrong.
+        on_error: called with the error of each rejected command.
     """
 
-    def __init__(self, link: RedisLink, on_refusal: Callable[[ResponseError], None]) -> None:
+    def __init__(self, link: RedisLink, on_error: Callable[[ResponseError], None]) -> None:
         self._link = link
-        self._on_refusal = on_refusal
+        self._on_error = on_error
         self._queue: list[tuple[Command, asyncio.Future[Any] | None]] = []
         self._has_queue = asyncio.Event()
 
     async def ask(self, command: Command) -> Any:
-        """The reply; None: there is none in time, or the command was wrong."""
+        """The reply; None: Redis did not answer in time, or rejected the command."""
         if not self._link.trusted:
             return None
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -36,13 +37,13 @@ class RedisQueue:
         return await answer
 
     def tell(self, command: Command) -> None:
-        """As `ask`, for those who need no reply."""
+        """Sends a command without waiting for the reply."""
         if self._link.trusted:
             self._queue.append((command, None))
             self._has_queue.set()
 
     async def run(self) -> None:
-        """Talks to Redis, until it is cancelled."""
+        """Sends commands until cancelled."""
         while True:
             await self._has_queue.wait()
             self._has_queue.clear()
@@ -51,13 +52,13 @@ class RedisQueue:
             for (_, future), reply in zip(batch, replies or [None] * len(batch), strict=True):
                 is_wrong = isinstance(reply, ResponseError)
                 if is_wrong:
-                    self._on_refusal(reply)
+                    self._on_error(reply)
                 if future is not None and not future.done():
                     future.set_result(None if is_wrong else reply)
 
     async def _run(self, commands: list[Command]) -> list[Any] | None:
         try:
             return await self._link.run(*commands)
-        except Exception:  # a bug here must not keep anybody waiting
-            _log.exception("Redis could not be asked")
+        except Exception:  # a bug here must not block the callers
+            _log.exception("cannot send commands to Redis")
             return None

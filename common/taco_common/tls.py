@@ -1,7 +1,7 @@
-"""Mutual TLS between services: the roles that certificates prove, and the checks of the files.
+"""Mutual TLS between services: the roles that certificates prove, and checks of the files.
 
-A certificate proves a role by a DNS name, `<role>.taco.internal`, and both sides of a link trust
-one authority. What gRPC makes of them is in `taco_common.grpc_tls`.
+A certificate proves a role by a DNS name, `<role>.taco.internal`. Both sides of a connection trust
+one certificate authority. `taco_common.grpc_tls` makes gRPC channels and ports of the files.
 """
 
 import ssl
@@ -16,10 +16,10 @@ DOMAIN = ".taco.internal"
 
 
 class Role(StrEnum):
-    """What a certificate proves.
+    """A role that a certificate proves.
 
-    `CLIENT` is for callers from outside, such as operators. Redis is known by its host name; its
-    role only keeps its certificate from proving another.
+    `CLIENT` is for outside callers, such as operators. Redis is identified by its host name; its
+    role only prevents its certificate from proving another one.
     """
 
     GATEWAY = "gateway"
@@ -37,7 +37,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Pem:
-    """The files' contents."""
+    """Contents of the three files."""
 
     ca: bytes
     certificate: bytes
@@ -57,8 +57,11 @@ def _read_file(path: str) -> bytes:
 
 
 def check_files(tls: TlsConfig, role: Role) -> None:
-    """Raises ConfigurationError: a file cannot be used, or the certificate does not prove the role,
-    such as one that has expired.
+    """Checks that a service can use its files.
+
+    Raises:
+        ConfigurationError: a file is invalid, or the certificate does not prove the role, for
+            instance because it has expired.
     """
     _shake_hands(tls, role)
 
@@ -71,7 +74,7 @@ def certificate_end(tls: TlsConfig, role: Role) -> float:
 
 
 def _shake_hands(tls: TlsConfig, role: Role) -> ssl.SSLObject:
-    """Lets the service shake hands with itself, in memory; returns the client's side."""
+    """Runs a TLS handshake of the service with itself, in memory; returns the client's side."""
     read_pem(tls)
     server = _context(tls, ssl.PROTOCOL_TLS_SERVER)
     client = _context(tls, ssl.PROTOCOL_TLS_CLIENT)
@@ -98,7 +101,7 @@ def _context(tls: TlsConfig, protocol: int) -> ssl.SSLContext:
     except ssl.SSLError:
         raise ConfigurationError(f"{tls.ca_file} holds no certificate in PEM") from None
     try:
-        # With an empty password nobody is asked for one on the terminal.
+        # An empty password prevents a prompt on the terminal.
         context.load_cert_chain(tls.cert_file, tls.key_file, password="")
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":

@@ -165,7 +165,7 @@ async def test_renewed_files_hold_from_the_next_link(
         assert await call(address, worker) == "worker"
         (directory / "scheduler.key").unlink()
         assert await call(address, worker) == "worker"
-        assert "the certificate stays as it was: cannot read" in caplog.text
+        assert "the old certificate stays in use: cannot read" in caplog.text
         (directory / "scheduler.key").write_bytes(good)
 
         # All is new, the authority too.

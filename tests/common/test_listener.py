@@ -13,8 +13,8 @@ from taco_proto.errors import ConfigurationError
 @pytest.mark.parametrize(
     ("address", "reason"),
     [
-        ("127.0.0.1:70000", "it is no host:port"),
-        ("127.0.0.1:x", "it is no host:port"),
+        ("127.0.0.1:70000", "it is not host:port"),
+        ("127.0.0.1:x", "it is not host:port"),
         ("192.0.2.1:7100", "Cannot assign requested address"),
         ("unix:/none/x.sock", "No such file or directory"),
         (f"unix:/tmp/{'x' * 200}", "path too long"),

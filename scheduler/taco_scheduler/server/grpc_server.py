@@ -20,7 +20,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from taco_common.admin import serving_admin
 from taco_common.grpc_tls import add_port
-from taco_common.listener import make_way, socket_mode, unix_path
+from taco_common.listener import remove_stale_socket, socket_mode, unix_path
 from taco_common.logging import configure_logging
 from taco_common.metrics import exposition_in_thread, process_registry
 from taco_common.peer_roles import RoleInterceptor
@@ -108,7 +108,7 @@ class SchedulerServer:
         self._loop.call_soon_threadsafe(self._stopping.set)
         self._thread.join()
         if self._is_bound and (path := unix_path(self.address)) is not None:
-            make_way(path)
+            remove_stale_socket(path)
 
     async def _on_thread(self, coroutine: Coroutine[Any, Any, Any]) -> None:
         await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._loop))
@@ -275,7 +275,7 @@ def _bind(server: grpc.aio.Server, address: str, tls: TlsConfig | None) -> None:
         _add_port(server, address, tls)
         return
     try:
-        is_free = make_way(path)
+        is_free = remove_stale_socket(path)
     except OSError as error:  # somebody else's, or no directory on the way
         raise ConfigurationError(f"cannot listen on {address}: {error.strerror}") from None
     if not is_free:

@@ -224,7 +224,7 @@ def test_a_panic_of_the_library_is_an_error_of_the_prompt() -> None:
     [
         ('{"model": ' + "[" * 200_000, "nested too deeply"),
         ('{"normalizer": null, "normalizer": {"type": "NFC"}}', "'normalizer' occurs twice"),
-        ("[]", "holds no JSON object"),
+        ("[]", "is not a JSON object"),
     ],
     ids=["nested", "a key twice", "a list"],
 )

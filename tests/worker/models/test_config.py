@@ -183,7 +183,7 @@ def test_sampling_defaults(tmp_path: Path) -> None:
     ("content", "message"),
     [
         ("{", "not valid JSON"),
-        ("[]", "holds no JSON object"),
+        ("[]", "is not a JSON object"),
         ("{}", r"architecture \(config.json names none\) is not supported"),
         (
             '{"architectures": ["MambaForCausalLM"]}',

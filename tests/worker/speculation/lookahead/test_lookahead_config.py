@@ -101,7 +101,7 @@ def test_there_are_two_paths_unless_a_mode_or_a_number_is_chosen(tmp_path: Path)
         ({"min_match_length": 8}, "min_match_length 8 is above turbo_match_length 7"),
         ({"cache_mode": 0, "warmup_file": "w"}, "warmup_file has no effect with cache_mode 0"),
         ({"global_cache_switch": False, "warmup_file": "w"}, "warmup_file has no effect"),
-        ([], "it holds no JSON object"),
+        ([], "it is not a JSON object"),
     ],
 )
 def test_a_bad_option_is_named_with_its_file(tmp_path: Path, options: object, message: str) -> None:

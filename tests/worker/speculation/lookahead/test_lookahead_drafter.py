@@ -181,7 +181,7 @@ def test_a_warm_up_file_is_learned_at_start(tmp_path: Path) -> None:
     [
         ("{", "it is not valid JSON"),
         ("[" * 100_000, "nested too deeply"),
-        ("{}", "it holds no JSON list"),
+        ("{}", "it is not a JSON list"),
         ('[{"prompt": [], "output": []}, 3]', "entry 1: it must hold prompt and output"),
         ('[{"prompt": []}]', "entry 0: it must hold prompt and output"),
         ('[{"prompt": [], "output": [], "x": 1}]', "entry 0: it must hold prompt and output"),
