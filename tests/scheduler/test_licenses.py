@@ -1,4 +1,4 @@
-"""Workers that may take no new requests: whom they go on with, and where the others go."""
+"""Workers without a license: which requests they continue, and where the others go."""
 
 from dataclasses import replace
 
@@ -68,7 +68,7 @@ def test_without_any_license_new_requests_are_refused_at_once() -> None:
     assert_answered(d, 2)
 
 
-def test_what_runs_finishes_and_what_waits_is_refused_when_the_license_lapses() -> None:
+def test_a_lapsed_license_lets_running_requests_finish_and_rejects_waiting_ones() -> None:
     d = make_driver(VALID, max_num_seqs=2)
     for handle in range(5):
         submit(d, handle)
@@ -80,7 +80,7 @@ def test_what_runs_finishes_and_what_waits_is_refused_when_the_license_lapses() 
     assert_answered(d, 0, 1)
 
 
-def test_what_waits_goes_to_a_worker_that_has_its_license_yet() -> None:
+def test_waiting_requests_move_to_a_licensed_worker() -> None:
     d = make_driver(VALID, VALID, max_num_seqs=2)
     for handle in range(8):
         submit(d, handle)
@@ -108,7 +108,7 @@ def test_a_preempted_sequence_is_no_new_one() -> None:
         assert d.got.tokens[handle, 0] == generate([handle + 1] * 9, sampling, d.info, 1)
 
 
-def test_siblings_of_a_sequence_that_runs_are_no_new_ones() -> None:
+def test_siblings_of_a_running_sequence_need_no_license() -> None:
     d = make_driver(VALID, max_num_seqs=1)
     submit(d, 1, n=3)
     d.step()
@@ -132,7 +132,7 @@ def test_a_failed_step_begins_anew_without_a_license() -> None:
 
 
 @pytest.mark.parametrize("others", [MISSING, ASKED])
-def test_what_began_on_a_worker_that_died_goes_on_even_without_a_license(
+def test_a_request_of_a_lost_worker_continues_without_a_license(
     others: WorkerLicense,
 ) -> None:
     d = make_driver(VALID, others)
@@ -144,7 +144,7 @@ def test_what_began_on_a_worker_that_died_goes_on_even_without_a_license(
     assert_answered(d, 1)
 
 
-def test_what_began_goes_on_with_a_license_where_it_can() -> None:
+def test_a_request_that_has_begun_prefers_a_licensed_worker() -> None:
     d = make_driver(VALID, MISSING, VALID)
     submit(d, 1)
     d.step()
@@ -154,7 +154,7 @@ def test_what_began_goes_on_with_a_license_where_it_can() -> None:
     assert_answered(d, 1)
 
 
-def test_a_request_that_another_scheduler_began_goes_on_without_a_license() -> None:
+def test_a_resumed_request_continues_without_a_license() -> None:
     d = make_driver(MISSING)
     whole = generate([4, 5, 6], SamplingParams(max_tokens=20, ignore_eos=True), d.info, 1)
     d.submit(1, [4, 5, 6], emitted=whole[:5], max_tokens=20, ignore_eos=True)
@@ -164,7 +164,7 @@ def test_a_request_that_another_scheduler_began_goes_on_without_a_license() -> N
     assert d.got.tokens[1, 0] == whole[5:]
 
 
-def test_a_license_that_is_asked_for_is_waited_for() -> None:
+def test_requests_wait_while_a_license_is_requested() -> None:
     d = make_driver(ASKED)
     submit(d, 1)
     submit(d, 2)
@@ -175,14 +175,14 @@ def test_a_license_that_is_asked_for_is_waited_for() -> None:
     assert_answered(d, 1, 2)
 
 
-def test_who_waits_for_a_license_is_refused_when_there_will_be_none() -> None:
+def test_waiting_requests_are_rejected_when_no_license_will_come() -> None:
     d = make_driver(ASKED)
     submit(d, 1)
     tell(d, 0, MISSING)
     assert_refused(d, 1)
 
 
-def test_who_waits_for_a_worker_is_refused_by_one_without_a_license() -> None:
+def test_waiting_requests_are_rejected_by_an_unlicensed_worker() -> None:
     d = make_driver()
     submit(d, 1)
     d.attach(replace(d.info, license=MISSING))
@@ -199,7 +199,7 @@ def test_an_idle_worker_without_a_license_takes_nothing_over() -> None:
     assert_answered(d, *range(6))
 
 
-def test_a_worker_that_gets_its_license_takes_over_what_waits() -> None:
+def test_a_newly_licensed_worker_takes_waiting_requests() -> None:
     d = make_driver(VALID, MISSING, max_num_seqs=1)
     for handle in range(6):
         submit(d, handle)
@@ -210,7 +210,7 @@ def test_a_worker_that_gets_its_license_takes_over_what_waits() -> None:
     assert_answered(d, *range(6))
 
 
-def test_a_refusal_spends_nothing_of_a_quota() -> None:
+def test_a_rejection_charges_no_rate_limit() -> None:
     d = make_driver(MISSING)
     tenant = Tenant(name="a", max_requests_per_minute=1)
     submit(d, 1, tenant=tenant)

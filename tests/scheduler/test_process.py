@@ -61,7 +61,7 @@ async def scheduler(tmp_path: Path) -> AsyncIterator[tuple[subprocess.Popen[str]
     process.stderr.close()
 
 
-async def test_sigterm_finishes_what_runs_and_exits_0(
+async def test_sigterm_finishes_running_requests_and_exits_0(
     scheduler: tuple[subprocess.Popen[str], str], tmp_path: Path
 ) -> None:
     process, address = scheduler

@@ -233,7 +233,7 @@ class Engine:
         replica.note_step_begun(epoch, step_id)
 
     def next_store_command(self, replica: Replica) -> StoreCommand | None:
-        """The next command for a worker's disk tier, to be sent at once; None if there is none."""
+        """The next command for a worker's disk tier, to be sent at once; None: no command."""
         return replica.worker.blocks.disk.next_command()
 
     def take_store_report(self, replica: Replica, report: StoreReport) -> None:

@@ -21,8 +21,8 @@ def choose(request: Request, replicas: Many[Replica]) -> Replica | None:
     A replica whose length limit would end the sequences earlier than another one's is left out.
 
     Returns:
-        None if the request has to wait for a worker: there is none, or none can continue a request
-        that was accepted before.
+        None if the request has to wait for a worker: no worker is attached, or no worker can
+        continue a request that was accepted before.
 
     Raises:
         RejectedError: the request is new, and no replica can or may run it.

@@ -120,7 +120,7 @@ class DraftClient:
     # ---------------------------------------------------------------- requests
 
     def slots_awaiting_drafts(self) -> BoolArray | None:
-        """Mask of the slots that must not run now; None if there is none.
+        """Mask of the slots that must not run now; None: no slot waits.
 
         Their drafts, or the tokens before these, are on their way.
         """

@@ -1,4 +1,4 @@
-"""Who is let in: bounds of the queue, quotas, and after how long to come again."""
+"""Admission control: queue limits, rate limits, and the retry time of rejected requests."""
 
 import pytest
 
@@ -83,7 +83,7 @@ def test_places_are_shared_by_weight() -> None:
     assert refused(d)[-2:] == [106, 107]
 
 
-def test_large_prompts_give_way_by_tokens() -> None:
+def test_large_prompts_are_rejected_by_tokens() -> None:
     d = driver(max_waiting_tokens=100)
     flood(d, 2, prompt=45)
     d.submit(100, [1] * 30, tenant=OTHER)
@@ -103,7 +103,7 @@ def test_interactive_work_takes_the_place_of_offline_work() -> None:
     assert refused(d) == [0, 1, 2, 20], "never the other way round"
 
 
-def test_who_has_run_is_not_refused_when_it_waits_again() -> None:
+def test_a_request_that_has_run_is_not_rejected_when_it_waits_again() -> None:
     d = driver(max_waiting_requests=2)
     d.attach()
     for handle in range(4):
@@ -144,7 +144,7 @@ def retry_after(d: Driver) -> int:
     return retry_after
 
 
-def test_the_wait_is_what_is_queued_over_the_rate_at_which_it_leaves() -> None:
+def test_retry_after_is_the_backlog_over_the_drain_rate() -> None:
     d = driver(max_num_batched_tokens=8, max_waiting_requests=100, enable_prefix_caching=False)
     d.attach()
     flood(d, 100, prompt=8, max_tokens=1)
@@ -157,7 +157,7 @@ def test_the_wait_is_what_is_queued_over_the_rate_at_which_it_leaves() -> None:
     assert retry_after(d) == 20, "800 tokens at 40 a second"
 
 
-def test_a_tenant_waits_for_its_part_of_the_rate() -> None:
+def test_retry_after_uses_the_tenants_part_of_the_drain_rate() -> None:
     d = driver(max_num_batched_tokens=8, max_waiting_requests=60, enable_prefix_caching=False)
     d.attach()
     for handle in range(100, 130):
@@ -173,7 +173,7 @@ def test_a_tenant_waits_for_its_part_of_the_rate() -> None:
     assert retry_after(d) == pytest.approx(tokens / 20, abs=1.1), "half of 40 a second"
 
 
-def test_the_wait_is_at_most_a_minute_where_nothing_moves() -> None:
+def test_retry_after_is_at_most_a_minute() -> None:
     d = driver(max_waiting_requests=3)
     flood(d, 3)
     for _ in range(20):
@@ -182,7 +182,7 @@ def test_the_wait_is_at_most_a_minute_where_nothing_moves() -> None:
     assert retry_after(d) == 60
 
 
-def test_the_rate_forgets_and_counts_only_while_somebody_waits() -> None:
+def test_the_drain_rate_fades_and_counts_only_time_with_a_backlog() -> None:
     rate = DrainRate()
     assert rate.tokens_per_second() is None
     now = 0.0
@@ -192,7 +192,7 @@ def test_the_rate_forgets_and_counts_only_while_somebody_waits() -> None:
         now += 0.1
     assert rate.tokens_per_second() == pytest.approx(100, rel=0.05)
     rate.tick(now + 1000, is_queue_empty=True)
-    assert rate.tokens_per_second() == pytest.approx(100, rel=0.05), "nobody waited"
+    assert rate.tokens_per_second() == pytest.approx(100, rel=0.05), "no request waited"
     now += 1000
     for _ in range(100):
         rate.tick(now, is_queue_empty=False)
@@ -236,7 +236,7 @@ def test_another_limit_holds_from_the_next_request_on() -> None:
     assert answer(d, 4, Tenant(name="a")) is None
 
 
-def test_tokens_a_minute_are_those_of_prompts_and_answers() -> None:
+def test_tokens_a_minute_count_prompts_and_outputs() -> None:
     d = driver()
     d.attach()
     tenant = Tenant(name="a", max_tokens_per_minute=60)
@@ -274,7 +274,7 @@ def test_a_resumed_request_has_paid() -> None:
     assert refused(d) == []
 
 
-def test_refusals_are_counted_by_reason_and_waiting_tokens_are_shown() -> None:
+def test_rejections_are_counted_by_reason_and_waiting_tokens_are_shown() -> None:
     d = driver(max_waiting_requests=3)
     tenant = Tenant(name="a", max_requests_per_minute=1, max_tokens_per_minute=10)
     assert answer(d, 1, tenant) is None
@@ -360,7 +360,7 @@ def test_a_rejected_flood_costs_no_routing(
     assert num_choices == num_matches == 0
 
 
-def test_a_request_that_no_replica_can_run_is_not_counted_against_its_quota() -> None:
+def test_a_request_that_no_replica_can_run_charges_no_rate_limit() -> None:
     d = driver()
     d.attach()
     tenant = Tenant(name="flood", max_requests_per_minute=1)

@@ -1,4 +1,4 @@
-"""Tenants beside each other: who is next, who gives way, and that everyone gets its part."""
+"""Fair share between tenants: the order of the queue, preemption, and each tenant's part."""
 
 import random
 
@@ -38,7 +38,7 @@ def submit(d: Driver, handle: int, tenant: str, num_prompt: int = 8, **fields: o
 # ------------------------------------------------------------------- counters
 
 
-def test_a_counter_grows_with_what_a_tenant_is_served_over_its_weight() -> None:
+def test_a_counter_grows_with_served_tokens_over_the_weight() -> None:
     shares = FairShare()
     share = shares.share_of(Tenant(name="a", weight=2.0), priority=0)
     shares.enter(share)
@@ -63,7 +63,7 @@ def test_another_weight_changes_nothing_of_the_past() -> None:
     assert share.counter == pytest.approx(before + 10 * OUTPUT_COST / 4)
 
 
-def test_who_comes_is_lifted_to_the_least_of_the_others_but_for_a_credit(
+def test_a_new_tenant_is_lifted_to_the_least_counter_less_a_credit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("taco_scheduler.admission.fair_share.BURST_CREDIT", 10.0)
@@ -209,7 +209,7 @@ def test_output_tokens_are_shared_by_weight() -> None:
     assert 2.4 <= tokens[1] / tokens[0] <= 3.6, tokens
 
 
-def test_a_tenant_that_holds_all_slots_gives_way_to_one_that_holds_none() -> None:
+def test_a_tenant_with_all_slots_is_preempted_for_one_without() -> None:
     d = driver()
     for handle in range(8):
         submit(d, handle, "flood", max_tokens=100)
@@ -246,7 +246,7 @@ def test_slots_are_given_up_only_until_they_are_even() -> None:
     assert len(d.got.reasons) == 16
 
 
-def test_a_burst_of_who_has_had_far_less_may_take_more_than_its_part(
+def test_a_tenant_far_behind_may_exceed_its_share_in_a_burst(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("taco_scheduler.core.preemption.FAR_AHEAD", 10.0)
@@ -282,7 +282,7 @@ def test_blocks_are_given_up_too() -> None:
     assert len(d.got.reasons) == 7
 
 
-def test_an_arrival_runs_before_the_long_prompt_of_who_has_had_more() -> None:
+def test_an_arrival_runs_before_the_long_prompt_of_a_tenant_ahead() -> None:
     d = driver(max_model_len=512, max_num_batched_tokens=16, run_ahead=False)
     submit(d, 1, "flood", 40, max_tokens=1)
     d.run()
@@ -296,7 +296,7 @@ def test_an_arrival_runs_before_the_long_prompt_of_who_has_had_more() -> None:
     assert (2, 0) in d.got.reasons
 
 
-def test_offline_work_gives_way_to_a_single_request() -> None:
+def test_offline_requests_are_preempted_for_a_single_request() -> None:
     d = driver(max_num_seqs=2)
     for handle in range(4):
         submit(d, handle, "", priority=LOW_PRIORITY, max_tokens=50)

@@ -1,4 +1,4 @@
-"""What a commit costs: one pass over the rows of a step, however many gateways they belong to."""
+"""Cost of a commit: one pass over the rows of a step, for any number of gateways."""
 
 from typing import Any
 

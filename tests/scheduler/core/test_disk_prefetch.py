@@ -1,4 +1,4 @@
-"""The disk tier behind whole requests; the fake worker checks that every block holds its tokens."""
+"""The disk tier with whole requests; the fake worker checks that every block has its tokens."""
 
 import struct
 from collections import Counter
@@ -43,7 +43,7 @@ def test_a_prompt_and_its_answer_are_on_disk_soon_after_they_were_computed() -> 
     assert sum(not block.parent for block, _ in files.values()) == 1, "one prefix"
 
 
-def test_what_a_last_step_computed_is_on_disk_without_another_request() -> None:
+def test_the_last_steps_blocks_are_on_disk_without_another_request() -> None:
     d = disk_driver()
     d.submit(0, [10] * (LONG + 1), max_tokens=1)
     d.run()
@@ -51,7 +51,7 @@ def test_what_a_last_step_computed_is_on_disk_without_another_request() -> None:
     assert len(d.plans[-1].slots) == 0, "a step of copies alone"
 
 
-def test_a_conversation_goes_on_after_a_restart() -> None:
+def test_a_conversation_continues_after_a_restart() -> None:
     d = disk_driver()
     prompt = [10] * 13
     d.submit(0, prompt, max_tokens=16, ignore_eos=True)
@@ -59,10 +59,10 @@ def test_a_conversation_goes_on_after_a_restart() -> None:
     restart(d)
     d.submit(1, prompt + d.got.tokens[0, 0] + [11], max_tokens=1)
     d.run()
-    assert d.got.cached[1, 0] == 28, "all that was computed"
+    assert d.got.cached[1, 0] == 28, "every computed token"
 
 
-def test_an_answer_that_was_used_once_is_not_written_if_twice_is_asked_for() -> None:
+def test_a_prefix_with_too_few_uses_is_not_written() -> None:
     d = disk_driver(offload_min_accesses=2)
     ask_long(d, 0, topic=10)
     assert not d.worker.tiers.files
@@ -82,7 +82,7 @@ def test_a_server_that_starts_again_is_warm() -> None:
     assert d.worker.num_computed_tokens - num_computed < 2 * LONG
 
 
-def test_what_is_on_disk_is_written_once() -> None:
+def test_a_block_is_written_to_disk_once() -> None:
     d = disk_driver()
     for handle in range(4):
         ask_long(d, handle, topic=10, tail=handle % 2)
@@ -100,7 +100,7 @@ def test_the_disk_tier_holds_so_many_blocks_and_no_more() -> None:
     assert ask_long(d, 100, topic=14) > 0, "the newest stays"
 
 
-def test_a_file_that_is_gone_is_a_miss() -> None:
+def test_a_missing_file_is_a_miss() -> None:
     d = disk_driver()
     ask_long(d, 0, topic=10)
     restart(d)
@@ -119,7 +119,7 @@ def test_salts_share_no_file() -> None:
     assert d.got.cached[1, 0] == 0
 
 
-def test_a_queue_goes_on_while_one_waits_for_the_disk() -> None:
+def test_other_sequences_run_while_one_waits_for_the_disk() -> None:
     d = disk_driver()
     ask_long(d, 0, topic=10)
     restart(d)
@@ -151,7 +151,7 @@ def topics_of(d: Driver) -> Counter[int]:
     return Counter(tokens[0] for tokens in blocks if tokens[0] >= 10)
 
 
-def test_a_worker_that_leaves_writes_what_it_keeps_first() -> None:
+def test_a_draining_worker_writes_its_cache_first() -> None:
     d = disk_driver()
     fill_behind_a_full_disk(d, range(10, 13))
     d.drain(d.peers[0])
@@ -161,7 +161,7 @@ def test_a_worker_that_leaves_writes_what_it_keeps_first() -> None:
     assert len(files) == 3 * 11, "of both tiers"
 
 
-def test_what_was_used_last_is_written_first() -> None:
+def test_a_flush_writes_recently_used_prefixes_first() -> None:
     d = disk_driver(num_disk_blocks=15)
     fill_behind_a_full_disk(d, range(10, 13))
     d.engine.flush()
@@ -169,7 +169,7 @@ def test_what_was_used_last_is_written_first() -> None:
     assert topics_of(d) == {12: 9, 11: 4}
 
 
-def test_a_flush_leaves_out_what_is_not_worth_it() -> None:
+def test_a_flush_skips_prefixes_with_too_few_uses() -> None:
     d = disk_driver(offload_min_accesses=2)
     fill_behind_a_full_disk(d, range(10, 12))
     ask_long(d, 100, topic=11)
@@ -189,7 +189,7 @@ def test_a_flush_ends_though_the_disk_stays_full() -> None:
     assert d.engine.is_flushed
 
 
-def test_a_worker_whose_disk_does_not_answer_is_let_go_in_time() -> None:
+def test_a_draining_worker_with_a_stuck_disk_leaves_in_time() -> None:
     d = disk_driver()
     fill_behind_a_full_disk(d, range(10, 11))
     (peer,) = d.peers
@@ -202,7 +202,7 @@ def test_a_worker_whose_disk_does_not_answer_is_let_go_in_time() -> None:
     assert peer.replica.is_drained(d.now)
 
 
-def test_a_worker_without_a_disk_tier_goes_at_once() -> None:
+def test_a_draining_worker_without_a_disk_tier_leaves_at_once() -> None:
     d = Driver(worker_info(num_blocks=14, num_host_blocks=24), run_ahead=False)
     d.attach()
     ask_long(d, 0, topic=10)
@@ -210,7 +210,7 @@ def test_a_worker_without_a_disk_tier_goes_at_once() -> None:
     assert d.peers[0].replica.is_drained(d.now)
 
 
-def test_what_still_runs_when_a_worker_leaves_is_written_when_it_ends() -> None:
+def test_sequences_that_end_during_a_drain_are_written() -> None:
     d = disk_driver()
     d.submit(0, [10] * 13, max_tokens=20, ignore_eos=True)
     d.plan()
@@ -252,7 +252,7 @@ def ask_far(d: Driver, handle: int, topic: int) -> int:
     return d.got.cached[handle, 0]
 
 
-def test_a_disk_that_does_not_answer_is_not_waited_for() -> None:
+def test_sequences_do_not_wait_for_a_stuck_disk() -> None:
     d = disk_driver()
     ask_long(d, 0, topic=10)
     restart(d)
@@ -269,7 +269,7 @@ def test_a_disk_that_does_not_answer_is_not_waited_for() -> None:
     assert d.plans[-1].num_tokens.sum() == LONG
 
 
-def test_nobody_waits_where_computing_is_quicker() -> None:
+def test_no_sequence_waits_if_computing_is_faster() -> None:
     d = measured_driver(seconds_a_block=0.01, seconds_a_read=0.02)
     before = d.worker.tiers.num_read
     assert ask_far(d, 0, topic=10) == 0
@@ -277,13 +277,13 @@ def test_nobody_waits_where_computing_is_quicker() -> None:
     assert d.worker.tiers.num_read == before + 2, "one block each, to see how long it takes"
 
 
-def test_a_disk_that_has_become_quick_is_waited_for_again() -> None:
+def test_sequences_wait_again_for_a_disk_that_has_become_fast() -> None:
     d = measured_driver(seconds_a_block=0.015, seconds_a_read=0.02)
     d.worker.tiers.seconds_a_read = 0.0001
     assert [ask_far(d, handle, topic=10 + handle) for handle in range(4)] == [0, 0, FAR, FAR]
 
 
-def test_nobody_waits_longer_than_computing_takes() -> None:
+def test_no_sequence_waits_longer_than_computing_takes() -> None:
     d = measured_driver(seconds_a_block=0.1, seconds_a_read=0.001)
     d.submit(0, [10] * FAR + [1], max_tokens=1)
     assert not d.plan()
@@ -292,7 +292,7 @@ def test_nobody_waits_longer_than_computing_takes() -> None:
     assert d.plan()
 
 
-def test_nobody_waits_longer_than_the_bound() -> None:
+def test_no_sequence_waits_longer_than_the_maximum() -> None:
     d = measured_driver(seconds_a_block=100.0, seconds_a_read=0.001)
     d.submit(0, [10] * FAR + [1], max_tokens=1)
     assert not d.plan()

@@ -1,4 +1,4 @@
-"""Lives of requests: stops, cancels, deadlines, refusals, siblings."""
+"""Requests from arrival to end: stops, cancels, deadlines, rejections, siblings."""
 
 import pytest
 from hypothesis import given
@@ -114,7 +114,7 @@ def test_a_cancel_at_any_moment_frees_once(num_plans: int, num_outputs: int) -> 
     assert d.got.tokens[2, 0] == generate([4] * 13, SamplingParams(max_tokens=8), d.info, 1)
 
 
-def test_a_client_that_leaves_takes_its_requests_along(driver: Driver) -> None:
+def test_a_client_that_disconnects_aborts_its_requests(driver: Driver) -> None:
     other = driver.connect()
     driver.engine.submit(other, make_request(1, [1] * 9, max_tokens=90), driver.now)
     driver.submit(1, [2] * 9, max_tokens=20, ignore_eos=True)
@@ -152,7 +152,7 @@ def test_a_client_that_leaves_takes_its_requests_along(driver: Driver) -> None:
     ],
 )
 @pytest.mark.parametrize("attached", [True, False])
-def test_what_cannot_run_is_refused(fields: dict, code: int, attached: bool) -> None:
+def test_a_request_that_cannot_run_is_rejected(fields: dict, code: int, attached: bool) -> None:
     d = Driver()
     if attached:
         d.attach()
@@ -202,7 +202,7 @@ def test_a_deadline_ends_the_wait_not_the_run() -> None:
     assert (3, 0) in d.got.reasons
 
 
-def test_a_deadline_does_not_end_what_waits_in_the_middle_of_its_answer() -> None:
+def test_a_deadline_does_not_end_a_preempted_request() -> None:
     d = Driver(worker_info(max_num_seqs=1), run_ahead=False)
     d.attach()
     d.submit(1, [1], deadline=d.now + 1, max_tokens=100, ignore_eos=True)
@@ -246,7 +246,7 @@ def test_the_deadline_counts_again_once_the_worker_is_lost() -> None:
 # ---------------------------------------------------------------- resubmission
 
 
-def test_a_resumed_request_goes_on_where_it_was(driver: Driver) -> None:
+def test_a_resumed_request_continues_behind_its_tokens(driver: Driver) -> None:
     expected = generate([4, 5, 6], SamplingParams(max_tokens=9), driver.info, 1)
     driver.submit(1, [4, 5, 6], emitted=expected[:4], max_tokens=9)
     driver.run()
@@ -315,7 +315,7 @@ def test_siblings_share_the_prompts_blocks_and_differ_in_their_seed(driver: Driv
     assert len({sequence_seed(1, index) for index in range(128)}) == 128
 
 
-def test_siblings_that_are_held_back_take_no_memory_of_their_own() -> None:
+def test_siblings_that_await_the_prefill_have_no_tokens() -> None:
     d = Driver()
     d.submit(1, [7] * 9, n=3)
     request = next(iter(d.engine._requests))
@@ -346,7 +346,7 @@ def test_prompt_logprobs_read_no_cache_but_fill_it(driver: Driver) -> None:
     }
 
 
-def test_logprobs_reach_only_those_who_asked(driver: Driver) -> None:
+def test_logprobs_reach_only_clients_that_asked(driver: Driver) -> None:
     driver.submit(1, [4, 5], logprobs=0, ignore_eos=True)
     driver.submit(2, [6, 7], ignore_eos=True)
     driver.run()
@@ -359,7 +359,7 @@ def test_logprobs_reach_only_those_who_asked(driver: Driver) -> None:
 # --------------------------------------------------------------------- clients
 
 
-def test_news_merge_while_a_client_is_behind(driver: Driver) -> None:
+def test_outputs_merge_while_a_client_is_behind(driver: Driver) -> None:
     driver.submit(1, [4, 5, 6], max_tokens=10, ignore_eos=True)
     while driver.plan() or driver.deliver():
         pass
@@ -369,7 +369,7 @@ def test_news_merge_while_a_client_is_behind(driver: Driver) -> None:
     assert not driver.client
 
 
-def test_a_client_that_never_takes_anything_is_given_up(
+def test_a_client_that_never_reads_is_disconnected(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("taco_scheduler.state.output_buffer.MAX_BUFFERED_VALUES", 20)
@@ -382,7 +382,7 @@ def test_a_client_that_never_takes_anything_is_given_up(
 
 
 @pytest.mark.parametrize("asked", ["logprobs", "prompt_logprobs"])
-def test_log_probabilities_count_towards_what_a_client_may_leave(
+def test_log_probabilities_count_towards_the_buffer_limit(
     driver: Driver, monkeypatch: pytest.MonkeyPatch, asked: str
 ) -> None:
     monkeypatch.setattr("taco_scheduler.state.output_buffer.MAX_BUFFERED_VALUES", 70)

@@ -1,4 +1,4 @@
-"""Short prompts behind a long one: how many steps they wait, and that no budget is lost."""
+"""Short prompts behind a long one: the steps that they wait, and the use of the budget."""
 
 import pytest
 

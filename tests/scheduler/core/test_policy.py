@@ -1,4 +1,4 @@
-"""Who runs in a step, and who gives way."""
+"""The rows of a step, and which sequence is preempted for them."""
 
 import pytest
 
@@ -100,7 +100,7 @@ def test_of_equal_priority_the_latest_is_preempted() -> None:
     assert list(d.got.reasons) == [(1, 0), (2, 0), (3, 0)]
 
 
-def test_the_pool_keeps_room_for_those_that_run() -> None:
+def test_an_admission_leaves_blocks_for_running_sequences() -> None:
     d = driver(num_blocks=6, run_ahead=False)
     d.submit(1, [1] * 8, ignore_eos=True)
     d.submit(2, [2] * 16, ignore_eos=True)
@@ -150,7 +150,7 @@ def test_a_prompt_whose_last_chunk_is_one_token_is_still_a_prompt() -> None:
     assert [d.got.cached[key] for key in [(1, 1), (1, 2), (2, 0)]] == [12, 12, 16]
 
 
-def test_who_awaits_a_prefix_keeps_its_turn() -> None:
+def test_a_sequence_that_awaits_a_prefix_keeps_its_turn() -> None:
     d = driver(max_num_seqs=2, run_ahead=False, max_num_batched_tokens=64)
     for handle, token in [(1, 9), (2, 9), (3, 8)]:
         d.submit(handle, [token] * 12, max_tokens=4, ignore_eos=True)
@@ -191,7 +191,7 @@ def test_without_prefix_caching_nothing_is_shared() -> None:
     assert set(d.got.cached.values()) == {0}
 
 
-def test_only_what_was_looked_up_counts_as_a_prefix_cache_query() -> None:
+def test_only_lookups_count_as_prefix_cache_queries() -> None:
     for caching, expected in [(True, (26, 12)), (False, (0, 0))]:
         d = driver(enable_prefix_caching=caching)
         for handle, prompt_logprobs in enumerate([None, 0, None]):

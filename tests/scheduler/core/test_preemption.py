@@ -1,4 +1,4 @@
-"""Sequences that give way while steps of theirs are in flight."""
+"""Preemption of sequences with steps in flight."""
 
 import pytest
 
@@ -30,7 +30,7 @@ def run_until_one_lands(d: Driver) -> Sequence:
             return next(iter(worker.preempted.values()))
         if len(d.outputs) == 2:
             d.deliver()
-    raise AssertionError("nobody was preempted")
+    raise AssertionError("no sequence was preempted")
 
 
 def test_tokens_in_flight_at_a_preemption_are_used() -> None:
@@ -86,7 +86,7 @@ def test_prompt_logprobs_come_once_though_the_prefill_is_done_twice() -> None:
 
 
 @pytest.mark.parametrize("swaps", [False, True])
-def test_what_is_preempted_is_computed_again_or_comes_back_from_the_host(swaps: bool) -> None:
+def test_a_preempted_sequence_is_computed_again_or_loaded_from_the_host(swaps: bool) -> None:
     info = worker_info(num_blocks=12, num_host_blocks=32)
     # What only one sequence has used is not worth a copy, unless it was preempted.
     d = Driver(info, max_num_batched_tokens=64, offload_min_accesses=2, swaps_preempted=swaps)
@@ -101,7 +101,7 @@ def test_what_is_preempted_is_computed_again_or_comes_back_from_the_host(swaps: 
         assert d.got.tokens[handle, 0] == generate([handle] * 9, sampling, info, 1)
 
 
-def test_what_is_swapped_is_not_computed_again() -> None:
+def test_a_swapped_sequence_is_not_computed_again() -> None:
     computed = {}
     for swaps in (False, True):
         info = worker_info(num_blocks=12, num_host_blocks=32)
@@ -122,7 +122,7 @@ def test_what_is_swapped_is_not_computed_again() -> None:
     assert computed[True] <= 3 * (9 + 19) + num_preemptions * info.block_size
 
 
-def test_what_a_step_in_flight_computes_is_not_cached_by_a_release() -> None:
+def test_a_release_does_not_cache_blocks_of_steps_in_flight() -> None:
     d = Driver(max_num_batched_tokens=64, run_ahead=True)
     d.attach()
     prompt = [9] * 7

@@ -1,4 +1,4 @@
-"""How many tokens are computed when requests with equal beginnings come together."""
+"""Tokens computed when requests with a common prefix arrive together."""
 
 import tracemalloc
 from collections.abc import Iterator
@@ -127,7 +127,7 @@ def test_a_sequence_that_awaits_a_prefix_is_not_matched_in_each_step(
     assert num_matches == 1 + 4 * 2, "once when they come, once when the prefix is there"
 
 
-def test_common_tokens_of_those_that_wait_are_held_once() -> None:
+def test_common_tokens_of_waiting_sequences_are_stored_once() -> None:
     shares, pending = FairShare(), PendingPrefixes(4 * 16, 16)
     common = [7] * 50_000
     sequences = []

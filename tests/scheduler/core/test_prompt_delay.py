@@ -1,4 +1,4 @@
-"""Prompts that gather while others are answered."""
+"""Prompts that wait so that one step computes several of them."""
 
 from support.engine_driver import Driver
 from support.fake_worker import worker_info
@@ -16,7 +16,7 @@ def driver(factor: float) -> Driver:
 
 
 def step(d: Driver, seconds: float = STEP_SECONDS) -> int:
-    """Runs a step that takes so long; returns how many sequences it began with."""
+    """Runs a step that takes `seconds`; returns how many sequences it started."""
     assert d.plan()
     d.now += seconds
     d.deliver()
@@ -36,13 +36,13 @@ def test_prompts_wait_for_others_and_run_together() -> None:
     assert len(d.got.reasons) == 3
 
 
-def test_without_a_factor_nobody_waits() -> None:
+def test_without_a_factor_no_prompt_waits() -> None:
     d = driver(0.0)
     d.submit(1, [1] * 9)
     assert step(d) == 1
 
 
-def test_nobody_waits_while_none_runs() -> None:
+def test_no_prompt_waits_while_none_runs() -> None:
     d = driver(1000.0)
     d.engine.cancel(d.client, 0)
     d.submit(1, [1] * 9)
@@ -58,7 +58,7 @@ def test_only_steps_with_prompts_count() -> None:
     assert step(d) == 1
 
 
-def test_who_came_later_and_stands_first_makes_nobody_wait_anew() -> None:
+def test_a_later_arrival_of_higher_rank_does_not_restart_the_delay() -> None:
     d = driver(2.0)
     d.submit(1, [1] * 9)
     assert step(d) == 0
@@ -67,8 +67,8 @@ def test_who_came_later_and_stands_first_makes_nobody_wait_anew() -> None:
     assert step(d) == 2
 
 
-def test_a_place_is_not_taken_for_who_waits() -> None:
-    """Nobody is preempted for a prompt that would not run."""
+def test_a_delayed_sequence_takes_no_slot() -> None:
+    """No sequence is preempted for a delayed prompt."""
     d = Driver(worker_info(max_num_seqs=1), run_ahead=False, prompt_delay_factor=2.0)
     d.attach()
     d.submit(0, [9] * 9, max_tokens=60, ignore_eos=True, priority=1_000_000)

@@ -1,4 +1,4 @@
-"""Submitting, planning and rebalancing cost the same however many requests and tenants wait."""
+"""Cost of submitting, planning and rebalancing, independent of waiting requests and tenants."""
 
 import random
 from collections import Counter
@@ -91,11 +91,11 @@ def cost_of_plans(visits: Counter[str], num_waiting: int) -> int:
     return visits.total()
 
 
-def test_a_plan_looks_at_a_few_of_those_that_wait(visits: Counter[str]) -> None:
+def test_a_plan_examines_few_waiting_sequences(visits: Counter[str]) -> None:
     assert cost_of_plans(visits, 2000) <= cost_of_plans(visits, 10) + 4
 
 
-def test_rebalancing_looks_at_a_few_of_those_that_wait(visits: Counter[str]) -> None:
+def test_rebalancing_examines_few_waiting_sequences(visits: Counter[str]) -> None:
     def cost(num_waiting: int) -> int:
         driver = crowded(num_waiting, 3)
         idle = driver.attach()
@@ -108,7 +108,7 @@ def test_rebalancing_looks_at_a_few_of_those_that_wait(visits: Counter[str]) -> 
     assert 0 < cost(4000) <= few * 1.2
 
 
-def test_what_moved_is_not_in_the_old_queue_any_more() -> None:
+def test_a_moved_sequence_leaves_its_old_queue() -> None:
     driver = crowded(40, 3)
     busy, idle = driver.peers[0], driver.attach()
     driver.engine.plan(idle.replica, driver.now)
@@ -194,7 +194,7 @@ def test_a_tenant_that_is_forgotten_comes_back_as_if_it_were_not() -> None:
     assert again.counter == 20_000 - BURST_CREDIT
 
 
-def test_a_quota_is_not_forgotten_before_it_is_full_again() -> None:
+def test_a_rate_limit_is_not_forgotten_before_its_bucket_is_full() -> None:
     shares = FairShare()
     quotas = RateLimits(shares)
     small = Tenant(name="small", max_tokens_per_minute=60)
@@ -220,7 +220,7 @@ def test_a_quota_is_not_forgotten_before_it_is_full_again() -> None:
 
 
 @given(seed=st.integers(0, 10**6))
-def test_the_largest_tenant_is_what_a_search_would_find(seed: int) -> None:
+def test_the_largest_backlog_is_the_one_that_a_search_finds(seed: int) -> None:
     draw = random.Random(seed)
     shares, backlogs = FairShare(), TenantBacklogs[Request](1000, 10_000)
     waiting: list[Request] = []

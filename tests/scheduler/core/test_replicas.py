@@ -1,4 +1,4 @@
-"""Workers that come, leave, hang and die beside others."""
+"""Several workers: attach, drain, stall and crash."""
 
 import pytest
 
@@ -34,7 +34,7 @@ def assert_all_answered(d: Driver, count: int = 8) -> None:
 
 
 @pytest.mark.parametrize("is_fault", [True, False])
-def test_what_ran_on_a_lost_worker_goes_on_elsewhere(is_fault: bool) -> None:
+def test_sequences_of_a_lost_worker_continue_elsewhere(is_fault: bool) -> None:
     d = make_driver()
     crowd(d)
     for _ in range(4):
@@ -47,7 +47,7 @@ def test_what_ran_on_a_lost_worker_goes_on_elsewhere(is_fault: bool) -> None:
     assert_all_answered(d)
 
 
-def test_a_deadline_that_passed_does_not_end_what_another_worker_goes_on_with() -> None:
+def test_a_passed_deadline_does_not_end_a_request_that_another_worker_continues() -> None:
     d = make_driver()
     d.submit(1, [1] * 9, deadline=d.now + 1, max_tokens=20, ignore_eos=True)
     d.step()
@@ -83,7 +83,7 @@ def test_all_workers_roll_and_nothing_is_lost() -> None:
     assert_all_answered(d, 24)
 
 
-def test_a_worker_that_leaves_gets_nothing_new_and_may_finish() -> None:
+def test_a_draining_worker_gets_no_new_requests_and_finishes() -> None:
     d = make_driver()
     crowd(d, 2)
     d.step()
@@ -99,7 +99,7 @@ def test_a_worker_that_leaves_gets_nothing_new_and_may_finish() -> None:
     assert_all_answered(d)
 
 
-def test_a_worker_that_leaves_in_too_long_a_time_is_let_go() -> None:
+def test_a_draining_worker_leaves_at_its_deadline() -> None:
     d = make_driver()
     crowd(d)
     d.step()
@@ -109,7 +109,7 @@ def test_a_worker_that_leaves_in_too_long_a_time_is_let_go() -> None:
     assert_all_answered(d)
 
 
-def test_what_waits_for_the_only_worker_waits_for_the_next_when_it_leaves() -> None:
+def test_the_queue_of_the_only_worker_waits_for_the_next_one() -> None:
     d = make_driver(1)
     crowd(d, 2)
     d.drain(d.peers[0])
@@ -160,7 +160,7 @@ def lose_without_begin(d: Driver) -> None:
     d.attach()
 
 
-def test_a_worker_that_was_dead_already_is_no_reason_to_give_its_requests_up() -> None:
+def test_a_second_crash_before_the_step_began_does_not_fail_the_requests() -> None:
     d = make_driver(1)
     crowd(d)
     d.step()
@@ -170,7 +170,7 @@ def test_a_worker_that_was_dead_already_is_no_reason_to_give_its_requests_up() -
     assert_all_answered(d)
 
 
-def test_no_worker_has_to_say_that_it_begins_for_ever() -> None:
+def test_steps_are_announced_only_while_requests_are_suspected() -> None:
     """A request may be so bad that a worker cannot even read it."""
     d = make_driver(1)
     d.submit(1, [1] * 9, max_tokens=50)
@@ -189,7 +189,7 @@ def test_only_steps_with_a_suspect_are_announced() -> None:
     assert not any(plan.is_announced for plan in d.plans)
 
 
-def test_suspects_run_one_at_a_time_on_all_workers_together() -> None:
+def test_suspected_requests_run_one_at_a_time_on_all_workers() -> None:
     d = make_driver(3, max_num_batched_tokens=64)
     for handle in (98, 99):
         d.submit(handle, [POISON, handle - 90, 2], max_tokens=20)
@@ -228,7 +228,7 @@ def test_a_request_at_every_death_is_given_up_even_if_it_gets_tokens_in_between(
 # ---------------------------------------------------------------------- stalls
 
 
-def test_a_step_that_takes_far_longer_than_any_before_is_a_stall() -> None:
+def test_a_step_far_longer_than_any_before_is_a_stall() -> None:
     d = make_driver(step_timeout=20.0)
     crowd(d)
     d.step()

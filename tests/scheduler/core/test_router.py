@@ -1,4 +1,4 @@
-"""Which replica a request goes to, and when what waits moves on."""
+"""The replica that a request is assigned to, and rebalancing of waiting requests."""
 
 import pytest
 
@@ -33,7 +33,7 @@ def num_waiting(peer: Peer) -> int:
     return peer.replica.waiting.num_sequences
 
 
-def test_idle_replicas_share_what_comes(two: Driver) -> None:
+def test_idle_replicas_share_new_requests(two: Driver) -> None:
     for handle in range(6):
         two.submit(handle, [handle + 1] * 9)
     assert sorted(homes(two).values()) == ["a"] * 3 + ["b"] * 3
@@ -55,7 +55,7 @@ def test_a_request_goes_where_its_prefix_is_cached(two: Driver) -> None:
     assert two.got.cached[3, 0] == two.got.cached[4, 0] == 40
 
 
-def test_requests_that_come_together_share_a_prefix_that_is_yet_to_be_computed(
+def test_simultaneous_requests_share_a_pending_prefix(
     two: Driver,
 ) -> None:
     for handle, prefix in enumerate([PREFIX, OTHER, PREFIX, OTHER]):
@@ -116,7 +116,7 @@ def test_an_answer_is_not_cut_short_where_another_replica_would_go_on() -> None:
     assert len(d.got.tokens[1, 0]) == 30
 
 
-def test_what_only_a_lost_worker_could_run_waits_for_it() -> None:
+def test_a_request_that_only_a_lost_worker_could_run_waits_for_it() -> None:
     small, large = worker_info(name="small", max_model_len=20), worker_info(name="large")
     d = make_driver(small, large)
     d.submit(1, [1] * 30, max_tokens=20, ignore_eos=True)
@@ -158,7 +158,7 @@ def test_a_key_holds_while_its_replica_is_not_far_behind(two: Driver) -> None:
     assert third != home, "it was behind by more than the prompt"
 
 
-def test_a_key_goes_elsewhere_with_its_replica(two: Driver) -> None:
+def test_a_cache_key_moves_when_its_replica_leaves(two: Driver) -> None:
     two.submit(1, PREFIX, max_tokens=1, prompt_cache_key="key")
     (home,) = homes(two).values()
     two.lose_worker(next(peer for peer in two.peers if peer.replica.name == home))
@@ -177,7 +177,7 @@ def crowd(driver: Driver, count: int) -> None:
         driver.submit(handle, [handle + 1] * 9, max_tokens=20, ignore_eos=True)
 
 
-def test_a_worker_that_joins_takes_over_what_waits() -> None:
+def test_a_new_worker_steals_waiting_requests() -> None:
     d = make_driver(worker_info(name="a", max_num_seqs=2))
     crowd(d, 9)
     d.step()
@@ -191,7 +191,7 @@ def test_a_worker_that_joins_takes_over_what_waits() -> None:
     assert {len(tokens) for tokens in d.got.tokens.values()} == {20}
 
 
-def test_a_replica_that_runs_dry_helps_the_others() -> None:
+def test_a_replica_with_spare_capacity_steals_work() -> None:
     info = worker_info(max_num_seqs=2)
     d = make_driver(info, info)
     crowd(d, 8)
@@ -208,7 +208,7 @@ def test_a_replica_that_runs_dry_helps_the_others() -> None:
     assert sum(reason is FinishReason.LENGTH for reason in d.got.reasons.values()) == 4
 
 
-def test_what_would_gain_nothing_stays_where_its_prefix_is() -> None:
+def test_a_request_without_gain_stays_with_its_prefix() -> None:
     d = make_driver(worker_info(num_blocks=256), worker_info(num_blocks=256))
     d.submit(0, PREFIX, max_tokens=1)
     d.run()
@@ -218,7 +218,7 @@ def test_what_would_gain_nothing_stays_where_its_prefix_is() -> None:
     assert not d.peers[1].outputs
 
 
-def test_siblings_of_what_runs_do_not_move() -> None:
+def test_siblings_of_a_running_sequence_do_not_move() -> None:
     info = worker_info(max_num_seqs=1)
     d = make_driver(info, info)
     d.submit(1, PREFIX, n=3, max_tokens=4, ignore_eos=True)

@@ -1,4 +1,4 @@
-"""A sequence that fails in a step ends alone: its request gets an error, no other changes."""
+"""Row errors: one sequence fails in a step, and no other request changes."""
 
 import numpy as np
 import pytest
@@ -91,7 +91,7 @@ def test_nothing_of_a_failed_sequence_stays_cached(budget: int) -> None:
     assert num_cached_tokens(d, PROMPT) == 0
 
 
-def test_what_another_sequence_or_pin_uses_of_the_prefix_stays_cached() -> None:
+def test_a_prefix_that_a_sequence_or_pin_uses_stays_cached() -> None:
     d = poisonable()
     d.submit(0, [9] * 9, pins=(PrefixPin(8, 1000.0),))
     d.submit(1, PROMPT[:8] + [4] * 8)
@@ -165,7 +165,7 @@ def test_a_row_error_of_a_sequence_that_has_ended_is_dropped() -> None:
 @pytest.mark.parametrize(
     "slots", [[5], [0, 0], [-1]], ids=["did not run", "twice", "below the first"]
 )
-def test_row_errors_that_make_no_sense_are_the_worker_s_fault(slots: list[int]) -> None:
+def test_invalid_row_errors_are_the_workers_fault(slots: list[int]) -> None:
     d = Driver()
     d.attach()
     d.submit(0, [1, 2, 3])

@@ -1,4 +1,4 @@
-"""Failing steps, lost workers, and the requests that cause them."""
+"""Failed steps, lost workers, and poison requests."""
 
 import numpy as np
 import pytest
@@ -42,7 +42,7 @@ def test_one_poisonous_request_is_quarantined_and_the_others_live(
             assert d.got.tokens[handle, 0] == expected
 
 
-def test_a_step_that_fails_once_costs_nobody_anything() -> None:
+def test_one_failed_step_fails_no_request() -> None:
     d = Driver(max_num_batched_tokens=64)
     d.attach()
     for handle in range(6):
@@ -59,7 +59,7 @@ def test_a_step_that_fails_once_costs_nobody_anything() -> None:
     assert {len(tokens) for tokens in d.got.tokens.values()} == {20}
 
 
-def test_what_a_failed_step_was_to_compute_is_not_cached() -> None:
+def test_blocks_of_a_failed_step_are_not_cached() -> None:
     d = Driver(run_ahead=True, max_num_batched_tokens=64)
     d.attach()
     d.worker.fails = lambda plan: True
@@ -94,7 +94,7 @@ def test_a_living_worker_keeps_its_confirmed_blocks() -> None:
     assert len(d.got.tokens[1, 0]) == 8
 
 
-def test_a_worker_that_leaves_by_itself_makes_nobody_a_suspect() -> None:
+def test_a_worker_that_leaves_by_itself_makes_no_request_suspected() -> None:
     d = Driver(max_num_batched_tokens=64)
     d.attach()
     for handle in range(4):

@@ -82,13 +82,13 @@ def test_a_file_counts_when_it_is_written() -> None:
     assert num_stored(tier, b"aaaabbbb") == 1
 
 
-def test_what_was_found_is_there() -> None:
+def test_reported_files_are_found() -> None:
     tier = known_tier(found=tuple(blocks(b"aaaabbbb")))
     assert num_stored(tier, b"aaaabbbbcccc") == 2
     assert write(tier, b"aaaabbbbcccc") == [blocks(b"aaaabbbbcccc")[2].key]
 
 
-def test_a_walk_goes_on_behind_what_it_knows() -> None:
+def test_a_walk_continues_behind_known_files() -> None:
     tier = known_tier(found=tuple(blocks(b"aaaabbbb")))
     known = tier.walk(NAMESPACE, b"aaaabbbbcccc")
     write(tier, b"aaaabbbbcccc")
@@ -104,7 +104,7 @@ def test_a_file_without_its_parent_is_deleted() -> None:
     assert commands(tier) == [StoreCommand(deletes=(orphan.key,))]
 
 
-def test_the_leaf_that_was_used_longest_ago_makes_room() -> None:
+def test_the_least_recently_used_leaf_is_evicted() -> None:
     tier = known_tier(max_files=4)
     write(tier, b"aaaabbbb")
     write(tier, b"aaaacccc")
@@ -117,7 +117,7 @@ def test_the_leaf_that_was_used_longest_ago_makes_room() -> None:
     assert num_stored(tier, b"aaaabbbb") == 2
 
 
-def test_what_is_kept_makes_no_room() -> None:
+def test_kept_files_are_not_evicted() -> None:
     tier = known_tier(max_files=2)
     write(tier, b"aaaa")
     write(tier, b"bbbb")
@@ -128,12 +128,12 @@ def test_what_is_kept_makes_no_room() -> None:
     assert [num_stored(tier, token * 4) for token in (b"a", b"b", b"c")] == [1, 0, 1]
 
 
-def test_a_prompt_does_not_make_room_for_itself() -> None:
+def test_a_prefix_does_not_evict_its_own_files() -> None:
     tier = known_tier(max_files=2)
     assert len(write(tier, b"aaaabbbbcccc")) == 2
 
 
-def test_a_write_that_failed_is_no_file() -> None:
+def test_a_failed_write_leaves_no_file() -> None:
     tier, (first, second) = known_tier(), blocks(b"aaaabbbb")
     begin_to_write(tier, b"aaaabbbb", 5)
     commands(tier)
@@ -149,7 +149,7 @@ def test_a_write_that_failed_is_no_file() -> None:
     assert tier.outcomes == {"written": 2, "read": 0, "failed": 1}
 
 
-def test_a_read_that_failed_loses_the_file_and_what_continues_it() -> None:
+def test_a_failed_read_drops_the_file_and_its_children() -> None:
     _, second, third = prefix = blocks(b"aaaabbbbcccc")
     tier = known_tier(found=tuple(prefix))
     tier.read([(second.key, 3)])
@@ -161,7 +161,7 @@ def test_a_read_that_failed_loses_the_file_and_what_continues_it() -> None:
     assert commands(tier) == [StoreCommand(deletes=(third.key,))]
 
 
-def test_what_is_read_stays() -> None:
+def test_files_that_are_read_are_not_evicted() -> None:
     (block,) = blocks(b"aaaa")
     tier = known_tier(max_files=1, found=(block,))
     tier.read([(block.key, 3)])
@@ -170,6 +170,6 @@ def test_what_is_read_stays() -> None:
     assert len(write(tier, b"bbbb")) == 1
 
 
-def test_reports_of_what_nobody_waits_for_are_ignored() -> None:
+def test_reports_without_a_command_are_ignored() -> None:
     tier, key = known_tier(), bytes(16)
     assert tier.take(StoreReport(read=(key,), failed=(key,))) == ([], {})

@@ -1,4 +1,4 @@
-"""Beginnings of prompts that requests ask to keep."""
+"""Pinned prefixes: limits, expiry and eviction."""
 
 import math
 from typing import Any
@@ -65,7 +65,7 @@ def test_a_pin_ends_with_its_time() -> None:
     assert metric(d, "taco:worker_pinned_blocks") == 0
 
 
-def test_a_prefix_that_is_asked_for_again_is_kept_for_longer() -> None:
+def test_a_prefix_that_is_pinned_again_is_kept_longer() -> None:
     d = driver()
     ask(d, 0, 10, PIN)
     d.now += 50.0
@@ -90,7 +90,7 @@ def test_each_of_two_beginnings_is_kept_for_its_time() -> None:
     assert ask(d, 100, 10) == 4
 
 
-def test_a_pin_gives_way_to_a_sequence_that_needs_its_room() -> None:
+def test_a_pinned_prefix_is_evicted_for_a_sequence() -> None:
     d = driver()
     ask(d, 0, 10, PIN)
     d.submit(1, [11] * 37, max_tokens=3, ignore_eos=True)
@@ -99,7 +99,7 @@ def test_a_pin_gives_way_to_a_sequence_that_needs_its_room() -> None:
     assert not is_kept(d, 10)
 
 
-def test_a_pin_that_gives_way_goes_to_the_host() -> None:
+def test_an_evicted_pinned_prefix_goes_to_the_host() -> None:
     d = driver(num_host_blocks=16, offload_min_accesses=5)
     ask(d, 0, 10, PIN)
     ask(d, 1, 11)
@@ -109,7 +109,7 @@ def test_a_pin_that_gives_way_goes_to_the_host() -> None:
     assert not is_kept(d, 11)
 
 
-def test_the_oldest_pin_gives_way_to_a_new_one() -> None:
+def test_the_oldest_pinned_prefix_is_evicted_for_a_new_one() -> None:
     d = driver()
     for topic in (10, 11, 12):  # two blocks each, and at most five in all
         ask(d, topic, topic, PIN)
@@ -117,7 +117,7 @@ def test_the_oldest_pin_gives_way_to_a_new_one() -> None:
     assert [is_kept(d, topic) for topic in (11, 12, 10)] == [True, True, False]
 
 
-def test_one_of_several_owners_gets_half_of_what_may_be_pinned() -> None:
+def test_one_of_several_owners_may_pin_half_of_the_limit() -> None:
     d = driver()
     for topic, owner in ((10, "a"), (11, "b"), (12, "a")):
         ask(d, topic, topic, PIN, owner=owner)
@@ -136,7 +136,7 @@ def test_an_owner_with_few_pins_takes_the_room_of_one_with_many() -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1])
-def test_what_is_more_than_may_be_pinned_is_not(share: float) -> None:
+def test_a_prefix_above_the_limit_is_not_pinned(share: float) -> None:
     d = driver(max_pinned_share=share)
     ask(d, 0, 10, PIN)
     assert metric(d, "taco:rejected_prefix_pins_total") == 1
@@ -144,7 +144,7 @@ def test_what_is_more_than_may_be_pinned_is_not(share: float) -> None:
     assert not is_kept(d, 10)
 
 
-def test_a_pin_of_what_was_never_computed_goes_with_it() -> None:
+def test_a_pin_ends_when_a_failed_step_removes_its_prefix() -> None:
     d = driver()
     d.submit(0, [10] * PROMPT_TOKENS, max_tokens=1, pins=(PIN,))
     d.worker.fails = lambda plan: True
@@ -168,14 +168,14 @@ def test_a_pin_of_what_was_never_computed_goes_with_it() -> None:
         (PIN,) * 5,
     ],
 )
-def test_a_pin_that_makes_no_sense_is_refused(pins: tuple[PrefixPin, ...]) -> None:
+def test_an_invalid_pin_is_rejected(pins: tuple[PrefixPin, ...]) -> None:
     d = driver()
     d.submit(0, [10] * PROMPT_TOKENS, pins=pins)
     d.collect()
     assert d.got.errors[0][0] == 400
 
 
-def test_any_number_of_pins_gives_way_to_one_prompt() -> None:
+def test_one_prompt_may_evict_all_pinned_prefixes() -> None:
     num_pins = 1100
     info = worker_info(num_blocks=4 * num_pins, max_model_len=5 * 4 * num_pins)
     d = Driver(info, run_ahead=False, max_num_batched_tokens=2**16)

@@ -38,7 +38,7 @@ def test_match_is_the_longest_common_prefix_in_blocks(cached: list[bytes], query
     assert tree.num_evictable == len(expected)
 
 
-def test_what_is_cached_first_stays() -> None:
+def test_the_first_cached_blocks_stay_in_the_tree() -> None:
     tree = RadixTree(BLOCK_BYTES)
     assert cache(tree, b"aabb", [0, 1]) == [0, 1]
     assert cache(tree, b"aabbcc", [2, 3, 4]) == [4]
@@ -82,7 +82,7 @@ def test_chunks_of_a_prefill_become_one_node() -> None:
     assert match.num_node_blocks == 4
 
 
-def test_what_continues_an_unconfirmed_prefix_is_withdrawn_with_it() -> None:
+def test_descendants_of_an_unconfirmed_prefix_are_withdrawn_with_it() -> None:
     tree = RadixTree(BLOCK_BYTES)
     cache(tree, b"aa", [0])
     cache(tree, b"aabbcc", [1, 2, 3], step_id=7)

@@ -149,7 +149,7 @@ class BlockManagerMachine(KvInvariants, DiskRules, RuleBasedStateMachine):
     @precondition(lambda self: self.history and len(self.live) < MAX_SEQUENCES)
     @rule(pick=picks, cut=st.integers(0, 6), tail=st.just(()) | token_lists)
     def admit_again(self, pick: int, cut: int, tail: Tokens) -> None:
-        """A preempted sequence comes back, or a conversation goes on."""
+        """A preempted sequence or a conversation continues."""
         namespace, tokens = self.history[pick % len(self.history)]
         tokens = tokens[: max(1, len(tokens) - cut)] + tail
         self.admit(tokens, namespace, len(tokens), True)
@@ -157,7 +157,7 @@ class BlockManagerMachine(KvInvariants, DiskRules, RuleBasedStateMachine):
     @precondition(lambda self: len(self.live) < MAX_SEQUENCES and self.on_host_alone())
     @rule(pick=picks, tail=token_lists)
     def come_back(self, pick: int, tail: Tokens) -> None:
-        """A conversation goes on of which the device holds no longer all."""
+        """A conversation continues whose blocks the device has partly evicted."""
         prefixes = self.on_host_alone()
         namespace, tokens = prefixes[pick % len(prefixes)]
         self.admit(tokens + tail, namespace, len(tokens) + len(tail), True)
@@ -219,7 +219,7 @@ class BlockManagerMachine(KvInvariants, DiskRules, RuleBasedStateMachine):
     @precondition(lambda self: self.in_flight)
     @rule(luck=st.sampled_from([0, 1, 1]))
     def fail_step(self, luck: int) -> None:
-        """What was in flight never happened; whoever had a part in it or read of it starts anew."""
+        """A step fails: every sequence that ran in it or read its blocks starts anew."""
         if luck:  # a rule like others is chosen too often for much to happen in between
             return
         failed, self.in_flight = self.in_flight, []
@@ -298,7 +298,7 @@ class BlockManagerMachine(KvInvariants, DiskRules, RuleBasedStateMachine):
     @precondition(lambda self: self.cached)
     @rule(num_blocks=st.integers(1, NUM_BLOCKS), runs=st.sampled_from([True, True, False]))
     def squeeze(self, num_blocks: int, runs: bool) -> None:
-        """A prompt that nobody shares comes and goes, be it that a step has run for it or not."""
+        """A prompt without common prefix comes and ends, with or without a step."""
         num_live = len(self.live)
         self.admit((2,), NAMESPACES[0], num_blocks * BLOCK_SIZE, False)
         if len(self.live) > num_live:

@@ -1,4 +1,4 @@
-"""The host tier behind whole requests; the fake worker checks that every block holds its tokens."""
+"""The host tier with whole requests; the fake worker checks that every block has its tokens."""
 
 import logging
 
@@ -24,7 +24,7 @@ def ask(d: Driver, handle: int, topic: int) -> int:
     return d.got.cached[handle, 0]
 
 
-def test_what_left_the_device_comes_back_from_the_host() -> None:
+def test_evicted_blocks_are_loaded_from_the_host() -> None:
     d = driver()
     topics = list(range(10, 18))
     assert [ask(d, handle, topic) for handle, topic in enumerate(topics)] == [0] * 8
@@ -63,7 +63,7 @@ def test_a_lost_worker_takes_its_host_tier_along() -> None:
     assert [ask(d, 100 + topic, topic) for topic in range(10, 18)] == [0] * 8
 
 
-def test_what_was_used_once_is_not_worth_a_copy_if_twice_is_asked_for() -> None:
+def test_blocks_with_too_few_uses_are_not_offloaded() -> None:
     d = driver(offload_min_accesses=2)
     ask(d, 0, topic=10)
     ask(d, 1, topic=10)

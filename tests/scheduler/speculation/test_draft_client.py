@@ -1,4 +1,4 @@
-"""A draft worker beside the engine: who waits for it, and what if it cannot be relied on."""
+"""A draft worker beside the engine: sequences that await drafts, and invalid or late replies."""
 
 from dataclasses import replace
 
@@ -66,7 +66,7 @@ def test_right_drafts_save_steps() -> None:
     assert driver.engine.counters.speculation.accepted_tokens > 8
 
 
-def test_whoever_is_drafted_for_waits_for_the_drafts() -> None:
+def test_sequences_wait_for_their_drafts() -> None:
     driver = make_asked()
     assert not driver.plan()
     driver.reply()
@@ -105,7 +105,7 @@ def test_others_do_not_wait() -> None:
     assert driver.plan(), "a prompt has no drafts to wait for"
 
 
-def test_while_nobody_drafts_rows_may_verify_nothing() -> None:
+def test_without_drafts_rows_may_verify_nothing() -> None:
     driver = Driver(worker_info(max_draft_tokens=4, drafts_itself=False), num_speculative_tokens=4)
     driver.attach()
     driver.submit(1, PROMPT, max_tokens=12, ignore_eos=True)
@@ -131,7 +131,7 @@ def test_a_late_reply_is_not_waited_for() -> None:
     assert driver.got.tokens[1, 0] == expected(driver, 24)
 
 
-def test_a_draft_worker_that_is_lost_holds_nobody_up() -> None:
+def test_a_lost_draft_worker_delays_no_sequence() -> None:
     driver = make_asked()
     driver.lose_drafter()
     assert driver.plan()
@@ -150,7 +150,7 @@ def test_a_draft_worker_that_is_lost_holds_nobody_up() -> None:
         {"request_id": 99},
     ],
 )
-def test_what_cannot_be_drafts_is_left_out_and_counted(changes: dict) -> None:
+def test_invalid_drafts_are_dropped_and_counted(changes: dict) -> None:
     driver = make_asked()
     number = next(iter(driver.drafter.sequences))  # type: ignore[union-attr]
     reply = DraftReply(
@@ -178,7 +178,7 @@ def test_another_vocabulary_is_refused() -> None:
     assert drafted_plans(driver) == 0
 
 
-def test_a_worker_that_verifies_nothing_has_no_use_for_drafts() -> None:
+def test_a_worker_without_speculation_rejects_a_draft_worker() -> None:
     driver = Driver()
     driver.attach()
     with pytest.raises(InvalidWorkerError, match="verifies no drafts"):
@@ -193,7 +193,7 @@ def test_sequences_beyond_the_draft_models_length_go_on_without() -> None:
     assert max(lengths) < 12
 
 
-def test_with_many_requests_nobody_is_drafted_for() -> None:
+def test_with_many_requests_no_drafts_are_requested() -> None:
     driver = make_driver(speculative_disable_by_batch_size=2)
     driver.attach_drafter()
     for handle in range(3):

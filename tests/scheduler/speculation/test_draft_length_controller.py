@@ -30,7 +30,7 @@ def test_plain_steps_are_measured_first_and_then_all_drafts_are_tried() -> None:
     assert pace.choose(1) == MAX_DRAFTS
 
 
-def test_none_where_plain_steps_that_run_ahead_are_faster_still() -> None:
+def test_no_drafts_if_plain_steps_with_run_ahead_are_faster() -> None:
     assert pace_of(draft=0.004, accepted=1).choose(1) == 1
     assert pace_of(draft=0.004, accepted=1, plain=0.006).choose(1) == 0
 
@@ -57,7 +57,7 @@ def test_trying_again_takes_a_small_share_of_the_time() -> None:
     assert 1 in [pace.choose(1) for _ in range(1000)]
 
 
-def test_drafts_that_are_cheap_and_right_are_all_asked_for() -> None:
+def test_cheap_and_right_drafts_are_requested_at_full_length() -> None:
     assert pace_of().choose(1) == MAX_DRAFTS
 
 
@@ -91,7 +91,7 @@ def test_one_is_tried_now_and_then_and_drafting_starts_again() -> None:
     assert pace.choose(1) == MAX_DRAFTS
 
 
-def test_what_was_slow_once_is_found_to_be_fast() -> None:
+def test_a_trial_finds_drafts_that_have_become_fast() -> None:
     pace = pace_of(draft=0.050)
     for _ in range(4000):
         if (num_drafts := pace.choose(1)) > 0:
@@ -108,14 +108,14 @@ def test_none_where_the_worker_drafts_better_itself() -> None:
     assert pace.choose(1) == 0
 
 
-def test_reading_a_prompt_says_nothing_of_what_drafts_cost() -> None:
+def test_reading_a_prompt_does_not_count_as_draft_time() -> None:
     pace = pace_of()
     for _ in range(5):
         pace.note_draft(MAX_DRAFTS, 3.0, caught_up=True)
     assert pace.choose(1) == MAX_DRAFTS
 
 
-def test_where_every_request_reads_a_prompt_that_is_what_drafts_cost() -> None:
+def test_reading_prompts_in_every_request_counts_as_draft_time() -> None:
     pace = pace_of()
     for _ in range(100):
         pace.note_draft(MAX_DRAFTS, 3.0, caught_up=True)
@@ -133,7 +133,7 @@ def test_drafting_rests_where_it_proves_to_be_slower_than_was_promised() -> None
     assert any(pace.choose(1) > 0 for _ in range(2000)), "it is never tried again"
 
 
-def test_a_gain_goes_on() -> None:
+def test_a_speedup_continues() -> None:
     pace = pace_of()
     for _ in range(400):
         pace.note_drafted_step(2, 6, 0.020)  # three plain steps would have taken 30 ms

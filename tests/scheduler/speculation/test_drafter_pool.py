@@ -1,4 +1,4 @@
-"""Which draft worker drafts for which of several workers."""
+"""Assignment of draft workers to workers."""
 
 from dataclasses import dataclass, field
 
@@ -70,7 +70,7 @@ def test_workers_that_verify_nothing_are_passed_over() -> None:
     assert drafted_for(engine) == [False, True]
 
 
-def test_one_that_fits_no_worker_is_told_why() -> None:
+def test_a_draft_worker_that_fits_no_worker_gets_the_reason() -> None:
     engine, pool = make_engine(DRAFTING), DrafterPool()
     link = Link(FakeDrafter(vocab_size=65).info)
     with pytest.raises(InvalidWorkerError, match="a vocabulary of 65 tokens"):
@@ -93,7 +93,7 @@ def test_draft_workers_wait_for_workers() -> None:
     assert drafted_for(engine) == [True, True]
 
 
-def test_a_draft_worker_goes_with_its_worker_and_may_dial_again() -> None:
+def test_a_draft_worker_is_removed_with_its_worker_and_may_connect_again() -> None:
     engine, pool = make_engine(DRAFTING, DRAFTING), DrafterPool()
     link = Link()
     pool.attach(link, speculations(engine))

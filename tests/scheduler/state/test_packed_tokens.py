@@ -1,4 +1,4 @@
-"""How many bytes of token ids the scheduler packs and sends."""
+"""Bytes of token ids that the scheduler packs and sends."""
 
 from collections.abc import Callable
 

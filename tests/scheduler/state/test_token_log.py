@@ -1,4 +1,4 @@
-"""The log of new tokens against one list a slot."""
+"""The token log compared with one list a slot."""
 
 from typing import Any
 
