@@ -26,7 +26,7 @@ CACHED_COST = 0.1
 # Tokens that a tenant's counter may be behind all others: a burst of this size comes first.
 BURST_CREDIT = 8192.0
 MIN_CAPACITY = 16
-# Tenants without requests whose counters are remembered at most.
+# Maximum number of tenants without requests whose counters are remembered.
 MAX_IDLE_SHARES = 256
 
 

@@ -119,7 +119,7 @@ class RateLimits:
 
 
 class _Usage:
-    """What a tenant has used.
+    """The usage of one tenant.
 
     Attributes:
         tenant: with the limits of its latest request; None if that had no limit a minute.

@@ -1,4 +1,4 @@
-"""The admission queue by tenant: how much of it each tenant's backlog takes."""
+"""The admission queue by tenant: the backlog of each tenant, and the largest backlog."""
 
 import heapq
 import itertools

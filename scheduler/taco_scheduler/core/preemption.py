@@ -1,4 +1,4 @@
-"""Preemption: who is preempted when slots or blocks run short, and what happens to it.
+"""Preemption: which sequence is preempted when slots or blocks run short, and how.
 
 A preempted sequence loses its slot and blocks. It waits in the queue with its tokens, and is
 computed again or found in the prefix cache. If steps in flight still sample for it, it has the

@@ -32,7 +32,7 @@ class StepPrefixSharing:
         self._by_place.clear()
 
     def add(self, sequence: Sequence, num_computed_tokens: int) -> None:
-        """A row of the step computes tokens of `sequence` behind the first ones."""
+        """Add a row of the step, which computes tokens of `sequence` behind the first ones."""
         table, num_blocks = sequence.table, num_computed_tokens // self._block_size
         if table is None or table.node is None or table.num_pinned_blocks != num_blocks:
             return  # a failed step took blocks back: nothing more of it is cached
@@ -55,7 +55,7 @@ class StepPrefixSharing:
         """Whether a row of this step computes the first block that `sequence` lacks.
 
         Args:
-            prefix: what is cached of the sequence.
+            prefix: the cached prefix of the sequence.
         """
         num_cached = prefix.num_blocks
         num_readable = (len(sequence.tokens) - 1) // self._block_size

@@ -43,9 +43,9 @@ class PoisonRequestDetector:
 
         Args:
             requests: the scheduler had sent a step for them.
-            has_begun: those that are suspected and whose step the worker had begun. A suspected
-                request whose step had not begun did not cause the crash: two workers may crash at
-                once, just after a request moved from one to the other.
+            has_begun: requests whose announced step the worker had begun. A suspected request
+                whose step had not begun did not cause the crash: two workers may crash at once,
+                just after a request moved from one to the other.
         """
         for request in requests:
             request.num_worker_crashes += 1

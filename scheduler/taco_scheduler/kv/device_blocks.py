@@ -44,7 +44,7 @@ class DeviceBlocks:
         return count <= self.num_available + self._pins.num_blocks and self._pins.evict_oldest()
 
     def evict_excess(self) -> None:
-        """Evict what the cache holds above its maximum."""
+        """Evict the cached blocks above the maximum."""
         num_excess = self._tree.num_evictable - self._max_cached
         if num_excess > 0:
             self._pool.release(self._tree.evict(num_excess))
