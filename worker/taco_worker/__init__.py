@@ -1,0 +1,1 @@
+"""The worker: executes step plans of the scheduler with one model on one device."""

@@ -187,7 +187,7 @@ class StreamLink(ABC, Generic[Up, Down]):
         """Finish the current job. The reader keeps running: cancelling a read ends the stream."""
         self._is_stopping = True
         self._cancel_waiting_jobs()
-        # The drain is queued behind the current job; its answer is then in the send queue.
+        # The drain is queued after the current job; its answer is then in the send queue.
         await asyncio.wrap_future(self._thread.submit(self._drain))
         await self._close_stream(reader, writer)
 

@@ -147,7 +147,7 @@ class Worker:
         """Launch one step. `deliver` receives its output; outputs keep the order of the plans.
 
         On a GPU `submit` returns before the step is done, so that the next step can be launched
-        behind it. `deliver` is then called in another thread.
+        at once. `deliver` is then called in another thread.
         """
         if self._output_thread is None:
             deliver(self.execute(plan))

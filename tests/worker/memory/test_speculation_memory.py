@@ -162,7 +162,7 @@ def test_heads_draft_while_profiling_and_end_empty(
     monkeypatch.setattr(drafter, "draft", noted_draft)
     meter = Meter(target, monkeypatch)
     assert isinstance(drafter, DrafterWithKV)
-    beside = drafter.kv_bytes_beside
+    beside = drafter.fixed_kv_bytes
     memory = measure(worker_config(target_path), target, drafter)
     assert memory.activations == meter.peak + beside > beside > 0
     assert drafted == [[NUM_DRAFTS] * MAX_NUM_SEQS] * 2

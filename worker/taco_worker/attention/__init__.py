@@ -1,0 +1,1 @@
+"""Attention over the paged KV cache: back ends, step metadata and masks."""

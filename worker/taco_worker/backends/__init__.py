@@ -1,0 +1,1 @@
+"""Back ends that load and run a model: the CPU kernels or torch."""

@@ -1,0 +1,1 @@
+"""The worker's batch of sequences, and a step's input."""

@@ -47,7 +47,7 @@ class StepRows:
         return replace(self, num_new_tokens=self.num_new_tokens - self.trees.num_nodes, trees=None)
 
     def num_outputs(self) -> IntArray:
-        """Tokens of each row behind which a token is sampled: the last one and all of a tree."""
+        """Tokens of each row after which a token is sampled: the last one and all of a tree."""
         if self.trees is None:
             return self.is_sampled.astype(np.int32)
         return self.is_sampled * (1 + self.trees.num_nodes)
@@ -204,7 +204,7 @@ class InputBatch:
 
     def _check_drafts(self, slots: IntArray, ends: Array, max_drafts: IntArray) -> None:
         if max_drafts.size != slots.size or (max_drafts < 0).any():
-            raise PlanError("max_drafts must hold one number from 0 on for each row")
+            raise PlanError("max_drafts must hold one number of at least 0 for each row")
         last = ends + max_drafts
         if (last > self.num_blocks[slots] * self.block_size).any():
             raise PlanError("a row may verify drafts that its blocks do not hold")

@@ -69,7 +69,7 @@ class HostTokenTable:
 
 
 class DeviceTokenTable:
-    """A table on a GPU: the stream orders reads behind earlier writes."""
+    """A table on a GPU: the CUDA stream orders reads after earlier writes."""
 
     def __init__(self, max_num_seqs: int, max_model_len: int, transfers: Transfers) -> None:
         shape = (max_num_seqs, max_model_len)

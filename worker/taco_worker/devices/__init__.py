@@ -1,0 +1,1 @@
+"""Devices: selection, host-device copies and available memory."""

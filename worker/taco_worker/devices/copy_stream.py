@@ -1,4 +1,4 @@
-"""Copy streams: KV copies that run beside the model's computation, and events to wait for them."""
+"""Copy streams: KV copies that overlap with the model's computation, and events to wait for."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ class CopyEvent(Protocol):
     """Marks the end of a queued piece of work."""
 
     def wait(self) -> None:
-        """Order everything launched from now on behind this event."""
+        """Order everything launched from now on after this event."""
         ...
 
 
 class CopyStream(Protocol):
-    """Runs pieces of work in order, beside the stream that computes."""
+    """Runs pieces of work in order, in parallel with the computing stream."""
 
     def wait_for_compute(self) -> None:
-        """Order later work behind everything launched for computing so far."""
+        """Order later work after everything launched for computing so far."""
         ...
 
     def put(self, work: Callable[[], None]) -> CopyEvent: ...

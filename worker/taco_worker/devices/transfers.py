@@ -40,7 +40,7 @@ class Download:
 
 
 class Transfers:
-    """Copies on streams beside the computing stream: a step's input arrives while another runs.
+    """Copies in parallel with the computing stream: a step's input arrives while another runs.
 
     On a CPU nothing is copied: arrays and tensors share their memory.
     """

@@ -1,0 +1,1 @@
+"""Runs a step: model, verification and sampling, and the output."""

@@ -35,8 +35,8 @@ class Verified:
     """The result of verifying the drafts of some rows.
 
     Attributes:
-        kept: indices of the sampled tokens that count. The target samples one token behind each
-            row's own token and one behind each draft.
+        kept: indices of the sampled tokens that count. The target samples one token after each
+            row's own token and one after each draft.
         num_tokens: int32 [number of sampled rows], tokens that each row gains.
         num_drafts: int32 [number of sampled rows], drafts that each row verified.
         token_ids: int32 [sum(num_tokens)], the tokens that the rows gain, on the host.

@@ -40,7 +40,7 @@ _LEAVES_LOGITS = Feature.LOGPROBS | Feature.PROMPT_LOGPROBS
 class ModelRunner:
     """Runs the steps of one model and its batch. Not thread safe.
 
-    On a GPU a step is launched without waiting. The next step can be launched behind it and reads
+    On a GPU a step is launched without waiting. The next step can be launched at once and reads
     this step's tokens on the device.
     """
 
@@ -158,7 +158,7 @@ class ModelRunner:
     def _verify(
         self, rows: StepRows, inputs: ModelInput, chosen: IntArray, part: StepPart
     ) -> StepPart:
-        """Reduce the part to the tokens behind accepted drafts."""
+        """Reduce the part to the tokens after accepted drafts."""
         assert rows.trees is not None
         num_drafts = rows.trees.num_nodes[rows.is_sampled]
         trees = replace(rows.trees, num_nodes=num_drafts)

@@ -20,7 +20,7 @@ T = TypeVar("T")
 def split_on_out_of_memory(run: Callable[[StepRows], T], rows: StepRows) -> list[T]:
     """Run all rows at once; on out of memory, run them as two halves, recursively.
 
-    A step's memory beside weights and KV grows with its tokens. Rows depend on each other only
+    A step's working memory grows with its tokens. Rows depend on each other only
     through KV that was written before, so the halves return what the whole step would return.
 
     Raises:

@@ -1,0 +1,1 @@
+"""KV tiers on the worker: blocks in host memory and on disk."""

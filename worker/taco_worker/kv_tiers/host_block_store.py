@@ -14,7 +14,7 @@ from taco_worker.kv_tiers.block_copies import CopyPart, PrepareCopies, copy_each
 class HostBlockStore:
     """Host blocks; each holds one device block's KV of all layers.
 
-    On a GPU the copies run beside the computation, a few layers at a time: the first layer computes
+    On a GPU the copies overlap with the computation, a few layers at a time: the first layer runs
     while the last layers' KV is still being copied. On a CPU `copy` blocks until it is done. One
     thread copies at the full bandwidth of a core; computing a block's tokens takes hundreds of
     times as long.

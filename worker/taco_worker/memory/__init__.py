@@ -1,0 +1,1 @@
+"""Sizes the KV cache; profiles GPU memory."""

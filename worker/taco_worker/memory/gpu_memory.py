@@ -13,7 +13,7 @@ from taco_worker.memory.profiling_steps import ProfilingSteps
 from taco_worker.models.step_model import StepModel
 from taco_worker.speculation.heads.slot_kv import DrafterWithKV
 
-# Reserved for CUDA graphs of decode steps, beside the activations of eager steps, with headroom.
+# Reserved for CUDA graphs of decode steps, on top of the activations of eager steps.
 GRAPH_BYTES = 512 * 2**20
 
 
@@ -25,7 +25,7 @@ class GpuMemory:
         total: the GPU's memory.
         utilization: the fraction of it that may be used (`gpu_memory_utilization`).
         weights: the weights and other permanent tensors, those of a drafter included.
-        activations: the peak of a step beside them, drafting included.
+        activations: the additional peak of a step, drafting included.
         others: memory that torch does not count: CUDA's context, libraries, other processes.
         graphs: reserved for CUDA graphs.
     """
@@ -101,7 +101,7 @@ def measure_gpu_memory(
     if conservative:
         activations = reserved - weights
     if isinstance(profiling_steps.drafter, DrafterWithKV):
-        activations += profiling_steps.drafter.kv_bytes_beside
+        activations += profiling_steps.drafter.fixed_kv_bytes
     torch.cuda.empty_cache()
     return GpuMemory(
         total=total,

@@ -185,7 +185,7 @@ def largest_verification(
     has_branches: bool,
 ) -> ModelInput:
     """The largest step in which each sequence verifies `num_drafts` drafts, within `num_tokens`
-    tokens a step: a token is sampled behind every one."""
+    tokens a step: a token is sampled after each of them."""
     step = largest_step(
         transfers,
         max_num_seqs=max_num_seqs,

@@ -1,0 +1,1 @@
+"""Model configurations, recipes and weight files, for any back end."""

@@ -15,7 +15,7 @@ _DTYPES = {
     "float": torch.float32,
     "float32": torch.float32,
 }
-# Dtypes of a KV cache beside the model's own dtype.
+# Dtypes of a KV cache, other than the model's own dtype.
 _CPU_KV_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
 _CUDA_KV_DTYPES = {"fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn}
 

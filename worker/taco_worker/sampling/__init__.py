@@ -1,0 +1,1 @@
+"""Sampling: penalties, filters, draws and log probabilities."""

@@ -91,7 +91,7 @@ def inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
     chosen = _first_above(member_weights.cumsum(-1, dtype=torch.float64), share - below)
     # The group's sum was rounded to float32, so the share may lie just past its last token.
     last = torch.where(member_weights > 0, offsets, 0).amax(-1, keepdim=True)
-    # If no token has weight, the group found may be the padding behind the vocabulary.
+    # If no token has weight, the group found may be the padding after the vocabulary.
     return (group * _GROUP_SIZE + chosen.minimum(last)).clamp_(max=vocab_size - 1).squeeze(1)
 
 

@@ -77,7 +77,7 @@ class TypicalAcceptance:
 
 
 def draft_candidates(trees: DraftTrees, is_sampled: Array) -> Candidates:
-    """The drafts of a step; its sampled rows have logits behind their own token and each draft."""
+    """The drafts of a step; its sampled rows have logits after their own token and each draft."""
     num_nodes = trees.num_nodes[is_sampled]
     roots = np.cumsum(num_nodes + 1) - num_nodes - 1
     rows = np.repeat(roots, num_nodes) + 1 + trees.parents

@@ -93,7 +93,7 @@ class Drafter(Protocol):
         ...
 
     def draft(self, slots: IntArray, max_nodes: IntArray) -> DraftTrees:
-        """Draft a tree behind each sequence's last token, of at most `max_nodes` nodes without the
+        """Draft a tree after each sequence's last token, of at most `max_nodes` nodes without the
         root. Trees may be smaller, or empty."""
         ...
 

@@ -1,0 +1,1 @@
+"""The model on the CPU kernels."""

@@ -75,7 +75,7 @@ class CpuModel:
         )
 
     def allocate_kv(self, num_blocks: int, block_size: int, max_model_len: int) -> None:
-        """As `StepModel`, with spare blocks for tree paths behind the requested blocks."""
+        """As `StepModel`, with spare blocks for tree paths after the requested blocks."""
         config = self.config
         self._num_blocks = num_blocks
         cache = PagedKV.allocate(

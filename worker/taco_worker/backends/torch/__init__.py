@@ -1,0 +1,1 @@
+"""The model on torch: decoder, CUDA graphs and weight offload."""

@@ -26,7 +26,7 @@ class Decoder(nn.Module):
     under `torch.inference_mode()`.
 
     Attributes:
-        kept_layers: layers whose outputs `forward` returns beside the last one's, in this order.
+        kept_layers: layers whose outputs `forward` also returns, in this order.
     """
 
     def __init__(

@@ -33,7 +33,7 @@ _GIB = 2**30
 
 @dataclass(frozen=True, slots=True)
 class TorchBackend:
-    """The implementations that a torch model uses beside torch's matrix products."""
+    """The implementations that a torch model uses in addition to torch's matrix products."""
 
     attention: AttentionBackend
     layers: LayerOps

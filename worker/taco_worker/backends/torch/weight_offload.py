@@ -75,7 +75,7 @@ class _Offloaded:
         return fetch
 
     def start(self, index: int) -> None:
-        """Copy a layer's weights behind all launched work, which may still read the buffer."""
+        """Copy a layer's weights after all launched work, which may still read the buffer."""
         host, buffer = self._hosts[index], self._buffers[index % len(self._buffers)]
         if self._copies is None:
             buffer[: host.numel()].copy_(host)

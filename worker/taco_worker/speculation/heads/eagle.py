@@ -70,7 +70,7 @@ class EagleDrafter:
         # Two copies: attention may repeat one for all query heads that share a KV head.
         copies = 2 + config.num_heads // config.num_kv_heads
         longest = max_model_len * self._kv.bytes_per_token
-        self.kv_bytes_beside = self._kv.padding_bytes + copies * min(
+        self.fixed_kv_bytes = self._kv.padding_bytes + copies * min(
             max(_MAX_COPY_BYTES, longest), max_num_seqs * longest
         )
 

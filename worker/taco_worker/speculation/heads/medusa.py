@@ -54,7 +54,7 @@ def load_medusa(
     config: Mapping[str, Any], tensors: HeadTensors, target: StepModel
 ) -> list[MedusaHead]:
     """Load the heads of a checkpoint. Their tensors are named `0.0.linear.weight`, or the same
-    behind `medusa_head.` beside the base model's.
+    with the prefix `medusa_head.` among the base model's tensors.
 
     The tensors determine the number of heads: published configs may name fewer. With
     `original_lm_head` in its config, a checkpoint has no LM heads.

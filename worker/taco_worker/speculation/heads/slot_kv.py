@@ -20,11 +20,11 @@ class DrafterWithKV(Protocol):
 
     Attributes:
         kv_bytes_per_token: for each token in the batch.
-        kv_bytes_beside: independent of the number of tokens.
+        fixed_kv_bytes: independent of the number of tokens.
     """
 
     kv_bytes_per_token: int
-    kv_bytes_beside: int
+    fixed_kv_bytes: int
 
     def reserve_kv(self, num_tokens: int) -> None:
         """Allocate the memory for `num_tokens` tokens of all sequences together."""

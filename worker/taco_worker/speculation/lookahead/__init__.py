@@ -1,0 +1,1 @@
+"""The lookahead cache and prompt lookup as drafters."""
