@@ -13,7 +13,7 @@ figures = st.lists(st.floats(0.01, 1e4), min_size=2, max_size=12)
     ("degrees", "quantile"),
     [(1, 12.706), (2, 4.303), (5, 2.571), (9, 2.262), (30, 2.042), (120, 1.980)],
 )
-def test_t_is_that_of_the_printed_tables(degrees: int, quantile: float) -> None:
+def test_t_matches_published_tables(degrees: int, quantile: float) -> None:
     assert t_975(degrees) == pytest.approx(quantile, abs=6e-4)
 
 
@@ -27,14 +27,14 @@ def test_an_interval_by_hand() -> None:
 
 
 @given(figures, st.floats(0.1, 10))
-def test_drift_that_both_feel_changes_nothing(ours: list[float], ratio: float) -> None:
+def test_common_drift_does_not_change_the_ratio(ours: list[float], ratio: float) -> None:
     interval = ratio_interval(ours, [our / ratio for our in ours])
     assert interval.ratio == pytest.approx(ratio)
     assert interval.low == pytest.approx(interval.high)
 
 
 @given(figures, figures)
-def test_the_other_way_round_is_the_inverse(ours: list[float], theirs: list[float]) -> None:
+def test_swapping_sides_inverts_the_ratio(ours: list[float], theirs: list[float]) -> None:
     count = min(len(ours), len(theirs))
     ours, theirs = ours[:count], theirs[:count]
     there, back = ratio_interval(ours, theirs), ratio_interval(theirs, ours)

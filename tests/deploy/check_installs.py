@@ -1,7 +1,8 @@
-"""Each image's installation in a clean environment: `make check-images`, which needs the network.
+"""Installs each image's packages in a clean environment: `make check-images`, which needs the
+network.
 
-The commands are those of the Dockerfile. What differs: the environment in place of the image, a
-cache of downloads, and CPU builds of torch from where this machine has them.
+Runs the commands of the Dockerfiles. Differences: an environment instead of an image, a cache of
+downloads, and CPU builds of torch from this machine's configured source.
 """
 
 import os
@@ -28,7 +29,7 @@ IMPORTED = {
 
 
 def run(*command: str | Path, **variables: str) -> str:
-    # uv trusts the authorities that this machine trusts, as pip does.
+    # uv uses this machine's certificate authorities, as pip does.
     environ = os.environ | {"UV_SYSTEM_CERTS": "true"} | variables
     result = subprocess.run(command, env=environ, stdout=subprocess.PIPE, text=True, check=True)
     return result.stdout
@@ -36,7 +37,7 @@ def run(*command: str | Path, **variables: str) -> str:
 
 @pytest.fixture(scope="module")
 def mounted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What images have at /mnt while they are made."""
+    """Files that are mounted at /mnt while images are built."""
     directory = tmp_path_factory.mktemp("mnt")
     (directory / "constraints.txt").symlink_to(ROOT / "constraints.txt")
     (directory / "uv").symlink_to(Path(sysconfig.get_path("scripts")) / "uv")
@@ -45,7 +46,7 @@ def mounted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def install(path: Path, mounted: Path, directory: Path, *flags: str) -> Path:
-    """Runs the Dockerfile's commands; returns the environment that they were run in."""
+    """Runs the Dockerfile's commands; returns their environment."""
     environment = directory / "environment"
     run(mounted / "uv", "venv", "--quiet", "--python", sys.executable, environment)
     variables = torch_source(path.stem) | {"VIRTUAL_ENV": str(environment)}
@@ -57,7 +58,9 @@ def install(path: Path, mounted: Path, directory: Path, *flags: str) -> Path:
 
 
 def torch_source(service: str) -> dict[str, str]:
-    """Variables that say where uv finds torch: in a folder that pip is told of, or as the image."""
+    """Variables that tell uv where to find torch: a folder in pip's configuration, or the
+    image's source.
+    """
     if service == GPU:
         return {}
     folders = re.findall(r"find-links='(\S+)'", run(sys.executable, "-m", "pip", "config", "list"))
@@ -65,7 +68,9 @@ def torch_source(service: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("service", IMPORTED)
-def test_an_image_has_what_its_service_needs(service: str, mounted: Path, tmp_path: Path) -> None:
+def test_an_image_contains_the_packages_of_its_service(
+    service: str, mounted: Path, tmp_path: Path
+) -> None:
     [path] = [path for path in DOCKERFILES if path.stem == service]
     binaries = install(path, mounted, tmp_path) / "bin"
     script = f"""
@@ -76,12 +81,12 @@ assert {service in WITHOUT_TORCH} == (importlib.util.find_spec("torch") is None)
 """
     run(binaries / "python", "-c", script)
     run(binaries / "taco_llm", words(read_dockerfile(path), "CMD")[0], "--help")
-    if service == "license-server":  # its image makes what compose mounts
+    if service == "license-server":  # its image creates the files that compose mounts
         taco = str(binaries / "taco_llm")
         run(FOLDER / "prepare.sh", SECRETS=str(tmp_path / "secrets"), TACO=taco)
 
 
-def test_what_a_gpu_image_installs_fits_together(mounted: Path, tmp_path: Path) -> None:
-    # Resolved and not downloaded: CUDA's wheels are gigabytes.
+def test_gpu_image_requirements_resolve(mounted: Path, tmp_path: Path) -> None:
+    # Only resolved, not downloaded: CUDA's wheels take gigabytes.
     [path] = [path for path in DOCKERFILES if path.stem == GPU]
     install(path, mounted, tmp_path, "--dry-run")

@@ -1,4 +1,4 @@
-"""What the chart renders, started: its commands, environments, files and probes."""
+"""Runs the rendered chart as processes: its commands, environments, files and probes."""
 
 from pathlib import Path
 
@@ -40,7 +40,7 @@ VALUES = {
 def certificate_secrets(directory: Path) -> dict[str, dict[str, str]]:
     roles = (Role.GATEWAY, Role.SCHEDULER, Role.WORKER, Role.DRAFT_WORKER, Role.REDIS)
     files = make_certificates(directory, *roles)
-    issue(directory, Role.REDIS, LIFETIME, ["127.0.0.1"])  # where its host is this machine
+    issue(directory, Role.REDIS, LIFETIME, ["127.0.0.1"])  # the host is this machine
     return {
         f"{role}-cert": {
             "ca.crt": (files / "ca.crt").read_text(),
@@ -51,14 +51,14 @@ def certificate_secrets(directory: Path) -> dict[str, dict[str, str]]:
     }
 
 
-def test_the_pods_serve_as_processes(tmp_path: Path) -> None:
+def test_rendered_pods_run_as_processes(tmp_path: Path) -> None:
     release = render(PLATFORM, EXAMPLES / "demo-cpu.yaml", values=VALUES)
     secrets = certificate_secrets(tmp_path / "certificates") | {
         "api-keys": {"keys.yaml": "- {name: search, key: sk-search}"},
         "redis": {"password": "secret"},
     }
     compose = as_compose(release, tmp_path, secrets)
-    # Those that ask before those that they ask, so that each can say goodbye.
+    # Clients stop before their servers, so that each can sign off.
     components = ("redis", "scheduler", "worker-cpu", "draft-worker", "gateway")
     names = [f"taco-{component}" for component in components]
     assert {*names} == {*compose["services"]}

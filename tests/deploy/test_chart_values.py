@@ -1,4 +1,4 @@
-"""Values that a chart does not know are refused, and those that it knows are explained."""
+"""The charts reject unknown values and describe all known ones."""
 
 import copy
 from importlib.metadata import version
@@ -44,7 +44,7 @@ def test_the_schema_describes_each_value(chart: Path, values: dict[str, Any]) ->
 
 
 def _paths(values: dict[str, Any], chart: Path) -> list[str]:
-    """Those of values.yaml itself, down to what the schema has no names for."""
+    """Paths in values.yaml, down to maps without named keys in the schema."""
     ends = {value.path for value in leaves(chart)}
     found, left = [], [("", values)]
     while left:

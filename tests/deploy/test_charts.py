@@ -1,4 +1,4 @@
-"""What holds for all that the charts make, whatever the values are."""
+"""Rules for every rendered object, for all example values."""
 
 import functools
 import ipaddress
@@ -46,7 +46,7 @@ RELEASES: dict[str, Callable[[], Release]] = {
     ),
 }
 
-# Objects that the values name and that the operator must create before.
+# Objects that the operator must create, named in the values.
 GIVEN: dict[str, set[str]] = {
     "demo-cpu": set(),
     "gpu": {"Secret/hub-token", "Secret/taco-api-keys", "Secret/llm-example-com"},
@@ -76,7 +76,7 @@ def release(name: str) -> Release:
 
 
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
-def test_kubernetes_knows_every_field(release: Release, version: str) -> None:
+def test_every_field_is_in_the_kubernetes_schema(release: Release, version: str) -> None:
     found = {
         f"{document['kind']}/{document['metadata']['name']}": mistakes(document, version)
         for document in release.documents
@@ -84,7 +84,7 @@ def test_kubernetes_knows_every_field(release: Release, version: str) -> None:
     assert not {where: what for where, what in found.items() if what}
 
 
-def test_the_schemas_refuse_what_kubernetes_does() -> None:
+def test_the_schemas_reject_invalid_objects() -> None:
     (document,) = (w.document for w in example("gpu").workloads if w.component == "worker")
     pod = document["spec"]["template"]["spec"]
     wrong = document | {"spec": document["spec"] | {"template": {"spec": pod | {"hostnme": "a"}}}}
@@ -103,7 +103,7 @@ def test_names_are_unique_and_short_enough(release: Release) -> None:
     assert all(document["metadata"]["namespace"] for document in release.documents)
 
 
-def test_labels_are_such_as_kubernetes_takes(release: Release) -> None:
+def test_labels_are_valid_in_kubernetes(release: Release) -> None:
     labels = [document["metadata"]["labels"] for document in release.documents]
     labels += [workload.labels for workload in release.workloads]
     for name, value in (item for some in labels for item in some.items()):
@@ -111,7 +111,7 @@ def test_labels_are_such_as_kubernetes_takes(release: Release) -> None:
         assert re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?", value)
 
 
-def test_blocks_of_addresses_have_their_exceptions_inside(release: Release) -> None:
+def test_ip_block_exceptions_are_inside_their_block(release: Release) -> None:
     rules = [
         rule
         for policy in release.of_kind("NetworkPolicy")
@@ -125,7 +125,7 @@ def test_blocks_of_addresses_have_their_exceptions_inside(release: Release) -> N
             assert network.supernet_of(inside)  # type: ignore[arg-type]
 
 
-def test_pods_run_with_no_more_rights_than_they_need(release: Release) -> None:
+def test_pods_run_with_least_privileges(release: Release) -> None:
     for workload in release.workloads:
         pod, container = workload.pod, workload.container
         assert pod["automountServiceAccountToken"] is False
@@ -144,7 +144,7 @@ def test_pods_run_with_no_more_rights_than_they_need(release: Release) -> None:
         assert not pod.keys() & {"hostNetwork", "hostPID", "hostIPC", "initContainers"}
 
 
-def test_pods_say_what_they_need_and_what_they_run(release: Release) -> None:
+def test_pods_have_resources_and_pinned_images(release: Release) -> None:
     for workload in release.workloads:
         container = workload.container
         assert container["resources"]["requests"].keys() == {"cpu", "memory"}
@@ -161,14 +161,14 @@ def test_pods_say_what_they_need_and_what_they_run(release: Release) -> None:
 
 
 def quantity(text: str) -> float:
-    """`500m`, `2`, `16Gi` as a number."""
+    """Parses `500m`, `2`, `16Gi` as a number."""
     units = {"": 1.0, "m": 1e-3, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
     match = re.fullmatch(r"([0-9.]+)(\w*)", text)
     assert match is not None
     return float(match[1]) * units[match[2]]
 
 
-def test_probes_and_services_name_ports_that_pods_have(release: Release) -> None:
+def test_probes_and_services_use_ports_of_the_pods(release: Release) -> None:
     for workload in release.workloads:
         for kind in ("startupProbe", "livenessProbe", "readinessProbe"):
             probe = workload.container[kind]
@@ -183,7 +183,7 @@ def test_probes_and_services_name_ports_that_pods_have(release: Release) -> None
         assert {end["port"] for end in monitor["spec"]["podMetricsEndpoints"]} <= {*target.ports}
 
 
-def test_selectors_select_what_they_are_meant_for_and_nothing_else(release: Release) -> None:
+def test_selectors_match_exactly_their_component(release: Release) -> None:
     for workload in release.workloads:
         assert release.selected(workload.document["spec"]["selector"]) == [workload]
         for constraint in workload.pod.get("topologySpreadConstraints", []):
@@ -195,7 +195,7 @@ def test_selectors_select_what_they_are_meant_for_and_nothing_else(release: Rele
         assert release.selected(policy["spec"]["podSelector"])
 
 
-def test_what_is_scaled_is_there_and_begins_with_its_least_number(release: Release) -> None:
+def test_autoscaled_objects_exist_and_start_with_min_replicas(release: Release) -> None:
     scalers = release.of_kind("HorizontalPodAutoscaler", "ScaledObject")
     least = {}
     for spec in (scaler["spec"] for scaler in scalers):
@@ -208,12 +208,12 @@ def test_what_is_scaled_is_there_and_begins_with_its_least_number(release: Relea
     )
 
 
-def test_claims_outlive_their_release(release: Release) -> None:
+def test_claims_are_kept_on_uninstall(release: Release) -> None:
     for claim in release.of_kind("PersistentVolumeClaim"):
         assert claim["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
 
 
-def test_files_are_mounted_once_and_for_reading(release: Release) -> None:
+def test_files_are_mounted_once_and_read_only(release: Release) -> None:
     writable = {"tmp", "models-cache", "kv-disk", "data"}
     for workload in release.workloads:
         mounts = workload.container["volumeMounts"]
@@ -224,7 +224,7 @@ def test_files_are_mounted_once_and_for_reading(release: Release) -> None:
             assert volume.get("secret", {}).get("defaultMode", 0o440) == 0o440
 
 
-def test_what_pods_refer_to_exists(name: str, release: Release) -> None:
+def test_referenced_objects_exist(name: str, release: Release) -> None:
     made = {f"{d['kind']}/{d['metadata']['name']}" for d in release.documents}
     made |= {f"Secret/{d['spec']['secretName']}" for d in release.of_kind("Certificate")}
     wanted = {what for workload in release.workloads for what in _referred_to(workload)}
@@ -249,16 +249,16 @@ def _referred_to(workload: Workload) -> set[str]:
     return found
 
 
-def test_no_secret_stands_in_an_environment(release: Release) -> None:
+def test_no_secret_is_in_an_environment_variable(release: Release) -> None:
     for workload in release.workloads:
         for variable in workload.container.get("env", []):
             source: Document = variable.get("valueFrom", {})
             assert source.keys() <= {"fieldRef"}
         assert "envFrom" not in workload.container
-    assert not release.of_kind("Secret")  # they are never Helm's: it would keep them in its history
+    assert not release.of_kind("Secret")  # Helm would keep secrets in its release history
 
 
-def test_commands_are_such_as_services_accept(release: Release) -> None:
+def test_commands_are_accepted_by_the_services(release: Release) -> None:
     for workload in release.workloads:
         container = workload.container
         if "taco-" not in container["image"]:
@@ -274,9 +274,9 @@ def test_commands_are_such_as_services_accept(release: Release) -> None:
 
 
 def _expanded(container: Document) -> list[str]:
-    """The arguments as a kubelet gives them; a variable that is not there would stay as it is.
+    """Expands the arguments like a kubelet; an undefined variable would stay unchanged.
 
-    Files that are mounted are this one, since some commands look whether they are there.
+    Mounted files are replaced by this file, because some commands check that they exist.
     """
     names = {variable["name"] for variable in container.get("env", [])}
     arguments = [re.sub(r"\$\((\w+)\)", lambda m: f"<{m[1]}>", arg) for arg in container["args"]]
@@ -285,7 +285,7 @@ def _expanded(container: Document) -> list[str]:
     return [re.sub(r"^(--[\w-]+=)?/etc/taco/.*", rf"\g<1>{__file__}", arg) for arg in arguments]
 
 
-def test_flags_name_files_that_are_mounted(release: Release) -> None:
+def test_files_in_flags_are_mounted(release: Release) -> None:
     for workload in release.workloads:
         folders = {mount["mountPath"] for mount in workload.container["volumeMounts"]}
         values = [value for _, value in flag_values(workload.container["args"])]
@@ -295,14 +295,14 @@ def test_flags_name_files_that_are_mounted(release: Release) -> None:
                 assert folders & {value, *map(str, PurePosixPath(value).parents)}, value
 
 
-def test_policies_let_in_only_at_ports_that_pods_have(release: Release) -> None:
+def test_ingress_policies_use_ports_of_the_pods(release: Release) -> None:
     for workload in release.workloads:
         assert {port for _, port in ways(release, workload.labels, "Ingress")} <= {
             *workload.ports.values()
         }
 
 
-def test_certificates_are_those_of_the_pods_that_mount_them(release: Release) -> None:
+def test_pods_mount_the_certificate_of_their_role(release: Release) -> None:
     roles = {
         certificate["spec"]["secretName"]: certificate["spec"]["dnsNames"]
         for certificate in release.of_kind("Certificate")
@@ -319,7 +319,7 @@ def test_certificates_are_those_of_the_pods_that_mount_them(release: Release) ->
         assert spec.get("isCA") or usages == {*spec["usages"]}
 
 
-def test_a_release_may_be_called_by_a_number() -> None:
+def test_a_release_name_may_be_a_number() -> None:
     everything = PLATFORM.parent / "examples" / "everything.yaml"
     odd = {"model": {"revision": "1: #2"}, "draftWorker": {"model": "a: #b"}}
     release = render(PLATFORM, everything, values=odd, name="12345", namespace="678")
@@ -330,10 +330,10 @@ def test_a_release_may_be_called_by_a_number() -> None:
     assert "--speculative-model=a: #b" in release.workload("draft-worker").container["args"]
 
 
-def test_no_release_has_a_name_that_is_too_long() -> None:
+def test_long_release_names_give_valid_object_names() -> None:
     everything = PLATFORM.parent / "examples" / "everything.yaml"
     release = render(PLATFORM, everything, name="a" * 53)
     for workload in release.workloads:
-        # What a StatefulSet adds for its revisions and a Deployment for its pods.
+        # Suffixes of a StatefulSet's revisions and a Deployment's pods.
         assert len(workload.document["metadata"]["name"]) + len("-1234567890") <= 64
     test_names_are_unique_and_short_enough(release)

@@ -1,4 +1,4 @@
-"""Rules that deploy/compose/ keeps: what a service may do, who reaches whom, what is mounted."""
+"""Rules for deploy/compose/: privileges, networks, mounts, secrets."""
 
 import re
 import subprocess
@@ -20,7 +20,7 @@ INTERNAL = {name for name, network in COMPOSE["networks"].items() if network.get
 DOCKER = FOLDER.parent / "docker"
 
 
-def test_it_says_what_compose_understands() -> None:
+def test_the_compose_file_matches_the_compose_schema() -> None:
     checker = Path(sysconfig.get_path("scripts")) / "check-jsonschema"
     files = [FOLDER / "compose.yaml", FOLDER / "gpu.yaml"]
     command: list[str | Path] = [checker, "--builtin-schema", "vendor.compose-spec", *files]
@@ -29,7 +29,7 @@ def test_it_says_what_compose_understands() -> None:
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_a_service_has_no_rights_that_it_does_not_need(name: str) -> None:
+def test_services_have_least_privileges(name: str) -> None:
     service = SERVICES[name]
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]
@@ -41,7 +41,7 @@ def test_a_service_has_no_rights_that_it_does_not_need(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_a_service_comes_back_is_checked_and_fills_no_disk(name: str) -> None:
+def test_services_restart_have_health_checks_and_limit_logs(name: str) -> None:
     service = SERVICES[name]
     assert service["restart"] == "unless-stopped"
     assert service["healthcheck"]["test"][0] in ("CMD", "CMD-SHELL")
@@ -49,7 +49,7 @@ def test_a_service_comes_back_is_checked_and_fills_no_disk(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_images_are_named_by_a_version(name: str) -> None:
+def test_images_have_a_version_tag(name: str) -> None:
     image, _, tag = SERVICES[name]["image"].partition(":")
     assert tag not in ("", "latest")
     if name in OURS:
@@ -60,28 +60,28 @@ def test_images_are_named_by_a_version(name: str) -> None:
         assert tag == __version__
 
 
-def test_a_volume_has_one_owner_and_all_else_is_read_only() -> None:
+def test_a_volume_has_one_writer_and_other_mounts_are_read_only() -> None:
     mounted = [volume for s in SERVICES.values() for volume in s.get("volumes", ())]
     own = [volume for volume in mounted if volume.split(":")[0] in COMPOSE["volumes"]]
     assert len(own) == len(set(own)) == len(COMPOSE["volumes"])
     assert {volume.split(":")[2] for volume in mounted if volume not in own} == {"ro"}
 
 
-def test_what_is_mounted_is_there() -> None:
+def test_mounted_files_exist() -> None:
     sources = {volume.split(":")[0] for s in SERVICES.values() for volume in s.get("volumes", ())}
-    files = sources - set(COMPOSE["volumes"]) - {"./models"}  # the user's own
+    files = sources - set(COMPOSE["volumes"]) - {"./models"}  # the user's variable
     assert len(files) >= 4
     assert [file for file in files if not (FOLDER / file).exists()] == []
 
 
-def test_nothing_is_published_beyond_this_machine() -> None:
+def test_ports_are_published_on_localhost_only() -> None:
     for name, service in SERVICES.items():
         for port in service.get("ports", ()):
             assert port.startswith("127.0.0.1:"), name
             assert not INTERNAL.issuperset(service["networks"]), f"no client reaches {name}"
 
 
-def test_only_who_is_published_has_a_way_out() -> None:
+def test_only_published_services_reach_the_internet() -> None:
     outside = {name for name, s in SERVICES.items() if not INTERNAL.issuperset(s["networks"])}
     assert outside == {name for name, service in SERVICES.items() if "ports" in service}
 
@@ -108,7 +108,7 @@ def test_every_secret_is_a_file_of_the_services_that_need_it() -> None:
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_services_meet_over_mutual_tls(name: str) -> None:
+def test_services_use_mutual_tls(name: str) -> None:
     flags = {"--tls-ca-file": "ca.crt", "--tls-cert-file": "tls.crt", "--tls-key-file": "tls.key"}
     for flag, file in flags.items():
         assert f"{flag}=/run/secrets/{file}" in SERVICES[name]["command"]
@@ -116,7 +116,7 @@ def test_services_meet_over_mutual_tls(name: str) -> None:
     assert secret_files(COMPOSE, name)["tls.key"].name == f"{role}.key"
 
 
-def test_a_worker_with_a_gpu_differs_in_its_device_alone() -> None:
+def test_the_gpu_worker_differs_only_in_its_device() -> None:
     [(name, worker)] = read_compose({}, FOLDER / "gpu.yaml")["services"].items()
     cpu_only = ["--device=cpu", "--license-id=compose"]
     assert [flag for flag in SERVICES[name]["command"] if flag not in worker["command"]] == cpu_only
@@ -127,7 +127,7 @@ def test_a_worker_with_a_gpu_differs_in_its_device_alone() -> None:
     assert (FOLDER / "../.." / worker["build"]["dockerfile"]).is_file()
 
 
-def test_prometheus_scrapes_every_service_of_ours_under_its_name() -> None:
+def test_prometheus_scrapes_every_taco_service_by_job_name() -> None:
     jobs = yaml.safe_load((FOLDER / "prometheus.yaml").read_text())["scrape_configs"]
     targets = {name: job["job_name"] for job in jobs for name in job["dns_sd_configs"][0]["names"]}
     assert targets == {name: f"taco-{re.sub(r'-[0-9]$', '', name)}" for name in OURS}
@@ -135,9 +135,9 @@ def test_prometheus_scrapes_every_service_of_ours_under_its_name() -> None:
         assert set(SERVICES[name]["networks"]) & set(SERVICES["prometheus"]["networks"])
 
 
-def test_prometheus_takes_its_file(tmp_path: Path) -> None:
+def test_promtool_accepts_the_prometheus_file(tmp_path: Path) -> None:
     text = (FOLDER / "prometheus.yaml").read_text()
-    for name in secret_files(COMPOSE, "prometheus"):  # promtool looks whether they are there
+    for name in secret_files(COMPOSE, "prometheus"):  # promtool checks that they exist
         (tmp_path / name).touch()
         text = text.replace(f"/run/secrets/{name}", name)
     (tmp_path / "prometheus.yaml").write_text(text)

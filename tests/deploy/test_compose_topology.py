@@ -1,4 +1,6 @@
-"""The compose file's services as processes: with its commands, secrets, certificates and checks."""
+"""Runs the compose file's services as processes, with its commands, secrets, certificates and
+checks.
+"""
 
 import os
 import ssl
@@ -18,7 +20,7 @@ from taco_license.document.issue import issue
 from taco_license.document.keys import read_private_key
 from taco_license.document.license_file import Gpu
 
-# Prometheus and Grafana are not on this machine.
+# Prometheus and Grafana are not installed.
 SERVICES = (
     *("gateway-1", "gateway-2", "worker", "draft-worker", "scheduler"),
     *("license-server", "redis"),
@@ -38,13 +40,13 @@ def secrets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def test_prepare_keeps_what_is_there(secrets: Path) -> None:
+def test_prepare_keeps_existing_files(secrets: Path) -> None:
     before = {path.name: path.read_bytes() for path in secrets.iterdir()}
     prepare(secrets, "false")
     assert {path.name: path.read_bytes() for path in secrets.iterdir()} == before
 
 
-def test_secrets_are_read_by_services_and_by_no_other_user(secrets: Path) -> None:
+def test_secrets_are_readable_by_services_only(secrets: Path) -> None:
     compose = read_compose({"SECRETS": str(secrets)})
     mounted = {Path(secret["file"]).name for secret in compose["secrets"].values()}
     modes = {path.name: path.stat().st_mode & 0o777 for path in secrets.iterdir()}
@@ -52,7 +54,7 @@ def test_secrets_are_read_by_services_and_by_no_other_user(secrets: Path) -> Non
     assert modes == dict.fromkeys(mounted, 0o444) | {"ca.key": 0o600, "license.key": 0o600}
 
 
-def test_the_platform_runs_as_the_file_says(secrets: Path, tmp_path: Path) -> None:
+def test_the_platform_runs_from_the_compose_file(secrets: Path, tmp_path: Path) -> None:
     compose = read_compose({"SECRETS": str(secrets), "LICENSE": "required", "LICENSE_ID": HOST})
     with running_topology(compose, SERVICES, tmp_path) as topology:
         topology.until_healthy("license-server")
@@ -63,12 +65,12 @@ def test_the_platform_runs_as_the_file_says(secrets: Path, tmp_path: Path) -> No
             check_answers(f"http://127.0.0.1:{topology.port(gateway, 8000)}/v1", secrets)
         check_prometheus_reaches_its_targets(topology, secrets)
         codes = topology.stop()
-        assert set(list(codes)[:2]) == {"gateway-1", "gateway-2"}  # who is asked ends last
+        assert set(list(codes)[:2]) == {"gateway-1", "gateway-2"}  # servers stop last
         assert set(codes.values()) == {0}, {name: topology.log(name) for name in codes}
 
 
 def operator(secrets: Path) -> ssl.SSLContext:
-    """What an operator shows the license server, and Prometheus does."""
+    """Requests to the license server as an operator, and as Prometheus."""
     context = ssl.create_default_context(cafile=str(secrets / "ca.crt"))
     context.load_cert_chain(secrets / "client.crt", secrets / "client.key")
     return context

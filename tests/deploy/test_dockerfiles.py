@@ -1,4 +1,4 @@
-"""Rules that images keep, and hadolint's."""
+"""Rules for the Dockerfiles, TACO's own and hadolint's."""
 
 import re
 import subprocess
@@ -19,7 +19,7 @@ from support.dockerfiles import (
 )
 from taco_llm.cli.main import build_parser
 
-# Each service's extra, and the ports of its listeners.
+# Each service's extra and ports.
 SERVICES = {
     "draft-worker": ("draft", "9000"),
     "gateway": ("gateway", "8000 7200 9000"),
@@ -32,11 +32,11 @@ SERVICES = {
 every_dockerfile = pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.stem)
 
 
-def test_there_is_one_for_each_service() -> None:
+def test_each_service_has_a_dockerfile() -> None:
     assert {path.stem for path in DOCKERFILES} == set(SERVICES)
 
 
-def test_hadolint_finds_nothing() -> None:
+def test_hadolint_passes() -> None:
     hadolint = Path(sysconfig.get_path("scripts")) / "hadolint"
     config = DOCKERFILES[0].with_name("hadolint.yaml")
     command: list[str | Path] = [hadolint, "--config", config, *DOCKERFILES]
@@ -45,7 +45,7 @@ def test_hadolint_finds_nothing() -> None:
 
 
 @every_dockerfile
-def test_it_installs_its_own_extra_alone(path: Path) -> None:
+def test_an_image_installs_only_its_extra(path: Path) -> None:
     *before, own = installs(read_dockerfile(path))
     extra, _ = SERVICES[path.stem]
     assert own.endswith(f'"$(echo /mnt/*.whl)[{extra}]"')
@@ -58,7 +58,7 @@ def test_it_installs_its_own_extra_alone(path: Path) -> None:
 
 
 @every_dockerfile
-def test_it_runs_as_a_numeric_user_without_rights(path: Path) -> None:
+def test_an_image_runs_as_an_unprivileged_numeric_user(path: Path) -> None:
     instructions = read_dockerfile(path)
     assert last(instructions, "USER") == "10001:10001"
     after = instructions[[x.name for x in instructions].index("USER") :]
@@ -66,7 +66,7 @@ def test_it_runs_as_a_numeric_user_without_rights(path: Path) -> None:
 
 
 @every_dockerfile
-def test_its_command_is_one_that_the_program_knows(path: Path) -> None:
+def test_the_command_of_an_image_is_valid(path: Path) -> None:
     instructions = read_dockerfile(path)
     assert words(instructions, "ENTRYPOINT") == ["taco_llm"]
     command = words(instructions, "CMD")
@@ -76,7 +76,7 @@ def test_its_command_is_one_that_the_program_knows(path: Path) -> None:
 
 
 @every_dockerfile
-def test_its_check_asks_a_port_of_its_own(path: Path) -> None:
+def test_the_health_check_uses_a_port_of_the_service(path: Path) -> None:
     instructions = read_dockerfile(path)
     check = last(instructions, "HEALTHCHECK")
     ports = last(instructions, "EXPOSE").split()
@@ -86,7 +86,7 @@ def test_its_check_asks_a_port_of_its_own(path: Path) -> None:
 
 
 @every_dockerfile
-def test_its_base_is_pinned_and_nothing_is_fetched_unseen(path: Path) -> None:
+def test_base_images_are_pinned_and_no_url_is_added(path: Path) -> None:
     instructions = read_dockerfile(path)
     assert instructions[0].name == "ARG"
     name, _, tag = instructions[0].text.removeprefix("PYTHON_IMAGE=").partition(":")
@@ -112,7 +112,7 @@ def _of_stages(instructions: list[Instruction]) -> list[Instruction]:
     return [x for x in instructions if x.stage]
 
 
-def test_the_context_is_what_the_wheel_is_made_of() -> None:
+def test_the_build_context_is_the_source_of_the_wheel() -> None:
     lines = (ROOT / ".dockerignore").read_text().splitlines()
     assert next(line for line in lines if not line.startswith("#")) == "*"
     let_in = {line[1:].split("/")[0] for line in lines if line.startswith("!")}

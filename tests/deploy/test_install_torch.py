@@ -1,4 +1,4 @@
-"""`make` installs a build of torch without CUDA where there is no GPU, and refuses any other."""
+"""`make` installs torch's CPU build on machines without a GPU, and rejects any other build."""
 
 import os
 import shutil
@@ -19,7 +19,7 @@ SCRIPT = ROOT / "deploy" / "install_torch.py"
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment with pip and uv, and without torch."""
+    """An environment with pip and uv, without torch."""
     directory = tmp_path_factory.mktemp("environment")
     venv.create(directory, with_pip=True, symlinks=True)
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
@@ -45,7 +45,7 @@ def install(environment: Path, folder: Path, *flags: str) -> subprocess.Complete
     """Runs the script as `make` does, with wheels from one folder and no network."""
     constraint = folder / "constraints.txt"
     constraint.write_text("torch==2.13.0\n")
-    # Without a driver's tools on the path there is no GPU.
+    # Without nvidia-smi on the PATH there is no GPU.
     environ = os.environ | {
         "PATH": "/bin",
         "PIP_FIND_LINKS": str(folder),

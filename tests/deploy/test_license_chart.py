@@ -1,4 +1,4 @@
-"""The chart of the license server, as the documents install it."""
+"""The license server's chart, installed as the documents say."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from support.charts import LICENSE_SERVER, Release, helm, parsed, render
 REDIS = {"url": "rediss://redis.redis.svc:6380/0", "secretName": "redis"}
 
 
-def test_it_installs_from_an_archive_into_kube_system(tmp_path: Path) -> None:
+def test_the_packaged_chart_installs_into_kube_system(tmp_path: Path) -> None:
     helm("package", LICENSE_SERVER, "--destination", tmp_path)
     (archive,) = tmp_path.glob("taco-license-server-*.tgz")
     repository = ("--set", "global.repository=registry.example.com/team")
@@ -25,7 +25,7 @@ def test_it_installs_from_an_archive_into_kube_system(tmp_path: Path) -> None:
     assert server.container["image"] == image
 
 
-def test_one_server_has_a_volume_of_its_own() -> None:
+def test_one_server_has_its_own_volume() -> None:
     release = render(LICENSE_SERVER)
     (server,) = release.workloads
     assert server.document["spec"]["strategy"] == {"type": "Recreate"}
@@ -86,7 +86,7 @@ def _annotations(release: Release) -> dict[str, str]:
     return release.workloads[0].document["spec"]["template"]["metadata"]["annotations"]
 
 
-def test_by_default_everybody_may_ask_and_the_server_asks_nobody() -> None:
+def test_by_default_any_client_may_connect_and_the_server_connects_to_none() -> None:
     (policy,) = render(LICENSE_SERVER).of_kind("NetworkPolicy")
     (rule,) = policy["spec"]["ingress"]
     assert [port["port"] for port in rule["ports"]] == [10080]

@@ -1,4 +1,4 @@
-"""Dashboards and alerts ask for what services export, in the words of Prometheus and Grafana."""
+"""Dashboards and alerts query exported metrics, with valid PromQL."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ ALERTS = FILES / "alerts.yaml"
 DASHBOARDS = sorted((FILES / "dashboards").glob("*.json"))
 BEHAVIOUR = Path(__file__).with_name("alerts_test.yaml")
 
-# What Prometheus and the operator's monitors put on each series.
+# Labels that Prometheus and the operator's monitors add.
 TARGET_LABELS = {"job", "instance", "namespace", "release"}
 COUNTING = {"rate", "increase", "irate"}
 VARIABLES = {"$__rate_interval": "5m", "$release": ".*", "$model": ".*", "$instance": ".*"}
@@ -42,7 +42,7 @@ def panels(dashboard: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def expressions() -> Iterator[tuple[str, str]]:
-    """With their places."""
+    """All expressions, with their location."""
     for path in DASHBOARDS:
         for panel in panels(json.loads(path.read_text())):
             for target in panel["targets"]:
@@ -51,10 +51,10 @@ def expressions() -> Iterator[tuple[str, str]]:
         yield rule["alert"], rule["expr"]
 
 
-# ------------------------------------------------------------ what is asked for
+# ------------------------------------------------------------ queries
 
 
-def test_what_is_asked_for_is_exported(exported: dict[str, Exported]) -> None:
+def test_queried_metrics_are_exported(exported: dict[str, Exported]) -> None:
     problems = []
     for place, expr in expressions():
         for variable, value in VARIABLES.items():
@@ -68,10 +68,10 @@ def test_what_is_asked_for_is_exported(exported: dict[str, Exported]) -> None:
 
 
 def check(node: Any, exported: dict[str, Exported], *, is_counted: bool) -> set[str]:
-    """The labels of the series below a node.
+    """Returns the labels of the series below a node.
 
     Args:
-        is_counted: it is an argument of `rate` or the like, which only counters have.
+        is_counted: whether it is an argument of `rate` or the like, which needs a counter.
     """
     match node:
         case promql.VectorSelector():
@@ -153,7 +153,7 @@ def test_every_metric_is_documented_and_nothing_else(exported: dict[str, Exporte
     assert documented == there
 
 
-def test_every_alert_says_how_bad_it_is_and_where_to_read_on() -> None:
+def test_every_alert_has_a_severity_and_a_runbook() -> None:
     page = (ROOT / "docs/alerts.md").read_text()
     headings = re.findall(r"^## (Taco\w+)$", page, re.MULTILINE)
     names = [rule["alert"] for rule in rules()]
@@ -170,7 +170,7 @@ def test_every_alert_says_how_bad_it_is_and_where_to_read_on() -> None:
 # -------------------------------------------------------------- Prometheus, Grafana
 
 
-def test_the_rules_behave_as_promtool_finds() -> None:
+def test_promtool_accepts_and_tests_the_rules() -> None:
     run("promtool", "check", "rules", "--lint=all", "--lint-fatal", str(ALERTS))
     run("promtool", "test", "rules", str(BEHAVIOUR))
     fires = set(re.findall(r'alertname="(Taco\w+)"', BEHAVIOUR.read_text()))
@@ -182,13 +182,13 @@ def run(*command: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_dashboards_are_those_of_their_sources() -> None:
+def test_the_dashboards_are_generated_from_their_sources() -> None:
     files = {path.name: path.read_text(encoding="utf-8") for path in DASHBOARDS}
     assert files == make_dashboards.dashboards(), "run deploy/dashboards/make_dashboards.py"
 
 
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
-def test_a_dashboard_is_one_for_grafana(path: Path) -> None:
+def test_dashboards_are_valid_in_grafana(path: Path) -> None:
     board = json.loads(path.read_text())
     assert board["uid"] == path.stem
     assert len(board["uid"]) <= 40

@@ -1,4 +1,4 @@
-"""What the chart of the platform makes of its values."""
+"""Objects that the platform's chart renders for given values."""
 
 import re
 import textwrap
@@ -43,7 +43,7 @@ def test_by_default_there_are_gateways_a_scheduler_and_a_worker_with_a_gpu() -> 
     assert worker.container["resources"]["limits"]["nvidia.com/gpu"] == 1
     assert "--device=cuda" in flags(worker)
     assert worker.document["spec"]["strategy"]["rollingUpdate"] == {
-        "maxSurge": 0,  # there is no GPU to spare
+        "maxSurge": 0,  # a spare GPU is rare
         "maxUnavailable": 1,
     }
 
@@ -63,10 +63,10 @@ def test_each_service_can_be_left_out() -> None:
 
 
 @pytest.mark.parametrize("direction", ["Egress", "Ingress"])
-def test_only_the_arrows_of_the_house_are_open(direction: Direction) -> None:
+def test_network_policies_allow_only_the_documented_traffic(direction: Direction) -> None:
     dialling = {"gateway", "worker", "worker-cpu", "draft-worker"}
     found = arrows(example("everything"), NAMESPACE, direction)
-    # All pods of the namespace are clients of gateways, as far as those can tell.
+    # All pods of the namespace may be clients of the gateways.
     assert {arrow for arrow in found if arrow[1] != "gateway"} == {
         *((service, "scheduler", 7100) for service in dialling),
         ("gateway", "redis", 6379),
@@ -74,7 +74,7 @@ def test_only_the_arrows_of_the_house_are_open(direction: Direction) -> None:
     }
 
 
-def test_what_is_open_to_others_is_named() -> None:
+def test_open_ports_for_other_pods_are_listed() -> None:
     release = example("everything")
     names = ("pods elsewhere", 53)
     ingress = {
@@ -101,7 +101,7 @@ def test_what_is_open_to_others_is_named() -> None:
     }
 
 
-def test_pods_of_another_release_may_be_let_in_to_the_scheduler() -> None:
+def test_pods_of_another_release_can_be_allowed_to_the_scheduler() -> None:
     scheduler = rendered().workload("scheduler")
     other = {"podSelector": {"matchLabels": {"app.kubernetes.io/instance": "other"}}}
     elsewhere = other | {"namespaceSelector": {}}
@@ -112,7 +112,7 @@ def test_pods_of_another_release_may_be_let_in_to_the_scheduler() -> None:
     assert opened == {("pods elsewhere", 7100)}
 
 
-def test_names_may_be_answered_elsewhere_and_at_another_port() -> None:
+def test_dns_servers_and_ports_can_be_changed() -> None:
     openshift = {"matchLabels": {"kubernetes.io/metadata.name": "openshift-dns"}}
     policy = {"dns": [{"namespaceSelector": openshift}], "dnsPorts": [5353]}
     release = rendered(networkPolicy=policy, license={"mode": "off"})
@@ -120,13 +120,13 @@ def test_names_may_be_answered_elsewhere_and_at_another_port() -> None:
     assert opened == {("pods elsewhere", 5353)}
 
 
-def test_metrics_are_for_prometheus_alone() -> None:
+def test_only_prometheus_may_read_metrics() -> None:
     release = rendered(networkPolicy={"prometheus": []})
     for workload in release.workloads:
         assert 9000 not in {port for _, port in ways(release, workload.labels, "Ingress")}
 
 
-def test_downloads_need_a_way_out_and_models_of_ones_own_none() -> None:
+def test_only_models_from_the_hub_open_egress() -> None:
     for from_hub in (True, False):
         release = rendered(model={"name": "demo", "fromHub": from_hub})
         worker = release.workload("worker")
@@ -135,7 +135,7 @@ def test_downloads_need_a_way_out_and_models_of_ones_own_none() -> None:
         assert (("addresses", 443) in ways(release, worker.labels, "Egress")) is from_hub
 
 
-def test_workers_load_compiled_code_from_a_volume_of_their_own() -> None:
+def test_workers_load_compiled_code_from_their_own_volume() -> None:
     worker = rendered(model={"name": "a/b", "cache": {"existingClaim": "shared"}}).workload(
         "worker"
     )
@@ -145,7 +145,7 @@ def test_workers_load_compiled_code_from_a_volume_of_their_own() -> None:
     assert volume.keys() == {"name", "emptyDir"}
 
 
-def test_addresses_elsewhere_are_reached_at_their_ports() -> None:
+def test_policies_allow_the_ports_of_external_addresses() -> None:
     release = example("own-secrets")
     to_redis = ("addresses", 6380)
     assert to_redis in ways(release, release.workload("scheduler").labels, "Egress")
@@ -155,7 +155,7 @@ def test_addresses_elsewhere_are_reached_at_their_ports() -> None:
     assert to_server in ways(release, release.workload("worker").labels, "Egress")
 
 
-def test_one_scheduler_is_dialled_and_several_are_found_in_redis() -> None:
+def test_gateways_connect_to_one_scheduler_and_find_several_in_redis() -> None:
     one = rendered(redis={"url": "redis://redis"}).workload("gateway")
     assert {"--scheduler=taco-scheduler:7100", "--redis-url=redis://redis"} <= flags(one)
     several = example("everything")
@@ -166,13 +166,13 @@ def test_one_scheduler_is_dialled_and_several_are_found_in_redis() -> None:
     assert "--advertise=$(POD_IP):7100" in flags(several.workload("scheduler"))
 
 
-def test_draft_workers_find_workers_that_verify_and_a_scheduler_that_plans() -> None:
+def test_scheduler_and_workers_know_the_draft_length() -> None:
     release = rendered(draftWorker={"enabled": True, "model": "small", "tokens": 7})
     for component in ("scheduler", "worker"):
         assert "--num-speculative-tokens=7" in flags(release.workload(component))
 
 
-def test_pods_have_the_time_to_stop_that_their_flags_give_to_requests() -> None:
+def test_grace_periods_cover_the_drain_timeouts() -> None:
     gateway = rendered(gateway={"preStopSeconds": 7, "drainSeconds": 50}).workload("gateway")
     assert gateway.container["lifecycle"]["preStop"] == {"sleep": {"seconds": 7}}
     assert "--drain-timeout=50" in flags(gateway)
@@ -188,7 +188,7 @@ def test_gateways_log_prompts_only_where_the_values_ask_for_it() -> None:
     assert "--enable-log-requests" in flags(gateway)
 
 
-def test_pods_of_a_lost_node_soon_start_elsewhere_but_those_with_a_disk() -> None:
+def test_pods_of_a_lost_node_move_soon_except_those_with_a_disk() -> None:
     release = example("everything")
     seconds = {
         w.component: {
@@ -204,7 +204,7 @@ def test_pods_of_a_lost_node_soon_start_elsewhere_but_those_with_a_disk() -> Non
     assert seconds == dict.fromkeys(stateless, soon) | bound
 
 
-def test_tolerations_of_ones_own_go_before_those_of_the_chart() -> None:
+def test_user_tolerations_precede_those_of_the_chart() -> None:
     own = {"key": "node.kubernetes.io/unreachable", "operator": "Exists", "tolerationSeconds": 5}
     gateway = rendered(gateway={"tolerations": [own]}, nodeLossSeconds=60).workload("gateway")
     first, second = gateway.pod["tolerations"]
@@ -212,18 +212,18 @@ def test_tolerations_of_ones_own_go_before_those_of_the_chart() -> None:
     assert (second["key"], second["tolerationSeconds"]) == ("node.kubernetes.io/not-ready", 60)
 
 
-def test_a_kv_disk_is_claimed_by_each_worker_and_holds_its_files() -> None:
+def test_each_worker_claims_a_kv_disk_that_holds_its_files() -> None:
     worker = rendered(worker={"kvDisk": {"enabled": True, "sizeGiB": 95}}).workload("worker")
     assert worker.document["kind"] == "StatefulSet"
     assert {"--kv-disk-path=/kv-disk", "--kv-disk-space=95"} <= flags(worker)
-    # What is on its way to the disk waits in the host's memory.
+    # Blocks pass through host memory on their way to the disk.
     assert {"--enable-prefix-cache-offload", "--swap-space=16"} <= flags(worker)
     accepted(worker.container["args"])
     (claim,) = worker.document["spec"]["volumeClaimTemplates"]
     assert claim["spec"]["resources"]["requests"]["storage"] == "105Gi"
 
 
-def test_a_worker_asks_for_a_license_under_the_name_of_its_node_where_it_has_no_gpu() -> None:
+def test_a_cpu_worker_uses_its_node_name_for_the_license() -> None:
     release = example("everything")
     for component in ("worker", "worker-cpu"):
         workload = release.workload(component)
@@ -234,7 +234,7 @@ def test_a_worker_asks_for_a_license_under_the_name_of_its_node_where_it_has_no_
     assert "10080" not in str(rendered(license={"mode": "off"}).documents)
 
 
-def test_without_an_issuer_the_release_has_an_authority_of_its_own() -> None:
+def test_without_an_issuer_the_release_creates_its_own_authority() -> None:
     release = rendered(tls={"enabled": True})
     issuers = {issuer["metadata"]["name"]: issuer["spec"] for issuer in release.of_kind("Issuer")}
     assert issuers == {
@@ -254,7 +254,7 @@ def test_the_scheduler_speaks_plaintext_only_without_certificates(is_enabled: bo
     assert any(flag.startswith("--tls-ca-file") for flag in given) is is_enabled
 
 
-def test_certificates_that_are_given_are_not_made() -> None:
+def test_given_certificates_are_not_requested() -> None:
     assert not example("own-secrets").of_kind("Certificate", "Issuer")
     made = example("everything").of_kind("Certificate")
     roles = {name for certificate in made for name in certificate["spec"]["dnsNames"]}
@@ -262,7 +262,7 @@ def test_certificates_that_are_given_are_not_made() -> None:
     assert roles == {f"{service}.taco.internal" for service in services} | {"taco-redis"}
 
 
-def test_monitors_give_targets_the_names_that_dashboards_ask_for() -> None:
+def test_monitors_set_the_job_names_of_the_dashboards() -> None:
     monitors = example("everything").of_kind("PodMonitor")
     assert len(monitors) == 5
     for monitor in monitors:
@@ -273,7 +273,7 @@ def test_monitors_give_targets_the_names_that_dashboards_ask_for() -> None:
         assert monitor["metadata"]["labels"]["release"] == "prometheus"
 
 
-def test_alerts_and_dashboards_are_those_in_the_chart() -> None:
+def test_alerts_and_dashboards_come_from_the_chart_files() -> None:
     release = example("everything")
     (rule,) = release.of_kind("PrometheusRule")
     assert rule["spec"] == yaml.safe_load((PLATFORM / "files" / "alerts.yaml").read_text())
@@ -285,7 +285,7 @@ def test_alerts_and_dashboards_are_those_in_the_chart() -> None:
     assert shown == {file.name: file.read_text() for file in files} != {}
 
 
-def test_an_upgrade_that_turns_autoscaling_on_keeps_the_pods_that_run() -> None:
+def test_turning_autoscaling_on_keeps_the_running_pods() -> None:
     before = rendered(worker={"replicas": 5})
     values = ("--set", "model.name=demo,autoscaling.kind=hpa")
     scaled = rendered(autoscaling={"kind": "hpa"})
@@ -297,7 +297,7 @@ def test_an_upgrade_that_turns_autoscaling_on_keeps_the_pods_that_run() -> None:
     assert replicas == {"gateway": 2, "scheduler": 1, "worker": 5}
 
 
-def test_alerts_link_to_where_their_page_is_published() -> None:
+def test_alerts_link_to_the_published_runbook() -> None:
     page = "https://docs.example.com/taco/alerts/"
     release = rendered(monitoring={"alerts": {"enabled": True, "runbookUrl": page}})
     (rules,) = release.of_kind("PrometheusRule")
@@ -306,7 +306,7 @@ def test_alerts_link_to_where_their_page_is_published() -> None:
         assert "runbook" not in rule["annotations"]
 
 
-def test_keda_asks_prometheus_for_metrics_that_there_are() -> None:
+def test_keda_queries_existing_metrics() -> None:
     scalers = example("everything").of_kind("ScaledObject")
     triggers = {s["metadata"]["name"]: s["spec"]["triggers"] for s in scalers}
     assert triggers.keys() == {"taco-gateway", "taco-worker", "taco-draft-worker"}
@@ -337,7 +337,7 @@ def test_horizontal_pod_autoscalers_use_the_metrics_of_the_documented_adapter() 
     assert used == {rule["name"]["as"] for rule in rules}
 
 
-def test_the_notes_say_how_to_reach_it_and_what_is_open() -> None:
+def test_the_notes_give_commands_and_warnings() -> None:
     def notes(*sets: str) -> str:
         arguments = [flag for setting in sets for flag in ("--set", setting)]
         model = ("--set", "model.name=demo")

@@ -1,4 +1,4 @@
-"""deploy/ray: what KubeRay, `ray up` and a builder of images are given."""
+"""deploy/ray: the files for KubeRay, `ray up` and the image."""
 
 import copy
 import re
@@ -34,15 +34,15 @@ def container(group: dict[str, Any]) -> dict[str, Any]:
 
 
 def commands(group: dict[str, Any]) -> list[list[str]]:
-    """What the shell of a container runs, one after the other."""
+    """Commands that a container's shell runs, in order."""
     assert container(group)["command"] == ["/bin/bash", "-c"]
     [script] = container(group)["args"]
     return [shlex.split(command) for command in script.split("&&")]
 
 
 def ray_start(words: list[str]) -> dict[str, Any]:
-    """The options of `ray start …` as Ray reads them."""
-    with warnings.catch_warnings():  # about what Ray imports
+    """Options of `ray start …`, parsed by Ray."""
+    with warnings.catch_warnings():  # warnings of Ray's imports
         warnings.simplefilter("ignore")
         from ray.scripts.scripts import start
     assert words[:2] == ["ray", "start"]
@@ -50,7 +50,7 @@ def ray_start(words: list[str]) -> dict[str, Any]:
 
 
 def served() -> dict[str, Any]:
-    """The options of the head's `taco_llm serve …`, given to all tables that check them."""
+    """Options of the head's `taco_llm serve …`, checked by every table of options."""
     words = commands(HEAD)[-1]
     assert words[:2] == ["exec", "taco_llm"]
     namespace = build_parser().parse_args(words[2:])
@@ -61,7 +61,7 @@ def served() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
-def test_kubernetes_and_its_operator_would_take_it(version: str) -> None:
+def test_objects_match_the_kubernetes_and_kuberay_schemas(version: str) -> None:
     for document in DOCUMENTS:
         assert mistakes(document, version) == []
     for group in (HEAD, WORKERS):
@@ -70,13 +70,13 @@ def test_kubernetes_and_its_operator_would_take_it(version: str) -> None:
         assert mistakes(pod, version) == []
 
 
-def test_unknown_fields_are_found() -> None:
+def test_unknown_fields_are_rejected() -> None:
     document = copy.deepcopy(CLUSTER)
     document["spec"]["headGroupSpec"]["replicas"] = 1
     assert len(mistakes(document, NEWEST)) == 1
 
 
-def test_commands_run_as_they_stand_there_and_get_signals() -> None:
+def test_commands_run_unchanged_and_receive_signals() -> None:
     assert CLUSTER["metadata"]["annotations"]["ray.io/overwrite-container-cmd"] == "true"
     for group in (HEAD, WORKERS):
         assert commands(group)[-1][0] == "exec"
@@ -86,7 +86,7 @@ def test_each_replica_has_a_node() -> None:
     values = served()
     count = values["data_parallel_size"]
     assert values["distributed_executor_backend"] == "ray"
-    # The nodes may come after the command, which then would find no GPU.
+    # Nodes may join after the command starts, when `auto` would find no GPU.
     assert values["device"] == "cuda"
     assert {WORKERS[name] for name in ("replicas", "minReplicas", "maxReplicas")} == {count}
     node = ray_start(commands(WORKERS)[-1][1:])
@@ -100,11 +100,11 @@ def test_nodes_find_the_head() -> None:
     node = ray_start(commands(WORKERS)[-1][1:])
     assert (head["head"], head["num_cpus"]) == (True, 0)
     assert not head["block"]
-    # As KubeRay calls the head's service.
+    # KubeRay's name of the head's service.
     assert node["address"] == f"{CLUSTER['metadata']['name']}-head-svc:{head['port']}"
 
 
-def test_ports_are_those_of_the_commands() -> None:
+def test_ports_match_the_commands() -> None:
     ports = {port["name"]: port["containerPort"] for port in container(HEAD)["ports"]}
     values = served()
     assert ports == {
@@ -119,7 +119,7 @@ def test_ports_are_those_of_the_commands() -> None:
 
 
 @every_group
-def test_pods_have_no_rights(group: dict[str, Any]) -> None:
+def test_pods_have_no_privileges(group: dict[str, Any]) -> None:
     spec = group["template"]["spec"]
     assert spec["automountServiceAccountToken"] is False
     assert spec["securityContext"]["runAsNonRoot"] is True
@@ -134,7 +134,7 @@ def test_pods_have_no_rights(group: dict[str, Any]) -> None:
 
 
 @every_group
-def test_nodes_know_the_token_from_a_file(group: dict[str, Any]) -> None:
+def test_nodes_read_the_token_from_a_file(group: dict[str, Any]) -> None:
     environment = {entry["name"]: entry["value"] for entry in container(group)["env"]}
     assert environment["RAY_AUTH_MODE"] == "token"
     mounts = {mount["name"]: mount["mountPath"] for mount in container(group)["volumeMounts"]}
@@ -142,7 +142,7 @@ def test_nodes_know_the_token_from_a_file(group: dict[str, Any]) -> None:
 
 
 @every_group
-def test_probes_are_none_of_the_operators(group: dict[str, Any]) -> None:
+def test_probes_replace_those_of_kuberay(group: dict[str, Any]) -> None:
     """KubeRay's ask Ray's dashboard, which the image does not have."""
     names = {port["name"] for port in container(group)["ports"]}
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
@@ -157,11 +157,11 @@ def test_only_nodes_reach_the_ports_of_ray() -> None:
     peers = {port["port"]: rule["from"] for rule in of_http["ingress"] for port in rule["ports"]}
     assert peers == {
         8000: [{"namespaceSelector": {}}],
-        9000: [{"namespaceSelector": monitoring}],  # it drains without a key
+        9000: [{"namespaceSelector": monitoring}],  # /drain needs no key
     }
 
 
-def test_what_ray_up_is_given() -> None:
+def test_the_ray_up_configuration() -> None:
     config = prepare_config(yaml.safe_load((RAY / "cluster.yaml").read_text()))
     validate_config(config)
     assert config["max_workers"] == len(config["provider"]["worker_ips"])
@@ -179,7 +179,7 @@ def test_the_image_has_all_services() -> None:
     assert words(instructions, "ENTRYPOINT") == ["taco_llm"]
     namespace = build_parser().parse_args(words(instructions, "CMD"))
     ReplicaArgs(**given(ReplicaArgs, collect(namespace.parser, namespace)))
-    # Two files pin the version of Ray.
+    # Two files pin Ray's version.
     pinned = re.search(r"^ray==(.+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     assert pinned is not None
     assert CLUSTER["spec"]["rayVersion"] == pinned[1]

@@ -1,4 +1,4 @@
-"""All files that name TACO's version name the one of pyproject.toml."""
+"""Every file that names TACO's version names the one in pyproject.toml."""
 
 import re
 import subprocess
@@ -6,7 +6,7 @@ import tomllib
 
 from support.dockerfiles import ROOT
 
-# An image's tag, an archive's name, a chart's version, a default of the compose file.
+# Image tags, archive names, chart versions, defaults of the compose file.
 _VERSION = re.compile(
     r"(?:taco-[a-z-]+[:-]|appVersion: |^version: |VERSION:-|tag: |`VERSION` \| `)(\d+\.\d+\.\d+)\b",
     re.MULTILINE,
@@ -24,7 +24,7 @@ def test_every_file_names_this_version() -> None:
     ).stdout.split()
     pages = [name for name in listed if name.endswith((".md", ".yaml", ".Dockerfile"))]
     found = {name: _VERSION.findall((ROOT / name).read_text()) for name in pages}
-    assert sum(map(len, found.values())) >= 15  # the pattern still finds what there is
+    assert sum(map(len, found.values())) >= 15  # the pattern still matches existing files
     assert {name: set(versions) - {version} for name, versions in found.items() if versions} == {
         name: set() for name, versions in found.items() if versions
     }

@@ -1,4 +1,4 @@
-"""What a run computes of what it measures, and the work that it measures with."""
+"""Figures computed from measurements, and the inputs of the GPU run."""
 
 import random
 from pathlib import Path
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.process
 @pytest.mark.parametrize(
     ("batch", "milliseconds"), [(1, 3.52), (32, 4.49), (128, 7.49), (256, 12.85)]
 )
-def test_floors_are_those_of_an_h200(batch: int, milliseconds: float) -> None:
+def test_lower_bounds_of_an_h200(batch: int, milliseconds: float) -> None:
     h200 = Ceilings(4300, 4300, 790, 50, 50)
     floor = Shape.of(LLAMA_3_8B).decode_floor_ms(batch, 1024, h200)
     assert floor == pytest.approx(milliseconds, abs=0.05)
@@ -37,7 +37,7 @@ def event(start: float, duration: float, kind: str = "kernel", name: str = "k") 
     return {"ph": "X", "cat": kind, "name": name, "ts": start, "dur": duration}
 
 
-def test_idle_is_what_no_stream_works_in() -> None:
+def test_idle_time_is_time_without_work_on_any_stream() -> None:
     found = Trace()
     events = [
         event(100, 40, name="a"),
@@ -57,7 +57,7 @@ def test_idle_is_what_no_stream_works_in() -> None:
     assert [(top["name"], top["count"]) for top in found.top] == [("b", 2), ("a", 1), ("copy", 1)]
 
 
-def test_what_is_trimmed_counts_at_neither_end() -> None:
+def test_trimming_drops_both_ends() -> None:
     found = Trace()
     steady = [event(start, 10) for start in range(250, 750, 10)]
     summarize([event(0, 10), *steady, event(990, 10)], found, trim=0.25)
@@ -102,13 +102,13 @@ def test_prefills_compute_each_prompt_once(prompt_len: int, chunk: int) -> None:
     assert (joined.num_blocks * 16 > prompt_len + 3).all()
 
 
-def test_a_worker_has_room_for_rows_and_blocks() -> None:
+def test_sequences_are_limited_by_rows_and_blocks() -> None:
     assert Plans(INFO, 10, room=2).most_sequences == 8
     assert Plans(INFO, 100, room=2).most_sequences == 40 // 7
     assert Plans(INFO, 1000, room=2).most_sequences == 0
 
 
-def test_verifications_follow_what_is_known() -> None:
+def test_verification_plans_follow_the_known_tokens() -> None:
     plans = Plans(INFO, 20, room=3)
     known = np.array([21, 25], dtype=np.int32)
     plan = plans.verify(4, known)
@@ -131,7 +131,7 @@ def next_drafts(plans: Plans, known: IntArray) -> list[int]:
     return drafts.token_ids.tolist()
 
 
-def test_successors_go_through_all_tokens_that_are_not_special() -> None:
+def test_successors_visit_all_tokens_except_special_ones() -> None:
     successors = Successors.random(100)
     answer = successors.answer([3, 20], 84)
     assert sorted(answer) == list(range(16, 100))
@@ -139,7 +139,7 @@ def test_successors_go_through_all_tokens_that_are_not_special() -> None:
     assert successors.following[:16].tolist() == list(range(16))
 
 
-def test_a_draft_is_wrong_as_often_as_it_is_meant_to_be() -> None:
+def test_drafts_are_wrong_at_the_configured_rate() -> None:
     right = Successors.random(1016)
     other = right.wrong_for(0.2)
     assert int((right.following != other.following).sum()) == 200
@@ -149,7 +149,7 @@ def test_a_draft_is_wrong_as_often_as_it_is_meant_to_be() -> None:
     assert best.tolist() == other.following.tolist()
 
 
-def test_a_mix_is_the_same_each_time_and_within_its_lengths() -> None:
+def test_a_mix_is_deterministic_and_within_its_lengths() -> None:
     requests = SHAREGPT_LIKE.requests()
     assert requests == SHAREGPT_LIKE.requests()
     assert requests != SHAREGPT_LIKE.requests(seed=1)
@@ -172,7 +172,7 @@ def test_a_mix_is_the_same_each_time_and_within_its_lengths() -> None:
         ([1, 7, 7], 0.05, 0.05, True),
     ],
 )
-def test_sequences_may_part_where_two_tokens_are_close(
+def test_sequences_may_diverge_where_two_tokens_are_close(
     ours: list[int], lead: float, close: float, is_different: bool
 ) -> None:
     wanted = [Token(1, 9.0), Token(2, lead), Token(3, 9.0)]

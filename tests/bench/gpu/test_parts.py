@@ -36,12 +36,12 @@ def test_every_part_is_a_module() -> None:
         assert (ROOT / "bench/gpu/parts" / f"{part.name}.py").exists()
 
 
-def test_no_more_files_than_a_lent_machine_gives_back() -> None:
+def test_a_run_writes_at_most_8_files() -> None:
     for call in range(1, processes.NUM_CALLS + 1):
         assert len(processes.choose([], call)) <= 8
 
 
-def test_parts_come_in_the_order_of_a_run() -> None:
+def test_parts_are_in_run_order() -> None:
     assert [part.name for part in processes.choose(["worker", "machine"])] == ["machine", "worker"]
     assert processes.choose([]) == list(PARTS) == processes.choose([], 1) + processes.choose([], 2)
     assert processes.choose(["peers"], 1) == processes.choose(["peers"])  # a name wins over a call
@@ -49,7 +49,7 @@ def test_parts_come_in_the_order_of_a_run() -> None:
         processes.choose(["gpus"])
 
 
-def test_time_that_a_part_leaves_goes_to_those_behind_it() -> None:
+def test_unused_time_goes_to_later_parts() -> None:
     chosen = [Part("a", 1, ""), Part("b", 2, ""), Part("c", 1, "")]
     elapsed: list[float] = []
     found = []
@@ -60,7 +60,7 @@ def test_time_that_a_part_leaves_goes_to_those_behind_it() -> None:
     assert found == [100, 280, 70]
 
 
-def test_the_last_words_of_a_part_that_fails_are_kept(tmp_path: Path) -> None:
+def test_the_error_of_a_failed_part_is_kept(tmp_path: Path) -> None:
     write(tmp_path, "machine", {"figure": "of an earlier run"})
     assert run("raise SystemExit('no such thing')", tmp_path) == "failed: exit 1"
     assert report.read("machine", tmp_path) == {
@@ -88,7 +88,7 @@ os.kill(os.getpid(), signal.SIGSEGV)
     assert {"date", "command", "machine", "versions"} < record.keys()
 
 
-def test_a_part_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
+def test_a_hanging_part_is_killed_with_its_children(tmp_path: Path) -> None:
     code = f"""
 import subprocess, sys
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
@@ -101,7 +101,7 @@ child.wait()
             psutil.Process(int(child.read_text())).wait(timeout=PATIENCE_SECONDS)
 
 
-def test_what_is_left_out_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_left_out_figures_have_reasons(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     part = report.Report("machine", tmp_path, 5.0, "a GPU")
     assert part.has_time("short", 1.0)
     assert not part.has_time("long", 100.0)
@@ -125,7 +125,7 @@ def outcome(folder: Path, text: str) -> str:
     return " ".join(line[48:].split())
 
 
-def test_goals_are_read_off_the_records(tmp_path: Path) -> None:
+def test_goals_are_evaluated_from_the_records(tmp_path: Path) -> None:
     attention = {
         "heads": {"query": 32},
         "decode 1x1024": {  # too little KV to be bound by reading it
@@ -194,7 +194,7 @@ def test_a_suite_that_was_cut_short_proves_no_success(
     assert outcome(tmp_path, "tests that fail") == said
 
 
-def test_missing_packages_come_with_the_command_that_fetches_them() -> None:
+def test_missing_packages_come_with_a_download_command() -> None:
     needed = [Requirement("protobuf>=7"), Requirement("no-such-package>=2")]
     line = requirements.advice(needed)
     assert "\n" not in line
@@ -204,7 +204,7 @@ def test_missing_packages_come_with_the_command_that_fetches_them() -> None:
     assert line.endswith(f"-d .whl {pinned} 'no-such-package>=2'")
 
 
-def test_this_environment_has_what_a_run_needs() -> None:
+def test_this_environment_has_the_required_packages() -> None:
     assert requirements.missing() == []
 
 

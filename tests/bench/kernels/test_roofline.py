@@ -15,7 +15,7 @@ FLAGS = {
 }
 
 
-def test_the_sets_that_the_cpu_has_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_instruction_sets_of_the_cpu_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(roofline, "READ_BYTES", 1 << 20)
     monkeypatch.setattr(roofline, "LOOP_SECONDS", 1e-4)
     monkeypatch.setattr(roofline, "REPEATS", 1)

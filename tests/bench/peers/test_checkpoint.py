@@ -1,4 +1,4 @@
-"""The checkpoint is one that transformers, the reference of its format, loads as it is."""
+"""transformers, the reference of the format, loads the generated checkpoint."""
 
 from pathlib import Path
 from typing import Any

@@ -37,7 +37,7 @@ def test_the_best_peer_is_the_one_with_the_best_median(figure: str, best: str) -
     assert verdict_of("single", figure, values, "taco").theirs == best
 
 
-def test_two_wild_pairs_decide_nothing() -> None:
+def test_two_noisy_pairs_are_undecided() -> None:
     values = {"taco": [36.0, 319.0], "vllm": [100.0, 100.0]}
     assert verdict_of("single", "tpot_ms", values, "taco").outcome == "undecided"
 
@@ -69,14 +69,14 @@ def test_a_goal_is_met_only_by_a_narrow_interval(ours: list[float], outcome: str
     assert verdict.outcome == outcome
 
 
-def test_throughput_is_to_be_high() -> None:
+def test_higher_throughput_is_better() -> None:
     values = {"taco": [700.0, 710.0], "vllm": [400.0, 400.0]}
     assert verdict_of("batch", "tokens_per_s", values, "taco").outcome == "met"
     values = {"taco": [400.0, 400.0], "vllm": [700.0, 710.0]}
     assert verdict_of("batch", "tokens_per_s", values, "taco").outcome == "missed"
 
 
-def test_http_is_measured_by_the_engine_in_process() -> None:
+def test_http_is_compared_with_the_engine_in_process() -> None:
     values = {"taco": [100.0, 100.0], "taco-http": [95.0, 95.0], "vllm": [300.0, 300.0]}
     verdict = verdict_of("batch", "tokens_per_s", values, "taco-http")
     assert verdict.theirs == "taco"
@@ -94,7 +94,7 @@ def test_http_is_measured_by_the_engine_in_process() -> None:
         ([4.1, 4.2, 4.3], "missed"),
     ],
 )
-def test_the_start_has_a_limit_whatever_others_need(seconds: list[float], outcome: str) -> None:
+def test_the_start_has_an_absolute_limit(seconds: list[float], outcome: str) -> None:
     values = {"taco": seconds, "openvino": [1.0] * len(seconds)}
     verdict = verdict_of("start", "seconds", values, "taco")
     assert verdict.theirs == "openvino"
@@ -102,7 +102,7 @@ def test_the_start_has_a_limit_whatever_others_need(seconds: list[float], outcom
     assert verdict.outcome == outcome
 
 
-def test_other_shapes_have_no_goal_but_a_ratio() -> None:
+def test_other_shapes_have_a_ratio_and_no_goal() -> None:
     values = {"taco": [30.0, 30.0], "vllm": [60.0, 60.0]}
     verdict = verdict_of("8x64/64", "tokens_per_s", values, "taco")
     assert verdict.goal == ""

@@ -1,4 +1,4 @@
-"""Processes that stand for engines: one that grows, one that spins."""
+"""Process trees, with stub engines: one that grows, one that spins."""
 
 import contextlib
 import subprocess
@@ -51,7 +51,7 @@ def test_the_peak_is_kept_and_can_be_reset() -> None:
         assert tree.peak_memory_bytes() - before < 16 << 20
 
 
-def test_a_tree_stops_and_goes_on_with_its_children() -> None:
+def test_a_process_tree_is_suspended_and_resumed() -> None:
     with running(PARENT) as process:
         assert ask(process, "a") == "a"
         tree = ProcessTree(process.pid)
@@ -66,7 +66,7 @@ def test_a_tree_stops_and_goes_on_with_its_children() -> None:
         assert ask(process, "b") == "b"
 
 
-def test_a_process_that_spins_is_seen() -> None:
+def test_a_spinning_process_is_detected() -> None:
     with running("print('on', flush=True)\nwhile True: pass") as process:
         assert process.stdout is not None
         process.stdout.readline()

@@ -1,4 +1,4 @@
-"""The kit with real engines: TACO in process and over HTTP, on the bundled model."""
+"""The comparison with real engines: TACO in process and over HTTP, with the bundled model."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -42,7 +42,7 @@ def test_engines_take_turns(catalogue: Catalogue) -> None:
     assert turns == ["taco", "taco-http", "taco-http", "taco"]
 
 
-def test_a_start_is_of_a_fresh_process(catalogue: Catalogue) -> None:
+def test_a_start_uses_a_new_process(catalogue: Catalogue) -> None:
     specs = [catalogue.find("taco", prefix_cache=False)]
     assert start_seconds(specs, 1, print)["taco"][0] > 0
 
@@ -67,6 +67,6 @@ def test_a_stream_and_a_batch_in_figures() -> None:
     )
 
 
-def test_unknown_engines_are_refused(catalogue: Catalogue) -> None:
+def test_unknown_engines_are_rejected(catalogue: Catalogue) -> None:
     with pytest.raises(ValueError, match="is no engine"):
         catalogue.find("llama", prefix_cache=False)

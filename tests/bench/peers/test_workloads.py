@@ -32,7 +32,7 @@ def test_named_workloads_never_change(name: str) -> None:
     output=st.tuples(st.integers(1, 20), st.integers(0, 20)),
     round_number=st.integers(0, 5),
 )
-def test_a_shape_says_what_the_requests_are(
+def test_a_shape_defines_the_requests(
     count: int, shared: int, prompt: tuple[int, int], output: tuple[int, int], round_number: int
 ) -> None:
     prompt_range, output_range = (f"{low}-{low + more}" for low, more in (prompt, output))
@@ -54,6 +54,6 @@ def test_each_round_has_a_new_shared_prefix() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "fast", "32x128", "x128/128", "1x/5", "1x5-/5"])
-def test_what_is_no_workload_is_refused(text: str) -> None:
+def test_invalid_workloads_are_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="is no workload"):
         parse(text)

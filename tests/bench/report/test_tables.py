@@ -9,7 +9,7 @@ from bench.report import tables as result_tables
 from bench.report.tables import RESULTS, changed_pages, describe, peers_table, with_tables
 
 
-def test_the_pages_say_what_the_results_say() -> None:
+def test_the_tables_of_the_pages_match_the_results() -> None:
     """Else: python -m bench.report.tables."""
     assert [page for page, _ in changed_pages(RESULTS)] == []
 
@@ -69,7 +69,7 @@ def test_one_peer_is_not_called_the_best(results: Path) -> None:
     assert lines[-1].endswith("peers that ran: openvino.")
 
 
-def test_only_what_stands_between_the_marks_is_replaced(results: Path) -> None:
+def test_only_text_between_the_marks_is_replaced(results: Path) -> None:
     page = "before\n<!-- table: peers -->\nold\n<!-- end of table -->\nafter | cells |\n"
     written = with_tables(page, results)
     assert written.startswith("before\n<!-- table: peers -->\n\n| workload |")
