@@ -68,7 +68,7 @@ async def test_probes_and_metrics(tmp_path: Path) -> None:
     assert not any(tmp_path.iterdir())  # noqa: ASYNC240
 
 
-async def test_what_is_not_there_and_what_is_no_request(tmp_path: Path) -> None:
+async def test_unknown_routes_and_malformed_requests(tmp_path: Path) -> None:
     async with serving(tmp_path) as service:
         assert (await service.get("/"))[0] == 404
         assert (await service.get("/drain", "POST"))[0] == 404
@@ -93,7 +93,7 @@ async def test_a_long_page_arrives_whole_and_a_long_head_is_refused(tmp_path: Pa
         assert (await all_of(reader)).startswith(b"HTTP/1.1 431 ")
 
 
-async def test_clients_that_say_nothing_are_cut_off(
+async def test_clients_that_send_nothing_are_disconnected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admin, "_HEADER_SECONDS", 0.05)
@@ -105,7 +105,7 @@ async def test_clients_that_say_nothing_are_cut_off(
         assert (await all_of(reader)).startswith(b"HTTP/1.1 408 ")
 
 
-async def test_the_oldest_silent_client_gives_way(
+async def test_the_oldest_idle_connection_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admin, "_MAX_CONNECTIONS", 2)

@@ -1,4 +1,4 @@
-"""The key file, and what its owners may have."""
+"""The key file: its options, and the permissions of its owners."""
 
 import hashlib
 import json
@@ -51,7 +51,7 @@ async def chat(app: App, key: str, **body: Any) -> int:
 
 
 @pytest.mark.parametrize("name", ["keys.json", "keys.yaml"])
-def test_what_stands_in_the_file(tmp_path: Path, name: str) -> None:
+def test_options_of_a_key_file(tmp_path: Path, name: str) -> None:
     ring = KeyRing(read_key_file(write(tmp_path / name, ENTRIES)))
     a = ring.find(b"new-a")
     assert a is not None

@@ -19,7 +19,7 @@ BAD_HEADERS: list[dict[str, str | bytes]] = [
 
 
 @pytest.mark.parametrize("headers", BAD_HEADERS)
-async def test_every_route_but_the_public_ones_asks_for_a_key(
+async def test_every_route_but_the_public_ones_needs_a_key(
     make_app: AppMaker, headers: dict[str, str]
 ) -> None:
     app = make_app(replay([5]), api_keys=("secret-1", "secret-2"))
@@ -38,13 +38,13 @@ async def test_every_route_but_the_public_ones_asks_for_a_key(
 
 
 @pytest.mark.parametrize("key", ["secret-1", "secret-2"])
-async def test_any_of_the_keys_opens(make_app: AppMaker, key: str) -> None:
+async def test_any_of_the_keys_is_accepted(make_app: AppMaker, key: str) -> None:
     app = make_app(replay([5]), api_keys=("secret-1", "secret-2"))
     response = await app.http.get("/v1/models", headers={"authorization": f"bearer {key}"})
     assert response.status_code == 200
 
 
-async def test_no_key_is_asked_for_where_none_is_configured(make_app: AppMaker) -> None:
+async def test_without_configured_keys_no_key_is_needed(make_app: AppMaker) -> None:
     app = make_app(replay([5]))
     assert (await app.http.get("/v1/models")).status_code == 200
 

@@ -1,4 +1,4 @@
-"""API keys in Redis: how they are changed there, and that no fault of Redis locks anybody out."""
+"""API keys in Redis: the commands that change them, and faults of Redis."""
 
 import json
 from collections.abc import AsyncIterator, Callable
@@ -127,7 +127,7 @@ def test_invalid_commands_are_rejected(command: Command) -> None:
     assert command("list").startswith("team\t")
 
 
-def test_a_key_file_is_imported_over_what_is_there(
+def test_an_imported_key_file_replaces_its_owners(
     command: Command, redis_server: RedisServer, tmp_path: Path
 ) -> None:
     command("add", "team")
@@ -142,14 +142,14 @@ def test_a_key_file_is_imported_over_what_is_there(
     }
 
 
-def test_no_key_stands_in_redis(command: Command, redis_server: RedisServer) -> None:
+def test_redis_holds_no_key_in_clear(command: Command, redis_server: RedisServer) -> None:
     key = command("add", "team").encode()
     for value in (*redis_server.run("HGETALL", KEYS).values(), redis_server.run("GET", SECRET)):
         assert key not in value
         assert key.removeprefix(b"sk-") not in value
 
 
-def test_a_record_of_garbage_is_listed_and_can_be_taken_away(
+def test_an_invalid_record_is_listed_and_can_be_revoked(
     command: Command, redis_server: RedisServer
 ) -> None:
     command("add", "team")
@@ -160,7 +160,7 @@ def test_a_record_of_garbage_is_listed_and_can_be_taken_away(
     assert command("list") == ""
 
 
-def test_redis_that_is_away_or_holds_something_else(
+def test_redis_that_does_not_answer_or_holds_another_type(
     command: Command, redis_server: RedisServer
 ) -> None:
     redis_server.run("SET", SECRET, "short")
@@ -214,7 +214,7 @@ def test_bad_records(data: bytes, words: str) -> None:
 # ------------------------------------------------------------------ the gateway
 
 
-async def test_a_gateway_follows_what_stands_in_redis(
+async def test_a_gateway_follows_changes_in_redis(
     open_shop: Any, command: Command, tmp_path: Path
 ) -> None:
     async with open_shop() as shop:
@@ -236,7 +236,7 @@ async def test_a_gateway_follows_what_stands_in_redis(
         assert f'taco:redis_trusted{{model_name="{MODEL}"}} 1.0' in metrics
 
 
-async def test_before_redis_has_answered_absent_is_let_in(
+async def test_before_redis_has_answered_requests_are_rejected(
     open_shop: Any, command: Command, redis_server: RedisServer
 ) -> None:
     redis_server.kill()
@@ -249,7 +249,7 @@ async def test_before_redis_has_answered_absent_is_let_in(
         assert shop.app.gateway.ready
 
 
-async def test_keys_go_on_when_redis_is_killed_and_are_put_back(
+async def test_keys_stay_valid_when_redis_is_killed_and_are_restored(
     open_shop: Any, redis_server: RedisServer
 ) -> None:
     async with open_shop() as shop:
@@ -269,7 +269,7 @@ async def test_keys_go_on_when_redis_is_killed_and_are_put_back(
         await shop.until_status(key, 401)
 
 
-async def test_keys_are_put_back_after_a_flush_and_another_gateway_finds_them(
+async def test_keys_are_restored_after_a_flush_and_another_gateway_finds_them(
     open_shop: Any, redis_server: RedisServer
 ) -> None:
     async with open_shop() as shop:
@@ -284,10 +284,10 @@ async def test_keys_are_put_back_after_a_flush_and_another_gateway_finds_them(
         assert await shop.status(key) == 200
 
 
-async def test_what_was_in_step_too_long_ago_is_not_put_back(
+async def test_a_gateway_out_of_sync_for_long_restores_no_keys(
     open_shop: Any, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somebody may have revoked a key since."""
+    """A key may have been revoked in the meantime."""
     monkeypatch.setattr("taco_gateway.api_keys.redis_key_sync.RESTORE_SECONDS", 0.0)
     async with open_shop() as shop:
         key = shop.command("add", "team")

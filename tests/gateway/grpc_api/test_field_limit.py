@@ -1,4 +1,4 @@
-"""The fields of a request are counted before it is parsed."""
+"""The limit on the number of fields of a gRPC request."""
 
 import pytest
 from google.protobuf.message import Message
@@ -10,7 +10,7 @@ from taco_proto import inference_pb2 as pb
 
 
 def num_fields(request: Message) -> int:
-    """What the scan should count, by the parsed message."""
+    """The number of fields, counted in the parsed message."""
     count = 0
     for field, value in request.ListFields():
         values = list(value) if field.is_repeated else [value]
@@ -40,7 +40,7 @@ REQUESTS = st.builds(
 
 
 @given(REQUESTS)
-def test_counts_what_is_set(request: pb.ChatRequest) -> None:
+def test_counts_set_fields(request: pb.ChatRequest) -> None:
     data = request.SerializeToString()
     count = num_fields(request)
     assert not has_more_fields(data, pb.ChatRequest, count)
@@ -48,7 +48,7 @@ def test_counts_what_is_set(request: pb.ChatRequest) -> None:
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_come_to_an_end(data: bytes) -> None:
+def test_any_bytes_end_the_count(data: bytes) -> None:
     has_more_fields(data, pb.ChatRequest, 50)
 
 

@@ -183,7 +183,7 @@ async def test_an_engine_error_keeps_its_meaning(
     assert raised.value.details() == "no"
 
 
-async def test_a_refusal_says_when_to_come_again(connect: Connect) -> None:
+async def test_a_rejection_tells_when_to_retry(connect: Connect) -> None:
     _, channel = await connect(lambda _: [EngineError(429, "It is full", retry_after=17)])
     with pytest.raises(grpc.aio.AioRpcError) as raised:
         async for _ in InferenceStub(channel).Complete(pb.CompleteRequest(text="the")):
@@ -194,7 +194,7 @@ async def test_a_refusal_says_when_to_come_again(connect: Connect) -> None:
     assert trailing["grpc-retry-pushback-ms"] == "17000"
 
 
-async def test_without_a_license_it_is_no_use_to_come_again(connect: Connect) -> None:
+async def test_without_a_license_retries_are_discouraged(connect: Connect) -> None:
     engine, channel = await connect(lambda _: [not_licensed()])
     for _ in range(2):  # the scheduler refuses, then the gateway itself
         with pytest.raises(grpc.aio.AioRpcError) as raised:
@@ -227,7 +227,7 @@ async def test_a_key_brings_its_tenant_and_its_models(
     assert submitted.cache_salt == "a\0"
 
 
-async def test_a_client_that_leaves_frees_its_request(
+async def test_a_client_that_disconnects_frees_its_request(
     connect: Connect, tokenizer: Tokenizer
 ) -> None:
     fox = words(tokenizer, "fox")
@@ -255,7 +255,7 @@ async def test_a_deadline_frees_the_request(connect: Connect, tokenizer: Tokeniz
     assert engine.requests[0].deadline is not None
 
 
-async def test_keys_are_asked_for_everywhere_but_at_health_checks(
+async def test_every_call_but_health_checks_needs_a_key(
     connect: Connect, tokenizer: Tokenizer
 ) -> None:
     _, channel = await connect(replay(words(tokenizer, "fox")), api_keys=("secret",))
@@ -281,7 +281,7 @@ async def test_keys_are_asked_for_everywhere_but_at_health_checks(
     assert reply.status == health_pb2.HealthCheckResponse.SERVING
 
 
-async def test_before_it_is_known_which_keys_are_good_nobody_is_let_in(
+async def test_before_the_keys_are_loaded_calls_are_rejected(
     connect: Connect, tokenizer: Tokenizer
 ) -> None:
     _, channel = await connect(replay(words(tokenizer, "fox")), keys=KeyRing(None))
@@ -336,7 +336,7 @@ async def test_a_call_without_a_prompt_is_not_an_empty_prompt(connect: Connect) 
 
 
 async def test_too_many_messages(connect: Connect, tokenizer: Tokenizer) -> None:
-    """A million took the event loop seconds."""
+    """Their check must not block the event loop for seconds."""
     engine, channel = await connect(replay(words(tokenizer, "x")))
     stub = InferenceStub(channel)
     for num_messages in (3000, 1_000_000):
@@ -358,7 +358,7 @@ async def test_a_million_token_ids(connect: Connect, tokenizer: Tokenizer) -> No
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
-async def test_plaintext_where_others_reach_it_is_warned_about(
+async def test_a_warning_without_tls_on_an_open_address(
     tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture, host: str
 ) -> None:
     app = build_app(replay([]), tokenizer)
@@ -375,7 +375,7 @@ async def test_plaintext_where_others_reach_it_is_warned_about(
 
 
 @pytest.mark.parametrize("method", ["Chat", "Complete"])
-async def test_bytes_that_are_no_request_are_rejected(
+async def test_bytes_that_are_not_a_request_are_rejected(
     connect: Connect, caplog: pytest.LogCaptureFixture, method: str
 ) -> None:
     _, channel = await connect(replay([50]))

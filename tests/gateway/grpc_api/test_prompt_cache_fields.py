@@ -1,4 +1,4 @@
-"""What calls of the Inference service say of the prefix cache."""
+"""Prefix cache fields of Inference service calls."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,7 +28,7 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[App]:
 
 
 async def send(app: App, path: Path, request: Call) -> GenerateRequest:
-    """What the engine is asked."""
+    """The request that the engine gets."""
     address = f"unix:{path}/inference.sock"
     server = await start_inference_server(address, app.gateway)
     try:

@@ -28,7 +28,7 @@ async def test_the_public_port_has_no_admin_route(make_app: AppMaker, listen: st
     assert (await app.http.get("/health")).status_code == 200
 
 
-async def test_metrics_and_life(make_app: AppMaker) -> None:
+async def test_metrics_and_liveness(make_app: AppMaker) -> None:
     async with admin_of(make_app(replay([5]), admin_listen=TCP)) as admin:
         assert (await admin.get("/livez")).status_code == 200
         metrics = await admin.get("/metrics")

@@ -211,7 +211,9 @@ async def test_completions_take_the_newer_name_of_max_tokens(make_app: AppMaker)
     assert echoed["choices"][0]["text"] == "x"
 
 
-async def test_lists_of_a_large_body_are_honoured(make_app: AppMaker, tokenizer: Tokenizer) -> None:
+async def test_token_id_lists_of_a_large_body_have_their_effect(
+    make_app: AppMaker, tokenizer: Tokenizer
+) -> None:
     """They come packed from the process that parses it."""
     app = make_app(
         spell(tokenizer, "fox"), chat_template="{{ messages[0].content[:5] }}{{ marks | tojson }}"
@@ -230,7 +232,7 @@ async def test_lists_of_a_large_body_are_honoured(make_app: AppMaker, tokenizer:
     assert prompt_text(app, tokenizer).endswith("298, 299]")
 
 
-async def test_without_text_on_request(make_app: AppMaker, tokenizer: Tokenizer) -> None:
+async def test_detokenize_false_gives_no_text(make_app: AppMaker, tokenizer: Tokenizer) -> None:
     app = make_app(spell(tokenizer, "fox"))
     body = {"prompt": "x", "detokenize": False, "return_token_ids": True}
     (choice,) = (await answer_of(app, COMPLETIONS, **body))["choices"]

@@ -1,4 +1,4 @@
-"""Whatever comes in, the answer is OpenAI's envelope, and the next request is served."""
+"""Bad input gets an error in OpenAI's format, and the next request is served."""
 
 import re
 from typing import Any
@@ -259,7 +259,7 @@ async def test_unknown_models(app: App, path: str, model: str) -> None:
     assert (error["param"], error["code"]) == ("model", "model_not_found")
 
 
-async def test_too_long_a_prompt_says_so(app: App) -> None:
+async def test_a_prompt_that_is_too_long_is_named(app: App) -> None:
     response = await app.http.post(COMPLETIONS, json={"prompt": [5] * 600})
     error = check_envelope(response.json())
     assert error["code"] == "context_length_exceeded"
@@ -324,7 +324,7 @@ async def test_large_bodies(make_app: AppMaker) -> None:
         check_envelope(response.json())
 
 
-async def test_routes_that_are_not_there(app: App) -> None:
+async def test_unknown_routes(app: App) -> None:
     for method, path, status in (
         ("GET", "/", 404),
         ("GET", "/redoc", 404),
@@ -340,7 +340,7 @@ async def test_routes_that_are_not_there(app: App) -> None:
         assert response.headers["x-request-id"]
 
 
-async def test_the_unexpected_tells_nothing(
+async def test_an_unexpected_error_reveals_nothing(
     app: App, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def explode(_: object) -> None:

@@ -299,7 +299,7 @@ async def test_a_request_that_fails_at_once_has_its_status(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_refusal_says_when_to_come_again(make_app: AppMaker, stream: bool) -> None:
+async def test_a_rejection_tells_when_to_retry(make_app: AppMaker, stream: bool) -> None:
     app = make_app(lambda _: [EngineError(429, "It is full", retry_after=17)])
     response = await app.http.post(PATH, json={"messages": HELLO, "stream": stream})
     assert response.status_code == 429

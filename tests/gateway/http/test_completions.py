@@ -55,7 +55,7 @@ async def test_stream(make_app: AppMaker, tokenizer: Tokenizer) -> None:
     )
 
 
-async def test_the_raw_client_of_the_handbook(make_app: AppMaker, tokenizer: Tokenizer) -> None:
+async def test_a_client_without_a_library(make_app: AppMaker, tokenizer: Tokenizer) -> None:
     """It names no model, and splits the stream at NUL bytes."""
     app = make_app(spell(tokenizer, " there!"), api_keys=("taco-llm-test",))
     response = await app.http.post(
@@ -175,7 +175,7 @@ async def test_echo_with_logprobs(
         assert column["text_offset"] == [len("".join(names[:i])) for i in range(len(names))]
 
 
-async def test_every_token_of_an_echoed_prompt_is_named_alike(make_app: AppMaker) -> None:
+async def test_every_token_of_an_echoed_prompt_has_the_same_form(make_app: AppMaker) -> None:
     app = make_app(with_logprobs)
     half = "é".encode()[0]
     ids = [next(i for i in range(400) if app.gateway.engine.spell(i) == f"bytes:\\x{half:x}"), 40]
@@ -191,7 +191,7 @@ async def test_every_token_of_an_echoed_prompt_is_named_alike(make_app: AppMaker
 async def test_loglikelihood_of_a_prompt(
     make_app: AppMaker, tokenizer: Tokenizer, stream: bool
 ) -> None:
-    """What lm-eval asks for: no token, only what the prompt is worth."""
+    """The request of lm-eval: no generated token, only the prompt's log probabilities."""
     app = make_app(with_logprobs)
     ids = tokenizer.encode("The lazy dog")
     body = {"prompt": [ids], "echo": True, "logprobs": 1, "max_tokens": 0}
@@ -278,7 +278,7 @@ async def test_without_a_tokenizer_token_ids_still_work(make_app: AppMaker) -> N
         assert response.status_code == 400, path
 
 
-async def test_one_failing_prompt_gives_up_the_others(make_app: AppMaker) -> None:
+async def test_one_failing_prompt_cancels_the_others(make_app: AppMaker) -> None:
     def script(request: GenerateRequest) -> list[Step]:
         if prompt_of(request) == [41]:
             return [EngineError(429, "Full.")]

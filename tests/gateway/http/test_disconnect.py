@@ -1,4 +1,4 @@
-"""A client that goes away, or does not read, stops costing anything at once."""
+"""A client that disconnects or does not read frees its resources at once."""
 
 import asyncio
 from collections.abc import Callable
@@ -79,7 +79,7 @@ async def test_a_disconnect_before_the_first_token(make_app: AppMaker) -> None:
     assert not call.chunks
 
 
-async def test_500_disconnects_leave_nothing(make_app: AppMaker) -> None:
+async def test_500_disconnects_leave_no_request_behind(make_app: AppMaker) -> None:
     holds: list[Hold] = []
     app = make_app(stuck_after_a_token(holds))
     calls = [
@@ -95,7 +95,7 @@ async def test_500_disconnects_leave_nothing(make_app: AppMaker) -> None:
     assert len(asyncio.all_tasks()) == 1
 
 
-async def test_a_client_that_does_not_read_is_cut_off(make_app: AppMaker) -> None:
+async def test_a_client_that_does_not_read_is_disconnected(make_app: AppMaker) -> None:
     app = make_app(replay(list(range(40, 60))), stall_timeout=0.02)
     aborted: list[bool] = []
 

@@ -1,4 +1,4 @@
-"""What only a real connection shows: framing, OpenAI's own client, and disconnects."""
+"""HTTP over real connections: framing, OpenAI's client, disconnects and shutdown."""
 
 import asyncio
 import json
@@ -172,7 +172,9 @@ async def test_openai_client_sees_errors_in_mid_stream(make_app: AppMaker) -> No
 
 
 @pytest.mark.parametrize("stream", [b"true", b"false"])
-async def test_closing_the_connection_ends_the_request(make_app: AppMaker, stream: bytes) -> None:
+async def test_closing_the_connection_cancels_the_request(
+    make_app: AppMaker, stream: bytes
+) -> None:
     hold = Hold()
     app = make_app(lambda _: [SequenceUpdate(0, [50]), hold])
     body = b'{"prompt": "x", "stream": ' + stream + b"}"
@@ -188,7 +190,7 @@ async def test_closing_the_connection_ends_the_request(make_app: AppMaker, strea
 async def test_a_client_that_does_not_read(
     make_app: AppMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is cut off although its connection stays open, and costs no more than the buffers."""
+    """It is disconnected after the stall timeout, and uses no memory but the buffers."""
     transports: list[asyncio.Transport] = []
     connection_made = http_protocol.BoundedHttpProtocol.connection_made
 

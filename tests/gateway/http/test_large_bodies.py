@@ -1,4 +1,4 @@
-"""Large bodies are parsed and validated in another process, and bounded before validation."""
+"""Large bodies are parsed in another process, and limited before validation."""
 
 import json
 import signal
@@ -223,7 +223,7 @@ async def test_a_process_that_dies_is_replaced() -> None:
 async def test_a_process_that_dies_over_a_body(
     monkeypatch: pytest.MonkeyPatch, number: signal.Signals, status: int
 ) -> None:
-    """SIGPROF is its own limit of processor time: only then the body is to blame."""
+    """SIGPROF is the limit of CPU time: only then the body is the cause."""
 
     def exchange(process: _LimitedProcess, *args: Any) -> list[bytes]:
         process._process.send_signal(number)
@@ -268,7 +268,7 @@ _VALUES = st.recursive(
 
 @settings(max_examples=50, deadline=None)
 @given(st.dictionaries(st.text(), _VALUES, max_size=3))
-def test_frames_keep_a_body(body: dict[str, Any]) -> None:
+def test_frames_round_trip_a_body(body: dict[str, Any]) -> None:
     text = json.dumps(body)
     frames = body_frames.pack(json.loads(text))
     unpacked = body_frames.unpack(frames)
@@ -279,6 +279,6 @@ def _long_context() -> ModelInfo:
     return replace(MODEL_INFO, max_model_len=2**21)
 
 
-def test_checked_ids_are_no_list() -> None:
-    """`generate` trusts the type: nothing else may have it."""
+def test_checked_ids_are_packed() -> None:
+    """`generate` trusts the type, so only checked ids may have it."""
     assert not isinstance(array("i", [1]), CheckedTokenIds)

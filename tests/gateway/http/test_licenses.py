@@ -1,4 +1,4 @@
-"""What clients and load balancers see when no worker has a license."""
+"""Answers to clients and load balancers when no worker has a license."""
 
 from dataclasses import replace
 from typing import Any
@@ -45,14 +45,16 @@ async def test_without_a_license_requests_are_refused(
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", BODIES)
-async def test_a_scheduler_that_refuses_for_it_first_gives_the_same_answer(
+async def test_a_scheduler_without_license_gives_the_same_error(
     make_app: AppMaker, path: str, stream: bool
 ) -> None:
     app = make_app(lambda request: [not_licensed()])
     assert_refused(await app.http.post(path, json={**BODIES[path], "stream": stream}))
 
 
-async def test_load_balancers_stay_and_operators_hear_why(make_app: AppMaker) -> None:
+async def test_a_gateway_without_license_stays_ready_and_reports_the_reason(
+    make_app: AppMaker,
+) -> None:
     app = make_app(replay([5]), info=UNLICENSED)
     assert_refused(await app.http.get("/health"))
     reason = f"no worker has a license: {PROBLEM}"

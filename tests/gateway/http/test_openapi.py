@@ -1,4 +1,4 @@
-"""The API's description: valid, complete, true, and readable without the network."""
+"""The OpenAPI document: valid, complete, true, and readable without a network."""
 
 import json
 import re
@@ -55,7 +55,7 @@ async def test_it_has_every_route(make_app: AppMaker) -> None:
     assert described_routes(await document(make_app)) == served_routes()
 
 
-async def test_it_says_which_routes_ask_for_a_key(make_app: AppMaker) -> None:
+async def test_the_document_tells_which_routes_need_a_key(make_app: AppMaker) -> None:
     app = make_app(replay([50]), api_keys=("secret",))
     found = (await app.http.get("/openapi.json")).json()
     for method, path in described_routes(found):
@@ -84,7 +84,7 @@ async def test_it_says_which_routes_ask_for_a_key(make_app: AppMaker) -> None:
         ("/detokenize", {"tokens": ["x"]}, False),
     ],
 )
-async def test_requests_are_what_it_says(
+async def test_requests_match_the_document(
     make_app: AppMaker, path: str, body: dict[str, Any], is_valid: bool
 ) -> None:
     app = make_app(replay([50]))
@@ -109,7 +109,7 @@ async def test_requests_are_what_it_says(
         ("post", "/detokenize", {"tokens": 5}),
     ],
 )
-async def test_answers_are_what_it_says(
+async def test_answers_match_the_document(
     make_app: AppMaker, method: str, path: str, body: dict[str, Any] | None
 ) -> None:
     app = make_app(replay([50]))

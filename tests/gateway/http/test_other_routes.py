@@ -181,7 +181,7 @@ async def test_middleware_of_the_operator(make_app: AppMaker) -> None:
 
 
 @pytest.mark.parametrize("path", ["nothing", "no.such.module", "json.nothing", "sys.path"])
-def test_middleware_that_is_none(make_app: AppMaker, path: str) -> None:
+def test_middleware_of_the_wrong_kind(make_app: AppMaker, path: str) -> None:
     with pytest.raises(ConfigurationError, match="--middleware"):
         make_app(replay([50]), middleware=(path,))
 
@@ -205,7 +205,7 @@ async def test_requests_are_logged_in_one_line(
     assert "\n" not in line
 
 
-async def test_no_model_is_listed_before_there_is_one(make_app: AppMaker) -> None:
+async def test_no_model_is_listed_before_a_worker_attaches(make_app: AppMaker) -> None:
     for info in (None, replace(MODEL_INFO, ready=False, max_model_len=0)):
         app = make_app(replay([50]), info=info)
         listing = await app.http.get("/v1/models")
@@ -271,7 +271,7 @@ async def test_tokenize_adds_special_tokens_as_asked(make_app: AppMaker) -> None
 
 
 @pytest.mark.parametrize("name", ["tools", "documents", "chat_template", "mm_processor_kwargs"])
-async def test_tokenize_refuses_what_it_does_not_honour(make_app: AppMaker, name: str) -> None:
+async def test_tokenize_rejects_unsupported_fields(make_app: AppMaker, name: str) -> None:
     app = make_app(replay([50]))
     response = await app.http.post("/tokenize", json={"messages": [USER], name: ["x"]})
     assert response.status_code == 400

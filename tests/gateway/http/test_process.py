@@ -1,4 +1,4 @@
-"""`run_gateway` as a process: it comes up before its engine, drains, and says why it fails."""
+"""`run_gateway` as a process: starts before its engine, drains, and logs why it fails."""
 
 import asyncio
 import json
@@ -239,7 +239,7 @@ async def test_sighup_reads_the_keys_again(tmp_path: Path) -> None:
         "no TLS key",
     ],
 )
-def test_what_does_not_start_says_why_in_one_line(tmp_path: Path, problem: str) -> None:
+def test_a_failed_start_logs_one_line(tmp_path: Path, problem: str) -> None:
     write_tokenizer(tmp_path / "model")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         config: dict[str, Any] = {

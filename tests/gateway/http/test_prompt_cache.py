@@ -1,4 +1,4 @@
-"""What clients say of the prefix cache: as it reaches the engine."""
+"""Prefix cache fields of HTTP requests, as they reach the engine."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ async def sent(app: App, path: str, **body: Any) -> GenerateRequest:
 
 
 def pinned(tokenizer: Tokenizer, request: GenerateRequest) -> list[tuple[str, float]]:
-    """The texts that are to be kept, and for how long."""
+    """The pinned texts and their seconds."""
     ids = prompt_of(request)
     return [
         (tokenizer.decode(ids[: pin.num_tokens], skip_special_tokens=False), pin.seconds)
@@ -98,7 +98,7 @@ async def test_each_prompt_of_several_is_kept(app: App) -> None:
     ]
 
 
-async def test_what_is_cut_at_its_beginning_is_not_kept(app: App) -> None:
+async def test_a_truncated_prompt_is_not_pinned(app: App) -> None:
     for body in (
         {"prompt": [5] * 9, "truncate_prompt_tokens": 8},
         {"prompt": [5] * 8, "truncate_prompt_tokens": 8},
@@ -116,7 +116,7 @@ async def test_marks_are_not_a_part_of_the_prompt(app: App) -> None:
     assert not (await sent(app, CHAT, messages=[{"role": "user", "content": parts}])).pins
 
 
-async def test_a_key_names_those_that_begin_alike(app: App) -> None:
+async def test_a_cache_key_names_prompts_that_begin_alike(app: App) -> None:
     for path, prompt in ((CHAT, {"messages": [QUESTION]}), (COMPLETIONS, {"prompt": "x"})):
         assert (await sent(app, path, prompt_cache_key="k", **prompt)).prompt_cache_key == "k"
         assert (await sent(app, path, **prompt)).prompt_cache_key == ""

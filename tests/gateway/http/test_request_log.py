@@ -1,4 +1,4 @@
-"""One line for each finished request, which says what became of it and nothing of its prompt."""
+"""One log line for each finished request, with its outcome and without its prompt."""
 
 import logging
 from typing import Any
@@ -72,7 +72,7 @@ async def test_a_rejected_request(
     assert data["queue_seconds"] is data["ttft_seconds"] is None
 
 
-async def test_probes_are_lines_of_debug(
+async def test_probes_are_logged_at_level_debug(
     make_app: AppMaker, caplog: pytest.LogCaptureFixture
 ) -> None:
     app = make_app(replay([50]))

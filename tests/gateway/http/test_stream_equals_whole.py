@@ -1,4 +1,4 @@
-"""Whatever is asked for, the chunks of a stream add up to the whole answer."""
+"""With any parameters, the chunks of a stream add up to the whole answer."""
 
 import asyncio
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ VOCABULARY = 300
 
 
 class Model:
-    """Says after every prompt the same pieces, for each sequence others, in pieces of any size."""
+    """Gives each sequence its own text, the same after every prompt, in pieces of any size."""
 
     def __init__(self, sequences: list[list[list[int]]]) -> None:
         self._sequences = sequences

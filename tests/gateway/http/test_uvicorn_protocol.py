@@ -1,4 +1,4 @@
-"""Bounds of one HTTP connection, over real sockets: trailers, timers, their number, RFC 9112."""
+"""Limits of HTTP connections, over real sockets: trailers, timers, number, RFC 9112."""
 
 import asyncio
 import json
@@ -48,7 +48,7 @@ async def until_closed(reader: asyncio.StreamReader) -> bytes:
             return b""
 
 
-async def test_a_trailer_is_no_header(make_app: AppMaker) -> None:
+async def test_a_trailer_is_not_a_header(make_app: AppMaker) -> None:
     app = make_app(replay([50]), api_keys=("secret",))
     request = CHUNKED + CLOSE + b"\r\n" + CHUNK + b"0\r\nauthorization: Bearer secret\r\n\r\n"
     async with serve(app) as port:
@@ -184,7 +184,7 @@ async def test_a_connection_ends_after_an_answer(
 async def test_a_pipelined_request_may_take_long(
     make_app: AppMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The time for a head does not run while the request behind an answered one is served."""
+    """The header timer does not run while a pipelined request is served."""
     monkeypatch.setattr(http_protocol, "HEADER_SECONDS", 0.2)
     first, second = Hold(), Hold()
     holds = iter([first, second])
@@ -204,7 +204,7 @@ async def test_a_pipelined_request_may_take_long(
         assert (await running).count(b"HTTP/1.1 200") == 2
 
 
-async def test_a_body_that_drips_on_after_its_answer(
+async def test_a_slow_body_after_its_answer(
     make_app: AppMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_protocol, "HEADER_SECONDS", 0.2)

@@ -1,4 +1,4 @@
-"""Processes with limits: which are used again, and which end."""
+"""The pool of sandboxed processes: reuse, limits and shutdown."""
 
 import os
 from collections.abc import Callable, Iterator

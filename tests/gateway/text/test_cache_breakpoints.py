@@ -1,4 +1,4 @@
-"""How many tokens of a prompt stand before a place in its conversation."""
+"""Cache breakpoints: the number of prompt tokens before a place in a conversation."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -98,7 +98,7 @@ IN_PARTS = [{"role": "user", "content": TEXT_PARTS}]
         (CHATML, IN_PARTS, (0, 0), "<|im_start|>user\nThe fox"),
     ],
 )
-def test_what_stands_before_a_place(
+def test_tokens_before_a_breakpoint(
     prompters: dict[str, ChatPromptEncoder],
     template: str,
     messages: list[dict[str, Any]],
@@ -165,7 +165,7 @@ def test_a_later_place_that_lasts_as_long_replaces_an_earlier_one() -> None:
 
 
 @given(left=st.lists(st.integers(0, 2)), right=st.lists(st.integers(0, 2)))
-def test_num_common(left: list[int], right: list[int]) -> None:
+def test_common_prefix_length(left: list[int], right: list[int]) -> None:
     count = common_prefix_length(left, right)
     assert left[:count] == right[:count]
     assert left[count : count + 1] != right[count : count + 1] or not left[count:]

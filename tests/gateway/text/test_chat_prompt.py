@@ -1,4 +1,4 @@
-"""Conversations to token ids: whose special tokens count, and what templates may do."""
+"""Tokenizing conversations: special tokens of template and client, limits of templates."""
 
 import logging
 from collections.abc import Iterator
@@ -76,7 +76,7 @@ def test_special_tokens_in_messages_stay_plain_text(
 
 @pytest.mark.parametrize("tokenizer", TOKENIZERS, ids=["level", "fallback", "unigram", "words"])
 @given(content=st.text(st.characters(exclude_categories=["Cs"]), max_size=30))
-def test_plain_text_is_encoded_as_ever(tokenizer: FastTokenizer, content: str) -> None:
+def test_plain_text_is_encoded_unchanged(tokenizer: FastTokenizer, content: str) -> None:
     assert tokenizer.encode_parts([content]) == tokenizer.encode(content, add_special_tokens=False)
 
 
@@ -217,7 +217,7 @@ def test_hugging_faces_extras(any_template: ChatPromptEncoder) -> None:
         "{{ unclosed",
     ],
 )
-def test_a_template_that_misbehaves_is_an_error_and_nothing_more(
+def test_a_harmful_template_is_an_error_of_the_request(
     any_template: ChatPromptEncoder, template: str
 ) -> None:
     with pytest.raises(InvalidParameterError) as raised:
@@ -278,7 +278,7 @@ def test_the_operators_template_is_a_file_or_a_line(tmp_path: Path) -> None:
         prompter_of(CHATML, option="{{ unclosed")
 
 
-def test_a_warm_prompter_has_a_process_ready(caplog: pytest.LogCaptureFixture) -> None:
+def test_warm_up_starts_a_process(caplog: pytest.LogCaptureFixture) -> None:
     chat_encoder = prompter_of(CHATML)
     chat_encoder.warm_up()
     assert len(chat_encoder._pool._processes._idle) == 1

@@ -1,4 +1,4 @@
-"""Text given piece by piece against decoding everything at once."""
+"""Incremental detokenization, compared with decoding all tokens at once."""
 
 import json
 import re
@@ -160,7 +160,7 @@ def test_other_decoders_continue_a_prompt(
 
 
 def test_replacement_characters_are_streamed_after_a_few_tokens() -> None:
-    """Decoders cannot tell U+FFFD of an unfinished character from one that the text has."""
+    """A decoder cannot distinguish U+FFFD of an unfinished character from U+FFFD in the text."""
     backend = unigram()
     backend.add_tokens(["\ufffd"])
     tokenizer = FastTokenizer(backend)

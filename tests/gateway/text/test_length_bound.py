@@ -1,4 +1,4 @@
-"""What a prompt's length says of its number of tokens, before it is tokenized."""
+"""The lower bound on a prompt's tokens, from its length."""
 
 import sys
 import threading
@@ -54,7 +54,7 @@ def test_the_bound_is_that_of_the_longest_token() -> None:
     assert tokenizer.min_num_tokens("x" * (longest * 100 + 1)) == 101
 
 
-def test_composing_shortens_by_no_more_than_is_assumed() -> None:
+def test_composition_shortens_by_the_assumed_factor_at_most() -> None:
     for code in range(sys.maxunicode + 1):
         char = chr(code)
         if unicodedata.category(char) != "Cs":
@@ -99,7 +99,7 @@ def test_a_tokenizer_that_drops_characters_has_no_bound(make: object) -> None:
 
 
 @pytest.mark.parametrize("plain", [False, True])
-def test_others_run_while_a_text_is_encoded(plain: bool) -> None:
+def test_other_threads_run_while_a_text_is_encoded(plain: bool) -> None:
     tokenizer = FastTokenizer(byte_level_bpe())
     tokenizer.encode_parts(["a copy is made once"])
     text = "The quick brown fox " * 20_000

@@ -1,4 +1,4 @@
-"""Tokenizers that eat memory or time: they are told apart when they are loaded, and stopped."""
+"""Hostile tokenizers: detected when they are loaded, and limited in memory and time."""
 
 import json
 import logging
@@ -46,7 +46,7 @@ def load(tmp_path: Path) -> Iterator[Callable[[Tokenizer], AnyTokenizer]]:
 
 
 def expanding() -> Tokenizer:
-    """One letter becomes a thousand million."""
+    """Its normalizer turns one letter into 10^9."""
     backend = byte_level_bpe()
     backend.normalizer = normalizers.Sequence([normalizers.Replace("q", "q" * 1000)] * 3)
     return backend
@@ -128,7 +128,7 @@ def nested(content: dict[str, Any]) -> dict[str, Any]:
         {"model": {"type": "OfALaterVersion"}},
     ],
 )
-def test_what_is_not_known_to_be_safe_encodes_elsewhere(changes: dict[str, Any]) -> None:
+def test_unknown_steps_encode_in_the_sandbox(changes: dict[str, Any]) -> None:
     assert encoding_risk(description(byte_level_bpe()) | changes) is not None
 
 
@@ -154,7 +154,7 @@ def test_a_safe_tokenizer_stays_in_this_process(load: Callable[[Tokenizer], AnyT
 
 
 @pytest.mark.parametrize("make", [byte_level_bpe, byte_fallback_bpe])
-def test_one_that_encodes_elsewhere_gives_the_same_tokens(
+def test_a_sandboxed_tokenizer_gives_the_same_tokens(
     make: Callable[[], Tokenizer],
     load: Callable[[Tokenizer], AnyTokenizer],
     caplog: pytest.LogCaptureFixture,
@@ -188,7 +188,7 @@ def test_one_that_encodes_elsewhere_gives_the_same_tokens(
     [(expanding, "q"), (backtracking, "q" * 40 + "b")],
     ids=["a letter becomes 10^9", "a pattern that backtracks"],
 )
-def test_a_text_that_would_eat_all_is_refused_and_the_next_one_served(
+def test_a_text_over_the_limits_is_rejected_and_the_next_one_served(
     make: Callable[[], Tokenizer], text: str, load: Callable[[Tokenizer], AnyTokenizer]
 ) -> None:
     tokenizer = load(make())
@@ -201,7 +201,7 @@ def test_a_text_that_would_eat_all_is_refused_and_the_next_one_served(
     assert tokenizer.encode("Hello, world!") == before
 
 
-def test_one_that_fails_on_any_text_is_refused_when_it_is_loaded(
+def test_a_tokenizer_that_fails_on_any_text_is_rejected_at_load(
     load: Callable[[Tokenizer], AnyTokenizer],
 ) -> None:
     backend = byte_level_bpe()
@@ -211,7 +211,7 @@ def test_one_that_fails_on_any_text_is_refused_when_it_is_loaded(
 
 
 def test_a_panic_of_the_library_is_an_error_of_the_prompt() -> None:
-    """(a+)+$ makes the library panic, with an exception that is no Exception."""
+    """(a+)+$ makes the library panic, which raises a BaseException."""
     tokenizer = FastTokenizer(backtracking())
     with pytest.raises(TokenizerError, match="panicked"):
         tokenizer.encode("q" * 40 + "b")
@@ -228,7 +228,7 @@ def test_a_panic_of_the_library_is_an_error_of_the_prompt() -> None:
     ],
     ids=["nested", "a key twice", "a list"],
 )
-def test_files_of_no_use_are_one_line(tmp_path: Path, content: str, reason: str) -> None:
+def test_invalid_files_give_one_line(tmp_path: Path, content: str, reason: str) -> None:
     (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(ConfigurationError, match=reason) as error:
         load_tokenizer(ModelConfig(model=str(tmp_path)))

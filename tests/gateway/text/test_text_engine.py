@@ -1,4 +1,4 @@
-"""From token ids to text: cutting, counting, ranking and refusing."""
+"""TextEngine: stop strings, usage, best_of, log probabilities and rejected requests."""
 
 import asyncio
 from collections.abc import Iterable
@@ -81,7 +81,7 @@ def logprobs_of(ids: list[int]) -> LogprobColumns:
 # ------------------------------------------------------------ text, stops, usage
 
 
-async def test_text_and_usage_come_as_the_tokens_do() -> None:
+async def test_text_and_usage_stream_with_the_tokens() -> None:
     ids = ids_of("brown fox 🦊!")
     engine, _ = engine_of(one_by_one(ids))
     updates = await run(engine, SamplingParams())
@@ -133,7 +133,7 @@ async def test_a_stop_string_cuts_everything_at_its_hit(
         assert hidden == [len("The lazy ")] * len(hidden)
 
 
-async def test_what_could_be_a_stop_string_comes_when_it_is_none() -> None:
+async def test_held_back_text_is_released() -> None:
     ids = ids_of("a d") + ids_of("ay")
     engine, _ = engine_of(one_by_one(ids))
     updates = await run(engine, SamplingParams(stop="dog", logprobs=0))
@@ -244,7 +244,7 @@ async def test_bad_words_need_a_tokenizer() -> None:
 # ------------------------------------------------------------ log probabilities
 
 
-async def test_log_probabilities_are_spelled() -> None:
+async def test_log_probabilities_have_texts_and_bytes() -> None:
     ids = ids_of("é fox")
     engine, _ = engine_of([SequenceUpdate(0, ids, FinishReason.LENGTH, logprobs=logprobs_of(ids))])
     (update,) = await run(engine, SamplingParams(logprobs=1))
@@ -256,7 +256,7 @@ async def test_log_probabilities_are_spelled() -> None:
     assert entries[0].top[0].token_id == 5
 
 
-async def test_a_part_of_a_character_is_spelled_in_bytes() -> None:
+async def test_a_part_of_a_character_is_named_by_its_bytes() -> None:
     ids = ids_of("🦊")
     assert len(ids) > 1
     engine, _ = engine_of([SequenceUpdate(0, ids, FinishReason.LENGTH, logprobs=logprobs_of(ids))])
@@ -302,7 +302,7 @@ async def test_best_of_returns_the_most_likely_and_keeps_its_own_logprobs_to_its
 # ------------------------------------------------------------ requests
 
 
-async def test_a_request_is_complete_before_it_goes_out() -> None:
+async def test_a_request_is_resolved_before_it_is_submitted() -> None:
     engine, client = engine_of([SequenceUpdate(0, [5], FinishReason.LENGTH)])
     params = SamplingParams(max_tokens=None, truncate_prompt_tokens=2, stop="x")
     updates = engine.generate(PROMPT, replace(request_of(params), priority=3, cache_salt="s"))
@@ -356,7 +356,7 @@ async def test_an_engine_error_passes_through() -> None:
         ([5], SamplingParams(stop_token_ids=[INFO.vocab_size]), "stop_token_ids", None),
     ],
 )
-def test_what_does_not_fit_the_model_is_refused_at_once(
+def test_parameters_out_of_the_models_range_are_rejected_at_once(
     prompt: list[int], params: SamplingParams, param: str, code: str | None
 ) -> None:
     engine, client = engine_of([])
@@ -383,7 +383,7 @@ def test_no_worker_is_an_error_that_says_so() -> None:
         assert raised.value.code == 503
 
 
-def test_the_models_defaults_stand_under_what_a_client_gives() -> None:
+def test_client_parameters_override_the_models_defaults() -> None:
     info = replace(INFO, default_sampling={"temperature": 0.6, "top_k": 20.0, "unknown": 1.0})
     engine = TextEngine(ScriptedEngine(replay([5]), info), TOKENIZER)
     params = engine.sampling_params({"temperature": None, "top_p": 0.5, "stop": None})
@@ -393,7 +393,7 @@ def test_the_models_defaults_stand_under_what_a_client_gives() -> None:
         engine.sampling_params({"top_p": 2})
 
 
-async def test_half_a_surrogate_pair_is_no_text() -> None:
+async def test_half_a_surrogate_pair_is_rejected() -> None:
     engine, _ = engine_of([])
     with pytest.raises(InvalidParameterError):
         await engine.encode("a\ud800b")

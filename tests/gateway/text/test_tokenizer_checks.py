@@ -1,4 +1,4 @@
-"""A tokenizer that is missing, empty or of another model is refused."""
+"""A tokenizer that is missing, empty or of another model is rejected."""
 
 import json
 from pathlib import Path
@@ -40,7 +40,7 @@ def test_a_whole_tokenizer_passes(directory: Path) -> None:
 
 @pytest.mark.parametrize("check", [check_tokenizer_files, load_tokenizer])
 def test_settings_without_a_vocabulary(directory: Path, check: object) -> None:
-    """As after a copy that was interrupted: transformers makes an empty tokenizer of it."""
+    """As after an interrupted copy: transformers builds an empty tokenizer from it."""
     (directory / "tokenizer.json").unlink()
     assert (directory / "tokenizer_config.json").is_file()
     config = ModelConfig(model=str(directory))
@@ -50,7 +50,7 @@ def test_settings_without_a_vocabulary(directory: Path, check: object) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"model": {"vocab": {}}}', "[" * 100_000])
-def test_a_tokenizer_json_of_no_use(directory: Path, content: str) -> None:
+def test_an_invalid_tokenizer_json(directory: Path, content: str) -> None:
     (directory / "tokenizer.json").write_text(content)
     with pytest.raises(ConfigurationError) as refusal:
         check_tokenizer_files(ModelConfig(model=str(directory)))

@@ -1,4 +1,4 @@
-"""Tokenizers as they lie in model directories, against transformers."""
+"""Loading tokenizers from model directories, compared with transformers."""
 
 import json
 import subprocess
@@ -102,7 +102,7 @@ def test_bos_of_tokenizer_json_can_be_switched_off(tmp_path: Path) -> None:
     assert load(path).prefix_token_ids() == []
 
 
-def test_the_chat_template_lies_in_one_of_several_places(tmp_path: Path) -> None:
+def test_the_chat_template_may_be_in_several_files(tmp_path: Path) -> None:
     path = write(tmp_path, byte_level_bpe())
     assert load(path).settings.chat_template is None
     named = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
@@ -117,7 +117,7 @@ def test_the_chat_template_lies_in_one_of_several_places(tmp_path: Path) -> None
 
 
 def test_vocabulary_and_merges_are_enough(tmp_path: Path) -> None:
-    """As facebook/opt-125m has it: no tokenizer.json."""
+    """Like facebook/opt-125m, without tokenizer.json."""
     byte_level_bpe().model.save(str(tmp_path))
     (tmp_path / "config.json").write_text('{"model_type": "opt"}')
     config = {
@@ -143,7 +143,7 @@ def test_slow_mode_gives_the_same_text(tmp_path: Path) -> None:
         assert slow.decode(slow.encode(text)) == fast.decode(fast.encode(text))
 
 
-def test_truncation_and_padding_of_the_file_do_not_count(tmp_path: Path) -> None:
+def test_truncation_and_padding_of_the_file_are_ignored(tmp_path: Path) -> None:
     backend = byte_level_bpe()
     backend.enable_truncation(2)
     backend.enable_padding(length=50)
@@ -151,11 +151,11 @@ def test_truncation_and_padding_of_the_file_do_not_count(tmp_path: Path) -> None
     assert tokenizer.decode(tokenizer.encode("The quick brown fox")) == "The quick brown fox"
 
 
-def test_no_tokenizer_where_none_is_wanted(tmp_path: Path) -> None:
+def test_skip_tokenizer_init_loads_no_tokenizer(tmp_path: Path) -> None:
     assert load_tokenizer(ModelConfig(model=str(tmp_path), skip_tokenizer_init=True)) is None
 
 
-def test_a_tokenizer_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+def test_a_missing_tokenizer_gives_one_line(tmp_path: Path) -> None:
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "tokenizer.json").write_text("{")
     for model in (str(tmp_path / "nowhere"), str(tmp_path / "broken"), "no/such-model", "a b"):
@@ -164,7 +164,7 @@ def test_a_tokenizer_that_is_not_there_is_one_line(tmp_path: Path) -> None:
         assert "\n" not in str(raised.value)
 
 
-def test_a_directory_without_any_tokenizer_is_seen_at_once(tmp_path: Path) -> None:
+def test_a_directory_without_a_tokenizer_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     (tmp_path / "tokenizer").mkdir()
     program = (
