@@ -101,7 +101,7 @@ def test_an_invalid_license_request_is_a_one_line_error(
         (("--data-dir", "empty/data", "--port", "0"), "cannot write in empty/data"),
         (("--data-dir", "data", "--redis-url", "redis://r"), "contradict each other"),
         (("--redis-url", "http://r"), "redis_url must begin with redis://"),
-        (("--redis-url", "redis://r?no=1", "--port", "0"), "redis://r has an option that is none"),
+        (("--redis-url", "redis://r?no=1", "--port", "0"), "redis://r has an unknown option"),
         (
             ("--redis-url", "redis://r", "--redis-password-file", "empty", "--port", "0"),
             "no password",
