@@ -5,7 +5,7 @@
 The scheduler is its own process, as in production. One other process holds the streams of all
 workers; they compute nothing and answer each plan after the time of a step. One client keeps every
 slot decoding, and receives tokens without reading them. The limit is the scheduler's main thread,
-which does all its work: when it is always busy on its own core, steps come late.
+which runs the engine beside the thread of gRPC: when it is always busy, steps come late.
 """
 
 import argparse
@@ -19,8 +19,11 @@ import sys
 import tempfile
 import time
 from array import array
+from collections import deque
 from collections.abc import AsyncIterator, Iterator
+from multiprocessing.context import BaseContext
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -51,6 +54,29 @@ BOUNDS = ("--max-waiting-requests", str(10**6), "--max-waiting-tokens", str(2**3
 HEARTBEAT_SECONDS = 2.0
 START_SECONDS = 120.0
 SETTLE_SECONDS = 0.3
+MAX_REPLIES = 2**20
+
+
+class Replies:
+    """Seconds from each output that a worker sent to the next plan that it received.
+
+    It is shared memory: the workers' process adds, and the parent reads.
+    """
+
+    def __init__(self, context: BaseContext) -> None:
+        self._seconds = context.Array("d", MAX_REPLIES, lock=False)
+        self._count = context.Value("q", 0, lock=False)
+
+    def __len__(self) -> int:
+        return int(self._count.value)
+
+    def add(self, seconds: float) -> None:
+        self._seconds[self._count.value % MAX_REPLIES] = seconds
+        self._count.value += 1
+
+    def percentile(self, percent: float, first: int) -> float:
+        """Of the replies from number `first` on, in microseconds."""
+        return 1e6 * float(np.percentile(self._seconds[first : len(self)], percent))
 
 
 def worker_info(number: int, num_sequences: int) -> WorkerInfo:
@@ -71,12 +97,14 @@ def worker_info(number: int, num_sequences: int) -> WorkerInfo:
 # ------------------------------------------------------------- workers
 
 
-def run_workers(address: str, num_replicas: int, num_sequences: int, step_seconds: float) -> None:
-    asyncio.run(_run_workers(address, num_replicas, num_sequences, step_seconds))
+def run_workers(
+    address: str, num_replicas: int, num_sequences: int, step_seconds: float, replies: Replies
+) -> None:
+    asyncio.run(_run_workers(address, num_replicas, num_sequences, step_seconds, replies))
 
 
 async def _run_workers(
-    address: str, num_replicas: int, num_sequences: int, step_seconds: float
+    address: str, num_replicas: int, num_sequences: int, step_seconds: float, replies: Replies
 ) -> None:
     tokens = np.random.default_rng(0).integers(0, 100_000, 10_007).astype(np.int32)
     async with contextlib.AsyncExitStack() as stack:
@@ -89,32 +117,57 @@ async def _run_workers(
             executor = FakeExecutor(worker_info(number, num_sequences), tokens)
             # Spread over a step, as if they had started at different times.
             phase = step_seconds * number / num_replicas
-            workers.append(_run_worker(SchedulerStub(channel), executor, step_seconds, phase))
+            workers.append(
+                _run_worker(SchedulerStub(channel), executor, step_seconds, phase, replies)
+            )
         await asyncio.gather(*workers)
 
 
 async def _run_worker(
-    stub: SchedulerStub, executor: FakeExecutor, step_seconds: float, phase: float
+    stub: SchedulerStub,
+    executor: FakeExecutor,
+    step_seconds: float,
+    phase: float,
+    replies: Replies,
 ) -> None:
     call = stub.Attach()
     hello = worker_info_to_pb(executor.info)
     await call.write(pb.WorkerMessage(hello=hello))
     writing = asyncio.Lock()  # a stream takes one message at a time
     heart = asyncio.create_task(_beat(call, writing))
+    plans: asyncio.Queue[pb.StepPlan | None] = asyncio.Queue()
+    sent_at: deque[float] = deque()  # of outputs that no plan has followed yet
+    reading = asyncio.create_task(_read_plans(call, plans, sent_at, replies))
     due = time.perf_counter() + phase
     try:
-        while (command := await call.read()) is not grpc.aio.EOF:
-            if not command.HasField("plan"):
-                continue
-            output = executor.execute(step_plan_from_pb(command.plan))
+        while (plan := await plans.get()) is not None:
+            output = executor.execute(step_plan_from_pb(plan))
             due = max(due + step_seconds, time.perf_counter())
             await asyncio.sleep(due - time.perf_counter())
+            message = pb.WorkerMessage(output=step_output_to_pb(output))
             async with writing:
-                await call.write(pb.WorkerMessage(output=step_output_to_pb(output)))
+                sent_at.append(time.perf_counter())
+                await call.write(message)
     except grpc.aio.AioRpcError:
         pass  # the scheduler has ended
     finally:
         heart.cancel()
+        reading.cancel()
+
+
+async def _read_plans(
+    call: Any,
+    plans: "asyncio.Queue[pb.StepPlan | None]",
+    sent_at: "deque[float]",
+    replies: Replies,
+) -> None:
+    with contextlib.suppress(grpc.aio.AioRpcError):
+        while (command := await call.read()) is not grpc.aio.EOF:
+            if command.HasField("plan"):
+                if sent_at:
+                    replies.add(time.perf_counter() - sent_at.popleft())
+                plans.put_nowait(command.plan)
+    plans.put_nowait(None)
 
 
 async def _beat(call: grpc.aio.StreamStreamCall, writing: asyncio.Lock) -> None:
@@ -182,7 +235,12 @@ def thread_seconds(process: psutil.Process) -> tuple[float, float]:
 
 
 async def measure(
-    address: str, process: psutil.Process, num_replicas: int, num_sequences: int, seconds: float
+    address: str,
+    process: psutil.Process,
+    num_replicas: int,
+    num_sequences: int,
+    seconds: float,
+    replies: Replies,
 ) -> dict[str, float]:
     """Measures for `seconds`, once every slot decodes."""
     ending = asyncio.Event()
@@ -200,11 +258,13 @@ async def measure(
         settled = time.perf_counter()
         first = num_steps(await _stats(channel))
         await asyncio.sleep(SETTLE_SECONDS)
+        first_reply = len(replies)
         start, main, all_threads = time.perf_counter(), *thread_seconds(process)
         await asyncio.sleep(seconds)
         after_main, after_all = thread_seconds(process)
         main, all_threads = after_main - main, after_all - all_threads
         elapsed = time.perf_counter() - start
+        reply_p50, reply_p99 = (replies.percentile(percent, first_reply) for percent in (50, 99))
         asked = time.perf_counter()
         steps = num_steps(await _stats(channel)) - first
         steps *= elapsed / (asked - settled)
@@ -216,6 +276,8 @@ async def measure(
         "process_share": all_threads / elapsed,
         "main_thread_us_per_step": 1e6 * main / steps,
         "process_us_per_step": 1e6 * all_threads / steps,
+        "reply_p50_us": reply_p50,
+        "reply_p99_us": reply_p99,
     }
 
 
@@ -248,14 +310,18 @@ def run(num_replicas: int, num_sequences: int, step_seconds: float, seconds: flo
         tempfile.TemporaryDirectory() as directory,
         scheduler(directory) as (address, process),
     ):
-        workers = multiprocessing.get_context("spawn").Process(
+        context = multiprocessing.get_context("spawn")
+        replies = Replies(context)
+        workers = context.Process(
             target=run_workers,
-            args=(address, num_replicas, num_sequences, step_seconds),
+            args=(address, num_replicas, num_sequences, step_seconds, replies),
             daemon=True,
         )
         workers.start()
         try:
-            figures = asyncio.run(measure(address, process, num_replicas, num_sequences, seconds))
+            figures = asyncio.run(
+                measure(address, process, num_replicas, num_sequences, seconds, replies)
+            )
         finally:
             workers.kill()
             workers.join()
@@ -284,7 +350,8 @@ def main() -> None:
             f"{num_replicas:3} replicas: {row['steps_per_second']:7.1f} steps/s "
             f"({row['steps_on_time']:.0%} of those wanted), main thread "
             f"{row['main_thread_share']:.0%} of a core, {row['main_thread_us_per_step']:.0f} µs a "
-            f"step; the process {row['process_share']:.0%}",
+            f"step; the process {row['process_share']:.0%}; from an output to the next plan "
+            f"{row['reply_p50_us']:.0f} µs (p99 {row['reply_p99_us']:.0f})",
             flush=True,
         )
     if options.save:

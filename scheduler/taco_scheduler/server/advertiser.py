@@ -1,4 +1,4 @@
-"""Makes the scheduler known to gateways in Redis, beside the loop and never in its way."""
+"""Registers the scheduler in Redis, so that gateways discover it (service registration)."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,7 @@ from taco_scheduler.server.hot_prefixes import HotPrefixes
 from taco_scheduler.server.service import SchedulerService
 
 # KEYS: the index. ARGV: the scheduler's address; seconds after which an address leaves the index.
-# Redis' clock alone counts: a scheduler whose clock is ahead would remove the others.
+# It uses the clock of Redis: a scheduler whose clock is ahead would remove the others.
 NOTE_IN_INDEX = """
 local now = tonumber(redis.call('TIME')[1])
 redis.call('ZADD', KEYS[1], now, ARGV[1])
@@ -35,15 +35,15 @@ logger = logging.getLogger("taco.scheduler")
 
 
 class Advertiser:
-    """Writes the scheduler's record again and again; it vanishes when that ends.
+    """Writes the scheduler's record every `WRITE_SECONDS`; the record expires by its TTL.
 
-    Without Redis nothing is written and nothing waits: gateways go on with whom they know.
+    While Redis is unreachable nothing is written, and gateways use the schedulers that they know.
 
     Args:
-        address: where gateways dial the scheduler.
+        address: that gateways dial.
 
     Raises:
-        ConfigurationError: the link to Redis cannot be configured like that.
+        ConfigurationError: the configuration of Redis is invalid.
     """
 
     def __init__(self, service: SchedulerService, redis: RedisConfig, address: str) -> None:
@@ -53,7 +53,7 @@ class Advertiser:
         self._link.on_trust(self._due.set)
         self._note_in_index = self._link.add_script(NOTE_IN_INDEX)
         self._address = address
-        # All schedulers use one key in the end, so that a gateway hashes a prompt once.
+        # All schedulers agree on one key, so that a gateway hashes a prompt once.
         self._prefixes = HotPrefixes(secrets.token_bytes(KEY_BYTES))
         self._task: asyncio.Task[None] | None = None
 
@@ -62,7 +62,7 @@ class Advertiser:
         self._task = asyncio.create_task(self._keep_writing(), name="advertiser")
 
     async def withdraw(self) -> None:
-        """Takes the record back, so that gateways send new requests elsewhere. Safe to call twice,
+        """Deletes the record, so that gateways send new requests elsewhere. Safe to call twice,
         and before `start`.
         """
         if self._task is None:
@@ -79,9 +79,9 @@ class Advertiser:
             self._due.clear()
             try:
                 await self._write()
-            except Exception:  # a bug here must not cost more than the record
-                logger.exception("the record for gateways could not be written")
-            # Schedulers that started together should not write together.
+            except Exception:  # a bug here must not stop the registration
+                logger.exception("cannot write the scheduler's record to Redis")
+            # Jitter: schedulers that started together should not write together.
             delay = WRITE_SECONDS * random.uniform(0.9, 1.0)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(delay):  # wait_for may swallow a cancellation
@@ -104,7 +104,7 @@ class Advertiser:
             return
         for reply in replies:
             if isinstance(reply, Exception):
-                logger.warning("Redis refuses the record for gateways: %s", reply)
+                logger.warning("Redis rejects the scheduler's record: %s", reply)
                 return
         common = replies[1]
         if isinstance(common, bytes) and len(common) == KEY_BYTES and common != self._prefixes.key:
@@ -123,5 +123,5 @@ class Advertiser:
         )
 
     def _replicas(self) -> list[Replica]:
-        """Those that take new requests."""
+        """The replicas that accept new requests."""
         return [replica for replica in self._service.engine.replicas if replica.accepts_requests]

@@ -257,7 +257,7 @@ def _on_signals(stopping: asyncio.Event, hurried: asyncio.Event) -> None:
 
 
 async def _first_of(*parts: Awaitable[object]) -> None:
-    """Waits until one is done; the others are cancelled, but for tasks."""
+    """Waits until one is done, and cancels the others unless they were passed as tasks."""
     tasks = [asyncio.ensure_future(part) for part in parts]
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task, part in zip(tasks, parts, strict=True):
@@ -269,14 +269,14 @@ async def _first_of(*parts: Awaitable[object]) -> None:
 
 
 def _bind(server: grpc.aio.Server, address: str, tls: TlsConfig | None) -> None:
-    """Raises ConfigurationError, with the reason in one line."""
+    """Raises ConfigurationError: the address cannot be bound; the text is one line."""
     path = unix_path(address)
     if path is None:
         _add_port(server, address, tls)
         return
     try:
         is_free = remove_stale_socket(path)
-    except OSError as error:  # somebody else's, or no directory on the way
+    except OSError as error:  # another user owns it, or its directory does not exist
         raise ConfigurationError(f"cannot listen on {address}: {error.strerror}") from None
     if not is_free:
         raise ConfigurationError(f"cannot listen on {address}: it is in use")
@@ -289,5 +289,5 @@ def _add_port(server: grpc.aio.Server, address: str, tls: TlsConfig | None) -> N
         add_port(server, address, tls)
     except RuntimeError:
         raise ConfigurationError(
-            f"cannot listen on {address}: it is in use, or no address of this machine"
+            f"cannot listen on {address}: it is in use, or not an address of this machine"
         ) from None

@@ -1,4 +1,4 @@
-"""What gateways are told of the prefix caches: hashes of the prefixes that were used last."""
+"""Collects hashes of the most recently used prefixes in the cache, for the registry record."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,18 +10,22 @@ from taco_scheduler.kv.block_manager import BlockManager
 from taco_scheduler.kv.namespace import CacheNamespace
 from taco_scheduler.kv.radix_node import Node, Root
 
-# A round hashes no more new blocks than this and goes on in the next one: some 2 ms.
+# Maximum new blocks that one round hashes, about 2 ms; the next round continues.
 MAX_HASHED_BLOCKS = 2048
-# At most so much is done at a time, in nodes and hashed blocks: some 0.5 ms.
+# Nodes and hashed blocks between two pauses, about 0.5 ms.
 SLICE = 128
-# Of the hashes, those of whole nodes get so much first: there requests part, or go on later.
+# Share of the hashes for ends of nodes, 0 to 1: there requests diverge, or continue later.
 ENDS_SHARE = 0.75
 
 
 @dataclass(frozen=True, slots=True)
 class _Hashes:
-    """Of one node: the depths between which it stands, in blocks; the hash of the prefix that ends
-    with it, and those of the prefixes within it at whose lengths there is a landmark.
+    """The hashes of one node of the radix tree.
+
+    Attributes:
+        start, end: depth of the node, in blocks.
+        end_hash: hash of the prefix that ends with the node.
+        landmarks: hashes of the prefixes inside the node whose lengths are landmarks.
     """
 
     start: int
@@ -31,13 +35,13 @@ class _Hashes:
 
 
 class HotPrefixes:
-    """Hashes of the hottest nodes of all radix trees together.
+    """Hashes of the most recently used nodes of all radix trees.
 
-    What was hashed in the round before is not hashed again, so that a round costs what has become
-    hot since then.
+    Nodes that the last round hashed are not hashed again: the cost of a round depends on the new
+    nodes.
 
     Attributes:
-        found: at most `MAX_PREFIXES` hashes, of the last round that has ended.
+        found: at most `MAX_PREFIXES` hashes, of the last finished round.
     """
 
     def __init__(self, key: bytes) -> None:
@@ -49,7 +53,7 @@ class HotPrefixes:
         self._budget = 0
 
     def collect(self, caches: Sequence[BlockManager]) -> Iterator[None]:
-        """A round, slice by slice: the caches may change in between. Each gets as many hashes."""
+        """Runs a round in slices, between which the caches may change. Caches share equally."""
         self._before, self._now = self._now, {}
         self._roots.clear()
         self._budget = MAX_HASHED_BLOCKS
@@ -76,7 +80,7 @@ class HotPrefixes:
                 yield
 
     def _hashes(self, node: Node, block_bytes: int) -> _Hashes | None:
-        """None: there is too much to hash for this round, or the node has left the tree."""
+        """None: the round has hashed its maximum, or the node was removed from the tree."""
         root, *path = _path_to(node)
         if not isinstance(root, Root):
             return None
@@ -84,8 +88,8 @@ class HotPrefixes:
         for step in path:
             end = start + step.num_blocks
             hashes = self._now.get(step) or self._before.get(step)
-            # A node that was split, cut or joined stands elsewhere than before; one that stands
-            # where it stood has the tokens that it had.
+            # A node that was split, cut or joined has another depth; one at the same depth has the
+            # same tokens.
             if hashes is None or (hashes.start, hashes.end) != (start, end):
                 if self._budget <= 0:
                     return None

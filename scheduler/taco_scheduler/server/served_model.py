@@ -1,4 +1,4 @@
-"""What all workers together serve, as clients see it."""
+"""The model info for clients: the limits of all workers together."""
 
 from collections.abc import Collection
 
@@ -19,8 +19,8 @@ NO_MODEL = ModelInfo(
 
 
 def served_model(replicas: Collection[Replica]) -> ModelInfo | None:
-    """What is served by workers of one model, whose limits may differ: a request goes to one that
-    can run it. None: there are none.
+    """The model info of workers whose limits may differ: a request is routed to one that can run
+    it. None: no worker is attached, or all are draining.
     """
     staying = [replica for replica in replicas if not replica.is_draining]
     takers = [replica for replica in staying if replica.accepts_requests]
@@ -43,7 +43,7 @@ def served_model(replicas: Collection[Replica]) -> ModelInfo | None:
 
 
 def _license_problem(staying: Collection[Replica]) -> str:
-    """Why new requests are refused for want of a license; empty where they are not."""
+    """Why new requests are rejected without a license; empty: they are not."""
     licenses = [replica.license for replica in staying]
     if any(license_.state is not LicenseState.MISSING for license_ in licenses):
         return ""

@@ -307,7 +307,7 @@ async def test_an_index_that_is_none_is_left_out_with_one_line(
     await registry.client()
     await registry.start(0)
     await until_so(lambda: "in Redis is ignored: WRONGTYPE" in caplog.text, "a reading")
-    await until_so(lambda: "Redis refuses the record" in caplog.text, "a writing")
+    await until_so(lambda: "Redis rejects the scheduler's record" in caplog.text, "a writing")
 
 
 async def test_the_loop_of_the_scheduler_does_not_wait_for_redis(registry: Registry) -> None:
