@@ -32,7 +32,7 @@ class _Row:
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """A row, and the number of its own tokens with KV after the catch-up."""
+    """A row, and the number of its tokens, without drafts, that have KV after the catch-up."""
 
     row: _Row
     end: int

@@ -17,7 +17,7 @@ class DraftSequence:
     Attributes:
         number: the scheduler's number of the sequence.
         token_ids: int32 [max_model_len]; untouched pages take no memory.
-        num_tokens: number of its own tokens, without drafts.
+        num_tokens: number of its tokens, without drafts.
         num_computed_tokens: tokens, including drafts after them, with KV in `blocks`.
         blocks: its KV blocks, in order.
     """

@@ -16,7 +16,7 @@ gcc -O2 -Wall -Wextra -static -o init "$here/init.c"
 stamp=$(cat "$here/bochs.patch" "$here/setup.sh" | sha256sum)
 [ "$(cat stamp 2> /dev/null)" != "$stamp" ] || exit 0
 
-# apt with lists of its own: the system's packages stay as they are.
+# apt with separate lists: the system's packages stay unchanged.
 mirror=$(apt-get indextargets --format '$(LABEL) $(REPO_URI)' 'Created-By: Packages' |
     awk '$1 == "Debian" { print $2; exit }')
 [ -n "$mirror" ] || { echo "setup.sh: apt knows no Debian mirror: apt-get update" >&2; exit 1; }

@@ -67,7 +67,7 @@ def ask(runner: DraftRunner, *rows: Ask, left: Sequence[int] = ()) -> Mapping[in
     return drafts_of(runner.draft(draft_request(*rows, left=left)))
 
 
-def test_it_says_what_it_drafts_with(config: DrafterConfig) -> None:
+def test_info_describes_the_draft_model(config: DrafterConfig) -> None:
     model = replace(config.model, max_model_len=100, served_model_names=("small",))
     info = DraftRunner(replace(config, model=model, name="d7")).info
     assert (info.name, info.model, info.vocab_size, info.max_model_len) == ("d7", "small", 384, 100)
@@ -91,7 +91,7 @@ def test_rows_that_want_different_numbers_of_drafts_get_the_oracles_tokens(
 def test_every_prefix_of_a_text_is_continued_as_the_oracle_does(
     runner: DraftRunner, oracle: transformers.PreTrainedModel
 ) -> None:
-    """The text is not what the model would write, so that every draft is rejected."""
+    """The text differs from the model's continuation, so that every draft is rejected."""
     text = PROMPTS[3]
     for end in range(1, len(text) + 1):
         new = text[end - 1 : end]
@@ -108,7 +108,7 @@ def test_the_demo_pairs_draft_model_drafts_what_it_would_write(tmp_path: Path) -
 
 
 class Sequences:
-    """A scheduler's side of some sequences, which accepts and rejects at random."""
+    """The scheduler's side of some sequences: accepts and rejects drafts at random."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
@@ -118,7 +118,7 @@ class Sequences:
         self._num_sent = dict.fromkeys(self.tokens, 0)
 
     def rows(self) -> list[Ask]:
-        """Some of the sequences, each with what it got since it was last asked for."""
+        """Some of the sequences, each with its tokens since the last request."""
         rows = []
         for number, tokens in self.tokens.items():
             if self._random.random() < 0.25:
@@ -131,7 +131,7 @@ class Sequences:
         return rows
 
     def verify(self, drafts: Mapping[int, list[int]]) -> None:
-        """Each sequence gets some of its drafts, and a token of its own or more."""
+        """Each sequence accepts some of its drafts and gets one or more other tokens."""
         for number, tokens in self.tokens.items():
             row = drafts.get(number, [])
             tokens += row[: self._random.randint(0, len(row))] + self._some_tokens(3)
@@ -143,7 +143,7 @@ class Sequences:
 @settings(max_examples=30)
 @given(seed=st.integers(0, 2**32), budget=st.sampled_from([3, 16, 512]))
 @pytest.mark.parametrize("small_pool", [False, True])
-def test_what_was_drafted_rejected_or_evicted_before_changes_no_draft(
+def test_earlier_drafts_rejections_and_evictions_change_no_draft(
     runners: tuple[DraftRunner, DraftRunner, DraftRunner],
     small_pool: bool,
     seed: int,
@@ -224,7 +224,7 @@ def test_sequences_that_left_and_a_reset_are_forgotten(runner: DraftRunner) -> N
         Ask(1, -1, [5, 5], 2),
     ],
 )
-def test_what_cannot_be_drafted_for_is_left_out_and_harms_no_other_row(
+def test_invalid_rows_are_omitted_and_do_not_affect_others(
     runner: DraftRunner, oracle: transformers.PreTrainedModel, row: Ask
 ) -> None:
     ask(runner, Ask(2, 0, PROMPTS[0], 3))
@@ -248,7 +248,7 @@ def test_drafts_end_where_the_model_does(
         {"token_ids": np.zeros(9, dtype=np.int32)},
     ],
 )
-def test_columns_that_do_not_fit_each_other_are_refused(
+def test_inconsistent_columns_are_rejected(
     runner: DraftRunner, changes: dict[str, np.ndarray]
 ) -> None:
     request: DraftRequest = replace(draft_request(Ask(1, 0, [5, 6], 3)), **changes)  # type: ignore[arg-type]
@@ -256,7 +256,7 @@ def test_columns_that_do_not_fit_each_other_are_refused(
         runner.draft(request)
 
 
-def test_torch_serves_where_the_kernels_are_missing(
+def test_falls_back_to_torch_without_the_kernels(
     config: DrafterConfig,
     oracle: transformers.PreTrainedModel,
     monkeypatch: pytest.MonkeyPatch,
@@ -274,7 +274,7 @@ def test_torch_serves_where_the_kernels_are_missing(
         ({"quantization": "int3"}, "unknown quantization 'int3'"),
     ],
 )
-def test_what_cannot_be_loaded_is_one_clear_error(
+def test_loading_errors_are_one_line(
     config: DrafterConfig, changes: dict[str, object], message: str
 ) -> None:
     model = replace(config.model, **changes)  # type: ignore[arg-type]

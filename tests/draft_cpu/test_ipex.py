@@ -1,4 +1,4 @@
-"""The draft model on Intel's extension, which runs where it and torch 2.8 are installed."""
+"""The draft model with IPEX; skipped unless it and torch 2.8 are installed."""
 
 from dataclasses import replace
 from importlib.util import find_spec

@@ -22,7 +22,7 @@ PROMPT = [5, 6, 7]
 
 
 class GatedRunner(DraftRunner):
-    """Its drafts wait at a gate."""
+    """A runner whose drafts wait until the test releases them."""
 
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__(config)
@@ -72,9 +72,7 @@ async def test_hello_then_requests_down_and_drafts_up(runner: DraftRunner, addre
         await soon(scheduler.goodbyes.get())
 
 
-async def test_a_new_stream_knows_no_sequence_of_the_last_one(
-    runner: DraftRunner, address: str
-) -> None:
+async def test_a_new_stream_starts_without_sequences(runner: DraftRunner, address: str) -> None:
     thread = ModelThread()
     async with serve(address) as scheduler:
         for row, answered in ((Ask(1, 0, PROMPT, 1), {1}), (Ask(1, 3, [8], 1), set())):
@@ -87,7 +85,7 @@ async def test_a_new_stream_knows_no_sequence_of_the_last_one(
             await soon(link)
 
 
-async def test_the_heart_beats_while_it_drafts_and_stopping_finishes_what_it_drafts(
+async def test_heartbeats_continue_while_drafting_and_stop_finishes_the_request(
     config: DrafterConfig, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("taco_worker.stream_link.HEARTBEAT_SECONDS", 0.01)
@@ -130,7 +128,7 @@ async def test_a_request_that_fails_ends_the_link_for_good(
         (grpc.StatusCode.RESOURCE_EXHAUSTED, False),
     ],
 )
-async def test_a_refusal_is_final_where_dialling_again_is_no_use(
+async def test_final_rejections_are_not_retried(
     runner: DraftRunner, address: str, code: grpc.StatusCode, is_final: bool
 ) -> None:
     async with serve(address) as scheduler:
@@ -163,7 +161,7 @@ def start_process(model: str, address: str) -> subprocess.Popen[str]:
     )
 
 
-async def test_the_process_dials_until_the_scheduler_is_there_and_leaves_when_told(
+async def test_the_process_reconnects_until_the_scheduler_starts_and_exits_on_sigterm(
     config: DrafterConfig, address: str
 ) -> None:
     process = start_process(config.model.model, address)
@@ -182,9 +180,7 @@ async def test_the_process_dials_until_the_scheduler_is_there_and_leaves_when_to
     assert "Traceback" not in errors
 
 
-async def test_a_process_that_is_refused_says_why_in_one_line_and_ends(
-    config: DrafterConfig, address: str
-) -> None:
+async def test_a_rejected_process_exits_with_one_line(config: DrafterConfig, address: str) -> None:
     async with serve(address) as scheduler:
         process = start_process(config.model.model, address)
         scheduler.requests.put_nowait(grpc.StatusCode.FAILED_PRECONDITION)

@@ -1,4 +1,4 @@
-"""The build, on a few lines of C++ that stand for the kernels."""
+"""The build, with a few lines of C++ instead of the kernels."""
 
 import ctypes
 import subprocess
@@ -39,7 +39,7 @@ def sources(tmp_path: Path) -> Path:
 
 
 def build_all(sources: Path, *sets: InstructionSet) -> build.Build:
-    """Into a new file each time: a process loads one path only once."""
+    """Build into a new file each time: a process loads each path only once."""
     numbers = range(100)
     output = next(path for i in numbers if not (path := sources.parent / f"library{i}.so").exists())
     return build.build(output, sets, sources=[sources], objects=sources.parent / "objects")
@@ -56,7 +56,7 @@ def test_every_set_is_compiled_for_itself_and_the_rest_once(sources: Path) -> No
     assert total(made) == 100 + 3 + 6
 
 
-def test_a_set_that_the_compiler_does_not_know_is_left_out(sources: Path) -> None:
+def test_unknown_instruction_set_is_skipped(sources: Path) -> None:
     made = build_all(sources, PLAIN, UNKNOWN)
 
     assert total(made) == 100 + 3
@@ -64,7 +64,7 @@ def test_a_set_that_the_compiler_does_not_know_is_left_out(sources: Path) -> Non
     assert "-mno-such-set" in made.skipped_sets["unknown"]
 
 
-def test_nothing_that_can_be_built_is_an_error_with_the_compilers_message(sources: Path) -> None:
+def test_build_error_includes_the_compilers_message(sources: Path) -> None:
     with pytest.raises(KernelBuildError, match=r"no instruction set(.|\n)*-mno-such-set"):
         build_all(sources, UNKNOWN)
 

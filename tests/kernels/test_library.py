@@ -28,7 +28,7 @@ def threads_of_pools() -> int:
 
 
 def run_script(body: str) -> None:
-    """In an interpreter of its own, with `kernels` and a function `argmax` over them."""
+    """Run in a separate interpreter, with `kernels` and a function `argmax` over them."""
     kernels_of(NATIVE[0], 2)  # so that the library is there
     prelude = """
         import os, sys, threading, torch
@@ -57,7 +57,7 @@ def test_every_instruction_set_computes(cpu_kernels: CpuKernels) -> None:
     assert cpu_kernels.int8_operand_bytes == (2 if cpu_kernels.isa == "avx2" else 1)
 
 
-def test_the_best_set_without_an_obstacle_is_chosen() -> None:
+def test_best_supported_instruction_set_is_chosen() -> None:
     obstacles = {"avx2": None, "avx512": None, "amx": "AMX"}
 
     assert choose_isa(obstacles) == "avx512"
@@ -65,7 +65,7 @@ def test_the_best_set_without_an_obstacle_is_chosen() -> None:
     assert choose_isa({**obstacles, "amx": None}) == "amx"
 
 
-def test_a_machine_that_cannot_run_them_is_told_what_it_lacks() -> None:
+def test_unsupported_machine_error_names_the_missing_feature() -> None:
     old = {"avx2": "AVX2", "amx": "AVX2"}
 
     with pytest.raises(UnsupportedCpuError, match="need AVX2: this machine lacks AVX2"):
@@ -113,7 +113,7 @@ def test_threads_end_with_their_kernels() -> None:
     assert threads_of_pools() == before
 
 
-def test_the_child_of_a_fork_computes_whatever_the_parent_was_doing() -> None:
+def test_child_of_a_fork_computes_while_the_parent_is_busy() -> None:
     run_script("""
         stopping = False
         def keep_computing():
@@ -132,7 +132,7 @@ def test_the_child_of_a_fork_computes_whatever_the_parent_was_doing() -> None:
     """)
 
 
-def test_an_interpreter_that_ends_while_it_computes() -> None:
+def test_interpreter_exits_while_a_thread_computes() -> None:
     # Without torch in the thread that is left behind: its own calls do not outlive the interpreter.
     run_script("""
         import ctypes

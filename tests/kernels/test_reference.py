@@ -1,4 +1,4 @@
-"""The references against other ways of saying the same."""
+"""The references against independent implementations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Paged attention of the CPU kernels: against torch, and the same bits whatever stands beside."""
+"""Paged attention of the CPU kernels: against torch, and bit-identical in any batch."""
 
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -20,7 +20,7 @@ LAYER = 1  # of two
 
 @dataclass(frozen=True)
 class Model:
-    """What is the same for all sequences."""
+    """Parameters that all sequences share."""
 
     dtype: torch.dtype = torch.bfloat16
     num_kv_heads: int = 2
@@ -67,7 +67,7 @@ class Sequence:
 
 
 class Engine:
-    """A cache that was full of NaN, with the sequences that were fed to it."""
+    """A cache initialized with NaN, and the sequences written to it."""
 
     def __init__(self, kernels: CpuKernels, sequences: list[Sequence], seed: int = 0) -> None:
         self.kernels, self.sequences, self.model = kernels, sequences, sequences[0].model
@@ -234,7 +234,7 @@ def in_chunks(engine: Engine, index: int, bounds: list[int]) -> Tensor:
         Model(group=1, head_dim=48, soft_cap=5.0, has_alibi=True),
     ],
 )
-def test_bits_depend_on_nothing_but_the_sequence(
+def test_bits_depend_on_the_sequence_alone(
     cpu_kernels: CpuKernels, dtype: torch.dtype, model: Model
 ) -> None:
     """Prefilled at once, in chunks, token by token; alone or beside others; on 1 to 3 threads."""

@@ -32,7 +32,7 @@ def numbers(*shape: int, seed: int = 0) -> Tensor:
 
 
 def rounded_operands(kernels: CpuKernels, x: Tensor, dtype: torch.dtype) -> Tensor:
-    """x as the kernel's operands hold it."""
+    """x rounded as in the kernel's operands."""
     narrow = dtype == torch.bfloat16 and kernels.bf16_operand_bytes == 2
     return x.bfloat16().float() if narrow else x
 
@@ -46,7 +46,7 @@ def expected(
 
 
 def assert_near(actual: Tensor, wanted: Tensor, x: Tensor, w: Tensor) -> None:
-    """Within what float32 sums of so many products may be off."""
+    """Assert equality within the error of float32 sums of `k` products."""
     bound = 2e-6 * (x.double().abs() @ w.double().abs().T) + 1e-6 * wanted.abs() + 1e-30
     assert actual.shape == wanted.shape
     assert ((actual.double() - wanted).abs() <= bound).all()
@@ -177,7 +177,7 @@ def test_argmax(cpu_kernels: CpuKernels, dtype: torch.dtype, count: int) -> None
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("spoilt", [torch.nan, torch.inf, -torch.inf])
-def test_argmax_has_no_choice_where_a_row_has_no_finite_maximum(
+def test_argmax_returns_no_token_without_a_finite_maximum(
     cpu_kernels: CpuKernels, dtype: torch.dtype, spoilt: float
 ) -> None:
     x, w = torch.ones(9, 24), numbers(203, 24, seed=1)
@@ -189,7 +189,7 @@ def test_argmax_has_no_choice_where_a_row_has_no_finite_maximum(
     assert multiply_argmax(cpu_kernels, rows, matrix).tolist() == [NO_TOKEN] * 9
 
 
-def test_argmax_of_a_row_is_not_disturbed_by_the_nan_of_another(cpu_kernels: CpuKernels) -> None:
+def test_nan_in_one_row_does_not_change_argmax_of_others(cpu_kernels: CpuKernels) -> None:
     x, w = numbers(9, 24), numbers(203, 24, seed=1)
     matrix = PackedMatrix.from_tensor(cpu_kernels, w)
     alone = multiply_argmax(cpu_kernels, EncodedRows(cpu_kernels, x, w.dtype), matrix)
@@ -265,7 +265,7 @@ def test_bits_of_argmax_logprobs_do_not_depend_on_neighbours_or_threads(
             assert torch.equal(logprobs, wanted[begin:end]), (threads, begin, end)
 
 
-def test_argmax_logprobs_of_a_row_are_not_disturbed_by_the_nan_of_another(
+def test_nan_in_one_row_does_not_change_argmax_logprobs_of_others(
     cpu_kernels: CpuKernels,
 ) -> None:
     x, matrix = numbers(9, 24), PackedMatrix.from_tensor(cpu_kernels, numbers(203, 24, seed=1))
@@ -313,8 +313,8 @@ def test_packs_slices(
         assert_near(out, expected(cpu_kernels, x, w.float(), bias, dtype), x, w.float())
 
 
-def test_int8_is_what_the_reference_makes(cpu_kernels: CpuKernels) -> None:
-    """Integers alike, and sums of integers exact: the extremes reach the ends of the range."""
+def test_int8_equals_the_reference(cpu_kernels: CpuKernels) -> None:
+    """Equal integers and exact integer sums; the extremes reach the ends of the range."""
     x, w = numbers(6, 300), numbers(50, 300, seed=1)
     x[1], x[2], w[3] = 0, 127.0, -127.0
     q, scales = quantize_rows(x)

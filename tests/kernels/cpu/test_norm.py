@@ -35,10 +35,10 @@ def test_norms_agree_with_the_reference(cpu_kernels: CpuKernels, size: int) -> N
 
 
 def decode(operands: Tensor, scales: Tensor, kernels: CpuKernels) -> Tensor:
-    """Numbers that int8 operands stand for: see `encode_quad` of the instruction sets."""
+    """Decodes int8 operands; see `encode_quad` of the instruction sets."""
     if operands.dtype == torch.int16:  # four in the order 0, 2, 1, 3
         operands = operands.unflatten(1, (-1, 4))[..., [0, 2, 1, 3]].flatten(1)
-    elif kernels.isa.endswith(("avx512", "avx512_bf16")):  # unsigned, 128 stands for 0
+    elif kernels.isa.endswith(("avx512", "avx512_bf16")):  # unsigned, 128 encodes 0
         operands = operands.view(torch.uint8).int() - 128
     return operands.float() * scales.unsqueeze(1)
 
@@ -88,7 +88,7 @@ def test_a_row_does_not_depend_on_the_others_nor_on_threads(
             assert torch.equal(scale[0], scales[i])
 
 
-def test_wrong_arguments_are_refused(cpu_kernels: CpuKernels) -> None:
+def test_wrong_arguments_are_rejected(cpu_kernels: CpuKernels) -> None:
     x, weight, _ = tensors(8)
     with pytest.raises(ValueError, match="unknown norm 'batch'"):
         norm_rows(cpu_kernels, "batch", x, weight, None, 1e-5)

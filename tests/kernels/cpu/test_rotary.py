@@ -36,7 +36,7 @@ def test_a_token_does_not_depend_on_the_others_nor_on_threads(cpu_kernels: CpuKe
     assert torch.equal(x, alone)
 
 
-def test_wrong_arguments_are_refused(cpu_kernels: CpuKernels) -> None:
+def test_wrong_arguments_are_rejected(cpu_kernels: CpuKernels) -> None:
     x, cos, sin = tensors(2, 3, 8)
     with pytest.raises(ValueError, match="contiguous heads"):
         rotate_rows(cpu_kernels, x[..., :6], cos[:, :3], sin[:, :3])

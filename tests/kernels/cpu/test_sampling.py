@@ -59,13 +59,13 @@ def test_the_most_likely_token_is_that_of_torch(cpu_kernels: CpuKernels, size: i
     cases.check_most_likely(partial(sample_tokens, cpu_kernels), size)
 
 
-def test_each_token_owns_as_many_shares_as_its_weight(cpu_kernels: CpuKernels) -> None:
+def test_tokens_are_sampled_in_proportion_to_their_weight(cpu_kernels: CpuKernels) -> None:
     cases.check_shares_of_tokens(partial(sample_tokens, cpu_kernels))
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0 - 2.0**-52])
 @pytest.mark.parametrize("size", [3, GROUP + 9, 3 * GROUP])
-def test_the_first_and_the_last_share_choose_tokens_that_have_weight(
+def test_smallest_and_largest_uniforms_sample_tokens_with_weight(
     cpu_kernels: CpuKernels, share: float, size: int
 ) -> None:
     cases.check_only_tokens_of_weight(partial(sample_tokens, cpu_kernels), share, size)
@@ -120,7 +120,7 @@ def test_a_sequence_shorter_than_an_ngram_changes_nothing(
     cases.check_short_sequence(partial(penalize, cpu_kernels), size)
 
 
-def test_wrong_arguments_are_refused(cpu_kernels: CpuKernels) -> None:
+def test_wrong_arguments_are_rejected(cpu_kernels: CpuKernels) -> None:
     logits, metadata = torch.zeros(2, 10), SamplingMetadata.greedy(2)
     with pytest.raises(ValueError, match="float32 rows"):
         sample_tokens(cpu_kernels, logits.double(), metadata)

@@ -17,12 +17,12 @@ SLOTS = np.arange(3, dtype=np.int32)
 
 
 def three_chains() -> DraftTrees:
-    """Of the classes 0 (nearly always right), 1 (even) and 2 (nearly always wrong)."""
+    """Classes 0 (nearly always accepted), 1 (half) and 2 (nearly always rejected)."""
     return chains([ints([1, 2, 3, 4])] * 3, [ints([row] * 4) for row in range(3)])
 
 
 def selector_of(base: float | None = None, per_token: float = 0.0) -> DraftSelector:
-    """Where steps take `base` and `per_token`; None: none has been measured."""
+    """A selector that measured steps of `base` + n * `per_token` seconds; None: no step."""
     selector = DraftSelector(np.array([0.97, 0.5, 0.03], dtype=np.float32), 8)
     if base is not None:
         for _ in range(40):
@@ -35,29 +35,29 @@ def num_chosen(selector: DraftSelector) -> list[int]:
     return selector.select(three_chains(), SLOTS, num_other_tokens=3).trees.num_nodes.tolist()
 
 
-def test_nothing_is_chosen_before_a_step_has_been_measured() -> None:
+def test_selects_nothing_before_a_step_has_been_measured() -> None:
     chosen = selector_of().select(three_chains(), SLOTS, num_other_tokens=3)
     assert chosen.trees.num_nodes.tolist() == [0, 0, 0]
     assert (chosen.gain, chosen.plain_seconds) == (1.0, 0.0)
 
 
-def test_where_rows_are_nearly_free_the_likely_are_all_taken() -> None:
+def test_selects_all_likely_drafts_if_tokens_cost_little() -> None:
     chosen = num_chosen(selector_of(1.0, 0.015))
     assert chosen[0] == 4
     assert chosen[1] >= 2
     assert chosen[2] == 0
 
 
-def test_where_rows_cost_as_much_as_steps_nothing_is_taken() -> None:
+def test_selects_nothing_if_a_token_costs_a_step() -> None:
     assert num_chosen(selector_of(0.0, 1.0)) == [0, 0, 0]
 
 
-def test_in_between_only_what_is_nearly_certain() -> None:
+def test_selects_nearly_certain_drafts_at_medium_cost() -> None:
     assert num_chosen(selector_of(1.0, 0.25)) == [4, 0, 0]
 
 
 @given(st.lists(trees(), min_size=1, max_size=4), st.floats(0.0, 0.5), st.floats(0.0, 2.0))
-def test_the_choice_is_the_best_of_all_numbers_of_nodes(
+def test_selection_has_the_best_goodput_of_all_sizes(
     rows: list[Tree], per_token: float, draft_seconds: float
 ) -> None:
     packed = pack(rows)
@@ -102,7 +102,7 @@ def are_part(some: DraftTrees, rows: list[Tree]) -> bool:
 
 
 @given(st.lists(trees(), min_size=2, max_size=4), st.integers(0, 4))
-def test_branches_are_left_out_where_there_is_no_room(rows: list[Tree], max_branches: int) -> None:
+def test_branches_beyond_the_limit_are_dropped(rows: list[Tree], max_branches: int) -> None:
     packed = pack(rows)
     selector = DraftSelector(np.full(packed.classes.size + 1, 0.5, np.float32), len(rows))
     for num_tokens in (1, 4096):
@@ -133,7 +133,7 @@ def test_probabilities_multiply_along_a_path() -> None:
 
 
 def learn(selector: DraftSelector, tokens: list[int], times: int) -> None:
-    """A chain 1, 2, 3, 4 of class 1, and what came instead."""
+    """A chain 1, 2, 3, 4 of class 1, and the tokens that came instead."""
     tree = chains([ints([1, 2, 3, 4])], [ints([1] * 4)])
     for _ in range(times):
         selector.select(tree, SLOTS[:1], num_other_tokens=1)
@@ -145,7 +145,7 @@ def first_chance(selector: DraftSelector, slot: int = 0) -> float:
     return float(selector.probabilities(tree, ints([slot]))[0])
 
 
-def test_what_is_accepted_becomes_likelier_and_what_is_not_less() -> None:
+def test_acceptance_raises_and_rejection_lowers_probabilities() -> None:
     selector = selector_of()
     learn(selector, [1, 2, 3, 4, 9], 50)
     assert first_chance(selector) > 0.9
@@ -153,13 +153,13 @@ def test_what_is_accepted_becomes_likelier_and_what_is_not_less() -> None:
     assert first_chance(selector) < 0.1
 
 
-def test_drafts_that_were_not_verified_teach_as_well() -> None:
+def test_unverified_drafts_update_the_statistics() -> None:
     selector = selector_of()
     learn(selector, [1], 60)  # one token, the first draft, though nothing was verified
     assert first_chance(selector) > 0.9
 
 
-def test_one_sequence_going_badly_says_more_of_itself_than_of_others() -> None:
+def test_rejections_of_a_sequence_affect_it_more_than_others() -> None:
     selector = selector_of()
     learn(selector, [8], 3)
     assert first_chance(selector, slot=0) < 0.7 * first_chance(selector, slot=1)
@@ -195,7 +195,7 @@ class Learned:
 
 
 @given(st.data())
-def test_what_is_learned_of_trees_is_what_the_rules_say(data: st.DataObject) -> None:
+def test_statistics_follow_the_rules(data: st.DataObject) -> None:
     rows = data.draw(st.lists(trees(), min_size=1, max_size=3))
     packed, slots = pack(rows), ints(range(len(rows)))
     packed = DraftTrees(packed.num_nodes, packed.token_ids, packed.parents, packed.classes % 3)
@@ -229,6 +229,6 @@ def test_what_is_learned_of_trees_is_what_the_rules_say(data: st.DataObject) -> 
     assert found == pytest.approx(expected)
 
 
-def test_other_columns_are_refused() -> None:
+def test_columns_of_other_types_are_rejected() -> None:
     with pytest.raises(ValueError, match="int32 columns"):
         selector_of().select(three_chains(), SLOTS.astype(np.int64), num_other_tokens=3)

@@ -13,12 +13,12 @@ from taco_worker.speculation.drafter import chains
 
 
 def after(path: tuple[int, ...]) -> int:
-    """What the target says after some tokens."""
+    """The target's next token after some tokens."""
     return zlib.crc32(array("i", path).tobytes()) % 3
 
 
 @given(st.lists(trees(), max_size=4))
-def test_what_is_accepted_is_what_decoding_token_by_token_gives(rows: list[Tree]) -> None:
+def test_accepted_tokens_equal_decoding_token_by_token(rows: list[Tree]) -> None:
     chosen = []
     for number, tree in enumerate(rows):
         start = (number,)

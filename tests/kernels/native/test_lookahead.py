@@ -1,4 +1,4 @@
-"""The lookahead cache against its rules, written down plainly in support/lookahead_oracle.py."""
+"""The lookahead cache against a plain implementation in support/lookahead_oracle.py."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def drafts(cache: LookaheadCache, slot: int = 0, max_nodes: int = MAX_TREE) -> l
 
 
 def paths(cache: LookaheadCache, slot: int = 0, max_nodes: int = MAX_TREE) -> set[tuple[int, ...]]:
-    """From the root to each leaf."""
+    """The paths from the root to each leaf."""
     [nodes] = rows_of(cache.draft(ints(slot), ints(max_nodes)))
     to_node: list[tuple[int, ...]] = []
     for token, parent, _ in nodes:
@@ -135,7 +135,7 @@ events = st.lists(st.tuples(st.integers(0, NUM_SLOTS - 1), joins | appends | app
 
 @given(options=all_options(), events=events, max_nodes=st.lists(st.integers(0, 70), min_size=3))
 @settings(max_examples=250, deadline=None)
-def test_drafts_are_those_of_the_rules(
+def test_drafts_equal_those_of_the_oracle(
     options: CacheOptions, events: list[tuple[int, tuple]], max_nodes: list[int]
 ) -> None:
     cache, oracle = make_cache(options), LookaheadOracle(options, PRIORS)
@@ -218,7 +218,7 @@ def test_the_same_secret_gives_the_same_drafts_even_from_a_full_table() -> None:
 # ---------------------------------------------------------------------- memory
 
 
-def test_the_table_takes_what_it_says_and_never_more() -> None:
+def test_the_table_stays_within_its_memory() -> None:
     assert bytes_per_token(2, 7) == 150
     cache = make_cache(replace(DEFAULTS, num_tokens=1000))
     assert cache.table_bytes + cache.max_local_bytes == 150 * 1000
@@ -231,7 +231,7 @@ def test_the_table_takes_what_it_says_and_never_more() -> None:
     assert is_used.mean() > 0.95  # as full as it gets
 
 
-def test_what_came_last_is_known_even_to_a_full_table() -> None:
+def test_a_full_table_keeps_the_latest_tokens() -> None:
     cache = make_cache(replace(DEFAULTS, num_tokens=64, mode=Mode.TURBO, copy_length=1))
     rng = np.random.default_rng(0)
     for _ in range(300):
@@ -241,7 +241,7 @@ def test_what_came_last_is_known_even_to_a_full_table() -> None:
         assert drafts(cache) == [text[11]]
 
 
-def test_a_full_table_forgets_what_was_not_seen_for_long() -> None:
+def test_a_full_table_evicts_the_least_recently_used() -> None:
     cache = make_cache(replace(DEFAULTS, num_tokens=64, mode=Mode.TURBO))
     old, rng = list(range(10, 16)), np.random.default_rng(0)
     cache.learn(ints(6), ints(*old), ())
@@ -270,7 +270,7 @@ def test_indexes_of_sequences_are_freed_when_they_leave() -> None:
 @given(lengths=st.lists(st.integers(0, 700), min_size=3, max_size=3))
 @settings(max_examples=30, deadline=None)
 def test_indexes_of_sequences_stay_within_their_memory(lengths: list[int]) -> None:
-    """A sequence that cannot grow starts anew, and drafts from what came since."""
+    """An index that cannot grow is cleared, and drafts from later tokens."""
     options = replace(DEFAULTS, num_tokens=300, has_table=False)
     cache = make_cache(options)
     for slot, length in enumerate(lengths):
@@ -293,7 +293,7 @@ def test_sequences_learn_from_one_another_by_salt() -> None:
         assert drafts(cache, 1) == expected
 
 
-def test_a_sequence_that_comes_back_is_not_learned_again() -> None:
+def test_a_resumed_sequence_is_not_learned_again() -> None:
     cache = make_cache()
     join(cache, 0, [7, 8, 9], [10, 11, 12])
     join(cache, 1, [7, 8], [9])
@@ -313,7 +313,7 @@ def test_texts_are_learned_without_a_sequence() -> None:
 
 # ---------------------------------------------------------------------- what options do
 
-COMMON = [7, 8, 20, 7, 8, 21, 7, 8, 20, 9, 7, 8]  # 7 8 goes on with 20, 21, 20
+COMMON = [7, 8, 20, 7, 8, 21, 7, 8, 20, 9, 7, 8]  # 7 8 is followed by 20, 21, 20
 
 
 @pytest.mark.parametrize(
@@ -356,7 +356,7 @@ def test_a_sequence_trusts_its_own_tokens_more_by_the_start_weight() -> None:
         assert drafts(cache)[0] == expected
 
 
-def test_without_a_table_sequences_are_alone() -> None:
+def test_without_a_table_sequences_do_not_learn_from_each_other() -> None:
     cache = make_cache(replace(DEFAULTS, has_table=False))
     assert cache.table_bytes == 0
     join(cache, 0, [7, 8, 9, 10])
@@ -366,7 +366,7 @@ def test_without_a_table_sequences_are_alone() -> None:
     assert drafts(cache, 1)[:1] == [30]
 
 
-def test_a_full_cell_gives_up_what_is_rare_then_decays() -> None:
+def test_a_full_cell_evicts_rare_entries_then_decays() -> None:
     """Room for two tokens behind 7 8; 40 is common, 41 not, and 42 comes."""
 
     def follow(change: dict[str, Any], *followers: int) -> set[int]:
@@ -396,7 +396,7 @@ def test_the_candidates_of_a_cell_are_limited_before_the_sequence_adds_its_own()
         assert paths(cache) == expected
 
 
-def test_an_end_of_sequence_that_was_written_ends_what_is_known() -> None:
+def test_an_end_of_sequence_token_clears_the_context() -> None:
     cache = make_cache(replace(DEFAULTS, has_table=False))
     join(cache, 0, [7, 8, 9, EOS, 7, 8])  # one of the prompt's own, between turns
     assert drafts(cache)[:1] == [9]
@@ -404,7 +404,7 @@ def test_an_end_of_sequence_that_was_written_ends_what_is_known() -> None:
     assert drafts(cache) == []
 
 
-def test_a_skipped_prompt_is_learned_by_nobody() -> None:
+def test_a_skipped_prompt_is_not_learned() -> None:
     cache = make_cache()
     join(cache, 0, [7, 8, 9, 7, 8], skips=True)
     join(cache, 1, [7], [8])
@@ -413,14 +413,14 @@ def test_a_skipped_prompt_is_learned_by_nobody() -> None:
     assert drafts(cache, 1)[:3] == [30, 7, 8]
 
 
-def test_rows_share_what_a_step_has_room_for_by_their_hits() -> None:
+def test_rows_share_the_target_parallelism_by_their_hits() -> None:
     options = replace(DEFAULTS, mode=Mode.RAW, target_parallelism=2 + 8)
     cache = make_cache(options)
     for slot in (0, 1):
         join(cache, slot, [7, 8, 9, 10] * 4)
     slots, most = ints(0, 1), ints(20, 20)
     assert cache.draft(slots, most).num_nodes.tolist() == [4, 4]
-    for other in range(50, 56):  # slot 0 goes on as drafted, slot 1 never does
+    for other in range(50, 56):  # slot 0 continues as drafted, slot 1 never does
         right = [token for token, *_ in rows_of(cache.draft(slots, most))[0]]
         cache.append(slots, ints(len(right), 1), ints(*right, other))
         append(cache, 1, [7, 8, 9, 10])
@@ -428,13 +428,13 @@ def test_rows_share_what_a_step_has_room_for_by_their_hits() -> None:
     assert sizes[0] > 4 > sizes[1]
     assert sum(sizes) <= 8
     alone = cache.draft(ints(0), ints(20)).num_nodes.tolist()
-    assert alone == [7]  # within the limit nobody is shortened
+    assert alone == [7]  # within the limit no draft is shortened
 
 
 # ---------------------------------------------------------------------- the C ABI
 
 
-def test_bad_columns_are_refused() -> None:
+def test_bad_columns_are_rejected() -> None:
     cache = make_cache()
     join(cache, 0, [1, 2, 3])
     with pytest.raises(ValueError, match="slots must lie in 0 to 2"):

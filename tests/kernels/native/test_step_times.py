@@ -14,7 +14,7 @@ def estimate(times: DraftSelector, num_tokens: int) -> float:
     return float(times.step_seconds(num_tokens, 1)[0])
 
 
-def test_nothing_is_known_at_first() -> None:
+def test_no_estimate_before_the_first_step() -> None:
     times = fresh()
     assert not times.is_ready
     with pytest.raises(ValueError, match="no step has been measured"):
@@ -44,13 +44,13 @@ def test_between_sizes_times_are_interpolated() -> None:
     assert estimate(times, 4) == pytest.approx(0.013, rel=0.03)
 
 
-def test_a_size_that_has_not_run_is_believed_to_cost_little_more() -> None:
+def test_unmeasured_size_is_assumed_to_cost_little_more() -> None:
     times = fresh()
     times.observe_step(1, 0.010)
     assert 0.010 < estimate(times, 9) < 0.013
 
 
-def test_one_step_that_was_held_up_changes_little() -> None:
+def test_one_slow_step_changes_little() -> None:
     times = fresh()
     for _ in range(20):
         times.observe_step(4, 0.010)
@@ -67,7 +67,7 @@ def test_a_size_that_was_slow_once_is_tried_again_in_time() -> None:
     assert estimate(times, 8) < 0.013
 
 
-def test_prompts_say_nothing_of_decodes() -> None:
+def test_prefill_times_do_not_affect_decode_estimates() -> None:
     times = fresh()
     times.observe_step(1, 0.010)
     for _ in range(1000):

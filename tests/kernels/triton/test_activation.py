@@ -67,6 +67,6 @@ def test_no_tokens_need_no_launch() -> None:
         (torch.ones(8, 2).T, None, r"adjacent numbers.*\(1, 2\)"),
     ],
 )
-def test_what_does_not_fit_is_named(gate_up: Tensor, out: Tensor | None, message: str) -> None:
+def test_error_names_the_mismatch(gate_up: Tensor, out: Tensor | None, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         silu_mul(gate_up, out=out)

@@ -48,7 +48,7 @@ def test_heads(heads: tuple[int, int], head_dim: int) -> None:
     ],
     ids=str,
 )
-def test_what_a_score_goes_through(options: dict) -> None:
+def test_score_options(options: dict) -> None:
     """By one masked loop and by three, over tiles of which many lie before the window."""
     step = Step(Case(MIXED, (2, 1), 64, dtype=torch.float16, **options))
     step.check(many_rows=MANY_ROWS, few_rows=replace(FEW_ROWS, masks_all=False))
@@ -114,7 +114,7 @@ def test_a_tree_of_64_tokens(heads: tuple[int, int]) -> None:
 def test_rows_of_a_graph_that_no_sequence_uses(
     lens: tuple[tuple[int, int], ...], num_splits: int
 ) -> None:
-    """A plan for more than there is; what belongs to nobody stays as it was."""
+    """A plan larger than the batch; rows of no sequence stay unchanged."""
     step = Step(Case(lens, (4, 1), spare_seqs=3, spare_tokens=5))
     tokens, seqs = len(step.query) + 4, step.batch.num_seqs + 2
     step.check(num_splits=num_splits, max_seq_len=1000, num_tokens=tokens, num_seqs=seqs)

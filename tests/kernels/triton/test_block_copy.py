@@ -92,7 +92,7 @@ def test_blocks_within_one_memory() -> None:
         ({"target_ids": torch.tensor([0, 1])}, r"target_ids must be int64 .*\[2\]"),
     ],
 )
-def test_what_does_not_fit_is_named(change: dict[str, Tensor], message: str) -> None:
+def test_error_names_the_mismatch(change: dict[str, Tensor], message: str) -> None:
     arguments: dict[str, Any] = {
         "source": _blocks(2, 32),
         "target": _blocks(2, 32),

@@ -1,4 +1,4 @@
-"""What the kernels without products become on Hopper: wide loads, and registers that suffice."""
+"""Elementwise kernels compiled for Hopper: wide loads, no register spills."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_memory_is_read_and_written_16_bytes_at_a_time(launches: list[Compiled])
         assert launch.count("STG.E.128") > 0, launch
 
 
-def test_a_copy_has_eight_loads_on_their_way(launches: list[Compiled]) -> None:
+def test_a_copy_has_eight_loads_in_flight(launches: list[Compiled]) -> None:
     copy = launches[-1]
     assert copy.kernel == "_copy_blocks_kernel"
     assert copy.count("LDG.E.128") == copy.count("STG.E.128") == 8

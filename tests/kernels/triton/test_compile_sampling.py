@@ -1,4 +1,4 @@
-"""The kernels as a GPU gets them: for vocabularies of today's models, within its registers."""
+"""Sampling kernels compiled for a GPU: they fit into registers with large vocabularies."""
 
 from __future__ import annotations
 
@@ -48,6 +48,6 @@ def test_every_kernel_fits_into_registers(launches: list[Compiled]) -> None:
     assert [launch for launch in launches if launch.spilled_bytes] == []
 
 
-def test_the_survey_reads_sixteen_bytes_at_a_time(launches: list[Compiled]) -> None:
+def test_row_statistics_load_sixteen_bytes_at_a_time(launches: list[Compiled]) -> None:
     surveys = [launch for launch in launches if launch.kernel == "_statistics_kernel"]
     assert all(statistics.count("LDG.E.128") >= 4 for statistics in surveys)

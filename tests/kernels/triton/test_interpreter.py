@@ -1,4 +1,4 @@
-"""What the interpreter must find in a kernel, though it is made faster here."""
+"""The accelerated Triton interpreter still detects errors in kernels."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_an_overflow_is_an_error(number: int) -> None:
         _add_and_multiply[(1,)](numbers, numbers.clone(), numbers.clone(), 2)
 
 
-def test_what_fits_is_none() -> None:
+def test_values_in_range_are_no_overflow() -> None:
     numbers = torch.tensor([-46340, 2**30 // 46340], dtype=torch.int32)
     sums, products = torch.empty_like(numbers), torch.empty_like(numbers)
     _add_and_multiply[(1,)](numbers, sums, products, 2)

@@ -27,7 +27,7 @@ def poisoned_caches(
 
 
 def check(cache: Tensor, rows: Tensor, block_size: int) -> None:
-    """What is stored is where it belongs, and nothing else was written."""
+    """Assert that values are in their slots and nothing else was written."""
     cache, rows = cache.cpu().float(), rows.cpu().float()
     for token, slot in enumerate(SLOTS):
         if slot >= 0:

@@ -47,7 +47,7 @@ def test_equal_logits_are_ranked_by_their_ids() -> None:
     cases.check_logprobs_of_equals(gather, TILE_SIZE + 60)
 
 
-def test_ties_across_more_groups_than_are_looked_at_come_lowest_id_first() -> None:
+def test_ties_across_many_groups_have_the_lowest_id_first() -> None:
     logits = torch.zeros(1, 5000)
     logits[0, 4000], logits[0, 100] = 2.0, -1.0
     ids, _, _ = gather(logits, np.array([4000]), np.array([110], dtype=np.int32))
@@ -69,7 +69,7 @@ def test_a_row_without_a_finite_maximum_has_no_log_probabilities(logit: float) -
     assert ranks.tolist() == [1]
 
 
-def test_wrong_arguments_are_refused() -> None:
+def test_wrong_arguments_are_rejected() -> None:
     logits = torch.zeros(2, 10, device=DEVICE)
     ids = torch.zeros(2, dtype=torch.int64, device=DEVICE)
     with pytest.raises(ValueError, match="float32 rows"):

@@ -141,7 +141,7 @@ def test_no_rows_need_no_launch() -> None:
         ({"out": torch.ones(2, 8).half()}, "out must be torch.float32 .*torch.float16"),
     ],
 )
-def test_what_does_not_fit_is_named(change: dict[str, Tensor], message: str) -> None:
+def test_error_names_the_mismatch(change: dict[str, Tensor], message: str) -> None:
     arguments: dict[str, Any] = {
         "x": torch.ones(2, 8),
         "weight": torch.ones(8),

@@ -1,4 +1,4 @@
-"""Penalties over sequences of tokens, and that the scratch is as clean after as before."""
+"""Penalties over sequences of tokens; the scratch is zero again afterwards."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_programs_that_take_several_sequences_change_the_same() -> None:
     assert torch.equal(logits, expected)
 
 
-def test_sequences_longer_than_a_block_and_tables_with_other_things_in_them() -> None:
+def test_sequences_longer_than_a_block_and_tables_with_other_tokens() -> None:
     rng = np.random.default_rng(5)
     logits = torch.from_numpy(rng.standard_normal((3, 60)).astype(np.float32))
     tokens = torch.full((3, 9000), 2**31 - 1, dtype=torch.int32)  # no token: never to be looked up
@@ -61,7 +61,7 @@ def test_a_sequence_shorter_than_an_ngram_changes_nothing(size: int) -> None:
     cases.check_short_sequence(penalize, size)
 
 
-def test_wrong_arguments_are_refused() -> None:
+def test_wrong_arguments_are_rejected() -> None:
     logits, tokens, _ = cases.make_penalties()
     logits, tokens = logits.to(DEVICE), tokens.to(DEVICE)
     empty = PenaltyColumns(*(torch.zeros(0, device=DEVICE) for _ in PenaltyColumns._fields))

@@ -214,7 +214,7 @@ def test_no_tokens_need_no_launch() -> None:
         ({"kv_slot_mapping": torch.zeros(2)}, r"kv_slot_mapping must be contiguous int64 \[3\]"),
     ],
 )
-def test_what_does_not_fit_is_named(change: dict[str, Tensor], message: str) -> None:
+def test_error_names_the_mismatch(change: dict[str, Tensor], message: str) -> None:
     arguments: dict[str, Any] = {
         "query": torch.ones(3, 2, 8),
         "key": torch.ones(3, 1, 8),

@@ -1,4 +1,4 @@
-"""Choosing tokens: rows that a few groups of tokens settle, and those that read all of the row."""
+"""Token sampling: rows resolved by a few groups of tokens, and rows that are read as a whole."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from taco_kernels.sampling_metadata import SamplingMetadata
 from taco_kernels.triton.row_statistics import GROUP, TILE
 from taco_kernels.triton.sample import DeviceSamplingMetadata, most_likely_tokens, sample_tokens
 
-# A row of so many tokens has more groups than _sample_kernel looks at, and several tiles.
+# A row of this many tokens has more groups than _sample_kernel looks at, and several tiles.
 CANDIDATES = 256 * GROUP.value
 TILE_SIZE = TILE.value
 
 
 def sample(logits: Tensor, metadata: SamplingMetadata) -> Tensor:
-    """Rows have NaN on both sides, which nothing may read as logits."""
+    """Sample with NaN on both sides of each row, which must not be read as logits."""
     around = torch.full((logits.shape[0], logits.shape[1] + 7), torch.nan, device=DEVICE)
     rows = around[:, 3:-4]
     rows.copy_(logits)
@@ -87,7 +87,7 @@ def test_a_cut_among_more_equals_than_can_be_collected(filters: dict[str, float]
 
 
 def test_a_sample_that_misses_the_heavy_tokens_leads_to_the_same_cut() -> None:
-    """The sample's every run begins at a multiple of 20 and has 8 tokens: those get no weight."""
+    """Each run of the sample starts at a multiple of 20 and has 8 tokens: those get no weight."""
     logits = torch.full((1, 512 * 20), -8.0)
     is_sampled = torch.arange(logits.shape[1]) % 20 < 8
     logits[:, ~is_sampled] = torch.linspace(-1.0, 0.0, int((~is_sampled).sum()))
@@ -120,15 +120,13 @@ def test_the_most_likely_token_is_that_of_torch(size: int) -> None:
     cases.check_most_likely(sample, size)
 
 
-def test_each_token_owns_as_many_shares_as_its_weight() -> None:
+def test_tokens_are_sampled_in_proportion_to_their_weight() -> None:
     cases.check_shares_of_tokens(sample)
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0 - 2.0**-52])
 @pytest.mark.parametrize("size", [3, GROUP.value + 9, 3 * TILE_SIZE])
-def test_the_first_and_the_last_share_choose_tokens_that_have_weight(
-    share: float, size: int
-) -> None:
+def test_smallest_and_largest_uniforms_sample_tokens_with_weight(share: float, size: int) -> None:
     cases.check_only_tokens_of_weight(sample, share, size)
 
 
@@ -163,7 +161,7 @@ def test_no_rows_give_no_tokens() -> None:
     assert sample(torch.zeros(0, 10), SamplingMetadata.greedy(0)).tolist() == []
 
 
-def test_wrong_arguments_are_refused() -> None:
+def test_wrong_arguments_are_rejected() -> None:
     logits = torch.zeros(2, 10, device=DEVICE)
     with pytest.raises(ValueError, match="float32 rows"):
         most_likely_tokens(logits.double())

@@ -8,7 +8,7 @@ from taco_worker.sampling.draw import Filters, draw_tokens, inverse_cdf
 
 
 @given(st.data(), st.sampled_from([1, 2, 63, 64, 65, 130]))
-def test_each_token_owns_as_many_shares_as_its_weight(data: st.DataObject, size: int) -> None:
+def test_tokens_are_sampled_in_proportion_to_their_weight(data: st.DataObject, size: int) -> None:
     """With integer weights every sum is exact: share (k + 1/2) / total selects one token."""
     weights = data.draw(st.lists(st.integers(0, 3), min_size=size, max_size=size))
     if not any(weights):
@@ -22,9 +22,7 @@ def test_each_token_owns_as_many_shares_as_its_weight(data: st.DataObject, size:
 
 @pytest.mark.parametrize("share", [0.0, 1.0 - 2.0**-52])
 @pytest.mark.parametrize("size", [3, 64, 200, 1000])
-def test_the_first_and_the_last_share_choose_tokens_that_have_weight(
-    share: float, size: int
-) -> None:
+def test_smallest_and_largest_uniforms_sample_tokens_with_weight(share: float, size: int) -> None:
     weights = torch.zeros(3, size)
     weights[0, 0] = weights[1, size // 2] = weights[2, size - 1] = 1e-30
     chosen = inverse_cdf(weights, torch.full((3,), share, dtype=torch.float64))

@@ -88,7 +88,7 @@ private:
     int64_t kv_stride() const { return case_.num_kv_heads * case_.head_dim; }
     double scale() const { return 1 / std::sqrt(double(case_.head_dim)); }
 
-    // Blocks are dealt out backwards, so that neighbours in a sequence are none in memory.
+    // Blocks are dealt out backwards, so that neighbours in a sequence do not exist in memory.
     void place_blocks() {
         for (const Sequence& sequence : case_.sequences) {
             table_stride_ = std::max(table_stride_, ceil_div(sequence.length(), case_.block_size));

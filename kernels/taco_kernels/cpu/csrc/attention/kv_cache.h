@@ -73,7 +73,7 @@ struct Attention {
     int64_t num_heads;
     float scale;                // factor on query-key products
     int64_t sliding_window;     // tokens that a token sees, itself included; 0 is all
-    float soft_cap;             // scores become cap * tanh(score / cap); 0 is none
+    float soft_cap;             // scores become cap * tanh(score / cap); 0: no cap
     const float* alibi_slopes;  // [num_heads], or null
     const float* queries;       // [num_tokens, query_stride]: head after head
     int64_t query_stride;

@@ -52,7 +52,7 @@ struct ForwardScratch {
     void* operands;        // [a chunk] rows of whatever product runs
     float* scales;         // [a chunk], of int8 operands
     float* queries;        // [num_outputs, query_stride], of the rows that the last layer ends with
-    int32_t* query_start;  // of a batch in which each of these rows is a sequence of its own
+    int32_t* query_start;  // of a batch in which each of these rows is a separate sequence
     int32_t* seq_lens;
     int32_t* block_tables;
     void* attention;  // `attention_bytes`, the attention kernel's own

@@ -22,7 +22,7 @@ using Table = const Kernels& (*)();
 constexpr Table tables[] = {TACO_FOR_EACH_ISA(TABLE_OF)};
 constexpr int32_t num_tables = sizeof tables / sizeof tables[0];
 
-// Not read from the tables: a table is built by code of its own instruction set.
+// Not read from the tables: code of the instruction set itself builds its table.
 #define NAME_OF(isa) #isa,
 constexpr const char* names[] = {TACO_FOR_EACH_ISA(NAME_OF)};
 

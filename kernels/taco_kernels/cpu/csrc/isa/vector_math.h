@@ -1,7 +1,7 @@
 // Vector math: exp, tanh, erf and the activations of sixteen floats at once.
 //
 // The polynomials are our own minimax fits (Lawson's iteration in 50-digit arithmetic, then rounded
-// to float). tests/kernels/cpu/test_math.py checks the error of each function in ulp.
+// to float). tests/kernels/cpu/test_vector_math.py checks the error of each function in ulp.
 #pragma once
 
 #include <limits>

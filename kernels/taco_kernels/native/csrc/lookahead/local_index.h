@@ -42,7 +42,7 @@ struct Orders {
 };
 
 // For each n-gram length: a chain from every n-gram to its previous occurrence, and a hash table of
-// the latest occurrences. Positions are stored plus one; zero is none.
+// the latest occurrences. Positions are stored plus one; zero means empty.
 class LocalIndex {
 public:
     static constexpr int32_t LONGEST_MATCH = 32;  // matches are counted up to this length

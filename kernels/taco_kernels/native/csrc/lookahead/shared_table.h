@@ -22,7 +22,7 @@ struct TableEntry {
 // buckets that starts at the context's hash, in order of insertion. An entry is never cleared, only
 // replaced, so that the first empty one ends a window and learning scans one window at most:
 //
-// - a full cell evicts its least recently used entry below the threshold; if there is none,
+// - a full cell evicts its least recently used entry below the threshold; without such an entry
 //   the weights of the cell decay and its lightest entry is evicted;
 // - a full window evicts its least recently used entry, of whatever context.
 class LookaheadTable {

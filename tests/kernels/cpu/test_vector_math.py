@@ -83,7 +83,7 @@ def test_a_number_does_not_depend_on_its_place(cpu_kernels: CpuKernels, size: in
         assert torch.equal(reversed_whole.flip(0), whole)
 
 
-def test_wrong_arguments_are_refused(cpu_kernels: CpuKernels) -> None:
+def test_wrong_arguments_are_rejected(cpu_kernels: CpuKernels) -> None:
     with pytest.raises(ValueError, match="unknown function 'sin'"):
         apply_function(cpu_kernels, "sin", torch.zeros(3))
     with pytest.raises(ValueError, match="float32"):
