@@ -135,7 +135,7 @@ async def test_clients_that_read_nothing_keep_others_out_for_a_while(
         assert len(await all_of(reader)) > 4_000_000
 
 
-async def test_an_address_that_is_taken_is_one_line() -> None:
+async def test_an_address_in_use_is_an_error_of_one_line() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(ConfigurationError, match=f"cannot listen on {address}"):

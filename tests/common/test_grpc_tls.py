@@ -54,7 +54,7 @@ HANDLERS: dict[str, Any] = {
 
 @asynccontextmanager
 async def serving(tls: TlsConfig) -> AsyncIterator[str]:
-    """The address of a server with two services, of which nobody may call the second."""
+    """The address of a server with two services, of which no role may call the second."""
     server = grpc.aio.server(interceptors=[RoleInterceptor(ALLOWED)])
     for service in ("test", "forgotten"):
         handler = grpc.method_handlers_generic_handler(service, HANDLERS)
@@ -86,7 +86,7 @@ async def call(
         return answer.decode()
 
 
-async def test_who_has_no_good_certificate_is_refused_and_others_notice_nothing(
+async def test_a_caller_without_a_valid_certificate_is_rejected_alone(
     directory: Path, tmp_path: Path
 ) -> None:
     other = make_certificates(tmp_path / "other", Role.WORKER)

@@ -70,7 +70,7 @@ def test_one_token_at_least_is_left_to_compute() -> None:
         assert len(hashes_of(range(length))) == (length - 1) // BLOCK_SIZE
 
 
-def test_a_chain_goes_on_where_another_ended() -> None:
+def test_a_hash_chain_continues_another_one() -> None:
     tokens = array("i", range(12)).tobytes()
     whole = block_hashes(root_hash(KEY, "", ""), tokens, BLOCK_BYTES)
     front = block_hashes(root_hash(KEY, "", ""), tokens[: 2 * BLOCK_BYTES], BLOCK_BYTES)

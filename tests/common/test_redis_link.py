@@ -1,4 +1,4 @@
-"""The link to Redis: trusted while Redis answers in time, and nobody waits when it does not."""
+"""The circuit breaker: Redis is trusted while it answers in time, and no call waits otherwise."""
 
 import asyncio
 import logging
@@ -58,7 +58,7 @@ async def test_commands_go_together_and_a_wrong_one_fails_alone(redis_server: Re
         assert link.counts.num_failures == 0
 
 
-async def test_a_server_that_is_killed_is_not_asked_and_is_found_again(
+async def test_a_killed_server_opens_the_breaker_and_is_found_again(
     redis_server: RedisServer,
 ) -> None:
     async with linked(redis_server.config) as (link, begun):
@@ -73,7 +73,7 @@ async def test_a_server_that_is_killed_is_not_asked_and_is_found_again(
         assert len(begun) == 2
 
 
-async def test_a_server_that_hangs_is_given_up_in_time(redis_server: RedisServer) -> None:
+async def test_a_hanging_server_opens_the_breaker_in_time(redis_server: RedisServer) -> None:
     async with linked(redis_server.config) as (link, _):
         await until(lambda: link.trusted)
         redis_server.pause()
@@ -98,7 +98,7 @@ async def test_a_busy_loop_is_not_held_against_redis(redis_server: RedisServer) 
         assert link.counts.num_failures == 0
 
 
-async def test_a_server_that_is_absent_at_the_start_is_found_later(tmp_path: Path) -> None:
+async def test_a_server_that_starts_later_is_found(tmp_path: Path) -> None:
     server = RedisServer(tmp_path)
     async with linked(server.config) as (link, _):
         assert await link.run(("PING",)) is None
@@ -175,7 +175,7 @@ async def test_tls_is_a_matter_of_the_url(tmp_path: Path, caplog: pytest.LogCapt
 
 
 @pytest.mark.parametrize("option", ["db=many", "no_such_option=1", "socket_timeout=soon"])
-def test_an_option_that_is_none_is_told_without_the_password(option: str) -> None:
+def test_an_unknown_option_is_reported_without_the_password(option: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         RedisLink(RedisConfig(url=f"redis://user:sesame-7@localhost:1/0?{option}"))
     assert "redis://localhost:1/0" in str(caught.value)

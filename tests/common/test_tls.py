@@ -66,7 +66,7 @@ def test_metrics_follow_the_certificate_in_the_file(tmp_path: Path) -> None:
     assert end() > first
     renewed = end()
     (files / "worker.key").write_text("half written")
-    issue(files, Role.WORKER, EXPIRED)  # what is no good is no news
+    issue(files, Role.WORKER, EXPIRED)  # an expired certificate changes nothing
     assert end() == renewed
 
 

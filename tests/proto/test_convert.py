@@ -205,7 +205,7 @@ def test_a_worker_that_knows_no_licenses_needs_none(message: pb.WorkerHello | pb
     assert convert.worker_license_from_pb(message) == NEEDS_NO_LICENSE
 
 
-def test_a_license_state_of_a_later_version_is_none_to_rely_on() -> None:
+def test_an_unknown_license_state_counts_as_missing() -> None:
     message = pb.Heartbeat(license=pb.WorkerLicense(state=7, reason="x" * 1000))  # type: ignore[arg-type]
     cut = "x" * 500 + "…"
     assert convert.worker_license_from_pb(message) == WorkerLicense(LicenseState.MISSING, cut)

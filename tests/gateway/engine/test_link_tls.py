@@ -61,7 +61,7 @@ async def test_the_files_are_read_at_each_dial(
         await assert_serves(client)
 
 
-async def test_nobody_else_is_taken_for_a_scheduler(
+async def test_only_a_certificate_of_the_scheduler_role_is_accepted(
     address: str, directory: Path, client: SchedulerClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "taco.gateway.scheduler")

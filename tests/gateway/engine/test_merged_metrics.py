@@ -17,7 +17,7 @@ def test_a_page_alone_stays_as_it_is() -> None:
     assert merge_metrics({"a:1": PAGE}) == PAGE
 
 
-def test_samples_are_told_apart_and_a_family_stands_together() -> None:
+def test_samples_get_a_label_and_families_are_grouped() -> None:
     page = merge_metrics({"a:1": PAGE, 'unix:/"x"': PAGE.replace(b"3.0", b"4.0")}).decode()
     families = {family.name: family for family in text_string_to_metric_families(page)}
     assert {

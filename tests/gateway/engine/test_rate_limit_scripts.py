@@ -75,7 +75,7 @@ def _without(script: str, text: str, instead: str = "") -> str:
 def test_redis_and_a_scheduler_count_alike(
     server: RedisServer, limit: int, steps: list[tuple[int, int, int]]
 ) -> None:
-    """At each step so much time passes, a request wants so many tokens, and gets so many."""
+    """Each step: milliseconds that pass, prompt tokens and generated tokens of one request."""
     clocked, tenant = Clocked(server), Tenant(name="a", max_tokens_per_minute=limit)
     bucket, now = TokenBucket(), START_MS
     for elapsed, prompt, answer in steps:
@@ -94,7 +94,7 @@ def test_redis_and_a_scheduler_count_alike(
             bucket.refill(limit, now / 1000)
 
 
-def test_the_limit_that_is_told_is_the_first_that_is_reached(server: RedisServer) -> None:
+def test_the_first_limit_that_is_reached_is_reported(server: RedisServer) -> None:
     clocked = Clocked(server)
     tenant = Tenant(
         name="a", max_requests_per_minute=2, max_tokens_per_minute=10, max_concurrent_requests=2

@@ -187,14 +187,14 @@ async def test_a_dead_scheduler_is_forgotten_in_the_end(
         registry.redis.run("PEXPIRE", record_key(registry.addresses[0]), 1)
     assert list(client._links) == registry.addresses[:1]
     monkeypatch.setattr(scheduler_client, "FORGET_SECONDS", 0.0)
-    await until_so(lambda: not client._links, "nobody to dial")
+    await until_so(lambda: not client._links, "no address to dial")
 
 
 @pytest.mark.parametrize("fault", ["kill", "flush", "pause"])
-async def test_nobody_is_lost_with_redis(
+async def test_requests_survive_the_loss_of_redis(
     registry: Registry, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
-    """Streams and new requests go on, and a scheduler that comes afterwards is found."""
+    """Running and new requests continue, and a scheduler that starts later is found."""
     monkeypatch.setattr(scheduler_client, "FORGET_SECONDS", 0.0)
     await registry.start(0, worker := GatedWorker())
     client = await registry.client()
@@ -255,7 +255,7 @@ async def test_a_scheduler_that_does_not_reach_redis_stays_in_use(
         assert not client._absent_since
 
 
-async def test_garbage_is_left_out_with_one_line(
+async def test_invalid_records_are_ignored_with_one_log_line_each(
     registry: Registry, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
@@ -300,7 +300,7 @@ async def test_a_scheduler_with_a_wrong_date_leaves_the_others_in_the_index(
     assert float(redis.run("ZSCORE", INDEX_KEY, registry.addresses[0])) < tomorrow - 3600
 
 
-async def test_an_index_that_is_none_is_left_out_with_one_line(
+async def test_an_invalid_index_is_ignored_with_one_log_line(
     registry: Registry, caplog: pytest.LogCaptureFixture
 ) -> None:
     registry.redis.run("SET", INDEX_KEY, "x")

@@ -38,7 +38,7 @@ class Scheduler:
     def tell(
         self, load: int = 0, num_cached: int = 0, at: float = 0.0, num_workers: int = 1
     ) -> None:
-        """Its record says that so many tokens of PROMPT are cached there."""
+        """Its record says that this number of PROMPT's tokens is cached there."""
         record = SchedulerRecord(
             address="a",
             model="m",

@@ -124,7 +124,7 @@ async def test_a_scheduler_hands_over_to_the_next_at_its_address() -> None:
             draining = asyncio.create_task(old.drain(PATIENCE_SECONDS))
             await asyncio.sleep(0)
             streams = [client.generate(one) for one in later]
-            await until(lambda: has_left(client), "the news that it drains")
+            await until(lambda: has_left(client), "the model info that says it drains")
             info = client.model_info()
             assert info is not None
             assert info.ready, "requests are taken all the while"
@@ -150,7 +150,7 @@ async def has_requests(service: SchedulerService, number: int) -> bool:
     return service.engine.num_requests == number
 
 
-async def test_a_scheduler_that_nobody_succeeds_is_missed_after_a_while(
+async def test_a_handover_without_a_successor_times_out(
     address: str, client: SchedulerClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scheduler_client, "_HANDOVER_S", 0.0)

@@ -56,7 +56,7 @@ async def client(addresses: list[str]) -> AsyncIterator[SchedulerClient]:
 
 
 async def until_usable(client: SchedulerClient, count: int) -> None:
-    """So many schedulers have a stream and a worker."""
+    """Waits until this number of schedulers has a stream and a worker."""
 
     async def is_so() -> bool:
         info = client.model_info()
@@ -106,7 +106,7 @@ async def test_a_common_prefix_meets_at_one_scheduler(
     assert sum(computed) == 4 * 2 * 40
 
 
-async def test_the_requests_of_a_dead_scheduler_go_on_at_the_other(
+async def test_requests_of_a_dead_scheduler_continue_on_another(
     addresses: list[str], client: SchedulerClient
 ) -> None:
     asked = [request([20 + number, 4, 5], seed=number) for number in range(6)]
@@ -260,7 +260,7 @@ async def test_requests_wait_for_the_first_scheduler_that_comes(
         assert await read(stream) == expected_tokens(asked)
 
 
-async def test_a_request_that_ends_while_it_is_nowhere_is_not_sent(
+async def test_a_request_that_ends_while_unassigned_is_not_sent(
     addresses: list[str], client: SchedulerClient
 ) -> None:
     stream, deadline = client.generate(request()), request()

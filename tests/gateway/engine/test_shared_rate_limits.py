@@ -201,7 +201,7 @@ async def test_leases_of_a_gateway_that_died_expire(
     async with gateways(redis_server.config, replay([5])) as (survivor,):
         async with gateways(redis_server.config, holding(Hold())) as (victim,):
             await anext(victim.begin(tenant))
-        # Nobody has said that the request is gone, and nobody renews its lease.
+        # No command released the request's lease, and no gateway renews it.
 
         async def is_free() -> bool:
             try:
@@ -212,7 +212,9 @@ async def test_leases_of_a_gateway_that_died_expire(
         await until(is_free, "room")
 
 
-async def test_who_leaves_before_he_is_let_in_leaves_no_lease(redis_server: RedisServer) -> None:
+async def test_a_request_cancelled_before_admission_leaves_no_lease(
+    redis_server: RedisServer,
+) -> None:
     tenant = Tenant(name="a", max_concurrent_requests=1)
     async with gateways(redis_server.config, replay([5])) as (gateway,):
         asked = [asyncio.ensure_future(anext(gateway.begin(tenant))) for _ in range(3)]
@@ -227,7 +229,7 @@ async def test_who_leaves_before_he_is_let_in_leaves_no_lease(redis_server: Redi
 # ------------------------------------------------------------- the scheduler's
 
 
-async def test_what_redis_let_in_is_not_limited_again(redis_server: RedisServer) -> None:
+async def test_a_request_admitted_by_redis_is_not_limited_again(redis_server: RedisServer) -> None:
     tenant = Tenant(name="a", weight=2.0, max_requests_per_minute=9, max_concurrent_requests=9)
     async with gateways(redis_server.config, replay([5])) as (gateway,):
         await gateway.run(tenant)
@@ -236,7 +238,9 @@ async def test_what_redis_let_in_is_not_limited_again(redis_server: RedisServer)
         limited, anybody, free = gateway.engine.requests
         assert limited.tenant == Tenant(name="a", weight=2.0)
         assert (anybody.tenant, free.tenant) == (ANYBODY, Tenant(name="free"))
-        assert gateway.redis_state.link.counts.num_batches <= 2, "who has no limits asks nobody"
+        assert gateway.redis_state.link.counts.num_batches <= 2, (
+            "a tenant without limits sends no command"
+        )
 
 
 @pytest.mark.parametrize("code", [429, 503])
@@ -268,7 +272,7 @@ async def test_while_redis_is_dead_the_schedulers_limits_hold(redis_server: Redi
         assert await gateway.run(tenant) == 1
         redis_server.kill()
         for _ in range(3):
-            assert await gateway.run(tenant) == 1  # this scheduler refuses nobody
+            assert await gateway.run(tenant) == 1  # this scheduler rejects no request
         assert [r.tenant for r in gateway.engine.requests[1:]] == [tenant] * 3
         assert gateway.redis_state.limits.num_local == 3
         redis_server.start()
@@ -277,7 +281,7 @@ async def test_while_redis_is_dead_the_schedulers_limits_hold(redis_server: Redi
         await gateway.refused(tenant)
 
 
-async def test_nobody_waits_for_redis_that_hangs(redis_server: RedisServer) -> None:
+async def test_no_request_waits_for_a_hanging_redis(redis_server: RedisServer) -> None:
     tenant = Tenant(name="a", max_requests_per_minute=1)
     async with gateways(redis_server.config, replay([5]), patience=0.05) as (gateway,):
         counts = gateway.redis_state.link.counts
@@ -356,7 +360,7 @@ async def test_garbage_in_a_limit_makes_it_a_local_one(
     requests, _, running = limit_keys(tenant)
     async with gateways(redis_server.config, replay([5])) as (gateway,):
         redis_server.run("SET", requests, "many")
-        assert await gateway.run(tenant) == 1, "a number that is none is 0"
+        assert await gateway.run(tenant) == 1, "a value that is no number counts as 0"
         await gateway.refused(tenant)
         redis_server.run("DEL", running)
         redis_server.run("SET", running, "x")

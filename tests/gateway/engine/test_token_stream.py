@@ -157,7 +157,7 @@ async def test_closing_an_ended_request_cancels_nothing(
     assert upstream.cancelled == []
 
 
-async def test_an_error_comes_behind_the_news(table: RequestTable) -> None:
+async def test_an_error_follows_the_unread_updates(table: RequestTable) -> None:
     stream = table.generate(request())
     batch = batch_of((stream.request.handle, 0, [5], RUNNING))
     batch.error_handles.append(stream.request.handle)
@@ -171,7 +171,7 @@ async def test_an_error_comes_behind_the_news(table: RequestTable) -> None:
     assert (raised.value.code, raised.value.retry_after) == (429, 7)
 
 
-async def test_a_reader_that_reads_nothing_is_given_up(
+async def test_a_request_whose_reader_stops_is_cancelled(
     table: RequestTable, upstream: Upstream
 ) -> None:
     stream = table.generate(request())
@@ -205,7 +205,7 @@ async def test_prompt_log_probabilities_come_once_and_in_order(table: RequestTab
     assert update.prompt_logprobs.token_ids.tolist() == [1, 2, 3]
 
 
-async def test_a_cancelled_sequence_is_silent_though_news_of_it_waits(table: RequestTable) -> None:
+async def test_unread_updates_of_a_cancelled_sequence_are_dropped(table: RequestTable) -> None:
     stream = table.generate(request(n=2))
     handle = stream.request.handle
     for index, token_id in ((0, 5), (1, 6), (0, 7), (1, 8)):

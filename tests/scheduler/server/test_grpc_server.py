@@ -369,7 +369,7 @@ async def test_a_worker_of_another_model_is_refused(
     await assert_alive(stub)
 
 
-async def test_a_silent_worker_is_given_up(tmp_path: Path) -> None:
+async def test_a_worker_is_lost_after_the_heartbeat_timeout(tmp_path: Path) -> None:
     async with (
         serving(tmp_path, worker_timeout=0.2) as (service, server),
         dial(server.address) as stub,
@@ -424,7 +424,7 @@ async def test_a_worker_leaves_at_once_when_its_disk_has_all_there_is(tmp_path: 
         assert await status(leaver.call) is grpc.StatusCode.OK
 
 
-async def test_a_worker_that_hangs_with_a_beating_heart_is_given_up(tmp_path: Path) -> None:
+async def test_a_worker_is_lost_after_the_step_timeout(tmp_path: Path) -> None:
     async with (
         serving(tmp_path, step_timeout=0.2) as (service, server),
         dial(server.address) as stub,
@@ -470,7 +470,7 @@ async def wait_for_workers(stub: SchedulerStub, count: int) -> None:
     await until(are_there, f"{count} workers")
 
 
-async def test_a_gateway_that_never_reads_stalls_nobody(
+async def test_a_gateway_that_never_reads_does_not_delay_others(
     stub: SchedulerStub, worker: WorkerPeer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("taco_scheduler.state.output_buffer.MAX_BUFFERED_VALUES", 2_000)

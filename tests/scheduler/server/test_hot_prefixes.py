@@ -136,7 +136,9 @@ def test_the_number_is_bounded_and_the_hottest_stay() -> None:
     assert found(prefixes, [0, 0, 5, 5, 6, 6]) == 0
 
 
-def test_a_round_hashes_so_much_and_the_next_one_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_round_hashes_its_maximum_and_the_next_one_continues(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(hot_prefixes, "MAX_HASHED_BLOCKS", 10)
     cache = make_cache()
     for number in range(8):
@@ -171,7 +173,7 @@ PROMPTS = st.lists(st.lists(st.integers(0, 1), min_size=3, max_size=20), min_siz
 
 
 @given(PROMPTS, st.lists(st.integers(0, 1), min_size=3, max_size=20), st.integers(12, 40))
-def test_nothing_is_told_that_is_not_cached(
+def test_only_cached_prefixes_are_published(
     prompts: list[list[int]], asked: list[int], num_blocks: int
 ) -> None:
     """Through splits, joins and evictions of the tree, with what was hashed before at hand."""

@@ -28,7 +28,7 @@ async def service() -> AsyncIterator[SchedulerService]:
 
 
 async def collect(session: ClientSession, num_ends: int) -> Received:
-    """Takes news until so many sequences have ended."""
+    """Takes outputs until this number of sequences has ended."""
     received = Received()
     async with asyncio.timeout(PATIENCE_SECONDS):
         while len(received.reasons) + len(received.errors) < num_ends:
@@ -78,7 +78,7 @@ async def test_an_executor_that_raises_fails_its_step_only(service: SchedulerSer
     assert received.tokens[1, 0] == generate([4, 5, 6], request.sampling, worker_info(), 1)
 
 
-async def test_idle_work_that_fails_is_given_up_and_steps_go_on(
+async def test_failed_tuning_stops_and_steps_continue(
     service: SchedulerService, caplog: pytest.LogCaptureFixture
 ) -> None:
     failed = threading.Event()
@@ -214,7 +214,7 @@ async def test_stopping_ends_every_session() -> None:
         await waiting
 
 
-async def test_a_client_that_is_hopelessly_behind_is_closed(
+async def test_a_client_that_is_too_far_behind_is_disconnected(
     service: SchedulerService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("taco_scheduler.state.output_buffer.MAX_BUFFERED_VALUES", 50)

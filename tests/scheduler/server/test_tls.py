@@ -1,4 +1,4 @@
-"""A scheduler over mutual TLS: each method is for one role, and nobody else is disturbed."""
+"""A scheduler over mutual TLS: each method is for one role, and other streams continue."""
 
 import contextlib
 from collections.abc import AsyncIterator

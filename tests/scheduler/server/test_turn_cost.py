@@ -51,7 +51,7 @@ async def test_a_message_sets_no_timer(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(timers) == 1
 
 
-async def test_a_peer_that_falls_silent_is_given_up() -> None:
+async def test_a_silent_peer_runs_into_the_heartbeat_timeout() -> None:
     heard: list[int] = []
 
     async def read() -> None:
@@ -68,7 +68,7 @@ async def test_a_peer_that_falls_silent_is_given_up() -> None:
     assert task.cancelling() == 0
 
 
-async def test_a_reader_that_is_cancelled_is_not_called_silent() -> None:
+async def test_a_cancelled_reader_is_no_heartbeat_timeout() -> None:
     async def read() -> None:
         async for _ in until_silent(numbers(1, asyncio.Event()), 60.0):
             pass
