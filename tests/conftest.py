@@ -29,8 +29,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 _COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("ci", max_examples=100, derandomize=True, **_COMMON)  # type: ignore[arg-type]
+settings.register_profile("quick", max_examples=20, derandomize=True, **_COMMON)  # type: ignore[arg-type]
 settings.register_profile("long", max_examples=5000, **_COMMON)  # type: ignore[arg-type]
-settings.load_profile(os.environ.get("TACO_HYPOTHESIS_PROFILE", "ci"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    default = "quick" if config.getoption("quick") else "ci"
+    settings.load_profile(os.environ.get("TACO_HYPOTHESIS_PROFILE", default))
 
 
 # Markers that every test of a folder has; others stand in the modules. See pyproject.toml.

@@ -15,6 +15,7 @@ FLAGS = {
 }
 
 
+@pytest.mark.slow
 def test_the_instruction_sets_of_the_cpu_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(roofline, "READ_BYTES", 1 << 20)
     monkeypatch.setattr(roofline, "LOOP_SECONDS", 1e-4)

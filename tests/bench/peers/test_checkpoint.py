@@ -3,12 +3,15 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
 from bench.peers.checkpoint_size import kv_bytes_per_token, weight_bytes
 from bench.peers.make_checkpoint import SHAPES, make_checkpoint
+
+pytestmark = pytest.mark.slow
 
 
 def test_the_tiny_shape_is_whole(tmp_path: Path) -> None:

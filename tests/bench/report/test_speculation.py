@@ -47,6 +47,7 @@ def test_without_results_the_table_says_so(tmp_path: Path) -> None:
     assert list(speculation_table(tmp_path)) == ["Nothing has been recorded yet."]
 
 
+@pytest.mark.slow
 def test_the_plot_is_the_same_for_the_same_figures(results: Path, tmp_path: Path) -> None:
     paths = [tmp_path / name for name in ("one.svg", "two.svg")]
     for path in paths:

@@ -171,6 +171,7 @@ async def test_an_error_follows_the_unread_updates(table: RequestTable) -> None:
     assert (raised.value.code, raised.value.retry_after) == (429, 7)
 
 
+@pytest.mark.slow
 async def test_a_request_whose_reader_stops_is_cancelled(
     table: RequestTable, upstream: Upstream
 ) -> None:

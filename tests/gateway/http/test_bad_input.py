@@ -355,6 +355,7 @@ async def test_an_unexpected_error_reveals_nothing(
     assert response.headers["x-request-id"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("truncate", [False, True])
 async def test_a_huge_prompt_is_refused_before_it_is_tokenized(
     app: App, monkeypatch: pytest.MonkeyPatch, truncate: bool

@@ -13,6 +13,8 @@ from taco_common.http_protocol import ABORT_EXTENSION
 from taco_gateway.engine.engine_client import SequenceUpdate
 from taco_proto.requests import FinishReason, GenerateRequest
 
+pytestmark = pytest.mark.slow
+
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 MESSAGES = [{"role": "user", "content": "x"}]

@@ -199,6 +199,7 @@ def test_hugging_faces_extras(any_template: ChatPromptEncoder) -> None:
 # ------------------------------------------------------------ templates that misbehave
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "template",
     [

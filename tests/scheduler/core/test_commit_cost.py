@@ -11,6 +11,8 @@ from support.fake_worker import worker_info
 from taco_proto.logprobs import LogprobColumns
 from taco_scheduler.state.token_log import TokenLog
 
+pytestmark = pytest.mark.slow
+
 NUM_SEQUENCES = 64
 
 

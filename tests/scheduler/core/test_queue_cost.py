@@ -20,6 +20,8 @@ from taco_scheduler.core.waiting_queue import WaitingQueue, _TenantQueue
 from taco_scheduler.state.output_buffer import OutputBuffer
 from taco_scheduler.state.sequence import Request, new_request
 
+pytestmark = pytest.mark.slow
+
 Tenants = Callable[[int], Tenant]
 
 

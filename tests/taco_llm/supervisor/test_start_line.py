@@ -11,6 +11,8 @@ from taco_llm.supervisor.start_line import device_label, model_label, start_line
 from taco_worker.models.config import ModelConfig, load_hf_config
 from taco_worker.models.step_model import describe
 
+pytestmark = pytest.mark.slow
+
 URL = "http://localhost:8000/v1"
 
 
