@@ -66,7 +66,11 @@ def test_a_negative_index_is_rejected() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("TACO_LS_ADDR", "ftp://10.0.0.7", "TACO_LS_ADDR must be such as http://10.0.0.7:10080"),
+        (
+            "TACO_LS_ADDR",
+            "ftp://10.0.0.7",
+            "TACO_LS_ADDR must be an address such as http://10.0.0.7:10080",
+        ),
         ("TACO_LICENSE_ID", "two words", "license_id must begin with a letter or digit"),
     ],
 )
