@@ -48,6 +48,7 @@ NUM_CLIENTS = 64
 NUM_LOGPROB_CLIENTS = 16
 NUM_LOGPROBS = 5
 STEPS_IN_TURN = 50
+IDLE_SECONDS = 0.02
 INFO = WorkerInfo(
     name="none",
     model="none",
@@ -232,6 +233,18 @@ def decode_steps(num_steps: int) -> dict[str, dict[str, dict[str, float]]]:
     return {title: case.clock.figures() for title, case in cases.items()}
 
 
+def steps_after_idle(num_steps: int, idle_seconds: float) -> dict[str, dict[str, float]]:
+    """Times the plain decode step after a sleep, as one slow worker leaves the scheduler: what it
+    costs more than a step back to back is the price of cold caches.
+    """
+    decoding = Decoding()
+    gc.freeze()
+    for _ in range(num_steps):
+        time.sleep(idle_seconds)
+        decoding.step()
+    return decoding.clock.figures()
+
+
 def rebalancing(num_rounds: int, num_waiting: int) -> dict[str, dict[str, float]]:
     """Times a plan of an idle worker that takes requests from a worker with a long queue."""
     clock = Clock()
@@ -353,6 +366,7 @@ def main() -> None:
     arguments = parser.parse_args()
     decoding = decode_steps(arguments.steps)
     figures = decoding | {
+        f"{PLAIN}, each after {IDLE_SECONDS * 1e3:g} ms idle": steps_after_idle(200, IDLE_SECONDS),
         f"admission, {CACHED_PROMPT_TOKENS} cached tokens": cached_admission(arguments.steps // 4),
         "rebalancing, 1,000 wait": rebalancing(10, 1_000),
         f"rebalancing, {NUM_WAITING:,} wait": rebalancing(10, NUM_WAITING),
