@@ -114,7 +114,7 @@ def test_invalid_speculation_arguments_are_clear_errors(
 
 def test_a_draft_model_with_another_vocabulary_is_rejected(tmp_path: Path) -> None:
     other = make_checkpoint(tmp_path / "other")
-    with pytest.raises(ConfigurationError, match=r"a vocabulary of 384 tokens, .* one of"):
+    with pytest.raises(ConfigurationError, match=r"a vocabulary of 384 tokens, but .* has"):
         LLM("demo", num_gpu_blocks_override=64, speculative_model=str(other))
 
 

@@ -102,7 +102,7 @@ class AdmissionControl(Generic[RequestT]):
         """The error for a tenant's request that finds the queue full."""
         queue = self.backlogs
         message = (
-            f"{queue.num_requests} requests with {queue.num_tokens} tokens are waiting already"
+            f"the queue is full: {queue.num_requests} requests with {queue.num_tokens} tokens wait"
         )
         wait = self.seconds_to_wait(share)
         return RejectedError(429, message, retry_after=wait, reason=RejectionReason.QUEUE_FULL)

@@ -119,12 +119,12 @@ def check_drafter(drafter: DrafterInfo, worker: WorkerInfo) -> None:
     """Raises: InvalidWorkerError: the worker cannot verify this draft worker's drafts."""
     if not worker.max_draft_tokens:
         raise InvalidWorkerError(
-            f"worker {worker.name} verifies no drafts: start it with --num-speculative-tokens"
+            f"worker {worker.name} does not verify drafts: start it with --num-speculative-tokens"
         )
     if drafter.vocab_size != worker.vocab_size:
         raise InvalidWorkerError(
-            f"the draft model {drafter.model} has a vocabulary of {drafter.vocab_size} tokens, "
-            f"{worker.model} one of {worker.vocab_size}: it cannot draft for it"
+            f"the draft model {drafter.model} has a vocabulary of {drafter.vocab_size} tokens, but "
+            f"{worker.model} has {worker.vocab_size}: use a draft model with the same vocabulary"
         )
 
 
@@ -146,28 +146,44 @@ def check_message(message: GenerateRequest) -> None:
     if sampling.seed is None or sampling.max_tokens is None:
         raise RejectedError(400, "seed and max_tokens must be set")
     if message.deadline is not None and not math.isfinite(message.deadline):
-        raise RejectedError(400, "the deadline must be a finite time")
+        raise RejectedError(400, f"the deadline must be a finite time, got {message.deadline}")
     if not 0 < message.tenant.weight < math.inf:
-        raise RejectedError(400, "the tenant's weight must be above 0")
+        raise RejectedError(
+            400, f"the tenant's weight must be finite and above 0, got {message.tenant.weight:g}"
+        )
     if message.adapter:
-        raise RejectedError(404, f"there is no adapter {message.adapter!r}")
+        raise RejectedError(
+            404, f"adapter {message.adapter!r} does not exist: the server has no adapters"
+        )
     if len(message.cache_salt) > MAX_SALT_CHARS:
         raise RejectedError(400, f"cache_salt may have at most {MAX_SALT_CHARS} characters")
     if len(message.prompt_cache_key) > MAX_SALT_CHARS:
         raise RejectedError(400, f"prompt_cache_key may have at most {MAX_SALT_CHARS} characters")
     if len(message.pins) > MAX_PINS:
-        raise RejectedError(400, f"a request may have at most {MAX_PINS} pins")
+        raise RejectedError(
+            400, f"a request may have at most {MAX_PINS} pins, got {len(message.pins)}"
+        )
     for pin in message.pins:
         if not 0 < pin.num_tokens <= len(message.token_ids) // TOKEN_BYTES:
-            raise RejectedError(400, "a pin must be a beginning of the prompt")
+            num_prompt = len(message.token_ids) // TOKEN_BYTES
+            raise RejectedError(
+                400, f"a pin must cover 1 to {num_prompt} prompt tokens, got {pin.num_tokens}"
+            )
         if not 0 < pin.seconds <= MAX_PIN_SECONDS:
-            raise RejectedError(400, f"a pin may last {MAX_PIN_SECONDS:g} seconds at most")
+            raise RejectedError(
+                400,
+                f"a pin may last at most {MAX_PIN_SECONDS:g} seconds, got {pin.seconds:g}",
+            )
 
 
 def _check_resumption(message: GenerateRequest) -> None:
     num_sequences, finished = message.sampling.num_sequences, set(message.finished_indexes)
     if message.emitted_token_ids and len(message.emitted_token_ids) != num_sequences:
-        raise RejectedError(400, f"emitted_token_ids must have {num_sequences} entries, or none")
+        raise RejectedError(
+            400,
+            f"emitted_token_ids must have 0 or {num_sequences} entries, "
+            f"got {len(message.emitted_token_ids)}",
+        )
     if not all(0 <= index < num_sequences for index in finished):
         raise RejectedError(400, f"finished_indexes must be below {num_sequences}")
     if len(finished) == num_sequences:
@@ -196,9 +212,14 @@ def check_fit(request: ValidatedRequest, info: WorkerInfo) -> None:
     sampling = request.sampling
     for name in ("logprobs", "prompt_logprobs"):
         if (getattr(sampling, name) or 0) > info.max_logprobs:
-            raise RejectedError(400, f"{name} must be at most {info.max_logprobs}")
+            raise RejectedError(
+                400,
+                f"{name} must be at most {info.max_logprobs}, got {getattr(sampling, name)}",
+            )
     if request.max_token_id >= info.vocab_size:
-        raise RejectedError(400, f"token ids must be below {info.vocab_size}")
+        raise RejectedError(
+            400, f"token ids must be below {info.vocab_size}, got {request.max_token_id}"
+        )
     if any(token >= info.vocab_size for token in sampling.logit_bias or ()):
         raise RejectedError(400, f"logit_bias token ids must be below {info.vocab_size}")
     if max(sampling.allowed_token_ids or (0,)) >= info.vocab_size:

@@ -39,7 +39,7 @@ def test_one_tenant_may_fill_the_queue_and_is_then_refused() -> None:
     d = driver(max_waiting_requests=5)
     flood(d, 7)
     assert refused(d) == [5, 6]
-    assert "5 requests with 20 tokens are waiting" in d.got.errors[5][1]
+    assert "the queue is full: 5 requests with 20 tokens wait" in d.got.errors[5][1]
 
 
 def test_tokens_are_bounded_too() -> None:
