@@ -22,7 +22,9 @@ def missing() -> list[Requirement]:
     """Returns the missing packages in the order of pyproject.toml."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    lines = [*project["dependencies"], *extras["worker"]]
+    # Without the admin listener's packages: no service runs there.
+    worker = [line for line in extras["worker"] if Requirement(line).name != project["name"]]
+    lines = [*project["dependencies"], *worker]
     lines += [
         line
         for extra in ("gateway", "gpu", "dev")

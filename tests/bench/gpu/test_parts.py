@@ -204,6 +204,14 @@ def test_missing_packages_come_with_a_download_command() -> None:
     assert line.endswith(f"-d .whl {pinned} 'no-such-package>=2'")
 
 
+def test_a_gpu_run_does_not_ask_for_this_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The extra of workers names the extra of the admin listener."""
+    monkeypatch.setattr(requirements, "_is_installed", lambda _: False)
+    names = [needed.name for needed in requirements.missing()]
+    assert "torch" in names
+    assert "taco-llm" not in names
+
+
 def test_this_environment_has_the_required_packages() -> None:
     assert requirements.missing() == []
 
