@@ -2,7 +2,7 @@
 # Downloads the data sets and the reference model of TACO's documents into the current folder:
 #   bash download.sh                  all of them; the model takes about 13 GB
 #   bash download.sh FILE [FILE...]   only these
-# A file that is complete is left alone; one that is not is continued.
+# Complete files are skipped, and partial downloads are resumed.
 set -euo pipefail
 
 SOURCE_URL=${SOURCE_URL:-https://taco-1251783334.cos.ap-shanghai.myqcloud.com/llm}

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Measures the server of taco_bench_server.sh: bash taco_bench_client.sh taco_llm
-# Arguments behind the engine's name are passed on to `taco_llm bench serve`.
+# Arguments after the engine's name are passed to `taco_llm bench serve`.
 set -euo pipefail
 source "$(dirname "$0")/taco_bench_settings.sh"
 

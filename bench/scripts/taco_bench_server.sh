@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Starts the server that taco_bench_client.sh measures: bash taco_bench_server.sh taco_llm
-# Arguments behind the engine's name are passed on to the server.
+# Arguments after the engine's name are passed to the server.
 set -euo pipefail
 source "$(dirname "$0")/taco_bench_settings.sh"
 
