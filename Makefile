@@ -111,6 +111,7 @@ lint: install
 	find $(CPP_DIRS) -name '*.h' -o -name '*.cpp' | xargs $(BIN)/clang-format --dry-run -Werror
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python tools/check_words.py
 
 # Names and sentences that use words the project has replaced (tools/words.yaml).
 words: install

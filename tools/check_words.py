@@ -94,8 +94,9 @@ def check(path: str, text: str, words: Words) -> list[Finding]:
 
 def _check_names(names: Iterable[tuple[int, str]], words: Words) -> Iterator[Finding]:
     for line, name in names:
-        for part in _CAMEL.findall(name):
-            if instead := words.identifiers.get(part.lower()):
+        snake = f"_{'_'.join(_CAMEL.findall(name))}_".lower()
+        for word, instead in words.identifiers.items():
+            if f"_{word}_" in snake:
                 yield Finding(line, name, instead)
 
 

@@ -14,6 +14,7 @@ words = Words.load(WORDS)
     [
         "lobby = 1\n",
         "class QueueLobby: ...\n",
+        "class HasPaid: ...\n",
         "def settle(has_tenure: bool) -> None: ...\n",
         "request._outbox = None\n",
         "from taco_scheduler.reception import Queue\n",

@@ -264,7 +264,7 @@ def test_requests_at_a_time() -> None:
     assert answer(d, 4, tenant) is None
 
 
-def test_a_resumed_request_has_paid() -> None:
+def test_a_resumed_request_is_not_charged_again() -> None:
     d = driver(max_waiting_requests=1)
     tenant = Tenant(name="a", max_requests_per_minute=1, max_tokens_per_minute=8)
     assert answer(d, 1, tenant) is None
