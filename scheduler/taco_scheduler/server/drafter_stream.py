@@ -1,5 +1,6 @@
 """The AttachDrafter stream of one draft worker: drafts in, requests for drafts out."""
 
+import logging
 from collections.abc import AsyncIterator
 
 import grpc
@@ -21,6 +22,8 @@ from taco_scheduler.server.stream_protocol import (
     run_stream,
     until_silent,
 )
+
+logger = logging.getLogger("taco.scheduler")
 
 
 async def serve_drafter(
@@ -54,13 +57,23 @@ async def _read_replies(
     async for message in until_silent(messages, service.config.worker_timeout):
         match message.WhichOneof("body"):
             case "reply":
-                service.calls.post(service.on_drafts, link, _draft_reply(message.reply))
+                service.calls.post(_deliver, service, link, _draft_reply(message.reply))
             case "heartbeat":
                 pass
             case other:
                 raise StreamError(
                     grpc.StatusCode.INVALID_ARGUMENT, f"unexpected message: {other or 'empty'}"
                 )
+
+
+def _deliver(service: SchedulerService, link: RemoteDrafterLink, reply: DraftReply) -> None:
+    """Runs on the engine's thread; a reply that fails ends the draft worker's stream."""
+    try:
+        service.on_drafts(link, reply)
+    except Exception as error:
+        logger.exception("a reply of draft worker %s failed", link.info.name)
+        link.close(str(error) or repr(error))
+        service.on_drafter_lost(link, str(error))
 
 
 def _draft_reply(message: pb.DraftReply) -> DraftReply:

@@ -4,6 +4,7 @@ It runs on the thread that serves gRPC; calls to the session are posted to the e
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator
 
@@ -14,7 +15,7 @@ from taco_proto import scheduler_pb2 as pb
 from taco_proto.convert import model_info_to_pb, submit_from_pb
 from taco_proto.errors import InvalidParameterError
 from taco_proto.log_text import MAX_NAME_CHARS, one_line
-from taco_proto.requests import ModelInfo
+from taco_proto.requests import GenerateRequest, ModelInfo
 from taco_scheduler.server.client_session import ClientSession, SessionClosedError
 from taco_scheduler.server.loop_calls import LoopCalls
 from taco_scheduler.server.service import SchedulerService
@@ -26,6 +27,8 @@ from taco_scheduler.server.stream_protocol import (
     first,
     run_stream,
 )
+
+logger = logging.getLogger("taco.scheduler")
 
 
 async def serve_gateway(
@@ -84,7 +87,16 @@ def _submit(session: ClientSession, calls: LoopCalls, message: pb.Submit) -> Non
     except ValueError:
         calls.post(session.reject, message.handle, 400, "sampling columns differ in length")
     else:
-        calls.post(session.submit, request)
+        calls.post(_submit_or_fail, session, request)
+
+
+def _submit_or_fail(session: ClientSession, request: GenerateRequest) -> None:
+    """Runs on the engine's thread; a bug in admission must not leave the client waiting."""
+    try:
+        session.submit(request)
+    except Exception:
+        logger.exception("request %s failed in admission", request.request_id)
+        session.reject(request.handle, 500, "the scheduler failed to admit the request")
 
 
 def _cancel(session: ClientSession, calls: LoopCalls, message: pb.Cancel) -> None:

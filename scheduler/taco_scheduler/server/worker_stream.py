@@ -6,7 +6,8 @@ are posted to the engine's thread.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+import logging
+from collections.abc import AsyncIterator, Callable
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -30,6 +31,8 @@ from taco_scheduler.server.stream_protocol import (
 )
 from taco_scheduler.server.worker_links import RemoteWorkerLink
 from taco_scheduler.state.in_flight import StaleOutputError
+
+logger = logging.getLogger("taco.scheduler")
 
 # After a worker half-closes its stream: seconds until gRPC reports whether the worker died.
 GOODBYE_SECONDS = 0.1
@@ -63,28 +66,44 @@ async def serve_worker(
 async def _read_outputs(
     service: SchedulerService, link: RemoteWorkerLink, messages: AsyncIterator[pb.WorkerMessage]
 ) -> None:
-    post = service.calls.post
+    def post(function: Callable[..., None], *arguments: object) -> None:
+        service.calls.post(_call, service, link, function, arguments)
+
     async for message in until_silent(messages, service.config.worker_timeout):
         match message.WhichOneof("body"):
             case "output":
-                post(service.on_step_output, link, _step_output(message.output))
+                post(service.on_step_output, _step_output(message.output))
             case "heartbeat":
-                license_ = worker_license_from_pb(message.heartbeat)
-                post(service.on_license_change, link, license_)
+                post(service.on_license_change, worker_license_from_pb(message.heartbeat))
             case "store_report":
-                post(service.on_store_report, link, _store_report(message.store_report))
+                post(service.on_store_report, _store_report(message.store_report))
             case "announced":
                 step = message.announced
-                post(service.on_step_announced, link, step.epoch, step.step_id)
-                post(link.send_go_ahead)
+                post(service.on_step_announced, step.epoch, step.step_id)
+                post(RemoteWorkerLink.send_go_ahead)
             case "leaving":
-                post(service.drain_worker, link)
+                post(service.drain_worker)
             case other:
                 raise StreamError(
                     grpc.StatusCode.INVALID_ARGUMENT, f"unexpected message: {other or 'empty'}"
                 )
     # A dead worker looks like one that left, until gRPC cancels its call.
     await asyncio.sleep(GOODBYE_SECONDS)
+
+
+def _call(
+    service: SchedulerService,
+    link: RemoteWorkerLink,
+    function: Callable[..., None],
+    arguments: tuple[object, ...],
+) -> None:
+    """Runs a posted call for a worker; a call that fails ends the worker's stream."""
+    try:
+        function(link, *arguments)
+    except Exception as error:
+        logger.exception("a message of worker %s failed", link.info.name)
+        link.close(error)
+        service.on_worker_lost(link, str(error))
 
 
 def _step_output(message: pb.StepOutput) -> StepOutput:

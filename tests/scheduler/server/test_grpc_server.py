@@ -27,6 +27,7 @@ from taco_proto.errors import ConfigurationError
 from taco_proto.licenses import LICENSE_INVALID, LICENSE_MESSAGE, LicenseState, WorkerLicense
 from taco_proto.requests import FinishReason
 from taco_proto.scheduler_pb2_grpc import SchedulerStub
+from taco_scheduler.core.engine import Engine
 from taco_scheduler.server.grpc_server import SchedulerServer
 from taco_scheduler.server.service import SchedulerService
 
@@ -385,6 +386,35 @@ async def test_a_worker_is_lost_after_the_heartbeat_timeout(tmp_path: Path) -> N
             return (service.num_workers, service.engine.num_waiting) == (0, 1)
 
         await until(waits, "a request that waits for another worker")
+
+
+async def test_a_request_whose_admission_fails_gets_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    async with serving(tmp_path) as (_, server), dial(server.address) as stub:
+        peer = await gateway(stub)
+        monkeypatch.setattr(Engine, "submit", fail)
+        await peer.submit(make_request(1, [3, 4, 5]))
+        received = await peer.read_ends(1)
+    assert received.errors == {1: (500, "the scheduler failed to admit the request")}
+
+
+async def test_a_message_that_the_engine_cannot_take_ends_the_workers_stream(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    async with serving(tmp_path) as (service, server), dial(server.address) as stub:
+        monkeypatch.setattr(Engine, "take_store_report", fail)
+        peer = WorkerPeer(stub, FakeWorker())
+        await peer.hello()
+        await peer.call.write(pb.WorkerMessage(store_report=pb.StoreReport(is_complete=True)))
+        assert await status(peer.call) is grpc.StatusCode.INVALID_ARGUMENT
+        assert service.num_workers == 0
 
 
 async def test_a_worker_that_leaves_goes_when_its_requests_have_ended(
