@@ -13,8 +13,11 @@ from taco_kernels import build
 
 
 class BuildWithKernels(build_py):
-    """Puts the library beside the package. Without a compiler the wheel goes without: then torch
-    computes. An editable install leaves it to `make kernels`."""
+    """Compiles the C++ library into the wheel.
+
+    Without a compiler the wheel lacks it, and torch computes. For an editable install
+    `make kernels` builds the library.
+    """
 
     def run(self) -> None:
         super().run()
@@ -27,11 +30,11 @@ class BuildWithKernels(build_py):
             self.warn(f"the wheel lacks the CPU kernels: {error}")
             return
         for name, message in made.skipped_sets.items():
-            self.warn(f"left out instruction set {name}: {message}")
+            self.warn(f"skipped instruction set {name}: {message}")
 
 
 class PlatformWheel(bdist_wheel):
-    """The library speaks to no Python: any version of it, on this platform."""
+    """Tags the wheel for any Python on this platform: the library has a plain C ABI."""
 
     def get_tag(self) -> tuple[str, str, str]:
         return "py3", "none", super().get_tag()[2]

@@ -320,7 +320,7 @@ def main() -> int:
         print(f"The CPU kernels could not be built: {error}", file=sys.stderr)
         return 1
     for name, message in result.skipped_sets.items():
-        print(f"warning: left out instruction set {name}:\n{message}", file=sys.stderr)
+        print(f"warning: skipped instruction set {name}:\n{message}", file=sys.stderr)
     return 0
 
 
