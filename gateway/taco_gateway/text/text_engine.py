@@ -103,14 +103,8 @@ class TextEngine:
             for name, value in self.model_info().default_sampling.items()
             if name in _NUMBER_FIELDS
         }
-        return SamplingParams(
-            **defaults
-            | {
-                name: value
-                for name, value in given.items()
-                if value is not None or name == "max_tokens"
-            }
-        )
+        chosen = {n: value for n, value in given.items() if value is not None or n == "max_tokens"}
+        return SamplingParams(**defaults | chosen)
 
     async def encode(
         self, text: str, *, add_special_tokens: bool = True, must_fit: bool = False
@@ -270,10 +264,9 @@ class TextEngine:
         check_prompt(prompt_token_ids, info, is_checked=is_checked)
         check_sampling(params, info)
         check_priority(request.priority)
-        if params.stop and self.tokenizer is None:
-            raise InvalidParameterError(f"stop: {_NO_TOKENIZER}", "stop")
-        if params.bad_words and self.tokenizer is None:
-            raise InvalidParameterError(f"bad_words: {_NO_TOKENIZER}", "bad_words")
+        for name in ("stop", "bad_words"):
+            if getattr(params, name) and self.tokenizer is None:
+                raise InvalidParameterError(f"{name}: {_NO_TOKENIZER}", name)
         for text in params.bad_words or ():
             check_text(text, "bad_words")
         max_tokens = resolve_max_tokens(
