@@ -120,5 +120,5 @@ def test_trees_are_masked_up_to_64_tokens(checkpoint: Path) -> None:
         torch.testing.assert_close(hidden[:63], alone.path_hidden(TOKENS[:63]), **CLOSE)
         expected = alone.path_hidden([TOKENS[0], TOKENS[63]])
         torch.testing.assert_close(hidden[63], expected[1], **CLOSE)
-        with pytest.raises(ValueError, match="has 65 tokens in a step, and 64 at most"):
+        with pytest.raises(ValueError, match="has 65 tokens in a step, and 64 is the maximum"):
             runner.step({"b": Tree(TOKENS[:65], [*range(-1, 63), 0])})
