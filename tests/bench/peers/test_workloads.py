@@ -25,6 +25,7 @@ def test_named_workloads_never_change(name: str) -> None:
     assert hashlib.sha256(json.dumps(requests).encode()).hexdigest()[:16] == DIGESTS[name]
 
 
+@pytest.mark.slow
 @given(
     count=st.integers(1, 8),
     shared=st.integers(0, 20),

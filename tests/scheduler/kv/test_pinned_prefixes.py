@@ -175,6 +175,7 @@ def test_an_invalid_pin_is_rejected(pins: tuple[PrefixPin, ...]) -> None:
     assert d.got.errors[0][0] == 400
 
 
+@pytest.mark.slow
 def test_one_prompt_may_evict_all_pinned_prefixes() -> None:
     num_pins = 1100
     info = worker_info(num_blocks=4 * num_pins, max_model_len=5 * 4 * num_pins)
