@@ -53,13 +53,17 @@ def test_links_lead_to_files(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=str)
 def test_named_paths_exist(page: Path) -> None:
-    """A path in backticks that begins with one of the folders, unless "(new)" follows it."""
+    """A path in backticks that begins with a folder's name, unless "(new)" follows it.
+
+    It starts at the root or at the page's folder.
+    """
     missing = []
     for name in _PATH.findall(_FENCE.sub("", (ROOT / page).read_text())):
         folder = name.partition("/")[0]
         if folder not in TOP_FOLDERS or name.startswith(MADE_BY_A_RUN):
             continue
-        if not any(found(pattern) for pattern in alternatives(name.rstrip("/"))):
+        paths = [name.rstrip("/"), str(page.parent / name.rstrip("/"))]
+        if not any(found(pattern) for path in paths for pattern in alternatives(path)):
             missing.append(name)
     assert missing == []
 
