@@ -98,7 +98,7 @@ def test_typical_acceptance_keeps_greedy_text(plain: list[tuple[str, Any]]) -> N
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"cpu_draft_worker": True}, "cpu_draft_worker needs a speculative_model"),
+        ({"cpu_draft_worker": True}, "cpu_draft_worker needs speculative_model"),
         ({"speculative_model": "[ngram]"}, "needs ngram_prompt_lookup_max"),
         ({"speculative_model": "/no/such/model"}, "does not exist"),
         ({"num_speculative_tokens": 99}, "at most 32"),

@@ -12,7 +12,7 @@ from typing import Any
 from taco_gateway.engine.engine_client import EngineClient, EngineError, not_licensed
 from taco_gateway.text.bad_words import tokenize_bad_words
 from taco_gateway.text.chat_template.cache_breakpoints import Breakpoint, drop_covered
-from taco_gateway.text.chat_template.chat_prompt import ChatPromptEncoder
+from taco_gateway.text.chat_template.prompt_rendering import ChatPromptEncoder
 from taco_gateway.text.output.output_processor import (
     OutputProcessor,
     PromptLogprobCollector,

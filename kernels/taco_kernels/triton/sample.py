@@ -1,6 +1,6 @@
 """Samples one token per row: the most likely one, or a random one after filters, without a sort.
 
-Reference: `taco_worker.sampling.draw`. The launches:
+Reference: `taco_worker.sampling.top_k_top_p`. The launches:
 
 1. `row_statistics` reads every logit once. For greedy rows, or sampling without filters, that is
 the
@@ -42,7 +42,7 @@ from taco_kernels.triton.row_statistics import (
     tile_tokens,
 )
 from taco_kernels.triton.sample_wide import UNRESOLVED, sample_wide
-from taco_kernels.triton.threshold import (
+from taco_kernels.triton.top_k_top_p_threshold import (
     find_share,
     greatest_cut,
     least_cut,

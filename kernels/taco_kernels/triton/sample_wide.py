@@ -29,7 +29,12 @@ from taco_kernels.triton.row_statistics import (
     row_weights,
     sharpness_of,
 )
-from taco_kernels.triton.threshold import find_share, greatest_cut, nucleus_weight, share_of
+from taco_kernels.triton.top_k_top_p_threshold import (
+    find_share,
+    greatest_cut,
+    nucleus_weight,
+    share_of,
+)
 
 # Token id of a row that is left to this kernel; differs from NO_TOKEN.
 UNRESOLVED = tl.constexpr(-2)

@@ -1,6 +1,6 @@
 """Builds the plan message of a step for the worker, and advances the batch's token counts.
 
-`policy` decides which rows the step has.
+`scheduling_policy` decides which rows the step has.
 """
 
 import numpy as np

@@ -10,11 +10,11 @@ from taco_scheduler.admission.validation import length_limit
 from taco_scheduler.core.disk_prefetch import DiskPrefetch
 from taco_scheduler.core.output_processing import OutputCommitter
 from taco_scheduler.core.plan_message import make_plan
-from taco_scheduler.core.policy import Policy
 from taco_scheduler.core.preemption import Preemption
 from taco_scheduler.core.prompt_delay import PromptDelay
 from taco_scheduler.core.prompt_progress import PromptProgress
 from taco_scheduler.core.request_registry import RequestRegistry
+from taco_scheduler.core.scheduling_policy import Policy
 from taco_scheduler.core.step_rows import StepRows
 from taco_scheduler.core.stop import StopChecker
 from taco_scheduler.core.waiting_queue import WaitingQueue

@@ -13,7 +13,7 @@ from taco_gateway.text.chat_template.cache_breakpoints import (
     common_prefix_length,
     drop_covered,
 )
-from taco_gateway.text.chat_template.chat_prompt import ChatPromptEncoder
+from taco_gateway.text.chat_template.prompt_rendering import ChatPromptEncoder
 from taco_gateway.text.tokenizer.tokenizer import FastTokenizer, TokenizerSettings
 
 CHATML = (

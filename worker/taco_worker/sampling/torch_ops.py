@@ -5,7 +5,6 @@ import torch
 from torch import Tensor
 
 from taco_kernels.sampling_metadata import NO_TOKEN
-from taco_worker.sampling.draw import Filters, RowValues, draw_tokens
 from taco_worker.sampling.ops import Penalties, SamplingMetadata
 from taco_worker.sampling.penalties import (
     apply_count_penalties,
@@ -13,6 +12,7 @@ from taco_worker.sampling.penalties import (
     ban_repeated_ngrams,
 )
 from taco_worker.sampling.slot_params import Array
+from taco_worker.sampling.top_k_top_p import Filters, RowValues, draw_tokens
 
 
 class TorchSampling:

@@ -17,12 +17,12 @@ from taco_gateway.text.chat_template.cache_breakpoints import (
     common_prefix_length,
     with_other_text_after,
 )
-from taco_gateway.text.chat_template.chat_template import (
+from taco_gateway.text.chat_template.template_pool import TemplatePool
+from taco_gateway.text.chat_template.template_source import (
     PLAIN_TEMPLATE,
     ChatTemplate,
     read_chat_template,
 )
-from taco_gateway.text.chat_template.template_pool import TemplatePool
 from taco_gateway.text.request_checks import check_prompt_length, check_text
 from taco_gateway.text.tokenizer.tokenizer import Tokenizer
 from taco_proto.errors import ConfigurationError, InvalidParameterError

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.tiny_tokenizers import byte_fallback_bpe, byte_level_bpe, unigram, word_piece
-from taco_gateway.text.chat_template.chat_prompt import ChatPromptEncoder
-from taco_gateway.text.chat_template.chat_template import read_chat_template
+from taco_gateway.text.chat_template.prompt_rendering import ChatPromptEncoder
+from taco_gateway.text.chat_template.template_source import read_chat_template
 from taco_gateway.text.tokenizer.tokenizer import FastTokenizer, TokenizerSettings
 from taco_proto.errors import ConfigurationError, InvalidParameterError
 

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taco_worker.sampling.draw import Filters, draw_tokens, inverse_cdf
+from taco_worker.sampling.top_k_top_p import Filters, draw_tokens, inverse_cdf
 
 
 @given(st.data(), st.sampled_from([1, 2, 63, 64, 65, 130]))
