@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.packed_trees import Tree, pack, path_of, trees
-from taco_kernels.native.draft_trees import DraftTrees, accept, are_trees
+from taco_kernels.native.draft_trees import DraftTrees, are_trees
+from taco_kernels.native.draft_verification import accept
 from taco_worker.speculation.drafter import chains
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from taco_kernels.native.draft_trees import accept
+from taco_kernels.native.draft_verification import accept
 from taco_proto.steps import IntArray, StepPlan
 from taco_worker.batch.input_batch import InputBatch, StepRows
 from taco_worker.batch.prompt_logprobs import PromptLogprobRows, find_prompt_logprob_rows
